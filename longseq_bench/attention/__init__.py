@@ -1,0 +1,1 @@
+"""Attention implementations, one a file; see base.py for the contract."""

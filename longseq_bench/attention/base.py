@@ -1,0 +1,82 @@
+"""The contract of an implementation: what it is built from, what it does, what it states.
+
+An implementation is a class, one a file, registered by name. Its options are its keyword-only
+parameters; annotate them `Annotated[type, "help"]`. Other packages add theirs through the
+entry-point group `longseq_bench.implementations`, the entry's name being the implementation's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from longseq_bench.comm.group import Group
+from longseq_bench.cost import Cost, dense_cost
+from longseq_bench.model import Workload
+from longseq_bench.registry import Registry
+
+Positions = NDArray[np.int64]
+Counts = NDArray[np.int_] | NDArray[np.bool_]
+
+
+class Attention(ABC):
+    """One way to compute attention for one workload on one rank of a group.
+
+    Letters: B batch, Hq heads, Hk kv_heads, N this rank's tokens, D head_dim.
+    """
+
+    summary: ClassVar[str]
+
+    def __init__(self, workload: Workload, group: Group) -> None:
+        """Raises UnsupportedError, before anything runs, for what it can't do."""
+        self.workload, self.group = workload, group
+
+    @classmethod
+    def unavailable(cls, device: str) -> str | None:
+        """Why it can't run on this kind of device here; None where it can."""
+        return None
+
+    def plan(self, device: str) -> None:  # noqa: B027  (most have nothing to plan)
+        """Layouts, index tables, compilation: what is done once and timed apart."""
+
+    @abstractmethod
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (B, Hq, N, D); k, v (B, Hk, N, D) -> out (B, Hq, N, D), differentiable in train."""
+
+    @abstractmethod
+    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
+        """How often a query sees a key, (queries, keys); 0: not at all.
+
+        Positions are global tokens. Every reference is built from this.
+        """
+
+    def cost(self) -> Cost:
+        """FLOPs, floor bytes and bytes sent, by formula."""
+        return dense_cost(self.workload)
+
+    def measures(self) -> dict[str, float]:
+        """Shares that the pattern has: density_asked, density_achieved, uncovered."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """Words about how it runs: kernel, backend, what a fall-back would hide."""
+        return {}
+
+
+class ExactAttention(Attention):
+    """Every query sees every key, or, causal, those at or before it."""
+
+    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
+        if self.workload.causal:
+            return k_positions[None, :] <= q_positions[:, None]
+        return np.ones((len(q_positions), len(k_positions)), dtype=np.bool_)
+
+
+IMPLEMENTATIONS: Registry[type[Attention]] = Registry(
+    "implementation", "longseq_bench.attention", "longseq_bench.implementations"
+)
+implementation = IMPLEMENTATIONS.register

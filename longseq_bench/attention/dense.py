@@ -1,0 +1,30 @@
+"""Standard attention: the whole score matrix, the O(n²) baseline of the reports."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import ExactAttention, implementation
+
+
+@implementation("dense")
+class Dense(ExactAttention):
+    """softmax(q kᵀ / √D) v with the scores (B, Hq, N, N) materialised."""
+
+    summary = "scores materialised, O(n²) memory: what reports call standard attention"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, Hq, N, D = q.shape
+        Hk = k.shape[1]
+        # query heads that share a key head stand side by side, so k and v need no repeated copy
+        q_grouped = q.reshape(B, Hk, Hq // Hk * N, D)
+        scores = (q_grouped @ k.transpose(-1, -2)).reshape(B, Hk, Hq // Hk, N, N)
+        scores = scores.mul_(1 / math.sqrt(D)) if not scores.requires_grad else scores / D**0.5
+        if self.workload.causal:
+            later = torch.ones(N, N, dtype=torch.bool, device=q.device).triu_(1)
+            scores = scores.masked_fill(later, -math.inf)
+        shares = torch.softmax(scores, -1)
+        return (shares.reshape(B, Hk, Hq // Hk * N, N) @ v).reshape(B, Hq, N, D)

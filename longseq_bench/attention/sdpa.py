@@ -1,0 +1,65 @@
+"""torch's own fused attention, the fast exact baseline."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from longseq_bench.attention.base import ExactAttention, implementation
+from longseq_bench.comm.group import Group
+from longseq_bench.model import Workload
+
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@implementation("sdpa")
+class Sdpa(ExactAttention):
+    """torch.nn.functional.scaled_dot_product_attention."""
+
+    summary = "torch's fused attention; the backend that ran is recorded"
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        backend: Annotated[
+            Literal["auto", "flash", "efficient", "cudnn", "math"], "auto: torch chooses"
+        ] = "auto",
+    ) -> None:
+        super().__init__(workload, group)
+        self.backend = backend
+        self._ran: str = backend
+
+    def plan(self, device: str) -> None:
+        w = self.workload
+        dtype = getattr(torch, w.dtype)
+        like = torch.empty(1, w.heads, 64, w.head_dim, dtype=dtype, device=device)
+        keys = torch.empty(1, w.kv_heads, 64, w.head_dim, dtype=dtype, device=device)
+        like.requires_grad_(w.train)
+        choice = torch._fused_sdp_choice(like, keys, keys, is_causal=w.causal, enable_gqa=True)
+        names = {b.value: name for name, b in _BACKENDS.items()}
+        if self.backend == "auto":
+            self._ran = names.get(choice, "unknown")
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        chosen: AbstractContextManager[Any] = (
+            nullcontext() if self.backend == "auto" else sdpa_kernel(_BACKENDS[self.backend])
+        )
+        with chosen:
+            return scaled_dot_product_attention(
+                q, k, v, is_causal=self.workload.causal, enable_gqa=q.shape[1] != k.shape[1]
+            )
+
+    def facts(self) -> dict[str, Any]:
+        return {"backend": self._ran}

@@ -1,0 +1,122 @@
+"""Tiles of segments and dilation, along the sequence or along a walk through it.
+
+Within a segment of length w, the tokens at offset o modulo r see each other: a set of tokens. Along
+the sequence such a set is a range, so its queries and keys are strided views. Along a walk it is a
+list of positions; sorted by original position, its causal part is again a lower triangle, because
+a softmax does not mind the order of its keys. No mask is ever needed.
+
+Sets of a segment are sorted once and used by all row tiles of a super-segment, the shortest run of
+the walk that whole segments of every pair divide.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from longseq_bench.kernels.tiles import Index, Piece, RowBlock
+
+Tokens = range | NDArray[np.int32]
+"""Original positions, ascending."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One (segment, rate) with the heads that use it."""
+
+    segment: int
+    rate: int
+    heads: range
+
+    def offsets(self, heads: range) -> Iterator[tuple[int, slice]]:
+        """Each offset with those of `heads` that have it: head h sits at h mod rate."""
+        for offset in range(self.rate):
+            first = heads.start + (offset - heads.start) % self.rate
+            if first < heads.stop:
+                yield offset, slice(first, heads.stop, self.rate)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The order in which segments are cut: the sequence itself, or a permutation of it."""
+
+    seq_len: int
+    order: NDArray[np.int32] | None = None
+
+    def tokens(self, start: int, stop: int, step: int = 1) -> Tokens:
+        """Original positions of some steps of the walk, ascending."""
+        if self.order is None:
+            return range(start, stop, step)
+        return np.sort(self.order[start:stop:step])
+
+
+def segment_tiles(
+    walk: Walk, pairs: tuple[Pair, ...], heads: slice, causal: bool, tile: int
+) -> Iterator[RowBlock]:
+    """Row blocks of at most `tile` tokens for a run of query heads."""
+    size = super_segment(walk.seq_len, pairs)
+    own = [
+        (p, range(max(p.heads.start, heads.start), min(p.heads.stop, heads.stop))) for p in pairs
+    ]
+    for start in range(0, walk.seq_len, size):
+        stop = min(start + size, walk.seq_len)
+        members = walk.tokens(start, stop)
+        sets = [s for pair, h in own for s in _sets(walk, pair, h, start, stop)]
+        for at in range(0, len(members), tile):
+            rows = members[at : at + tile]
+            pieces = [p for tokens, h in sets for p in _pieces(rows, tokens, h, causal, tile)]
+            yield RowBlock(_index(rows), heads, tuple(pieces))
+
+
+def super_segment(seq_len: int, pairs: tuple[Pair, ...]) -> int:
+    """The shortest run that whole segments of every pair divide, at most the sequence."""
+    return min(seq_len, math.lcm(*(p.segment for p in pairs)))
+
+
+def _sets(
+    walk: Walk, pair: Pair, heads: range, start: int, stop: int
+) -> Iterator[tuple[Tokens, slice]]:
+    """Tokens that see each other, with the heads for which they do, inside a super-segment."""
+    if not len(heads):
+        return
+    for segment in range(start, stop, pair.segment):
+        end = min(segment + pair.segment, stop)
+        for offset, own in pair.offsets(heads):
+            if segment + offset < end:
+                yield walk.tokens(segment + offset, end, pair.rate), own
+
+
+def _pieces(rows: Tokens, tokens: Tokens, heads: slice, causal: bool, tile: int) -> Iterator[Piece]:
+    """What the rows of a block see of one set: keys before them, and the triangle among them."""
+    first = bisect_left(tokens, int(rows[0]))
+    last = bisect_left(tokens, int(rows[-1]) + 1)
+    if first >= last:
+        return
+    queries = _within(rows, tokens[first:last])
+    seen = first if causal else len(tokens)
+    step = seen if isinstance(tokens, range) else tile
+    for at in range(0, seen, max(1, step)):
+        yield Piece(queries, _index(tokens[at : min(at + step, seen)]), heads)
+    if causal:
+        yield Piece(queries, _index(tokens[first:last]), heads, causal=True)
+
+
+def _within(rows: Tokens, tokens: Tokens) -> Index:
+    """Where tokens stand among the rows of a block."""
+    if isinstance(rows, range) and isinstance(tokens, range):
+        return slice(tokens.start - rows.start, tokens.stop - rows.start, tokens.step)
+    if len(rows) == len(tokens):
+        return slice(None)
+    return torch.from_numpy(np.searchsorted(np.asarray(rows), np.asarray(tokens)).astype(np.int64))
+
+
+def _index(tokens: Tokens) -> Index:
+    if isinstance(tokens, range):
+        return slice(tokens.start, tokens.stop, tokens.step)
+    return torch.from_numpy(np.ascontiguousarray(tokens)).long()

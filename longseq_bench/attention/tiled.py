@@ -1,0 +1,65 @@
+"""What every implementation made of tiles shares: how large a tile, and which kernel ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import Attention
+from longseq_bench.kernels import local
+from longseq_bench.kernels.tiles import ALL, Piece, Plan, RowBlock, attend
+
+TILE_ROWS = 1024
+"""Rows a kernel call: torch's CPU kernel works in tiles of 256 rows from 768 rows up."""
+
+SMALLEST_TILE_BYTES = 512 * 1024
+TILE_SHARE_OF_Q = 16
+"""Temporaries are four tiles or so: at a sixteenth of q each they stay a few percent of the floor,
+and no smaller than what keeps a core's cache busy."""
+
+
+class TiledAttention(Attention):
+    """An attention given by a plan of tiles; see kernels/tiles.py."""
+
+    def tiles(self) -> Iterator[RowBlock]:
+        """The plan, walked afresh at every pass."""
+        raise NotImplementedError
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        plan: Plan = self.tiles
+        return attend(q, k, v, plan, train=self.workload.train)
+
+    def plan(self, device: str) -> None:
+        self._kernel = local.name(device, getattr(torch, self.workload.dtype))
+
+    def facts(self) -> dict[str, Any]:
+        return {"kernel": self._kernel}
+
+    def head_runs(self, rows: int) -> Iterator[slice]:
+        """Runs of query heads that keep a tile of `rows` tokens small beside q."""
+        w = self.workload
+        group = w.heads // w.kv_heads
+        row_bytes = w.batch * w.head_dim * w.dtype_bytes
+        room = max(SMALLEST_TILE_BYTES, row_bytes * w.heads * w.seq_len // TILE_SHARE_OF_Q)
+        heads = max(room // (rows * row_bytes), -(-torch.get_num_threads() // w.batch))
+        run = max(1, heads // group) * group
+        for start in range(0, w.heads, run):
+            yield slice(start, min(start + run, w.heads))
+
+    def exact_tiles(self, chunk: int) -> Iterator[RowBlock]:
+        """Every query and every key (causal: those before it), keys `chunk` tokens at a time."""
+        w = self.workload
+        tile = min(chunk, TILE_ROWS, w.seq_len)
+        # keys are views; only their gradients take memory, a chunk at a time
+        for heads in self.head_runs(min(chunk, w.seq_len) if w.train else tile):
+            for start in range(0, w.seq_len, tile):
+                rows = slice(start, min(start + tile, w.seq_len))
+                last = start if w.causal else w.seq_len
+                steps = range(0, last, chunk)
+                pieces = [Piece(ALL, slice(k, min(k + chunk, last)), heads) for k in steps]
+                if w.causal:
+                    pieces.append(Piece(ALL, rows, heads, causal=True))
+                yield RowBlock(rows, heads, tuple(pieces))

@@ -1,0 +1,75 @@
+"""The command line: one file a command; errors become exit codes here and nowhere else.
+
+0 done · 2 bad input · 3 a trial ended wrong, crashed or error · 130 interrupted
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from longseq_bench import __version__
+from longseq_bench.cli.doctor import doctor
+from longseq_bench.cli.listing import listing
+from longseq_bench.cli.maxlen import maxlen
+from longseq_bench.cli.report import report
+from longseq_bench.cli.sweep import sweep
+from longseq_bench.errors import LauncherError, UserError
+
+BAD_INPUT, FAILED_TRIALS, INTERRUPTED = 2, 3, 130
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="longseq",
+    help="How long a sequence an attention can really take on this hardware, and how fast.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(sweep)
+app.command()(maxlen)
+app.command()(report)
+app.command("list")(listing)
+app.command()(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"longseq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and end."
+    ),
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code."""
+    try:
+        code = app(args=list(arguments), prog_name="longseq", standalone_mode=False)
+        return int(code or 0)
+    except _UsageError as error:
+        error.show()
+        return BAD_INPUT
+    except (UserError, LauncherError) as error:
+        print(f"longseq: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except (KeyboardInterrupt, typer.Abort):
+        print("longseq: interrupted; every finished record is on disk", file=sys.stderr)
+        return INTERRUPTED
+    except typer.Exit as end:
+        return end.exit_code
+    except BrokenPipeError:
+        # the reader went away (| head); nothing is wrong with us
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,74 @@
+"""What the commands share: where things go, what is asked of the machine, how they end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longseq_bench.errors import UserError
+from longseq_bench.model import Device, Record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from longseq_bench.catalogue import Catalogue
+
+FAILED = ("wrong", "crashed", "error")
+MEMORY_SHARE = 0.8
+_COARSE, _FINE = 2**30, 64 * 2**20
+
+
+def console(stderr: bool = False) -> Console:
+    """A console of rich on stdout or stderr."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=stderr)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout; what is not a number is null."""
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def default_out() -> Path:
+    """A new folder under results/, named by date and machine."""
+    import platform
+
+    host = re.sub(r"[^A-Za-z0-9.]+", "-", platform.node()) or "machine"
+    return Path("results") / f"{datetime.now():%Y-%m-%dT%H%M%S}-{host}"
+
+
+def command_line() -> str:
+    """This command, as a person would type it again."""
+    return shlex.join(["longseq", *sys.argv[1:]])
+
+
+def exit_code(records: Iterable[Record]) -> int:
+    """3 where a trial ended wrong, crashed or error; else 0."""
+    return 3 if any(r.outcome.status in FAILED for r in records) else 0
+
+
+def check_device(catalogue: Catalogue, device: str, dtype: str) -> None:
+    """Raises UserError where the device is not here or lacks the dtype."""
+    info = catalogue.devices[device]
+    if info.unavailable:
+        others = [d for d, i in catalogue.devices.items() if not i.unavailable]
+        raise UserError(f"device {device!r} can't be used: {info.unavailable}; here: {others[0]}")
+    if dtype not in info.dtypes:
+        have = ", ".join(info.dtypes)
+        raise UserError(f"{info.name} ({device}) has no {dtype}; it has {have}")
+
+
+def default_memory(device: Device) -> int:
+    """80 % of what is free now, rounded down so that a resumed run asks for the same."""
+    from longseq_bench.environment import free_memory
+
+    free = int(free_memory(device) * MEMORY_SHARE)
+    step = _COARSE if free >= 4 * _COARSE else _FINE
+    return max(step, free // step * step)

@@ -1,0 +1,38 @@
+"""`longseq doctor`: what this machine has, what is missing and what to do."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> int:
+    """Look at this machine: what it has, what is missing, what to do about it."""
+    from dataclasses import asdict
+
+    from longseq_bench.cli.common import console, print_json
+    from longseq_bench.cli.tables import findings_table
+    from longseq_bench.doctor import examine
+    from longseq_bench.environment import collect
+    from longseq_bench.errors import LauncherError
+    from longseq_bench.launchers.forked import Forked
+
+    machine = collect()
+    try:
+        with Forked() as launcher:
+            catalogue = launcher.catalogue()
+    except LauncherError as error:
+        console(stderr=True).print(f"[red]{error}[/red]")
+        catalogue = None
+    findings = examine(catalogue, machine)
+    if as_json:
+        environment = machine.model_dump(mode="json")
+        print_json(
+            {"schema": 1, "environment": environment, "findings": [asdict(f) for f in findings]}
+        )
+    else:
+        console().print(findings_table(machine, findings))
+    return 0

@@ -1,0 +1,106 @@
+"""`longseq sweep CONFIG`: run a grid, write every record, end with a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from longseq_bench.config import SweepConfig
+    from longseq_bench.model import Record
+
+
+def sweep(
+    config: Annotated[Path, typer.Argument(help="YAML file; configs/quickstart.yaml is one.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for records and report. Default: a new one under results/."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the trials; run and write nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout, progress on stderr.")
+    ] = False,
+) -> int:
+    """Run every combination of a config, interleaved, and report.
+
+    Run it again with the same --out to go on where it stopped: what is finished is not run again.
+    """
+    from longseq_bench.cli.common import console
+    from longseq_bench.config import load
+    from longseq_bench.launchers.forked import Forked
+
+    screen = console(stderr=True)
+    with Forked() as launcher:
+        with screen.status("looking at this machine …"):
+            asked = _with_budget(load(config, launcher.catalogue()))
+        if dry_run:
+            return _list_trials(asked, as_json)
+        return _run(asked, launcher, out, as_json)
+
+
+def _with_budget(config: SweepConfig) -> SweepConfig:
+    """Trials without a memory budget get the machine's default, so that none can exhaust it."""
+    from dataclasses import replace
+
+    from longseq_bench.cli.common import default_memory
+
+    devices = {t.device for t in config.trials if t.memory_budget is None}
+    budgets = {device: default_memory(device) for device in devices}
+    trials = tuple(
+        t if t.memory_budget else t.but(memory_budget=budgets[t.device]) for t in config.trials
+    )
+    return replace(config, trials=trials)
+
+
+def _run(config: SweepConfig, launcher: Forked, out: Path | None, as_json: bool) -> int:  # type: ignore[name-defined]  # noqa: F821
+    from longseq_bench import plan
+    from longseq_bench.cli.common import command_line, console, default_out, exit_code, print_json
+    from longseq_bench.cli.watch import SweepProgress
+    from longseq_bench.environment import collect
+    from longseq_bench.reports import write_report
+    from longseq_bench.runner import drive
+    from longseq_bench.store import Store
+    from longseq_bench.table import sweep_json
+
+    screen = console(stderr=True)
+    with Store(out or default_out()) as store:
+        for note in store.notes:
+            screen.print(f"[yellow]{note}[/yellow]")
+        _keep_config(config, store.folder)
+        with SweepProgress(screen, config.trials, config.rounds) as watcher:
+            steps = plan.sweep(config.trials, config.rounds)
+            records = drive(steps, launcher, store, collect, watcher, command_line())
+        paths = write_report(records, store.folder, baseline=config.baseline, notes=store.notes)
+    if as_json:
+        print_json(sweep_json(records))
+    else:
+        _show(records, config.baseline)
+    for path in [store.path, *paths]:
+        screen.print(f"wrote {path}")
+    return exit_code(records)
+
+
+def _keep_config(config: SweepConfig, folder: Path) -> None:
+    (folder / "config.yaml").write_text(config.text, encoding="utf-8")
+
+
+def _show(records: list[Record], baseline: str | None) -> None:
+    from longseq_bench.cli.common import console
+    from longseq_bench.cli.tables import rows_table
+
+    console().print(rows_table(records, baseline))
+
+
+def _list_trials(config: SweepConfig, as_json: bool) -> int:
+    from longseq_bench.cli.common import console, print_json
+    from longseq_bench.cli.tables import trials_table
+
+    if as_json:
+        print_json({"schema": 1, "trials": [t.model_dump(mode="json") for t in config.trials]})
+    else:
+        console().print(trials_table(config.trials, config.rounds))
+    return 0

@@ -1,0 +1,1 @@
+"""Ranks: who they are, and what travels between them."""

@@ -1,0 +1,65 @@
+"""FLOPs, floor bytes and visible pairs: formulas, pure.
+
+Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, b bytes an element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longseq_bench.model import Workload
+
+LSE_BYTES = 4
+"""The log-sum-exp is kept in float32, one number a query and head."""
+
+FORWARD_MATMULS = 2
+BACKWARD_MATMULS = 5
+"""Scores again, then dV, dP, dQ, dK (FlashAttention, arXiv 2205.14135, appendix B)."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a pass takes by formula: FLOPs, bytes that no exact one can do without, bytes sent."""
+
+    flops: float
+    floor_bytes: int
+    bytes_sent: int = 0
+
+
+def floor_bytes_per_token(workload: Workload) -> int:
+    """Bytes a token that no exact implementation can do without: q, k, v, out; in training also
+    their gradients and the log-sum-exp."""
+    w = workload
+    forward = 2 * (w.heads + w.kv_heads) * w.head_dim * w.dtype_bytes
+    return w.batch * (2 * forward + LSE_BYTES * w.heads if w.train else forward)
+
+
+def floor_bytes(workload: Workload) -> int:
+    """Floor bytes of the whole workload, over all ranks."""
+    return floor_bytes_per_token(workload) * workload.seq_len
+
+
+def floor_tokens(workload: Workload, memory_budget: int, world_size: int = 1) -> int:
+    """The most tokens whose floor fits in the budget of all ranks together."""
+    return world_size * memory_budget // floor_bytes_per_token(workload)
+
+
+def visible_pairs(seq_len: int, causal: bool) -> int:
+    """Query-key pairs that dense attention looks at, a head."""
+    return seq_len * (seq_len + 1) // 2 if causal else seq_len**2
+
+
+def attention_flops(workload: Workload, pairs: float | None = None) -> float:
+    """Multiply-adds counted as two, of the matrix products alone.
+
+    pairs: query-key pairs a head that the pattern sees; dense ones where None.
+    """
+    w = workload
+    seen = visible_pairs(w.seq_len, w.causal) if pairs is None else pairs
+    products = FORWARD_MATMULS + (BACKWARD_MATMULS if w.train else 0)
+    return 2.0 * products * seen * w.head_dim * w.heads * w.batch
+
+
+def dense_cost(workload: Workload) -> Cost:
+    """Cost of exact attention on one rank."""
+    return Cost(attention_flops(workload), floor_bytes(workload))

@@ -1,0 +1,248 @@
+"""What this machine has for longseq, what it lacks, and what to do about it. Data, no printing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from typing import Literal
+
+from longseq_bench.catalogue import Catalogue, Entry
+from longseq_bench.environment import NOT_INSTALLED, read_gpus
+from longseq_bench.model import Environment
+from longseq_bench.units import format_bytes
+
+LEAST_PYTHON = (3, 11)
+LEAST_SHARED_MEMORY = 2**30
+"""Docker gives a container 64 MiB, which NCCL and data loaders run out of."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at.
+
+    state: ok; missing, something cannot work; note, it works but less well, or differently.
+    found: what was seen.  remedy: what to do about it, empty where nothing need be.
+    """
+
+    name: str
+    state: Literal["ok", "missing", "note"]
+    found: str
+    remedy: str = ""
+
+
+def examine(
+    catalogue: Catalogue | None, environment: Environment, results: Path = Path("results")
+) -> list[Finding]:
+    """Everything that decides what can be measured here.
+
+    catalogue: None where the implementations could not be listed.
+    results: the folder that records go to; it need not exist yet.
+    """
+    return [
+        _python(environment),
+        _torch(environment),
+        _data_limit(),
+        _peak_reset(),
+        _nvml(environment),
+        _cuda(catalogue),
+        _shared_memory(),
+        _threads(environment),
+        _load(environment),
+        _compiler(),
+        _results(results),
+        *_implementations(catalogue),
+    ]
+
+
+def _python(environment: Environment) -> Finding:
+    if _numbers(environment.python) >= LEAST_PYTHON:
+        return Finding("python", "ok", environment.python)
+    least = ".".join(map(str, LEAST_PYTHON))
+    return Finding("python", "missing", environment.python, f"use Python {least} or newer")
+
+
+def _torch(environment: Environment) -> Finding:
+    clauses = torch_range()
+    remedy = f"pip install 'torch{','.join(clauses)}'"
+    if environment.torch == NOT_INSTALLED:
+        return Finding("torch", "missing", NOT_INSTALLED, remedy)
+    if all(_holds(environment.torch, clause) for clause in clauses):
+        return Finding("torch", "ok", environment.torch)
+    found = f"{environment.torch}, outside the tested range {', '.join(clauses)}"
+    return Finding("torch", "note", found, remedy)
+
+
+def torch_range() -> list[str]:
+    """The clauses that the package itself states for torch, [">=2.11", "<2.14"]."""
+    try:
+        stated = requires("longseq-bench") or []
+    except PackageNotFoundError:
+        return []
+    line = next((r for r in stated if re.match(r"torch\b(?![-_.])", r)), "")
+    return sorted(re.findall(r"[<>=!~]=?\s*[0-9.]+", line.split(";")[0]), reverse=True)
+
+
+def _data_limit() -> Finding:
+    """Hard budgets on CPU are RLIMIT_DATA, which counts private anonymous memory on Linux only."""
+    name = "memory budget on cpu"
+    if platform.system() == "Linux":
+        return Finding(name, "ok", "RLIMIT_DATA holds a trial to its budget")
+    found = f"{platform.system()} has no RLIMIT_DATA that counts mappings"
+    return Finding(name, "note", found, "budgets are watched rather than enforced; use Linux")
+
+
+def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
+    """Only a write tells: root passes an access check that a container's filter then refuses."""
+    name = "peak memory on cpu"
+    try:
+        path.write_text("5")
+    except OSError as error:
+        found = f"{path} can't be written: {error.strerror}"
+        remedy = (
+            "peaks come from slower accounting; on Linux run outside the sandbox for exact ones"
+        )
+        return Finding(name, "note", found, remedy)
+    return Finding(name, "ok", f"{path} resets the peak")
+
+
+def _nvml(environment: Environment) -> Finding:
+    if environment.gpus:
+        found = f"driver {environment.driver}, {', '.join(environment.gpus)}"
+        return Finding("nvml", "ok", found)
+    found = read_gpus().reason or "no GPU"
+    return Finding("nvml", "note", found, "no GPU is measured; with one, install NVIDIA's driver")
+
+
+def _cuda(catalogue: Catalogue | None) -> Finding:
+    info = catalogue.devices.get("cuda") if catalogue else None
+    if info is None:
+        return Finding("cuda", "note", "not asked, the devices could not be listed")
+    if info.unavailable:
+        remedy = "trials run on the cpu; for cuda, install a CUDA build of torch and a driver"
+        return Finding("cuda", "note", info.unavailable, remedy)
+    memory = f"{format_bytes(info.free_bytes)} of {format_bytes(info.total_bytes)} free"
+    return Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}")
+
+
+def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
+    name = "shared memory"
+    try:
+        size = shutil.disk_usage(path)
+    except OSError:
+        return Finding(name, "note", f"there is no {path}", "ranks talk over sockets instead")
+    found = f"{format_bytes(size.free)} of {format_bytes(size.total)} free in {path}"
+    if size.total >= LEAST_SHARED_MEMORY:
+        return Finding(name, "ok", found)
+    return Finding(name, "note", found, "start the container with --shm-size=8g for many ranks")
+
+
+def _threads(environment: Environment) -> Finding:
+    asked = environment.variables.get("OMP_NUM_THREADS", "").split(",")[0]
+    cores = environment.cores
+    if not asked.isdigit():
+        return Finding("threads", "ok", f"{cores} cores, torch chooses")
+    found = f"OMP_NUM_THREADS is {asked} on {cores} cores"
+    if int(asked) > cores:
+        return Finding("threads", "note", found, f"set it to {cores} or less: threads wait in turn")
+    return Finding("threads", "ok", found)
+
+
+def _load(environment: Environment) -> Finding:
+    if not environment.load:
+        return Finding("load", "note", "the load average can't be read here")
+    load, cores = environment.load[0], environment.cores
+    found = f"{load:.2f} on {cores} cores over the last minute"
+    if load > cores / 2:
+        return Finding("load", "note", found, "times will spread; end other work or wait")
+    return Finding("load", "ok", found)
+
+
+def _compiler() -> Finding:
+    asked = os.environ.get("CXX")
+    for name in [asked] if asked else ["c++", "g++", "clang++"]:
+        path = shutil.which(name.split()[0]) if name.strip() else None
+        if path:
+            return Finding("c++ compiler", "ok", path)
+    found = f"CXX={asked} is not there" if asked else "none on PATH"
+    remedy = "optional: install g++ or clang++ for implementations that torch compiles on cpu"
+    return Finding("c++ compiler", "note", found, remedy)
+
+
+def _results(folder: Path) -> Finding:
+    nearest = folder.absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        return Finding("results", "missing", f"{nearest} is a file, not a folder", "move it away")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        remedy = "choose another folder for results, or make this one writable"
+        return Finding("results", "missing", f"{nearest} can't be written", remedy)
+    free = format_bytes(shutil.disk_usage(nearest).free)
+    return Finding("results", "ok", f"{folder} can be written, {free} free")
+
+
+def _implementations(catalogue: Catalogue | None) -> list[Finding]:
+    """Those that can't run on a device that is here; a device that isn't is a finding itself."""
+    if catalogue is None:
+        remedy = "see torch above; longseq list says why"
+        return [Finding("implementations", "missing", "could not be listed", remedy)]
+    here = [name for name, info in catalogue.devices.items() if not info.unavailable]
+    lacking = {
+        name: {d: entry.unavailable[d] for d in here if d in entry.unavailable}
+        for name, entry in sorted(catalogue.implementations.items())
+    }
+    usable = sum(len(reasons) < len(here) for reasons in lacking.values())
+    where = " or ".join(here) or "no device"
+    summary = Finding(
+        "implementations",
+        "ok" if usable else "missing",
+        f"{usable} of {len(lacking)} can run on {where}",
+        "" if usable else "see each one's reason below",
+    )
+    return [summary] + [
+        Finding(name, "note", _reasons(reasons), _remedy(catalogue.implementations[name], reasons))
+        for name, reasons in lacking.items()
+        if reasons
+    ]
+
+
+def _reasons(reasons: dict[str, str]) -> str:
+    if len(set(reasons.values())) == 1:
+        return f"not on {' or '.join(reasons)}: {next(iter(reasons.values()))}"
+    return "; ".join(f"not on {device}: {reason}" for device, reason in reasons.items())
+
+
+def _remedy(entry: Entry, reasons: dict[str, str]) -> str:
+    module = next((m for m in map(_missing_module, reasons.values()) if m), None)
+    if module:
+        return f"pip install {module}"
+    if entry.source != "built-in":
+        return f"ask whoever made it: it comes from {entry.source}"
+    return "leave it out, or run it where the reason does not hold"
+
+
+def _missing_module(reason: str) -> str | None:
+    match = re.search(r"No module named '([\w]+)", reason)
+    return match[1] if match else None
+
+
+def _holds(version: str, clause: str) -> bool:
+    match = re.fullmatch(r"([<>=!~]=?)\s*([0-9.]+)", clause)
+    if match is None:
+        return True
+    have, bound = _numbers(version), _numbers(match[2])
+    return {
+        ">=": have >= bound, ">": have > bound, "<": have < bound, "<=": have <= bound,
+        "!=": have != bound,
+    }.get(match[1], have[: len(bound)] == bound)  # fmt: skip
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release part: "2.13.0+cpu" -> (2, 13, 0)."""
+    match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -1,0 +1,250 @@
+"""Which machine this is: what a record must say for its figures to be compared.
+
+The parent asks; so nothing here may start CUDA or import torch. GPUs are read through NVML,
+which needs neither, and everything that can't be read here is left out rather than guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from longseq_bench import __version__
+from longseq_bench.errors import UserError
+from longseq_bench.model import Device, Environment
+
+NOT_INSTALLED = "not installed"
+
+_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "NCCL_")
+_NAMES = frozenset({
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES", "LD_PRELOAD",
+})  # fmt: skip
+_NO_LIMIT = 2**60
+"""cgroup v1 writes a number near 2^63 where there is no limit."""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What NVML says: names of all GPUs, the driver's version, or the reason why it says nothing.
+
+    free: bytes free now on each GPU; None on one that shares the host's memory.
+    """
+
+    names: tuple[str, ...] = ()
+    free: tuple[int | None, ...] = ()
+    driver: str | None = None
+    reason: str | None = None
+
+
+def collect() -> Environment:
+    """The machine and versions as they are now; takes well under a second."""
+    gpus = read_gpus()
+    total, limit = psutil.virtual_memory().total, cgroup_memory()
+    return Environment(
+        host=socket.gethostname(),
+        os=f"{platform.system()} {platform.release()}",
+        cpu=_cpu_model(),
+        cores=_cores(),
+        memory_bytes=min(total, limit[0]) if limit else total,
+        gpus=gpus.names,
+        driver=gpus.driver,
+        python=platform.python_version(),
+        torch=_version("torch"),
+        longseq=__version__,
+        commit=commit_of(Path(__file__).parent),
+        variables={k: v for k, v in sorted(os.environ.items()) if _matters(k)},
+        load=_load(),
+        clock_mhz=_clock_mhz(),
+    )
+
+
+def free_memory(device: Device) -> int:
+    """Bytes that can be allocated on the device now; asks no device, so takes milliseconds.
+
+    cpu: what the system has available, or what the cgroup has left where that is less.
+    cuda: NVML's free bytes on the first GPU that CUDA_VISIBLE_DEVICES shows.
+    Raises UserError with the reason where there is no such GPU.
+    """
+    if device == "cuda":
+        return _free_on_cuda(read_gpus())
+    available, limit = psutil.virtual_memory().available, cgroup_memory()
+    return max(0, min(available, limit[1])) if limit else available
+
+
+def read_gpus() -> Gpus:
+    """GPUs by NVML, in PCI order. A machine without a driver gives a reason, not an error."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return Gpus(reason=f"NVML can't be imported: {error}")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Gpus(reason=f"NVML: {error}")
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return Gpus(
+            names=tuple(_text(pynvml.nvmlDeviceGetName(h)) for h in handles),
+            free=tuple(_free_on(h) for h in handles),
+            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            reason=None if handles else "NVML: it sees no GPU",
+        )
+    except pynvml.NVMLError as error:
+        return Gpus(reason=f"NVML: {error}")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def cgroup_memory(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> tuple[int, int] | None:
+    """(limit, bytes left) of the tightest memory cgroup of this process; None without a limit.
+
+    Page cache that can be dropped counts as left. v2 and v1; every level up to the root counts.
+    """
+    found = []
+    for base, path, names in _hierarchies(root, own):
+        for level in (base / path, *(base / path).parents):
+            limits = _limit_at(level, *names)
+            if limits:
+                found.append(limits)
+            if level == base:
+                break
+    return (min(f[0] for f in found), min(f[1] for f in found)) if found else None
+
+
+def commit_of(folder: Path) -> str | None:
+    """Short commit of the checkout that holds this folder's files, "-dirty" where the folder
+    differs from it; None where git doesn't track the folder, or isn't there."""
+    if not _git(folder, "ls-files", "--", "__init__.py"):
+        return None
+    status = _git(folder, "status", "--porcelain=v2", "--branch", "--", ".")
+    head = re.search(r"^# branch\.oid ([0-9a-f]{12})", status or "", re.MULTILINE)
+    if status is None or head is None:
+        return None
+    dirty = any(line and not line.startswith("#") for line in status.splitlines())
+    return head[1] + ("-dirty" if dirty else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, or None. Its own variables point elsewhere inside a hook: drop them."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, env={**clean, "GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True, text=True, timeout=2,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _hierarchies(root: Path, own: Path) -> list[tuple[Path, Path, tuple[str, str, str]]]:
+    """(where it is mounted, this process's path in it, names of limit, use and dropable cache)."""
+    v2 = ("memory.max", "memory.current", "inactive_file")
+    v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    found = []
+    for line in (_read(own) or "").splitlines():
+        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        inside = Path(path.lstrip("/"))
+        if number == "0" and not controllers:
+            found.append((root, inside, v2))
+        elif "memory" in controllers.split(","):
+            found.append((root / "memory", inside, v1))
+    return found
+
+
+def _limit_at(level: Path, limit: str, use: str, cache: str) -> tuple[int, int] | None:
+    top, used = _read(level / limit), _read(level / use)
+    if not top or not used or not top.strip().isdigit() or int(top) >= _NO_LIMIT:
+        return None
+    match = re.search(rf"^{cache} (\d+)$", _read(level / "memory.stat") or "", re.MULTILINE)
+    return int(top), int(top) - int(used) + (int(match[1]) if match else 0)
+
+
+def _free_on_cuda(gpus: Gpus) -> int:
+    index = _first_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    free = gpus.free[index] if index is not None and index < len(gpus.free) else None
+    if free is not None:
+        return free
+    reason = gpus.reason or "CUDA_VISIBLE_DEVICES shows no GPU whose memory NVML knows"
+    raise UserError(f"no free memory to read on cuda: {reason}")
+
+
+def _free_on(handle: Any) -> int | None:
+    import pynvml
+
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except pynvml.NVMLError_NotSupported:
+        return None
+
+
+def _first_visible(variable: str | None) -> int | None:
+    """Index of the first GPU that CUDA may use: 0 where nothing is said, None where none is."""
+    if variable is None:
+        return 0
+    first = variable.split(",")[0].strip()
+    if first.isdigit():
+        return int(first)
+    return None if first in ("", "-1") else 0
+
+
+def _matters(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def _cores() -> int:
+    """Cores that this process may use, which is fewer than the machine's under taskset."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")) or "", re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def _clock_mhz() -> float | None:
+    """The fastest core's clock now; None where the kernel doesn't say."""
+    text = _read(Path("/proc/cpuinfo")) or ""
+    clocks = re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", text, re.MULTILINE)
+    return max(map(float, clocks), default=None)
+
+
+def _load() -> tuple[float, ...]:
+    try:
+        return os.getloadavg()
+    except OSError:
+        return ()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name

@@ -1,0 +1,72 @@
+"""The errors of longseq.
+
+LongseqError                what a caller may catch
+├── UserError               the user's mistake: one sentence, exit code 2
+│   ├── UnknownNameError    a name that is not there; carries the nearest ones
+│   ├── ConfigError         a config that can't be read; names file, line, key
+│   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
+│   └── StoreError          a results folder or file that can't be used
+├── UnsupportedError        an implementation can't do this workload; status `unsupported`
+├── KernelLimitError        a launch or index limit of a kernel, not memory; status `limit`
+└── LauncherError           processes could not be started at all
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LongseqError(Exception):
+    """Base of every error that longseq raises on purpose."""
+
+
+class UserError(LongseqError):
+    """The user's mistake: its text is one clear sentence, shown without a traceback."""
+
+
+class UnknownNameError(UserError):
+    """A name that is not in a list of known names."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], place: str = "") -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        self.nearest = nearest(name, self.known)
+        where = f" in {place}" if place else ""
+        hint = (
+            f"did you mean {self.nearest!r}?" if self.nearest else f"known: {', '.join(self.known)}"
+        )
+        super().__init__(f"unknown {kind} {name!r}{where}; {hint}")
+
+
+class ConfigError(UserError):
+    """A config file that can't be used."""
+
+
+class UnitError(UserError):
+    """A quantity that can't be read."""
+
+
+class StoreError(UserError):
+    """A results folder or file that can't be read or written."""
+
+
+class UnsupportedError(LongseqError):
+    """An implementation can't do this workload; the text is the reason."""
+
+
+class KernelLimitError(LongseqError):
+    """A launch or index limit of a kernel was met, which is not a lack of memory."""
+
+
+class LauncherError(LongseqError):
+    """Processes could not be started."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like `name`, or None where nothing is close."""
+    lowered = {k.lower(): k for k in known}
+    found = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    if found:
+        return lowered[found[0]]
+    starts = [k for low, k in lowered.items() if name and low.startswith(name.lower()[:3])]
+    return starts[0] if len(starts) == 1 else None

@@ -1,0 +1,1 @@
+"""Fast code, each piece beside its slow plain twin."""

@@ -1,0 +1,85 @@
+"""Attention of some queries to some keys on one device, with the log-sum-exp that merging needs.
+
+The fused kernels of torch, forward and backward. FlashAttention (arXiv 2205.14135) gives the
+backward from the output and the log-sum-exp alone; both may be those of a larger softmax of which
+these keys are a part, and the gradients are then this part's share.
+
+Shapes: q (B, Hq, Nq, D); k, v (B, Hk, Nk, D), Hk divides Hq; log-sum-exp (B, Hq, Nq), float32
+(float64 for float64). `causal` means the lower triangle and needs Nq == Nk.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+_aten: Any = torch.ops.aten
+_EFFICIENT_ALIGN = 32
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
+    """Output (B, Hq, Nq, D) and log-sum-exp (B, Hq, Nq)."""
+    if q.device.type == "cpu":
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+        return out, lse
+    if q.dtype in _HALF:
+        out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
+        return out, lse
+    k, v = _repeat_heads(q, k), _repeat_heads(q, v)
+    out, lse = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[:2]
+    return out, lse[..., : q.shape[2]]
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, given the output and log-sum-exp of the whole softmax."""
+    if q.device.type == "cpu":
+        grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_out, q, k, v, out, lse, 0.0, causal
+        )
+        return cast(tuple[Tensor, Tensor, Tensor], grads)
+    if q.dtype in _HALF:
+        seed = torch.empty(0, dtype=torch.uint64, device=q.device)
+        grads = _aten._scaled_dot_product_flash_attention_backward(
+            grad_out, q, k, v, out, lse.contiguous(), None, None,
+            q.shape[2], k.shape[2], 0.0, causal, seed, seed,
+        )  # fmt: skip
+        return grads[0], grads[1], grads[2]
+    return _efficient_backward(grad_out, q, k, v, out, lse, causal)
+
+
+def name(device: str, dtype: torch.dtype) -> str:
+    """Which kernel `forward` calls for tensors like these."""
+    if device == "cpu":
+        return "flash (CPU)"
+    return "flash" if dtype in _HALF else "efficient"
+
+
+def _efficient_backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The memory-efficient kernel wants its log-sum-exp padded to 32 rows, and heads repeated."""
+    short = -q.shape[2] % _EFFICIENT_ALIGN
+    padded = torch.nn.functional.pad(lse, (0, short), value=torch.inf)
+    seed = torch.zeros((), dtype=torch.int64, device=q.device)
+    dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
+        grad_out, q, _repeat_heads(q, k), _repeat_heads(q, v), None, out, padded, seed, seed,
+        0.0, [True, True, True, False], causal,
+    )  # fmt: skip
+    groups = (k.shape[0], k.shape[1], q.shape[1] // k.shape[1], k.shape[2], k.shape[3])
+    return dq, dk.reshape(groups).sum(2), dv.reshape(groups).sum(2)
+
+
+def _repeat_heads(q: Tensor, k: Tensor) -> Tensor:
+    repeat = q.shape[1] // k.shape[1]
+    return k if repeat == 1 else k.repeat_interleave(repeat, 1)

@@ -1,0 +1,240 @@
+"""Exact attention over any set of tiles: the one loop behind ring, collective and sparse patterns.
+
+A plan is a sequence of row blocks. A row block names the tokens whose output it makes, the heads
+it makes them for, and the pieces: which of its rows see which keys. Pieces are merged by their
+log-sum-exp, so the result is one joint softmax over the multiset union of their keys (a key in two
+pieces counts twice). Backward walks the same plan with the log-sum-exp of the whole softmax, as in
+FlashAttention (arXiv 2205.14135) and Ring Attention (arXiv 2310.01889).
+
+Memory beyond q, k, v and out is one row block and one piece. Rows and keys that are slices are
+strided views; only index tensors are gathered, a piece at a time.
+
+Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); log-sum-exp (B, Hq, N), float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from longseq_bench.kernels import local
+
+Index = slice | Tensor
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a block see some keys: every pair, or (causal) the lower triangle.
+
+    rows: into the block's rows.  keys: into the tokens of k and v.
+    heads: query heads of the whole tensor, a slice with start and stop.
+    """
+
+    rows: Index
+    keys: Index
+    heads: slice
+    causal: bool = False
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Tokens whose output is made together, for a run of query heads (start, stop, no step)."""
+
+    rows: Index
+    heads: slice
+    pieces: tuple[Piece, ...]
+
+    @property
+    def whole(self) -> Piece | None:
+        """The only piece, where it is all rows and all keys: no merging is needed then."""
+        if len(self.pieces) != 1:
+            return None
+        (piece,) = self.pieces
+        plain = piece.heads == self.heads and all(
+            isinstance(i, slice) and i == ALL for i in (self.rows, piece.rows, piece.keys)
+        )
+        return piece if plain else None
+
+
+Plan = Callable[[], Iterator[RowBlock]]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, train: bool) -> Tensor:
+    """The plan's attention, differentiable where `train`. Rows in no piece come out zero."""
+    if train:
+        return cast(Tensor, _Tiled.apply(q, k, v, plan))  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        return forward(q, k, v, plan)[0]
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, keep_lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Output and, where kept, the log-sum-exp (-inf for rows that see nothing)."""
+    out: Tensor | None = None
+    lse: Tensor | None = None
+    for block in plan():
+        if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
+            return local.forward(q, k, v, block.whole.causal)
+        if out is None:
+            out = torch.zeros_like(q)
+            lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.float32) if keep_lse else None
+        _block_forward(q, k, v, block, out, lse)
+    return torch.zeros_like(q) if out is None else out, lse
+
+
+def backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, plan: Plan
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v. Sums run in float32 whatever the inputs are."""
+    dq = dk = dv = None
+    for block in plan():
+        if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
+            return local.backward(grad_out, q, k, v, out, lse, block.whole.causal)
+        if dq is None or dk is None or dv is None:
+            dq = torch.zeros_like(q)
+            dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in (k, v))
+        _block_backward((grad_out, q, out), (k, v), lse, block, dq, (dk, dv))
+    if dq is None or dk is None or dv is None:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dk = dk.to(k.dtype)
+    return dq, dk, dv.to(v.dtype)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+        out, lse = forward(q, k, v, plan, keep_lse=True)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.plan = plan
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        return *backward(grad_out, q, k, v, out, lse, ctx.plan), None
+
+
+def _block_forward(
+    q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor | None
+) -> None:
+    """One row block's output, merged over its pieces, into `out` and `lse`."""
+    q_block = _take(q, block.heads, block.rows)
+    acc = _accumulator(out, block)
+    acc_lse = acc.new_full(acc.shape[:3], -math.inf)
+    for heads, kv_heads, piece in _calls(block, q.shape[1] // k.shape[1]):
+        part, part_lse = local.forward(
+            _take(q_block, heads, piece.rows),
+            _take(k, kv_heads, piece.keys),
+            _take(v, kv_heads, piece.keys),
+            piece.causal,
+        )
+        _merge(acc, acc_lse, heads, piece.rows, part, part_lse)
+        del part, part_lse
+    _store(out, block, acc)
+    if lse is not None:
+        _store(lse, block, acc_lse)
+
+
+def _block_backward(
+    queries: tuple[Tensor, Tensor, Tensor],
+    keys: tuple[Tensor, Tensor],
+    lse: Tensor,
+    block: RowBlock,
+    dq: Tensor,
+    d_keys: tuple[Tensor, Tensor],
+) -> None:
+    """One row block's share of the gradients: `dq` stored, those of k and v added to."""
+    own = [_take(t, block.heads, block.rows) for t in queries]
+    own_lse = _take(lse, block.heads, block.rows)
+    acc = _accumulator(dq, block)
+    for heads, kv_heads, piece in _calls(block, queries[0].shape[1] // keys[0].shape[1]):
+        grad_out, q, out = (_take(t, heads, piece.rows) for t in own)
+        k, v = (_take(t, kv_heads, piece.keys) for t in keys)
+        row_lse = _take(own_lse, heads, piece.rows)
+        parts = local.backward(grad_out, q, k, v, out, row_lse, piece.causal)
+        del grad_out, q, out, k, v
+        _add(acc, heads, piece.rows, parts[0])
+        _add(d_keys[0], kv_heads, piece.keys, parts[1])
+        _add(d_keys[1], kv_heads, piece.keys, parts[2])
+        del parts
+    _store(dq, block, acc)
+
+
+def _calls(block: RowBlock, group: int) -> Iterator[tuple[slice, slice, Piece]]:
+    """What one kernel call can take: query heads (relative to the block), key heads, the piece."""
+    first = block.heads.start
+    for piece in block.pieces:
+        for heads, kv_heads in kv_heads_of(piece.heads, group):
+            yield slice(heads.start - first, heads.stop - first, heads.step), kv_heads, piece
+
+
+def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
+    """Query heads with the key heads they use, `group` query heads a key head, fewest calls."""
+    start, stop, step = heads.start, heads.stop, heads.step or 1
+    if group == 1:
+        yield heads, heads
+    elif step == 1 and start % group == 0 and stop % group == 0:
+        yield heads, slice(start // group, stop // group)
+    else:
+        wanted = range(start, stop, step)
+        for kv in sorted({h // group for h in wanted}):
+            own = [h for h in wanted if h // group == kv]
+            yield slice(own[0], own[-1] + 1, step), slice(kv, kv + 1)
+
+
+def _merge(
+    acc: Tensor, acc_lse: Tensor, heads: slice, rows: Index, part: Tensor, lse: Tensor
+) -> None:
+    """Two softmaxes become one: weights are the shares of their denominators, in place.
+
+    acc + sigmoid(lse - acc_lse) (part - acc) is the sum of both weighted by exp(lse) without a
+    temporary of the output's size; a side at -inf has weight 0, both at -inf stay 0.
+    """
+    old, old_lse = _take(acc, heads, rows), _take(acc_lse, heads, rows)
+    weight = torch.sigmoid(lse - old_lse).nan_to_num_(0.0).unsqueeze(-1)
+    old.lerp_(part if part.dtype == old.dtype else part.to(old.dtype), weight)
+    torch.logaddexp(old_lse, lse, out=old_lse)
+    if isinstance(rows, Tensor):
+        acc[:, heads].index_copy_(2, rows.to(acc.device), old)
+        acc_lse[:, heads].index_copy_(2, rows.to(acc.device), old_lse)
+
+
+def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
+    """Float32 zeros for a row block: a view of the target itself where that can serve."""
+    if target.dtype == torch.float32 and isinstance(block.rows, slice):
+        return target[:, block.heads, block.rows]
+    tokens = block.rows.numel() if isinstance(block.rows, Tensor) else None
+    view = target[:, block.heads] if tokens is not None else target[:, block.heads, block.rows]
+    shape = (*view.shape[:2], tokens or view.shape[2], view.shape[3])
+    return target.new_zeros(shape, dtype=torch.float32)
+
+
+def _store(target: Tensor, block: RowBlock, value: Tensor) -> None:
+    if isinstance(block.rows, Tensor):
+        rows = block.rows.to(target.device)
+        target[:, block.heads].index_copy_(2, rows, value.to(target.dtype))
+        return
+    view = target[:, block.heads, block.rows]
+    if view.data_ptr() != value.data_ptr():
+        view.copy_(value)
+
+
+def _add(total: Tensor, heads: slice, tokens: Index, part: Tensor) -> None:
+    if isinstance(tokens, Tensor):
+        total[:, heads].index_add_(2, tokens.to(total.device), part.to(total.dtype))
+    else:
+        total[:, heads, tokens].add_(part)
+
+
+def _take(tensor: Tensor, heads: slice, tokens: Index) -> Tensor:
+    """Heads and tokens of a tensor: a view for slices, a gathered copy for an index tensor."""
+    if isinstance(tokens, Tensor):
+        return tensor[:, heads].index_select(2, tokens.to(tensor.device))
+    return tensor[:, heads, tokens]

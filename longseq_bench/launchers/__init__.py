@@ -1,0 +1,1 @@
+"""What turns a Trial into processes, and a death into a status."""

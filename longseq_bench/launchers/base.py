@@ -1,0 +1,48 @@
+"""The contract of a launcher."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from longseq_bench.catalogue import Catalogue
+from longseq_bench.model import Outcome, Trial
+
+OnPhase = Callable[[str, str], None]
+"""Told (phase, part) as a trial goes on."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a trial came to, and how many child processes it took (a retry is one more)."""
+
+    outcome: Outcome
+    processes: int = 1
+
+
+class Launcher(ABC):
+    """Runs trials one at a time, each in processes of its own; a context manager."""
+
+    @abstractmethod
+    def catalogue(self) -> Catalogue:
+        """What can be run here. Raises LauncherError where no process answers."""
+
+    @abstractmethod
+    def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
+        """Run one trial to its end, whatever that is. Leaves no process behind."""
+
+    def close(self) -> None:  # noqa: B027  (a launcher without processes has nothing to close)
+        """End what it started."""
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,50 @@
+"""What a child's end means, written once for every launcher."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from longseq_bench.model import Outcome, Phase
+
+NATIVE_DEATHS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
+"""Signals by which native code dies where an allocation of its own was not checked."""
+
+_VMSTAT = Path("/proc/vmstat")
+
+
+def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bool) -> Outcome:
+    """The outcome of a child that ended without saying one.
+
+    exitcode: negative for a signal. printed: the end of its output. kernel_killed: whether the
+    kernel's out-of-memory killer struck meanwhile.
+    """
+    facts = {"output": printed.splitlines()[-12:]} if printed.strip() else {}
+    if exitcode == -signal.SIGKILL and kernel_killed:
+        reason = "killed by the kernel's out-of-memory killer"
+        return Outcome(status="oom", reason=reason, phase=phase, facts=facts)
+    if exitcode < 0:
+        reason = f"killed by {signal_name(-exitcode)}"
+    elif exitcode:
+        reason = f"ended with exit code {exitcode}"
+    else:
+        reason = "ended with exit code 0 without a result"
+    return Outcome(status="crashed", reason=reason, phase=phase, facts=facts)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def kernel_kills() -> int:
+    """How often the kernel's out-of-memory killer has struck since boot; 0 where unknown."""
+    try:
+        for line in _VMSTAT.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0

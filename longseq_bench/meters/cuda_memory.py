@@ -1,0 +1,44 @@
+"""Memory of a CUDA device: allocated and reserved by the caching allocator, and device-wide.
+
+NVML by process id misleads in containers, so the device-wide figure is all that is in use.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from longseq_bench.meters.base import Meter
+from longseq_bench.model import Measurement
+
+
+class CudaMemory(Meter):
+    """Peaks beyond what was allocated at the start, allocator retries, fragmentation."""
+
+    name = "CUDA allocator"
+
+    @classmethod
+    def why_not(cls) -> str | None:
+        return None if torch.cuda.is_available() else "no CUDA device"
+
+    def start(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self._before = torch.cuda.memory_allocated()
+
+    def stop(self) -> None:
+        torch.cuda.synchronize()
+        stats = torch.cuda.memory_stats()
+        free, total = torch.cuda.mem_get_info()
+        self._seen = {
+            "peak": torch.cuda.max_memory_allocated() - self._before,
+            "reserved": torch.cuda.max_memory_reserved(),
+            "device_memory": total - free,
+            "inactive_split": stats.get("inactive_split_bytes.all.peak", 0),
+        }
+        self.retries = int(stats.get("num_alloc_retries", 0))
+
+    def measurements(self) -> list[Measurement]:
+        return [
+            *(Measurement(name=n, unit="B", samples=(b,)) for n, b in self._seen.items()),
+            Measurement(name="alloc_retries", unit="1", samples=(self.retries,)),
+        ]

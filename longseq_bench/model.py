@@ -1,0 +1,216 @@
+"""The data of longseq: frozen, validated once where it is made, JSON both ways.
+
+Workload     what is to be attended to, never how
+Trial        one implementation on one workload under one budget; found again by its key
+Measurement  raw samples of one meter, SI units
+Outcome      what one trial came to: a status, why, where, and its measurements
+Environment  which machine and versions; its fingerprint says what may be compared
+Record       trial + outcome + environment: one line of a results file
+
+Only these cross the boundary between the parent and a trial's process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+
+SCHEMA = 1
+
+Device = Literal["cpu", "cuda"]
+DType = Literal["float32", "bfloat16", "float16"]
+Mode = Literal["forward", "train"]
+Status = Literal[
+    "ok", "oom", "timeout", "hang", "crashed", "limit", "wrong", "unsupported", "error"
+]
+Phase = Literal["start", "inputs", "plan", "forward", "backward", "communication", "check", "time"]
+Purpose = Literal["measure", "probe", "edge", "confirm"]
+OptionValue = bool | int | float | str | tuple[int, ...] | None
+
+DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings"
+    )
+
+
+class Workload(Frozen):
+    """What is to be attended to: q is (batch, heads, seq_len, head_dim), k and v have kv_heads."""
+
+    seq_len: int = Field(ge=1)
+    batch: int = Field(default=1, ge=1)
+    heads: int = Field(default=8, ge=1)
+    kv_heads: int = Field(default=0, ge=0, description="0: as many as heads")
+    head_dim: int = Field(default=64, ge=1)
+    dtype: DType = "float32"
+    causal: bool = False
+    mode: Mode = "forward"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_kv_heads(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("kv_heads"):
+            data = {**data, "kv_heads": data.get("heads", 8)}
+        return data
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Workload:
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; "
+                f"kv_heads may be {', '.join(str(d) for d in divisors(self.heads))}"
+            )
+        return self
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def train(self) -> bool:
+        return self.mode == "train"
+
+
+class Trial(Frozen):
+    """One implementation, with all its options, on one workload, under one budget.
+
+    repeats: timed passes at most; 0 asks only whether one pass fits, and takes its time from that.
+    time_cap: seconds after which no further timed pass starts.
+    time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process.
+    round: the how-manieth visit of an interleaved comparison this is.
+    """
+
+    implementation: str
+    options: dict[str, OptionValue] = Field(default_factory=dict)
+    workload: Workload
+    device: Device = "cpu"
+    world_size: int = Field(default=1, ge=1)
+    memory_budget: int | None = Field(default=None, ge=1)
+    time_budget: float | None = Field(default=None, gt=0)
+    repeats: int = Field(default=30, ge=0)
+    time_cap: float = Field(default=2.0, gt=0)
+    threads: int | None = Field(default=None, ge=1, description="None: torch's own choice")
+    seed: int = 0
+    round: int = Field(default=0, ge=0)
+
+    @property
+    def key(self) -> str:
+        """16 hex digits that name this trial: equal trials, equal keys, on any machine."""
+        return _digest(self.model_dump(mode="json"))
+
+    def at(self, seq_len: int) -> Trial:
+        """The same trial at another length."""
+        workload = self.workload.model_copy(update={"seq_len": seq_len})
+        return self.model_copy(update={"workload": Workload.model_validate(workload.model_dump())})
+
+    def but(self, **changes: Any) -> Trial:
+        """The same trial with other fields, validated anew."""
+        return Trial.model_validate({**self.model_dump(), **changes})
+
+
+class Measurement(Frozen):
+    """Raw samples of one quantity on one rank, in SI units (s, B, FLOP, 1)."""
+
+    name: str
+    unit: str
+    samples: tuple[float, ...]
+    rank: int = 0
+
+
+class Outcome(Frozen):
+    """What a trial came to. `facts` are words about how it ran: backend, meters, reasons."""
+
+    status: Status
+    reason: str | None = None
+    phase: Phase | None = None
+    measurements: tuple[Measurement, ...] = ()
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool | None:
+        """True for ok, False for out of memory, None where it says nothing about length."""
+        return {"ok": True, "oom": False}.get(self.status)
+
+    def samples(self, name: str) -> tuple[float, ...]:
+        """All samples of a measurement, over ranks; empty where it was not taken."""
+        return tuple(s for m in self.measurements if m.name == name for s in m.samples)
+
+    def largest(self, name: str) -> float | None:
+        """The largest sample of a measurement over ranks; None where it was not taken."""
+        return max(self.samples(name), default=None)
+
+
+class Environment(Frozen):
+    """Which machine and versions. `fingerprint` covers what may change a figure, not the load."""
+
+    host: str
+    os: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    gpus: tuple[str, ...] = ()
+    driver: str | None = None
+    python: str
+    torch: str
+    longseq: str
+    commit: str | None = None
+    variables: dict[str, str] = Field(default_factory=dict, description="allocator, threads, CUDA")
+    load: tuple[float, ...] = Field(default=(), description="1, 5, 15 minutes")
+    clock_mhz: float | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def fingerprint(self) -> str:
+        return _digest(
+            self.model_dump(mode="json", exclude={"load", "clock_mhz", "commit", "fingerprint"})
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_computed(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            data = {k: v for k, v in data.items() if k != "fingerprint"}
+        return data
+
+
+class Record(Frozen):
+    """One line of a results file.
+
+    processes: the trial's child processes, retries too.
+    purpose: measure (a row of a sweep); probe, edge, confirm (steps of a search).
+    predicted_tokens: the maximum that the search expected when it asked for this run.
+    """
+
+    schema_: int = Field(default=SCHEMA, alias="schema")
+    trial: Trial
+    outcome: Outcome
+    environment: Environment
+    started_at: str = Field(description="ISO 8601, UTC")
+    wall_s: float
+    processes: int = 1
+    purpose: Purpose = "measure"
+    predicted_tokens: int | None = None
+    command: str | None = None
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True,
+        ser_json_inf_nan="strings",
+    )  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        return self.trial.key
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _digest(data: Any) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

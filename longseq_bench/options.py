@@ -1,0 +1,135 @@
+"""Options of implementations: read off a signature, coerced from what people write.
+
+An option is a keyword-only parameter, `chunk: Annotated[int, "tokens a step"] = 1024`; its name,
+type, default and help all come from there. The specs travel to the parent as data, so that the
+parent can check a config without importing an implementation.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from longseq_bench.errors import UnitError, UnknownNameError, UserError
+from longseq_bench.model import Frozen, OptionValue
+from longseq_bench.units import parse_tokens
+
+Kind = Literal["int", "float", "str", "bool", "ints"]
+
+
+class OptionSpec(Frozen):
+    """One option: `ints` is several whole numbers, written with commas."""
+
+    name: str
+    kind: Kind
+    default: OptionValue = None
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    help: str = ""
+
+    def coerce(self, raw: Any, place: str = "") -> OptionValue:
+        """What was written, as a value. Raises UserError naming the option and the place."""
+        try:
+            return self._coerce(raw, place)
+        except (ValueError, TypeError, UnitError) as error:
+            where = f" in {place}" if place else ""
+            raise UserError(f"option {self.name}={raw!r}{where} {self._expected(error)}") from None
+
+    def _coerce(self, raw: Any, place: str) -> OptionValue:
+        if raw is None or (self.optional and str(raw).lower() in {"none", "null", ""}):
+            if not self.optional:
+                raise ValueError("missing")
+            return None
+        if self.kind == "bool":
+            return _boolean(raw)
+        if self.kind == "int":
+            return 0 if str(raw) == "0" and raw is not False else parse_tokens(raw)
+        if self.kind == "float":
+            return _finite(raw)
+        if self.kind == "ints":
+            parts = raw if isinstance(raw, (list, tuple)) else str(raw).split(",")
+            return tuple(parse_tokens(part) for part in parts)
+        if self.choices and str(raw) not in self.choices:
+            raise UnknownNameError(self.name, str(raw), self.choices, place)
+        return str(raw)
+
+    def _expected(self, error: Exception) -> str:
+        if self.choices:
+            return f"is not one of {', '.join(self.choices)}"
+        wanted = {
+            "int": "is not a whole number from 0 up (write 1024 or 1k)",
+            "float": "is not a number from 0 up",
+            "bool": "is neither true nor false",
+            "ints": "is not whole numbers with commas (write 1024,2048 or 1k,2k)",
+            "str": "is not a word",
+        }
+        return wanted[self.kind]
+
+
+def specs_of(make: Callable[..., Any]) -> tuple[OptionSpec, ...]:
+    """The options of a class or function: its keyword-only parameters, in order."""
+    target = make.__init__ if inspect.isclass(make) else make
+    hints = get_type_hints(target, include_extras=True)
+    return tuple(
+        _spec(p.name, hints.get(p.name, str), p.default)
+        for p in inspect.signature(target).parameters.values()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY
+    )
+
+
+def fill(
+    specs: tuple[OptionSpec, ...], given: dict[str, Any], owner: str
+) -> dict[str, OptionValue]:
+    """All options of `owner`, coerced, defaults filled in: a record then says everything.
+
+    Raises UserError for a bad value and UnknownNameError for an option that is not there.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    for name in given:
+        if name not in by_name:
+            if not by_name:
+                raise UserError(f"{owner} takes no options, but {name!r} was given")
+            raise UnknownNameError("option", name, by_name, place=owner)
+    return {
+        name: spec.coerce(given[name], owner) if name in given else spec.default
+        for name, spec in by_name.items()
+    }
+
+
+def _spec(name: str, hint: Any, default: Any) -> OptionSpec:
+    help_text = ""
+    if get_origin(hint) is Annotated:
+        hint, *extras = get_args(hint)
+        help_text = " ".join(e for e in extras if isinstance(e, str))
+    optional = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
+    if optional:
+        (hint,) = (a for a in get_args(hint) if a is not type(None))
+    choices: tuple[str, ...] = ()
+    if get_origin(hint) is Literal:
+        choices, hint = tuple(str(a) for a in get_args(hint)), str
+    kinds: dict[Any, Kind] = {int: "int", float: "float", bool: "bool", str: "str"}
+    kind: Kind = "ints" if get_origin(hint) is tuple else kinds[hint]
+    value = None if default is inspect.Parameter.empty else default
+    return OptionSpec(
+        name=name, kind=kind, default=value, optional=optional, choices=choices, help=help_text
+    )
+
+
+def _finite(raw: Any) -> float:
+    value = math.nan if isinstance(raw, bool) else float(raw)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(raw)
+    return value
+
+
+def _boolean(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    words = {"true": True, "yes": True, "on": True, "1": True}
+    words |= {"false": False, "no": False, "off": False, "0": False}
+    if str(raw).lower() not in words:
+        raise ValueError(raw)
+    return words[str(raw).lower()]

@@ -1,0 +1,1 @@
+"""What runs inside a trial's own process."""

@@ -1,0 +1,62 @@
+"""What an exception means: out of memory, a kernel's limit, unsupported, or a plain error.
+
+Out of memory is recognised by type, or by the allocators' own words; nothing else is ever called
+out of memory.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+
+from longseq_bench.errors import KernelLimitError, UnsupportedError
+from longseq_bench.model import Outcome, Phase, Status
+
+_MEMORY_WORDS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "std::bad_alloc",
+)
+_LIMIT_WORDS = (
+    "invalid configuration argument", "too many resources requested", "invalid argument",
+    "canUse32BitIndexMath", "integer out of range", "exceeds the maximum",
+)  # fmt: skip
+_TRACE_LINES = 12
+
+
+def outcome_of(error: BaseException, phase: Phase) -> Outcome:
+    """The outcome that an exception in a phase stands for."""
+    status = _status(error)
+    text = " ".join(str(error).split()) or type(error).__name__
+    if status == "oom":
+        return Outcome(status="oom", reason=_short(text), phase=phase)
+    if status in ("unsupported", "limit"):
+        return Outcome(status=status, reason=_short(text), phase=phase)
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return Outcome(
+        status="error",
+        reason=_short(f"{type(error).__name__}: {text}"),
+        phase=phase,
+        facts={"traceback": lines[-_TRACE_LINES:]},
+    )
+
+
+def _status(error: BaseException) -> Status:
+    if isinstance(error, UnsupportedError):
+        return "unsupported"
+    if isinstance(error, KernelLimitError):
+        return "limit"
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return "oom"
+    if isinstance(error, RuntimeError):
+        text = str(error)
+        if any(words in text for words in _MEMORY_WORDS):
+            return "oom"
+        if any(words in text for words in _LIMIT_WORDS):
+            return "limit"
+    return "error"
+
+
+def _short(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

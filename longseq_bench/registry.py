@@ -1,0 +1,95 @@
+"""Names for things: built-ins found by scanning a package, plug-ins by entry point.
+
+A module that can't be imported is not an error until it is asked for: its name stays listed,
+with the reason, so that `longseq list` can say why something is not available here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from longseq_bench.errors import UnknownNameError, UnsupportedError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Things of one kind by name.
+
+    kind: the word for it in messages ("implementation").
+    package: dotted name; every module in it is imported on first use and registers itself.
+    group: entry-point group through which other packages add theirs.
+    """
+
+    def __init__(self, kind: str, package: str, group: str | None = None) -> None:
+        self.kind, self._package, self._group = kind, package, group
+        self._things: dict[str, T] = {}
+        self._reasons: dict[str, str] = {}
+        self._scanned = False
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator: file a thing under its name. Two of one name are a programming error."""
+
+        def file(thing: T) -> T:
+            if name in self._things and self._things[name] is not thing:
+                raise ValueError(f"two {self.kind}s are called {name!r}")
+            self._things[name] = thing
+            return thing
+
+        return file
+
+    def get(self, name: str) -> T:
+        """The thing of that name.
+
+        Raises UnknownNameError naming the nearest one, or UnsupportedError with the reason
+        where it is known but can't be imported here.
+        """
+        self._scan()
+        if name in self._things:
+            return self._things[name]
+        if name in self._reasons:
+            raise UnsupportedError(f"{self.kind} {name!r} is not available: {self._reasons[name]}")
+        raise UnknownNameError(self.kind, name, self.names())
+
+    def names(self) -> list[str]:
+        """Every name, whether it can be used here or not."""
+        self._scan()
+        return sorted({*self._things, *self._reasons})
+
+    def why_not(self, name: str) -> str | None:
+        """Why a name can't be imported here; None where it can."""
+        self._scan()
+        return self._reasons.get(name)
+
+    def load_built_ins(self) -> None:
+        """Import every module of the package, but no plug-in."""
+        package = importlib.import_module(self._package)
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.name.startswith("_"):
+                self._import(module.name)
+
+    def _scan(self) -> None:
+        if self._scanned:
+            return
+        self.load_built_ins()
+        for point in entry_points(group=self._group) if self._group else ():
+            self._load(point)
+        self._scanned = True
+
+    def _import(self, module: str) -> None:
+        """A built-in that lacks a library here keeps its module's name, with the reason."""
+        try:
+            importlib.import_module(f"{self._package}.{module}")
+        except ImportError as error:
+            self._reasons[module.replace("_", "-")] = f"{type(error).__name__}: {error}"
+
+    def _load(self, point: EntryPoint) -> None:
+        """A plug-in that can't be imported must not take the tool down: keep its reason."""
+        try:
+            self.register(point.name)(point.load())
+        except Exception as error:
+            self._reasons[point.name] = f"{type(error).__name__}: {error}"

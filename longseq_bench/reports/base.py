@@ -1,0 +1,95 @@
+"""The two contracts of a report: a kind says what it tells, a format says how it is written.
+
+kind     Source -> Document; @KINDS.register("summary")
+format   Document -> str;    @FORMATS.register("md"), the name being the file's suffix
+
+Neither sees a device. Other packages add theirs through the entry-point groups
+`longseq_bench.report_kinds` and `longseq_bench.report_formats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from longseq_bench.model import Environment, Record, Trial
+from longseq_bench.registry import Registry
+from longseq_bench.reports.document import Document
+from longseq_bench.table import Row, add_labels, maximum_rows, speeds, sweep_rows
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a report is made from: records, and the tables computed from them.
+
+    baseline: whose speed is 1; None for no comparison.  notes: sentences from reading the records.
+    """
+
+    records: Sequence[Record]
+    baseline: str | None = None
+    notes: Sequence[str] = field(default=())
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Measured rows with `speed`; labels are shared with `maxima`.
+
+        Raises UserError where the baseline is not among them.
+        """
+        rows = self._tables[0]
+        if not rows or not self.baseline:
+            return [{**row, "speed": None} for row in rows]
+        relative = speeds(rows, self.baseline)
+        return [{**row, "speed": speed} for row, speed in zip(rows, relative, strict=True)]
+
+    @property
+    def maxima(self) -> list[Row]:
+        """One row a search for the longest length."""
+        return self._tables[1]
+
+    @cached_property
+    def environments(self) -> dict[str, Environment]:
+        """The last environment seen of each fingerprint, in order of first appearance."""
+        return {r.environment.fingerprint: r.environment for r in self.records}
+
+    @cached_property
+    def machines(self) -> dict[str, str]:
+        """A short name of each fingerprint: "" if there is only one, else "A (host)"."""
+        if len(self.environments) == 1:
+            return dict.fromkeys(self.environments, "")
+        return {
+            fingerprint: f"{_letter(i)} ({environment.host})"
+            for i, (fingerprint, environment) in enumerate(self.environments.items())
+        }
+
+    def label(self, trial: Trial) -> str:
+        """What this report calls the trial's implementation and options."""
+        return self._labels[_how(trial.implementation, trial.options)]
+
+    @cached_property
+    def _tables(self) -> tuple[list[Row], list[Row]]:
+        rows, maxima = sweep_rows(self.records), maximum_rows(self.records)
+        add_labels([*rows, *maxima])
+        return rows, maxima
+
+    @cached_property
+    def _labels(self) -> dict[str, str]:
+        both = [*self._tables[0], *self._tables[1]]
+        return {_how(row["implementation"], row["options"]): row["label"] for row in both}
+
+
+KINDS: Registry[Callable[[Source], Document]] = Registry(
+    "report kind", "longseq_bench.reports", "longseq_bench.report_kinds"
+)
+FORMATS: Registry[Callable[[Document], str]] = Registry(
+    "report format", "longseq_bench.reports", "longseq_bench.report_formats"
+)
+
+
+def _how(implementation: str, options: dict[str, Any]) -> str:
+    return repr((implementation, sorted(options.items(), key=lambda item: item[0])))
+
+
+def _letter(i: int) -> str:
+    return chr(ord("A") + i) if i < 26 else f"M{i + 1}"

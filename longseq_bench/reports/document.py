@@ -1,0 +1,119 @@
+"""What a report says, before any format: sections of sentences and tables of raw values.
+
+Values are in SI units (s, B, FLOP, 1); how they are written is decided here once, by the kind of
+their column, so that every format prints the same figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from longseq_bench.units import (
+    format_bytes,
+    format_rate,
+    format_seconds,
+    format_share,
+    format_tokens,
+)
+
+Kind = Literal[
+    "text", "tokens", "bytes", "seconds", "flop_rate", "share", "count", "ratio", "error"
+]
+
+MISSING = "—"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and its interval, in one unit."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def share(self) -> float:
+        """The farther end of the interval from the median, as a share of the median."""
+        farther = max(self.high - self.value, self.value - self.low)
+        return farther / self.value if self.value else 0.0
+
+
+Cell = str | int | float | Spread | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading and what kind of quantity stands under it."""
+
+    name: str
+    kind: Kind = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows as wide as the columns; None is a value that is not known."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"table {self.title!r}: {len(row)} cells under {len(self.columns)} columns"
+                )
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, then paragraphs, points, tables and literal lines, in this order."""
+
+    title: str
+    paragraphs: Sequence[str] = ()
+    points: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    code: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report. `data` is the tidy table behind it, for formats that are read by programs."""
+
+    title: str
+    paragraphs: Sequence[str]
+    sections: Sequence[Section]
+    data: Table = field(default_factory=lambda: Table("data", (), ()))
+
+
+def format_cell(cell: Cell, kind: Kind) -> str:
+    """A cell as people read it: "12.3 ms ±2 %", "1.5 MiB", "128k"; a dash where there is none."""
+    if cell is None:
+        return MISSING
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, Spread):
+        return f"{format_cell(cell.value, kind)} ±{_percent(cell.share)} %"
+    if cell != cell:
+        return "not a number"
+    if kind == "tokens":
+        return format_tokens(int(cell))
+    if kind == "bytes":
+        return format_bytes(cell)
+    if kind == "seconds":
+        return format_seconds(cell)
+    if kind == "flop_rate":
+        return format_rate(cell, "FLOP/s")
+    if kind == "share":
+        return format_share(cell)
+    if kind == "ratio":
+        return f"{cell:,.0f}×" if cell >= 1000 else f"{cell:.3g}×"
+    if kind == "error":
+        return f"{cell:.2g}"
+    return f"{cell:,.0f}" if kind == "count" else f"{cell:g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f}" if share >= 0.0995 or share == 0 else f"{share * 100:.2g}"

@@ -1,0 +1,46 @@
+"""Rows of one workload on one machine: what may stand in one table and be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from longseq_bench.table import Row
+from longseq_bench.units import format_bytes, format_seconds
+
+SAME_TABLE = (
+    "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
+    "memory_budget", "time_budget", "threads",
+)  # fmt: skip
+
+
+def grouped(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows that differ in length, implementation and ranks only, in order of first appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in SAME_TABLE), []).append(row)
+    return list(groups.values())
+
+
+def workload_words(row: Row, machines: Mapping[str, str]) -> str:
+    """A group in words: "forward, float32, causal, batch 1, 8 heads of 64, cpu"."""
+    heads = f"{row['heads']} heads of {row['head_dim']}"
+    if row["kv_heads"] != row["heads"]:
+        heads += f" ({row['kv_heads']} for k, v)"
+    mask = "causal" if row["causal"] else "not causal"
+    words = [row["mode"], row["dtype"], mask, f"batch {row['batch']}", heads, row["device"]]
+    if row["threads"]:
+        words.append(f"{row['threads']} thread{'s' if row['threads'] > 1 else ''} a rank")
+    if row["memory_budget"]:
+        words.append(f"{format_bytes(row['memory_budget'])} budget a rank")
+    if row["time_budget"]:
+        words.append(f"{format_seconds(row['time_budget'])} a pass at most")
+    if machines[row["fingerprint"]]:
+        words.append(f"machine {machines[row['fingerprint']]}")
+    return ", ".join(words)
+
+
+def name_of(row: Row) -> str:
+    """What a sentence calls a row: its label, with the ranks where there are several."""
+    ranks = row["world_size"]
+    return f"{row['label']} on {ranks} ranks" if ranks > 1 else str(row["label"])

@@ -1,0 +1,74 @@
+"""A document as GitHub Markdown. Names and reasons are escaped: none can break a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from longseq_bench.reports.base import FORMATS
+from longseq_bench.reports.document import Document, Section, Table, format_cell
+
+_SPECIAL = re.compile(r"([\\`*#|>\[\]~$])")
+_EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_LIST_NUMBER = re.compile(r"^(\d+)([.)])(?=\s|$)")
+_LINE_MARK = re.compile(r"^([+=-])")
+
+
+@FORMATS.register("md")
+def render(document: Document) -> str:
+    """The whole document, ending in one line end."""
+    lines = [f"# {escape(document.title)}", ""]
+    for paragraph in document.paragraphs:
+        lines += [_line(paragraph), ""]
+    for section in document.sections:
+        lines += _section(section)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def escape(text: str) -> str:
+    """Any text as one line of Markdown that shows just that text, in a table cell too."""
+    one_line = " ".join(text.split()).replace("&", "&amp;")
+    marked = _SPECIAL.sub(r"\\\1", one_line).replace("<", "&lt;")
+    return _EDGE_UNDERSCORE.sub(r"\\_", marked)
+
+
+def _line(text: str) -> str:
+    """Text that begins a line, where a dash or a number would mean something."""
+    return _LIST_NUMBER.sub(r"\1\\\2", _LINE_MARK.sub(r"\\\1", escape(text)))
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield from (f"## {escape(section.title)}", "")
+    for paragraph in section.paragraphs:
+        yield from (_line(paragraph), "")
+    for point in section.points:
+        yield f"- {_line(point)}"
+    if section.points:
+        yield ""
+    for table in section.tables:
+        yield from _table(table)
+    if section.code:
+        yield from _code(section.code)
+
+
+def _table(table: Table) -> Iterator[str]:
+    if table.title:
+        yield from (f"### {escape(table.title)}", "")
+    yield _row([escape(column.name) for column in table.columns])
+    yield _row(["---" if column.kind == "text" else "---:" for column in table.columns])
+    for row in table.rows:
+        cells = zip(row, table.columns, strict=True)
+        yield _row([escape(format_cell(cell, column.kind)) for cell, column in cells])
+    yield ""
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _code(lines: Sequence[str]) -> Iterator[str]:
+    text = "\n".join(lines)
+    # A fence must be longer than any run of backticks inside it.
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    yield from (fence, text, fence, "")

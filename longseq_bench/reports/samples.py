@@ -1,0 +1,70 @@
+"""The tidy table behind every report: one row a measurement of a record on a rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from longseq_bench.model import Measurement, Record
+from longseq_bench.reports.document import Cell, Column, Table
+
+_OF_RECORD = (
+    "started_at", "host", "fingerprint", "commit", "purpose", "implementation", "options",
+    "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
+    "world_size", "memory_budget", "time_budget", "threads", "repeats", "seed", "round", "key",
+    "status", "reason", "phase", "wall_s", "processes", "predicted_tokens",
+)  # fmt: skip
+_OF_MEASUREMENT = (
+    "measurement", "unit", "rank", "samples", "median", "smallest", "largest", "values",
+)  # fmt: skip
+
+
+def samples_table(records: Sequence[Record]) -> Table:
+    """Every raw sample (`values`, separated by spaces) with all that identifies it.
+
+    A record without measurements is one row with none: failures are data too.
+    """
+    columns = tuple(Column(name) for name in (*_OF_RECORD, *_OF_MEASUREMENT))
+    return Table("samples", columns, tuple(row for r in records for row in _rows(r)))
+
+
+def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
+    known = _identity(record)
+    if not record.outcome.measurements:
+        yield (*known, *[None] * len(_OF_MEASUREMENT))
+    for measurement in record.outcome.measurements:
+        yield (*known, *_figures(measurement))
+
+
+def _identity(record: Record) -> tuple[Cell, ...]:
+    trial, outcome, environment = record.trial, record.outcome, record.environment
+    named = {
+        "started_at": record.started_at,
+        "wall_s": record.wall_s,
+        "key": record.key,
+        "host": environment.host,
+        "fingerprint": environment.fingerprint,
+        "commit": environment.commit,
+        "purpose": record.purpose,
+        "processes": record.processes,
+        "predicted_tokens": record.predicted_tokens,
+        "tokens": trial.workload.seq_len,
+        **trial.workload.model_dump(exclude={"seq_len"}),
+        **trial.model_dump(exclude={"workload", "options"}),
+        "options": json.dumps(trial.options, sort_keys=True),
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "phase": outcome.phase,
+    }
+    return tuple(named[name] for name in _OF_RECORD)
+
+
+def _figures(measurement: Measurement) -> tuple[Cell, ...]:
+    samples = measurement.samples
+    values = " ".join(map(repr, samples))
+    middle = median(samples) if samples else None
+    ends = (min(samples, default=None), max(samples, default=None))
+    return (
+        measurement.name, measurement.unit, measurement.rank, len(samples), middle, *ends, values,
+    )  # fmt: skip

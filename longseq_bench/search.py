@@ -1,0 +1,212 @@
+"""The longest length that works: an integer search that knows no tensor.
+
+Runs are few and dear, so the search is model-first. Each run that passes tells its loads, the
+fractions it took of each limit (memory, time). Two small runs give a line through the loads; the
+search jumps to just under the length at which the first load would reach 1, learns from that run,
+and closes a bracket [longest passed, shortest failed] round the edge. Where the model is wrong it
+bisects, so it always ends. A failure below a length that passed says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Purpose = Literal["probe", "edge", "confirm"]
+
+TOLERANCE_TOKENS = 64
+TOLERANCE_SHARE = 0.01
+JUMP = 16
+"""How far beyond what has passed a prediction is trusted, as a factor."""
+
+UNDER = 0.008
+"""Aim this share of the length under a predicted edge: inside the tolerance, and above what a
+prediction is usually off by."""
+
+APART = 1.02
+"""Two lengths closer than this factor give no line: their difference is noise."""
+
+CONFIRMATIONS = 1
+"""Passes of the winner in further fresh processes."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A length to be run, and why; `predicted` is the edge the model expects, once there is one."""
+
+    tokens: int
+    purpose: Purpose
+    predicted: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run said. loads: fraction of each limit that it took (empty where it did not pass).
+
+    hopeless: the run failed for a reason that no shorter length would mend.
+    """
+
+    passed: bool
+    loads: Mapping[str, float] = field(default_factory=dict)
+    hopeless: bool = False
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The result: `passed` was run and never failed (0: nothing passed), `failed` was run and
+    failed (None: nothing failed up to the ceiling)."""
+
+    passed: int
+    failed: int | None
+    predicted: int | None
+    confirmations: int
+
+
+Search = Generator[Ask, Answer, Bracket]
+
+
+def tolerance(tokens: int) -> int:
+    """How wide a closed bracket may be at this length: 1 %, or 64 tokens where that is more."""
+    return max(TOLERANCE_TOKENS, int(tokens * TOLERANCE_SHARE))
+
+
+def longest(start: int, ceiling: int) -> Search:
+    """Yield lengths to run, be sent their answers, return the bracket.
+
+    start: a length expected to be small.  ceiling: no longer length is ever asked for.
+    """
+    state = _State(ceiling)
+    yield from _first_steps(state, min(start, ceiling))
+    while not state.hopeless:
+        step = state.next()
+        if step is not None:
+            yield from _run(state, Ask(step, state.purpose(step), state.predicted))
+        elif state.low and state.passes[state.low] <= CONFIRMATIONS:
+            yield from _run(state, Ask(state.low, "confirm", state.predicted))
+        else:
+            break
+    return Bracket(state.low, state.high, state.predicted, max(0, state.passes[state.low] - 1))
+
+
+class _State:
+    """What is known of each length, and the next one to ask for."""
+
+    def __init__(self, ceiling: int) -> None:
+        self.ceiling = ceiling
+        self.loads: dict[int, Mapping[str, float]] = {}
+        self.passes: Counter[int] = Counter()
+        self.failures: set[int] = set()
+        self.hopeless = False
+        self.predicted: int | None = None
+        self._missed = 0
+
+    @property
+    def low(self) -> int:
+        """The longest that passed and never failed; 0 where there is none. A winner that fails
+        its confirmation is no winner: the search goes on below it."""
+        return max((n for n in self.loads if n not in self.failures), default=0)
+
+    @property
+    def high(self) -> int | None:
+        """The shortest failure above it; None where nothing failed there."""
+        return min((n for n in self.failures if n > self.low), default=None)
+
+    def learn(self, tokens: int, answer: Answer) -> None:
+        self.hopeless = self.hopeless or answer.hopeless
+        if not answer.passed:
+            self.failures.add(tokens)
+            self._missed += 1
+            return
+        self._missed = 0
+        self.passes[tokens] += 1
+        self.loads[tokens] = answer.loads
+        if self.predicted is None and (edge := self._edge()) is not None:
+            self.predicted = min(edge, self.ceiling)
+
+    def next(self) -> int | None:
+        """The next length to run; None when the bracket is closed or the ceiling has passed."""
+        low, high = self.low, self.high
+        if low >= self.ceiling or (high is not None and high - low <= tolerance(low)):
+            return None
+        top = self.ceiling + 1 if high is None else high
+        return max(low + 1, min(self._guess(low, top), top - 1))
+
+    def purpose(self, tokens: int) -> Purpose:
+        """`edge` once a failure above, or the prediction, is near."""
+        near = self.predicted is not None and tokens > 0.9 * self.predicted
+        return "edge" if near or self.high is not None else "probe"
+
+    def _guess(self, low: int, top: int) -> int:
+        """Just under the predicted edge; just over what passed once the edge is that near."""
+        edge, width = self._edge(), tolerance(low)
+        if low == 0:
+            return top // 8
+        if edge is None and self.high is None:
+            return low * JUMP
+        if edge is None or self._missed > 1 or edge >= top != self.ceiling + 1:
+            return _between(low, top, self._missed)
+        aim = int(edge * (1 - UNDER))
+        if aim <= low + width // 2:
+            return low + width
+        return min(aim, low * JUMP)
+
+    def _edge(self) -> int | None:
+        """Where the first load reaches 1, by the line through the longest that passed and the next
+        one that is not beside it.
+
+        Memory is piecewise linear and convex in the length, so the longest are the ones to go by.
+        Time is a power of the length.
+        """
+        good = sorted(n for n in self.loads if n not in self.failures)
+        b = good[-1] if good else 0
+        a = max((n for n in good if n <= b / APART), default=0)
+        if not a:
+            return None
+        edges = []
+        for name, at_b in self.loads[b].items():
+            at_a = self.loads[a].get(name, 0.0)
+            if 0 < at_a < at_b:
+                reach = _power if name == "time" else _line
+                edges.append(reach(a, at_a, b, at_b))
+        return max(1, int(min(edges))) if edges else None
+
+
+def _between(low: int, top: int, missed: int) -> int:
+    """Inside the bracket: just under its top after one miss of the model, then its middle."""
+    width = tolerance(top if missed <= 1 else low)
+    if top - low <= 2 * width:
+        return low + width
+    if missed <= 1:
+        return max(low + width, top - 4 * width)
+    return math.isqrt(low * top) if top > 2 * low else (low + top) // 2
+
+
+def _line(a: int, at_a: float, b: int, at_b: float) -> float:
+    return b + (1 - at_b) * (b - a) / (at_b - at_a)
+
+
+def _power(a: int, at_a: float, b: int, at_b: float) -> float:
+    """Exponents outside 0.5 to 3 are noise: attention's time grows between linear and quadratic."""
+    exponent = min(3.0, max(0.5, math.log(at_b / at_a) / math.log(b / a)))
+    return float(b * (1 / at_b) ** (1 / exponent))
+
+
+def _run(state: _State, ask: Ask) -> Generator[Ask, Answer, None]:
+    state.learn(ask.tokens, (yield ask))
+
+
+def _first_steps(state: _State, start: int) -> Generator[Ask, Answer, None]:
+    """Two lengths that pass, so that there is a line; shorter ones while nothing passes."""
+    step = start
+    yield from _run(state, Ask(step, "probe"))
+    while not state.loads and not state.hopeless and step > 1:
+        step = max(1, step // 8)
+        yield from _run(state, Ask(step, "probe"))
+    if state.loads and not state.hopeless:
+        top = state.ceiling + 1 if state.high is None else state.high
+        second = min(state.low * 4, (state.low + top) // 2)
+        if second > state.low:
+            yield from _run(state, Ask(second, "probe"))

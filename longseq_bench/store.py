@@ -1,0 +1,313 @@
+"""Results on disk: `records.jsonl` in a results folder, one Record a line.
+
+Schema history, as drawn by the `schema` field of each line:
+
+1   trial, outcome, environment, started_at, wall_s, processes, purpose, predicted_tokens, command
+
+A line is written with one write and an fsync, so it is whole on disk the moment `append` returns.
+What a killed writer left unfinished is moved to `records.jsonl.torn`; no other byte is rewritten.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from longseq_bench.errors import StoreError, nearest
+from longseq_bench.model import SCHEMA, Record, Trial
+
+RECORDS = "records.jsonl"
+TORN = "records.jsonl.torn"
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What could be read: records in file order, and what could not be.
+
+    broken: line numbers, from 1, of lines that are not a record.
+    newer: line numbers by schema, of lines that a newer longseq wrote.
+    notes: one sentence each on what was skipped, for the user to see.
+    """
+
+    records: list[Record]
+    broken: list[int] = field(default_factory=list)
+    newer: dict[int, list[int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class NewerSchemaError(Exception):
+    """A line of a schema that this version does not know; never leaves this file."""
+
+    def __init__(self, schema: int) -> None:
+        super().__init__(schema)
+        self.schema = schema
+
+
+class Store:
+    """A results folder open for writing, by one process at a time.
+
+    Raises StoreError where the folder can't be written or another process holds it. The lock goes
+    with the process, however it dies. `notes` says what was repaired or skipped on opening.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / RECORDS
+        self._records_fd: int | None = None
+        self._lock_fd: int | None = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = _lock(self.folder)
+            self._records_fd = os.open(
+                self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
+            _sync_folder(self.folder)
+            repairs = _mend_tail(self._records_fd, self.folder)
+            loaded = _read(self.path)
+        except OSError as error:
+            self.close()
+            raise _unwritable(self.folder, error) from None
+        except BaseException:
+            self.close()
+            raise
+        self.records: list[Record] = loaded.records
+        self.broken: list[int] = loaded.broken
+        self.notes: list[str] = repairs + loaded.notes
+        self._index = {_address(record): record for record in self.records}
+        _OPEN.add(self)
+
+    def append(self, record: Record) -> Record:
+        """Put a record on disk, whole or not at all, and return it.
+
+        Raises StoreError where it can't be written (disk full, folder gone, store closed).
+        """
+        if self._records_fd is None:
+            raise StoreError(f"results folder {self.folder} is closed; nothing was written")
+        line = record.model_dump_json(by_alias=True).encode() + b"\n"
+        before = os.fstat(self._records_fd).st_size
+        try:
+            written = os.write(self._records_fd, line)
+            if written < len(line):
+                raise OSError(f"only {written} of {len(line)} bytes could be written")
+            os.fsync(self._records_fd)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._records_fd, before)
+            raise _unwritable(self.folder, error) from None
+        self.records.append(record)
+        self._index[_address(record)] = record
+        return record
+
+    def find(self, trial: Trial, fingerprint: str) -> Record | None:
+        """The newest record of this very trial in this environment; None where there is none."""
+        return self._index.get((trial.key, fingerprint))
+
+    def close(self) -> None:
+        """Let the folder go; a second call does nothing."""
+        for fd in (self._records_fd, self._lock_fd):
+            if fd is not None:
+                os.close(fd)
+        self._records_fd = self._lock_fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def load(path: str | Path) -> Loaded:
+    """Read a results folder or a .jsonl file, without a lock.
+
+    Raises StoreError where there is no such file or no record that can be read.
+    """
+    file = _records_file(Path(path))
+    try:
+        loaded = _read(file)
+    except OSError as error:
+        raise StoreError(f"results {path} can't be read: {_why(error)}") from None
+    if not loaded.records:
+        why = "; ".join(loaded.notes) or "it is empty"
+        raise StoreError(f"results {file} hold no record: {why}")
+    return loaded
+
+
+_OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _close_in_fork() -> None:
+    # A forked child shares the lock: were it to outlive a killed parent, nobody could resume.
+    for store in list(_OPEN):
+        store.close()
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
+
+
+def _address(record: Record) -> tuple[str, str]:
+    return record.key, record.environment.fingerprint
+
+
+def _lock(folder: Path) -> int:
+    """Take the folder's lock and leave our pid in it; StoreError where another holds it."""
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
+        os.close(fd)
+        holder = f"process {pid}" if pid.isdigit() else "another process"
+        raise StoreError(
+            f"results folder {folder} is in use by {holder}; wait for it, or name another folder"
+        ) from None
+    except BaseException:
+        os.close(fd)
+        raise
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file's name is only on disk once its folder is."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _mend_tail(fd: int, folder: Path) -> list[str]:
+    """End the file with a whole line; returns a note where that took a repair."""
+    start, tail = _unfinished(fd)
+    if not tail:
+        return []
+    if _is_record(tail):
+        os.write(fd, b"\n")
+        os.fsync(fd)
+        return [f"the last line of {folder / RECORDS} lacked only its line end, which was added"]
+    with open(folder / TORN, "ab") as side:
+        side.write(tail + b"\n")
+        side.flush()
+        os.fsync(side.fileno())
+    os.ftruncate(fd, start)
+    os.fsync(fd)
+    return [
+        f"the last line of {folder / RECORDS} was torn by a writer that was killed; "
+        f"its {len(tail)} bytes were moved to {TORN} and that trial will be run again"
+    ]
+
+
+def _unfinished(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
+    """Where the bytes after the last line end begin, and these bytes."""
+    start = os.fstat(fd).st_size
+    tail = b""
+    while start > 0:
+        step = min(block, start)
+        start -= step
+        tail = os.pread(fd, step, start) + tail
+        if (end := tail.rfind(b"\n")) >= 0:
+            return start + end + 1, tail[end + 1 :]
+    return 0, tail
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        _parse(line)
+    except NewerSchemaError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def _parse(line: bytes) -> Record:
+    """One line as a Record. Raises NewerSchemaError, or ValueError where it is not a record."""
+    data = json.loads(line)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise ValueError("no schema")
+    if schema > SCHEMA:
+        raise NewerSchemaError(schema)
+    return Record.model_validate(data)
+
+
+def _read(file: Path) -> Loaded:
+    loaded = Loaded([])
+    torn = None
+    for number, line in _lines(file):
+        try:
+            loaded.records.append(_parse(line))
+        except NewerSchemaError as error:
+            loaded.newer.setdefault(error.schema, []).append(number)
+        except (ValueError, RecursionError):
+            loaded.broken.append(number)
+            torn = None if line.endswith(b"\n") else number
+    loaded.notes.extend(_skipped(loaded, torn))
+    return loaded
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    with open(file, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                yield number, line
+
+
+def _skipped(loaded: Loaded, torn: int | None) -> Iterator[str]:
+    broken = [number for number in loaded.broken if number != torn]
+    if broken:
+        yield f"{_counted(broken)} not a record and skipped (kept on disk as found)"
+    if torn is not None:
+        yield f"line {torn} is not finished: its writer is still at work or was killed"
+    for schema, numbers in sorted(loaded.newer.items()):
+        yield (
+            f"{_counted(numbers)} written by a newer longseq (schema {schema}); "
+            f"this one reads {SCHEMA}"
+        )
+
+
+def _counted(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"line {numbers[0]} is"
+    shown = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
+    return f"{len(numbers)} lines ({shown}) are"
+
+
+def _records_file(path: Path) -> Path:
+    """The file that holds the records of a folder or file; StoreError names a likely one."""
+    if path.is_dir():
+        if (path / RECORDS).is_file():
+            return path / RECORDS
+        inside = sorted(f"{path / found.parent.name}" for found in path.glob(f"*/{RECORDS}"))
+        hint = f"; did you mean {inside[0]}?" if inside else ""
+        raise StoreError(f"results folder {path} holds no {RECORDS}{hint}")
+    if path.exists():
+        return path
+    beside = [found.name for found in path.parent.glob("*")]
+    guess = nearest(path.name, beside)
+    hint = f"; did you mean {path.parent / guess}?" if guess else ""
+    raise StoreError(f"results {path} do not exist{hint}")
+
+
+def _unwritable(folder: Path, error: OSError) -> StoreError:
+    return StoreError(f"results folder {folder} can't be written: {_why(error)}")
+
+
+def _why(error: OSError) -> str:
+    place = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+    return f"{error.strerror or error}{place}"

@@ -1,0 +1,367 @@
+"""Records -> tidy rows: medians with their interval, maxima, speed relative to a baseline.
+
+sweep_rows, maximum_rows   lists of plain dicts; need no pandas
+rows, maxima, relative     the same as DataFrames
+sweep_json, maxlen_json    the same as JSON
+
+A row never holds a time that was not measured as one: `pass_time`, the single pass of a fit
+probe, is not taken for `time`, and a trial that is not ok in every round shows no time at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from longseq_bench.cost import floor_bytes, floor_tokens
+from longseq_bench.errors import UnknownNameError, UserError
+from longseq_bench.model import SCHEMA, OptionValue, Outcome, Record, Status, Trial
+from longseq_bench.stats import median_interval
+
+if TYPE_CHECKING:
+    import pandas
+
+Row = dict[str, Any]
+
+SWEEP_FIELDS = (
+    "implementation", "options", "tokens", "world_size", "device", "dtype", "mode", "causal",
+    "status", "reason", "phase", "time_s", "time_low_s", "time_high_s", "samples", "cpu_time_s",
+    "plan_time_s", "peak_bytes", "tokens_per_s", "flops", "max_error", "density_asked",
+    "density_achieved",
+)  # fmt: skip
+ROW_FIELDS = (
+    *SWEEP_FIELDS, "batch", "heads", "kv_heads", "head_dim", "memory_budget", "threads",
+    "time_budget", "uncovered", "zero_rows", "fingerprint", "host", "label",
+)  # fmt: skip
+MAXLEN_FIELDS = (
+    "implementation", "options", "device", "dtype", "mode", "causal", "batch", "heads", "kv_heads",
+    "head_dim", "world_size", "memory_budget", "time_budget", "max_tokens", "first_failure",
+    "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor", "peak_bytes",
+    "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s",
+)  # fmt: skip
+MAXIMUM_FIELDS = (*MAXLEN_FIELDS, "failure_reason", "threads", "fingerprint", "host", "label")
+
+SEVERITY: tuple[Status, ...] = (
+    "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",
+)  # fmt: skip
+"""Worst first: where runs of one trial end differently, the worst one is told."""
+
+LIMITED_BY: dict[Status, str] = {
+    "oom": "memory",
+    "timeout": "time",
+    "hang": "hang",
+    "limit": "kernel limit",
+    "wrong": "numerics",
+    "crashed": "crash",
+    "error": "error",
+    "unsupported": "unsupported",
+}
+_LARGEST = ("flops", "max_error", "density_asked", "density_achieved", "uncovered", "zero_rows")
+SAME_WORKLOAD = (
+    "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
+    "threads", "fingerprint",
+)  # fmt: skip
+
+
+def sweep_rows(records: Iterable[Record]) -> list[Row]:
+    """One dict of ROW_FIELDS a measured trial, its interleaved rounds merged, in file order.
+
+    Records of purpose "measure" that differ in round and seed only, in one environment, are one
+    row. Times in seconds, sizes in bytes, peaks the largest over ranks and rounds; time_low_s and
+    time_high_s are the 95 % interval of the median, with fewer than 6 samples their whole range.
+    """
+    groups = _grouped((r for r in records if r.purpose == "measure"), _row_key)
+    merged = [_merged(group) for group in groups]
+    add_labels(merged)
+    return merged
+
+
+def maximum_rows(records: Iterable[Record]) -> list[Row]:
+    """One dict of MAXIMUM_FIELDS a search (purposes probe, edge, confirm), in file order."""
+    groups = _grouped((r for r in records if r.purpose != "measure"), _search_key)
+    found = [maximum_of(group) for group in groups]
+    add_labels(found)
+    return found
+
+
+def rows(records: Iterable[Record]) -> pandas.DataFrame:
+    """`sweep_rows` as a DataFrame; what was not measured is missing (NaN)."""
+    return _frame(sweep_rows(records), ROW_FIELDS)
+
+
+def maxima(records: Iterable[Record]) -> pandas.DataFrame:
+    """`maximum_rows` as a DataFrame; what is not known is missing (NaN)."""
+    return _frame(maximum_rows(records), MAXIMUM_FIELDS)
+
+
+def relative(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
+    """`rows` with a column `speed`, as `speeds` computes it."""
+    import pandas
+
+    speed = pandas.Series(speeds(plain(frame), baseline), index=frame.index, dtype=float)
+    return frame.assign(speed=speed)
+
+
+def speeds(table: Sequence[Row], baseline: str) -> list[float | None]:
+    """The baseline's time over each row's time: 2.0 is twice as fast.
+
+    baseline: a label ("ring chunk=1024") or an implementation that has one label only.
+    Compared on one workload, device, thread count and environment; with the baseline on as many
+    ranks where it was run so, else on the fewest. None where either is not ok or was not timed.
+    Raises UnknownNameError or, where the name means several labels, UserError.
+    """
+    label = _baseline_label(table, baseline)
+    times: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
+    for row in table:
+        if row["label"] == label and row["status"] == "ok" and row["time_s"] is not None:
+            times[_workload_of(row)].setdefault(row["world_size"], row["time_s"])
+    return [_speed(row, times.get(_workload_of(row), {})) for row in table]
+
+
+def plain(frame: pandas.DataFrame) -> list[Row]:
+    """The rows of a DataFrame as dicts, with None for what is missing."""
+    return [
+        {str(name): None if _missing(value) else value for name, value in row.items()}
+        for row in frame.to_dict("records")
+    ]
+
+
+def sweep_json(records: Iterable[Record]) -> Row:
+    """{"schema", "rows"}: each row has exactly SWEEP_FIELDS; what is not a number is null."""
+    return {"schema": SCHEMA, "rows": [_json(row, SWEEP_FIELDS) for row in sweep_rows(records)]}
+
+
+def maxlen_json(records: Iterable[Record]) -> Row:
+    """{"schema", "results"}: each result has exactly MAXLEN_FIELDS."""
+    found = maximum_rows(records)
+    return {"schema": SCHEMA, "results": [_json(row, MAXLEN_FIELDS) for row in found]}
+
+
+def maximum_of(records: Sequence[Record]) -> Row:
+    """The maximum that the steps of one search came to: a bracket and what limited it.
+
+    A length passed if it was run and no run of it failed; `max_tokens` is the longest such, 0 if
+    there is none. `first_failure` is the shortest failed length above it; failures below it do
+    not lower it. `confirmations` are the passes at the maximum beyond the first.
+    Raises ValueError where the records are none, or not of one search.
+    """
+    steps = [record for record in records if record.purpose != "measure"]
+    if len({_search_key(record) for record in steps}) != 1:
+        raise ValueError("maximum_of takes the probe, edge and confirm records of one search")
+    by_length: dict[int, list[Record]] = defaultdict(list)
+    for record in steps:
+        by_length[record.trial.workload.seq_len].append(record)
+    passed = [n for n, runs in by_length.items() if all(r.outcome.fits for r in runs)]
+    longest = max(passed, default=0)
+    failed = min((n for n in by_length if n > longest), default=None)
+    at_maximum = by_length.get(longest, [])
+    peak = _most(r.outcome.largest("peak") for r in at_maximum)
+    return {
+        **_identity(steps[0]),
+        "max_tokens": longest,
+        **_failure(by_length[failed] if failed is not None else [], failed),
+        **_against_floor(steps[0].trial, longest),
+        "peak_bytes": _whole(peak),
+        "bytes_per_token": None if peak is None else peak / longest,
+        "predicted_tokens": _first_prediction(steps),
+        "runs": sum(r.processes for r in steps),
+        "confirmations": max(len(at_maximum) - 1, 0),
+        "wall_s": sum(r.wall_s for r in steps),
+    }
+
+
+def add_labels(table: Sequence[Row]) -> None:
+    """Set `label`: the implementation, and those of its options that differ within the table."""
+    names: dict[str, set[str]] = defaultdict(set)
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in table:
+        names[row["implementation"]].update(row["options"])
+    for row in table:
+        for name in names[row["implementation"]]:
+            values[row["implementation"], name].add(_option(row, name))
+    for row in table:
+        differing = [n for n in row["options"] if len(values[row["implementation"], n]) > 1]
+        row["label"] = " ".join(
+            [row["implementation"], *(f"{name}={_option(row, name)}" for name in differing)]
+        )
+
+
+def _grouped(
+    records: Iterable[Record], key: Callable[[Record], Hashable]
+) -> Iterable[list[Record]]:
+    groups: dict[Hashable, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups.values()
+
+
+def _row_key(record: Record) -> Hashable:
+    trial = record.trial.model_copy(update={"round": 0, "seed": 0})
+    return trial.key, record.environment.fingerprint
+
+
+def _search_key(record: Record) -> Hashable:
+    # How often a step was timed is no part of the question: probes take one pass, others more.
+    same = {"round": 0, "seed": 0, "repeats": 0, "time_cap": 1.0}
+    return record.trial.at(1).model_copy(update=same).key, record.environment.fingerprint
+
+
+def _identity(record: Record) -> Row:
+    """What was run where: the fields that rows and maxima share."""
+    trial, workload = record.trial, record.trial.workload
+    return {
+        "implementation": trial.implementation,
+        "options": dict(trial.options),
+        "device": trial.device,
+        "world_size": trial.world_size,
+        "memory_budget": trial.memory_budget,
+        "time_budget": trial.time_budget,
+        "threads": trial.threads,
+        **workload.model_dump(exclude={"seq_len"}),
+        "fingerprint": record.environment.fingerprint,
+        "host": record.environment.host,
+    }
+
+
+def _merged(rounds: Sequence[Record]) -> Row:
+    """One row of all rounds of a trial."""
+    worst = min(rounds, key=lambda record: SEVERITY.index(record.outcome.status))
+    tokens = worst.trial.workload.seq_len
+    row = {
+        **_identity(worst),
+        "tokens": tokens,
+        "status": worst.outcome.status,
+        "reason": worst.outcome.reason,
+        "phase": worst.outcome.phase,
+        **_timing(rounds if worst.outcome.status == "ok" else []),
+        "plan_time_s": _median_of(rounds, "plan_time"),
+        "peak_bytes": _whole(_largest(rounds, "peak")),
+        **{name: _largest(rounds, name) for name in _LARGEST},
+    }
+    time_s = row["time_s"]
+    row["tokens_per_s"] = worst.trial.workload.batch * tokens / time_s if time_s else None
+    return row
+
+
+def _timing(rounds: Sequence[Record]) -> Row:
+    times = list(chain.from_iterable(per_iteration(r.outcome, "time") for r in rounds))
+    low, middle, high = median_interval(times) if times else (None, None, None)
+    return {
+        "time_s": middle,
+        "time_low_s": low,
+        "time_high_s": high,
+        "samples": len(times),
+        "cpu_time_s": _median_of(rounds, "cpu_time"),
+    }
+
+
+def per_iteration(outcome: Outcome, name: str) -> list[float]:
+    """One sample an iteration: the largest over ranks, as the slowest rank is what one waits for.
+
+    Iterations that not every rank finished are left out. In the measurement's own unit.
+    """
+    ranks: dict[int, list[float]] = defaultdict(list)
+    for measurement in outcome.measurements:
+        if measurement.name == name:
+            ranks[measurement.rank].extend(measurement.samples)
+    return [max(together) for together in zip(*ranks.values(), strict=False)]
+
+
+def _median_of(rounds: Sequence[Record], name: str) -> float | None:
+    samples = list(chain.from_iterable(per_iteration(r.outcome, name) for r in rounds))
+    return median(samples) if samples else None
+
+
+def _largest(rounds: Sequence[Record], name: str) -> float | None:
+    return _most(chain.from_iterable(r.outcome.samples(name) for r in rounds))
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    """The largest; not a number where any is not, which max() would hide by its order."""
+    known = [value for value in values if value is not None]
+    return math.nan if any(map(math.isnan, known)) else max(known, default=None)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or not math.isfinite(value) else round(value)
+
+
+def _failure(runs: Sequence[Record], length: int | None) -> Row:
+    """What limited a search: the worst run of its first failed length."""
+    outcomes = sorted((r.outcome for r in runs), key=lambda o: SEVERITY.index(o.status))
+    worst = outcomes[0] if outcomes else None
+    return {
+        "first_failure": length,
+        "limited_by": LIMITED_BY[worst.status] if worst else "ceiling",
+        "failure_phase": worst.phase if worst else None,
+        "failure_reason": worst.reason if worst else None,
+    }
+
+
+def _against_floor(trial: Trial, longest: int) -> Row:
+    """The budget's floor in tokens, and the share of the budget that the maximum's floor takes."""
+    if trial.memory_budget is None:
+        return {"floor_tokens": None, "fraction_of_floor": None}
+    needed = floor_bytes(trial.at(longest).workload) if longest else 0
+    return {
+        "floor_tokens": floor_tokens(trial.workload, trial.memory_budget, trial.world_size),
+        "fraction_of_floor": needed / (trial.world_size * trial.memory_budget),
+    }
+
+
+def _first_prediction(steps: Sequence[Record]) -> int | None:
+    asked = (r.predicted_tokens for r in steps if r.purpose in ("probe", "edge"))
+    return next((tokens for tokens in asked if tokens is not None), None)
+
+
+def _option(row: Row, name: str) -> str:
+    value: OptionValue = row["options"].get(name, "")
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _workload_of(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in SAME_WORKLOAD)
+
+
+def _baseline_label(table: Sequence[Row], baseline: str) -> str:
+    labels: dict[str, str] = {row["label"]: row["implementation"] for row in table}
+    if baseline in labels:
+        return baseline
+    named = [label for label, implementation in labels.items() if implementation == baseline]
+    if len(named) > 1:
+        several = ", ".join(map(repr, named))
+        raise UserError(f"baseline {baseline!r} may mean {several}; name one of them")
+    if not named:
+        known = {*labels, *labels.values()}
+        raise UnknownNameError("baseline", baseline, known, place="the results")
+    return named[0]
+
+
+def _speed(row: Row, times: dict[int, float]) -> float | None:
+    if row["status"] != "ok" or not row["time_s"] or not times:
+        return None
+    return times.get(row["world_size"], times[min(times)]) / float(row["time_s"])
+
+
+def _frame(table: list[Row], fields: Sequence[str]) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame([[row[name] for name in fields] for row in table], columns=list(fields))
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _json(row: Row, fields: Sequence[str]) -> Row:
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {name: finite(row[name]) for name in fields}

@@ -1,0 +1,112 @@
+"""Quantities as people write them, both ways: tokens, bytes, seconds, rates.
+
+k is 1024 and M is 1024² for tokens; bytes take KiB/MiB/GiB (1024) and kB/MB/GB (1000).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from longseq_bench.errors import UnitError
+
+_TOKENS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_BYTES = {
+    "b": 1, "": 1,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "m": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_tokens(text: str | int | float) -> int:
+    """Tokens from 4096, "4096", "4k", "1.5M".
+
+    Raises UnitError where it is not a positive whole number of tokens.
+    """
+    value = _quantity(text, _TOKENS, "tokens", "write 4096, 4k or 1M")
+    if value < 1 or value != int(value):
+        raise UnitError(f"tokens {text!r} is not a positive whole number; write 4096, 4k or 1M")
+    return int(value)
+
+
+def parse_bytes(text: str | int | float) -> int:
+    """Bytes from 1024, "512MiB", "7.9GiB", "8GB". Raises UnitError where it is not positive."""
+    value = _quantity(text, _BYTES, "bytes", "write 512MiB or 7.9GiB")
+    if value < 1:
+        raise UnitError(f"bytes {text!r} is not positive; write 512MiB or 7.9GiB")
+    return round(value)
+
+
+def parse_seconds(text: str | int | float) -> float:
+    """Seconds from 60, "60s", "500ms", "2min", "1h". Raises UnitError where it is not positive."""
+    value = _quantity(text, _SECONDS, "time", "write 60s, 500ms or 2min")
+    if value <= 0:
+        raise UnitError(f"time {text!r} is not positive; write 60s, 500ms or 2min")
+    return value
+
+
+def _quantity(
+    text: str | int | float, scale: dict[str, float] | dict[str, int], what: str, hint: str
+) -> float:
+    if isinstance(text, bool):
+        raise UnitError(f"{what} {text!r} is not a number; {hint}")
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None or match[2].lower() not in scale:
+        raise UnitError(f"{what} {text!r} can't be read; {hint}")
+    value = float(match[1]) * scale[match[2].lower()]
+    if not math.isfinite(value):
+        raise UnitError(f"{what} {text!r} is too large; {hint}")
+    return value
+
+
+def format_tokens(tokens: int) -> str:
+    """131072 -> "128k", 1000 -> "1,000": only exact multiples are shortened."""
+    for suffix, size in (("M", 1024**2), ("k", 1024)):
+        if tokens >= size and tokens % size == 0:
+            return f"{tokens // size:,}{suffix}"
+    return f"{tokens:,}"
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in the largest binary unit that keeps the figure at or above 1, to 3 digits."""
+    for suffix, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= size:
+            return f"{_digits(count / size)} {suffix}"
+    return f"{count:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds in the unit that keeps the figure at or above 1, to 3 digits."""
+    if seconds >= 120:
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    for suffix, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{_digits(seconds / size)} {suffix}"
+    return f"{_digits(seconds / 1e-9)} ns" if seconds > 0 else "0 s"
+
+
+def format_rate(per_second: float, what: str) -> str:
+    """A rate with a decimal prefix: 253e9, "FLOP/s" -> "253 GFLOP/s"."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if per_second >= size:
+            return f"{_digits(per_second / size)} {prefix}{what}"
+    return f"{_digits(per_second)} {what}"
+
+
+def format_share(share: float) -> str:
+    """A fraction as a percentage that never rounds to a false 0 % or 100 %."""
+    for places in range(1, 16):
+        text = f"{share * 100:.{places}f}"
+        if share in (0.0, 1.0) or float(text) not in (0.0, 100.0):
+            return f"{text} %"
+    return f"{share * 100:.3g} %"
+
+
+def _digits(value: float) -> str:
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 1 else f"{value:.2g}"

@@ -1,0 +1,151 @@
+"""Records made by hand: small, deterministic, and any field can be given.
+
+`trial(...)`, `environment(...)`, `outcome(...)` and `record(...)` take the fields that a test is
+about and fill in the rest. Times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from longseq_bench.model import (
+    Environment,
+    Measurement,
+    OptionValue,
+    Outcome,
+    Phase,
+    Purpose,
+    Record,
+    Status,
+    Trial,
+    Workload,
+)
+
+GIB = 2**30
+
+UNITS = {
+    "time": "s",
+    "cpu_time": "s",
+    "pass_time": "s",
+    "plan_time": "s",
+    "peak": "B",
+    "reserved": "B",
+    "device_memory": "B",
+    "floor": "B",
+    "bytes_sent": "B",
+    "flops": "FLOP",
+}
+
+_WORKLOAD = {"seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode"}
+
+
+def trial(
+    implementation: str = "sdpa",
+    seq_len: int = 4096,
+    options: Mapping[str, OptionValue] | None = None,
+    **fields: Any,
+) -> Trial:
+    """A Trial; keywords go to the Workload or the Trial, wherever they belong."""
+    workload = {k: v for k, v in fields.items() if k in _WORKLOAD}
+    rest = {k: v for k, v in fields.items() if k not in _WORKLOAD}
+    return Trial(
+        implementation=implementation,
+        options=dict(options or {}),
+        workload=Workload(seq_len=seq_len, **workload),
+        **rest,
+    )
+
+
+def environment(host: str = "alpha", **fields: Any) -> Environment:
+    """An Environment of a two-core machine without a GPU."""
+    known: dict[str, Any] = {
+        "os": "Linux 6.1",
+        "cpu": "Test CPU",
+        "cores": 2,
+        "memory_bytes": 8 * GIB,
+        "python": "3.11.9",
+        "torch": "2.13.0",
+        "longseq": "0.1.0",
+        "commit": "abc1234",
+    }
+    return Environment(host=host, **{**known, **fields})
+
+
+def measurement(name: str, *samples: float, rank: int = 0) -> Measurement:
+    """A Measurement with the unit that belongs to its name (1 where it is a plain number)."""
+    return Measurement(name=name, unit=UNITS.get(name, "1"), samples=samples, rank=rank)
+
+
+def outcome(
+    status: Status = "ok",
+    reason: str | None = None,
+    phase: Phase | None = None,
+    facts: Mapping[str, Any] | None = None,
+    **samples: float | Sequence[float],
+) -> Outcome:
+    """An Outcome; keywords are measurements of rank 0: `time=[0.1, 0.2], peak=4096`."""
+    return Outcome(
+        status=status,
+        reason=reason,
+        phase=phase,
+        facts=dict(facts or {}),
+        measurements=tuple(
+            measurement(name, *([value] if isinstance(value, (int, float)) else value))
+            for name, value in samples.items()
+        ),
+    )
+
+
+def record(
+    of: Trial | None = None,
+    came_to: Outcome | None = None,
+    where: Environment | None = None,
+    purpose: Purpose = "measure",
+    **fields: Any,
+) -> Record:
+    """A Record of one trial: by default ok, ten samples round 0.1 s, a peak of 1 MiB."""
+    known: dict[str, Any] = {
+        "started_at": "2026-11-21T09:00:00Z",
+        "wall_s": 1.5,
+        "command": "longseq sweep quickstart.yaml",
+    }
+    return Record(
+        trial=of or trial(),
+        outcome=came_to or measured(),
+        environment=where or environment(),
+        purpose=purpose,
+        **{**known, **fields},
+    )
+
+
+def measured(
+    time: float = 0.1, peak: float = 2**20, samples: int = 10, **more: float | Sequence[float]
+) -> Outcome:
+    """An ok Outcome: `samples` times spread evenly within 1 % round `time`, odd or even count."""
+    step = 0.02 * time / max(samples - 1, 1)
+    times = [time * 0.99 + step * i for i in range(samples)] if samples > 1 else [time]
+    extra: dict[str, Any] = {"cpu_time": [t * 2 for t in times], **more}
+    return outcome(time=times, peak=peak, max_error=1e-6, **extra)
+
+
+def step(
+    seq_len: int,
+    status: Status = "ok",
+    purpose: Purpose = "probe",
+    reason: str | None = None,
+    phase: Phase | None = "forward",
+    of: Trial | None = None,
+    peak: float | None = None,
+    **fields: Any,
+) -> Record:
+    """A Record of one step of a search: repeats 0, under a budget of 64 MiB."""
+    base = of or trial(memory_budget=64 * 2**20, repeats=0)
+    samples: dict[str, Any] = {}
+    if status == "ok":
+        samples = {"pass_time": 0.2, "peak": peak if peak is not None else seq_len * 1024.0}
+    said = reason if reason or status == "ok" else f"{status} at {seq_len}"
+    where = None if status == "ok" else phase
+    return record(
+        base.at(seq_len), outcome(status, said, where, **samples), purpose=purpose, **fields
+    )

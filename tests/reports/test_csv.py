@@ -1,0 +1,60 @@
+"""CSV: every raw sample comes back, with all that identifies it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pandas
+
+from longseq_bench.model import Record
+from longseq_bench.reports.base import FORMATS, KINDS, Source
+from tests import make
+
+RECORDS = [
+    make.record(
+        make.trial("ring", 2048, {"chunk": 64, "w": (1, 2)}, batch=3, causal=True, round=1),
+        make.outcome(time=[0.1, 0.30000000000000004], peak=5.0, facts={"backend": "x"}),
+    ),
+    make.record(make.trial("odd|na,me"), make.outcome("oom", 'said "no",\nthen died', "plan")),
+    make.step(4096, predicted_tokens=77),
+]
+
+
+def rendered(records: list[Record]) -> str:
+    return FORMATS.get("csv")(KINDS.get("summary")(Source(records)))
+
+
+def test_every_sample_comes_back() -> None:
+    found: dict[tuple[str, str], tuple[float, ...]] = {}
+    for row in csv.DictReader(io.StringIO(rendered(RECORDS))):
+        if row["measurement"]:
+            values = tuple(map(float, row["values"].split()))
+            found[row["key"], row["measurement"]] = values
+            assert int(row["samples"]) == len(values)
+            assert (float(row["smallest"]), float(row["largest"])) == (min(values), max(values))
+    assert found == {
+        (record.key, measurement.name): measurement.samples
+        for record in RECORDS
+        for measurement in record.outcome.measurements
+    }
+
+
+def test_what_identifies_a_record_comes_back() -> None:
+    rows = list(csv.DictReader(io.StringIO(rendered(RECORDS))))
+    first, failed = rows[0], next(row for row in rows if row["status"] == "oom")
+    assert json.loads(first["options"]) == {"chunk": 64, "w": [1, 2]}
+    assert (first["tokens"], first["batch"], first["round"]) == ("2048", "3", "1")
+    assert (first["causal"], first["purpose"], first["unit"]) == ("True", "measure", "s")
+    assert first["fingerprint"] == RECORDS[0].environment.fingerprint
+    assert (failed["implementation"], failed["phase"]) == ("odd|na,me", "plan")
+    assert failed["reason"] == 'said "no",\nthen died'
+    assert (failed["measurement"], failed["memory_budget"]) == ("", "")
+    assert rows[-1]["predicted_tokens"] == "77"
+
+
+def test_pandas_reads_it() -> None:
+    frame = pandas.read_csv(io.StringIO(rendered(RECORDS)))
+    assert len(frame) == 5
+    assert frame.query("measurement == 'time'")["median"].tolist() == [0.2]

@@ -1,0 +1,74 @@
+"""Markdown: what is rendered reads back, by a parser that is not ours, as what was said."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from longseq_bench.reports.document import Column, Document, Section, Table
+from longseq_bench.reports.markdown import render
+
+NASTY = [
+    "a|b", "<b>bold</b>", "two\nlines\r\nand\ttabs", "`code`", "*star* _under_ __init__", "a_b_c",
+    "[link](http://x)", "\\", "\\|", "back\\slash|", "&lt;", "&amp;", "# head", "- item", "1. one",
+    "12) twelve", "+ plus", "~~gone~~", "<!-- hidden -->", "![i](j)", "---", "===", "a `` b ` c",
+    "$x$", "| --- |", "> quote", "— ±2 % µs", "~~~", "```",
+]  # fmt: skip
+
+
+def parsed(markdown: str) -> dict[str, list[str]]:
+    """The text of each kind of block, as a GitHub reader would see it."""
+    found: dict[str, list[str]] = {}
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown)
+    for before, token in pairwise(tokens):
+        if token.type == "inline":
+            parts = token.children or []
+            assert {part.type for part in parts} <= {"text", "text_special"}, markdown
+            found.setdefault(before.tag, []).append("".join(part.content for part in parts))
+    return found
+
+
+def one(text: str) -> Document:
+    table = Table(text, (Column(text), Column("n", "count")), ((text, 1), (None, 2)))
+    return Document(text, [text], [Section(text, [text], [text, "last"], [table])])
+
+
+def check_reads_back(text: str) -> None:
+    said = " ".join(text.split())
+    found = parsed(render(one(text)))
+    assert found["h1"] == found["h2"] == found["h3"] == [said]
+    assert found["p"] == [said, said, said, "last"]
+    assert found["th"] == [said, "n"]
+    assert found["td"] == [said, "1", "—", "2"]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_nasty_names_show_as_they_are(text: str) -> None:
+    check_reads_back(text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(st.sampled_from("ab1 \\`*_{}[]()<>#+-.!|&;:~$=\"'/\n"), min_size=1, max_size=12))
+def test_any_text_shows_as_it_is(text: str) -> None:
+    if text.split():
+        check_reads_back(text)
+
+
+def test_the_whole_page() -> None:
+    table = Table("T", (Column("name"), Column("size", "bytes")), (("a", 2048), ("b", None)))
+    page = render(Document("Title", ["Said."], [Section("S", ["P."], ["x"], [table], ["run me"])]))
+    assert page == (
+        "# Title\n\nSaid.\n\n## S\n\nP.\n\n- x\n\n### T\n\n"
+        "| name | size |\n| --- | ---: |\n| a | 2 KiB |\n| b | — |\n\n"
+        "```\nrun me\n```\n"
+    )
+
+
+def test_backticks_do_not_end_a_block_of_code() -> None:
+    lines = ["echo ```", "````", "end"]
+    tokens = MarkdownIt("commonmark").parse(render(Document("T", [], [Section("S", code=lines)])))
+    assert [t.content for t in tokens if t.type == "fence"] == ["\n".join(lines) + "\n"]

@@ -1,0 +1,484 @@
+"""Configs: the grid that a file asks for, and the sentence that each mistake gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from longseq_bench import config
+from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.config import load, parse, parse_assignments
+from longseq_bench.errors import ConfigError, UnknownNameError, UserError
+from longseq_bench.model import Trial
+from longseq_bench.options import OptionSpec
+
+CHUNK = OptionSpec(name="chunk", kind="int", default=1024)
+LONGNET = (
+    OptionSpec(name="segments", kind="ints", default=(1024,)),
+    OptionSpec(name="dilation", kind="ints", default=(1,)),
+    OptionSpec(name="mix", kind="str", default="softmax", choices=("softmax", "groups")),
+)
+SPARSE = (
+    OptionSpec(name="pattern", kind="str", default="local-window",
+               choices=("local-window", "dilated-sparse", "sink-window")),
+    OptionSpec(name="sparsity", kind="float", default=0.9),
+    OptionSpec(name="block", kind="int", default=64),
+    OptionSpec(name="seed", kind="int", default=0),
+)  # fmt: skip
+CATALOGUE = Catalogue(
+    implementations={
+        "sdpa": Entry(summary="", options=(OptionSpec(name="backend", kind="str", optional=True),)),
+        "dense": Entry(summary=""),
+        "ring": Entry(summary="", options=(CHUNK,)),
+        "collective": Entry(summary="", options=(CHUNK,)),
+        "block-sparse": Entry(summary="", options=SPARSE),
+        "dilated": Entry(summary="", options=LONGNET),
+        "hilbert": Entry(summary="", options=LONGNET),
+    },
+    devices={
+        "cpu": DeviceInfo(name="a CPU", dtypes=("float32", "bfloat16")),
+        "cuda": DeviceInfo(unavailable="no NVIDIA driver"),
+    },
+)
+EXAMPLE = """\
+device: cpu
+memory_budget: 512MiB
+workload: {batch: 1, heads: 8, head_dim: 64, dtype: float32, causal: [false, true], mode: forward}
+tokens: [1k, 2k, 4k, 8k]
+baseline: sdpa
+implementations:
+  - sdpa
+  - ring: {chunk: 1k}
+  - block-sparse: {pattern: [local-window, dilated-sparse], sparsity: [0.9, 0.99]}
+"""
+SHORT = "tokens: 1k\nimplementations: [sdpa]\n"
+
+
+def trials(text: str) -> tuple[Trial, ...]:
+    return parse(text, "sweep.yaml", CATALOGUE).trials
+
+
+def refusal(text: str) -> str:
+    """What a text is refused with; any error that is not the user's fails the test."""
+    with pytest.raises((ConfigError, UnknownNameError)) as caught:
+        parse(text, "sweep.yaml", CATALOGUE)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- the grid ----------------------------------------------------------------------------------
+
+
+def test_every_list_is_an_axis() -> None:
+    found = trials(EXAMPLE)
+    assert len(found) == 2 * 4 * (1 + 1 + 2 * 2)
+    assert {t.workload.seq_len for t in found} == {1024, 2048, 4096, 8192}
+    assert {t.workload.causal for t in found} == {False, True}
+    sparse = {
+        (t.options["pattern"], t.options["sparsity"]) for t in found if "pattern" in t.options
+    }
+    assert sparse == {(p, s) for p in ("local-window", "dilated-sparse") for s in (0.9, 0.99)}
+    assert {t.memory_budget for t in found} == {512 * 2**20}
+
+
+def test_what_is_compared_is_adjacent() -> None:
+    found = trials(EXAMPLE)
+    names = ["sdpa", "ring"] + ["block-sparse"] * 4
+    assert [t.implementation for t in found] == names * 8
+    lengths = [t.workload.seq_len for t in found[:: len(names)]]
+    assert lengths == [1024, 2048, 4096, 8192] * 2
+    for start in range(0, len(found), len(names)):
+        assert len({t.workload for t in found[start : start + len(names)]}) == 1
+
+
+def test_values_keep_the_order_they_are_written_in() -> None:
+    found = trials("tokens: [4k, 1k, 4k, 2k]\nimplementations: [ring, sdpa]\n")
+    assert [t.workload.seq_len for t in found[::2]] == [4096, 1024, 2048]
+    assert [t.implementation for t in found[:2]] == ["ring", "sdpa"]
+
+
+def test_options_are_complete() -> None:
+    (found,) = trials("tokens: 1k\nimplementations:\n  - block-sparse: {sparsity: 0.99}\n")
+    assert found.options == {"pattern": "local-window", "sparsity": 0.99, "block": 64, "seed": 0}
+    assert type(found.options["seed"]) is int
+
+
+def test_settings_are_axes_too() -> None:
+    text = (
+        "memory_budget: [1GiB, none]\ntime_budget: [2min, ~]\nworld_size: [1, 2]\n"
+        "threads: [1, none]\nseed: [0, 7]\nrepeats: [0, 5]\ntime_cap: [1s, 500ms]\n" + SHORT
+    )
+    found = trials(text)
+    assert len(found) == 2**7
+    assert {(t.memory_budget, t.time_budget) for t in found} == {
+        (m, s) for m in (2**30, None) for s in (120.0, None)
+    }
+    assert {(t.threads, t.seed, t.repeats) for t in found} == {
+        (h, s, r) for h in (1, None) for s in (0, 7) for r in (0, 5)
+    }
+    assert {(t.time_cap, t.world_size) for t in found} == {
+        (c, w) for c in (1.0, 0.5) for w in (1, 2)
+    }
+
+
+def test_what_is_not_written_is_left_to_the_trial() -> None:
+    (found,) = trials(SHORT)
+    assert found == Trial(
+        implementation="sdpa",
+        options={"backend": None},
+        workload=found.workload.model_validate({"seq_len": 1024}),
+    )
+    read = parse(SHORT, "sweep.yaml", CATALOGUE)
+    assert (read.rounds, read.baseline, read.text, read.place) == (3, None, SHORT, "sweep.yaml")
+    assert parse(SHORT + "rounds: 5\n", "sweep.yaml", CATALOGUE).rounds == 5
+
+
+def test_commas_hold_numbers_together_and_a_list_is_an_axis() -> None:
+    head = "tokens: 8k\nimplementations:\n  - dilated: "
+    together = trials(head + '{segments: ["1024,2k", "4k,8k"], dilation: "1,2"}\n')
+    assert [t.options["segments"] for t in together] == [(1024, 2048), (4096, 8192)]
+    assert {t.options["dilation"] for t in together} == {(1, 2)}
+    apart = trials(head + "{segments: [1024, 2048]}\n")
+    assert [t.options["segments"] for t in apart] == [(1024,), (2048,)]
+
+
+def test_one_implementation_twice_and_repetitions_once() -> None:
+    text = (
+        "tokens: [1k, 1024]\nworkload: {kv_heads: [0, 8]}\nimplementations:\n"
+        "  - ring\n  - ring: {chunk: [1k, 1024, 512]}\n  - ring: {chunk: 1k}\n"
+    )
+    assert [t.options["chunk"] for t in trials(text)] == [1024, 512]
+
+
+def test_anchors_are_followed() -> None:
+    text = "tokens: &n [1k, 2k]\nimplementations:\n  - ring: {chunk: *n}\n"
+    assert len(trials(text)) == 4
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+TAIL = "implementations: [sdpa]\n"
+MISTAKES = {
+    "unknown key": (
+        "tokns: 1k\n" + SHORT,
+        "unknown key 'tokns' in sweep.yaml:1; did you mean 'tokens'?",
+    ),
+    "unknown workload key": (
+        SHORT + "workload:\n  batch: 1\n  head: 4\n",
+        "unknown workload key 'head' in sweep.yaml:5; did you mean 'heads'?",
+    ),
+    "workload key at the top": (
+        SHORT + "heads: 8\n",
+        "sweep.yaml:3: heads belongs under workload, as in workload: {heads: ...}",
+    ),
+    "top key in workload": (
+        SHORT + "workload: {tokens: 1k}\n",
+        "sweep.yaml:3: tokens belongs at the top level, not under workload",
+    ),
+    "seq_len": (
+        "seq_len: 1k\n" + TAIL,
+        "sweep.yaml:1: seq_len is not a key; write tokens, at the top level",
+    ),
+    "unknown implementation": (
+        "tokens: 1k\nimplementations:\n  - sdpa\n  - rign\n",
+        "unknown implementation 'rign' in sweep.yaml:4; did you mean 'ring'?",
+    ),
+    "unknown implementation with options": (
+        "tokens: 1k\nimplementations:\n  - blocksparse: {sparsity: 0.9}\n",
+        "unknown implementation 'blocksparse' in sweep.yaml:3; did you mean 'block-sparse'?",
+    ),
+    "unknown option": (
+        "tokens: 1k\nimplementations:\n  - ring:\n      chnk: 1k\n",
+        "unknown option 'chnk' in ring at sweep.yaml:4; did you mean 'chunk'?",
+    ),
+    "the old name of sparsity": (
+        "tokens: 1k\nimplementations:\n  - block-sparse: {sparsity_ratio: 0.1}\n",
+        "unknown option 'sparsity_ratio' in block-sparse at sweep.yaml:3; did you mean 'sparsity'?",
+    ),
+    "option of one that has none": (
+        "tokens: 1k\nimplementations:\n  - dense: {chunk: 1k}\n",
+        "sweep.yaml:3: dense takes no options, but 'chunk' was given",
+    ),
+    "value of an option": (
+        "tokens: 1k\nimplementations:\n  - ring:\n      chunk: [1k, many]\n",
+        "sweep.yaml:4: option chunk='many' in ring is not a whole number from 0 up (write 1024 or 1k)",
+    ),
+    "choice of an option": (
+        "tokens: 1k\nimplementations:\n  - block-sparse: {pattern: local-windw}\n",
+        "unknown pattern 'local-windw' in block-sparse at sweep.yaml:3; "
+        "did you mean 'local-window'?",
+    ),
+    "negative option": (
+        "tokens: 1k\nimplementations:\n  - ring: {chunk: -1}\n",
+        "sweep.yaml:3: option chunk=-1 in ring is not a whole number from 0 up (write 1024 or 1k)",
+    ),
+    "infinite option": (
+        "tokens: 1k\nimplementations:\n  - block-sparse: {sparsity: inf}\n",
+        "sweep.yaml:3: option sparsity='inf' in block-sparse is not a number from 0 up",
+    ),
+    "list in a list": (
+        "tokens: 1k\nimplementations:\n  - dilated: {segments: [[1024, 2048]]}\n",
+        "sweep.yaml:3: dilated's segments has a list inside its list; "
+        'write numbers that belong together with commas, "1024,2048"',
+    ),
+    "options not indented": (
+        "tokens: 1k\nimplementations:\n  - ring:\n    chunk: 1k\n",
+        "sweep.yaml:3: an item of implementations names ring, chunk; "
+        "write one name, its options indented under it",
+    ),
+    "options that are no mapping": (
+        "tokens: 1k\nimplementations:\n  - ring: 1k\n",
+        "sweep.yaml:3: ring's options must be a mapping of keys to values, not '1k'",
+    ),
+    "broken YAML": (
+        "tokens: [1k, 2k\nimplementations: [sdpa]\n",
+        "sweep.yaml:2: not valid YAML: while parsing a flow sequence, "
+        "expected ',' or ']', but got ':'",
+    ),
+    "a character that is none": (
+        "tokens: 1k\n\x07\n",
+        "sweep.yaml:2: not valid YAML: special characters are not allowed",
+    ),
+    "too deep": ("tokens: " + "[" * 5000, "sweep.yaml: not valid YAML: nested too deeply"),
+    "two documents": (
+        SHORT + "---\n" + SHORT,
+        "sweep.yaml:3: not valid YAML: expected a single document in the stream, "
+        "but found another document",
+    ),
+    "tokens": (
+        "tokens: [1k,\n  12q]\n" + TAIL,
+        "sweep.yaml:2: tokens '12q' can't be read; write 4096, 4k or 1M",
+    ),
+    "negative tokens": (
+        "tokens: -4096\n" + TAIL,
+        "sweep.yaml:1: tokens '-4096' can't be read; write 4096, 4k or 1M",
+    ),
+    "tokens with commas": (
+        "tokens: 1k,2k\n" + TAIL,
+        "sweep.yaml:1: tokens '1k,2k' can't be read; write 4096, 4k or 1M "
+        "(for several values write a list, [1k,2k])",
+    ),
+    "memory budget": (
+        SHORT + "memory_budget: -3GiB\n",
+        "sweep.yaml:3: memory_budget: bytes '-3GiB' can't be read; write 512MiB or 7.9GiB",
+    ),
+    "time budget": (
+        SHORT + "time_budget: 5 parsecs\n",
+        "sweep.yaml:3: time_budget: time '5 parsecs' can't be read; write 60s, 500ms or 2min",
+    ),
+    "heads not divisible": (
+        SHORT + "workload:\n  heads: 8\n  kv_heads: [4, 3]\n",
+        "sweep.yaml:5: heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8",
+    ),
+    "device that is not there": (
+        SHORT + "device: [cpu, cuda]\n",
+        "sweep.yaml:3: device cuda is not available: no NVIDIA driver; there is cpu",
+    ),
+    "device that is none": (
+        SHORT + "device: gpu\n",
+        "sweep.yaml:3: unknown device 'gpu'; did you mean 'cuda'?",
+    ),
+    "device misspelt": (
+        SHORT + "device: cdua\n",
+        "unknown device 'cdua' in sweep.yaml:3; did you mean 'cuda'?",
+    ),
+    "dtype that the device lacks": (
+        SHORT + "workload:\n  dtype: [float32,\n    float16]\n",
+        "sweep.yaml:5: dtype float16 is not available on cpu; it has float32, bfloat16",
+    ),
+    "dtype that is none": (
+        SHORT + "workload: {dtype: bfloat}\n",
+        "unknown dtype 'bfloat' in sweep.yaml:3; did you mean 'bfloat16'?",
+    ),
+    "mode that is none": (
+        SHORT + "workload: {mode: training}\n",
+        "unknown mode 'training' in sweep.yaml:3; did you mean 'train'?",
+    ),
+    "word for a number": (
+        SHORT + 'workload: {heads: "many"}\n',
+        "sweep.yaml:3: heads 'many' is not a whole number",
+    ),
+    "truth for a number": (
+        SHORT + "workload: {batch: true}\n",
+        "sweep.yaml:3: batch 'true' is not a whole number",
+    ),
+    "fraction of a head": (
+        SHORT + "workload: {head_dim: 64.5}\n",
+        "sweep.yaml:3: head_dim '64.5' is not a whole number",
+    ),
+    "negative heads": (
+        SHORT + "workload: {heads: -8}\n",
+        "sweep.yaml:3: heads -8 is too small; the least is 1",
+    ),
+    "no ranks": (
+        SHORT + "world_size: 0\n",
+        "sweep.yaml:3: world_size 0 is too small; the least is 1",
+    ),
+    "negative seed": (SHORT + "seed: -1\n", "sweep.yaml:3: seed -1 is too small; the least is 0"),
+    "causal": (
+        SHORT + "workload: {causal: maybe}\n",
+        "sweep.yaml:3: causal 'maybe' is neither true nor false",
+    ),
+    "empty": (
+        "# nothing yet\n",
+        "sweep.yaml is empty; configs/quickstart.yaml is one to start from",
+    ),
+    "no tokens": (
+        TAIL,
+        "sweep.yaml: tokens is missing; configs/quickstart.yaml is one to start from",
+    ),
+    "no implementations": (
+        "tokens: 1k\n",
+        "sweep.yaml: implementations is missing; configs/quickstart.yaml is one to start from",
+    ),
+    "empty list of tokens": (
+        "tokens: []\n" + TAIL,
+        "sweep.yaml:1: tokens is an empty list, so there is nothing to run",
+    ),
+    "empty list of implementations": (
+        "tokens: 1k\nimplementations: []\n",
+        "sweep.yaml:2: implementations is an empty list, so there is nothing to run",
+    ),
+    "empty list of an option": (
+        "tokens: 1k\nimplementations:\n  - ring: {chunk: []}\n",
+        "sweep.yaml:3: ring's chunk is an empty list, so there is nothing to run",
+    ),
+    "a key without a value": ("tokens:\n" + TAIL, "sweep.yaml:1: tokens has no value"),
+    "a list item without a value": (
+        "tokens: 1k\nimplementations:\n  - sdpa\n  -\n",
+        "sweep.yaml:4: an item of implementations has no value",
+    ),
+    "baseline not compared": (
+        SHORT + "baseline: ring\n",
+        "sweep.yaml:3: baseline 'ring' is not among the implementations; they are sdpa",
+    ),
+    "baseline misspelt": (
+        SHORT + "baseline: spda\n",
+        "sweep.yaml:3: baseline 'spda' is not among the implementations; did you mean 'sdpa'?",
+    ),
+    "two baselines": (
+        SHORT + "baseline: [sdpa]\n",
+        "sweep.yaml:3: baseline takes one value, not a list",
+    ),
+    "key twice": (
+        "tokens: 1k\nimplementations: [sdpa]\ntokens: 2k\n",
+        "sweep.yaml:3: tokens is written twice, first in line 1",
+    ),
+    "option twice": (
+        "tokens: 1k\nimplementations:\n  - ring: {chunk: 1k,\n      chunk: 2k}\n",
+        "sweep.yaml:4: chunk is written twice, first in line 3",
+    ),
+    "mapping for a list": (
+        "tokens: 1k\nimplementations:\n  ring: {chunk: 1k}\n",
+        "sweep.yaml:3: implementations is a mapping; write a list, one '- name' a line",
+    ),
+    "mapping for a value": (
+        "tokens: {from: 1k}\n" + TAIL,
+        "sweep.yaml:1: tokens is a mapping; write one value or a list of values",
+    ),
+    "list for the config": (
+        "- tokens: 1k\n",
+        "sweep.yaml:1: the config must be a mapping of keys to values, not a list",
+    ),
+    "list for the workload": (
+        SHORT + "workload: [8, 64]\n",
+        "sweep.yaml:3: workload must be a mapping of keys to values, not a list",
+    ),
+    "list for a key": (
+        "? [tokens]\n: 1k\n",
+        "sweep.yaml:1: a key of the config is a list, not a word",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_gets_its_sentence(mistake: str) -> None:
+    text, sentence = MISTAKES[mistake]
+    assert refusal(text) == sentence
+
+
+def test_a_grid_too_large_is_refused_before_it_is_made() -> None:
+    many = ", ".join(str(n) for n in range(1, 1001))
+    text = f"tokens: [{many}]\nseed: [{many}]\nimplementations:\n  - ring: {{chunk: [{many}]}}\n"
+    assert refusal(text) == (
+        "sweep.yaml: the grid has 1,000,000,000 trials, more than 100,000; "
+        "its longest axes are tokens 1,000, seed 1,000, implementations 1,000"
+    )
+
+
+def test_the_largest_grid_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "MAX_TRIALS", 6)
+    assert len(trials("tokens: [1k, 2k]\nseed: [1, 2, 3]\n" + TAIL)) == 6
+    assert "has 8 trials, more than 6" in refusal("tokens: [1k, 2k]\nseed: [1, 2, 3, 4]\n" + TAIL)
+
+
+def test_the_default_device_is_checked_as_well() -> None:
+    bare = Catalogue(implementations=CATALOGUE.implementations, devices={})
+    with pytest.raises(ConfigError, match=r"sweep\.yaml: device cpu is not available"):
+        parse(SHORT, "sweep.yaml", bare)
+
+
+# ---- the file ----------------------------------------------------------------------------------
+
+
+def test_load_reads_a_file_and_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("\ufeff" + EXAMPLE, encoding="utf-8")
+    read = load(path, CATALOGUE)
+    assert read.place == str(path)
+    assert (read.trials, read.text) == (trials(EXAMPLE), EXAMPLE)
+    path.write_text("tokens: 12q\n" + TAIL)
+    with pytest.raises(ConfigError, match=r"mine\.yaml:1: tokens '12q'"):
+        load(path, CATALOGUE)
+
+
+def test_a_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "quickstart.yaml").write_text(SHORT)
+    (tmp_path / "notes.txt").write_text("")
+    for asked, said in {
+        "quikstart.yaml": f"did you mean {tmp_path / 'quickstart.yaml'}?",
+        "zzzzz": f"{tmp_path} has quickstart.yaml",
+        "none/sweep.yaml": f"there is no folder {tmp_path / 'none'} either",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path / asked, CATALOGUE)
+        assert str(caught.value) == f"there is no config {tmp_path / asked}; {said}"
+
+
+def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "raw.yaml").write_bytes(b"tokens: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"raw\.yaml is not UTF-8 text \(byte 8\)"):
+        load(tmp_path / "raw.yaml", CATALOGUE)
+    with pytest.raises(ConfigError, match=r"is a folder, not a config; .* has raw\.yaml"):
+        load(tmp_path, CATALOGUE)
+
+
+def test_the_quickstart_is_a_config() -> None:
+    path = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+    read = load(path, CATALOGUE)
+    assert len(read.trials) == 7 * 3
+    assert {t.implementation for t in read.trials} == set(CATALOGUE.implementations)
+    assert read.baseline == "sdpa"
+
+
+# ---- options on the command line ---------------------------------------------------------------
+
+
+def test_assignments_are_names_and_text() -> None:
+    found = parse_assignments(["sparsity=0.99", "segments=1024,2048", " mix = a=b "])
+    assert found == {"sparsity": "0.99", "segments": "1024,2048", "mix": "a=b"}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["sparsity"], "option 'sparsity' can't be read; write sparsity=VALUE"),
+        (["=3"], "option '=3' can't be read; write NAME=VALUE"),
+        (["chunk=1k", "chunk=2k"], "option chunk is given twice, as '1k' and '2k'"),
+    ],
+)
+def test_bad_assignments_are_refused(given: list[str], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_assignments(given)
+    assert str(caught.value) == sentence

@@ -1,0 +1,191 @@
+"""What the doctor finds on a machine that is described to it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from longseq_bench import doctor
+from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.doctor import Finding, examine, torch_range
+from longseq_bench.environment import Gpus
+from longseq_bench.model import Environment
+
+CPU = DeviceInfo(name="a CPU", dtypes=("float32",))
+H200 = DeviceInfo(name="H200", free_bytes=2**36, total_bytes=2**37, count=2)
+NO_CUDA = DeviceInfo(unavailable="torch is a CPU build")
+
+
+def machine(**fields: Any) -> Environment:
+    known: dict[str, Any] = {
+        "host": "alpha", "os": "Linux 6.1", "cpu": "Test", "cores": 4, "memory_bytes": 2**33,
+        "python": "3.11.9", "torch": "2.13.0+cpu", "longseq": "0.1.0", "load": (0.5, 0.5, 0.5),
+    }  # fmt: skip
+    return Environment(**{**known, **fields})
+
+
+def catalogue(cuda: DeviceInfo = NO_CUDA, **entries: Entry) -> Catalogue:
+    return Catalogue(implementations=entries, devices={"cpu": CPU, "cuda": cuda})
+
+
+def finding(name: str, given: Catalogue | None = None, **fields: Any) -> Finding:
+    (found,) = [f for f in examine(given, machine(**fields)) if f.name == name]
+    return found
+
+
+def test_every_finding_has_its_own_name_and_a_remedy_where_it_is_missing() -> None:
+    found = examine(catalogue(sdpa=Entry(summary="")), machine())
+    assert len({f.name for f in found}) == len(found) >= 12
+    assert all(f.found for f in found)
+    assert all(f.remedy for f in found if f.state == "missing")
+    assert not any(f.remedy for f in found if f.state == "ok")
+
+
+@pytest.mark.parametrize(("python", "state"), [("3.10.14", "missing"), ("3.11.0", "ok")])
+def test_python(python: str, state: str) -> None:
+    assert finding("python", python=python).state == state
+
+
+def test_torch_range_is_the_one_that_the_package_states() -> None:
+    assert torch_range() == [">=2.11", "<2.14"]
+
+
+@pytest.mark.parametrize(
+    ("torch", "state"),
+    [
+        ("2.11.0", "ok"),
+        ("2.13.1+cu130", "ok"),
+        ("2.14", "note"),
+        ("2.14.0", "note"),
+        ("2.9.1", "note"),
+        ("not installed", "missing"),
+    ],
+)
+def test_torch(torch: str, state: str) -> None:
+    found = finding("torch", torch=torch)
+    assert (found.state, torch in found.found) == (state, True)
+    assert found.remedy == ("" if state == "ok" else "pip install 'torch>=2.11,<2.14'")
+
+
+def test_hard_budgets_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert finding("memory budget on cpu").state == "ok"
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    found = finding("memory budget on cpu")
+    assert (found.state, "Darwin" in found.found) == ("note", True)
+    assert "watched rather than enforced" in found.remedy
+
+
+def test_exact_peaks_need_a_file_that_can_be_written(tmp_path: Path) -> None:
+    assert doctor._peak_reset(tmp_path / "clear_refs").state == "ok"
+    assert (tmp_path / "clear_refs").read_text() == "5"
+    found = doctor._peak_reset(tmp_path / "none" / "clear_refs")
+    assert found.state == "note"
+    assert "can't be written: No such file" in found.found
+
+
+def test_cuda() -> None:
+    assert finding("cuda", catalogue(H200)).found == "2 x H200, 64 GiB of 128 GiB free"
+    found = finding("cuda", catalogue(NO_CUDA))
+    assert (found.state, found.found) == ("note", "torch is a CPU build")
+    assert "CUDA build of torch" in found.remedy
+    assert finding("cuda").state == "note"
+
+
+def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "read_gpus", lambda: Gpus(reason="NVML: no driver"))
+    assert finding("nvml").found == "NVML: no driver"
+    assert finding("nvml").state == "note"
+    found = finding("nvml", gpus=("H200",), driver="580.1")
+    assert (found.state, found.found) == ("ok", "driver 580.1, H200")
+
+
+def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for total, state in {2**26: "note", 2**30: "ok"}.items():
+        size = SimpleNamespace(total=total, free=total)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, size=size: size)
+        assert doctor._shared_memory(tmp_path).state == state
+    monkeypatch.undo()
+    found = doctor._shared_memory(tmp_path / "none")
+    assert (found.state, "there is no" in found.found) == ("note", True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "state"), [(None, "ok"), ("4", "ok"), ("5", "note"), ("8,2", "note"), ("x", "ok")]
+)
+def test_threads(asked: str | None, state: str) -> None:
+    found = finding("threads", variables={"OMP_NUM_THREADS": asked} if asked else {})
+    assert found.state == state
+    assert "4 cores" in found.found
+    assert ("set it to 4 or less" in found.remedy) == (state == "note")
+
+
+@pytest.mark.parametrize(
+    ("load", "state"), [((2.0, 0, 0), "ok"), ((2.1, 0, 0), "note"), ((), "note")]
+)
+def test_a_busy_machine(load: tuple[float, ...], state: str) -> None:
+    assert finding("load", load=load).state == state
+
+
+def test_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    there: dict[str, str] = {}
+    monkeypatch.setattr(shutil, "which", there.get)
+    found = finding("c++ compiler")
+    assert (found.state, found.remedy.startswith("optional")) == ("note", True)
+    there["clang++"] = "/usr/bin/clang++"
+    assert finding("c++ compiler").found == "/usr/bin/clang++"
+    monkeypatch.setenv("CXX", "mycc -v")
+    assert finding("c++ compiler").found == "CXX=mycc -v is not there"
+
+
+def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def results(folder: Path) -> Finding:
+        (found,) = [f for f in examine(None, machine(), folder) if f.name == "results"]
+        return found
+
+    assert results(tmp_path / "not" / "yet").state == "ok"
+    (tmp_path / "file").write_text("")
+    found = results(tmp_path / "file" / "results")
+    assert (found.state, found.found) == ("missing", f"{tmp_path / 'file'} is a file, not a folder")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    found = results(tmp_path)
+    assert (found.state, found.found) == ("missing", f"{tmp_path} can't be written")
+
+
+def test_implementations_that_can_not_run_here_say_why() -> None:
+    given = catalogue(
+        sdpa=Entry(summary=""),
+        ring=Entry(summary="", unavailable={"cpu": "No module named 'deepspeed.comm'"}),
+        flex=Entry(summary="", unavailable={"cpu": "needs cuda", "cuda": "too old"}),
+        mine=Entry(summary="", unavailable={"cpu": "ImportError: x"}, source="my-plugin"),
+        flash=Entry(summary="", unavailable={"cuda": "needs sm_90"}),
+    )
+    found = {f.name: f for f in examine(given, machine())}
+    assert found["implementations"].found == "2 of 5 can run on cpu"
+    assert found["ring"] == Finding(
+        "ring", "note", "not on cpu: No module named 'deepspeed.comm'", "pip install deepspeed"
+    )
+    assert found["mine"].remedy == "ask whoever made it: it comes from my-plugin"
+    assert found["flex"].found == "not on cpu: needs cuda"
+    assert not {"sdpa", "flash"} & set(found), "a device that is not there is its own finding"
+
+
+def test_reasons_that_differ_by_device_are_all_said() -> None:
+    both = Entry(summary="", unavailable={"cpu": "needs cuda", "cuda": "too old"})
+    one = Entry(summary="", unavailable={"cuda": "too old"})
+    found = {f.name: f for f in examine(catalogue(H200, both=both, one=one), machine())}
+    assert found["both"].found == "not on cpu: needs cuda; not on cuda: too old"
+    assert found["implementations"].found == "1 of 2 can run on cpu or cuda"
+
+
+def test_nothing_to_run_is_missing() -> None:
+    none = Entry(summary="", unavailable={"cpu": "why"})
+    assert finding("implementations", catalogue(x=none)).state == "missing"
+    assert finding("implementations").found == "could not be listed"

@@ -1,0 +1,278 @@
+"""The machine as records say it: counted in a fake one, tolerant of what is not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+
+from longseq_bench import environment
+from longseq_bench.environment import (
+    Gpus,
+    cgroup_memory,
+    collect,
+    commit_of,
+    free_memory,
+    read_gpus,
+)
+from longseq_bench.errors import UserError
+from longseq_bench.model import Environment
+
+
+def test_collect_says_what_python_says() -> None:
+    found = collect()
+    assert found.python == ".".join(map(str, sys.version_info[:3]))
+    assert 1 <= found.cores <= (os.cpu_count() or 1)
+    assert 2**20 < found.memory_bytes <= psutil.virtual_memory().total
+    assert found.host
+    assert found.cpu
+    assert Environment.model_validate_json(found.model_dump_json()) == found
+
+
+def test_torch_is_named_but_never_imported() -> None:
+    code = (
+        "import sys; from longseq_bench import environment as e, doctor, config; "
+        "env = e.collect(); e.free_memory('cpu'); doctor.examine(None, env); "
+        "print(env.torch, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    version, imported = done.stdout.split()
+    assert version[0].isdigit()
+    assert imported == "False"
+
+
+def test_torch_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(environment, "version", missing)
+    assert collect().torch == "not installed"
+
+
+def test_only_variables_that_change_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("OMP_", "MKL_", "MALLOC_", "PYTORCH_", "CUDA_")):
+            monkeypatch.delenv(name)
+    kept = {
+        "OMP_NUM_THREADS": "2",
+        "MALLOC_ARENA_MAX": "1",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "LD_PRELOAD": "",
+    }
+    for name, value in {**kept, "SECRET_TOKEN": "x", "CUDA_HOME": "/usr"}.items():
+        monkeypatch.setenv(name, value)
+    found = collect().variables
+    assert kept.items() <= found.items()
+    assert not {"SECRET_TOKEN", "CUDA_HOME"} & set(found)
+
+
+def test_threads_change_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    one = collect()
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert collect().fingerprint != one.fingerprint
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert collect().fingerprint == one.fingerprint
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def cgroup(folder: Path, limit: str, used: int, cache: int, names: tuple[str, str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {cache}\nactive_file 7\n")
+
+
+V2 = ("memory.max", "memory.current", "inactive_file")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def test_the_tightest_cgroup_above_counts(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/slice/job\n")
+    root = tmp_path / "fs"
+    cgroup(root / "slice", "1000", 700, 100, V2)
+    cgroup(root / "slice" / "job", "2000", 300, 0, V2)
+    assert cgroup_memory(root, own) == (1000, 400)
+    cgroup(root / "slice", "max", 700, 100, V2)
+    assert cgroup_memory(root, own) == (2000, 1700)
+    cgroup(root / "slice" / "job", "max", 300, 0, V2)
+    assert cgroup_memory(root, own) is None
+
+
+def test_version_one_of_cgroups_has_other_names(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("4:memory:/job\n3:cpu:/job\n0::/\n")
+    cgroup(tmp_path / "memory" / "job", "5000", 1000, 500, V1)
+    cgroup(tmp_path / "memory", "9223372036854771712", 1000, 0, V1)
+    assert cgroup_memory(tmp_path, own) == (5000, 4500)
+    cgroup(tmp_path / "memory" / "job", "9223372036854771712", 1000, 0, V1)
+    assert cgroup_memory(tmp_path, own) is None
+
+
+def test_a_container_that_can_not_see_its_own_path_uses_the_root(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/docker/0123\n")
+    cgroup(tmp_path / "fs", "5000", 1000, 0, V2)
+    assert cgroup_memory(tmp_path / "fs", own) == (5000, 4000)
+    assert cgroup_memory(tmp_path / "fs", tmp_path / "no such file") is None
+
+
+def test_free_memory_is_the_less_of_system_and_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(available=800, total=1000)
+    )
+    for limit, free in {(900, 300): 300, (900, 850): 800, (900, -5): 0}.items():
+        monkeypatch.setattr(environment, "cgroup_memory", lambda limit=limit: limit)
+        assert free_memory("cpu") == free
+        assert collect().memory_bytes == 900
+    monkeypatch.setattr(environment, "cgroup_memory", lambda: None)
+    assert free_memory("cpu") == 800
+    assert collect().memory_bytes == 1000
+
+
+def test_free_memory_is_quick() -> None:
+    started = time.process_time()
+    free = free_memory("cpu")
+    assert time.process_time() - started < 0.2
+    assert 0 < free <= psutil.virtual_memory().total
+
+
+# ---- GPUs --------------------------------------------------------------------------------------
+
+
+def two_gpus(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    fakes: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda i: i,
+        "nvmlDeviceGetName": lambda h: [b"Old", "New"][h],
+        "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(free=[100, 200][h]),
+        "nvmlSystemGetDriverVersion": lambda: "580.1",
+    }
+    for name, fake in {**fakes, **changes}.items():
+        monkeypatch.setattr(pynvml, name, fake)
+
+
+def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_gpus(monkeypatch)
+    assert read_gpus() == Gpus(names=("Old", "New"), free=(100, 200), driver="580.1")
+    found = collect()
+    assert (found.gpus, found.driver) == (("Old", "New"), "580.1")
+
+
+@pytest.mark.parametrize(
+    ("visible", "free"), [(None, 100), ("1", 200), ("1,0", 200), ("GPU-ab", 100)]
+)
+def test_free_memory_is_that_of_the_visible_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, free: int
+) -> None:
+    two_gpus(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert free_memory("cuda") == free
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "7"])
+def test_a_hidden_gpu_has_no_free_memory(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    two_gpus(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES shows no GPU"):
+        free_memory("cuda")
+
+
+def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    two_gpus(monkeypatch, nvmlInit=no_driver)
+    found = read_gpus()
+    assert (found.names, found.driver) == ((), None)
+    assert found.reason == "NVML: NVML Shared Library Not Found"
+    assert collect().gpus == ()
+    with pytest.raises(UserError, match="no free memory to read on cuda: NVML: NVML Shared"):
+        free_memory("cuda")
+
+
+def test_a_gpu_without_memory_of_its_own_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(handle: int) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    two_gpus(monkeypatch, nvmlDeviceGetMemoryInfo=unsupported)
+    assert read_gpus() == Gpus(names=("Old", "New"), free=(None, None), driver="580.1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UserError, match="whose memory NVML knows"):
+        free_memory("cuda")
+
+
+# ---- the commit --------------------------------------------------------------------------------
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    done = subprocess.run(
+        ["git", *who, *arguments], cwd=folder, env=clean, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkout" / "package"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    git(folder.parent, "init", "-q")
+    return folder
+
+
+def test_the_commit_says_when_the_package_differs(package: Path) -> None:
+    git(package, "add", ".")
+    git(package, "commit", "-qm", "first")
+    commit = git(package, "rev-parse", "HEAD")[:12]
+    assert commit_of(package) == commit
+    (package.parent / "result.txt").write_text("outside of the package")
+    assert commit_of(package) == commit
+    (package / "__init__.py").write_text("x = 1\n")
+    assert commit_of(package) == f"{commit}-dirty"
+    git(package, "checkout", "-q", ".")
+    (package / "new.py").write_text("")
+    assert commit_of(package) == f"{commit}-dirty"
+
+
+def test_a_hook_of_another_repository_does_not_mislead(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(package, "add", ".")
+    git(package, "commit", "-qm", "first")
+    monkeypatch.setenv("GIT_DIR", str(package.parent / "nowhere"))
+    assert commit_of(package) == git(package, "rev-parse", "HEAD")[:12]
+
+
+def test_no_commit_where_git_does_not_hold_the_package(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(package, "add", ".")
+    assert commit_of(package) is None, "nothing is committed yet"
+    git(package, "rm", "-q", "--cached", "__init__.py")
+    git(package, "commit", "-qm", "empty", "--allow-empty")
+    assert commit_of(package) is None, "somebody else's checkout"
+    git(package, "add", ".")
+    git(package, "commit", "-qm", "first")
+    assert commit_of(package) is not None
+    monkeypatch.setenv("PATH", "")
+    assert commit_of(package) is None, "no git"

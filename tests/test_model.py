@@ -1,0 +1,200 @@
+"""The data: validated where it is made, the same after a trip through JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from longseq_bench.model import (
+    Environment,
+    Measurement,
+    OptionValue,
+    Outcome,
+    Record,
+    Status,
+    Trial,
+    Workload,
+    divisors,
+)
+from tests.make import environment, record, trial
+
+
+def test_kv_heads_are_as_many_as_heads_unless_said() -> None:
+    assert Workload(seq_len=8).kv_heads == 8
+    assert Workload(seq_len=8, heads=6).kv_heads == 6
+    assert Workload(seq_len=8, heads=6, kv_heads=0).kv_heads == 6
+    assert Workload(seq_len=8, heads=6, kv_heads=2).kv_heads == 2
+
+
+def test_heads_that_do_not_divide_say_what_would() -> None:
+    with pytest.raises(ValidationError, match="heads 12 is not divisible by kv_heads 5") as caught:
+        Workload(seq_len=8, heads=12, kv_heads=5)
+    assert "kv_heads may be 1, 2, 3, 4, 6, 12" in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["seq_len", "batch", "heads", "head_dim"])
+def test_a_workload_has_at_least_one_of_each(field: str) -> None:
+    fields = {"seq_len": 8, field: 0}
+    with pytest.raises(ValidationError, match=field):
+        Workload.model_validate(fields)
+
+
+def test_a_field_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValidationError, match="sequence"):
+        Workload.model_validate({"seq_len": 8, "sequence": 9})
+
+
+def test_nothing_can_be_changed_after_it_is_made() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(trial(), "seed", 3)  # noqa: B010  (mypy refuses the plain assignment, rightly)
+
+
+def test_bytes_of_an_element() -> None:
+    sizes = {
+        d: Workload(seq_len=8, dtype=d).dtype_bytes for d in ("float32", "bfloat16", "float16")
+    }
+    assert sizes == {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def test_a_trial_comes_back_from_json_with_its_types_and_key() -> None:
+    options: dict[str, OptionValue] = {
+        "a": (1, 2),
+        "b": 1.0,
+        "c": True,
+        "d": "1",
+        "e": None,
+        "f": 1,
+        "g": (3,),
+    }
+    sent = trial(options=options, memory_budget=2**30, time_budget=1.5, threads=2)
+    back = Trial.model_validate_json(sent.model_dump_json())
+    assert back == sent
+    assert back.key == sent.key
+    assert {k: type(v) for k, v in back.options.items()} == {k: type(v) for k, v in options.items()}
+
+
+def test_the_key_is_the_same_in_another_process() -> None:
+    sent = trial(options={"b": 1, "a": (1, 2)})
+    code = "import sys; from longseq_bench.model import Trial; "
+    code += "print(Trial.model_validate_json(sys.argv[1]).key)"
+    command = [sys.executable, "-c", code, sent.model_dump_json()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == sent.key
+    assert len(sent.key) == 16
+
+
+def test_the_key_does_not_depend_on_the_order_of_options() -> None:
+    assert trial(options={"a": 1, "b": 2}).key == trial(options={"b": 2, "a": 1}).key
+
+
+def test_every_field_of_a_trial_changes_its_key() -> None:
+    changes: dict[str, Any] = {
+        "implementation": "ring", "options": {"chunk": 2}, "device": "cuda", "world_size": 2,
+        "memory_budget": 2**20, "time_budget": 3.0, "repeats": 0, "time_cap": 1.0, "threads": 1,
+        "seed": 1, "round": 1, "workload": {"seq_len": 9},
+    }  # fmt: skip
+    assert set(changes) == set(Trial.model_fields)
+    keys = {trial().but(**{field: value}).key for field, value in changes.items()}
+    assert len(keys | {trial().key}) == len(changes) + 1
+
+
+def test_every_field_of_a_workload_changes_the_key() -> None:
+    changes: dict[str, Any] = {
+        "seq_len": 9, "batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 32, "dtype": "float16",
+        "causal": True, "mode": "train",
+    }  # fmt: skip
+    assert set(changes) == set(Workload.model_fields)
+    keys = {trial(**{"seq_len": 8, field: value}).key for field, value in changes.items()}
+    assert len(keys | {trial(seq_len=8).key}) == len(changes) + 1
+
+
+def test_another_length_changes_nothing_else() -> None:
+    one = trial(seq_len=8, kv_heads=2, causal=True, options={"chunk": 2}, seed=3)
+    assert one.at(16).workload.seq_len == 16
+    assert one.at(16).at(8) == one
+    with pytest.raises(ValidationError, match="seq_len"):
+        one.at(0)
+
+
+def test_but_is_validated() -> None:
+    assert trial().but(seed=5).seed == 5
+    with pytest.raises(ValidationError, match="world_size"):
+        trial().but(world_size=0)
+
+
+@pytest.mark.parametrize(
+    ("status", "fits"),
+    [
+        ("ok", True), ("oom", False), ("timeout", None), ("hang", None), ("crashed", None),
+        ("limit", None), ("wrong", None), ("unsupported", None), ("error", None),
+    ],
+)  # fmt: skip
+def test_only_memory_says_that_a_length_does_not_fit(status: Status, fits: bool | None) -> None:
+    assert Outcome(status=status).fits is fits
+
+
+def test_samples_are_taken_over_ranks() -> None:
+    outcome = Outcome(
+        status="ok",
+        measurements=(
+            Measurement(name="time", unit="s", samples=(1.0, 2.0), rank=0),
+            Measurement(name="peak", unit="B", samples=(9.0,), rank=0),
+            Measurement(name="time", unit="s", samples=(3.0, 1.5), rank=1),
+        ),
+    )
+    assert outcome.samples("time") == (1.0, 2.0, 3.0, 1.5)
+    assert outcome.largest("time") == 3.0
+    assert outcome.largest("energy") is None
+
+
+def test_samples_that_are_no_numbers_survive_json() -> None:
+    sent = Measurement(name="max_error", unit="1", samples=(float("inf"), 0.5, float("nan")))
+    back = Measurement.model_validate_json(sent.model_dump_json())
+    assert back.samples[:2] == sent.samples[:2]
+    assert back.samples[2] != back.samples[2]
+
+
+def test_a_record_is_one_line_that_comes_back() -> None:
+    sent = record(predicted_tokens=4096, processes=2)
+    line = sent.model_dump_json()
+    assert "\n" not in line
+    assert json.loads(line)["schema"] == 1
+    assert Record.model_validate_json(line) == sent
+    assert sent.key == sent.trial.key
+
+
+def test_the_fingerprint_leaves_out_what_passes() -> None:
+    one = environment()
+    passing = {"load": (9.0, 9.0, 9.0), "clock_mhz": 800.0, "commit": "other"}
+    for field, value in passing.items():
+        assert one.model_copy(update={field: value}).fingerprint == one.fingerprint
+
+
+def test_the_fingerprint_covers_the_rest() -> None:
+    changes: dict[str, Any] = {
+        "host": "beta", "os": "macOS", "cpu": "other", "cores": 3, "memory_bytes": 1,
+        "gpus": ("H200",), "driver": "1", "python": "3.12", "torch": "2.12", "longseq": "0.2",
+        "variables": {"OMP_NUM_THREADS": "1"},
+    }  # fmt: skip
+    assert set(changes) | {"load", "clock_mhz", "commit"} == set(Environment.model_fields)
+    prints = {
+        environment(**{"host": "alpha", field: v}).fingerprint for field, v in changes.items()
+    }
+    assert len(prints | {environment().fingerprint}) == len(changes) + 1
+
+
+def test_the_fingerprint_is_written_and_worked_out_anew() -> None:
+    line = environment().model_dump_json()
+    assert json.loads(line)["fingerprint"] == environment().fingerprint
+    forged = {**json.loads(line), "fingerprint": "0" * 16}
+    assert Environment.model_validate(forged).fingerprint == environment().fingerprint
+
+
+def test_divisors() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(1) == [1]

@@ -1,0 +1,149 @@
+"""Options: read off a signature, coerced from what people write."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from longseq_bench.catalogue import Catalogue, Entry
+from longseq_bench.errors import UnknownNameError, UserError
+from longseq_bench.options import Kind, OptionSpec, fill, specs_of
+
+
+class Example:
+    def __init__(
+        self,
+        workload: object,
+        group: object,
+        *,
+        chunk: Annotated[int, "tokens a step"] = 1024,
+        sparsity: float = 0.9,
+        order: Literal["contiguous", "zigzag"] = "contiguous",
+        overlap: bool = True,
+        segments: tuple[int, ...] = (2048, 4096),
+        backend: Annotated[str | None, "None: torch's own choice"] = None,
+    ) -> None:
+        """Positional parameters are not options."""
+
+
+SPECS = specs_of(Example)
+
+
+def test_specs_come_from_the_signature_in_order() -> None:
+    assert [(s.name, s.kind, s.default) for s in SPECS] == [
+        ("chunk", "int", 1024),
+        ("sparsity", "float", 0.9),
+        ("order", "str", "contiguous"),
+        ("overlap", "bool", True),
+        ("segments", "ints", (2048, 4096)),
+        ("backend", "str", None),
+    ]
+    by_name = {s.name: s for s in SPECS}
+    assert by_name["chunk"].help == "tokens a step"
+    assert by_name["order"].choices == ("contiguous", "zigzag")
+    assert [s.name for s in SPECS if s.optional] == ["backend"]
+
+
+def test_a_class_without_options_has_none() -> None:
+    class Plain:
+        def __init__(self, workload: object) -> None: ...
+
+    assert specs_of(Plain) == ()
+
+
+def test_specs_travel_as_json() -> None:
+    entry = Entry(summary="x", options=SPECS)
+    assert Entry.model_validate_json(entry.model_dump_json()) == entry
+
+
+def test_defaults_are_filled_in() -> None:
+    filled = fill(SPECS, {"chunk": "2k"}, "ring")
+    assert filled == {
+        "chunk": 2048, "sparsity": 0.9, "order": "contiguous", "overlap": True,
+        "segments": (2048, 4096), "backend": None,
+    }  # fmt: skip
+
+
+def test_filling_what_is_full_changes_nothing() -> None:
+    filled = fill(SPECS, {"chunk": "2k", "segments": "1k,2k", "overlap": "no"}, "ring")
+    assert fill(SPECS, filled, "ring") == filled
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "value"),
+    [
+        ("chunk", "1k", 1024), ("chunk", 7, 7), ("chunk", 0, 0),
+        ("sparsity", "0.99", 0.99), ("sparsity", 1, 1.0),
+        ("overlap", "yes", True), ("overlap", "False", False), ("overlap", True, True),
+        ("segments", "1k,2k", (1024, 2048)), ("segments", [1, 2], (1, 2)), ("segments", 8, (8,)),
+        ("order", "zigzag", "zigzag"), ("backend", "none", None), ("backend", "flash", "flash"),
+    ],
+)  # fmt: skip
+def test_what_is_written_becomes_a_value(name: str, raw: Any, value: Any) -> None:
+    found = fill(SPECS, {name: raw}, "ring")[name]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "said"),
+    [
+        ("chunk", "many", "is not a whole number from 0 up (write 1024 or 1k)"),
+        ("chunk", 1.5, "is not a whole number"),
+        ("chunk", True, "is not a whole number"),
+        ("chunk", None, "is not a whole number"),
+        ("sparsity", "most", "is not a number"),
+        ("sparsity", True, "is not a number"),
+        ("overlap", "maybe", "is neither true nor false"),
+        ("segments", "1k,,2k", "is not whole numbers with commas (write 1024,2048 or 1k,2k)"),
+    ],
+)
+def test_what_can_not_be_read_names_the_option_and_its_owner(
+    name: str, raw: Any, said: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        fill(SPECS, {name: raw}, "ring")
+    assert str(caught.value).startswith(f"option {name}={raw!r} in ring {said}")
+
+
+def test_a_choice_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown order 'zigzagg'.*did you mean 'zigzag'"):
+        fill(SPECS, {"order": "zigzagg"}, "ring")
+
+
+def test_an_option_that_is_not_there_names_the_nearest_and_its_owner() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown option 'chnk' in ring; .* 'chunk'"):
+        fill(SPECS, {"chnk": 1}, "ring")
+    with pytest.raises(UserError, match="dense takes no options, but 'chunk' was given"):
+        fill((), {"chunk": 1}, "dense")
+
+
+def test_a_catalogue_fills_options_by_name() -> None:
+    catalogue = Catalogue(
+        implementations={"ring": Entry(summary="", options=SPECS), "sdpa": Entry(summary="")},
+        devices={},
+    )
+    assert catalogue.options("ring", {"chunk": "4k"})["chunk"] == 4096
+    assert catalogue.options("sdpa", {}) == {}
+    with pytest.raises(
+        UnknownNameError, match=r"unknown implementation 'rign'.*did you mean 'ring'"
+    ):
+        catalogue.options("rign", {})
+
+
+def test_zero_is_a_whole_number_as_text_too() -> None:
+    assert OptionSpec(name="seed", kind="int").coerce("0", "random") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw"), [("float", "nan"), ("float", "inf"), ("int", -1), ("int", "1e400")]
+)
+def test_what_no_option_means_is_refused(kind: Kind, raw: Any) -> None:
+    with pytest.raises(UserError, match=r"option x=.* in ring"):
+        OptionSpec(name="x", kind=kind).coerce(raw, "ring")
+
+
+def test_a_bad_choice_names_its_owner() -> None:
+    with pytest.raises(UnknownNameError, match="in ring"):
+        fill(SPECS, {"order": "zigzagg"}, "ring")

@@ -1,0 +1,122 @@
+"""Names for things: scanned, plugged in, and what can't be imported keeps its reason."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from longseq_bench import registry
+from longseq_bench.errors import UnknownNameError, UnsupportedError, nearest
+from longseq_bench.registry import Registry
+
+MODULE = "from {package} import SHAPES\n\n@SHAPES.register('{name}')\nclass Shape: pass\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package whose modules register shapes; its name is that of its folder."""
+    folder = tmp_path / "shapes_of_a_test"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "from longseq_bench.registry import Registry\n"
+        f"SHAPES = Registry('shape', '{folder.name}', 'a.group')\n"
+    )
+    for name in ("circle", "square"):
+        (folder / f"{name}.py").write_text(MODULE.format(package=folder.name, name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield folder
+    for module in [m for m in sys.modules if m.split(".")[0] == folder.name]:
+        del sys.modules[module]
+
+
+def shapes(folder: Path) -> Registry[type]:
+    found: Registry[type] = importlib.import_module(folder.name).SHAPES
+    return found
+
+
+def plug_in(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
+    made = [EntryPoint(name, value, "a.group") for name, value in points.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: made if group == "a.group" else [])
+
+
+def test_a_new_file_is_found_without_a_list(package: Path) -> None:
+    (package / "hexagon.py").write_text(MODULE.format(package=package.name, name="hexagon"))
+    (package / "_draft.py").write_text("raise RuntimeError('private modules are left alone')\n")
+    assert shapes(package).names() == ["circle", "hexagon", "square"]
+    assert shapes(package).get("hexagon").__name__ == "Shape"
+
+
+def test_an_unknown_name_has_a_neighbour(package: Path) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        shapes(package).get("sqare")
+    assert str(caught.value) == "unknown shape 'sqare'; did you mean 'square'?"
+    with pytest.raises(UnknownNameError, match="known: circle, square"):
+        shapes(package).get("zzz")
+
+
+def test_two_things_of_one_name_are_refused(package: Path) -> None:
+    shapes(package).get("circle")
+    with pytest.raises(ValueError, match="two shapes are called 'circle'"):
+        shapes(package).register("circle")(int)
+
+
+def test_a_plug_in_is_found_by_its_entry_point(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(monkeypatch, order="collections:OrderedDict")
+    assert shapes(package).names() == ["circle", "order", "square"]
+    assert shapes(package).get("order").__name__ == "OrderedDict"
+    assert shapes(package).why_not("order") is None
+
+
+def test_a_plug_in_that_fails_keeps_its_reason_and_takes_nothing_down(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(monkeypatch, broken="no_such_module:Thing", order="collections:OrderedDict")
+    assert shapes(package).names() == ["broken", "circle", "order", "square"]
+    assert shapes(package).why_not("broken") == (
+        "ModuleNotFoundError: No module named 'no_such_module'"
+    )
+    with pytest.raises(UnsupportedError, match="shape 'broken' is not available: ModuleNotFound"):
+        shapes(package).get("broken")
+
+
+def test_a_plug_in_can_not_replace_a_built_in(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(monkeypatch, circle="collections:OrderedDict")
+    assert shapes(package).get("circle").__name__ == "Shape"
+    assert "two shapes are called 'circle'" in (shapes(package).why_not("circle") or "")
+
+
+def test_a_built_in_that_fails_takes_nothing_down(package: Path) -> None:
+    (package / "broken.py").write_text("import no_such_module\n")
+    assert {"circle", "square"} <= set(shapes(package).names())
+    assert "no_such_module" in (shapes(package).why_not("broken") or "")
+
+
+def test_a_scan_that_failed_is_not_taken_for_done() -> None:
+    empty: Registry[type] = Registry("shape", "no_such_package")
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError):
+            empty.names()
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("rign", "ring"),
+        ("RING", "ring"),
+        ("blocksparse", "block-sparse"),
+        ("zzz", None),
+        ("", None),
+    ],
+)
+def test_nearest(name: str, found: str | None) -> None:
+    assert nearest(name, ["ring", "sdpa", "block-sparse"]) == found

@@ -1,0 +1,394 @@
+"""Rows and maxima: the numbers that everything printed is made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pytest
+
+from longseq_bench import cost, table
+from longseq_bench.errors import UnknownNameError, UserError
+from longseq_bench.model import Outcome, Phase, Record, Status
+from longseq_bench.stats import median_interval
+from longseq_bench.table import (
+    maxima,
+    maximum_of,
+    maximum_rows,
+    maxlen_json,
+    plain,
+    relative,
+    rows,
+    speeds,
+    sweep_json,
+    sweep_rows,
+)
+from tests import make
+
+MIB = 2**20
+
+
+def only(records: list[Record]) -> dict[str, Any]:
+    (row,) = sweep_rows(records)
+    return row
+
+
+# the interval of the median
+
+
+@pytest.mark.parametrize(
+    ("n", "rank"), [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (20, 6), (30, 10), (100, 40)]
+)
+def test_interval_takes_the_ranks_of_the_published_table(n: int, rank: int) -> None:
+    samples = [float(i) for i in range(1, n + 1)]
+    random.Random(n).shuffle(samples)
+    assert median_interval(samples)[::2] == (rank, n + 1 - rank)
+
+
+@pytest.mark.parametrize("samples", [[3.0], [5.0, 2.0], [1.0, 9.0, 4.0, 3.0, 2.0]])
+def test_with_few_samples_the_interval_is_their_range(samples: list[float]) -> None:
+    assert median_interval(samples)[::2] == (min(samples), max(samples))
+
+
+@pytest.mark.parametrize("n", [6, 15, 40])
+def test_interval_covers_the_median_as_often_as_it_says(n: int) -> None:
+    draw = random.Random(1)
+    true_median = math.log(2)
+    hits = 0
+    for _ in range(2000):
+        low, _, high = median_interval([draw.expovariate(1) for _ in range(n)])
+        hits += low <= true_median <= high
+    assert 0.94 <= hits / 2000 <= 0.99
+
+
+# rows
+
+
+def test_a_row_holds_what_was_measured() -> None:
+    times = [0.5, 0.1, 0.3, 0.2, 0.4, 0.6, 0.7]
+    came_to = make.outcome(
+        time=times, cpu_time=[2.0, 1.0, 3.0], plan_time=0.25, peak=3 * MIB, flops=7e9,
+        max_error=2e-6, density_asked=0.1, density_achieved=0.125, uncovered=0.0,
+    )  # fmt: skip
+    trial = make.trial("ring", 8192, {"chunk": 64}, batch=2, heads=4, kv_heads=2, causal=True)
+    row = only([make.record(trial, came_to)])
+    assert row["time_s"] == median(times) == 0.4
+    assert (row["time_low_s"], row["time_high_s"], row["samples"]) == (0.1, 0.7, 7)
+    assert row["tokens_per_s"] == 2 * 8192 / 0.4
+    assert (row["cpu_time_s"], row["plan_time_s"], row["peak_bytes"]) == (2.0, 0.25, 3 * MIB)
+    assert (row["flops"], row["max_error"], row["uncovered"]) == (7e9, 2e-6, 0.0)
+    assert (row["density_asked"], row["density_achieved"]) == (0.1, 0.125)
+    assert (row["implementation"], row["options"]) == ("ring", {"chunk": 64})
+    assert (row["tokens"], row["batch"], row["heads"], row["kv_heads"]) == (8192, 2, 4, 2)
+    assert (row["status"], row["reason"], row["causal"], row["host"]) == ("ok", None, True, "alpha")
+
+
+def test_interleaved_rounds_are_one_row() -> None:
+    base = make.trial()
+    rounds = [
+        make.record(base.but(round=i, seed=i), make.outcome(time=t, peak=p))
+        for i, (t, p) in enumerate([([0.1, 0.2], 5), ([0.6, 0.5], 9), ([0.4, 0.3], 7)])
+    ]
+    row = only(rounds)
+    assert (row["samples"], row["time_s"], row["peak_bytes"]) == (6, 0.35, 9)
+    assert (row["time_low_s"], row["time_high_s"]) == (0.1, 0.6)
+
+
+@pytest.mark.parametrize(
+    "change", [{"options": {"chunk": 2}}, {"world_size": 2}, {"threads": 2}, {"memory_budget": 9}]
+)
+def test_other_trials_are_other_rows(change: dict[str, Any]) -> None:
+    base = make.trial(options={"chunk": 1})
+    assert len(sweep_rows([make.record(base), make.record(base.but(**change))])) == 2
+
+
+def test_other_environments_are_other_rows() -> None:
+    here, there = make.environment("alpha"), make.environment("alpha", torch="2.12.0")
+    found = sweep_rows([make.record(where=here), make.record(where=there)])
+    assert [row["fingerprint"] for row in found] == [here.fingerprint, there.fingerprint]
+
+
+def test_over_ranks_the_slowest_of_each_iteration_and_the_largest_peak() -> None:
+    came_to = Outcome(
+        status="ok",
+        measurements=(
+            make.measurement("time", 1.0, 2.0, 3.0, rank=0),
+            make.measurement("time", 2.0, 1.0, 9.0, rank=1),
+            make.measurement("peak", 10.0, rank=0),
+            make.measurement("peak", 40.0, rank=1),
+        ),
+    )
+    row = only([make.record(make.trial(world_size=2), came_to)])
+    assert (row["time_s"], row["time_low_s"], row["time_high_s"]) == (2.0, 2.0, 9.0)
+    assert (row["samples"], row["peak_bytes"]) == (3, 40)
+
+
+def test_a_probes_single_pass_is_not_taken_for_a_time() -> None:
+    row = only([make.record(came_to=make.outcome(pass_time=0.5, peak=1))])
+    assert (row["time_s"], row["tokens_per_s"], row["samples"]) == (None, None, 0)
+
+
+def test_a_row_is_ok_only_if_every_round_is() -> None:
+    base = make.trial()
+    rounds = [make.record(base.but(round=i)) for i in range(3)]
+    rounds[1] = make.record(base.but(round=1), make.outcome("oom", "8 GiB asked", "backward"))
+    row = only(rounds)
+    assert (row["status"], row["reason"], row["phase"]) == ("oom", "8 GiB asked", "backward")
+    assert (row["time_s"], row["time_low_s"], row["tokens_per_s"]) == (None, None, None)
+
+
+def test_the_worst_status_of_the_rounds_is_told() -> None:
+    base = make.trial()
+    for worse, better in pairwise(table.SEVERITY):
+        for order in ((worse, better), (better, worse)):
+            records = [
+                make.record(base.but(round=i), make.outcome(status, f"was {status}"))
+                for i, status in enumerate(order)
+            ]
+            row = only(records)
+            assert (row["status"], row["reason"]) == (worse, f"was {worse}")
+
+
+def test_a_wrong_answer_shows_its_error_and_no_speed() -> None:
+    came_to = make.measured(0.001).model_copy(update={"status": "wrong", "reason": "off by 3"})
+    row = only([make.record(came_to=came_to)])
+    assert (row["status"], row["time_s"], row["tokens_per_s"]) == ("wrong", None, None)
+    assert row["max_error"] == 1e-6
+
+
+@pytest.mark.parametrize("order", [(math.nan, 1e-3), (1e-3, math.nan)])
+def test_an_error_that_is_not_a_number_is_not_hidden(order: tuple[float, float]) -> None:
+    assert math.isnan(only([make.record(came_to=make.outcome(max_error=order))])["max_error"])
+
+
+def test_search_steps_are_not_rows_and_rows_not_searches() -> None:
+    records = [make.step(1024), make.record(), make.step(2048, purpose="edge")]
+    assert len(sweep_rows(records)) == 1
+    assert len(maximum_rows(records)) == 1
+
+
+def test_labels_name_only_the_options_that_differ() -> None:
+    def labels(*options: tuple[str, dict[str, Any]]) -> list[str]:
+        records = [make.record(make.trial(name, options=given)) for name, given in options]
+        return [row["label"] for row in sweep_rows(records)]
+
+    assert labels(("ring", {"chunk": 1024, "order": "zigzag"}), ("sdpa", {"chunk": 1})) == [
+        "ring", "sdpa",
+    ]  # fmt: skip
+    assert labels(("ring", {"chunk": 1024, "w": 1}), ("ring", {"chunk": 2048, "w": 1})) == [
+        "ring chunk=1024", "ring chunk=2048",
+    ]  # fmt: skip
+    assert labels(("d", {"on": True, "w": (2, 4)}), ("d", {"on": False, "w": None})) == [
+        "d on=true w=2,4", "d on=false w=null",
+    ]  # fmt: skip
+
+
+# relative
+
+
+def test_speed_is_the_baselines_time_over_the_rows() -> None:
+    records = [
+        make.record(make.trial(name, n), make.measured(time))
+        for name, n, time in [("dense", 1024, 0.4), ("sdpa", 1024, 0.1), ("sdpa", 2048, 0.2)]
+    ]
+    frame = relative(rows(records), "dense")
+    assert [row["speed"] for row in plain(frame)] == [1.0, pytest.approx(4.0), None]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "bfloat16"}, {"causal": True}, {"mode": "train"}, {"batch": 2}, {"heads": 4},
+     {"kv_heads": 1}, {"head_dim": 32}, {"device": "cuda"}, {"threads": 1}, {"seq_len": 512}],
+)  # fmt: skip
+def test_no_speed_across_workloads(change: dict[str, Any]) -> None:
+    fast = make.trial("sdpa", **change)
+    found = sweep_rows([make.record(make.trial("dense")), make.record(fast)])
+    assert speeds(found, "dense") == [1.0, None]
+
+
+def test_no_speed_across_machines() -> None:
+    other = make.record(make.trial("sdpa"), where=make.environment("beta"))
+    assert speeds(sweep_rows([make.record(make.trial("dense")), other]), "dense") == [1.0, None]
+
+
+@pytest.mark.parametrize("bad", ["dense", "sdpa"])
+def test_no_speed_for_or_against_a_wrong_answer(bad: str) -> None:
+    wrong = make.measured().model_copy(update={"status": "wrong"})
+    records = [
+        make.record(make.trial(name), wrong if name == bad else make.measured())
+        for name in ("dense", "sdpa")
+    ]
+    assert speeds(sweep_rows(records), "dense")[1] is None
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_not_even_where_a_row_brings_a_time(bad: int) -> None:
+    found = sweep_rows([make.record(make.trial(name)) for name in ("dense", "sdpa")])
+    found[bad]["status"] = "wrong"
+    assert speeds(found, "dense")[1] is None
+
+
+def test_the_baseline_runs_on_as_many_ranks_or_else_on_the_fewest() -> None:
+    def run(name: str, ranks: int, time: float) -> Record:
+        return make.record(make.trial(name, world_size=ranks), make.measured(time))
+
+    records = [run("sdpa", 1, 0.8), run("sdpa", 2, 0.4), run("ring", 2, 0.2), run("ring", 4, 0.1)]
+    assert speeds(sweep_rows(records), "sdpa") == pytest.approx([1, 1, 2, 8])
+
+
+def test_a_baseline_that_is_not_there_or_not_one() -> None:
+    several = sweep_rows([make.record(make.trial("ring", options={"chunk": c})) for c in (1, 2)])
+    with pytest.raises(UserError, match=r"'ring' may mean 'ring chunk=1', 'ring chunk=2'; name"):
+        speeds(several, "ring")
+    assert speeds(several, "ring chunk=2") == [1.0, 1.0]
+    with pytest.raises(UnknownNameError, match=r"unknown baseline 'rung'.*did you mean 'ring'"):
+        speeds(several, "rung")
+
+
+# maxima
+
+
+def test_a_maximum_is_a_bracket_and_what_limited_it() -> None:
+    records = [
+        make.step(1024, predicted_tokens=None),
+        make.step(4096, "oom", phase="backward", predicted_tokens=2000, processes=2),
+        make.step(2048, peak=3 * MIB, predicted_tokens=2100, purpose="edge"),
+        make.step(2049, "oom", phase="plan", reason="no room", purpose="edge"),
+        make.step(2048, peak=3 * MIB + 8, purpose="confirm"),
+        make.step(2048, peak=3 * MIB - 8, purpose="confirm"),
+    ]
+    found = maximum_of(records)
+    assert (found["max_tokens"], found["first_failure"]) == (2048, 2049)
+    assert (found["limited_by"], found["failure_phase"]) == ("memory", "plan")
+    assert found["failure_reason"] == "no room"
+    assert (found["peak_bytes"], found["confirmations"]) == (3 * MIB + 8, 2)
+    assert found["bytes_per_token"] == (3 * MIB + 8) / 2048
+    assert (found["predicted_tokens"], found["runs"], found["wall_s"]) == (2000, 7, 9.0)
+
+
+def test_the_share_of_the_floor_is_the_floor_at_the_maximum_over_the_budget() -> None:
+    trial = make.trial(memory_budget=64 * MIB, world_size=2, batch=2, heads=4, kv_heads=2)
+    a_token = 2 * 2 * (4 + 2) * 64 * 4
+    found = maximum_of([make.step(10_000, of=trial)])
+    assert found["floor_tokens"] == 2 * 64 * MIB // a_token
+    assert found["fraction_of_floor"] == 10_000 * a_token / (2 * 64 * MIB)
+    assert cost.floor_bytes(trial.workload) == a_token * trial.workload.seq_len
+    unbounded = maximum_of([make.step(10_000, of=trial.but(memory_budget=None))])
+    assert (unbounded["floor_tokens"], unbounded["fraction_of_floor"]) == (None, None)
+
+
+def test_a_failure_below_a_passed_length_does_not_lower_the_maximum() -> None:
+    records = [make.step(1000), make.step(1500, "crashed"), make.step(2000), make.step(3000, "oom")]
+    found = maximum_of(records)
+    assert (found["max_tokens"], found["first_failure"]) == (2000, 3000)
+    assert found["limited_by"] == "memory"
+
+
+def test_a_length_that_failed_once_did_not_pass() -> None:
+    records = [
+        make.step(1000),
+        make.step(2000),
+        make.step(2000, "oom", purpose="confirm"),
+        make.step(1990, purpose="edge"),
+        make.step(3000, "timeout"),
+    ]
+    found = maximum_of(records)
+    assert (found["max_tokens"], found["first_failure"]) == (1990, 2000)
+    assert (found["limited_by"], found["confirmations"]) == ("memory", 0)
+
+
+def test_nothing_passed_and_nothing_failed() -> None:
+    nothing = maximum_of([make.step(512, "unsupported", phase=None, reason="no CPU kernel")])
+    assert (nothing["max_tokens"], nothing["first_failure"]) == (0, 512)
+    assert (nothing["peak_bytes"], nothing["bytes_per_token"]) == (None, None)
+    assert (nothing["fraction_of_floor"], nothing["confirmations"]) == (0.0, 0)
+    ceiling = maximum_of([make.step(512), make.step(1024)])
+    assert (ceiling["max_tokens"], ceiling["first_failure"]) == (1024, None)
+    assert (ceiling["limited_by"], ceiling["failure_phase"]) == ("ceiling", None)
+
+
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [("oom", "memory"), ("timeout", "time"), ("hang", "hang"), ("limit", "kernel limit"),
+     ("wrong", "numerics"), ("crashed", "crash"), ("error", "error"),
+     ("unsupported", "unsupported")],
+)  # fmt: skip
+def test_what_limited_it_is_told_in_words(status: Status, word: str) -> None:
+    assert maximum_of([make.step(1), make.step(2, status)])["limited_by"] == word
+
+
+def test_probes_and_timed_confirmations_are_one_search_and_budgets_are_not() -> None:
+    base = make.trial(memory_budget=64 * MIB, repeats=0)
+    same = [
+        make.step(1024, of=base),
+        make.step(2048, of=base.but(seed=3, round=1, repeats=30, time_cap=9.0), purpose="confirm"),
+    ]
+    assert [m["max_tokens"] for m in maximum_rows(same)] == [2048]
+    other = make.step(4096, of=base.but(memory_budget=32 * MIB))
+    assert [m["max_tokens"] for m in maximum_rows([*same, other])] == [2048, 4096]
+    with pytest.raises(ValueError, match="one search"):
+        maximum_of([*same, other])
+    with pytest.raises(ValueError, match="one search"):
+        maximum_of([make.record()])
+
+
+def test_any_order_of_steps_gives_the_same_bracket() -> None:
+    phases: list[Phase] = ["plan", "forward"]
+    records = [make.step(n, phase=phases[n % 2]) for n in (1, 2, 5)]
+    records += [make.step(n, "oom", phase=phases[n % 2]) for n in (3, 6, 9)]
+    draw = random.Random(2)
+    for _ in range(20):
+        draw.shuffle(records)
+        found = maximum_of(records)
+        assert (found["max_tokens"], found["first_failure"]) == (5, 6)
+        assert found["failure_phase"] == "plan"
+
+
+# frames and JSON
+
+
+def test_frames_hold_the_rows() -> None:
+    records = [make.record(), make.record(make.trial("dense"), make.outcome("oom", "full"))]
+    records += [make.step(1024), make.step(2048, "oom")]
+    assert list(rows(records).columns) == list(table.ROW_FIELDS)
+    assert list(maxima(records).columns) == list(table.MAXIMUM_FIELDS)
+    for frame, expected, fields in (
+        (rows(records), sweep_rows(records), table.ROW_FIELDS),
+        (maxima(records), maximum_rows(records), table.MAXIMUM_FIELDS),
+    ):
+        assert plain(frame) == [{name: row[name] for name in fields} for row in expected]
+    assert rows([]).empty
+    assert list(rows([]).columns) == list(table.ROW_FIELDS)
+
+
+def test_sweep_json_has_exactly_its_fields_and_is_json() -> None:
+    bad = make.outcome("wrong", "nan", max_error=math.nan)
+    worse = make.outcome("wrong", "inf", max_error=math.inf)
+    records = [make.record(make.trial(seq_len=n), o) for n, o in ((1, bad), (2, worse))]
+    said = sweep_json([*records, make.record()])
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    assert said["schema"] == 1
+    assert [row["max_error"] for row in said["rows"]] == [None, None, 1e-6]
+    assert all(tuple(row) == table.SWEEP_FIELDS for row in said["rows"])
+
+
+def test_maxlen_json_has_exactly_its_fields_and_is_json() -> None:
+    said = maxlen_json([make.step(1024), make.step(1025, "oom"), make.record()])
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    assert [row["max_tokens"] for row in said["results"]] == [1024]
+    assert tuple(said["results"][0]) == table.MAXLEN_FIELDS
+
+
+def test_json_and_rows_need_neither_torch_nor_pandas() -> None:
+    code = (
+        "import sys; from longseq_bench.table import sweep_json; sweep_json([]);"
+        "print({'torch', 'pandas'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "set()\n"
