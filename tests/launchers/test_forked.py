@@ -1,0 +1,161 @@
+"""Isolation: every way to die is named, nothing is left behind, the next trial runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from longseq_bench.errors import UnknownNameError
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.model import Outcome, Trial
+from tests.make import trial
+
+MIB = 2**20
+
+
+def run(launcher: Forked, name: str, tokens: int = 2048, **fields: object) -> Outcome:
+    fields.setdefault("repeats", 0)
+    asked = trial(name, tokens, launcher.catalogue().options(name, {}), heads=2, **fields)
+    return launcher.run(asked, lambda phase, part: None).outcome
+
+
+def descendants() -> set[int]:
+    """Processes of this one's fork server and below; its resource tracker aside."""
+    return {
+        p.pid
+        for p in psutil.Process().children(recursive=True)
+        if "resource_tracker" not in " ".join(p.cmdline()) and p.status() != psutil.STATUS_ZOMBIE
+    }
+
+
+def test_a_sound_trial_is_ok_and_leaves_nothing(launcher: Forked) -> None:
+    assert run(launcher, "sdpa").status == "ok"
+    before = descendants()
+    outcome = run(launcher, "sdpa")
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert descendants() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason", "phase"),
+    [
+        ("bad-kills-itself", "crashed", "killed by SIGKILL", "forward"),
+        ("bad-exits", "crashed", "ended with exit code 3", "forward"),
+        ("bad-segfault", "crashed", "killed by SIGSEGV", "forward"),
+        ("bad-limit", "limit", "grid of 70000 blocks exceeds 65535", "forward"),
+        ("bad-import", "unsupported", "no_such_name", "start"),
+    ],
+)
+def test_each_death_is_named(
+    launcher: Forked, name: str, status: str, reason: str, phase: str
+) -> None:
+    outcome = run(launcher, name)
+    assert (outcome.status, outcome.phase) == (status, phase)
+    assert reason in (outcome.reason or "")
+    assert run(launcher, "sdpa").status == "ok"
+
+
+def test_a_sleeper_is_ended_at_its_limit(launcher: Forked) -> None:
+    before, start = descendants(), time.monotonic()
+    outcome = run(launcher, "bad-sleeps", time_budget=0.3)
+    assert (outcome.status, outcome.phase) == ("timeout", "forward")
+    assert "0.3 s" in (outcome.reason or "")
+    assert time.monotonic() - start < 10
+    assert descendants() == before
+
+
+def test_a_grandchild_is_ended_and_told(launcher: Forked) -> None:
+    before = descendants()
+    outcome = run(launcher, "bad-grandchild")
+    assert outcome.status == "ok"
+    assert "left 1 process(es) behind, killed: python" in (outcome.reason or "")
+    assert descendants() == before
+
+
+def test_an_eater_is_out_of_memory(launcher: Forked) -> None:
+    outcome = run(launcher, "bad-eats", memory_budget=64 * MIB)
+    assert (outcome.status, outcome.phase) == ("oom", "forward")
+
+
+def test_a_shape_error_is_no_lack_of_memory(launcher: Forked) -> None:
+    """Fault 11."""
+    outcome = run(launcher, "bad-shape", memory_budget=64 * MIB)
+    assert (outcome.status, outcome.phase, outcome.fits) == ("error", "forward", None)
+    assert "shapes cannot be multiplied" in (outcome.reason or "")
+
+
+def test_a_native_death_under_the_budget_gets_a_second_opinion(launcher: Forked) -> None:
+    name = "bad-native"
+    asked = trial(name, 2048, heads=2, memory_budget=64 * MIB, repeats=0)
+    launched = launcher.run(asked, lambda phase, part: None)
+    assert launched.outcome.status == "oom"
+    assert launched.processes == 2
+    assert "killed by SIGSEGV under 64 MiB, passes under" in (launched.outcome.reason or "")
+
+
+def test_a_real_crash_stays_one_after_the_second_opinion(launcher: Forked) -> None:
+    asked = trial("bad-segfault", 2048, heads=2, memory_budget=64 * MIB, repeats=0)
+    launched = launcher.run(asked, lambda phase, part: None)
+    assert (launched.outcome.status, launched.processes) == ("crashed", 2)
+
+
+def test_what_can_not_be_done_is_said_before_anything_runs(launcher: Forked) -> None:
+    odd = run(launcher, "bad-refuses", 2049)
+    assert (odd.status, odd.reason) == ("unsupported", "odd lengths need odd=true")
+    assert odd.samples("peak") == ()
+    assert run(launcher, "bad-refuses", 2048).status == "ok"
+
+
+def test_phases_are_told_in_order(launcher: Forked) -> None:
+    seen: list[str] = []
+    asked = trial("sdpa", 256, {"backend": "auto"}, heads=2, mode="train", repeats=2)
+    launcher.run(asked, lambda phase, part: seen.append(phase))
+    order = ["inputs", "plan", "forward", "backward", "check", "time"]
+    assert list(dict.fromkeys(seen)) == order
+
+
+def test_output_of_a_trial_does_not_reach_the_terminal(
+    launcher: Forked, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run(launcher, "bad-segfault")
+    assert "Segmentation fault" in " ".join(outcome.facts["output"])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_file_is_left_behind(launcher: Forked, tmp_path: Path) -> None:
+    folder = Path(os.environ.get("TMPDIR", "/tmp"))
+    before = set(folder.glob("longseq-*"))
+    run(launcher, "bad-exits")
+    assert set(folder.glob("longseq-*")) == before
+
+
+def test_a_plug_in_is_listed_with_its_options_and_source(launcher: Forked) -> None:
+    entry = launcher.catalogue().entry("bad-refuses")
+    assert entry.source == "misbehaving"
+    assert [(o.name, o.kind, o.default, o.help) for o in entry.options] == [
+        ("odd", "bool", False, "odd lengths too")
+    ]
+    assert "no_such_name" in launcher.catalogue().entry("bad-import").unavailable["cpu"]
+    with pytest.raises(UnknownNameError, match="'bad-exits'"):
+        launcher.catalogue().entry("bad-exit")
+
+
+def test_trials_do_not_share_a_process(launcher: Forked) -> None:
+    """Fault 10: a peak carried over from an earlier, larger trial."""
+
+    def peak(tokens: int) -> float:
+        outcome = run(launcher, "sdpa", tokens, memory_budget=256 * MIB)
+        return outcome.largest("peak") or 0.0
+
+    small = peak(2048)
+    assert peak(16384) > 6 * small
+    assert peak(2048) == pytest.approx(small, rel=0.1)
+
+
+def test_a_trial_equals_itself_over_the_boundary() -> None:
+    asked = trial("dilated", 8192, {"segments": (1024, 2048)}, memory_budget=MIB)
+    assert Trial.model_validate_json(asked.model_dump_json()).key == asked.key

@@ -1,0 +1,180 @@
+"""Implementations with one fault each: ways to die, and ways to be wrong seen in an ancestor."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from longseq_bench.attention.base import ExactAttention
+from longseq_bench.comm.group import Group
+from longseq_bench.errors import KernelLimitError, UnsupportedError
+from longseq_bench.model import Workload
+
+LONG = 2048
+"""The warm-up is at most 1024 tokens, so a fault at this length shows in the trial itself."""
+
+
+class Sound(ExactAttention):
+    """What each of them would be without its fault."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.shape[2] >= LONG:
+            self.fault()
+        return scaled_dot_product_attention(q, k, v, is_causal=self.workload.causal)
+
+    def fault(self) -> None:
+        """What goes wrong."""
+
+
+class KillsItself(Sound):
+    def fault(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Exits(Sound):
+    def fault(self) -> None:
+        os._exit(3)
+
+
+class Sleeps(Sound):
+    def fault(self) -> None:
+        time.sleep(600)
+
+
+class Grandchild(Sound):
+    def fault(self) -> None:
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        subprocess.Popen(sleep, start_new_session=True)
+
+
+class Eats(Sound):
+    def fault(self) -> None:
+        self.kept = []
+        while True:
+            self.kept.append(torch.ones(2**18))
+
+
+class Spends(Sound):
+    """Needs 32 MiB for a moment and frees them."""
+
+    def fault(self) -> None:
+        torch.ones(2**23)
+
+
+class Shape(Sound):
+    def fault(self) -> None:
+        torch.ones(2, 3) @ torch.ones(4, 5)
+
+
+class Native(Sound):
+    """Dies like a kernel that does not check an allocation of 256 MiB."""
+
+    def fault(self) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        if soft != resource.RLIM_INFINITY:
+            try:
+                torch.empty(2**26)
+            except RuntimeError:
+                os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Segfault(Sound):
+    def fault(self) -> None:
+        ctypes.string_at(0)
+
+
+class Limit(Sound):
+    def fault(self) -> None:
+        raise KernelLimitError("grid of 70000 blocks exceeds 65535")
+
+
+class Refuses(Sound):
+    def __init__(
+        self, workload: Workload, group: Group, *, odd: Annotated[bool, "odd lengths too"] = False
+    ) -> None:
+        super().__init__(workload, group)
+        if workload.seq_len % 2 and not odd:
+            raise UnsupportedError("odd lengths need odd=true")
+
+
+class OverHeads(ExactAttention):
+    """Fault 1: attention over heads instead of tokens."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+class BlockSoftmax(ExactAttention):
+    """Fault 2: one softmax a block of keys, summed."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(k.split(128, 2), v.split(128, 2), strict=True)
+        return torch.stack([scaled_dot_product_attention(q, a, b) for a, b in parts]).sum(0)
+
+
+class Leak(ExactAttention):
+    """Fault 3: one key of the future is seen."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = q.shape[2]
+        mask = torch.ones(n, n, dtype=torch.bool).tril(1)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Nan(ExactAttention):
+    """Fault 3: one NaN late in the sequence."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = scaled_dot_product_attention(q, k, v)
+        out[:, -1, -2] = math.nan
+        return out
+
+
+class BlockDiagonal(ExactAttention):
+    """Fault 4: a "simulated ring" in which each rank sees its own keys only."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shards = zip(*(t.split(t.shape[2] // 2, 2) for t in (q, k, v)), strict=True)
+        return torch.cat([scaled_dot_product_attention(*s) for s in shards], 2)
+
+
+class Gradient(ExactAttention):
+    """The output is right, one gradient is not."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k + (k.detach() - k) * 0.5, v)
+
+
+class FarKey(ExactAttention):
+    """Fault 1: the first key is never seen."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k[:, :, 1:], v[:, :, 1:])
