@@ -202,7 +202,8 @@ MISTAKES = {
     ),
     "value of an option": (
         "tokens: 1k\nimplementations:\n  - ring:\n      chunk: [1k, many]\n",
-        "sweep.yaml:4: option chunk='many' in ring is not a whole number from 0 up (write 1024 or 1k)",
+        "sweep.yaml:4: option chunk='many' in ring is not a whole number from 0 up "
+        "(write 1024 or 1k)",
     ),
     "choice of an option": (
         "tokens: 1k\nimplementations:\n  - block-sparse: {pattern: local-windw}\n",

@@ -19,7 +19,9 @@ def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bo
     exitcode: negative for a signal. printed: the end of its output. kernel_killed: whether the
     kernel's out-of-memory killer struck meanwhile.
     """
-    facts = {"output": [line[:200] for line in printed.splitlines()[-30:]]} if printed.strip() else {}
+    facts = (
+        {"output": [line[:200] for line in printed.splitlines()[-30:]]} if printed.strip() else {}
+    )
     if exitcode == -signal.SIGKILL and kernel_killed:
         reason = "killed by the kernel's out-of-memory killer"
         return Outcome(status="oom", reason=reason, phase=phase, facts=facts)

@@ -1,0 +1,33 @@
+"""Dilated attention along the Hilbert curve: a segment is a compact 2-D patch.
+
+The sequence lies row by row on a grid, and segments and dilation are cut along the Hilbert curve
+through it. q, k and v are never permuted as a whole: the tokens of a segment are gathered when its
+turn comes and the output goes straight back to its place. Causality stays that of the sequence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from longseq_bench.attention.base import Counts, Positions, implementation
+from longseq_bench.attention.dilated import Dilated
+from longseq_bench.attention.segments import Walk
+from longseq_bench.patterns.hilbert import hilbert_order
+
+
+@implementation("hilbert")
+class Hilbert(Dilated):
+    """Segments and dilation along the Hilbert curve."""
+
+    summary = "segments and dilation along a Hilbert curve, so that a segment is a 2-D patch"
+
+    def plan(self, device: str) -> None:
+        super().plan(device)
+        self.walk = Walk(self.workload.seq_len, hilbert_order(self.workload.seq_len))
+
+    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
+        if self.step_of is None:
+            order = hilbert_order(self.workload.seq_len)
+            self.step_of = np.empty_like(order)
+            self.step_of[order] = np.arange(len(order), dtype=np.int32)
+        return super().multiplicity(q_positions, k_positions, head)

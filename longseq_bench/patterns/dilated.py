@@ -1,0 +1,113 @@
+"""LongNet's rule (arXiv 2307.02486): segments, thinned by a rate, the offset rotating over heads.
+
+For a pair (segment w, rate r) and head h, positions a and b see each other where they lie in the
+same segment, a // w == b // w, and both at the head's offset in it, (a mod w) mod r == h mod r.
+Positions are steps of a walk, the sequence itself or a permutation of it; causality is always that
+of the original positions. What several pairs let through counts once for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longseq_bench.errors import UserError
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Pairs (segment, rate) and the heads that use them.
+
+    mix: `softmax`, every head uses every pair; `groups`, heads in equal runs, one pair each.
+    Raises UserError for segments and rates of different counts, or fewer heads than groups.
+    """
+
+    segments: tuple[int, ...]
+    dilation: tuple[int, ...]
+    heads: int
+    mix: str = "softmax"
+
+    def __post_init__(self) -> None:
+        if len(self.segments) != len(self.dilation) or not self.segments:
+            raise UserError(
+                f"{len(self.segments)} segments {self.segments} but {len(self.dilation)} rates "
+                f"{self.dilation}: give one rate a segment, as in segments=1024,2048 dilation=1,2"
+            )
+        if min(self.segments) < 1 or min(self.dilation) < 1:
+            raise UserError("segments and dilation are whole numbers from 1 up")
+        if self.mix == "groups" and self.heads < len(self.segments):
+            raise UserError(
+                f"mix=groups needs a head a pair: {len(self.segments)} pairs, {self.heads} heads"
+            )
+
+    def pairs(self) -> Iterator[tuple[int, int, range]]:
+        """(segment, rate, heads that use it)."""
+        count = len(self.segments)
+        for p, (segment, rate) in enumerate(zip(self.segments, self.dilation, strict=True)):
+            if self.mix == "groups":
+                first, last = -(-p * self.heads // count), -(-(p + 1) * self.heads // count)
+                yield segment, rate, range(first, last)
+            else:
+                yield segment, rate, range(self.heads)
+
+    def multiplicity(
+        self,
+        q_positions: Ints,
+        k_positions: Ints,
+        head: int,
+        causal: bool,
+        step_of: NDArray[np.int32] | None = None,
+    ) -> Ints:
+        """How often a query sees a key, (queries, keys).
+
+        step_of: walk step of each original position; None where the walk is the sequence.
+        """
+        q, k = (p if step_of is None else step_of[p] for p in (q_positions, k_positions))
+        count = np.zeros((len(q), len(k)), dtype=np.int64)
+        for segment, rate, heads in self.pairs():
+            if head not in heads:
+                continue
+            at = head % rate
+            sees, seen = (p % segment % rate == at for p in (q, k))
+            together = (q // segment)[:, None] == (k // segment)[None, :]
+            count += together & sees[:, None] & seen[None, :]
+        if causal:
+            count *= k_positions[None, :] <= q_positions[:, None]
+        return count
+
+    def visible_pairs(self, seq_len: int, causal: bool) -> int:
+        """Query-key pairs seen, counted as often as seen, summed over heads."""
+        total = 0
+        for segment, rate, heads in self.pairs():
+            for head in heads:
+                for length, times in _lengths(seq_len, segment):
+                    members = max(0, -(-(length - head % rate) // rate))
+                    seen = members * (members + 1) // 2 if causal else members**2
+                    total += seen * times
+        return total
+
+    def uncovered_share(self, seq_len: int) -> float:
+        """Share of (token, head) that sees nothing at all, not even itself."""
+        steps = np.arange(seq_len, dtype=np.int64)
+        missed = 0
+        for head in range(self.heads):
+            covered = np.zeros(seq_len, dtype=np.bool_)
+            for segment, rate, heads in self.pairs():
+                if head in heads:
+                    covered |= steps % segment % rate == head % rate
+            missed += seq_len - int(covered.sum())
+        return missed / (seq_len * self.heads)
+
+
+def _lengths(seq_len: int, segment: int) -> Iterator[tuple[int, int]]:
+    """Segment lengths with how many there are: the whole ones and the short last one."""
+    whole, rest = divmod(seq_len, segment)
+    if whole:
+        yield segment, whole
+    if rest:
+        yield rest, 1
