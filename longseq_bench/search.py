@@ -131,8 +131,10 @@ class _State:
         low, high = self.low, self.high
         if low >= self.ceiling or (high is not None and high - low <= tolerance(low)):
             return None
-        top = self.ceiling + 1 if high is None else high
-        return max(low + 1, min(self._guess(low, top), top - 1))
+        if high is None:
+            return max(low + 1, min(self._guess(low, self.ceiling + 1), self.ceiling))
+        # a failure is no exact edge: right under it tells little
+        return max(low + 1, min(self._guess(low, high), high - tolerance(low) // 2))
 
     def purpose(self, tokens: int) -> Purpose:
         """`edge` once a failure above, or the prediction, is near."""
@@ -179,9 +181,8 @@ def _between(low: int, top: int, missed: int) -> int:
     width = tolerance(top if missed <= 1 else low)
     if top - low <= 2 * width:
         return low + width
-    if missed <= 1:
-        return max(low + width, top - 4 * width)
-    return math.isqrt(low * top) if top > 2 * low else (low + top) // 2
+    middle = math.isqrt(low * top) if top > 2 * low else (low + top) // 2
+    return max(middle, top - 4 * width) if missed <= 1 else middle
 
 
 def _line(a: int, at_a: float, b: int, at_b: float) -> float:

@@ -13,6 +13,17 @@ NATIVE_DEATHS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 _VMSTAT = Path("/proc/vmstat")
 
 
+def memory_may_be_why(outcome: Outcome, signal_number: int) -> bool:
+    """Whether a trial that failed under a budget deserves another try with more of it.
+
+    Seen on CPU near the edge, all cured by room: SIGSEGV in fused kernels, oneDNN's "could not
+    create a primitive", and bfloat16 outputs that were silently wrong.
+    """
+    if outcome.status == "crashed":
+        return signal_number in NATIVE_DEATHS
+    return outcome.status == "wrong" or "RuntimeError" in (outcome.reason or "")
+
+
 def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bool) -> Outcome:
     """The outcome of a child that ended without saying one.
 

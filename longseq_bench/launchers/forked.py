@@ -25,7 +25,7 @@ from longseq_bench.catalogue import Catalogue
 from longseq_bench.errors import LauncherError
 from longseq_bench.launchers import _child
 from longseq_bench.launchers.base import Launched, Launcher, OnPhase
-from longseq_bench.launchers.deaths import NATIVE_DEATHS, kernel_kills, outcome_of_exit, signal_name
+from longseq_bench.launchers.deaths import kernel_kills, memory_may_be_why, outcome_of_exit
 from longseq_bench.model import Outcome, Phase, Trial
 from longseq_bench.units import format_bytes
 
@@ -85,27 +85,24 @@ class Forked(Launcher):
 
     def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
         outcome, signal_number = self._attempt(trial, on_phase)
-        if signal_number not in NATIVE_DEATHS or not trial.memory_budget:
+        if not trial.memory_budget or not memory_may_be_why(outcome, signal_number):
             return Launched(outcome)
-        return Launched(self._second_opinion(trial, outcome, signal_number, on_phase), processes=2)
+        return Launched(self._second_opinion(trial, outcome, on_phase), processes=2)
 
-    def _second_opinion(
-        self, trial: Trial, died: Outcome, signal_number: int, on_phase: OnPhase
-    ) -> Outcome:
-        """Fused kernels do not check every allocation: the same pass with room tells memory from a
-        real crash."""
+    def _second_opinion(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
+        """Fused kernels do not check every allocation: the same pass with room tells a lack of
+        memory from a real fault."""
         assert trial.memory_budget
         larger = max(RETRY_FACTOR * trial.memory_budget, trial.memory_budget + RETRY_ROOM)
         again, _ = self._attempt(trial.but(memory_budget=larger, repeats=0), on_phase)
-        name = signal_name(signal_number)
         if again.status != "ok":
-            reason = f"killed by {name}; with {format_bytes(larger)} it ended {again.status} too"
-            return died.model_copy(update={"reason": reason})
+            same = f"{first.reason}; with {format_bytes(larger)} it ended {again.status} too"
+            return first.model_copy(update={"reason": same})
         reason = (
-            f"killed by {name} under {format_bytes(trial.memory_budget)}, passes under "
-            f"{format_bytes(larger)}: a native allocation failed"
+            f"{first.reason} under {format_bytes(trial.memory_budget)}, passes under "
+            f"{format_bytes(larger)}: an allocation that nobody checked failed"
         )
-        return died.model_copy(update={"status": "oom", "reason": reason})
+        return first.model_copy(update={"status": "oom", "reason": reason})
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         """One child's outcome, and the signal that killed it (0: none)."""
