@@ -1,0 +1,109 @@
+"""FlexAttention, torch's compiled attention, on compact block masks.
+
+Compiled once for all lengths during the warm-up, so that neither the compiler's memory nor its time
+is charged to a pass; the time is kept as a fact. The causal mask is given as blocks (whole ones
+apart from the diagonal) in strided views of O(n / block) numbers: building it from a function of
+positions takes 10 n² bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import ExactAttention, implementation
+from longseq_bench.comm.group import Group
+from longseq_bench.errors import UnsupportedError
+from longseq_bench.model import Workload
+
+_COMPILERS = ("g++", "clang++", "c++")
+_compile_s: dict[str, float] = {}
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    """One compiled function a process, for every length. Compiled in this process: helpers of the
+    compiler would count as strays of the trial."""
+    import torch._inductor.config as inductor
+    from torch.nn.attention.flex_attention import flex_attention
+
+    inductor.compile_threads = 1
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
+    return compiled
+
+
+def _no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return q >= k
+
+
+@implementation("flex")
+class Flex(ExactAttention):
+    """torch.nn.attention.flex_attention, compiled."""
+
+    summary = "FlexAttention, compiled by torch; the compile time is a fact of its own"
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        block: Annotated[int, "tokens a block of the causal mask"] = 128,
+    ) -> None:
+        super().__init__(workload, group)
+        if group.size > 1:
+            raise UnsupportedError("flex runs on one rank")
+        if workload.head_dim < 16:
+            raise UnsupportedError(f"FlexAttention needs head_dim 16, not {workload.head_dim}")
+        self.block = block
+        self._mask: Any = None
+
+    @classmethod
+    def unavailable(cls, device: str) -> str | None:
+        if device == "cpu" and not any(shutil.which(c) for c in _COMPILERS):
+            return f"FlexAttention is compiled on a CPU, and there is no {' or '.join(_COMPILERS)}"
+        return None
+
+    def plan(self, device: str) -> None:
+        w = self.workload
+        if device == "cpu" and w.train:
+            raise UnsupportedError("FlexAttention has no backward on a CPU")
+        if w.causal:
+            self._mask = self._causal_mask(device)
+        if device not in _compile_s:
+            start = time.perf_counter()
+            shape = (w.batch, w.heads, w.seq_len, w.head_dim)
+            q = torch.zeros(shape, dtype=getattr(torch, w.dtype), device=device)
+            k = q[:, : w.kv_heads]
+            self(q, k, k)
+            _compile_s[device] = time.perf_counter() - start
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        grouped = q.shape[1] != k.shape[1]
+        return _compiled()(q, k, v, block_mask=self._mask, enable_gqa=grouped)
+
+    def facts(self) -> dict[str, Any]:
+        return {"kernel": "flex (compiled)", "compile_s": max(_compile_s.values(), default=None)}
+
+    def _causal_mask(self, device: str) -> Any:
+        """Row i: blocks 0 to i - 1 whole, block i partly. The tables are views: the lowering wants
+        them rows wide, the numbers in them are few."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        n, rows = self.workload.seq_len, -(-self.workload.seq_len // self.block)
+        steps = torch.arange(2 * rows, dtype=torch.int32, device=device)
+        return BlockMask.from_kv_blocks(
+            torch.ones(1, 1, rows, dtype=torch.int32, device=device),
+            steps.as_strided((1, 1, rows, rows), (0, 0, 1, 1)),
+            steps[:rows].reshape(1, 1, rows),
+            steps.as_strided((1, 1, rows, rows), (0, 0, 0, 1)),
+            BLOCK_SIZE=self.block,
+            mask_mod=_no_later,
+            compute_q_blocks=self.workload.train,
+            seq_lengths=(n, n),
+        )
