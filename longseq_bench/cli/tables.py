@@ -13,6 +13,7 @@ from longseq_bench.catalogue import Catalogue, Entry
 from longseq_bench.cli.watch import option_value, option_words
 from longseq_bench.doctor import Finding
 from longseq_bench.model import Environment, Record, Trial
+from longseq_bench.reports.groups import grouped, workload_words
 from longseq_bench.table import maximum_rows, speeds, sweep_rows
 from longseq_bench.units import (
     format_bytes,
@@ -32,41 +33,50 @@ NONE = "—"
 
 
 def rows_table(records: Sequence[Record], baseline: str | None) -> RenderableType:
-    """A sweep's rows: time with its spread, memory, rate, error, speed beside the baseline."""
+    """A sweep's rows, a table a workload: time with its spread, memory, rate, error, speed."""
     rows = sweep_rows(records)
     faster = speeds(rows, baseline) if baseline else [None] * len(rows)
-    table = Table("", "tokens", "status", "time", "peak", "rate", "max error", box=None)
-    if baseline:
-        table.add_column(f"× {escape(baseline)}")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    table.columns[0].overflow = "fold"
     for row, speed in zip(rows, faster, strict=True):
+        row["speed"] = speed
+    machines = dict.fromkeys((row["fingerprint"] for row in rows), "")
+    parts: list[RenderableType] = []
+    for group in grouped(rows):
+        parts += [f"[bold]{escape(workload_words(group[0], machines))}[/bold]"]
+        parts += [_lengths_table(group, baseline), ""]
+    return Group(*parts, *(_failure(r) for r in rows if r["status"] != "ok"))
+
+
+def _lengths_table(rows: Sequence[dict[str, Any]], baseline: str | None) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("", no_wrap=True, overflow="ellipsis")
+    for heading in ("tokens", "time", "±", "peak", "FLOP/s", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if baseline:
+        table.add_column(f"× {escape(baseline)}", justify="right", no_wrap=True)
+    for row in rows:
+        time, spread = _time(row)
         cells = [
-            escape(_what(row)), format_tokens(row["tokens"]), _status(row["status"]),
-            _spread(row), _shown(row["peak_bytes"], format_bytes), _flop_rate(row),
-            _shown(row["max_error"], lambda e: f"{e:.1e}"),
+            escape(row["label"]), format_tokens(row["tokens"]), time, spread,
+            _shown(row["peak_bytes"], format_bytes), _flop_rate(row),
+            _shown(row["max_error"], lambda e: f"{e:.0e}"),
         ]  # fmt: skip
-        table.add_row(*cells, *([_shown(speed, lambda s: f"{s:.2f}")] if baseline else []))
-    failed = [r for r in rows if r["status"] != "ok"]
-    return Group(table, *(f"[yellow]{escape(_failure(r))}[/yellow]" for r in failed))
+        if baseline:
+            cells.append(_shown(row["speed"], lambda s: f"{s:.2f}"))
+        table.add_row(*cells)
+    return table
 
 
 def maxima_table(records: Sequence[Record]) -> RenderableType:
     """A search's results: the bracket, what limited it, how near the floor."""
-    table = Table(
-        "", "longest", "first failure", "limited by", "of floor", "peak", "runs", box=None
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("", no_wrap=True, overflow="ellipsis")
+    for heading in ("longest", "first failure", "limited by", "of floor", "peak", "runs"):
+        table.add_column(heading, justify="right", no_wrap=True)
     lines = []
     for row in maximum_rows(records):
-        limited = row["limited_by"] + (
-            f" in {row['failure_phase']}" if row["failure_phase"] else ""
-        )
         table.add_row(
             escape(row["label"]), f"[bold]{row['max_tokens']:,}[/bold]",
-            _shown(row["first_failure"], lambda n: f"{n:,}"), limited,
+            _shown(row["first_failure"], lambda n: f"{n:,}"), row["limited_by"],
             _shown(row["fraction_of_floor"], format_share),
             _shown(row["peak_bytes"], format_bytes), str(row["runs"]),
         )  # fmt: skip
@@ -132,36 +142,26 @@ def findings_table(machine: Environment, findings: Sequence[Finding]) -> Rendera
     return Group(f"[bold]{escape(machine.host)}[/bold]: {escape(machine.cpu)}, {machine.os}", table)
 
 
-def _what(row: dict[str, Any]) -> str:
-    words = [row["label"], row["dtype"]]
-    words += ["train"] if row["mode"] == "train" else []
-    words += ["causal"] if row["causal"] else []
-    return " ".join(words)
-
-
-def _status(status: str) -> str:
-    colour = _COLOURS.get(status, "red")
-    return f"[{colour}]{status}[/{colour}]"
-
-
-def _spread(row: dict[str, Any]) -> str:
+def _time(row: dict[str, Any]) -> tuple[str, str]:
+    """The median and its spread; what became of it where there is none."""
     if row["time_s"] is None:
-        return NONE
+        colour = _COLOURS.get(row["status"], "red")
+        return f"[{colour}]{row['status']}[/{colour}]", NONE
     off = max(row["time_high_s"] - row["time_s"], row["time_s"] - row["time_low_s"])
-    return f"{format_seconds(row['time_s'])} ±{off / row['time_s']:.0%}"
+    return format_seconds(row["time_s"]), f"{off / row['time_s']:.0%}"
 
 
 def _flop_rate(row: dict[str, Any]) -> str:
     if not row["time_s"] or row["flops"] is None:
         return NONE
-    return format_rate(row["flops"] / row["time_s"], "FLOP/s")
+    return format_rate(row["flops"] / row["time_s"], "")
 
 
 def _failure(row: dict[str, Any]) -> str:
     where = f" in {row['phase']}" if row["phase"] else ""
-    return (
-        f"{_what(row)} at {format_tokens(row['tokens'])}: {row['status']}{where}: {row['reason']}"
-    )
+    what = f"{row['label']} at {format_tokens(row['tokens'])}"
+    said = f"{what}: {row['status']}{where}: {row['reason']}"
+    return f"[yellow]{escape(said)}[/yellow]"
 
 
 def _shown(value: Any, write: Any) -> str:

@@ -56,7 +56,9 @@ def make_layout(
 
     sparsity: the fraction of the visible blocks to skip, in [0, 1); each row keeps (1 - sparsity)
     of them, rounded, one at least.  special: global or sink tokens (global-local, sink-window).
-    The rows of global tokens see everything they may, beyond the asked density.
+    The rows of global tokens see everything they may, beyond the asked density; the others hold to
+    it. Where a row keeps too few blocks for all the special ones, the diagonal comes first.
+    seed: any whole number, taken modulo 2^64; only `random` looks at it.
     Raises UnknownNameError for the pattern, UserError for the rest.
     """
     if pattern not in PATTERNS:
@@ -67,6 +69,10 @@ def make_layout(
         )
     if block < 1:
         raise UserError(f"block {block} is no number of tokens; 64 or 128 suit most kernels")
+    if seq_len < 1:
+        raise UserError(f"a sequence of {seq_len} tokens has no layout; it takes 1 or more")
+    if special < 0:
+        raise UserError(f"{special} global tokens can't be; 0 means none")
     if special > seq_len:
         raise UserError(f"{special} global tokens are more than the sequence's {seq_len}")
     rows = -(-seq_len // block)
@@ -84,9 +90,10 @@ def _parts(
     """Counts and key blocks of consecutive rows, a chunk of rows at a time."""
     start = 0
     while start < rows:
-        widest = max(1, round((1 - sparsity) * rows)) if start >= full else rows
-        stop = min(rows, start + max(1, CHUNK // widest), max(full, start + 1))
-        stop = min(rows, start + max(1, CHUNK // widest)) if start >= full else stop
+        # the widest row, and where rows of its kind end: a chunk never mixes full rows with others
+        kept = max(1, round((1 - sparsity) * rows))
+        widest, end = (rows, full) if start < full else (kept, rows)
+        stop = min(end, start + max(1, CHUNK // widest))
         i = np.arange(start, stop, dtype=np.int64)[:, None]
         m = i + 1 if causal else np.full_like(i, rows)
         c = np.clip(np.rint((1 - sparsity) * m).astype(np.int64), 1, m)
@@ -194,7 +201,7 @@ def _uniform(rows: Rows) -> NDArray[np.float64]:
     """Numbers in [0, 1) from (seed, row, k) by splitmix64's finaliser, the same everywhere."""
     x = (rows.i.astype(np.uint64) << np.uint64(24)) + rows.k.astype(np.uint64)
     with np.errstate(over="ignore"):
-        x = x + np.uint64(rows.seed + 1) * np.uint64(0x9E3779B97F4A7C15)
+        x = x + np.uint64((rows.seed + 1) % 2**64) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)

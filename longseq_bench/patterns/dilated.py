@@ -8,15 +8,22 @@ of the original positions. What several pairs let through counts once for each.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.errors import UserError
+from longseq_bench.errors import UnknownNameError, UserError
 
 Ints = NDArray[np.int64]
+
+MIXES = ("softmax", "groups")
+
+CHUNK = 2**20
+"""Steps of the walk looked at together, so that memory does not grow with the sequence."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,9 @@ class Rule:
     """Pairs (segment, rate) and the heads that use them.
 
     mix: `softmax`, every head uses every pair; `groups`, heads in equal runs, one pair each.
-    Raises UserError for segments and rates of different counts, or fewer heads than groups.
+    A segment may be longer than the sequence.
+    Raises UserError for segments and rates of different counts, or fewer heads than groups, and
+    UnknownNameError for another mix.
     """
 
     segments: tuple[int, ...]
@@ -40,6 +49,8 @@ class Rule:
             )
         if min(self.segments) < 1 or min(self.dilation) < 1:
             raise UserError("segments and dilation are whole numbers from 1 up")
+        if self.mix not in MIXES:
+            raise UnknownNameError("mix", self.mix, MIXES)
         if self.mix == "groups" and self.heads < len(self.segments):
             raise UserError(
                 f"mix=groups needs a head a pair: {len(self.segments)} pairs, {self.heads} heads"
@@ -55,6 +66,10 @@ class Rule:
             else:
                 yield segment, rate, range(self.heads)
 
+    def pairs_of_head(self, head: int) -> list[tuple[int, int]]:
+        """(segment, rate) of each pair that a head uses."""
+        return [(segment, rate) for segment, rate, heads in self.pairs() if head in heads]
+
     def multiplicity(
         self,
         q_positions: Ints,
@@ -69,9 +84,7 @@ class Rule:
         """
         q, k = (p if step_of is None else step_of[p] for p in (q_positions, k_positions))
         count = np.zeros((len(q), len(k)), dtype=np.int64)
-        for segment, rate, heads in self.pairs():
-            if head not in heads:
-                continue
+        for segment, rate in self.pairs_of_head(head):
             at = head % rate
             sees, seen = (p % segment % rate == at for p in (q, k))
             together = (q // segment)[:, None] == (k // segment)[None, :]
@@ -93,15 +106,38 @@ class Rule:
 
     def uncovered_share(self, seq_len: int) -> float:
         """Share of (token, head) that sees nothing at all, not even itself."""
-        steps = np.arange(seq_len, dtype=np.int64)
-        missed = 0
-        for head in range(self.heads):
-            covered = np.zeros(seq_len, dtype=np.bool_)
-            for segment, rate, heads in self.pairs():
-                if head in heads:
-                    covered |= steps % segment % rate == head % rate
-            missed += seq_len - int(covered.sum())
+        alike = Counter(
+            tuple((segment, rate, head % rate) for segment, rate in self.pairs_of_head(head))
+            for head in range(self.heads)
+        )
+        missed = sum(times * _uncovered(sets, seq_len) for sets, times in alike.items())
         return missed / (seq_len * self.heads)
+
+
+def _uncovered(sets: tuple[tuple[int, int, int], ...], seq_len: int) -> int:
+    """Steps that are in none of the sets (segment, rate, offset).
+
+    The cover repeats with the least common multiple of the segments, so one period stands for all.
+    """
+    if any(rate == 1 for _, rate, _ in sets):
+        return 0
+    whole, rest = divmod(seq_len, math.lcm(*(segment for segment, _, _ in sets)))
+    if not whole:
+        return _uncovered_before(sets, seq_len)
+    period = (seq_len - rest) // whole
+    return whole * _uncovered_before(sets, period) + _uncovered_before(sets, rest)
+
+
+def _uncovered_before(sets: tuple[tuple[int, int, int], ...], stop: int) -> int:
+    """Steps in [0, stop) that are in none of the sets, counted one by one."""
+    missed = 0
+    for start in range(0, stop, CHUNK):
+        steps = np.arange(start, min(start + CHUNK, stop), dtype=np.int64)
+        covered = np.zeros(len(steps), dtype=np.bool_)
+        for segment, rate, offset in sets:
+            covered |= steps % segment % rate == offset
+        missed += len(steps) - int(covered.sum())
+    return missed
 
 
 def _lengths(seq_len: int, segment: int) -> Iterator[tuple[int, int]]:

@@ -33,9 +33,20 @@ class BlockLayout:
     indices: NDArray[np.int32]
 
     def __post_init__(self) -> None:
+        if self.seq_len < 1 or self.block < 1:
+            raise UserError(
+                f"a layout of {self.seq_len} tokens in blocks of {self.block} needs one of each"
+            )
         counts = np.diff(self.indptr)
         if len(counts) != self.rows:
             raise UserError(f"layout has {len(counts)} rows; {self.rows} blocks need as many")
+        if self.indptr[0] != 0 or self.indptr[-1] != len(self.indices):
+            raise UserError(
+                f"layout indptr runs from {self.indptr[0]} to {self.indptr[-1]}; "
+                f"{len(self.indices)} kept blocks need 0 to {len(self.indices)}"
+            )
+        if len(falling := np.flatnonzero(counts < 0)):
+            raise UserError(f"layout indptr falls at row {falling[0]}; it must only rise")
         if len(empty := np.flatnonzero(counts == 0)):
             raise UserError(f"layout leaves query block {empty[0]} with nothing to see")
         own = np.repeat(np.arange(self.rows), counts)
@@ -52,7 +63,7 @@ class BlockLayout:
 
     @cached_property
     def visible_pairs(self) -> int:
-        """Query-key token pairs that are seen, a head."""
+        """Query-key token pairs that are seen, a head, with the short tail and the diagonal."""
         sizes = np.full(self.rows, self.block, dtype=np.int64)
         sizes[-1] = self.seq_len - (self.rows - 1) * self.block
         own = np.repeat(np.arange(self.rows), np.diff(self.indptr))
@@ -85,8 +96,21 @@ class BlockLayout:
         stops = keys[np.concatenate((cuts - 1, [len(keys) - 1]))] + 1
         return [(int(a), int(b)) for a, b in zip(starts, stops, strict=True)]
 
+    def transpose(self) -> tuple[Ints, NDArray[np.int32]]:
+        """For each key block the query blocks that see it, ascending: (indptr, indices).
+
+        Not a BlockLayout: a key block may be seen by none, and a causal one is seen from after it.
+        """
+        own = np.repeat(np.arange(self.rows, dtype=np.int32), np.diff(self.indptr))
+        seen_by = own[np.argsort(self.indices, kind="stable")]
+        counts = np.bincount(self.indices, minlength=self.rows)
+        return np.concatenate(([0], np.cumsum(counts))), seen_by
+
     def multiplicity(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
-        """Whether a query sees a key, (queries, keys)."""
+        """Whether a query sees a key, (queries, keys), from global token positions, int64.
+
+        Looks only at the rows that the queries lie in.
+        """
         seen = np.zeros((len(q_positions), len(k_positions)), dtype=np.bool_)
         key_blocks, query_blocks = k_positions // self.block, q_positions // self.block
         for i in np.unique(query_blocks):

@@ -1,0 +1,63 @@
+"""How near the floor each implementation's longest sequence comes: `python benchmarks/floor.py`.
+
+Runs `longseq maxlen` for every implementation, forward and train, and prints the longest length,
+its fraction of the floor beside the least that is asked of it, and how many processes it took.
+Takes about a minute on two cores. Options: --memory-budget 64MiB --dtype float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+IMPLEMENTATIONS = ("sdpa", "ring", "collective", "block-sparse", "hilbert", "dilated")
+LEAST = {
+    "forward": dict.fromkeys(IMPLEMENTATIONS[:4], 0.90) | {"hilbert": 0.80, "dilated": 0.80},
+    "train": dict.fromkeys(IMPLEMENTATIONS[:3], 0.80)
+    | {"block-sparse": 0.60, "hilbert": 0.60, "dilated": 0.60},
+}
+MOST_RUNS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--memory-budget", default="64MiB")
+    parser.add_argument("--dtype", default="float32")
+    asked = parser.parse_args()
+    print(f"{asked.dtype}, 8 heads of 64, budget {asked.memory_budget}, CPU")
+    head = ("", "mode", "longest", "failed at", "limited by", "of floor", "asked", "runs", "wall s")
+    layout = "{:<13} {:<8} {:>9} {:>9} {:>11} {:>8} {:>6} {:>5} {:>7}"
+    print(layout.format(*head))
+    missed = 0
+    for mode, least in LEAST.items():
+        for row in maxima(mode, asked.memory_budget, asked.dtype):
+            floor, name = row["fraction_of_floor"], row["implementation"]
+            good = floor >= least[name] and row["runs"] <= MOST_RUNS
+            missed += not good
+            cells = (
+                name, mode, row["max_tokens"], row["first_failure"], row["limited_by"],
+                f"{floor:.3f}", f"{least[name]:.2f}", row["runs"], f"{row['wall_s']:.1f}",
+            )  # fmt: skip
+            print(layout.format(*map(str, cells)) + ("" if good else "  below what is asked"))
+    sys.exit(1 if missed else 0)
+
+
+def maxima(mode: str, budget: str, dtype: str) -> list[dict[str, Any]]:
+    """The results of one `longseq maxlen --json` over all implementations."""
+    command = [sys.executable, "-m", "longseq_bench", "maxlen", "--json", "--device", "cpu"]
+    for name in IMPLEMENTATIONS:
+        command += ["--impl", name]
+    command += ["--memory-budget", budget, "--dtype", dtype, "--heads", "8", "--head-dim", "64"]
+    with tempfile.TemporaryDirectory() as folder:
+        command += ["--mode", mode, "--out", folder]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    results: list[dict[str, Any]] = json.loads(done.stdout)["results"]
+    return results
+
+
+if __name__ == "__main__":
+    main()
