@@ -4,6 +4,7 @@ import sys
 
 
 def main() -> None:
+    """Run the command line and end with its exit code."""
     from longseq_bench.cli import run
 
     sys.exit(run(sys.argv[1:]))

@@ -459,7 +459,7 @@ def _baseline(
     node = top["baseline"][1]
     names = dict.fromkeys(choice.name for choice in choices)
     name: str | None = source.single(node, "baseline", _Reader(lambda _, text: text, optional=True))
-    if name is None or name in names:
+    if name is None or name.split(" ")[0] in names:
         return name
     close = nearest(name, names)
     hint = f"did you mean {close!r}?" if close else f"they are {', '.join(names)}"

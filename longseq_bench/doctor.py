@@ -93,7 +93,8 @@ def _data_limit() -> Finding:
     if platform.system() == "Linux":
         return Finding(name, "ok", "RLIMIT_DATA holds a trial to its budget")
     found = f"{platform.system()} has no RLIMIT_DATA that counts mappings"
-    return Finding(name, "note", found, "budgets are watched rather than enforced; use Linux")
+    remedy = "a budget is checked after the pass rather than enforced; use Linux"
+    return Finding(name, "note", found, remedy)
 
 
 def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:

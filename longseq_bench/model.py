@@ -34,6 +34,8 @@ DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Frozen(BaseModel):
+    """Checked when it is made, never changed; an unknown field is an error."""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings"
     )
@@ -208,6 +210,7 @@ class Record(Frozen):
 
 
 def divisors(n: int) -> list[int]:
+    """Every whole number that divides n, ascending."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 

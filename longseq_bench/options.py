@@ -1,8 +1,9 @@
 """Options of implementations: read off a signature, coerced from what people write.
 
 An option is a keyword-only parameter, `chunk: Annotated[int, "tokens a step"] = 1024`; its name,
-type, default and help all come from there. The specs travel to the parent as data, so that the
-parent can check a config without importing an implementation.
+type, default and help all come from there. Whole numbers start at 1, or at a number that stands in
+the annotation: `seed: Annotated[int, "of the draw", 0] = 0`. The specs travel to the parent as
+data, so that the parent can check a config without importing an implementation.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class OptionSpec(Frozen):
     default: OptionValue = None
     optional: bool = False
     choices: tuple[str, ...] = ()
+    least: int = 1
     help: str = ""
 
     def coerce(self, raw: Any, place: str = "") -> OptionValue:
@@ -46,7 +48,8 @@ class OptionSpec(Frozen):
         if self.kind == "bool":
             return _boolean(raw)
         if self.kind == "int":
-            return 0 if str(raw) == "0" and raw is not False else parse_tokens(raw)
+            zero = self.least == 0 and str(raw) == "0" and raw is not False
+            return 0 if zero else parse_tokens(raw)
         if self.kind == "float":
             return _finite(raw)
         if self.kind == "ints":
@@ -60,7 +63,7 @@ class OptionSpec(Frozen):
         if self.choices:
             return f"is not one of {', '.join(self.choices)}"
         wanted = {
-            "int": "is not a whole number from 0 up (write 1024 or 1k)",
+            "int": f"is not a whole number from {self.least} up (write 1024 or 1k)",
             "float": "is not a number from 0 up",
             "bool": "is neither true nor false",
             "ints": "is not whole numbers with commas (write 1024,2048 or 1k,2k)",
@@ -100,10 +103,11 @@ def fill(
 
 
 def _spec(name: str, hint: Any, default: Any) -> OptionSpec:
-    help_text = ""
+    extras: list[Any] = []
     if get_origin(hint) is Annotated:
         hint, *extras = get_args(hint)
-        help_text = " ".join(e for e in extras if isinstance(e, str))
+    help_text = " ".join(e for e in extras if isinstance(e, str))
+    least = next((e for e in extras if isinstance(e, int)), 1)
     optional = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
     if optional:
         (hint,) = (a for a in get_args(hint) if a is not type(None))
@@ -114,8 +118,9 @@ def _spec(name: str, hint: Any, default: Any) -> OptionSpec:
     kind: Kind = "ints" if get_origin(hint) is tuple else kinds[hint]
     value = None if default is inspect.Parameter.empty else default
     return OptionSpec(
-        name=name, kind=kind, default=value, optional=optional, choices=choices, help=help_text
-    )
+        name=name, kind=kind, default=value, optional=optional, choices=choices, least=least,
+        help=help_text,
+    )  # fmt: skip
 
 
 def _finite(raw: Any) -> float:

@@ -29,6 +29,12 @@ prediction is usually off by."""
 APART = 1.02
 """Two lengths closer than this factor give no line: their difference is noise."""
 
+MOST_RUNS = 16
+"""A search stops looking here, whatever it knows. A calm machine needs five to eight."""
+
+MOST_CONFIRMATIONS = 4
+"""Tries to confirm a winner, or the next lower one, after that."""
+
 CONFIRMATIONS = 1
 """Passes of the winner in further fresh processes."""
 
@@ -68,9 +74,13 @@ class Bracket:
 Search = Generator[Ask, Answer, Bracket]
 
 
-def tolerance(tokens: int) -> int:
-    """How wide a closed bracket may be at this length: 1 %, or 64 tokens where that is more."""
-    return max(TOLERANCE_TOKENS, int(tokens * TOLERANCE_SHARE))
+def tolerance(tokens: int, contradictions: int = 0) -> int:
+    """How wide a closed bracket may be at this length: 1 %, or 64 tokens where that is more.
+
+    Each time that runs contradict each other (a length passed and failed, or failed below one that
+    passed) it doubles: a machine whose noise moves the edge can't place it any closer.
+    """
+    return max(TOLERANCE_TOKENS, int(tokens * TOLERANCE_SHARE * 2 ** min(contradictions, 4)))
 
 
 def longest(start: int, ceiling: int) -> Search:
@@ -81,10 +91,10 @@ def longest(start: int, ceiling: int) -> Search:
     state = _State(ceiling)
     yield from _first_steps(state, min(start, ceiling))
     while not state.hopeless:
-        step = state.next()
+        step = state.next() if state.runs < MOST_RUNS else None
         if step is not None:
             yield from _run(state, Ask(step, state.purpose(step), state.predicted))
-        elif state.low and state.passes[state.low] <= CONFIRMATIONS:
+        elif state.wants_confirmation and state.runs < MOST_RUNS + MOST_CONFIRMATIONS:
             yield from _run(state, Ask(state.low, "confirm", state.predicted))
         else:
             break
@@ -101,7 +111,9 @@ class _State:
         self.failures: set[int] = set()
         self.hopeless = False
         self.predicted: int | None = None
+        self.runs = 0
         self._missed = 0
+        self._contradictions = 0
 
     @property
     def low(self) -> int:
@@ -110,31 +122,39 @@ class _State:
         return max((n for n in self.loads if n not in self.failures), default=0)
 
     @property
+    def wants_confirmation(self) -> bool:
+        return self.low > 0 and self.passes[self.low] <= CONFIRMATIONS
+
+    @property
     def high(self) -> int | None:
         """The shortest failure above it; None where nothing failed there."""
         return min((n for n in self.failures if n > self.low), default=None)
 
     def learn(self, tokens: int, answer: Answer) -> None:
         self.hopeless = self.hopeless or answer.hopeless
+        self.runs += 1
         if not answer.passed:
+            self._contradictions += tokens <= self.low
             self.failures.add(tokens)
-            self._missed += 1
+            # a winner that fails again was no miss of the model
+            self._missed = 1 if tokens in self.loads else self._missed + 1
             return
         self._missed = 0
+        self._contradictions += tokens in self.failures
         self.passes[tokens] += 1
         self.loads[tokens] = answer.loads
         if self.predicted is None and (edge := self._edge()) is not None:
-            self.predicted = min(edge, self.ceiling)
+            self.predicted = min(edge[1], self.ceiling)
 
     def next(self) -> int | None:
         """The next length to run; None when the bracket is closed or the ceiling has passed."""
         low, high = self.low, self.high
-        if low >= self.ceiling or (high is not None and high - low <= tolerance(low)):
+        if low >= self.ceiling or (high is not None and high - low <= self._width()):
             return None
         if high is None:
             return max(low + 1, min(self._guess(low, self.ceiling + 1), self.ceiling))
         # a failure is no exact edge: right under it tells little
-        return max(low + 1, min(self._guess(low, high), high - tolerance(low) // 2))
+        return max(low + 1, min(self._guess(low, high), high - self._width() // 2))
 
     def purpose(self, tokens: int) -> Purpose:
         """`edge` once a failure above, or the prediction, is near."""
@@ -143,21 +163,28 @@ class _State:
 
     def _guess(self, low: int, top: int) -> int:
         """Just under the predicted edge; just over what passed once the edge is that near."""
-        edge, width = self._edge(), tolerance(low)
+        width = self._width()
+        limit, edge = self._edge() or ("", 0)
         if low == 0:
             return top // 8
-        if edge is None and self.high is None:
+        if not edge and self.high is None:
             return low * JUMP
-        if edge is None or self._missed > 1 or edge >= top != self.ceiling + 1:
-            return _between(low, top, self._missed)
+        if not edge or self._missed > 1 or edge >= top != self.ceiling + 1:
+            return _between(low, top, self._missed, width)
+        if limit == "time" and edge > 4 * low:
+            # half the length takes a quarter of the time, and tells more than a pass cut short
+            return edge // 2
         aim = int(edge * (1 - UNDER))
         if aim <= low + width // 2:
             return low + width
         return min(aim, low * JUMP)
 
-    def _edge(self) -> int | None:
-        """Where the first load reaches 1, by the line through the longest that passed and the next
-        one that is not beside it.
+    def _width(self) -> int:
+        return tolerance(self.low, self._contradictions)
+
+    def _edge(self) -> tuple[str, int] | None:
+        """Which load reaches 1 first, and where, by the line through the longest that passed and
+        the next one that is not beside it.
 
         Memory is piecewise linear and convex in the length, so the longest are the ones to go by.
         Time is a power of the length.
@@ -172,17 +199,16 @@ class _State:
             at_a = self.loads[a].get(name, 0.0)
             if 0 < at_a < at_b:
                 reach = _power if name == "time" else _line
-                edges.append(reach(a, at_a, b, at_b))
-        return max(1, int(min(edges))) if edges else None
+                edges.append((max(1, int(reach(a, at_a, b, at_b))), name))
+        return min(edges)[::-1] if edges else None
 
 
-def _between(low: int, top: int, missed: int) -> int:
+def _between(low: int, top: int, missed: int, width: int) -> int:
     """Inside the bracket: just under its top after one miss of the model, then its middle."""
-    width = tolerance(top if missed <= 1 else low)
     if top - low <= 2 * width:
         return low + width
     middle = math.isqrt(low * top) if top > 2 * low else (low + top) // 2
-    return max(middle, top - 4 * width) if missed <= 1 else middle
+    return max(middle, top - 4 * width) if missed <= 1 and top < 3 * low else middle
 
 
 def _line(a: int, at_a: float, b: int, at_b: float) -> float:

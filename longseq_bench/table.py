@@ -115,7 +115,7 @@ def speeds(table: Sequence[Row], baseline: str) -> list[float | None]:
     ranks where it was run so, else on the fewest. None where either is not ok or was not timed.
     Raises UnknownNameError or, where the name means several labels, UserError.
     """
-    label = _baseline_label(table, baseline)
+    label = baseline_label(table, baseline)
     times: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
     for row in table:
         if row["label"] == label and row["status"] == "ok" and row["time_s"] is not None:
@@ -330,7 +330,11 @@ def _workload_of(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in SAME_WORKLOAD)
 
 
-def _baseline_label(table: Sequence[Row], baseline: str) -> str:
+def baseline_label(table: Sequence[Row], baseline: str) -> str:
+    """The one label that a baseline means, among rows that have labels.
+
+    Raises UnknownNameError where it means none, UserError where it means several.
+    """
     labels: dict[str, str] = {row["label"]: row["implementation"] for row in table}
     if baseline in labels:
         return baseline

@@ -202,7 +202,7 @@ MISTAKES = {
     ),
     "value of an option": (
         "tokens: 1k\nimplementations:\n  - ring:\n      chunk: [1k, many]\n",
-        "sweep.yaml:4: option chunk='many' in ring is not a whole number from 0 up "
+        "sweep.yaml:4: option chunk='many' in ring is not a whole number from 1 up "
         "(write 1024 or 1k)",
     ),
     "choice of an option": (
@@ -212,7 +212,7 @@ MISTAKES = {
     ),
     "negative option": (
         "tokens: 1k\nimplementations:\n  - ring: {chunk: -1}\n",
-        "sweep.yaml:3: option chunk=-1 in ring is not a whole number from 0 up (write 1024 or 1k)",
+        "sweep.yaml:3: option chunk=-1 in ring is not a whole number from 1 up (write 1024 or 1k)",
     ),
     "infinite option": (
         "tokens: 1k\nimplementations:\n  - block-sparse: {sparsity: inf}\n",

@@ -73,7 +73,7 @@ def test_filling_what_is_full_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "raw", "value"),
     [
-        ("chunk", "1k", 1024), ("chunk", 7, 7), ("chunk", 0, 0),
+        ("chunk", "1k", 1024), ("chunk", 7, 7),
         ("sparsity", "0.99", 0.99), ("sparsity", 1, 1.0),
         ("overlap", "yes", True), ("overlap", "False", False), ("overlap", True, True),
         ("segments", "1k,2k", (1024, 2048)), ("segments", [1, 2], (1, 2)), ("segments", 8, (8,)),
@@ -89,7 +89,7 @@ def test_what_is_written_becomes_a_value(name: str, raw: Any, value: Any) -> Non
 @pytest.mark.parametrize(
     ("name", "raw", "said"),
     [
-        ("chunk", "many", "is not a whole number from 0 up (write 1024 or 1k)"),
+        ("chunk", "many", "is not a whole number from 1 up (write 1024 or 1k)"),
         ("chunk", 1.5, "is not a whole number"),
         ("chunk", True, "is not a whole number"),
         ("chunk", None, "is not a whole number"),
@@ -133,7 +133,10 @@ def test_a_catalogue_fills_options_by_name() -> None:
 
 
 def test_zero_is_a_whole_number_as_text_too() -> None:
-    assert OptionSpec(name="seed", kind="int").coerce("0", "random") == 0
+    assert OptionSpec(name="seed", kind="int", least=0).coerce("0", "random") == 0
+    assert fill(SPECS, {"chunk": "1"}, "ring")["chunk"] == 1
+    with pytest.raises(UserError, match="from 1 up"):
+        fill(SPECS, {"chunk": "0"}, "ring")
 
 
 @pytest.mark.parametrize(

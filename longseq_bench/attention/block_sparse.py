@@ -19,7 +19,7 @@ from longseq_bench.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.errors import UnsupportedError
 from longseq_bench.kernels.tiles import ALL, Index, Piece, RowBlock
 from longseq_bench.model import Workload
-from longseq_bench.patterns.blocks import make_layout
+from longseq_bench.patterns.blocks import check_asked, make_layout
 from longseq_bench.patterns.layout import BlockLayout
 
 PatternName = Literal[
@@ -42,12 +42,13 @@ class BlockSparse(TiledAttention):
         pattern: Annotated[PatternName, "which blocks are kept"] = "local-window",
         sparsity: Annotated[float, "fraction of the visible blocks skipped, in [0, 1)"] = 0.9,
         block: Annotated[int, "tokens a block"] = 128,
-        globals: Annotated[int, "global or sink tokens (global-local, sink-window)"] = 128,
-        seed: Annotated[int, "draw of pattern=random"] = 0,
+        globals: Annotated[int, "global or sink tokens (global-local, sink-window)", 0] = 128,
+        seed: Annotated[int, "draw of pattern=random", 0] = 0,
     ) -> None:
         super().__init__(workload, group)
         if group.size > 1:
             raise UnsupportedError("block-sparse over several ranks is not part of this version")
+        check_asked(pattern, sparsity)
         w = workload
         special = globals if pattern in ("global-local", "sink-window") else 0
         self._make = (pattern, w.seq_len, block, sparsity, w.causal, seed, min(special, w.seq_len))

@@ -46,7 +46,7 @@ def _no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 class Flex(ExactAttention):
     """torch.nn.attention.flex_attention, compiled."""
 
-    summary = "FlexAttention, compiled by torch; the compile time is a fact of its own"
+    summary = "FlexAttention, compiled by torch (no training on a CPU); compile time kept apart"
 
     def __init__(
         self,

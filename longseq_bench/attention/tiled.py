@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +25,9 @@ and no smaller than what keeps a core's cache busy."""
 class TiledAttention(Attention):
     """An attention given by a plan of tiles; see kernels/tiles.py."""
 
+    @abstractmethod
     def tiles(self) -> Iterator[RowBlock]:
         """The plan, walked afresh at every pass."""
-        raise NotImplementedError
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan: Plan = self.tiles

@@ -57,6 +57,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     try:
         code = app(args=list(arguments), prog_name="longseq", standalone_mode=False)
+        if code == INTERRUPTED:  # newer typers turn Ctrl-C into it without a word
+            raise KeyboardInterrupt
         return int(code or 0)
     except _UsageError as error:
         error.show()

@@ -65,9 +65,20 @@ def check_device(catalogue: Catalogue, device: str, dtype: str) -> None:
         raise UserError(f"{info.name} ({device}) has no {dtype}; it has {have}")
 
 
-def default_memory(device: Device) -> int:
-    """80 % of what is free now, rounded down so that a resumed run asks for the same."""
+def default_memory(device: Device, out: Path | None) -> int:
+    """80 % of what is free now, rounded down; in a folder that has records, what they had, so that
+    a resumed run asks for the same."""
     from longseq_bench.environment import free_memory
+    from longseq_bench.errors import StoreError
+    from longseq_bench.store import load
+
+    try:
+        earlier = load(out).records if out else []
+    except StoreError:
+        earlier = []
+    for record in reversed(earlier):
+        if record.trial.device == device and record.trial.memory_budget:
+            return record.trial.memory_budget
 
     free = int(free_memory(device) * MEMORY_SHARE)
     step = _COARSE if free >= 4 * _COARSE else _FINE

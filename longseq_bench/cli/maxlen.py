@@ -17,17 +17,23 @@ DEFAULT_TIME_S = 30.0
 
 
 class DeviceName(StrEnum):
+    """Kinds of device."""
+
     cpu = "cpu"
     cuda = "cuda"
 
 
 class DTypeName(StrEnum):
+    """Element types."""
+
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
 
 
 class ModeName(StrEnum):
+    """What a pass is."""
+
     forward = "forward"
     train = "train"
 
@@ -58,7 +64,7 @@ def maxlen(
         str | None, typer.Option(help="Ask for no more tokens than this: 1M.")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads a trial.")] = None,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for records and report. Default: a new one under results/."),
@@ -91,8 +97,9 @@ def maxlen(
         trials = _trials(
             catalogue, impl, option or [],
             workload=shape, device=device.value, memory_budget=memory, time_budget=seconds,
-            threads=threads, seed=seed,
+            threads=threads, seed=seed, out=out,
         )  # fmt: skip
+        launcher.check(trials)
         return _search(trials, most, launcher, out, as_json)
 
 
@@ -116,7 +123,7 @@ def _workload(**fields: Any) -> dict[str, Any]:
 
 
 def _trials(
-    catalogue: Catalogue, names: list[str], assignments: list[str], **fields: Any
+    catalogue: Catalogue, names: list[str], assignments: list[str], out: Path | None, **fields: Any
 ) -> list[Trial]:
     """One trial an implementation. An option goes to every implementation that has it."""
     from longseq_bench.cli.common import default_memory
@@ -130,7 +137,7 @@ def _trials(
         if not any(name in options for options in known.values()):
             every = {o for options in known.values() for o in options}
             raise UnknownNameError("option", name, every, ", ".join(names))
-    fields["memory_budget"] = fields["memory_budget"] or default_memory(fields["device"])
+    fields["memory_budget"] = fields["memory_budget"] or default_memory(fields["device"], out)
     return [
         Trial(
             implementation=name,

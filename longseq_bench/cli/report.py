@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from longseq_bench.model import Record
 
 
 def report(
@@ -24,6 +27,7 @@ def report(
 ) -> int:
     """Write a report from records: Markdown and CSV, every number from the records."""
     from longseq_bench.cli.common import console, print_json
+    from longseq_bench.errors import UserError
     from longseq_bench.reports import write_report
     from longseq_bench.store import load
     from longseq_bench.table import maxlen_json, sweep_json
@@ -36,7 +40,11 @@ def report(
         screen.print(f"[yellow]{note}[/yellow]")
     folder = out or (results[0] if results[0].is_dir() else results[0].parent)
     wanted = [f.strip() for f in formats.split(",") if f.strip()]
-    paths = write_report(records, folder, wanted, kind, baseline or _baseline_of(results[0]), notes)
+    if not wanted:
+        raise UserError("--format names no format; write md,csv")
+    paths = write_report(
+        records, folder, wanted, kind, baseline or _baseline_of(results[0], records), notes
+    )
     if as_json:
         print_json({**sweep_json(records), **maxlen_json(records)})
     for path in paths:
@@ -44,14 +52,15 @@ def report(
     return 0
 
 
-def _baseline_of(results: Path) -> str | None:
-    """The baseline that the sweep's own config names, kept beside its records."""
+def _baseline_of(results: Path, records: list[Record]) -> str | None:
+    """The baseline that the sweep's own config names, kept beside its records, if it ran."""
     import yaml
 
     config = (results if results.is_dir() else results.parent) / "config.yaml"
     try:
         kept = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     named = kept.get("baseline") if isinstance(kept, dict) else None
-    return str(named) if named else None
+    ran = {record.trial.implementation for record in records}
+    return str(named) if named and str(named).split(" ")[0] in ran else None

@@ -36,24 +36,36 @@ def sweep(
     screen = console(stderr=True)
     with Forked() as launcher:
         with screen.status("looking at this machine …"):
-            asked = _with_budget(load(config, launcher.catalogue()))
+            asked = _with_budget(load(config, launcher.catalogue()), out)
+            launcher.check(asked.trials)
+            _check_baseline(asked)
         if dry_run:
             return _list_trials(asked, as_json)
         return _run(asked, launcher, out, as_json)
 
 
-def _with_budget(config: SweepConfig) -> SweepConfig:
+def _with_budget(config: SweepConfig, out: Path | None) -> SweepConfig:
     """Trials without a memory budget get the machine's default, so that none can exhaust it."""
     from dataclasses import replace
 
     from longseq_bench.cli.common import default_memory
 
     devices = {t.device for t in config.trials if t.memory_budget is None}
-    budgets = {device: default_memory(device) for device in devices}
+    budgets = {device: default_memory(device, out) for device in devices}
     trials = tuple(
         t if t.memory_budget else t.but(memory_budget=budgets[t.device]) for t in config.trials
     )
     return replace(config, trials=trials)
+
+
+def _check_baseline(config: SweepConfig) -> None:
+    """Raises UserError, before anything runs, where the baseline means none or several."""
+    from longseq_bench.table import add_labels, baseline_label
+
+    rows = [{"implementation": t.implementation, "options": t.options} for t in config.trials]
+    add_labels(rows)
+    if config.baseline:
+        baseline_label(rows, config.baseline)
 
 
 def _run(config: SweepConfig, launcher: Forked, out: Path | None, as_json: bool) -> int:  # type: ignore[name-defined]  # noqa: F821
@@ -81,11 +93,29 @@ def _run(config: SweepConfig, launcher: Forked, out: Path | None, as_json: bool)
         _show(records, config.baseline)
     for path in [store.path, *paths]:
         screen.print(f"wrote {path}")
+    _refuse_hopeless_time(records)
     return exit_code(records)
 
 
+def _refuse_hopeless_time(records: list[Record]) -> None:
+    """Raises UserError where the time budget was shorter than any run at all."""
+    from longseq_bench.errors import UserError
+
+    budgets = {r.trial.time_budget for r in records if r.trial.time_budget}
+    if budgets and all(r.outcome.status == "timeout" for r in records):
+        longest = max(budgets)
+        raise UserError(f"time_budget {longest:.3g} s is shorter than any run; raise it")
+
+
 def _keep_config(config: SweepConfig, folder: Path) -> None:
-    (folder / "config.yaml").write_text(config.text, encoding="utf-8")
+    from longseq_bench.errors import StoreError
+
+    kept = folder / "config.yaml"
+    try:
+        kept.write_text(config.text, encoding="utf-8")
+    except OSError as error:
+        why = f"{error.strerror} ({kept})"
+        raise StoreError(f"results folder {folder} can't be written: {why}") from None
 
 
 def _show(records: list[Record], baseline: str | None) -> None:

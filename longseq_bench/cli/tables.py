@@ -148,7 +148,8 @@ def _time(row: dict[str, Any]) -> tuple[str, str]:
         colour = _COLOURS.get(row["status"], "red")
         return f"[{colour}]{row['status']}[/{colour}]", NONE
     off = max(row["time_high_s"] - row["time_s"], row["time_s"] - row["time_low_s"])
-    return format_seconds(row["time_s"]), f"{off / row['time_s']:.0%}"
+    spread = f"{off / row['time_s']:.0%}" if row["samples"] > 1 else NONE
+    return format_seconds(row["time_s"]), spread
 
 
 def _flop_rate(row: dict[str, Any]) -> str:

@@ -10,6 +10,8 @@ import faulthandler
 import os
 import signal
 import sys
+from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
 _PR_SET_PDEATHSIG = 1
@@ -32,6 +34,9 @@ def _die_with_parent() -> None:
     """Ctrl-C and kill -9 of the tool end the trial too: the fork server goes, then this."""
     if not sys.platform.startswith("linux"):
         return
+    # every child is handed this end of the pipe by which the fork server knows that the tool lives
+    with suppress(AttributeError, TypeError, OSError):
+        os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -41,7 +46,9 @@ def _die_with_parent() -> None:
 def _redirect(output: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    fd = os.open(output, os.O_WRONLY | os.O_APPEND)
+    # the parent has it open too; so nothing is left behind, however either ends
+    os.unlink(output)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -28,6 +28,10 @@ class Launcher(ABC):
     @abstractmethod
     def catalogue(self) -> Catalogue:
         """What can be run here. Raises LauncherError where no process answers."""
+
+    @abstractmethod
+    def check(self, trials: Sequence[Trial]) -> None:
+        """Raises UserError for the first trial whose options make no sense together."""
 
     @abstractmethod
     def run(self, trial: Trial, on_phase: OnPhase) -> Launched:

@@ -46,6 +46,7 @@ def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bo
 
 
 def signal_name(number: int) -> str:
+    """SIGSEGV for 11; the number itself where it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

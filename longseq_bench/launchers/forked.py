@@ -12,17 +12,17 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from longseq_bench.catalogue import Catalogue
-from longseq_bench.errors import LauncherError
+from longseq_bench.errors import LauncherError, UserError
 from longseq_bench.launchers import _child
 from longseq_bench.launchers.base import Launched, Launcher, OnPhase
 from longseq_bench.launchers.deaths import kernel_kills, memory_may_be_why, outcome_of_exit
@@ -45,7 +45,8 @@ GRACE_S = 1.0
 """A pass that ends just over its budget says so itself; after this the parent does."""
 
 PASSES = ("forward", "backward", "time")
-RETRY_FACTOR, RETRY_ROOM = 4, 2 * 2**30
+RETRY_FACTOR, RETRY_ROOM, RETRY_SHARE = 4, 2 * 2**30, 0.9
+"""How much more a second opinion gets, and the share of free memory it stays in."""
 
 
 @dataclass
@@ -54,7 +55,7 @@ class _Child:
 
     process: BaseProcess
     pipe: Connection
-    output: Path
+    output: IO[bytes]
     phase: Phase = "start"
     server: int | None = None
     outcome: Outcome | None = None
@@ -72,16 +73,16 @@ class Forked(Launcher):
 
     def catalogue(self) -> Catalogue:
         if self._catalogue is None:
-            child = self._start("catalogue", "")
-            try:
-                self._follow(child, None, lambda phase, part: None)
-            finally:
-                printed, _ = self._end(child)
-            if child.answer is None:
-                last = printed.strip().splitlines()[-1:] or ["it said nothing"]
-                raise LauncherError(f"a child process can't be started here: {last[0]}")
-            self._catalogue = Catalogue.model_validate(child.answer)
+            self._catalogue = Catalogue.model_validate(self._ask("catalogue", ""))
         return self._catalogue
+
+    def check(self, trials: Sequence[Trial]) -> None:
+        # lengths, budgets and rounds make no difference to whether options make sense
+        distinct = {(t.implementation, str(t.options)): t for t in trials}
+        asked = json.dumps([t.model_dump(mode="json") for t in distinct.values()])
+        for mistake in self._ask("check", asked):
+            if mistake:
+                raise UserError(mistake)
 
     def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
         outcome, signal_number = self._attempt(trial, on_phase)
@@ -94,6 +95,9 @@ class Forked(Launcher):
         memory from a real fault."""
         assert trial.memory_budget
         larger = max(RETRY_FACTOR * trial.memory_budget, trial.memory_budget + RETRY_ROOM)
+        if trial.device == "cpu":
+            here = int(psutil.virtual_memory().available * RETRY_SHARE)
+            larger = max(trial.memory_budget, min(larger, here))
         again, _ = self._attempt(trial.but(memory_budget=larger, repeats=0), on_phase)
         if again.status != "ok":
             same = f"{first.reason}; with {format_bytes(larger)} it ended {again.status} too"
@@ -103,6 +107,18 @@ class Forked(Launcher):
             f"{format_bytes(larger)}: an allocation that nobody checked failed"
         )
         return first.model_copy(update={"status": "oom", "reason": reason})
+
+    def _ask(self, request: str, payload: str) -> Any:
+        """A child's answer to a question. Raises LauncherError where none comes."""
+        child = self._start(request, payload)
+        try:
+            self._follow(child, None, lambda phase, part: None)
+        finally:
+            printed, _ = self._end(child)
+        if child.answer is None:
+            last = printed.strip().splitlines()[-1:] or ["it said nothing"]
+            raise LauncherError(f"a child process can't be started here: {last[0]}")
+        return child.answer
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         """One child's outcome, and the signal that killed it (0: none)."""
@@ -129,17 +145,18 @@ class Forked(Launcher):
     def _start(self, request: str, payload: str) -> _Child:
         receiver, sender = self._context.Pipe(duplex=False)
         handle, output = tempfile.mkstemp(prefix="longseq-", suffix=".out")
-        os.close(handle)
         process = self._context.Process(
             target=_child.enter, args=(request, payload, sender, output), daemon=False
         )
         try:
             process.start()
         except OSError as error:
+            os.close(handle)
+            os.unlink(output)
             raise LauncherError(f"the fork server can't be started: {error}") from error
         finally:
             sender.close()
-        return _Child(process, receiver, Path(output))
+        return _Child(process, receiver, os.fdopen(handle, "rb"))
 
     def _follow(self, child: _Child, budget: float | None, on_phase: OnPhase) -> bool:
         """Listen until the child ends or is late; True where a phase outlasted its limit."""
@@ -190,8 +207,8 @@ class Forked(Launcher):
         child.process.join()
         strays = _kill_strays(child.server)
         child.pipe.close()
-        printed = child.output.read_text(errors="replace")[-4000:]
-        child.output.unlink(missing_ok=True)
+        with child.output:
+            printed = child.output.read().decode(errors="replace")[-4000:]
         return printed, strays
 
 

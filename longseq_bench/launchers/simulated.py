@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from longseq_bench.catalogue import Catalogue, DeviceInfo
 from longseq_bench.cost import attention_flops, floor_bytes
@@ -30,6 +30,9 @@ class Simulated(Launcher):
 
     def catalogue(self) -> Catalogue:
         return Catalogue(implementations={}, devices={"cpu": DeviceInfo(name="simulated")})
+
+    def check(self, trials: Sequence[Trial]) -> None:
+        """A formula takes any options."""
 
     def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
         self.ran.append(trial)

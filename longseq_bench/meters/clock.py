@@ -61,4 +61,5 @@ class CudaClock(Clock):
 
 
 def clock_for(device: str) -> Clock:
+    """The clock that sees all of a pass on this kind of device."""
     return CudaClock() if device == "cuda" else Clock()

@@ -43,6 +43,16 @@ Pattern = Callable[[Rows], Ints]
 """Key blocks (rows, widest); what stands at k >= c is ignored."""
 
 
+def check_asked(pattern: str, sparsity: float) -> None:
+    """Raises UnknownNameError for the pattern, UserError for a sparsity outside [0, 1)."""
+    if pattern not in PATTERNS:
+        raise UnknownNameError("pattern", pattern, PATTERNS)
+    if not 0 <= sparsity < 1:
+        raise UserError(
+            f"sparsity {sparsity:g} is outside [0, 1); 0.99 keeps one block in a hundred"
+        )
+
+
 def make_layout(
     pattern: str,
     seq_len: int,
@@ -61,12 +71,7 @@ def make_layout(
     seed: any whole number, taken modulo 2^64; only `random` looks at it.
     Raises UnknownNameError for the pattern, UserError for the rest.
     """
-    if pattern not in PATTERNS:
-        raise UnknownNameError("pattern", pattern, PATTERNS)
-    if not 0 <= sparsity < 1:
-        raise UserError(
-            f"sparsity {sparsity:g} is outside [0, 1); 0.99 keeps one block in a hundred"
-        )
+    check_asked(pattern, sparsity)
     if block < 1:
         raise UserError(f"block {block} is no number of tokens; 64 or 128 suit most kernels")
     if seq_len < 1:

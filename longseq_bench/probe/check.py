@@ -23,9 +23,9 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.model import DType
 
 TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 8e-3}
-GRADIENT_TOLERANCE: dict[DType, float] = {"float32": 2e-4, "bfloat16": 1e-1, "float16": 6e-2}
-"""Three times or more what correct kernels show on random inputs from 1 to 10k tokens: outputs
-1.5e-6, 1.5e-2, 2e-3; gradients 2.4e-5, 3e-2, 2e-2 (docs/decisions/0004)."""
+GRADIENT_TOLERANCE: dict[DType, float] = {"float32": 2e-4, "bfloat16": 1.5e-1, "float16": 1e-1}
+"""Some three times what correct kernels show on random inputs from 1 to 10k tokens: outputs
+1.5e-6, 1.5e-2, 2e-3; gradients 3.8e-5, 5e-2, 3e-2 (docs/decisions/0004)."""
 
 WHOLE_ROWS = 512
 SAMPLED_ROWS = 16

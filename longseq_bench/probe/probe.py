@@ -93,6 +93,10 @@ def _probe(trial: Trial, teller: Teller, notes: Notes) -> Outcome:
     with _under_budget(trial, notes), _peak_meter(trial.device) as meter:
         one = _first_pass(attention, trial, rows, teller, notes)
     _after_pass(attention, meter, notes)
+    peak = next((m.samples[0] for m in notes.measurements if m.name == "peak"), 0.0)
+    if trial.memory_budget and "budget" in notes.facts and peak > trial.memory_budget:
+        reason = f"the peak was {peak:.0f} bytes; the budget of {trial.memory_budget} is"
+        return Outcome(status="oom", reason=f"{reason} {notes.facts['budget']}", phase=teller.phase)
     if trial.time_budget and notes.facts["pass_s"] > trial.time_budget:
         return Outcome(status="timeout", reason=_too_slow(trial, notes), phase=teller.phase)
     teller.enter("check")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from multiprocessing.connection import Connection
 
 import torch
@@ -9,7 +10,8 @@ import torch
 from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.comm.group import Group
+from longseq_bench.errors import UnsupportedError, UserError
 from longseq_bench.model import DTYPE_BYTES, Outcome, Trial
 from longseq_bench.options import specs_of
 from longseq_bench.probe.probe import probe
@@ -24,17 +26,34 @@ def serve(request: str, payload: str, pipe: Connection) -> None:
     teller = Teller(pipe)
     if request == "catalogue":
         teller.answer(catalogue().model_dump(mode="json"))
+    elif request == "check":
+        teller.answer([_mistake(Trial.model_validate(trial)) for trial in json.loads(payload)])
     else:
         teller.end(_trial(Trial.model_validate_json(payload), teller))
 
 
-def _trial(trial: Trial, teller: Teller) -> Outcome:
+def _mistake(trial: Trial) -> str | None:
+    """What is wrong with a trial's options together; None where nothing is, or where it is no
+    mistake but a limit of the implementation, which is a result."""
     try:
-        reason = IMPLEMENTATIONS.get(trial.implementation).unavailable(trial.device)
-    except UnsupportedError as error:
-        reason = str(error)
-    if reason:
+        IMPLEMENTATIONS.get(trial.implementation)(trial.workload, Group.alone(), **trial.options)
+    except UserError as error:
+        return f"{trial.implementation}: {error}"
+    except Exception:
+        return None
+    return None
+
+
+def _trial(trial: Trial, teller: Teller) -> Outcome:
+    if trial.world_size > 1:
+        reason = "several ranks in a trial are not part of this version; world_size 1 is"
         return Outcome(status="unsupported", reason=reason, phase="start")
+    try:
+        why_not = IMPLEMENTATIONS.get(trial.implementation).unavailable(trial.device)
+    except UnsupportedError as error:
+        why_not = str(error)
+    if why_not:
+        return Outcome(status="unsupported", reason=why_not, phase="start")
     return probe(trial, teller)
 
 

@@ -1,0 +1,409 @@
+"""Bad input: exit code 2, one clear sentence, nothing written, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from longseq_bench import environment
+from longseq_bench.cli import run
+from longseq_bench.store import LOCK, RECORDS, Store, load
+from tests.make import record, trial
+
+TAIL = "memory_budget: 64MiB\nworkload: {heads: 1, head_dim: 16}\nrounds: 1\nrepeats: 1\n"
+SOUND = TAIL + "tokens: [32, 64]\nimplementations: [sdpa]\n"
+AT_2K = TAIL + "tokens: 2k\nimplementations: [%s, sdpa]\n"
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own to stand in, with one sound config; no colour, wide lines."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    Path("sound.yaml").write_text(SOUND)
+
+
+def refusal(capfd: Capture, *arguments: str | Path) -> str:
+    """The one sentence that a command is refused with."""
+    code = run([str(a) for a in arguments])
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err
+    assert (code, said.out) == (2, "")
+    lines = said.err.strip().splitlines()
+    assert len(lines) == 1, said.err
+    assert lines[0].startswith("longseq: ")
+    return lines[0].removeprefix("longseq: ")
+
+
+def usage_refusal(capfd: Capture, *arguments: str) -> str:
+    """The last line of a refusal by the command line's own grammar, under its usage."""
+    code = run(arguments)
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err
+    assert (code, said.out) == (2, "")
+    return said.err.strip().splitlines()[-1]
+
+
+def state(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, the lock aside, and what it holds."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+# ---- the command line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--impl", "spda"], "unknown implementation 'spda' in --impl; did you mean 'sdpa'?"),
+        (
+            ["--impl", "ring", "-o", "chnk=64"],
+            "unknown option 'chnk' in ring; did you mean 'chunk'?",
+        ),
+        (["--impl", "ring", "-o", "chunk"], "option 'chunk' can't be read; write chunk=VALUE"),
+        (
+            ["--impl", "ring", "-o", "chunk=x"],
+            "option chunk='x' in ring is not a whole number from 1 up (write 1024 or 1k)",
+        ),
+        (
+            ["--impl", "block-sparse", "-o", "pattern=local-windows"],
+            "unknown pattern 'local-windows' in block-sparse; did you mean 'local-window'?",
+        ),
+        (
+            ["--impl", "sdpa", "--ceiling", "12q"],
+            "tokens '12q' can't be read; write 4096, 4k or 1M",
+        ),
+        (
+            ["--impl", "sdpa", "--memory-budget", "-3GiB"],
+            "bytes '-3GiB' can't be read; write 512MiB or 7.9GiB",
+        ),
+        (
+            ["--impl", "sdpa", "--memory-budget=-3GiB"],
+            "bytes '-3GiB' can't be read; write 512MiB or 7.9GiB",
+        ),
+        (
+            ["--impl", "sdpa", "--time-budget", "0s"],
+            "time '0s' is not positive; write 60s, 500ms or 2min",
+        ),
+        (
+            ["--impl", "sdpa", "--heads", "8", "--kv-heads", "3"],
+            "heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8",
+        ),
+    ],
+)
+def test_a_search_that_can_not_be_is_refused(
+    arguments: list[str], sentence: str, tmp_path: Path, capfd: Capture
+) -> None:
+    before = state(tmp_path)
+    assert refusal(capfd, "maxlen", *arguments, "--out", "out") == sentence
+    assert state(tmp_path) == before
+    assert not Path("out").exists()
+
+
+def _cuda_is_here() -> bool:
+    return bool(environment.read_gpus().names)
+
+
+@pytest.mark.skipif(_cuda_is_here(), reason="this machine has a GPU")
+def test_a_device_that_is_not_here_is_refused(capfd: Capture) -> None:
+    said = refusal(capfd, "maxlen", "--impl", "sdpa", "--device", "cuda", "--out", "out")
+    assert said.startswith("device 'cuda' can't be used: ")
+    assert said.endswith("; here: cpu")
+    Path("gpu.yaml").write_text(SOUND + "device: cuda\n")
+    said = refusal(capfd, "sweep", "gpu.yaml", "--out", "out")
+    assert said.startswith("gpu.yaml:7: device cuda is not available: ")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["swep", "sound.yaml"], "Did you mean 'sweep'?"),
+        (["maxlen"], "Missing option '--impl'"),
+        (["sweep"], "Missing argument"),
+        (["sweep", "sound.yaml", "--drty-run"], "--dry-run"),
+        (["maxlen", "--impl", "sdpa", "--dtype", "float64"], "'float32', 'bfloat16', 'float16'"),
+        (["maxlen", "--impl", "sdpa", "--heads", "x"], "'--heads'"),
+        (["maxlen", "--impl", "sdpa", "--threads", "0"], "'--threads'"),
+    ],
+)
+def test_what_the_grammar_refuses_says_what_is_possible(
+    arguments: list[str], sentence: str, tmp_path: Path, capfd: Capture
+) -> None:
+    before = state(tmp_path)
+    assert sentence in usage_refusal(capfd, *arguments)
+    assert state(tmp_path) == before
+
+
+def test_no_command_at_all_shows_the_help(capfd: Capture) -> None:
+    assert run([]) == 2
+    said = capfd.readouterr()
+    assert "Commands" in said.out + said.err
+
+
+def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
+    code = run([
+        "maxlen", "--impl", "sdpa", "--time-budget", "1us", "--memory-budget", "8MiB",
+        "--ceiling", "64", "--out", "out", "--json",
+    ])  # fmt: skip
+    said = capfd.readouterr()
+    assert code == 2
+    assert "Traceback" not in said.err
+    assert said.err.strip().splitlines()[-1] == (
+        "longseq: time budget 1e-06 s is shorter than one run of sdpa: "
+        "1 token(s) took longer; raise --time-budget"
+    )
+    (found,) = json.loads(said.out)["results"]
+    assert (found["max_tokens"], found["limited_by"]) == (0, "time")
+    assert {r.outcome.status for r in load("out").records} == {"timeout"}
+
+
+# ---- the config --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            SOUND + "memory_budjet: 1GiB\n",
+            "unknown key 'memory_budjet' in bad.yaml:7; did you mean 'memory_budget'?",
+        ),
+        (
+            "tokens: [1k\nimplementations: sdpa\n",
+            "bad.yaml:2: not valid YAML: while parsing a flow sequence, "
+            "expected ',' or ']', but got ':'",
+        ),
+        (
+            "tokens: [1k,\n  12q]\nimplementations: sdpa\n",
+            "bad.yaml:2: tokens '12q' can't be read; write 4096, 4k or 1M",
+        ),
+        (
+            "tokens: 1k\nimplementations: sdpa\nmemory_budget: -3GiB\n",
+            "bad.yaml:3: memory_budget: bytes '-3GiB' can't be read; write 512MiB or 7.9GiB",
+        ),
+        (
+            "tokens: 1k\nimplementations:\n  - sdpa\n  - rign\n",
+            "unknown implementation 'rign' in bad.yaml:4; did you mean 'ring'?",
+        ),
+        (
+            "tokens: 1k\nimplementations:\n  - ring:\n      chunks: 1k\n",
+            "unknown option 'chunks' in ring at bad.yaml:4; did you mean 'chunk'?",
+        ),
+        (
+            "tokens: 1k\nimplementations: sdpa\nworkload: {heads: 8, kv_heads: 3}\n",
+            "bad.yaml:3: heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8",
+        ),
+        (
+            "tokens: []\nimplementations: sdpa\n",
+            "bad.yaml:1: tokens is an empty list, so there is nothing to run",
+        ),
+        ("", "bad.yaml is empty; configs/quickstart.yaml is one to start from"),
+    ],
+)
+def test_a_config_with_a_mistake_is_refused_with_its_place(
+    text: str, sentence: str, tmp_path: Path, capfd: Capture
+) -> None:
+    Path("bad.yaml").write_text(text)
+    before = state(tmp_path)
+    assert refusal(capfd, "sweep", "bad.yaml", "--out", "out") == sentence
+    assert refusal(capfd, "sweep", "bad.yaml", "--dry-run") == sentence
+    assert state(tmp_path) == before
+    assert not Path("out").exists()
+
+
+def test_a_config_that_is_not_there_names_its_neighbour(capfd: Capture) -> None:
+    said = refusal(capfd, "sweep", "sond.yaml")
+    assert said == "there is no config sond.yaml; did you mean sound.yaml?"
+
+
+def test_a_baseline_that_means_several_is_refused_before_anything_runs(capfd: Capture) -> None:
+    Path("bad.yaml").write_text(
+        TAIL + "tokens: 32\nbaseline: ring\nimplementations:\n  - ring: {chunk: [16, 32]}\n"
+    )
+    said = refusal(capfd, "sweep", "bad.yaml", "--out", "out")
+    assert "baseline 'ring' may mean 'ring chunk=16', 'ring chunk=32'" in said
+    assert not Path("out").exists()
+
+
+# ---- the results -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["sweep sound.yaml", "maxlen --impl sdpa"])
+@pytest.mark.parametrize("out", ["sound.yaml", "sound.yaml/below"])
+def test_a_folder_that_can_not_be_made_is_refused(
+    command: str, out: str, tmp_path: Path, capfd: Capture
+) -> None:
+    before = state(tmp_path)
+    said = refusal(capfd, *command.split(), "--out", out)
+    assert said.startswith(f"results folder {out} can't be written: ")
+    assert state(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [RECORDS, "config.yaml"])
+def test_a_folder_in_the_place_of_a_file_is_refused(name: str, capfd: Capture) -> None:
+    (Path("out") / name).mkdir(parents=True)
+    said = refusal(capfd, "sweep", "sound.yaml", "--out", "out")
+    assert said == f"results folder out can't be written: Is a directory (out/{name})"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(capfd: Capture) -> None:
+    Path("out").mkdir(mode=0o500)
+    said = refusal(capfd, "sweep", "sound.yaml", "--out", "out")
+    assert said.startswith("results folder out can't be written: Permission denied")
+
+
+def test_a_second_writer_is_refused_and_the_first_loses_nothing(capfd: Capture) -> None:
+    with Store("out") as first:
+        first.append(record())
+        before = state(Path("out"))
+        said = refusal(capfd, "sweep", "sound.yaml", "--out", "out")
+        assert said == (
+            f"results folder out is in use by process {os.getpid()}; "
+            "wait for it, or name another folder"
+        )
+        assert state(Path("out")) == before
+    assert run(["sweep", "sound.yaml", "--out", "out"]) == 0
+    assert len(load("out").records) == 3
+
+
+def _line(name: str = "sdpa") -> bytes:
+    return record(trial(name)).model_dump_json(by_alias=True).encode() + b"\n"
+
+
+def test_a_broken_line_in_the_middle_is_skipped_counted_and_kept(capfd: Capture) -> None:
+    assert run(["sweep", "sound.yaml", "--out", "out"]) == 0
+    path = Path("out") / RECORDS
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b'{"schema": 1, "tri\n' + second)
+    before = path.read_bytes()
+    capfd.readouterr()
+
+    assert run(["sweep", "sound.yaml", "--out", "out", "--json"]) == 0
+    said = capfd.readouterr()
+    assert "line 2 is not a record and skipped (kept on disk as found)" in said.err
+    assert [row["tokens"] for row in json.loads(said.out)["rows"]] == [32, 64]
+    assert path.read_bytes() == before
+
+    assert run(["report", "out", "--json"]) == 0
+    said = capfd.readouterr()
+    assert "line 2 is not a record and skipped" in said.err
+    assert len(json.loads(said.out)["rows"]) == 2
+    assert "line 2 is not a record and skipped" in (Path("out") / "report.md").read_text()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "it is empty"),
+        (b"\n\n", "it is empty"),
+        (b"{}\nno\n", "2 lines (1, 2) are not a record and skipped (kept on disk as found)"),
+    ],
+)
+def test_results_without_a_record_are_refused_by_report_and_filled_by_sweep(
+    text: bytes, why: str, capfd: Capture
+) -> None:
+    Path("out").mkdir()
+    path = Path("out") / RECORDS
+    path.write_bytes(text)
+    assert refusal(capfd, "report", "out") == f"results out/{RECORDS} hold no record: {why}"
+    assert state(Path("out")) == {RECORDS: text}
+    assert run(["sweep", "sound.yaml", "--out", "out"]) == 0
+    assert path.read_bytes().startswith(text)
+    assert [r.trial.workload.seq_len for r in load("out").records] == [32, 64]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["kepd"], "results kepd do not exist; did you mean kept?"),
+        ([f"kept/{RECORDS}x"], f"results kept/{RECORDS}x do not exist; did you mean kept/"),
+        (["."], f"results folder . holds no {RECORDS}; did you mean kept?"),
+        (["kept", "--format", "md,cvs"], "unknown report format 'cvs'; did you mean 'csv'?"),
+        (["kept", "--format", ""], "format"),
+        (["kept", "--format", ","], "format"),
+        (["kept", "--kind", "sumary"], "unknown report kind 'sumary'; did you mean 'summary'?"),
+        (
+            ["kept", "--baseline", "dens"],
+            "unknown baseline 'dens' in the results; did you mean 'dense'?",
+        ),
+        (["kept", "--out", "sound.yaml"], "report folder sound.yaml can't be written: File exists"),
+    ],
+)
+def test_a_report_that_can_not_be_is_refused(
+    arguments: list[str], sentence: str, tmp_path: Path, capfd: Capture
+) -> None:
+    Path("kept").mkdir()
+    (Path("kept") / RECORDS).write_bytes(_line("sdpa") + _line("dense"))
+    before = state(tmp_path)
+    assert sentence in refusal(capfd, "report", *arguments)
+    assert state(tmp_path) == before
+
+
+def test_a_kept_config_that_is_no_text_does_not_stop_a_report(capfd: Capture) -> None:
+    Path("kept").mkdir()
+    (Path("kept") / RECORDS).write_bytes(_line())
+    (Path("kept") / "config.yaml").write_bytes(b"baseline: \xff\xfe\n")
+    assert run(["report", "kept"]) == 0
+    assert "sdpa" in (Path("kept") / "report.md").read_text()
+
+
+# ---- trials that ended badly -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "phase", "said", "code"),
+    [
+        ("bad-nan", "wrong", "check", "not finite", 3),
+        ("bad-far-key", "wrong", "check", "off the float64 reference", 3),
+        ("bad-exits", "crashed", "forward", "ended with exit code 3", 3),
+        ("bad-shape", "error", "forward", "shapes cannot be multiplied", 3),
+        ("bad-limit", "limit", "forward", "grid of 70000 blocks exceeds 65535", 0),
+        ("bad-import", "unsupported", "start", "no_such_name", 0),
+        ("bad-eats", "oom", "forward", "can't allocate memory", 0),
+    ],
+)
+def test_a_trial_that_ended_badly_is_told_and_gives_the_exit_code(
+    name: str, status: str, phase: str, said: str, code: int, capfd: Capture
+) -> None:
+    Path("bad.yaml").write_text(AT_2K % name)
+    assert run(["sweep", "bad.yaml", "--out", "out", "--json"]) == code
+    row, sound = json.loads(capfd.readouterr().out)["rows"]
+    assert (row["implementation"], row["status"], row["phase"]) == (name, status, phase)
+    assert said in row["reason"]
+    assert (row["time_s"], row["tokens_per_s"]) == (None, None)
+    assert sound["status"] == "ok"
+    report = (Path("out") / "report.md").read_text()
+    assert name in report
+    assert status in report
+
+
+def test_a_search_that_met_a_wrong_answer_ends_with_3(capfd: Capture) -> None:
+    asked = ["maxlen", "--impl", "bad-far-key", "--memory-budget", "8MiB", "--ceiling", "8"]
+    assert run([*asked, "--json"]) == 3
+    (found,) = json.loads(capfd.readouterr().out)["results"]
+    assert found["limited_by"] == "numerics"
+    assert found["failure_phase"] == "check"
+
+
+# ---- a resumed command asks for the same -------------------------------------------------------
+
+
+def test_free_memory_that_moves_a_little_runs_nothing_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    """Without a budget in the config, the one of the records in the folder goes on."""
+    Path("free.yaml").write_text(SOUND.replace("memory_budget: 64MiB\n", ""))
+    free: list[Callable[[str], int]] = [lambda _: 10 * 2**30, lambda _: 10 * 2**30 - 2**28]
+    for read in free:
+        monkeypatch.setattr(environment, "free_memory", read)
+        assert run(["sweep", "free.yaml", "--out", "out"]) == 0
+    assert len(load("out").records) == 2

@@ -1,0 +1,334 @@
+"""Every command: what it says, what it writes, and the JSON that programs rely on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longseq_bench import __version__
+from longseq_bench.cli import run
+from longseq_bench.store import RECORDS, load
+from tests.make import record, step, trial
+
+TINY = """\
+memory_budget: 64MiB
+workload: {heads: 2, head_dim: 32}
+tokens: 64
+baseline: sdpa
+implementations:
+  - sdpa
+  - ring: {chunk: [32, 64]}
+rounds: 2
+repeats: 3
+time_cap: 50ms
+"""
+
+ROW = {
+    "implementation", "options", "tokens", "world_size", "device", "dtype", "mode", "causal",
+    "status", "reason", "phase", "time_s", "time_low_s", "time_high_s", "samples", "cpu_time_s",
+    "plan_time_s", "peak_bytes", "tokens_per_s", "flops", "max_error", "density_asked",
+    "density_achieved",
+}  # fmt: skip
+RESULT = {
+    "implementation", "options", "device", "dtype", "mode", "max_tokens", "first_failure",
+    "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor", "peak_bytes",
+    "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s",
+}  # fmt: skip
+BUDGET_8MIB = ("--memory-budget", "8MiB", "--heads", "8", "--head-dim", "64", "--threads", "1")
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own to stand in: what is written by default goes under it."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+def document(capfd: Capture, *arguments: str | Path, code: int = 0) -> Any:
+    """The one JSON document that a command prints on stdout, where nothing else may stand."""
+    assert run([str(a) for a in arguments]) == code
+    return json.loads(capfd.readouterr().out)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- the program -------------------------------------------------------------------------------
+
+
+def test_it_is_a_program_of_its_own() -> None:
+    def say(*arguments: str) -> str:
+        command = [sys.executable, "-m", "longseq_bench", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert say("--version") == f"longseq {__version__}\n"
+    told = say("--help")
+    assert all(f" {name} " in told for name in ("sweep", "maxlen", "report", "list", "doctor"))
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("sweep", ["--out", "--dry-run", "--json"]),
+        ("maxlen", ["--impl", "--option", "--memory-budget", "--time-budget", "--dtype", "--heads",
+                    "--head-dim", "--batch", "--causal", "--mode", "--device", "--json"]),
+        ("report", ["--format", "--out", "--baseline", "--json"]),
+        ("list", ["--json"]),
+        ("doctor", ["--json"]),
+    ],
+)  # fmt: skip
+def test_each_command_explains_its_options(
+    command: str, options: list[str], capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run([command, "--help"]) == 0
+    told = capfd.readouterr().out
+    assert [name for name in options if name not in told] == []
+
+
+# ---- list, doctor ------------------------------------------------------------------------------
+
+
+def test_list_says_options_with_defaults_and_why_one_is_not_here(capfd: Capture) -> None:
+    told = document(capfd, "list", "--json")
+    assert told["schema"] == 1
+    known = told["implementations"]
+    built_in = {name for name, entry in known.items() if entry["source"] == "built-in"}
+    assert built_in >= {
+        "dense", "sdpa", "ring", "collective", "dilated", "hilbert", "block-sparse",
+    }  # fmt: skip
+    chunk = next(o for o in known["ring"]["options"] if o["name"] == "chunk")
+    assert (chunk["kind"], chunk["default"] >= 1024) == ("int", True)
+    assert chunk["help"]
+    assert "no_such_name" in known["bad-import"]["unavailable"]["cpu"]
+    assert "cpu" not in known["sdpa"]["unavailable"]
+
+
+def test_list_for_people_names_the_same(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["list"]) == 0
+    told = capfd.readouterr().out
+    assert "block-sparse" in told
+    assert "chunk=" in told
+    assert "no_such_name" in told
+
+
+def test_doctor_says_what_this_machine_has(capfd: Capture) -> None:
+    told = document(capfd, "doctor", "--json")
+    assert told["schema"] == 1
+    assert told["environment"]["cores"] >= 1
+    assert {"name", "state", "found", "remedy"} <= set(told["findings"][0])
+    assert run(["doctor"]) == 0
+    assert told["environment"]["host"] in capfd.readouterr().out
+
+
+# ---- sweep -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
+    tiny: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    assert run(["sweep", str(tiny), "--out", "out", "--json"]) == 0
+    said = capfd.readouterr()
+    told = json.loads(said.out)
+    assert (set(told), told["schema"]) == ({"schema", "rows"}, 1)
+    assert [set(row) for row in told["rows"]] == [ROW] * 3
+    assert [(r["implementation"], r["options"].get("chunk")) for r in told["rows"]] == [
+        ("sdpa", None), ("ring", 32), ("ring", 64),
+    ]  # fmt: skip
+    for row in told["rows"]:
+        assert (row["tokens"], row["status"], row["causal"]) == (64, "ok", False)
+        assert 0 < row["time_low_s"] <= row["time_s"] <= row["time_high_s"]
+        assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time_s"])
+        assert 0 < row["max_error"] < 1e-4
+    assert files(tmp_path / "out") >= {RECORDS, "report.md", "report.csv", "config.yaml"}
+    assert (tmp_path / "out" / "config.yaml").read_text() == TINY
+    assert said.err.count("✓") == 6
+    ran = [(r.trial.round, r.trial.implementation) for r in load(tmp_path / "out").records]
+    assert ran == [(turn, name) for turn in (0, 1) for name in ("sdpa", "ring", "ring")]
+
+    kept = (tmp_path / "out" / RECORDS).read_bytes()
+    assert document(capfd, "sweep", tiny, "--out", "out", "--json") == told
+    assert (tmp_path / "out" / RECORDS).read_bytes() == kept
+
+
+def test_a_sweep_goes_by_default_to_a_new_folder_under_results(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    (tmp_path / "one.yaml").write_text(
+        TINY.replace("rounds: 2", "rounds: 1").replace("[32, 64]", "64")
+    )
+    assert run(["sweep", "one.yaml"]) == 0
+    (folder,) = (tmp_path / "results").iterdir()
+    assert {RECORDS, "report.md", "report.csv"} <= files(folder)
+    said = capfd.readouterr()
+    assert f"wrote results/{folder.name}/report.md" in said.err
+    assert "× sdpa" in said.out
+    assert "ring" in said.out
+
+
+def test_a_dry_run_lists_the_trials_and_writes_nothing(
+    tiny: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    told = document(capfd, "sweep", tiny, "--dry-run", "--out", "out", "--json")
+    listed = [(t["implementation"], t["options"].get("chunk")) for t in told["trials"]]
+    assert listed == [("sdpa", None), ("ring", 32), ("ring", 64)]
+    assert run(["sweep", str(tiny), "--dry-run"]) == 0
+    assert "3 trials × 2 rounds; nothing was run" in capfd.readouterr().out
+    assert files(tmp_path) == {"tiny.yaml"}
+    assert not (tmp_path / "out").exists()
+
+
+# ---- maxlen ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_search_ends_with_a_bracket_that_its_records_hold(tmp_path: Path, capfd: Capture) -> None:
+    asked = ("maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--out", "out", "--json")
+    told = document(capfd, *asked)
+    assert (set(told), told["schema"]) == ({"schema", "results"}, 1)
+    (found,) = told["results"]
+    assert set(found) >= RESULT
+    records = load(tmp_path / "out").records
+    lengths = {r.trial.workload.seq_len: r.outcome.status for r in records}
+    assert lengths[found["max_tokens"]] == "ok"
+    assert lengths[found["first_failure"]] == "oom"
+    passed = [n for n, status in lengths.items() if status == "ok"]
+    assert found["max_tokens"] == max(passed) < found["first_failure"]
+    assert found["first_failure"] - found["max_tokens"] <= max(64, found["max_tokens"] // 100)
+    assert (found["limited_by"], found["device"], found["mode"]) == ("memory", "cpu", "forward")
+    assert found["failure_phase"] in ("inputs", "forward")
+    assert found["floor_tokens"] == 1024
+    assert found["fraction_of_floor"] == pytest.approx(found["max_tokens"] / 1024)
+    assert 0 < found["peak_bytes"] <= 8 * 2**20
+    assert found["bytes_per_token"] == pytest.approx(found["peak_bytes"] / found["max_tokens"])
+    assert found["runs"] == sum(r.processes for r in records)
+    assert found["confirmations"] >= 1
+    assert {RECORDS, "report.md", "report.csv"} <= files(tmp_path / "out")
+
+    kept = (tmp_path / "out" / RECORDS).read_bytes()
+    assert document(capfd, *asked) == told
+    assert (tmp_path / "out" / RECORDS).read_bytes() == kept
+
+
+def test_up_to_a_ceiling_nothing_need_fail(tmp_path: Path, capfd: Capture) -> None:
+    told = document(
+        capfd, "maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--ceiling", "64", "--out", "out", "--json"
+    )
+    (found,) = told["results"]
+    assert (found["max_tokens"], found["first_failure"]) == (64, None)
+    assert (found["limited_by"], found["failure_phase"]) == ("ceiling", None)
+    assert found["confirmations"] == 1
+    assert "first_failure" in found
+
+
+def test_an_option_goes_to_every_implementation_that_has_it(capfd: Capture) -> None:
+    told = document(
+        capfd, "maxlen", "--impl", "ring", "--impl", "sdpa", "--impl", "block-sparse",
+        "-o", "chunk=32", "-o", "sparsity=0.5", "-o", "block=32", *BUDGET_8MIB,
+        "--ceiling", "64", "--json",
+    )  # fmt: skip
+    options = {found["implementation"]: found["options"] for found in told["results"]}
+    assert list(options) == ["ring", "sdpa", "block-sparse"]
+    assert options["ring"]["chunk"] == 32
+    assert (options["block-sparse"]["sparsity"], options["block-sparse"]["block"]) == (0.5, 32)
+    assert options["block-sparse"]["pattern"] == "local-window"
+    assert not {"chunk", "sparsity", "block"} & set(options["sdpa"])
+
+
+def test_what_is_asked_for_is_what_is_run(tmp_path: Path, capfd: Capture) -> None:
+    told = document(
+        capfd, "maxlen", "--impl", "ring", "--causal", "--mode", "train", "--dtype", "bfloat16",
+        "--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--batch", "2", "--seed", "7",
+        "--memory-budget", "16MiB", "--time-budget", "1min", "--ceiling", "32", "--threads", "1",
+        "--out", "out", "--json",
+    )  # fmt: skip
+    assert (told["results"][0]["mode"], told["results"][0]["dtype"]) == ("train", "bfloat16")
+    ran = load(tmp_path / "out").records[0].trial
+    w = ran.workload
+    assert (w.causal, w.mode, w.dtype, w.batch) == (True, "train", "bfloat16", 2)
+    assert (w.heads, w.kv_heads, w.head_dim, w.seq_len) == (4, 2, 16, 32)
+    assert (ran.memory_budget, ran.time_budget) == (16 * 2**20, 60.0)
+    assert (ran.seed, ran.threads, ran.device) == (7, 1, "cpu")
+
+
+def test_a_search_tells_people_its_bracket_and_what_it_stands_on(capfd: Capture) -> None:
+    assert run(["maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--ceiling", "64"]) == 0
+    said = capfd.readouterr()
+    told = " ".join(said.out.split())
+    assert "64 tokens (float32, forward) under 8 MiB, 30 s a pass" in told
+    assert "nothing failed up to the ceiling; confirmed 1×" in told
+    assert said.err.count("✓ sdpa 64") == 2
+
+
+# ---- report ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A results folder with a sweep of two lengths and a search, made by hand."""
+    asked = trial("ring", options={"chunk": 64}, memory_budget=64 * 2**20, repeats=0)
+    kept = [
+        *(record(trial(name, n)) for n in (1024, 2048) for name in ("sdpa", "dense")),
+        step(1000, of=asked),
+        step(1064, "oom", "edge", of=asked),
+        step(1000, purpose="confirm", of=asked.but(round=1)),
+    ]
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    (folder / RECORDS).write_text("".join(r.model_dump_json(by_alias=True) + "\n" for r in kept))
+    return folder
+
+
+def test_a_report_is_written_beside_the_records(results: Path, capfd: Capture) -> None:
+    assert run(["report", str(results)]) == 0
+    assert files(results) == {RECORDS, "report.md", "report.csv"}
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert f"wrote {results / 'report.md'}" in said.err.replace("\n", "")
+    text = (results / "report.md").read_text()
+    assert "dense" in text
+    assert "1,064" in text
+
+
+def test_a_report_goes_where_and_as_what_it_is_asked(
+    results: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    assert run(["report", str(results / RECORDS), "--format", "csv", "--out", "elsewhere"]) == 0
+    assert files(tmp_path / "elsewhere") == {"report.csv"}
+    assert files(results) == {RECORDS}
+
+
+def test_a_report_as_json_has_rows_and_maxima(results: Path, capfd: Capture) -> None:
+    told = document(capfd, "report", results / RECORDS, "--json")
+    assert (set(told), told["schema"]) == ({"schema", "rows", "results"}, 1)
+    assert [set(row) for row in told["rows"]] == [ROW] * 4
+    (found,) = told["results"]
+    assert set(found) >= RESULT
+    assert (found["max_tokens"], found["first_failure"]) == (1000, 1064)
+    assert (found["runs"], found["confirmations"]) == (3, 1)
+
+
+def test_speeds_are_relative_to_the_baseline_that_is_named(results: Path) -> None:
+    (results / "config.yaml").write_text("baseline: dense\n")
+    assert run(["report", str(results)]) == 0
+    own = (results / "report.md").read_text()
+    assert run(["report", str(results), "--baseline", "sdpa"]) == 0
+    named = (results / "report.md").read_text()
+    assert "Speed is the time of dense over the row's" in own
+    assert "Speed is the time of sdpa over the row's" in named

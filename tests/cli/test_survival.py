@@ -1,0 +1,242 @@
+"""What a sweep survives: its own death at any moment, Ctrl-C, and trials that die in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from longseq_bench.cli import run
+from longseq_bench.model import Record
+from longseq_bench.store import RECORDS, TORN, load
+
+MARK = "LONGSEQ_TEST_RUN"
+"""A variable that every process of a command inherits, so that what it leaves can be told."""
+
+TAIL = "memory_budget: 64MiB\nworkload: {heads: 1, head_dim: 16}\nrounds: 1\nrepeats: 1\n"
+SMALL = TAIL + "tokens: [32, 64, 96]\nimplementations: [sdpa, dense]\n"
+SLEEPS_LAST = TAIL + "time_budget: %s\ntokens: [32, 64, 2k]\nimplementations: [sdpa, bad-sleeps]\n"
+"""Five trials that pass, and one that sleeps in its pass: whatever comes meets it there."""
+
+DEADLY = TAIL + (
+    "time_budget: 300ms\ntokens: 2k\nimplementations:\n  [bad-kills-itself, bad-exits, bad-sleeps,"
+    " bad-grandchild, bad-eats, bad-segfault, sdpa]\n"
+)
+PATIENCE_S = 60
+SOON_S = 10
+
+Capture = pytest.CaptureFixture[str]
+
+
+@dataclass
+class Sweep:
+    """A sweep in a process group of its own, and every process that came of it."""
+
+    process: subprocess.Popen[bytes]
+    mark: str
+    said: Path
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != "zombie":
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not happened():
+            assert self.process.poll() is None, self.said.read_text()
+            assert time.monotonic() < end, self.said.read_text()
+            time.sleep(0.02)
+
+    def left(self) -> list[str]:
+        """What is still there some seconds later."""
+        end = time.monotonic() + SOON_S
+        while self.processes() and time.monotonic() < end:
+            time.sleep(0.1)
+        return [" ".join(process.cmdline()) for process in self.processes()]
+
+    def end(self) -> None:
+        for process in self.processes():
+            process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], Sweep]]:
+    """Starts `longseq sweep sweep.yaml --out out`; ends what is left of it after the test."""
+    started: list[Sweep] = []
+
+    def begin() -> Sweep:
+        mark, said = uuid.uuid4().hex, tmp_path / f"said-{len(started)}"
+        with said.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "longseq_bench", "sweep", "sweep.yaml", "--out", "out"],
+                env={**os.environ, MARK: mark}, stdout=subprocess.DEVNULL, stderr=stream,
+                start_new_session=True,
+            )  # fmt: skip
+        started.append(Sweep(process, mark, said))
+        return started[-1]
+
+    yield begin
+    for sweep in started:
+        sweep.end()
+
+
+def lines() -> list[bytes]:
+    path = Path("out") / RECORDS
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+def asleep_in_a_pass(sweep: Sweep) -> bool:
+    """The five that pass are on disk, and the sixth trial's process no longer computes."""
+    if len(lines()) < 5:
+        return False
+    leaders = [p for p in sweep.processes() if os.getsid(p.pid) == p.pid]
+    trials = [p for p in leaders if p.pid != sweep.process.pid]
+    return len(trials) == 1 and _is_idle(trials[0])
+
+
+def _is_idle(process: psutil.Process) -> bool:
+    try:
+        before = sum(process.cpu_times()[:2])
+        time.sleep(0.3)
+        return sum(process.cpu_times()[:2]) == before and process.status() == "sleeping"
+    except psutil.Error:
+        return False
+
+
+def what(records: list[Record]) -> list[tuple[str, int, str]]:
+    return [(r.trial.implementation, r.trial.workload.seq_len, r.outcome.status) for r in records]
+
+
+FIVE = [(name, n, "ok") for n in (32, 64) for name in ("sdpa", "bad-sleeps")] + [
+    ("sdpa", 2048, "ok")
+]
+
+
+# ---- the parent dies ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_kill_9_loses_nothing_and_runs_nothing_again(start: Callable[[], Sweep]) -> None:
+    Path("sweep.yaml").write_text(SMALL)
+    sweep = start()
+    sweep.wait_until(lambda: len(lines()) >= 2)
+    sweep.process.kill()
+    assert sweep.process.wait() == -signal.SIGKILL
+    assert sweep.left() == []
+    kept = [line for line in lines() if line.endswith(b"\n")]
+    assert 2 <= len(kept) < 6
+    assert run(["sweep", "sweep.yaml", "--out", "out"]) == 0
+    assert lines()[: len(kept)] == kept
+    records = load("out").records
+    assert what(records) == [(name, n, "ok") for n in (32, 64, 96) for name in ("sdpa", "dense")]
+    assert len({record.key for record in records}) == 6
+    assert (Path("out") / "report.md").exists()
+
+
+@pytest.mark.slow
+def test_a_trial_in_a_long_pass_dies_with_its_parent(start: Callable[[], Sweep]) -> None:
+    Path("sweep.yaml").write_text(SLEEPS_LAST % "5min")
+    sweep = start()
+    sweep.wait_until(lambda: asleep_in_a_pass(sweep))
+    sweep.process.kill()
+    assert sweep.process.wait() == -signal.SIGKILL
+    assert sweep.left() == []
+    assert what(load("out").records) == FIVE
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_130_and_every_finished_record(start: Callable[[], Sweep]) -> None:
+    """A terminal sends it to the whole group, to whatever serves the trials too."""
+    Path("sweep.yaml").write_text(SLEEPS_LAST % "5min")
+    sweep = start()
+    sweep.wait_until(lambda: asleep_in_a_pass(sweep))
+    os.killpg(sweep.process.pid, signal.SIGINT)
+    assert sweep.process.wait(timeout=SOON_S) == 130
+    assert sweep.left() == []
+    assert what(load("out").records) == FIVE
+    said = sweep.said.read_text()
+    assert "Traceback" not in said
+    assert said.count("✓") == 5
+    assert said.splitlines()[-1] == "longseq: interrupted; every finished record is on disk"
+
+
+def test_a_torn_last_line_is_set_aside_and_run_again(capfd: Capture) -> None:
+    Path("sweep.yaml").write_text(TAIL + "tokens: [32, 64]\nimplementations: sdpa\n")
+    assert run(["sweep", "sweep.yaml", "--out", "out"]) == 0
+    first, second = lines()
+    half = second[: len(second) // 2]
+    (Path("out") / RECORDS).write_bytes(first + half)
+    capfd.readouterr()
+
+    assert run(["sweep", "sweep.yaml", "--out", "out"]) == 0
+    said = capfd.readouterr().err
+    assert "torn by a writer that was killed" in said
+    assert said.count("(already there)") == 1
+    assert (Path("out") / TORN).read_bytes() == half + b"\n"
+    assert lines()[0] == first
+    assert what(load("out").records) == [("sdpa", 32, "ok"), ("sdpa", 64, "ok")]
+    assert load("out").broken == []
+
+
+# ---- a trial dies ------------------------------------------------------------------------------
+
+
+def _mine() -> set[int]:
+    """Processes below this one that live; what multiprocessing keeps for later aside."""
+    return {
+        p.pid
+        for p in psutil.Process().children(recursive=True)
+        if "resource_tracker" not in " ".join(p.cmdline()) and p.status() != "zombie"
+    }
+
+
+@pytest.mark.slow
+def test_every_way_to_die_is_named_and_the_sweep_goes_on(capfd: Capture) -> None:
+    assert run(["list", "--json"]) == 0  # what serves every later trial is there from now on
+    before = _mine()
+    capfd.readouterr()
+    Path("sweep.yaml").write_text(DEADLY)
+    assert run(["sweep", "sweep.yaml", "--out", "out", "--json"]) == 3
+    rows = json.loads(capfd.readouterr().out)["rows"]
+    assert [(r["implementation"], r["status"], r["phase"]) for r in rows] == [
+        ("bad-kills-itself", "crashed", "forward"),
+        ("bad-exits", "crashed", "forward"),
+        ("bad-sleeps", "timeout", "forward"),
+        ("bad-grandchild", "ok", None),
+        ("bad-eats", "oom", "forward"),
+        ("bad-segfault", "crashed", "forward"),
+        ("sdpa", "ok", None),
+    ]
+    reasons = {row["implementation"]: row["reason"] for row in rows}
+    assert "killed by SIGKILL" in reasons["bad-kills-itself"]
+    assert "ended with exit code 3" in reasons["bad-exits"]
+    assert "0.3 s allowed" in reasons["bad-sleeps"]
+    assert "process(es) behind, killed: python" in reasons["bad-grandchild"]
+    assert "can't allocate memory" in reasons["bad-eats"]
+    assert "killed by SIGSEGV" in reasons["bad-segfault"]
+    assert reasons["sdpa"] is None
+    assert _mine() == before
+    report = (Path("out") / "report.md").read_text()
+    assert all(f"killed by {name}" in report for name in ("SIGKILL", "SIGSEGV"))

@@ -1,0 +1,281 @@
+"""Tiles: pieces of a row merge into one softmax over the multiset of their keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.kernels import tiles
+from longseq_bench.kernels.tiles import ALL, Piece, Plan, RowBlock, attend, kv_heads_of
+
+N, HEADS, D = 60, 4, 16
+EVERY_HEAD = slice(0, HEADS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Fault 17: small tensors on two threads wait for a busy machine, a hundred times over."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def inputs(kv_heads: int = HEADS, tokens: int = N, seed: int = 0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(1, heads, tokens, D) for heads in (HEADS, kv_heads, kv_heads)]
+    return [torch.randn(shape, generator=draw).requires_grad_() for shape in shapes]
+
+
+def plan_of(*blocks: RowBlock) -> Plan:
+    return lambda: iter(blocks)
+
+
+def rows_of(pieces: Sequence[Piece], rows: tiles.Index = ALL, heads: slice = EVERY_HEAD) -> Plan:
+    return plan_of(RowBlock(rows, heads, tuple(pieces)))
+
+
+def piece(keys: tiles.Index, rows: tiles.Index = ALL, causal: bool = False) -> Piece:
+    return Piece(rows, keys, EVERY_HEAD, causal)
+
+
+def reference(qkv: Sequence[Tensor], counts: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Float64 softmax over the multiset that `counts` (N, N) or (Hq, N, N) gives."""
+    q, k, v = (leaves := [t.detach().double().requires_grad_() for t in qkv])
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    weights = counts * torch.exp(scores - scores.amax(-1, keepdim=True).detach())
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.where(total > 0, 1.0) @ v, leaves
+
+
+def assert_plan(plan: Plan, counts: Tensor, qkv: Sequence[Tensor] | None = None) -> None:
+    """The plan is the softmax of `counts`, forward, in train, and its gradients."""
+    qkv = qkv or inputs()
+    want, leaves = reference(qkv, counts)
+    out = attend(*qkv, plan, train=True)
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(*qkv, plan, train=False), out)
+    grad_out = torch.randn_like(out)
+    wanted = torch.autograd.grad(want, leaves, grad_out.double())
+    for got, grad in zip(torch.autograd.grad(out, qkv, grad_out), wanted, strict=True):
+        torch.testing.assert_close(got.double(), grad, rtol=1e-4, atol=1e-5)
+
+
+def seen(*keys: slice) -> Tensor:
+    counts = torch.zeros(N, N, dtype=torch.float64)
+    for own in keys:
+        counts[:, own] += 1
+    return counts
+
+
+def test_keys_seen_twice_count_twice() -> None:
+    parts = [slice(0, 40), slice(30, 60), slice(35, 36)]
+    assert_plan(rows_of([piece(own) for own in parts]), seen(*parts))
+
+
+def test_pieces_in_any_order_are_the_same_softmax() -> None:
+    parts = [slice(at, at + 12) for at in range(0, 60, 12)]
+    assert_plan(rows_of([piece(own) for own in parts]), seen(slice(0, 60)))
+    assert_plan(rows_of([piece(own) for own in reversed(parts)]), seen(slice(0, 60)))
+
+
+def test_one_key_a_piece() -> None:
+    keys = [slice(at, at + 1) for at in range(N)]
+    assert_plan(rows_of([piece(own) for own in keys]), seen(slice(0, N)))
+
+
+def test_rows_in_no_piece_are_zero_and_have_no_gradient() -> None:
+    counts = seen(slice(0, 20))
+    counts[10:30] = 0
+    covered = [piece(slice(0, 20), slice(0, 10)), piece(slice(0, 20), slice(30, 60))]
+    assert_plan(rows_of(covered), counts)
+    q, k, v = inputs()
+    out = attend(q, k, v, rows_of(covered), train=True)
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    assert not out[:, :, 10:30].any()
+    assert not dq[:, :, 10:30].any()
+    assert not dk[:, :, 20:].any()
+    assert not dv[:, :, 20:].any()
+
+
+def test_rows_in_no_block_are_zero() -> None:
+    block = RowBlock(slice(0, 10), EVERY_HEAD, (piece(ALL),))
+    counts = seen(ALL)
+    counts[10:] = 0
+    assert_plan(plan_of(block), counts)
+
+
+@pytest.mark.parametrize("pieces", [(), None], ids=["a block without pieces", "no block"])
+def test_an_empty_plan_is_zero_with_zero_gradients(pieces: tuple[Piece, ...] | None) -> None:
+    plan = plan_of() if pieces is None else rows_of(pieces)
+    qkv = inputs()
+    out = attend(*qkv, plan, train=True)
+    assert not out.any()
+    for grad in torch.autograd.grad(out, qkv, torch.ones_like(out)):
+        assert not grad.any()
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_index_tensors_equal_slices(kv_heads: int) -> None:
+    """Gathered rows and keys, in no order; pieces within a gathered block."""
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(2))
+    keys = order[:17]
+    counts = torch.zeros(N, N, dtype=torch.float64)
+    counts[order[:30][:, None], keys[None, :]] = 1
+    counts[order[:30][5:9][:, None], torch.arange(50, 60)[None, :]] += 1
+    counts[order[:30][torch.tensor([0, 7, 3])][:, None], torch.arange(0, 60, 7)[None, :]] += 1
+    parts = [
+        piece(keys),
+        piece(slice(50, 60), slice(5, 9)),
+        piece(slice(0, 60, 7), torch.tensor([0, 7, 3])),
+    ]
+    assert_plan(rows_of(parts, order[:30]), counts, inputs(kv_heads))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_strided_rows_keys_and_heads(kv_heads: int) -> None:
+    """As dilation makes them: heads 1 and 3 see every third token from the second on."""
+    odd = Piece(slice(1, None, 3), slice(1, 60, 3), slice(1, HEADS, 2))
+    first = Piece(ALL, slice(0, 10), slice(0, 1))
+    counts = torch.zeros(HEADS, N, N, dtype=torch.float64)
+    counts[1::2, 1::3, 1::3] = 1
+    counts[0, :, :10] = 1
+    assert_plan(rows_of([odd, first]), counts, inputs(kv_heads))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_causal_triangles_merge(kv_heads: int) -> None:
+    blocks = [
+        RowBlock(
+            slice(at, at + 20),
+            heads,
+            (
+                *([Piece(ALL, slice(0, at), heads)] if at else []),
+                Piece(ALL, slice(at, at + 20), heads, causal=True),
+            ),
+        )
+        for at in range(0, 60, 20)
+        for heads in (slice(0, 2), slice(2, 4))
+    ]
+    triangle = torch.ones(N, N, dtype=torch.float64).tril()
+    assert_plan(plan_of(*blocks), triangle, inputs(kv_heads))
+    whole = Piece(ALL, ALL, EVERY_HEAD, causal=True)
+    assert_plan(rows_of([whole]), triangle, inputs(kv_heads))
+
+
+@pytest.mark.parametrize("size", [1e4, -1e4])
+def test_extreme_scores_do_not_overflow(size: float) -> None:
+    """Scores of ±1e4 in one piece and of 0 in the other."""
+    q, k, v = inputs()
+    with torch.no_grad():
+        q[:] = 0
+        q[..., 0] = math.sqrt(D)
+        k[:] = 0
+        k[:, :, :30, 0] = size
+    out = attend(q, k, v, rows_of([piece(slice(0, 30)), piece(slice(30, 60))]), train=True)
+    winners = slice(0, 30) if size > 0 else slice(30, 60)
+    want = v[:, :, winners].mean(2, keepdim=True).expand_as(out)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    for grad in torch.autograd.grad(out, (q, k, v), torch.ones_like(out)):
+        assert torch.isfinite(grad).all()
+
+
+def error_of(pieces: int, dtype: torch.dtype) -> float:
+    """Error of an output merged from that many pieces, and of the gradient of v likewise."""
+    tokens = 512
+    qkv = [t.detach().to(dtype).requires_grad_() for t in inputs(tokens=tokens)]
+    step = tokens // pieces
+    plan = plan_of(
+        *(
+            RowBlock(
+                slice(r, r + 128),
+                EVERY_HEAD,
+                tuple(piece(slice(at, at + step)) for at in range(0, tokens, step)),
+            )
+            for r in range(0, tokens, 128)
+        )
+    )
+    want, leaves = reference(qkv, torch.ones(tokens, tokens))
+    out = attend(*qkv, plan, train=True)
+    grad_out = torch.ones_like(out)
+    dv = torch.autograd.grad(out, qkv, grad_out)[2]
+    wanted = torch.autograd.grad(want, leaves, grad_out.double())[2]
+    pairs = ((out.detach(), want.detach()), (dv, wanted))
+    return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
+    """A sum kept in bfloat16 would lose a bit with every doubling of the pieces."""
+    assert error_of(128, dtype) < 1.5 * error_of(4, dtype)
+
+
+def test_gradients_of_v_are_summed_in_float32_over_row_blocks() -> None:
+    """1,024 equal shares of a small gradient: in bfloat16 the sum would stop growing at 256."""
+    tokens = 1024
+    q = torch.zeros(1, 1, tokens, D, dtype=torch.bfloat16, requires_grad=True)
+    k, v = (torch.zeros(1, 1, tokens, D, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+    one = slice(0, 1)
+    blocks = [RowBlock(slice(r, r + 1), one, (Piece(ALL, slice(0, 4), one),)) for r in range(1024)]
+    out = attend(q, k, v, plan_of(*blocks), train=True)
+    (dv,) = torch.autograd.grad(out, v, torch.ones_like(out))
+    assert dv[0, 0, :4].float().eq(tokens / 4).all()
+
+
+def test_gradcheck_in_float64() -> None:
+    """The whole-tensor path, whose kernel takes float64."""
+    for causal in (False, True):
+        qkv = [t.detach()[:, :, :6].double().requires_grad_() for t in inputs(2)]
+        plan = rows_of([piece(ALL, causal=causal)])
+
+        def run(*tensors: Tensor, plan: Plan = plan) -> Tensor:
+            return attend(*tensors, plan, train=True)
+
+        assert torch.autograd.gradcheck(run, qkv)
+
+
+def test_backward_walks_the_plan_afresh() -> None:
+    """A plan may be a generator function: nothing of it is kept between the passes."""
+    walks = []
+
+    def plan() -> object:
+        walks.append(1)
+        yield RowBlock(ALL, EVERY_HEAD, (piece(slice(0, 30)), piece(slice(30, 60))))
+
+    out = attend(*(qkv := inputs()), plan, train=True)  # type: ignore[arg-type]
+    torch.autograd.grad(out, qkv, torch.ones_like(out))
+    assert len(walks) == 2
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 12])
+def test_every_query_head_is_covered_once_with_its_key_head(group: int) -> None:
+    heads = 12
+    for start in range(heads):
+        for stop in range(start + 1, heads + 1):
+            for step in (None, 1, 2, 3, 5):
+                wanted = slice(start, stop, step)
+                covered = list(pairs(wanted, group, heads))
+                assert sorted(h for h, _ in covered) == list(range(heads))[wanted]
+                assert all(kv == h // group for h, kv in covered)
+
+
+def pairs(wanted: slice, group: int, heads: int) -> list[tuple[int, int]]:
+    """Query heads with the key head that a kernel call gives each: equal runs share one."""
+    found = []
+    for own, kv in kv_heads_of(wanted, group):
+        queries, keys = range(heads)[own], range(heads // group)[kv]
+        assert len(queries) % len(keys) == 0
+        share = len(queries) // len(keys)
+        found += [(h, keys[at // share]) for at, h in enumerate(queries)]
+    return found
+
+
+def test_aligned_heads_take_one_call() -> None:
+    assert list(kv_heads_of(slice(4, 12), 4)) == [(slice(4, 12), slice(1, 3))]
+    assert list(kv_heads_of(slice(0, 12, 5), 1)) == [(slice(0, 12, 5), slice(0, 12, 5))]

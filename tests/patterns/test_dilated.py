@@ -1,0 +1,120 @@
+"""LongNet's rule, against a loop over all pairs of tokens that is written from its definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longseq_bench.errors import UserError
+from longseq_bench.patterns.dilated import Rule
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    pairs = draw(st.integers(1, 3))
+    numbers = st.integers(1, 30)
+    segments = tuple(draw(numbers) for _ in range(pairs))
+    rates = tuple(draw(st.integers(1, 6)) for _ in range(pairs))
+    mix = draw(st.sampled_from(["softmax", "groups"]))
+    return Rule(segments, rates, draw(st.integers(pairs, 5)), mix)
+
+
+def pair_of(rule: Rule, head: int) -> list[tuple[int, int]]:
+    """(segment, rate) of a head: all of them, or that of its equal run of heads."""
+    pairs = list(zip(rule.segments, rule.dilation, strict=True))
+    return pairs if rule.mix == "softmax" else [pairs[head * len(pairs) // rule.heads]]
+
+
+def times(rule: Rule, a: int, b: int, head: int) -> int:
+    """How often step a sees step b."""
+    return sum(
+        a // w == b // w and a % w % r == head % r and b % w % r == head % r
+        for w, r in pair_of(rule, head)
+    )
+
+
+def table(rule: Rule, n: int, causal: bool) -> np.ndarray:
+    seen = [
+        [[times(rule, a, b, h) * (b <= a or not causal) for b in range(n)] for a in range(n)]
+        for h in range(rule.heads)
+    ]
+    return np.array(seen).reshape(rule.heads, n, n)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rules(), st.integers(1, 40), st.booleans())
+def test_counts_pairs_and_shares_equal_the_definition(rule: Rule, n: int, causal: bool) -> None:
+    want, steps = table(rule, n, causal), np.arange(n)
+    for head in range(rule.heads):
+        assert np.array_equal(rule.multiplicity(steps, steps, head, causal), want[head])
+    assert rule.visible_pairs(n, causal) == want.sum()
+    unseen = (want.sum(-1) == 0).mean()
+    assert rule.uncovered_share(n) == pytest.approx(unseen, abs=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rules(), st.integers(1, 40), st.booleans(), st.randoms(use_true_random=False))
+def test_along_a_walk_segments_follow_it_and_causality_does_not(rule, n, causal, draw) -> None:  # type: ignore[no-untyped-def]
+    order = list(range(n))
+    draw.shuffle(order)
+    step_of = np.empty(n, dtype=np.int32)
+    step_of[order] = np.arange(n)
+    steps = np.arange(n)
+    for head in range(rule.heads):
+        got = rule.multiplicity(steps, steps, head, causal, step_of)
+        for a in range(n):
+            for b in range(n):
+                seen = times(rule, step_of[a], step_of[b], head)
+                assert got[a, b] == (0 if causal and b > a else seen)
+
+
+def test_a_rate_of_one_covers_every_token() -> None:
+    assert Rule((16, 64), (1, 4), 4).uncovered_share(1000) == 0
+
+
+def test_offsets_rotate_so_that_heads_cover_every_token() -> None:
+    """As many heads as the rate: every token is covered by exactly one."""
+    rule = Rule((64,), (4,), 4)
+    steps = np.arange(256)
+    covered = [np.diag(rule.multiplicity(steps, steps, h, False)) for h in range(4)]
+    assert (np.sum(covered, axis=0) == 1).all()
+    assert rule.uncovered_share(256) == 0.75
+
+
+def test_groups_leave_tokens_uncovered_and_say_so() -> None:
+    """Fault 9. Half of the heads has rate 2, so half of their tokens sees nothing."""
+    assert Rule((16, 64), (1, 2), 4, "groups").uncovered_share(640) == 0.25
+
+
+def test_groups_give_every_head_one_pair() -> None:
+    for heads in range(3, 12):
+        rule = Rule((8, 16, 32), (1, 2, 4), heads, "groups")
+        used = [h for _, _, own in rule.pairs() for h in own]
+        assert used == list(range(heads))
+        sizes = [len(own) for _, _, own in rule.pairs()]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_rate_beyond_the_segment_leaves_late_heads_nothing() -> None:
+    rule = Rule((3,), (8,), 8)
+    assert rule.visible_pairs(30, False) == 3 * 10
+    assert rule.uncovered_share(30) == pytest.approx(1 - 30 / 240)
+
+
+@pytest.mark.parametrize(
+    ("segments", "rates", "mix", "message"),
+    [
+        ((16, 32), (1,), "softmax", r"2 segments \(16, 32\) but 1 rates \(1,\)"),
+        ((), (), "softmax", "0 segments"),
+        ((0,), (1,), "softmax", "whole numbers from 1 up"),
+        ((16,), (0,), "softmax", "whole numbers from 1 up"),
+        ((16, 32, 64), (1, 2, 4), "groups", "3 pairs, 2 heads"),
+    ],
+)
+def test_rules_that_are_none_are_refused(
+    segments: tuple[int, ...], rates: tuple[int, ...], mix: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        Rule(segments, rates, 2, mix)

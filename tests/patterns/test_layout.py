@@ -1,0 +1,96 @@
+"""Compressed layouts: what they say of themselves equals what they let through."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longseq_bench.errors import UserError
+from longseq_bench.patterns.layout import BlockLayout
+
+
+def layout(rows: list[list[int]], seq_len: int, block: int, causal: bool = False) -> BlockLayout:
+    """A layout from lists of key blocks."""
+    indptr = np.cumsum([0, *map(len, rows)])
+    return BlockLayout(seq_len, block, causal, indptr, np.concatenate(rows).astype(np.int32))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> BlockLayout:
+    block, seq_len = draw(st.integers(1, 9)), draw(st.integers(1, 60))
+    causal = draw(st.booleans())
+    count = -(-seq_len // block)
+    rows = [
+        sorted(draw(st.sets(st.integers(0, i if causal else count - 1), min_size=1)))
+        for i in range(count)
+    ]
+    return layout(rows, seq_len, block, causal)
+
+
+def table(one: BlockLayout) -> np.ndarray:
+    """Who sees whom, token by token, written out without the layout's own methods."""
+    seen = np.zeros((one.seq_len, one.seq_len), dtype=bool)
+    for q in range(one.seq_len):
+        row = q // one.block
+        for j in one.indices[one.indptr[row] : one.indptr[row + 1]]:
+            seen[q, j * one.block : (j + 1) * one.block] = True
+        if one.causal:
+            seen[q, q + 1 :] = False
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts())
+def test_multiplicity_pairs_and_density_equal_enumeration(one: BlockLayout) -> None:
+    seen, n = table(one), one.seq_len
+    steps = np.arange(n)
+    assert np.array_equal(one.multiplicity(steps, steps), seen)
+    assert one.visible_pairs == seen.sum()
+    dense = n * (n + 1) / 2 if one.causal else n * n
+    assert one.density == pytest.approx(seen.sum() / dense)
+    blocks = one.rows * (one.rows + 1) / 2 if one.causal else one.rows**2
+    assert one.block_density == pytest.approx(len(one.indices) / blocks)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts(), st.randoms(use_true_random=False))
+def test_multiplicity_takes_any_positions_in_any_order(one: BlockLayout, draw) -> None:  # type: ignore[no-untyped-def]
+    queries = np.array([draw.randrange(one.seq_len) for _ in range(7)])
+    keys = np.array([draw.randrange(one.seq_len) for _ in range(5)])
+    assert np.array_equal(one.multiplicity(queries, keys), table(one)[np.ix_(queries, keys)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts())
+def test_runs_are_the_row_in_its_fewest_pieces(one: BlockLayout) -> None:
+    for i in range(one.rows):
+        runs = one.runs(i)
+        assert [b for start, stop in runs for b in range(start, stop)] == one.row(i).tolist()
+        assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(runs))
+
+
+@pytest.mark.parametrize(
+    ("rows", "causal", "message"),
+    [
+        ([[0], [], [2]], False, "query block 1 with nothing to see"),
+        ([[0], [1]], False, "layout has 2 rows; 3 blocks need as many"),
+        ([[0], [1, 1], [2]], False, "row 1 is not ascending and free of repeats"),
+        ([[0], [1], [2, 0]], False, "row 2 is not ascending"),
+        ([[0], [3], [2]], False, "row 1 sees key block 3, which it must not"),
+        ([[0], [-1, 0], [2]], False, "row 1 sees key block -1"),
+        ([[0], [1, 2], [2]], True, "row 1 sees key block 2, which it must not"),
+    ],
+)
+def test_a_layout_that_is_none_is_refused(
+    rows: list[list[int]], causal: bool, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        layout(rows, 12, 4, causal)
+
+
+def test_a_row_may_start_below_the_end_of_the_one_before() -> None:
+    assert layout([[2], [0, 1], [0]], 12, 4).row(1).tolist() == [0, 1]

@@ -1,0 +1,197 @@
+"""The gate: wrong attentions are caught at every length, right ones pass, both in every dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import misbehaving
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.comm.group import Group
+from longseq_bench.model import Workload
+from longseq_bench.probe.check import (
+    SAMPLED_ROWS,
+    WHOLE_ROWS,
+    Errors,
+    check,
+    checked_rows,
+    zero_rows,
+)
+
+SHORT, LONG = 300, 3000
+WRONG: dict[str, tuple[type[Attention], dict[str, Any]]] = {
+    "over heads": (misbehaving.OverHeads, {}),
+    "block softmax": (misbehaving.BlockSoftmax, {}),
+    "leak": (misbehaving.Leak, {"causal": True}),
+    "nan": (misbehaving.Nan, {}),
+    "block diagonal": (misbehaving.BlockDiagonal, {}),
+    "gradient": (misbehaving.Gradient, {"mode": "train"}),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def gated(make: type[Attention], tokens: int, seed: int = 0, **fields: Any) -> Errors:
+    """What the gate says of an implementation, fed as a trial feeds it."""
+    w = Workload(seq_len=tokens, **{"heads": 2, "head_dim": 16, **fields})
+    attention = make(w, Group.alone())
+    attention.plan("cpu")
+    return errors_of(attention, checked_rows(tokens, seed), seed)
+
+
+def errors_of(attention: Attention, rows: Tensor, seed: int = 0) -> Errors:
+    qkv, grad_out = inputs(attention.workload, rows, seed)
+    out = attention(*qkv)
+    if not attention.workload.train:
+        return check(attention, qkv, out, rows)
+    grads = torch.autograd.grad(out, qkv, grad_out)
+    return check(attention, qkv, out, rows, grad_out, grads)
+
+
+def inputs(w: Workload, rows: Tensor, seed: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """q, k, v, and an output gradient that is zero outside `rows`."""
+    draw = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, w.dtype)
+
+    def normal(heads: int) -> Tensor:
+        shape = (w.batch, heads, w.seq_len, w.head_dim)
+        return torch.randn(shape, generator=draw).to(dtype)
+
+    qkv = tuple(normal(h).requires_grad_(w.train) for h in (w.heads, w.kv_heads, w.kv_heads))
+    grad_out = torch.zeros(w.batch, w.heads, w.seq_len, w.head_dim, dtype=dtype)
+    grad_out[:, :, rows] = normal(w.heads)[:, :, rows]
+    return qkv, grad_out
+
+
+@pytest.mark.parametrize("tokens", [SHORT, LONG])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("fault", sorted(WRONG))
+def test_wrong_ones_are_caught(fault: str, dtype: Any, tokens: int) -> None:
+    make, fields = WRONG[fault]
+    if fault == "nan" and tokens == LONG:
+        pytest.skip("one value in a row that is not drawn: the trial looks at every value itself")
+    said = gated(make, tokens, dtype=dtype, **fields).beyond(dtype)
+    assert said is not None
+    assert "off the float64 reference" in said
+
+
+@pytest.mark.parametrize("tokens", [SHORT, LONG])
+def test_a_far_key_that_is_missed_is_caught(tokens: int) -> None:
+    """Fault 1, in float32, where one key among thousands shows."""
+    assert gated(misbehaving.FarKey, tokens).beyond("float32") is not None
+
+
+@pytest.mark.parametrize("tokens", [1, 2, SHORT, LONG])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["sdpa", "ring", "dilated", "hilbert", "block-sparse"])
+def test_right_ones_pass(name: str, causal: bool, dtype: Any, tokens: int) -> None:
+    fields = {"causal": causal, "mode": "train", "kv_heads": 1}
+    errors = gated(IMPLEMENTATIONS.get(name), tokens, dtype=dtype, **fields)
+    assert errors.beyond(dtype) is None
+    assert set(errors.largest) == {"out", "dq", "dk", "dv"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_right_ones_pass_whatever_the_draw(dtype: Any) -> None:
+    """Rows that see one key or two have gradients that cancel to nothing but rounding."""
+    for seed in range(150):
+        errors = gated(
+            IMPLEMENTATIONS.get("sdpa"), 24, seed, dtype=dtype, causal=True, mode="train",
+            heads=4, head_dim=64,
+        )  # fmt: skip
+        assert errors.beyond(dtype) is None, seed
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sampled_gradients_are_the_whole_gradients(causal: bool) -> None:
+    """The reference at some rows is all of dk and dv, because no other row has a gradient."""
+    w = Workload(seq_len=LONG, heads=2, kv_heads=1, head_dim=16, causal=causal, mode="train")
+    attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
+    rows = checked_rows(LONG, 0)
+    assert errors_of(attention, rows).worst < 1e-5
+    qkv, grad_out = inputs(w, rows, 0)
+    out = attention(*qkv)
+    grads = torch.autograd.grad(out, qkv, grad_out)
+    every = check(attention, qkv, out, torch.arange(LONG), grad_out, grads)
+    sampled = check(attention, qkv, out, rows, grad_out, grads)
+    assert every.largest["dk"] == pytest.approx(sampled.largest["dk"], rel=1e-3)
+    assert every.largest["dv"] == pytest.approx(sampled.largest["dv"], rel=1e-3)
+    moved = [g.clone() for g in grads]
+    moved[1][0, 0, 1234] += moved[1][0, 0].abs().max()
+    assert check(attention, qkv, out, rows, grad_out, tuple(moved)).largest["dk"] > 0.5
+
+
+@pytest.mark.parametrize("tensor", [0, 1, 2])
+def test_each_gradient_of_each_head_and_batch_is_looked_at(tensor: int) -> None:
+    w = Workload(seq_len=40, batch=2, heads=4, kv_heads=2, head_dim=16, mode="train")
+    attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
+    rows = torch.arange(40)
+    qkv, grad_out = inputs(w, rows, 0)
+    out = attention(*qkv)
+    grads = torch.autograd.grad(out, qkv, grad_out)
+    for batch in range(2):
+        for head in range(grads[tensor].shape[1]):
+            wrong = [g.clone() for g in grads]
+            wrong[tensor][batch, head] *= 1.01
+            name = ("dq", "dk", "dv")[tensor]
+            found = check(attention, qkv, out, rows, grad_out, tuple(wrong)).largest
+            assert found[name] > 2e-3
+            assert all(error < 2e-4 for other, error in found.items() if other != name)
+
+
+def test_late_causal_rows_count_as_much_as_early_ones() -> None:
+    """They are a hundred times smaller; one percent of one is an error of one percent."""
+    w = Workload(seq_len=LONG, heads=1, head_dim=16, causal=True)
+    attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
+    rows = checked_rows(LONG, 0)
+    qkv, _ = inputs(w, rows, 0)
+    out = attention(*qkv)
+    assert check(attention, qkv, out, rows).worst < 1e-5
+    out[0, 0, -1] *= 1.01
+    assert check(attention, qkv, out, rows).worst == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_row_that_sees_nothing_must_be_zero() -> None:
+    options = {"segments": (64,), "dilation": (2,)}
+    w = Workload(seq_len=100, heads=1, head_dim=16)
+    attention = IMPLEMENTATIONS.get("dilated")(w, Group.alone(), **options)
+    rows = torch.arange(100)
+    qkv, _ = inputs(w, rows, 0)
+    out = attention(*qkv)
+    assert check(attention, qkv, out, rows).worst < 1e-5
+    assert zero_rows(out) == 0.5
+    out[0, 0, 1] = 0.1
+    assert check(attention, qkv, out, rows).worst > 0.01
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_infinitely_wrong(value: float) -> None:
+    errors = Errors()
+    errors.add("out", torch.tensor([[1.0, value]]), torch.ones(1, 2).double())
+    assert errors.worst == math.inf
+    assert errors.beyond("bfloat16") is not None
+    errors.add("out", torch.ones(1, 2), torch.ones(1, 2).double())
+    assert errors.worst == math.inf
+
+
+def test_rows_to_check_are_all_or_first_last_and_drawn() -> None:
+    assert checked_rows(WHOLE_ROWS, 0).tolist() == list(range(WHOLE_ROWS))
+    for tokens in (WHOLE_ROWS + 1, 10**6, 2**30):
+        rows = checked_rows(tokens, 3).tolist()
+        assert (rows[0], rows[-1]) == (0, tokens - 1)
+        assert len(rows) <= SAMPLED_ROWS
+        assert len(rows) > SAMPLED_ROWS - 4
+    assert checked_rows(10**6, 3).tolist() == checked_rows(10**6, 3).tolist()
+    assert checked_rows(10**6, 3).tolist() != checked_rows(10**6, 4).tolist()

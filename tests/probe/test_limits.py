@@ -1,0 +1,78 @@
+"""The budget is a wall: a true need just under it passes, one just over it fails.
+
+Every case runs in a fresh process, since a limit and an allocator's settings stay.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from longseq_bench.meters.heap import HeapPeak
+
+MIB = 2**20
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="no enforced budget and no mark to reset here"
+)
+
+NEEDS = """
+import json, sys, torch
+from longseq_bench.probe import limits
+from longseq_bench.meters.heap import HeapPeak
+
+tensors, each, budgets = json.loads(sys.argv[1])
+torch.ones(2**20).add_(1)
+assert limits.exact_heap() is None
+
+def need():
+    kept = [torch.ones(each // 4) for _ in range(tensors)]
+    return sum(float(t[-1]) for t in kept)
+
+said = {}
+for budget in budgets:
+    assert limits.limit_heap(budget) is None
+    try:
+        need()
+        said[budget] = "fits"
+    except RuntimeError as error:
+        said[budget] = str(error)
+    limits.lift_heap_limit()
+with HeapPeak() as meter:
+    need()
+    kept = torch.ones(2**18)
+said["peak"] = meter.peak
+with HeapPeak() as meter:
+    pass
+said["after"] = meter.peak
+print(json.dumps(said))
+"""
+
+
+def said(tensors: int, each: int, budgets: list[int]) -> dict[str, str | int]:
+    """What a fresh process says of a need of some tensors under some budgets, and its peak."""
+    request = json.dumps([tensors, each, budgets])
+    child = subprocess.run(
+        [sys.executable, "-c", NEEDS, request], capture_output=True, text=True, check=True
+    )
+    return json.loads(child.stdout)
+
+
+@pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (52, MIB), (260, MIB // 5)])
+def test_a_true_need_is_met_to_within_a_mebibyte(tensors: int, each: int) -> None:
+    """One large tensor, some, and many just above what the allocator maps on its own."""
+    need = tensors * (each // 4) * 4
+    told = said(tensors, each, [need - MIB, need + 2 * MIB])
+    assert "can't allocate memory" in str(told[str(need - MIB)])
+    assert told[str(need + 2 * MIB)] == "fits"
+
+
+@pytest.mark.skipif(HeapPeak.why_not() is not None, reason="the mark can't be reset here")
+@pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (26, 2 * MIB)])
+def test_the_peak_is_what_was_needed_at_most(tensors: int, each: int) -> None:
+    """Fault 10: not what is left (1 MiB here), and nothing of an earlier peak."""
+    told = said(tensors, each, [])
+    assert told["peak"] == pytest.approx(tensors * each, rel=0.02)
+    assert int(told["after"]) < MIB / 4

@@ -1,0 +1,220 @@
+"""Plans driven by hand, and through the runner with a machine that follows formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from longseq_bench.cost import floor_bytes, floor_tokens
+from longseq_bench.launchers.simulated import Simulated
+from longseq_bench.model import Environment, Outcome, Record, Trial
+from longseq_bench.plan import Plan, Step, maxlen, sweep
+from longseq_bench.runner import Watcher, drive
+from longseq_bench.store import Store
+from tests import make
+
+MIB = 2**20
+Answered = Callable[[Trial], Outcome]
+
+
+def by_hand(plan: Plan, answer: Answered) -> tuple[list[Step], list[Record]]:
+    """Every step of a plan, and what it returns."""
+    steps, step = [], next(plan)
+    while True:
+        steps.append(step)
+        try:
+            step = plan.send(make.record(step.trial, answer(step.trial), purpose=step.purpose))
+        except StopIteration as done:
+            return steps, done.value
+
+
+def visits(steps: list[Step]) -> list[tuple[str, int, int]]:
+    return [(s.trial.implementation, s.trial.workload.seq_len, s.trial.round) for s in steps]
+
+
+def ok(trial: Trial) -> Outcome:
+    return make.measured()
+
+
+def test_what_is_compared_is_interleaved() -> None:
+    trials = [make.trial(name, n) for n in (1024, 2048) for name in ("dense", "sdpa")]
+    steps, records = by_hand(sweep(trials, rounds=2), ok)
+    assert visits(steps) == [
+        (name, n, visit) for n in (1024, 2048) for visit in (0, 1) for name in ("dense", "sdpa")
+    ]
+    assert [r.trial for r in records] == [s.trial for s in steps]
+    assert len({r.key for r in records}) == 8
+    assert {s.purpose for s in steps} == {"measure"}
+
+
+@pytest.mark.parametrize("status", ["oom", "wrong", "error", "timeout", "crashed", "unsupported"])
+def test_what_failed_is_not_visited_again(status: str) -> None:
+    trials = [make.trial("dense"), make.trial("sdpa")]
+
+    def answer(trial: Trial) -> Outcome:
+        return make.outcome(status, "so") if trial.implementation == "dense" else ok(trial)  # type: ignore[arg-type]
+
+    steps, records = by_hand(sweep(trials, rounds=3), answer)
+    assert visits(steps) == [("dense", 4096, 0), *(("sdpa", 4096, r) for r in range(3))]
+    assert records[0].outcome.status == status
+
+
+def test_devices_and_ranks_are_not_taken_for_the_same_comparison() -> None:
+    trials = [make.trial("sdpa"), make.trial("sdpa", world_size=2)]
+    steps, _ = by_hand(sweep(trials, rounds=2), ok)
+    assert [(s.trial.world_size, s.trial.round) for s in steps] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def loaded(tokens: int) -> Answered:
+    """A machine whose memory budget is met at `tokens`."""
+
+    def answer(trial: Trial) -> Outcome:
+        n, budget = trial.workload.seq_len, trial.memory_budget or 0
+        if n > tokens:
+            return make.outcome("oom", "full", "forward")
+        return make.outcome(peak=budget * n / tokens, pass_time=1e-9 * n)
+
+    return answer
+
+
+def test_a_search_confirms_its_winner_as_another_round() -> None:
+    asked = make.trial("ring", 7, memory_budget=64 * MIB, repeats=0)
+    steps, records = by_hand(maxlen([asked]), loaded(7000))
+    assert steps[-1].purpose == "confirm"
+    best = max(r.trial.workload.seq_len for r in records if r.outcome.status == "ok")
+    assert 6930 <= best <= 7000
+    assert steps[-1].trial == asked.at(best).but(round=1)
+    assert len({r.key for r in records}) == len(records)
+    near = next(s for s in steps if s.purpose == "edge")
+    assert near.predicted_tokens == pytest.approx(7000, rel=0.01)
+
+
+def test_a_search_never_asks_beyond_its_ceiling_or_twice_the_floor() -> None:
+    asked = make.trial("ring", memory_budget=64 * MIB)
+    floor = floor_tokens(asked.workload, 64 * MIB)
+    steps, _ = by_hand(maxlen([asked]), loaded(10**9))
+    assert max(s.trial.workload.seq_len for s in steps) == 2 * floor
+    steps, records = by_hand(maxlen([asked], ceiling=5000), loaded(10**9))
+    assert max(s.trial.workload.seq_len for s in steps) == 5000
+    assert records[-1].trial.workload.seq_len == 5000
+
+
+def test_searches_come_one_after_the_other() -> None:
+    trials = [make.trial(name, memory_budget=64 * MIB) for name in ("ring", "sdpa")]
+    steps, _ = by_hand(maxlen(trials), loaded(7000))
+    names = [s.trial.implementation for s in steps]
+    assert names == sorted(names)
+    assert set(names) == {"ring", "sdpa"}
+
+
+@pytest.mark.parametrize("status", ["unsupported", "error"])
+def test_what_no_shorter_length_would_mend_ends_the_search(status: str) -> None:
+    asked = make.trial("ring", memory_budget=64 * MIB)
+    steps, _ = by_hand(maxlen([asked]), lambda t: make.outcome(status, "no"))  # type: ignore[arg-type]
+    assert len(steps) == 1
+
+
+def test_what_ended_a_search_is_what_its_record_says() -> None:
+    """Fault 11: the failure above the winner is a crash, and stays one."""
+    asked = make.trial("ring", memory_budget=64 * MIB)
+    fits = loaded(7000)
+
+    def answer(trial: Trial) -> Outcome:
+        late = trial.workload.seq_len > 3000
+        return make.outcome("crashed", "SIGSEGV", "forward") if late else fits(trial)
+
+    _, records = by_hand(maxlen([asked]), answer)
+    best = max(r.trial.workload.seq_len for r in records if r.outcome.status == "ok")
+    above = [r.outcome for r in records if r.trial.workload.seq_len > best]
+    assert 2930 <= best <= 3000
+    assert {(o.status, o.fits) for o in above} == {("crashed", None)}
+
+
+class Told(Watcher):
+    """Which records were found and which were run."""
+
+    def __init__(self) -> None:
+        self.found: list[bool] = []
+
+    def ends(self, step: Step, record: Record, found: bool) -> None:
+        self.found.append(found)
+
+
+def driven(
+    plan: Plan, launcher: Simulated, folder: Path, where: Environment | None = None
+) -> tuple[list[Record], list[bool]]:
+    told = Told()
+    with Store(folder) as store:
+        machine = where or make.environment()
+        return drive(plan, launcher, store, lambda: machine, told), told.found
+
+
+def searched() -> Plan:
+    return maxlen([make.trial("ring", memory_budget=64 * MIB, repeats=0)])
+
+
+def test_a_simulated_search_finds_the_edge_of_its_formula(tmp_path: Path) -> None:
+    """The launcher's memory is 1.05 times the floor."""
+    records, _ = driven(searched(), Simulated(), tmp_path)
+    passed = [r for r in records if r.outcome.status == "ok"]
+    best = max(passed, key=lambda r: r.trial.workload.seq_len)
+    share = floor_bytes(best.trial.workload) / (64 * MIB)
+    assert 0.99 / 1.05 <= share <= 1 / 1.05
+    assert [r.purpose for r in records][-1] == "confirm"
+    assert records[-1].trial.at(1) == best.trial.at(1).but(round=1)
+
+
+def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> None:
+    first, found = driven(searched(), Simulated(), tmp_path)
+    assert not any(found)
+    again = Simulated()
+    second, found = driven(searched(), again, tmp_path)
+    assert again.ran == []
+    assert all(found)
+    assert second == first
+
+
+def test_a_search_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole, _ = driven(searched(), Simulated(), tmp_path / "whole")
+
+    class Broken(Simulated):
+        def run(self, trial: Trial, on_phase):  # type: ignore[no-untyped-def]
+            if len(self.ran) == 3:
+                raise KeyboardInterrupt
+            return super().run(trial, on_phase)
+
+    with pytest.raises(KeyboardInterrupt):
+        driven(searched(), Broken(), tmp_path / "broken")
+    rest = Simulated()
+    records, found = driven(searched(), rest, tmp_path / "broken")
+    assert found == [True] * 3 + [False] * (len(whole) - 3)
+    assert [r.trial for r in records] == [r.trial for r in whole]
+    assert rest.ran == [r.trial for r in whole[3:]]
+
+
+def test_another_environment_or_another_trial_is_run_anew(tmp_path: Path) -> None:
+    trials = [make.trial("sdpa", 1024)]
+    driven(sweep(trials, 1), Simulated(), tmp_path)
+    for where, asked, runs in (
+        (make.environment(load=(9.0,)), trials, 0),
+        (make.environment(torch="2.12.0"), trials, 1),
+        (make.environment(), [trials[0].but(seed=1)], 1),
+        (make.environment(), [trials[0].but(round=1)], 0),
+    ):
+        launcher = Simulated()
+        driven(sweep(asked, 1), launcher, tmp_path, where)
+        assert len(launcher.ran) == runs
+
+
+def test_simulated_deaths_and_limits_go_through_the_runner(tmp_path: Path) -> None:
+    trials = [make.trial(name, 4096, memory_budget=MIB) for name in ("dense", "ring", "sdpa")]
+    launcher = Simulated(
+        peak=lambda t: 2 * MIB if t.implementation == "ring" else 1.0,
+        dies=lambda t: make.outcome("crashed", "so") if t.implementation == "dense" else None,
+    )
+    records, _ = driven(sweep(trials, 2), launcher, tmp_path)
+    assert [(r.trial.implementation, r.outcome.status) for r in records] == [
+        ("dense", "crashed"), ("ring", "oom"), ("sdpa", "ok"), ("sdpa", "ok"),
+    ]  # fmt: skip

@@ -1,0 +1,274 @@
+"""The search against thousands of drawn machines, each a function of the length alone or noisy.
+
+`run` plays the machine and keeps what it saw; the promises are checked on that, not on what the
+search says: nothing is returned that was not run, nothing shorter than a pass that held; and the
+bracket is closed and its winner confirmed, or the most runs there may be were spent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from longseq_bench.search import (
+    CONFIRMATIONS,
+    MOST_CONFIRMATIONS,
+    MOST_RUNS,
+    TOLERANCE_SHARE,
+    TOLERANCE_TOKENS,
+    Answer,
+    Ask,
+    Bracket,
+    longest,
+    tolerance,
+)
+
+Machine = Callable[[int], Answer]
+CEILING = 2**30
+
+
+@dataclass
+class Seen:
+    """A search that ended: its bracket, and every run with its answer."""
+
+    bracket: Bracket
+    asks: list[Ask] = field(default_factory=list)
+    passed: list[int] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+
+
+def run(machine: Machine, start: int = 2048, ceiling: int = CEILING) -> Seen:
+    """Play a search to its end; a search that does not end is a failure."""
+    search, seen = longest(start, ceiling), Seen(Bracket(0, None, None, 0))
+    ask = next(search)
+    for _ in range(MOST_RUNS + 10):
+        assert 1 <= ask.tokens <= ceiling
+        seen.asks.append(ask)
+        answer = machine(ask.tokens)
+        if answer.passed:
+            seen.passed.append(ask.tokens)
+        else:
+            seen.failed.add(ask.tokens)
+        try:
+            ask = search.send(answer)
+        except StopIteration as done:
+            seen.bracket = done.value
+            return seen
+    raise AssertionError(f"no end after {len(seen.asks)} runs: {seen.asks[-5:]}")
+
+
+def assert_promises(seen: Seen, ceiling: int = CEILING, share: float = 0.16) -> None:
+    """What holds on every machine. share: how wide the bracket may be; noise widens it."""
+    got = seen.bracket
+    winners = {n for n in seen.passed if n not in seen.failed}
+    assert got.passed == max(winners, default=0)
+    assert got.failed == min((n for n in seen.failed if n > got.passed), default=None)
+    assert got.confirmations == max(0, seen.passed.count(got.passed) - 1)
+    if len(seen.asks) < MOST_RUNS:
+        assert_closed(seen, ceiling, share)
+
+
+def assert_closed(seen: Seen, ceiling: int = CEILING, share: float = 0.01) -> None:
+    """The winner passed again in another run, and a failure, or the ceiling, is right above it."""
+    got = seen.bracket
+    if got.passed:
+        assert got.confirmations >= CONFIRMATIONS
+        assert seen.asks[-1].purpose == "confirm"
+    if got.failed is None:
+        assert got.passed == ceiling
+    else:
+        assert got.failed - got.passed <= max(64, share * got.passed)
+
+
+def loads_of(n: int, memory: float, seconds: float) -> Answer:
+    return Answer(max(memory, seconds) <= 1, {"memory": memory, "time": seconds})
+
+
+def smooth(draw: random.Random) -> Machine:
+    """Memory piecewise linear and convex in the length (at times quadratic), time a power."""
+    edge = int(10 ** draw.uniform(1.0, 8.5))
+    square = draw.choice([0.0, draw.random()])
+    base = draw.choice([0.0, 0.2 * draw.random()])
+    bend, knee = draw.choice([0.0, 0.5]), edge * draw.random()
+    exponent, slow = draw.uniform(0.8, 2.2), edge * 10 ** draw.uniform(-1, 2)
+
+    def grown(n: int) -> float:
+        return (1 - square) * n / edge + square * (n / edge) ** 2 + bend * max(0, n - knee) / edge
+
+    top = grown(edge)
+
+    def machine(n: int) -> Answer:
+        memory = base + (1 - base) * grown(n) / top
+        return loads_of(n, memory, (n / slow) ** exponent)
+
+    return machine
+
+
+def noisy(draw: random.Random) -> Machine:
+    """Loads off by some percent at every run: the edge moves."""
+    exact, size = smooth(draw), draw.choice([0.001, 0.01, 0.2])
+
+    def machine(n: int) -> Answer:
+        loads = {k: x * (1 + draw.uniform(-size, size)) for k, x in exact(n).loads.items()}
+        return loads_of(n, loads["memory"], loads["time"])
+
+    return machine
+
+
+def crashing(draw: random.Random) -> Machine:
+    """At some lengths it dies, whatever the loads, the same at every visit."""
+    exact, modulus, share = smooth(draw), draw.randrange(2, 9), draw.random() * 0.5
+    salt = draw.random()
+
+    def machine(n: int) -> Answer:
+        dies = n % modulus == 0 or random.Random(f"{salt} {n}").random() < share
+        return Answer(False) if dies else exact(n)
+
+    return machine
+
+
+def flaky(draw: random.Random) -> Machine:
+    """Any run may die."""
+    exact, share = smooth(draw), draw.choice([0.05, 0.3])
+    return lambda n: Answer(False) if draw.random() < share else exact(n)
+
+
+def mute(draw: random.Random) -> Machine:
+    """Passes and failures without a load to learn from."""
+    exact = smooth(draw)
+    return lambda n: Answer(exact(n).passed)
+
+
+@pytest.mark.parametrize("kind", [smooth, noisy, crashing, flaky, mute], ids=lambda k: k.__name__)
+def test_promises_hold_on_drawn_machines(kind: Callable[[random.Random], Machine]) -> None:
+    """Fault 12: never ends below a length that passed, always confirmed, always closed."""
+    for seed in range(800):
+        draw = random.Random(f"{kind.__name__} {seed}")
+        start, ceiling = draw.choice([1, 100, 2048]), int(10 ** draw.uniform(0, 9))
+        assert_promises(run(kind(draw), start, ceiling), ceiling, 0.01 if kind is smooth else 0.16)
+
+
+def test_a_calm_machine_is_always_closed_and_confirmed() -> None:
+    """Fault 12. Exact loads and the usual first length: the runs there may be must be enough."""
+    for seed in range(2000):
+        assert_closed(run(smooth(random.Random(seed))))
+
+
+def test_the_edge_of_a_machine_is_found_to_one_percent_or_64_tokens() -> None:
+    """Known from outside: the true edge by bisection over the machine itself."""
+    for seed in range(500):
+        machine = smooth(random.Random(seed))
+        low, high = 0, CEILING + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if machine(middle).passed else (low, middle)
+        seen = run(machine)
+        assert low - max(64, 0.01 * low) <= seen.bracket.passed <= low
+
+
+@pytest.mark.parametrize("edge", [64, 100, 1000, 5000, 8191, 8193, 20_000])
+def test_steps_are_finer_than_8192_tokens(edge: int) -> None:
+    """Fault 12."""
+    seen = run(lambda n: loads_of(n, n / edge, 0))
+    assert edge - max(64, edge // 100) <= seen.bracket.passed <= edge
+
+
+def test_few_runs_where_memory_is_linear() -> None:
+    """Runs are dear: two for a line, one near the edge, its failure, the confirmation."""
+    for edge in (10_000, 123_457, 10**6, 10**7):
+        assert len(run(lambda n, edge=edge: loads_of(n, n / edge, 0)).asks) <= 8
+
+
+def test_runs_are_bounded_even_without_loads() -> None:
+    for seed in range(200):
+        assert len(run(mute(random.Random(seed))).asks) <= MOST_RUNS + MOST_CONFIRMATIONS
+
+
+def test_everything_fits_up_to_the_ceiling() -> None:
+    seen = run(lambda n: loads_of(n, n / 10**12, 0), ceiling=100_003)
+    assert seen.bracket.passed == 100_003
+    assert seen.bracket.failed is None
+    assert seen.bracket.confirmations == 1
+
+
+def test_a_ceiling_of_one_token_is_run() -> None:
+    seen = run(lambda n: Answer(True), ceiling=1)
+    assert [a.tokens for a in seen.asks] == [1, 1]
+    assert seen.bracket == Bracket(1, None, None, 1)
+
+
+def test_nothing_fits() -> None:
+    seen = run(lambda n: Answer(False))
+    assert seen.bracket.passed == 0
+    assert seen.bracket.failed is not None
+    assert seen.bracket.failed <= TOLERANCE_TOKENS
+    assert seen.bracket.confirmations == 0
+
+
+def test_only_one_token_fits() -> None:
+    seen = run(lambda n: Answer(n == 1))
+    assert (seen.bracket.passed, seen.bracket.confirmations) == (1, 1)
+
+
+def test_a_hopeless_run_ends_the_search_at_once() -> None:
+    seen = run(lambda n: Answer(False, hopeless=True))
+    assert len(seen.asks) == 1
+    assert seen.bracket == Bracket(0, seen.asks[0].tokens, None, 0)
+
+
+def test_a_late_hopeless_run_keeps_what_passed() -> None:
+    seen = run(lambda n: Answer(n < 9000, {"memory": n / 10**5}, hopeless=n >= 9000))
+    assert seen.bracket.passed == max(seen.passed)
+    assert seen.asks[-1].tokens >= 9000
+
+
+def test_a_failure_below_a_pass_says_nothing() -> None:
+    """The first length of all fails, longer ones pass once shorter ones have shown the line."""
+    seen = run(lambda n: Answer(False) if n == 2048 else loads_of(n, n / 100_000, 0))
+    assert seen.bracket.passed < 2048
+    beyond = run(lambda n: Answer(False) if 3000 < n < 9000 else loads_of(n, n / 10**5, 0), 2900)
+    assert beyond.bracket.passed >= 2900
+    for one in (seen, beyond):
+        assert_promises(one)
+
+
+def test_a_winner_that_fails_its_confirmation_is_no_winner() -> None:
+    visits: dict[int, int] = {}
+
+    def machine(n: int) -> Answer:
+        visits[n] = visits.get(n, 0) + 1
+        if n > 9000 and visits[n] > 1:
+            return Answer(False)
+        return loads_of(n, n / 10_000, 0)
+
+    seen = run(machine)
+    assert seen.bracket.passed <= 9000
+    assert seen.bracket.confirmations == 1
+    assert_promises(seen)
+
+
+def test_time_may_be_what_limits() -> None:
+    seen = run(lambda n: loads_of(n, n / 10**9, (n / 50_000) ** 2))
+    assert 49_500 <= seen.bracket.passed <= 50_000
+
+
+def test_what_was_expected_is_told_before_the_edge_is_run() -> None:
+    seen = run(lambda n: loads_of(n, n / 500_000, 0))
+    assert seen.bracket.predicted == pytest.approx(500_000, rel=0.001)
+    near = next(a for a in seen.asks if a.tokens > 400_000)
+    assert (near.purpose, near.predicted) == ("edge", seen.bracket.predicted)
+    assert seen.asks[0].purpose == "probe"
+
+
+def test_tolerance_is_the_larger_of_both() -> None:
+    assert (TOLERANCE_TOKENS, TOLERANCE_SHARE) == (64, 0.01)
+    assert [tolerance(n) for n in (1, 6400, 6500, 10**6)] == [64, 64, 65, 10_000]
+
+
+def test_contradictions_widen_the_tolerance_but_not_for_ever() -> None:
+    assert [tolerance(10**6, c) for c in (0, 1, 2, 4, 40)] == [
+        10_000, 20_000, 40_000, 160_000, 160_000,
+    ]  # fmt: skip
