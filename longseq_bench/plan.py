@@ -74,7 +74,9 @@ def _maxlen(trial: Trial, ceiling: int | None) -> Plan:
     while True:
         run = trial.at(ask.tokens)
         visit = sum(r.trial.workload.seq_len == ask.tokens for r in records)
-        record = yield Step(run.but(round=visit), ask.purpose, ask.predicted)
+        # a winner is confirmed in full: its peak exactly, and a timed pass
+        repeats = 1 if ask.purpose == "confirm" else 0
+        record = yield Step(run.but(round=visit, repeats=repeats), ask.purpose, ask.predicted)
         records.append(record)
         try:
             ask = search.send(_answer(record))
@@ -87,7 +89,8 @@ def _answer(record: Record) -> Answer:
     if outcome.status != "ok":
         return Answer(False, hopeless=outcome.status in HOPELESS)
     loads = {}
-    peak, took = outcome.largest("peak"), outcome.largest("pass_time")
+    peak = outcome.largest("peak") or outcome.largest("peak_bound")
+    took = outcome.largest("pass_time")
     if peak is not None and trial.memory_budget:
         loads["memory"] = peak / trial.memory_budget
     if took is not None and trial.time_budget:

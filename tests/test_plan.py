@@ -85,7 +85,7 @@ def test_a_search_confirms_its_winner_as_another_round() -> None:
     assert steps[-1].purpose == "confirm"
     best = max(r.trial.workload.seq_len for r in records if r.outcome.status == "ok")
     assert 6930 <= best <= 7000
-    assert steps[-1].trial == asked.at(best).but(round=1)
+    assert steps[-1].trial == asked.at(best).but(round=1, repeats=1)
     assert len({r.key for r in records}) == len(records)
     near = next(s for s in steps if s.purpose == "edge")
     assert near.predicted_tokens == pytest.approx(7000, rel=0.01)
@@ -163,7 +163,7 @@ def test_a_simulated_search_finds_the_edge_of_its_formula(tmp_path: Path) -> Non
     share = floor_bytes(best.trial.workload) / (64 * MIB)
     assert 0.99 / 1.05 <= share <= 1 / 1.05
     assert [r.purpose for r in records][-1] == "confirm"
-    assert records[-1].trial.at(1) == best.trial.at(1).but(round=1)
+    assert records[-1].trial.at(1) == best.trial.at(1).but(round=1, repeats=1)
 
 
 def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> None:

@@ -166,8 +166,11 @@ def outcome_words(record: Record) -> str:
         words.append(f"{format_seconds(middle)} ±{spread:.0%}")
     elif passed := outcome.largest("pass_time"):
         words.append(f"one pass {format_seconds(passed)}")
-    peak = outcome.largest("peak")
-    words += [f"peak {format_bytes(peak)}"] if peak is not None else []
+    peak, bound = outcome.largest("peak"), outcome.largest("peak_bound")
+    if peak is not None:
+        words.append(f"peak {format_bytes(peak)}")
+    elif bound is not None:
+        words.append(f"peak at most {format_bytes(bound)}")
     return ", ".join(words)
 
 

@@ -84,7 +84,7 @@ def forward(
             return local.forward(q, k, v, block.whole.causal)
         if out is None:
             out = torch.zeros_like(q)
-            lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.float32) if keep_lse else None
+            lse = q.new_full(q.shape[:3], -math.inf, dtype=_wide(q)) if keep_lse else None
         _block_forward(q, k, v, block, out, lse)
     return torch.zeros_like(q) if out is None else out, lse
 
@@ -99,7 +99,7 @@ def backward(
             return local.backward(grad_out, q, k, v, out, lse, block.whole.causal)
         if dq is None or dk is None or dv is None:
             dq = torch.zeros_like(q)
-            dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in (k, v))
+            dk, dv = (torch.zeros_like(t, dtype=_wide(t)) for t in (k, v))
         _block_backward((grad_out, q, out), (k, v), lse, block, dq, (dk, dv))
     if dq is None or dk is None or dv is None:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -207,13 +207,18 @@ def _merge(
 
 
 def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
-    """Float32 zeros for a row block: a view of the target itself where that can serve."""
-    if target.dtype == torch.float32 and isinstance(block.rows, slice):
+    """Wide zeros for a row block: a view of the target itself where that can serve."""
+    if target.dtype == _wide(target) and isinstance(block.rows, slice):
         return target[:, block.heads, block.rows]
     tokens = block.rows.numel() if isinstance(block.rows, Tensor) else None
     view = target[:, block.heads] if tokens is not None else target[:, block.heads, block.rows]
     shape = (*view.shape[:2], tokens or view.shape[2], view.shape[3])
-    return target.new_zeros(shape, dtype=torch.float32)
+    return target.new_zeros(shape, dtype=_wide(target))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """What sums are held in: float32, or float64 where the input is."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _store(target: Tensor, block: RowBlock, value: Tensor) -> None:

@@ -44,6 +44,9 @@ PHASE_LIMIT_S = 900.0
 GRACE_S = 1.0
 """A pass that ends just over its budget says so itself; after this the parent does."""
 
+EXACT_FACTOR = 4
+"""How much longer a pass with exact accounting of the heap may take: no time is judged by it."""
+
 PASSES = ("forward", "backward", "time")
 RETRY_FACTOR, RETRY_ROOM, RETRY_SHARE = 4, 2 * 2**30, 0.9
 """How much more a second opinion gets, and the share of free memory it stays in."""
@@ -183,8 +186,9 @@ class Forked(Launcher):
         if "phase" in message:
             # backward belongs to the pass that forward began
             if message["phase"] != "backward":
-                covered = message["phase"] in PASSES and budget is not None
-                limit = (budget or 0) + GRACE_S if covered else PHASE_LIMIT_S
+                limit = PHASE_LIMIT_S
+                if message["phase"] in PASSES and budget is not None:
+                    limit = budget * (EXACT_FACTOR if message["part"] == "exact" else 1) + GRACE_S
                 child.deadline = time.monotonic() + limit
             child.phase = message["phase"]
             on_phase(message["phase"], message["part"])

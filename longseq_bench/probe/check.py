@@ -23,9 +23,9 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.model import DType
 
 TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 8e-3}
-GRADIENT_TOLERANCE: dict[DType, float] = {"float32": 2e-4, "bfloat16": 1.5e-1, "float16": 1e-1}
-"""Some three times what correct kernels show on random inputs from 1 to 10k tokens: outputs
-1.5e-6, 1.5e-2, 2e-3; gradients 3.8e-5, 5e-2, 3e-2 (docs/decisions/0004)."""
+GRADIENT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 1e-1, "float16": 1.5e-2}
+"""Three times or more what correct kernels show on random inputs from 1 to 10k tokens: outputs
+1.5e-6, 1.5e-2, 2e-3; gradients 2.1e-6, 2.8e-2, 4.3e-3 (docs/decisions/0004)."""
 
 WHOLE_ROWS = 512
 SAMPLED_ROWS = 16
@@ -162,15 +162,17 @@ def _one_head(
 def _gradients(
     q_rows: Tensor, k: Tensor, v: Tensor, scaled: Tensor, out: Tensor, d_out: Tensor, unscale: float
 ) -> _Reference:
-    """Gradients of the rows' share. dS = P (dO vᵀ - dO·out) cancels where a row sees one key or
-    equal ones, so the squares of its two terms tell how large a rounding of them may be."""
+    """Gradients of the rows' share. dS = P (dO·v - dO·out) cancels, between its terms where a row
+    sees few keys and within each dot product, so the squares of what is added tell how large a
+    rounding may be."""
     inner = (d_out * out).sum(-1, keepdim=True)
+    inner_squares = (d_out * out).square().sum(-1, keepdim=True)
     dq, dq_squares = torch.zeros_like(q_rows), torch.zeros_like(q_rows)
     dk, dk_squares, dv = [], [], []
     for (at, keys), (_, values) in zip(_chunks(k), _chunks(v), strict=True):
         d_weights = d_out @ values.T
         d_scores = scaled[:, at] * (d_weights - inner)
-        terms = (scaled[:, at] * (d_weights.abs() + inner.abs())).square_()
+        terms = scaled[:, at].square() * (d_out.square() @ values.square().T + inner_squares)
         dq += d_scores @ keys
         dq_squares += terms @ keys.square()
         dk.append(d_scores.T @ q_rows)

@@ -39,12 +39,20 @@ def fast_heap() -> str | None:
     return _mallopt({_M_MMAP_THRESHOLD: _DYNAMIC_MAX, _M_TRIM_THRESHOLD: 2 * _DYNAMIC_MAX})
 
 
-def limit_heap(budget: int) -> str | None:
-    """Let this process map `budget` bytes more than it has. Returns why it can't, or None."""
+def mapped_bytes() -> int:
+    """What counts against the data limit now; 0 where nothing does."""
+    return status_bytes("VmData") if sys.platform.startswith("linux") else 0
+
+
+def limit_heap(budget: int, mapped: int | None = None) -> str | None:
+    """Let this process map `budget` bytes more than it has, or than it had when `mapped` was read.
+    Returns why it can't, or None."""
     if not sys.platform.startswith("linux"):
         return f"not enforced: {sys.platform} has no data limit that counts mapped memory"
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget, hard))
+    resource.setrlimit(
+        resource.RLIMIT_DATA, ((mapped_bytes() if mapped is None else mapped) + budget, hard)
+    )
     return None
 
 

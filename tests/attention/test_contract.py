@@ -22,7 +22,7 @@ from longseq_bench.cost import floor_bytes, visible_pairs
 from longseq_bench.errors import UnsupportedError
 from longseq_bench.model import Workload
 from longseq_bench.patterns.blocks import PATTERNS
-from longseq_bench.probe.check import TOLERANCE, check
+from longseq_bench.probe.check import TOLERANCE, WHOLE_ROWS, check
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 Options = dict[str, Any]
@@ -162,6 +162,8 @@ def assert_equals_reference(name: str, options: Options, w: Workload) -> None:
         for g, x, s in zip(grads, wanted, scales, strict=True)
     ]
     assert max(errors) < allowed, dict(zip(("dq", "dk", "dv"), errors, strict=True))
+    if w.seq_len > WHOLE_ROWS:
+        return  # the gate would draw rows, and the output gradient be zero elsewhere
     gate = check(attention, qkv, out, rows, grad_out, grads)
     assert gate.beyond(w.dtype) is None
     assert set(gate.largest) == {"out", "dq", "dk", "dv"}
@@ -185,7 +187,7 @@ def test_output_and_gradients_equal_the_reference(
 @case
 @causality
 def test_longer_than_a_tile(name: str, options: Options, causal: bool) -> None:
-    w = workload(1025, causal=causal, kv_heads=2, head_dim=8, batch=1, mode="train")
+    w = workload(1025, causal=causal, heads=3, kv_heads=1, head_dim=8, batch=1, mode="train")
     assert_equals_reference(name, options, w)
 
 

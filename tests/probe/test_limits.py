@@ -60,6 +60,30 @@ def said(tensors: int, each: int, budgets: list[int]) -> dict[str, str | int]:
     return json.loads(child.stdout)
 
 
+FREED = """
+import torch
+from longseq_bench.probe import limits
+
+assert limits.exact_heap() is None
+freed = torch.ones(2**22)
+del freed
+blocks = [torch.ones(2**18) for _ in range(40)]
+del blocks[:-1]
+limits.limit_heap(8 * 2**20)
+try:
+    again = [torch.ones(2**18) for _ in range(30)]
+except RuntimeError:
+    print("does not fit")
+"""
+
+
+def test_what_was_freed_before_is_not_used_outside_the_budget() -> None:
+    """30 MiB under a budget of 8, after 39 MiB were freed below a block that is kept."""
+    child = [sys.executable, "-c", FREED]
+    told = subprocess.run(child, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "does not fit"
+
+
 @pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (52, MIB), (260, MIB // 5)])
 def test_a_true_need_is_met_to_within_a_mebibyte(tensors: int, each: int) -> None:
     """One large tensor, some, and many just above what the allocator maps on its own."""
