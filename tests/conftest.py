@@ -21,3 +21,14 @@ def launcher() -> Iterator[Forked]:
     """The launcher for one host; its fork server lives as long as the tests."""
     with Forked() as forked:
         yield forked
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Fault 17: small tensors on two threads wait for a busy machine, a hundred times over."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -9,6 +9,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from longseq_bench.cost import attention_flops
@@ -31,11 +32,15 @@ class Progressing(Watcher):
         self.console = console
         self._live = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn(
+                "{task.description}",
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[left]}"),
             TimeElapsedColumn(),
             console=console,
+            expand=True,
             transient=True,
             disable=not console.is_terminal,
         )
@@ -78,6 +83,7 @@ class SweepProgress(Progressing):
         super().__init__(console)
         self._weights = {(t.key, r): _weight(t) for t in trials for r in range(rounds)}
         self._left = sum(self._weights.values())
+        self._total = len(self._weights)
         self._spent = self._done = 0.0
         self._began = time.monotonic()
         self._live.update(self._task, total=self._left)
@@ -99,7 +105,8 @@ class SweepProgress(Progressing):
             self._spent += time.monotonic() - self._began
             self._done += _weight(trial)
         to_go = self._left * self._spent / self._done if self._done else 0.0
-        left = f"{len(self._weights)} left, about {format_seconds(to_go)}" if self._weights else ""
+        done = self._total - len(self._weights)
+        left = f"{done} of {self._total} done, about {format_seconds(to_go)} to go"
         self._live.update(self._task, advance=weight, left=left)
         super().ends(step, record, found)
 

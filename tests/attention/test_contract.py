@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -60,13 +59,7 @@ COMPILED = {"flex"}
 """Compiled for seconds a dtype, grouping and causality: tested apart, in few combinations."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Fault 17: small tensors on two threads wait for a busy machine, a hundred times over."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def built_in(name: str) -> bool:

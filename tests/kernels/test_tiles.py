@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,13 +16,7 @@ N, HEADS, D = 60, 4, 16
 EVERY_HEAD = slice(0, HEADS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Fault 17: small tensors on two threads wait for a busy machine, a hundred times over."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def inputs(kv_heads: int = HEADS, tokens: int = N, seed: int = 0) -> list[Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import misbehaving
@@ -34,12 +33,7 @@ WRONG: dict[str, tuple[type[Attention], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def gated(make: type[Attention], tokens: int, seed: int = 0, **fields: Any) -> Errors:
