@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from longseq_bench.catalogue import Catalogue
+    from longseq_bench.cli.watch import Progressing
+    from longseq_bench.launchers.base import Launcher
+    from longseq_bench.plan import Plan
 
 FAILED = ("wrong", "crashed", "error")
 MEMORY_SHARE = 0.8
@@ -47,6 +50,48 @@ def default_out() -> Path:
 def command_line() -> str:
     """This command, as a person would type it again."""
     return shlex.join(["longseq", *sys.argv[1:]])
+
+
+def carry_out(
+    steps: Plan,
+    launcher: Launcher,
+    out: Path | None,
+    watcher: Progressing,
+    baseline: str | None = None,
+    config: str | None = None,
+) -> list[Record]:
+    """Run a plan into a results folder, watched, and write its report beside the records.
+
+    config: a sweep's YAML, kept beside them too. Raises StoreError for a folder that can't be used.
+    """
+    from longseq_bench.environment import collect
+    from longseq_bench.reports import write_report
+    from longseq_bench.runner import drive
+    from longseq_bench.store import Store
+
+    screen = watcher.console
+    with Store(out or default_out()) as store:
+        for note in store.notes:
+            screen.print(f"[yellow]{note}[/yellow]")
+        if config is not None:
+            _keep(config, store.folder)
+        with watcher:
+            records = drive(steps, launcher, store, collect, watcher, command_line())
+        paths = write_report(records, store.folder, baseline=baseline, notes=store.notes)
+    for path in [store.path, *paths]:
+        screen.print(f"wrote {path}")
+    return records
+
+
+def _keep(config: str, folder: Path) -> None:
+    from longseq_bench.errors import StoreError
+
+    kept = folder / "config.yaml"
+    try:
+        kept.write_text(config, encoding="utf-8")
+    except OSError as error:
+        why = f"{error.strerror} ({kept})"
+        raise StoreError(f"results folder {folder} can't be written: {why}") from None
 
 
 def exit_code(records: Iterable[Record]) -> int:

@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from longseq_bench.catalogue import Catalogue
+    from longseq_bench.launchers.base import Launcher
     from longseq_bench.model import Record, Trial
 
 DEFAULT_TIME_S = 30.0
@@ -150,31 +151,19 @@ def _trials(
 
 
 def _search(
-    trials: list[Trial], ceiling: int | None, launcher: Any, out: Path | None, as_json: bool
+    trials: list[Trial], ceiling: int | None, launcher: Launcher, out: Path | None, as_json: bool
 ) -> int:
     from longseq_bench import plan
-    from longseq_bench.cli.common import command_line, console, default_out, exit_code, print_json
+    from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.watch import SearchProgress
-    from longseq_bench.environment import collect
-    from longseq_bench.reports import write_report
-    from longseq_bench.runner import drive
-    from longseq_bench.store import Store
     from longseq_bench.table import maxlen_json
 
-    screen = console(stderr=True)
-    with Store(out or default_out()) as store:
-        for note in store.notes:
-            screen.print(f"[yellow]{note}[/yellow]")
-        with SearchProgress(screen) as watcher:
-            steps = plan.maxlen(trials, ceiling)
-            records = drive(steps, launcher, store, collect, watcher, command_line())
-        paths = write_report(records, store.folder, notes=store.notes)
+    watcher = SearchProgress(console(stderr=True))
+    records = carry_out(plan.maxlen(trials, ceiling), launcher, out, watcher)
     if as_json:
         print_json(maxlen_json(records))
     else:
         _show(records)
-    for path in [store.path, *paths]:
-        screen.print(f"wrote {path}")
     _refuse_hopeless_time(records)
     return exit_code(records)
 

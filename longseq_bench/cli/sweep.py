@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from longseq_bench.config import SweepConfig
+    from longseq_bench.launchers.base import Launcher
     from longseq_bench.model import Record
 
 
@@ -68,31 +69,19 @@ def _check_baseline(config: SweepConfig) -> None:
         baseline_label(rows, config.baseline)
 
 
-def _run(config: SweepConfig, launcher: Forked, out: Path | None, as_json: bool) -> int:  # type: ignore[name-defined]  # noqa: F821
+def _run(config: SweepConfig, launcher: Launcher, out: Path | None, as_json: bool) -> int:
     from longseq_bench import plan
-    from longseq_bench.cli.common import command_line, console, default_out, exit_code, print_json
+    from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.watch import SweepProgress
-    from longseq_bench.environment import collect
-    from longseq_bench.reports import write_report
-    from longseq_bench.runner import drive
-    from longseq_bench.store import Store
     from longseq_bench.table import sweep_json
 
-    screen = console(stderr=True)
-    with Store(out or default_out()) as store:
-        for note in store.notes:
-            screen.print(f"[yellow]{note}[/yellow]")
-        _keep_config(config, store.folder)
-        with SweepProgress(screen, config.trials, config.rounds) as watcher:
-            steps = plan.sweep(config.trials, config.rounds)
-            records = drive(steps, launcher, store, collect, watcher, command_line())
-        paths = write_report(records, store.folder, baseline=config.baseline, notes=store.notes)
+    watcher = SweepProgress(console(stderr=True), config.trials, config.rounds)
+    steps = plan.sweep(config.trials, config.rounds)
+    records = carry_out(steps, launcher, out, watcher, config.baseline, config.text)
     if as_json:
         print_json(sweep_json(records))
     else:
         _show(records, config.baseline)
-    for path in [store.path, *paths]:
-        screen.print(f"wrote {path}")
     _refuse_hopeless_time(records)
     return exit_code(records)
 
@@ -105,17 +94,6 @@ def _refuse_hopeless_time(records: list[Record]) -> None:
     if budgets and all(r.outcome.status == "timeout" for r in records):
         longest = max(budgets)
         raise UserError(f"time_budget {longest:.3g} s is shorter than any run; raise it")
-
-
-def _keep_config(config: SweepConfig, folder: Path) -> None:
-    from longseq_bench.errors import StoreError
-
-    kept = folder / "config.yaml"
-    try:
-        kept.write_text(config.text, encoding="utf-8")
-    except OSError as error:
-        why = f"{error.strerror} ({kept})"
-        raise StoreError(f"results folder {folder} can't be written: {why}") from None
 
 
 def _show(records: list[Record], baseline: str | None) -> None:

@@ -120,7 +120,7 @@ class SearchProgress(Progressing):
         self._failed: dict[str, int] = {}
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
-        search = step.trial.at(1).but(round=0).key
+        search = step.trial.at(1).but(round=0, repeats=0).key
         tokens = step.trial.workload.seq_len
         if record.outcome.fits:
             self._passed[search] = max(tokens, self._passed.get(search, 0))
@@ -170,7 +170,9 @@ def outcome_words(record: Record) -> str:
     if times := outcome.samples("time"):
         low, middle, high = median_interval(times)
         spread = max(high - middle, middle - low) / middle if middle else 0.0
-        words.append(f"{format_seconds(middle)} ±{spread:.0%}")
+        # one sample has no spread, which is not a spread of nothing
+        off = f" ±{spread:.0%}" if len(times) > 1 else " (once)"
+        words.append(format_seconds(middle) + off)
     elif passed := outcome.largest("pass_time"):
         words.append(f"one pass {format_seconds(passed)}")
     peak, bound = outcome.largest("peak"), outcome.largest("peak_bound")
