@@ -49,15 +49,15 @@ class SweepConfig:
     place: str
 
 
-def load(path: str | Path, catalogue: Catalogue) -> SweepConfig:
-    """The sweep that a YAML file asks for.
+def load(path: str | Path, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
+    """The sweep that a YAML file asks for. ranks: world_size where the file has none.
 
     Raises ConfigError or UnknownNameError, one sentence with file, line and the nearest right one.
     """
-    return parse(_read(Path(path)), str(path), catalogue)
+    return parse(_read(Path(path)), str(path), catalogue, ranks)
 
 
-def parse(text: str, place: str, catalogue: Catalogue) -> SweepConfig:
+def parse(text: str, place: str, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
     """The sweep that YAML text asks for; `place` is what messages call it. Raises as `load`."""
     source = _Source(place)
     top = source.mapping(source.compose(text), "the config")
@@ -73,9 +73,10 @@ def parse(text: str, place: str, catalogue: Catalogue) -> SweepConfig:
     settings = {k: source.axis(top[k][1], k, read) for k, read in _SETTINGS.items() if k in top}
     choices = [_choice(source, n, catalogue) for n in source.items(top["implementations"][1])]
     _check_devices(source, settings.get("device"), shape.get("dtype"), catalogue)
+    _check_ranks(source, settings, catalogue)
     _check_size(place, shape, settings, choices)
     return SweepConfig(
-        trials=tuple(_trials(_workloads(source, shape), settings, choices, catalogue)),
+        trials=tuple(_trials(_workloads(source, shape), settings, choices, catalogue, ranks)),
         baseline=_baseline(source, top, choices),
         rounds=source.single(top["rounds"][1], "rounds", _whole(1))
         if "rounds" in top
@@ -401,6 +402,18 @@ def _check_devices(
                 raise ConfigError(f"{at}: dtype {dtype} is not available on {device}; it has {has}")
 
 
+def _check_ranks(source: _Source, settings: dict[str, _Axis], catalogue: Catalogue) -> None:
+    """Each rank has a CUDA device of its own; on a CPU ranks share the cores, however many."""
+    if "world_size" not in settings or "device" not in settings:
+        return
+    count = catalogue.devices["cuda"].count if "cuda" in settings["device"].values else None
+    for ranks in settings["world_size"].values:
+        if count is not None and ranks > count:
+            what = f"world_size {ranks} is more than the CUDA devices here, of which there "
+            what += f"is {count}" if count == 1 else f"are {count}"
+            raise source.error(settings["world_size"].node_of(ranks), what)
+
+
 def _check_size(
     place: str, shape: dict[str, _Axis], settings: dict[str, _Axis], choices: list[_Choice]
 ) -> None:
@@ -437,6 +450,7 @@ def _trials(
     settings: dict[str, _Axis],
     choices: list[_Choice],
     catalogue: Catalogue,
+    ranks: int,
 ) -> Iterator[Trial]:
     """Workload-major: what is compared, implementations and their options, is adjacent."""
     how: dict[tuple[Any, ...], dict[str, OptionValue]] = {}
@@ -446,7 +460,7 @@ def _trials(
             how.setdefault((choice.name, *options.values()), options)
     for workload in workloads:
         for values in itertools.product(*(axis.values for axis in settings.values())):
-            fields = dict(zip(settings, values, strict=True))
+            fields = {"world_size": ranks, **dict(zip(settings, values, strict=True))}
             for (name, *_), options in how.items():
                 yield Trial(implementation=name, options=options, workload=workload, **fields)
 

@@ -34,6 +34,18 @@ def floor_bytes_per_token(workload: Workload) -> int:
     return w.batch * (2 * forward + LSE_BYTES * w.heads if w.train else forward)
 
 
+def key_bytes_per_token(workload: Workload) -> int:
+    """Bytes of a token's key and value, over batch and heads."""
+    w = workload
+    return 2 * w.batch * w.kv_heads * w.head_dim * w.dtype_bytes
+
+
+def query_bytes_per_token(workload: Workload) -> int:
+    """Bytes of a token's query, over batch and heads; an output's are as many."""
+    w = workload
+    return w.batch * w.heads * w.head_dim * w.dtype_bytes
+
+
 def floor_bytes(workload: Workload) -> int:
     """Floor bytes of the whole workload, over all ranks."""
     return floor_bytes_per_token(workload) * workload.seq_len

@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,9 @@ from longseq_bench.model import Environment
 from longseq_bench.units import format_bytes
 
 LEAST_PYTHON = (3, 11)
+TRANSPORTS = ("deepspeed", "fairscale")
+"""Libraries that a ring can send through beside torch's own p2p."""
+
 LEAST_SHARED_MEMORY = 2**30
 """Docker gives a container 64 MiB, which NCCL and data loaders run out of."""
 
@@ -50,6 +54,8 @@ def examine(
         _peak_reset(),
         _nvml(environment),
         _cuda(catalogue),
+        _ranks(catalogue, environment),
+        _transports(),
         _shared_memory(),
         _threads(environment),
         _load(environment),
@@ -128,6 +134,23 @@ def _cuda(catalogue: Catalogue | None) -> Finding:
         return Finding("cuda", "note", info.unavailable, remedy)
     memory = f"{format_bytes(info.free_bytes)} of {format_bytes(info.total_bytes)} free"
     return Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}")
+
+
+def _ranks(catalogue: Catalogue | None, environment: Environment) -> Finding:
+    found = f"any number on cpu, where they share {environment.cores} cores"
+    info = catalogue.devices.get("cuda") if catalogue else None
+    if info is not None and not info.unavailable:
+        found += f"; up to {info.count} on cuda, one a device"
+    return Finding("ranks of a trial", "ok", found)
+
+
+def _transports() -> Finding:
+    name = "transports"
+    lacking = [module for module in TRANSPORTS if not find_spec(module)]
+    if not lacking:
+        return Finding(name, "ok", f"p2p, {', '.join(TRANSPORTS)}")
+    found = f"no {' and no '.join(lacking)}, so ring can't use them"
+    return Finding(name, "note", found, "optional: pip install 'longseq-bench[transports]'")
 
 
 def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:

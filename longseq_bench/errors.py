@@ -7,6 +7,7 @@ LongseqError                what a caller may catch
 │   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
 │   └── StoreError          a results folder or file that can't be used
 ├── UnsupportedError        an implementation can't do this workload; status `unsupported`
+│   └── WorldError          it can't be spread over so many ranks
 ├── KernelLimitError        a launch or index limit of a kernel, not memory; status `limit`
 └── LauncherError           processes could not be started at all
 """
@@ -52,6 +53,11 @@ class StoreError(UserError):
 
 class UnsupportedError(LongseqError):
     """An implementation can't do this workload; the text is the reason."""
+
+
+class WorldError(UnsupportedError):
+    """An implementation can't spread this workload over this many ranks. Where no world of a plan
+    suits what was asked for, it is the user's mistake."""
 
 
 class KernelLimitError(LongseqError):

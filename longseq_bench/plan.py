@@ -37,11 +37,12 @@ Plan = Generator[Step, Record, list[Record]]
 def sweep(trials: Sequence[Trial], rounds: int) -> Plan:
     """Each trial `rounds` times, in fresh processes, what is compared being interleaved.
 
-    Trials on the same workload take turns, so that a drift of the machine meets them all. A trial
-    that did not end ok is not visited again.
+    Trials on the same workload take turns, so that a drift of the machine meets them all: those on
+    one rank and on several too, as a speed-up compares them. A trial that did not end ok is not
+    visited again.
     """
     records: list[Record] = []
-    for _, compared in groupby(trials, key=lambda t: (t.workload, t.device, t.world_size)):
+    for _, compared in groupby(trials, key=lambda t: (t.workload, t.device)):
         left = list(compared)
         for visit in range(rounds):
             again = []
@@ -63,20 +64,26 @@ def maxlen(trials: Sequence[Trial], ceiling: int | None = None) -> Plan:
 
 
 def _maxlen(trial: Trial, ceiling: int | None) -> Plan:
-    """One search. A confirmation is another round of the same trial, so it is another record."""
+    """One search. A confirmation is another round of the same trial, so it is another record.
+
+    Fewer tokens than ranks can't be shared, and say nothing about memory: the search, which counts
+    from 1, is of the tokens beyond those.
+    """
     assert trial.memory_budget
+    below = trial.world_size - 1
     floor = floor_tokens(trial.workload, trial.memory_budget, trial.world_size)
     # beyond twice the floor nothing exact can fit, but a budget that is not enforced might let it
-    top = min(ceiling or CEILING_TOKENS, max(1, 2 * floor))
-    search = longest(start=max(1, min(floor // 8, FIRST_TOKENS)), ceiling=top)
+    top = min(ceiling or CEILING_TOKENS, 2 * floor)
+    first = min(floor // 8, FIRST_TOKENS)
+    search = longest(start=max(1, first - below), ceiling=max(1, top - below))
     records: list[Record] = []
     ask = next(search)
     while True:
-        run = trial.at(ask.tokens)
-        visit = sum(r.trial.workload.seq_len == ask.tokens for r in records)
+        tokens = ask.tokens + below
+        visit = sum(r.trial.workload.seq_len == tokens for r in records)
         # a winner is confirmed in full: its peak exactly, and a timed pass
-        repeats = 1 if ask.purpose == "confirm" else 0
-        record = yield Step(run.but(round=visit, repeats=repeats), ask.purpose, ask.predicted)
+        run = trial.at(tokens).but(round=visit, repeats=1 if ask.purpose == "confirm" else 0)
+        record = yield Step(run, ask.purpose, ask.predicted and ask.predicted + below)
         records.append(record)
         try:
             ask = search.send(_answer(record))

@@ -6,6 +6,9 @@ sweep_json, maxlen_json    the same as JSON
 
 A row never holds a time that was not measured as one: `pass_time`, the single pass of a fit
 probe, is not taken for `time`, and a trial that is not ok in every round shows no time at all.
+
+Over ranks: an iteration takes as long as its slowest rank, so an iteration that a rank's sample is
+missing from has no time; sizes are the largest rank's, and each rank's own figure is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from longseq_bench.cost import floor_bytes, floor_tokens
 from longseq_bench.errors import UnknownNameError, UserError
-from longseq_bench.model import SCHEMA, OptionValue, Outcome, Record, Status, Trial
+from longseq_bench.model import SCHEMA, OptionValue, Record, Status, Trial
 from longseq_bench.stats import median_interval
 
 if TYPE_CHECKING:
@@ -32,18 +35,44 @@ SWEEP_FIELDS = (
     "implementation", "options", "tokens", "world_size", "device", "dtype", "mode", "causal",
     "status", "reason", "phase", "time_s", "time_low_s", "time_high_s", "samples", "cpu_time_s",
     "plan_time_s", "peak_bytes", "tokens_per_s", "flops", "max_error", "density_asked",
-    "density_achieved",
+    "density_achieved", "batch", "heads", "kv_heads", "head_dim", "tokens_per_rank",
+    "compute_time_s", "communication_time_s", "exposed_share", "bytes_sent", "bytes_formula",
+    "wire_error", "rank_times", "rank_peaks", "imbalance", "speedup", "efficiency",
 )  # fmt: skip
+"""What a program reads of a swept row. `tokens` and `tokens_per_s` count those of all ranks.
+
+tokens_per_rank: the most query tokens that one rank holds.
+compute_time_s, communication_time_s: a pass with the other half switched off, slowest rank.
+exposed_share: 1 - compute_time_s / time_s, at least 0: the share of the time that communication
+adds to computing alone; what hides behind computing is not in it.
+bytes_sent, bytes_formula: what a rank was counted to send in one pass, and what it should send by
+formula, of the largest rank.  wire_error: what a compressed transfer changes in the output.
+rank_times, rank_peaks: a list in the order of ranks; null for a rank that has none.
+imbalance: the largest peak over the least; null with one rank or where a rank's is unknown.
+speedup, efficiency: the time of the same trial on one rank over the row's, and that over the ranks;
+null where it was not run so.
+"""
 ROW_FIELDS = (
-    *SWEEP_FIELDS, "batch", "heads", "kv_heads", "head_dim", "memory_budget", "threads",
-    "time_budget", "uncovered", "zero_rows", "fingerprint", "host", "label",
+    *SWEEP_FIELDS, "memory_budget", "threads", "time_budget", "uncovered", "zero_rows",
+    "rank_bytes", "rank_formulas", "bytes_unlike", "exposed_low", "exposed_high", "speedup_low",
+    "speedup_high", "fingerprint", "host", "label",
 )  # fmt: skip
+"""rank_bytes, rank_formulas: bytes_sent and bytes_formula of each rank.
+bytes_unlike: (rank, counted, by formula) wherever the two differ; None where nothing was counted.
+exposed_low to _high, speedup_low to _high: what the intervals of the two times leave possible;
+None where one of them is a single sample, which says nothing of its spread.
+"""
 MAXLEN_FIELDS = (
     "implementation", "options", "device", "dtype", "mode", "causal", "batch", "heads", "kv_heads",
     "head_dim", "world_size", "memory_budget", "time_budget", "max_tokens", "first_failure",
     "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor", "peak_bytes",
-    "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s",
+    "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s", "tokens_per_rank",
+    "rank_peaks", "imbalance",
 )  # fmt: skip
+"""What a program reads of a search. Tokens are those of all ranks; the last three are those of the
+runs at the maximum, as in SWEEP_FIELDS. The budget, the peak and bytes_per_token (peak over all
+tokens) are a rank's; floor_tokens is what fits in all ranks' budgets together.
+"""
 MAXIMUM_FIELDS = (*MAXLEN_FIELDS, "failure_reason", "threads", "fingerprint", "host", "label")
 
 SEVERITY: tuple[Status, ...] = (
@@ -61,11 +90,16 @@ LIMITED_BY: dict[Status, str] = {
     "error": "error",
     "unsupported": "unsupported",
 }
-_LARGEST = ("flops", "max_error", "density_asked", "density_achieved", "uncovered", "zero_rows")
+_LARGEST = (
+    "flops", "max_error", "density_asked", "density_achieved", "uncovered", "zero_rows",
+    "wire_error",
+)  # fmt: skip
 SAME_WORKLOAD = (
     "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
     "threads", "fingerprint",
 )  # fmt: skip
+SAME_BUT_RANKS = ("implementation", "memory_budget", "time_budget")
+"""With options and SAME_WORKLOAD: what is the same where one rank and several are compared."""
 
 
 def sweep_rows(records: Iterable[Record]) -> list[Row]:
@@ -77,6 +111,7 @@ def sweep_rows(records: Iterable[Record]) -> list[Row]:
     """
     groups = _grouped((r for r in records if r.purpose == "measure"), _row_key)
     merged = [_merged(group) for group in groups]
+    _add_scaling(merged)
     add_labels(merged)
     return merged
 
@@ -169,9 +204,10 @@ def maximum_of(records: Sequence[Record]) -> Row:
         "peak_bytes": _whole(peak),
         "bytes_per_token": None if peak is None else peak / longest,
         "predicted_tokens": _first_prediction(steps),
-        "runs": sum(r.processes for r in steps),
+        "runs": sum(max(1, r.processes // r.trial.world_size) for r in steps),
         "confirmations": max(len(at_maximum) - 1, 0),
         "wall_s": sum(r.wall_s for r in steps),
+        **_shares(at_maximum),
     }
 
 
@@ -242,6 +278,8 @@ def _merged(rounds: Sequence[Record]) -> Row:
         "plan_time_s": _median_of(rounds, "plan_time"),
         "peak_bytes": _whole(_largest(rounds, "peak")),
         **{name: _largest(rounds, name) for name in _LARGEST},
+        **_shares(rounds),
+        **_traffic(rounds),
     }
     time_s = row["time_s"]
     row["tokens_per_s"] = worst.trial.workload.batch * tokens / time_s if time_s else None
@@ -249,7 +287,7 @@ def _merged(rounds: Sequence[Record]) -> Row:
 
 
 def _timing(rounds: Sequence[Record]) -> Row:
-    times = list(chain.from_iterable(per_iteration(r.outcome, "time") for r in rounds))
+    times, computing = _iterations(rounds, "time"), _iterations(rounds, "compute_time")
     low, middle, high = median_interval(times) if times else (None, None, None)
     return {
         "time_s": middle,
@@ -257,23 +295,130 @@ def _timing(rounds: Sequence[Record]) -> Row:
         "time_high_s": high,
         "samples": len(times),
         "cpu_time_s": _median_of(rounds, "cpu_time"),
+        "compute_time_s": median(computing) if computing else None,
+        "communication_time_s": _median_of(rounds, "communication_time"),
+        "rank_times": _each_rank(rounds, "time", median),
+        **_exposure(times, computing),
     }
 
 
-def per_iteration(outcome: Outcome, name: str) -> list[float]:
+def _exposure(times: Sequence[float], computing: Sequence[float]) -> Row:
+    """The share of the time that communication adds to computing alone, and its bounds."""
+    if not times or not computing:
+        return dict.fromkeys(("exposed_share", "exposed_low", "exposed_high"))
+    full, compute = median_interval(times), median_interval(computing)
+    low, middle, high = (max(0.0, 1 - c / t) for c, t in zip(reversed(compute), full, strict=True))
+    bounded = len(times) > 1 and len(computing) > 1
+    return {
+        "exposed_share": middle,
+        "exposed_low": low if bounded else None,
+        "exposed_high": high if bounded else None,
+    }
+
+
+def _shares(runs: Sequence[Record]) -> Row:
+    """What each rank holds: tokens, and the peak of its memory."""
+    peaks = _each_rank(runs, "peak", max)
+    return {
+        "tokens_per_rank": _whole(_largest(runs, "own_tokens")),
+        "rank_peaks": peaks and [_whole(peak) for peak in peaks],
+        "imbalance": _imbalance(peaks or []),
+    }
+
+
+def _imbalance(peaks: Sequence[float | None]) -> float | None:
+    known = [peak for peak in peaks if peak]
+    return max(known) / min(known) if len(known) == len(peaks) > 1 else None
+
+
+def _traffic(rounds: Sequence[Record]) -> Row:
+    """Bytes sent: counted and by formula, the largest rank's and each one's, and where they are
+    not the same. Every round is looked at, so that one that differs is not hidden."""
+    pairs = [pair for record in rounds for pair in _counts(record)]
+    counted, stated = (_each_rank(rounds, n, max) for n in ("bytes_sent", "bytes_formula"))
+    return {
+        "bytes_sent": _whole(_largest(rounds, "bytes_sent")),
+        "bytes_formula": _whole(_largest(rounds, "bytes_formula")),
+        "rank_bytes": counted and [_whole(size) for size in counted],
+        "rank_formulas": stated and [_whole(size) for size in stated],
+        "bytes_unlike": list(dict.fromkeys(p for p in pairs if p[1] != p[2])) if pairs else None,
+    }
+
+
+def _counts(record: Record) -> Iterable[tuple[int, int, int]]:
+    """(rank, bytes counted, bytes by formula) of each rank that has both."""
+    counted, stated = _by_rank([record], "bytes_sent"), _by_rank([record], "bytes_formula")
+    for rank in sorted(counted.keys() & stated.keys()):
+        for one, other in zip(counted[rank], stated[rank], strict=False):
+            yield rank, round(one), round(other)
+
+
+def _add_scaling(table: Sequence[Row]) -> None:
+    """Set speedup and efficiency: against the same trial on one rank, where it was timed."""
+    alone: dict[Hashable, Row] = {}
+    for row in table:
+        if row["world_size"] == 1 and row["time_s"] is not None:
+            alone.setdefault(same_but_ranks(row), row)
+    for row in table:
+        row |= _scaling(row, alone.get(same_but_ranks(row)))
+
+
+def _scaling(row: Row, alone: Row | None) -> Row:
+    if alone is None or not row["time_s"]:
+        return dict.fromkeys(("speedup", "speedup_low", "speedup_high", "efficiency"))
+    speedup = alone["time_s"] / row["time_s"]
+    bounded = row["samples"] > 1 and alone["samples"] > 1
+    return {
+        "speedup": speedup,
+        "speedup_low": alone["time_low_s"] / row["time_high_s"] if bounded else None,
+        "speedup_high": alone["time_high_s"] / row["time_low_s"] if bounded else None,
+        "efficiency": speedup / row["world_size"],
+    }
+
+
+def same_but_ranks(row: Row) -> Hashable:
+    """Equal for rows, or for maxima, that differ in how many ranks they ran on only."""
+    same = [row[name] for name in (*SAME_BUT_RANKS, *SAME_WORKLOAD) if name in row]
+    return (*same, repr(sorted(row["options"].items())))
+
+
+def per_iteration(record: Record, name: str) -> list[float]:
     """One sample an iteration: the largest over ranks, as the slowest rank is what one waits for.
 
-    Iterations that not every rank finished are left out. In the measurement's own unit.
+    Iterations that not every rank of the trial finished are left out. In the measurement's own
+    unit.
     """
-    ranks: dict[int, list[float]] = defaultdict(list)
-    for measurement in outcome.measurements:
-        if measurement.name == name:
-            ranks[measurement.rank].extend(measurement.samples)
+    ranks = _by_rank([record], name)
+    if len(ranks) < record.trial.world_size:
+        return []
     return [max(together) for together in zip(*ranks.values(), strict=False)]
 
 
+def _iterations(rounds: Sequence[Record], name: str) -> list[float]:
+    return list(chain.from_iterable(per_iteration(r, name) for r in rounds))
+
+
+def _by_rank(runs: Sequence[Record], name: str) -> dict[int, list[float]]:
+    """Samples of a measurement by rank, one run after the other."""
+    ranks: dict[int, list[float]] = defaultdict(list)
+    for measurement in chain.from_iterable(r.outcome.measurements for r in runs):
+        if measurement.name == name:
+            ranks[measurement.rank].extend(measurement.samples)
+    return ranks
+
+
+def _each_rank(
+    runs: Sequence[Record], name: str, of: Callable[[list[float]], float]
+) -> list[float | None] | None:
+    """A figure a rank, in their order; None for a rank without, or where no rank has any."""
+    ranks = {rank: samples for rank, samples in _by_rank(runs, name).items() if samples}
+    if not ranks:
+        return None
+    return [of(ranks[i]) if i in ranks else None for i in range(runs[0].trial.world_size)]
+
+
 def _median_of(rounds: Sequence[Record], name: str) -> float | None:
-    samples = list(chain.from_iterable(per_iteration(r.outcome, name) for r in rounds))
+    samples = _iterations(rounds, name)
     return median(samples) if samples else None
 
 
@@ -366,6 +511,8 @@ def _missing(value: Any) -> bool:
 
 def _json(row: Row, fields: Sequence[str]) -> Row:
     def finite(value: Any) -> Any:
+        if isinstance(value, list):
+            return [finite(one) for one in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return {name: finite(row[name]) for name in fields}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.launchers.forked import Forked
+from tests.ranks import Ranks
 
 PLUGINS = str(Path(__file__).parent / "plugins")
 sys.path.insert(0, PLUGINS)
@@ -32,3 +33,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Worlds of processes to run functions on several ranks; see tests/ranks.py."""
+    worlds = Ranks()
+    yield worlds
+    worlds.close()

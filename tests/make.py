@@ -1,7 +1,8 @@
 """Records made by hand: small, deterministic, and any field can be given.
 
 `trial(...)`, `environment(...)`, `outcome(...)` and `record(...)` take the fields that a test is
-about and fill in the rest. Times are seconds, sizes bytes.
+about and fill in the rest; `on_ranks(...)` is an outcome of several. Times are seconds, sizes
+bytes.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ GIB = 2**30
 UNITS = {
     "time": "s",
     "cpu_time": "s",
+    "compute_time": "s",
+    "communication_time": "s",
     "pass_time": "s",
     "plan_time": "s",
     "peak": "B",
+    "peak_bound": "B",
     "reserved": "B",
     "device_memory": "B",
     "floor": "B",
     "bytes_sent": "B",
+    "bytes_formula": "B",
     "flops": "FLOP",
 }
 
@@ -97,6 +102,23 @@ def outcome(
     )
 
 
+def on_ranks(
+    *ranks: Mapping[str, float | Sequence[float]],
+    status: Status = "ok",
+    reason: str | None = None,
+    phase: Phase | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """An Outcome of as many ranks as there are mappings, each a rank's measurements."""
+    each = [outcome(status, reason, phase, facts, **samples) for samples in ranks]
+    known = [
+        m.model_copy(update={"rank": rank})
+        for rank, one in enumerate(each)
+        for m in one.measurements
+    ]
+    return outcome(status, reason, phase, facts).model_copy(update={"measurements": tuple(known)})
+
+
 def record(
     of: Trial | None = None,
     came_to: Outcome | None = None,
@@ -120,13 +142,20 @@ def record(
 
 
 def measured(
-    time: float = 0.1, peak: float = 2**20, samples: int = 10, **more: float | Sequence[float]
+    time: float = 0.1,
+    peak: float = 2**20,
+    samples: int = 10,
+    ranks: int = 1,
+    **more: float | Sequence[float],
 ) -> Outcome:
-    """An ok Outcome: `samples` times spread evenly within 1 % round `time`, odd or even count."""
+    """An ok Outcome: `samples` times spread evenly within 1 % round `time`, odd or even count.
+
+    ranks: as many, each the same.
+    """
     step = 0.02 * time / max(samples - 1, 1)
     times = [time * 0.99 + step * i for i in range(samples)] if samples > 1 else [time]
     extra: dict[str, Any] = {"cpu_time": [t * 2 for t in times], **more}
-    return outcome(time=times, peak=peak, max_error=1e-6, **extra)
+    return on_ranks(*[{"time": times, "peak": peak, "max_error": 1e-6, **extra}] * ranks)
 
 
 def step(

@@ -408,6 +408,36 @@ def test_a_grid_too_large_is_refused_before_it_is_made() -> None:
     )
 
 
+TWO_GPUS = CATALOGUE.model_copy(
+    update={"devices": {"cpu": CATALOGUE.devices["cpu"], "cuda": DeviceInfo(name="G", count=2)}}
+)
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "sentence"),
+    [
+        ("cuda", 2, "the CUDA devices here, of which there are 2"),
+        ("[cpu, cuda]", 1, "the CUDA devices here, of which there is 1"),
+    ],
+)
+def test_more_ranks_than_cuda_devices_are_refused_with_their_line(
+    devices: str, count: int, sentence: str
+) -> None:
+    gpus = {**TWO_GPUS.devices, "cuda": DeviceInfo(name="G", count=count)}
+    here = TWO_GPUS.model_copy(update={"devices": gpus})
+    text = SHORT + f"device: {devices}\nworld_size: [1,\n  {count}, 3]\n"
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "sweep.yaml", here)
+    assert str(caught.value) == f"sweep.yaml:5: world_size 3 is more than {sentence}"
+
+
+def test_as_many_ranks_as_cuda_devices_and_any_number_on_a_cpu() -> None:
+    text = SHORT + "device: cuda\nworld_size: [1, 2]\n"
+    assert [t.world_size for t in parse(text, "sweep.yaml", TWO_GPUS).trials] == [1, 2]
+    for device in ("", "device: cpu\n"):
+        assert [t.world_size for t in trials(SHORT + device + "world_size: 64\n")] == [64]
+
+
 def test_the_largest_grid_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "MAX_TRIALS", 6)
     assert len(trials("tokens: [1k, 2k]\nseed: [1, 2, 3]\n" + TAIL)) == 6

@@ -13,6 +13,7 @@ from longseq_bench.model import Environment, Outcome, Record, Trial
 from longseq_bench.plan import Plan, Step, maxlen, sweep
 from longseq_bench.runner import Watcher, drive
 from longseq_bench.store import Store
+from longseq_bench.table import maximum_rows
 from tests import make
 
 MIB = 2**20
@@ -61,10 +62,13 @@ def test_what_failed_is_not_visited_again(status: str) -> None:
     assert records[0].outcome.status == status
 
 
-def test_devices_and_ranks_are_not_taken_for_the_same_comparison() -> None:
+def test_ranks_take_turns_as_a_speed_up_compares_them_and_devices_do_not() -> None:
     trials = [make.trial("sdpa"), make.trial("sdpa", world_size=2)]
+    trials.append(make.trial("sdpa", device="cuda"))
     steps, _ = by_hand(sweep(trials, rounds=2), ok)
-    assert [(s.trial.world_size, s.trial.round) for s in steps] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [(s.trial.device, s.trial.world_size, s.trial.round) for s in steps] == [
+        ("cpu", 1, 0), ("cpu", 2, 0), ("cpu", 1, 1), ("cpu", 2, 1), ("cuda", 1, 0), ("cuda", 1, 1),
+    ]  # fmt: skip
 
 
 def loaded(tokens: int) -> Answered:
@@ -107,6 +111,45 @@ def test_searches_come_one_after_the_other() -> None:
     names = [s.trial.implementation for s in steps]
     assert names == sorted(names)
     assert set(names) == {"ring", "sdpa"}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("edge", [0, 1, 5, 8, 9, 100, 7000, 10**9])
+def test_no_length_is_asked_for_that_ranks_cannot_share(ranks: int, edge: int) -> None:
+    """The edge is of the machine; each length has a token for every rank."""
+    asked = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
+    steps, records = by_hand(maxlen([asked]), loaded(edge))
+    lengths = [s.trial.workload.seq_len for s in steps]
+    assert min(lengths) >= ranks
+    assert {s.trial.world_size for s in steps} == {ranks}
+    assert [r.trial.workload.seq_len for r in records] == lengths
+    assert len({(r.trial.workload.seq_len, r.trial.round) for r in records}) == len(records)
+    passed = [n for n in lengths if n <= edge]
+    top = 2 * floor_tokens(asked.workload, 64 * MIB, ranks)
+    if edge < ranks:
+        assert not passed
+        assert min(lengths) == ranks
+    elif edge < top:
+        failed = min(n for n in lengths if n > edge)
+        assert failed - max(passed) <= max(64, max(passed) // 100)
+    else:
+        assert max(lengths) == top
+
+
+@pytest.mark.parametrize("budget", [1, 4000, 40_000])
+def test_a_budget_of_a_few_tokens_still_gives_every_rank_one(budget: int) -> None:
+    asked = make.trial("ring", memory_budget=budget, world_size=8, repeats=0)
+    steps, _ = by_hand(maxlen([asked]), lambda t: make.outcome("oom", "full"))
+    assert steps[-1].trial.workload.seq_len == 8
+
+
+def test_what_a_search_on_ranks_expects_is_in_tokens_of_all() -> None:
+    asked = make.trial("ring", memory_budget=64 * MIB, world_size=4, repeats=0)
+    steps, _ = by_hand(maxlen([asked]), loaded(28_000))
+    near = next(s for s in steps if s.purpose == "edge")
+    assert near.predicted_tokens == pytest.approx(28_000, abs=2)
+    (only,) = {s.predicted_tokens for s in steps if s.predicted_tokens is not None}
+    assert only == near.predicted_tokens
 
 
 @pytest.mark.parametrize("status", ["unsupported", "error"])
@@ -164,6 +207,33 @@ def test_a_simulated_search_finds_the_edge_of_its_formula(tmp_path: Path) -> Non
     assert 0.99 / 1.05 <= share <= 1 / 1.05
     assert [r.purpose for r in records][-1] == "confirm"
     assert records[-1].trial.at(1) == best.trial.at(1).but(round=1, repeats=1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+def test_a_simulated_search_on_ranks_goes_as_far_as_their_memory_together(
+    ranks: int, tmp_path: Path
+) -> None:
+    asked = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
+    records, _ = driven(maxlen([asked]), Simulated(), tmp_path)
+    (found,) = maximum_rows(records)
+    assert found["fraction_of_floor"] == pytest.approx(1 / 1.05, rel=0.01)
+    assert found["max_tokens"] == pytest.approx(ranks * 8192 / 1.05, rel=0.01)
+    assert found["tokens_per_rank"] == -(-found["max_tokens"] // ranks)
+    assert found["rank_peaks"] == [found["peak_bytes"]] * ranks
+    assert found["peak_bytes"] <= 64 * MIB
+    assert {r.outcome.status for r in records} == {"ok", "oom"}
+
+
+def test_a_simulated_trial_on_ranks_shares_work_and_memory() -> None:
+    asked = make.trial("ring", 1000, world_size=3)
+    one, three = (
+        Simulated().run(t, lambda *_: None).outcome for t in (asked.but(world_size=1), asked)
+    )
+    assert three.largest("peak") == (one.largest("peak") or 0) / 3
+    assert three.samples("time") == tuple([one.samples("time")[0] / 3] * 3)
+    assert three.samples("own_tokens") == (334, 333, 333)
+    few = Simulated().run(asked.at(2), lambda *_: None).outcome
+    assert (few.status, few.reason) == ("unsupported", "2 tokens can't be shared by 3 ranks")
 
 
 def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -129,6 +130,163 @@ def test_over_ranks_the_slowest_of_each_iteration_and_the_largest_peak() -> None
     assert (row["samples"], row["peak_bytes"]) == (3, 40)
 
 
+# ranks
+
+
+def on_three(**later: Any) -> list[Record]:
+    """Two rounds of a trial on three ranks; the ranks of the second in another order."""
+    first = make.on_ranks(
+        {"time": [1.0, 4.0], "compute_time": [0.5, 2.0], "communication_time": [0.1, 0.2],
+         "peak": 30.0, "own_tokens": 333, "bytes_sent": 7, "bytes_formula": 7, "wire_error": 1e-3},
+        {"time": [2.0, 3.0], "compute_time": [1.5, 1.0], "communication_time": [0.3, 0.1],
+         "peak": 10.0, "own_tokens": 334, "bytes_sent": 9, "bytes_formula": 9, "wire_error": 4e-3},
+        {"time": [3.0, 2.0], "compute_time": [1.0, 1.0], "communication_time": [0.2, 0.4],
+         "peak": 20.0, "own_tokens": 333, "bytes_sent": 8, "bytes_formula": 8, "wire_error": 2e-3},
+    )  # fmt: skip
+    second = make.on_ranks(
+        {"time": [5.0], "compute_time": [3.0], "communication_time": [0.9], "peak": 25.0},
+        {"time": [6.0], "compute_time": [4.0], "communication_time": [0.5], "peak": 12.0},
+        {"time": [7.0], "compute_time": [2.0], "communication_time": [0.7], "peak": 40.0},
+    )
+    second = second.model_copy(update={"measurements": second.measurements[::-1]})
+    trial = make.trial("ring", 1000, world_size=3, **later)
+    return [make.record(trial, first), make.record(trial.but(round=1), second)]
+
+
+def test_times_over_ranks_are_the_slowest_ranks_of_each_iteration_round_by_round() -> None:
+    row = only(on_three())
+    full, computing, talking = [3.0, 4.0, 7.0], [1.5, 2.0, 4.0], [0.3, 0.4, 0.9]
+    assert (row["time_s"], row["samples"]) == (median(full), 3)
+    assert row["compute_time_s"] == median(computing)
+    assert row["communication_time_s"] == median(talking)
+    assert row["exposed_share"] == 1 - 2.0 / 4.0
+    assert row["tokens_per_s"] == 1000 / 4.0
+    assert row["exposed_low"] == max(0.0, 1 - 4.0 / 3.0) == 0.0
+    assert row["exposed_high"] == 1 - 1.5 / 7.0
+
+
+def test_each_ranks_own_figures_are_kept_in_the_order_of_ranks() -> None:
+    row = only(on_three())
+    assert row["rank_times"] == [median([1, 4, 5]), median([2, 3, 6]), median([3, 2, 7])]
+    assert row["rank_peaks"] == [30, 12, 40]
+    assert row["imbalance"] == 40 / 12
+    assert (row["peak_bytes"], row["tokens_per_rank"], row["wire_error"]) == (40, 334, 4e-3)
+    assert (row["bytes_sent"], row["bytes_formula"]) == (9, 9)
+    assert (row["rank_bytes"], row["rank_formulas"]) == ([7, 9, 8], [7, 9, 8])
+
+
+def test_a_rank_that_says_nothing_has_no_figure_and_the_trial_no_time() -> None:
+    """The slowest rank may be the one that is missing."""
+    said = {"time": 1.0, "compute_time": 0.5, "peak": 10.0}
+    row = only([make.record(make.trial(world_size=3), make.on_ranks(said, {}, said))])
+    assert (row["time_s"], row["samples"], row["tokens_per_s"]) == (None, 0, None)
+    assert (row["compute_time_s"], row["exposed_share"]) == (None, None)
+    assert (row["rank_times"], row["rank_peaks"]) == ([1.0, None, 1.0], [10, None, 10])
+    assert (row["imbalance"], row["peak_bytes"]) == (None, 10)
+    assert (row["tokens_per_rank"], row["bytes_sent"], row["bytes_unlike"]) == (None, None, None)
+
+
+def test_what_was_not_timed_apart_has_no_exposed_share_and_less_than_none_is_none() -> None:
+    plain = only([make.record(make.trial(world_size=2), make.measured(ranks=2))])
+    assert [plain[n] for n in ("compute_time_s", "communication_time_s", "exposed_share")] == [
+        None, None, None,
+    ]  # fmt: skip
+    slower = make.measured(0.1, ranks=2, compute_time=0.2)
+    row = only([make.record(make.trial(world_size=2), slower)])
+    assert (row["compute_time_s"], row["exposed_share"]) == (0.2, 0.0)
+    alone = only([make.record()])
+    assert (alone["rank_times"], alone["rank_peaks"]) == ([pytest.approx(0.1)], [MIB])
+    assert alone["imbalance"] is None
+
+
+def test_what_failed_on_several_ranks_shows_no_times_and_keeps_what_each_rank_held() -> None:
+    ok, _ = on_three()
+    bad = make.on_ranks({"peak": 50.0}, {"peak": 70.0}, {}, status="oom", reason="rank 1: full")
+    row = only([ok, make.record(ok.trial.but(round=1), bad)])
+    times = ("time_s", "compute_time_s", "communication_time_s", "exposed_share", "rank_times",
+             "speedup", "efficiency", "exposed_low", "exposed_high")  # fmt: skip
+    assert {row[name] for name in times} == {None}
+    assert (row["status"], row["reason"]) == ("oom", "rank 1: full")
+    assert row["rank_peaks"] == [50, 70, 20]
+
+
+def test_bytes_that_are_not_those_of_the_formula_are_found_on_any_rank_in_any_round() -> None:
+    def row(*rounds: list[tuple[int, int]]) -> dict[str, Any]:
+        return only([
+            make.record(
+                make.trial(world_size=2, round=i),
+                make.on_ranks(*[{"bytes_sent": c, "bytes_formula": f} for c, f in ranks]),
+            )
+            for i, ranks in enumerate(rounds)
+        ])  # fmt: skip
+
+    assert row([(5, 5), (6, 6)], [(5, 5), (6, 6)])["bytes_unlike"] == []
+    swapped = row([(5, 6), (6, 5)])
+    assert (swapped["bytes_sent"], swapped["bytes_formula"]) == (6, 6)
+    assert swapped["bytes_unlike"] == [(0, 5, 6), (1, 6, 5)]
+    assert row([(5, 5), (6, 6)], [(5, 5), (4, 6)])["bytes_unlike"] == [(1, 4, 6)]
+    less = row([(5, 9), (6, 8)])
+    assert (less["bytes_sent"], less["bytes_formula"]) == (6, 9)
+    assert (less["rank_bytes"], less["rank_formulas"]) == ([5, 6], [9, 8])
+
+
+def test_a_speed_up_is_against_the_same_trial_on_one_rank() -> None:
+    def run(ranks: int, time: float, name: str = "ring", **fields: Any) -> Record:
+        trial = make.trial(name, options={"chunk": 64}, world_size=ranks, **fields)
+        return make.record(trial, make.measured(time, ranks=ranks))
+
+    found = sweep_rows([run(2, 0.25), run(1, 0.4), run(4, 0.5), run(2, 0.1, "sdpa")])
+    assert [row["speedup"] for row in found] == pytest.approx([1.6, 1.0, 0.8, None])
+    assert [row["efficiency"] for row in found] == pytest.approx([0.8, 1.0, 0.2, None])
+    two, one = found[:2]
+    assert two["speedup_low"] == one["time_low_s"] / two["time_high_s"]
+    assert two["speedup_high"] == one["time_high_s"] / two["time_low_s"]
+    assert two["speedup_low"] < two["speedup"] < two["speedup_high"]
+
+
+def test_a_single_sample_bounds_nothing() -> None:
+    once = make.measured(0.2, samples=1, ranks=2, compute_time=0.1)
+    several = make.measured(0.2, ranks=2, compute_time=[0.1, 0.1])
+    alone, trial = make.record(), make.trial(world_size=2)
+    for first, second, bounded in (
+        (alone, several, True),
+        (alone, once, False),
+        (make.record(came_to=make.measured(samples=1)), several, False),
+    ):
+        row = sweep_rows([first, make.record(trial, second)])[1]
+        assert row["speedup"] == pytest.approx(0.5)
+        assert (row["speedup_low"] is None, row["speedup_high"] is None) == (not bounded,) * 2
+        assert row["exposed_share"] == pytest.approx(0.5)
+        assert (row["exposed_low"] is None) == (row["exposed_high"] is None) == (second is once)
+    row = only([make.record(trial, make.measured(0.2, ranks=2, compute_time=0.1))])
+    assert (row["exposed_low"], row["exposed_high"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "bfloat16"}, {"causal": True}, {"mode": "train"}, {"batch": 2}, {"heads": 4},
+     {"kv_heads": 1}, {"head_dim": 32}, {"device": "cuda"}, {"threads": 1}, {"seq_len": 512},
+     {"options": {"chunk": 2}}, {"memory_budget": 9}, {"time_budget": 9.0},
+     {"implementation": "sdpa"}],
+)  # fmt: skip
+def test_no_speed_up_over_another_trial(change: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"implementation": "ring", "options": {"chunk": 1}}
+    alone = make.record(make.trial(**asked))
+    several = make.record(make.trial(**asked | change, world_size=2), make.measured(ranks=2))
+    assert [row["speedup"] for row in sweep_rows([alone, several])] == [1.0, None]
+    same = make.record(make.trial(**asked, world_size=2), make.measured(ranks=2))
+    assert [row["speedup"] for row in sweep_rows([alone, same])] == [1.0, 1.0]
+    elsewhere = make.record(same.trial, same.outcome, make.environment("beta"))
+    assert sweep_rows([alone, elsewhere])[1]["speedup"] is None
+
+
+@pytest.mark.parametrize("status", ["wrong", "oom"])
+def test_no_speed_up_over_what_was_not_ok(status: Status) -> None:
+    bad = make.record(came_to=make.measured().model_copy(update={"status": status}))
+    several = make.record(make.trial(world_size=2), make.measured(ranks=2))
+    assert [row["speedup"] for row in sweep_rows([bad, several])] == [None, None]
+
+
 def test_a_probes_single_pass_is_not_taken_for_a_time() -> None:
     row = only([make.record(came_to=make.outcome(pass_time=0.5, peak=1))])
     assert (row["time_s"], row["tokens_per_s"], row["samples"]) == (None, None, 0)
@@ -236,7 +394,8 @@ def test_not_even_where_a_row_brings_a_time(bad: int) -> None:
 
 def test_the_baseline_runs_on_as_many_ranks_or_else_on_the_fewest() -> None:
     def run(name: str, ranks: int, time: float) -> Record:
-        return make.record(make.trial(name, world_size=ranks), make.measured(time))
+        trial = make.trial(name, world_size=ranks)
+        return make.record(trial, make.measured(time, ranks=ranks))
 
     records = [run("sdpa", 1, 0.8), run("sdpa", 2, 0.4), run("ring", 2, 0.2), run("ring", 4, 0.1)]
     assert speeds(sweep_rows(records), "sdpa") == pytest.approx([1, 1, 2, 8])
@@ -281,6 +440,25 @@ def test_the_share_of_the_floor_is_the_floor_at_the_maximum_over_the_budget() ->
     assert cost.floor_bytes(trial.workload) == a_token * trial.workload.seq_len
     unbounded = maximum_of([make.step(10_000, of=trial.but(memory_budget=None))])
     assert (unbounded["floor_tokens"], unbounded["fraction_of_floor"]) == (None, None)
+
+
+def test_ranks_at_the_maximum_are_those_of_the_runs_there() -> None:
+    base = make.trial("ring", world_size=2, memory_budget=64 * MIB, repeats=0)
+
+    def step(tokens: int, *peaks: float, purpose: Any = "probe") -> Record:
+        ranks = [{"peak": p, "own_tokens": tokens // 2 + i} for i, p in enumerate(peaks)]
+        return make.record(base.at(tokens), make.on_ranks(*ranks), purpose=purpose)
+
+    steps = [step(1000, 900.0, 900.0), step(2000, 50.0, 70.0), step(3000, 1.0, 1.0)]
+    steps += [step(2000, 60.0, 40.0, purpose="confirm")]
+    steps += [make.record(base.at(3000).but(round=1), make.outcome("oom"), purpose="confirm")]
+    found = maximum_of(steps)
+    assert (found["max_tokens"], found["tokens_per_rank"]) == (2000, 1001)
+    assert (found["rank_peaks"], found["peak_bytes"]) == ([60, 70], 70)
+    assert found["imbalance"] == 70 / 60
+    assert found["bytes_per_token"] == 70 / 2000
+    nothing = maximum_of([make.record(base, make.outcome("hang"), purpose="probe")])
+    assert [nothing[n] for n in ("tokens_per_rank", "rank_peaks", "imbalance")] == [None] * 3
 
 
 def test_a_failure_below_a_passed_length_does_not_lower_the_maximum() -> None:
@@ -376,6 +554,27 @@ def test_sweep_json_has_exactly_its_fields_and_is_json() -> None:
     assert said["schema"] == 1
     assert [row["max_error"] for row in said["rows"]] == [None, None, 1e-6]
     assert all(tuple(row) == table.SWEEP_FIELDS for row in said["rows"])
+
+
+def test_json_of_ranks_is_json() -> None:
+    bad = make.on_ranks({"time": 1.0, "peak": 5}, {"time": math.inf, "peak": 6})
+    (row,) = sweep_json([make.record(make.trial(world_size=2), bad)])["rows"]
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    assert (row["rank_times"], row["rank_peaks"]) == ([1.0, None], [5, 6])
+    promised = {"tokens_per_rank", "exposed_share", "bytes_sent", "bytes_formula", "imbalance",
+                "rank_peaks", "rank_times", "wire_error", "speedup", "efficiency",
+                "batch"}  # fmt: skip
+    assert promised <= set(table.SWEEP_FIELDS)
+    assert {"tokens_per_rank", "rank_peaks", "imbalance"} <= set(table.MAXLEN_FIELDS)
+
+
+def test_every_field_that_is_not_plain_is_explained() -> None:
+    """A field set has its legend right under it."""
+    source = Path(table.__file__).read_text(encoding="utf-8")
+    legend = source.split('"""', 2)[2].split("SEVERITY", 1)[0]
+    said = " ".join(legend.split('"""')[1::2])
+    new = table.SWEEP_FIELDS[table.SWEEP_FIELDS.index("tokens_per_rank") :]
+    assert [name for name in new if name not in said] == []
 
 
 def test_maxlen_json_has_exactly_its_fields_and_is_json() -> None:

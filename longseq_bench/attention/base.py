@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.comm.group import Group
+from longseq_bench.comm.shard import Shard
 from longseq_bench.cost import Cost, dense_cost
-from longseq_bench.model import Workload
+from longseq_bench.errors import WorldError
+from longseq_bench.model import DType, Workload
 from longseq_bench.registry import Registry
 
 Positions = NDArray[np.int64]
@@ -26,14 +28,27 @@ Counts = NDArray[np.int_] | NDArray[np.bool_]
 class Attention(ABC):
     """One way to compute attention for one workload on one rank of a group.
 
-    Letters: B batch, Hq heads, Hk kv_heads, N this rank's tokens, D head_dim.
+    Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim, each this rank's share; `shard`
+    says which, `workload` is that of all ranks together.
     """
 
     summary: ClassVar[str]
+    many_ranks: ClassVar[bool] = False
+    """Whether it can be spread over ranks."""
 
     def __init__(self, workload: Workload, group: Group) -> None:
-        """Raises UnsupportedError, before anything runs, for what it can't do."""
+        """Raises UnsupportedError, before anything runs, for what it can't do.
+
+        The group may not be connected yet: what needs its peers is made in `plan`.
+        """
+        if group.size > 1 and not self.many_ranks:
+            raise WorldError(f"runs on one rank; ddp spreads a batch of it over {group.size}")
         self.workload, self.group = workload, group
+        self.shard = self._shard()
+
+    def _shard(self) -> Shard:
+        """What of the tensors this rank holds."""
+        return Shard.whole(self.workload)
 
     @classmethod
     def unavailable(cls, device: str) -> str | None:
@@ -57,6 +72,21 @@ class Attention(ABC):
     def cost(self) -> Cost:
         """FLOPs, floor bytes and bytes sent, by formula."""
         return dense_cost(self.workload)
+
+    @property
+    def loosest(self) -> DType:
+        """The coarsest dtype that numbers pass through, which sets how far off they may be."""
+        return self.workload.dtype
+
+    def projections(self) -> dict[str, Tensor]:
+        """Of a module: matrices (D, D) by which q, k, v and out are multiplied from the right,
+        leaves with gradients in train. Empty for attention alone."""
+        return {}
+
+    def parameter_gradients(self) -> dict[str, Tensor]:
+        """After a backward, the gradients of those matrices, summed over the whole workload on
+        all ranks. Every rank has to ask."""
+        return {name: m.grad for name, m in self.projections().items() if m.grad is not None}
 
     def measures(self) -> dict[str, float]:
         """Shares that the pattern has: density_asked, density_achieved, uncovered."""

@@ -1,20 +1,21 @@
-"""All-gather attention: every rank holds all keys and values and computes its own query rows."""
+"""All-gather attention: every rank sees all keys and values and computes its own query rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated
 
-from longseq_bench.attention.base import ExactAttention, implementation
-from longseq_bench.attention.tiled import TiledAttention
+from longseq_bench.attention.base import implementation
+from longseq_bench.attention.sharded import Sharded
+from longseq_bench.comm.couriers import Courier, Gather
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.comm.orders import Name
 from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
 from longseq_bench.model import Workload
 
 
 @implementation("collective")
-class Collective(TiledAttention, ExactAttention):
+class Collective(Sharded):
     """Exact attention of own query rows to gathered keys and values."""
 
     summary = "all keys and values gathered, own query rows; on one rank nothing is gathered"
@@ -25,11 +26,15 @@ class Collective(TiledAttention, ExactAttention):
         group: Group,
         *,
         chunk: Annotated[int | None, "gather this many tokens at a time; none: all at once"] = None,
+        order: Annotated[Name, "which tokens a rank holds"] = "zigzag",
     ) -> None:
-        super().__init__(workload, group)
-        if group.size > 1:
-            raise UnsupportedError("collective over several ranks is not part of this version")
+        super().__init__(workload, group, order)
         self.chunk = chunk
+
+    def courier(self) -> Courier:
+        most = max(self.counts())
+        tokens = most if self.chunk is None else max(1, self.chunk // self.group.size)
+        return Gather(self.group, self.counts(), min(most, tokens))
 
     def tiles(self) -> Iterator[RowBlock]:
         w = self.workload

@@ -13,11 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.attention.base import Counts, Positions, implementation
-from longseq_bench.attention.segments import Pair, Walk, segment_tiles
+from longseq_bench.attention.segments import (
+    Pair,
+    Walk,
+    segment_tiles,
+    share_a_segment,
+    shared_tiles,
+)
 from longseq_bench.attention.tiled import TILE_ROWS, TiledAttention
+from longseq_bench.attention.travelling import Travelling, piece_tokens
+from longseq_bench.comm.couriers import Piece as Shown
+from longseq_bench.comm.couriers import Ring
 from longseq_bench.comm.group import Group
-from longseq_bench.cost import Cost, attention_flops, floor_bytes, visible_pairs
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.comm.orders import even
+from longseq_bench.comm.shard import Shard
+from longseq_bench.cost import (
+    Cost,
+    attention_flops,
+    floor_bytes,
+    key_bytes_per_token,
+    visible_pairs,
+)
+from longseq_bench.errors import WorldError
+from longseq_bench.kernels.core import Core
 from longseq_bench.kernels.tiles import RowBlock
 from longseq_bench.model import Workload
 from longseq_bench.patterns.dilated import Rule
@@ -32,6 +50,8 @@ class Dilated(TiledAttention):
     """Segments and dilation along the sequence."""
 
     summary = "LongNet: segments thinned by a rate, mixed by their softmax denominators"
+    many_ranks = True
+    _permuted = False
 
     def __init__(
         self,
@@ -42,28 +62,61 @@ class Dilated(TiledAttention):
         dilation: Annotated[tuple[int, ...], "rate of each pair"] = DILATION,
         mix: Annotated[Mix, "softmax: all pairs for every head; groups: one pair each"] = "softmax",
     ) -> None:
-        super().__init__(workload, group)
-        if group.size > 1:
-            raise UnsupportedError("segments over several ranks are not part of this version")
+        if workload.seq_len < group.size:
+            raise WorldError(f"{workload.seq_len} tokens can't be shared by {group.size} ranks")
         self.rule = Rule(tuple(segments), tuple(dilation), workload.heads, mix)
+        super().__init__(workload, group)
         self.walk = Walk(workload.seq_len)
         self.step_of: NDArray[np.int32] | None = None
 
+    def _shard(self) -> Shard:
+        steps = self._steps(self.group.rank)
+        return Shard.of_tokens(self.workload, np.arange(steps.start, steps.stop))
+
+    def core(self) -> Core:
+        if self.group.size == 1:
+            return super().core()
+        return Travelling(self.courier(), self)
+
+    def courier(self) -> Ring:
+        """Pieces travel along the walk, as far as any rank's segments reach."""
+        counts = tuple(len(self._steps(rank)) for rank in range(self.group.size))
+        most = piece_tokens(max(counts), max(counts))
+        return Ring(self.group, counts, most, hops=self._hops())
+
+    def own(self, share: int, shares: int) -> Iterator[RowBlock]:
+        """What a share of own queries see of own keys."""
+        steps = self._steps(self.group.rank)
+        parts = -(-len(steps) // TILE_ROWS)
+        first, last = (part * TILE_ROWS for part in even(parts, shares, share))
+        if first < last:
+            yield from self._seen(steps[first:last], steps)
+
+    def of(self, piece: Shown) -> Iterator[RowBlock]:
+        """What own queries see of another rank's piece."""
+        theirs = self._steps(piece.owner)
+        yield from self._seen(self._steps(self.group.rank), theirs[piece.start : piece.stop])
+
+    def _seen(self, rows: range, keys: range) -> Iterator[RowBlock]:
+        own = self._steps(self.group.rank)
+        runs = tuple(self.head_runs(min(TILE_ROWS, len(own))))
+        causal = self.workload.causal
+        yield from shared_tiles(self.walk, self._pairs(), runs, causal, own, rows, keys, TILE_ROWS)
+
     def tiles(self) -> Iterator[RowBlock]:
         w = self.workload
-        pairs = tuple(Pair(*pair) for pair in self.rule.pairs())
         rows = min(max(TILE_ROWS, *self.rule.segments), w.seq_len)
         for heads in self.head_runs(rows):
-            yield from segment_tiles(self.walk, pairs, heads, w.causal, TILE_ROWS)
+            yield from segment_tiles(self.walk, self._pairs(), heads, w.causal, TILE_ROWS)
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         causal = self.workload.causal
         return self.rule.multiplicity(q_positions, k_positions, head, causal, self.step_of)
 
     def cost(self) -> Cost:
-        return Cost(
-            attention_flops(self.workload, self._pairs_a_head()), floor_bytes(self.workload)
-        )
+        w, token = self.workload, key_bytes_per_token(self.workload)
+        sent = self.courier().bytes_sent(token, token if w.train else 0)
+        return Cost(attention_flops(w, self._pairs_a_head()), floor_bytes(w), sent)
 
     def measures(self) -> dict[str, float]:
         w = self.workload
@@ -76,3 +129,25 @@ class Dilated(TiledAttention):
     def _pairs_a_head(self) -> float:
         w = self.workload
         return self.rule.visible_pairs(w.seq_len, w.causal) / w.heads
+
+    def _pairs(self) -> tuple[Pair, ...]:
+        return tuple(Pair(*pair) for pair in self.rule.pairs())
+
+    def _steps(self, rank: int) -> range:
+        """The steps of the walk that a rank holds."""
+        return range(*even(self.workload.seq_len, self.group.size, rank))
+
+    def _hops(self) -> int:
+        """How far pieces go until nobody needs them."""
+        size, pairs = self.group.size, self._pairs()
+        return max(
+            hop
+            for hop in range(size)
+            for owner in range(size)
+            if hop == 0 or self._needed(owner, (owner + hop) % size, pairs)
+        )
+
+    def _needed(self, owner: int, rank: int, pairs: tuple[Pair, ...]) -> bool:
+        """Whether a rank's queries see any key of the owner's."""
+        before = not self.workload.causal or self._permuted or owner < rank
+        return before and share_a_segment(pairs, self._steps(owner), self._steps(rank))

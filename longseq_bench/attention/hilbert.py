@@ -12,6 +12,7 @@ import numpy as np
 from longseq_bench.attention.base import Counts, Positions, implementation
 from longseq_bench.attention.dilated import Dilated
 from longseq_bench.attention.segments import Walk
+from longseq_bench.comm.shard import Shard
 from longseq_bench.patterns.hilbert import hilbert_order
 
 
@@ -21,9 +22,21 @@ class Hilbert(Dilated):
 
     summary = "segments and dilation along a Hilbert curve, so that a segment is a 2-D patch"
 
+    _permuted = True
+
+    def _shard(self) -> Shard:
+        steps = self._steps(self.group.rank)
+        if self.group.size == 1:
+            # on one rank tokens lie as they came, and the walk goes through them
+            return Shard.whole(self.workload)
+        order = hilbert_order(self.workload.seq_len)
+        return Shard.of_tokens(self.workload, order[steps.start : steps.stop].astype(np.int64))
+
     def plan(self, device: str) -> None:
         super().plan(device)
-        self.walk = Walk(self.workload.seq_len, hilbert_order(self.workload.seq_len))
+        # over ranks the walk is what is shared out, and only causality asks where it came from
+        if self.group.size == 1 or self.workload.causal:
+            self.walk = Walk(self.workload.seq_len, hilbert_order(self.workload.seq_len))
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         if self.step_of is None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from longseq_bench.comm.orders import stairs
 from longseq_bench.kernels.tiles import Index, Piece, RowBlock
 
 Tokens = range | NDArray[np.int32]
@@ -72,6 +73,83 @@ def segment_tiles(
             rows = members[at : at + tile]
             pieces = [p for tokens, h in sets for p in _pieces(rows, tokens, h, causal, tile)]
             yield RowBlock(_index(rows), heads, tuple(pieces))
+
+
+def shared_tiles(
+    walk: Walk,
+    pairs: tuple[Pair, ...],
+    head_runs: Iterable[slice],
+    causal: bool,
+    own: range,
+    some: range,
+    keys: range,
+    tile: int,
+) -> Iterator[RowBlock]:
+    """What queries at steps `some` of a walk see of keys at steps `keys`, which may be another
+    rank's. Both are held in the order of the walk, so every set is a strided view; only along a
+    permuted walk does causality need a mask, where a set lies on both sides of a query.
+
+    Row indices are into `own`, the steps that this rank holds; key indices into `keys`.
+    """
+    for heads in head_runs:
+        for start in range(some.start, some.stop, tile):
+            rows = range(start, min(start + tile, some.stop))
+            pieces: list[Piece] = []
+            for pair in pairs:
+                run = range(max(pair.heads.start, heads.start), min(pair.heads.stop, heads.stop))
+                for queries, seen, h in _shared_sets(pair, run, rows, keys):
+                    pieces += _shared_pieces(walk, causal, rows, keys, queries, seen, h)
+            if pieces:
+                at = slice(rows.start - own.start, rows.stop - own.start)
+                yield RowBlock(at, heads, tuple(pieces))
+
+
+def share_a_segment(pairs: tuple[Pair, ...], first: range, second: range) -> bool:
+    """Whether any segment holds steps of both."""
+    low, high = sorted((first, second), key=lambda r: r.start)
+    return any((low.stop - 1) // p.segment == high.start // p.segment for p in pairs)
+
+
+def _shared_sets(
+    pair: Pair, heads: range, rows: range, keys: range
+) -> Iterator[tuple[range, range, slice]]:
+    """Steps of rows and of keys that see each other, with the heads for which they do."""
+    first = max(rows.start, keys.start) // pair.segment
+    last = min(rows.stop - 1, keys.stop - 1) // pair.segment
+    for segment in range(first, last + 1):
+        start, stop = segment * pair.segment, (segment + 1) * pair.segment
+        for offset, own in pair.offsets(heads):
+            of_rows, of_keys = (_steps(start + offset, stop, pair.rate, r) for r in (rows, keys))
+            if len(of_rows) and len(of_keys):
+                yield of_rows, of_keys, own
+
+
+def _steps(start: int, stop: int, rate: int, among: range) -> range:
+    """Every rate-th step from start on, those among a run."""
+    first = start + max(0, -(-(among.start - start) // rate)) * rate
+    return range(first, min(stop, among.stop), rate)
+
+
+def _shared_pieces(
+    walk: Walk, causal: bool, rows: range, keys: range, queries: range, seen: range, heads: slice
+) -> Iterator[Piece]:
+    if not causal:
+        yield Piece(_strided(queries, rows), _strided(seen, keys), heads)
+    elif walk.order is None:
+        for stair in stairs(queries, seen):
+            own, theirs = queries[stair.rows], seen[stair.keys]
+            yield Piece(_strided(own, rows), _strided(theirs, keys), heads, stair.causal)
+    else:
+        of_queries = torch.from_numpy(walk.order[queries.start : queries.stop : queries.step])
+        of_keys = torch.from_numpy(walk.order[seen.start : seen.stop : seen.step])
+        mask = of_keys[None, :] <= of_queries[:, None]
+        if mask.any():
+            needed = None if mask.all() else mask
+            yield Piece(_strided(queries, rows), _strided(seen, keys), heads, mask=needed)
+
+
+def _strided(steps: range, among: range) -> slice:
+    return slice(steps.start - among.start, steps.stop - among.start, steps.step)
 
 
 def super_segment(seq_len: int, pairs: tuple[Pair, ...]) -> int:

@@ -1,17 +1,15 @@
-"""What every implementation made of tiles shares: how large a tile, and which kernel ran."""
+"""What every implementation made of tiles shares: how large a tile is."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from longseq_bench.attention.base import Attention
-from longseq_bench.kernels import local
-from longseq_bench.kernels.tiles import ALL, Piece, Plan, RowBlock, attend
+from longseq_bench.attention.cored import CoredAttention
+from longseq_bench.kernels.core import Core, Tiles
+from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
 
 TILE_ROWS = 1024
 """Rows a kernel call: torch's CPU kernel works in tiles of 256 rows from 768 rows up."""
@@ -22,29 +20,23 @@ TILE_SHARE_OF_Q = 16
 and no smaller than what keeps a core's cache busy."""
 
 
-class TiledAttention(Attention):
+class TiledAttention(CoredAttention):
     """An attention given by a plan of tiles; see kernels/tiles.py."""
 
     @abstractmethod
     def tiles(self) -> Iterator[RowBlock]:
         """The plan, walked afresh at every pass."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        plan: Plan = self.tiles
-        return attend(q, k, v, plan, train=self.workload.train)
-
-    def plan(self, device: str) -> None:
-        self._kernel = local.name(device, getattr(torch, self.workload.dtype))
-
-    def facts(self) -> dict[str, Any]:
-        return {"kernel": self._kernel}
+    def core(self) -> Core:
+        return Tiles(self.tiles)
 
     def head_runs(self, rows: int) -> Iterator[slice]:
         """Runs of query heads that keep a tile of `rows` tokens small beside q."""
         w = self.workload
         group = w.heads // w.kv_heads
         row_bytes = w.batch * w.head_dim * w.dtype_bytes
-        room = max(SMALLEST_TILE_BYTES, row_bytes * w.heads * w.seq_len // TILE_SHARE_OF_Q)
+        held = len(self.shard.queries)
+        room = max(SMALLEST_TILE_BYTES, row_bytes * w.heads * held // TILE_SHARE_OF_Q)
         heads = max(room // (rows * row_bytes), -(-torch.get_num_threads() // w.batch))
         run = max(1, heads // group) * group
         for start in range(0, w.heads, run):

@@ -14,6 +14,7 @@ import typer
 
 from longseq_bench import __version__
 from longseq_bench.cli.doctor import doctor
+from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import listing
 from longseq_bench.cli.maxlen import maxlen
 from longseq_bench.cli.report import report
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command()(sweep)
 app.command()(maxlen)
+app.command(context_settings={"allow_interspersed_args": False})(launch)
 app.command()(report)
 app.command("list")(listing)
 app.command()(doctor)

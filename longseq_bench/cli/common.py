@@ -6,7 +6,10 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +28,49 @@ if TYPE_CHECKING:
 FAILED = ("wrong", "crashed", "error")
 MEMORY_SHARE = 0.8
 _COARSE, _FINE = 2**30, 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the trials of a command run: what starts them, over how many ranks where a command does
+    not say, and how many of them are on one host."""
+
+    make: Callable[[], Launcher]
+    ranks: int
+    per: int
+
+
+_stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
+
+
+@contextmanager
+def on(stage: Stage) -> Iterator[None]:
+    """Commands that are run inside run their trials there, instead of on this host alone."""
+    before = _stage.set(stage)
+    try:
+        yield
+    finally:
+        _stage.reset(before)
+
+
+def make_launcher() -> Launcher:
+    """What starts the trials of this command."""
+    from longseq_bench.launchers.forked import Forked
+
+    stage = _stage.get()
+    return stage.make() if stage else Forked()
+
+
+def default_ranks() -> int:
+    """The ranks of a trial where nothing is said: all that there are."""
+    stage = _stage.get()
+    return stage.ranks if stage else 1
+
+
+def sharing(ranks: int) -> int:
+    """How many of so many ranks share a host."""
+    stage = _stage.get()
+    return min(ranks, stage.per) if stage else ranks
 
 
 def console(stderr: bool = False) -> Console:
@@ -99,8 +145,9 @@ def exit_code(records: Iterable[Record]) -> int:
     return 3 if any(r.outcome.status in FAILED for r in records) else 0
 
 
-def check_device(catalogue: Catalogue, device: str, dtype: str) -> None:
-    """Raises UserError where the device is not here or lacks the dtype."""
+def check_device(catalogue: Catalogue, device: str, dtype: str, ranks: int = 1) -> None:
+    """Raises UserError where the device is not here, lacks the dtype, or is too few for the ranks:
+    each has a CUDA device of its own; on a CPU they share the cores, however many."""
     info = catalogue.devices[device]
     if info.unavailable:
         others = [d for d, i in catalogue.devices.items() if not i.unavailable]
@@ -108,11 +155,17 @@ def check_device(catalogue: Catalogue, device: str, dtype: str) -> None:
     if dtype not in info.dtypes:
         have = ", ".join(info.dtypes)
         raise UserError(f"{info.name} ({device}) has no {dtype}; it has {have}")
+    if device == "cuda" and ranks > info.count:
+        there = f"there is {info.count}" if info.count == 1 else f"there are {info.count}"
+        raise UserError(
+            f"--world-size {ranks} is more than the CUDA devices here, of which {there}"
+        )
 
 
-def default_memory(device: Device, out: Path | None) -> int:
-    """80 % of what is free now, rounded down; in a folder that has records, what they had, so that
-    a resumed run asks for the same."""
+def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
+    """80 % of what is free now, rounded down; on a CPU a rank's share of it, as ranks share the
+    memory. In a folder that has records what they had, so that a resumed run asks for the same,
+    unless that is more than the machine has for so many ranks."""
     from longseq_bench.environment import free_memory
     from longseq_bench.errors import StoreError
     from longseq_bench.store import load
@@ -121,10 +174,14 @@ def default_memory(device: Device, out: Path | None) -> int:
         earlier = load(out).records if out else []
     except StoreError:
         earlier = []
+    here = sharing(ranks) if device == "cpu" else 1
     for record in reversed(earlier):
-        if record.trial.device == device and record.trial.memory_budget:
-            return record.trial.memory_budget
+        budget = record.trial.memory_budget
+        if record.trial.device != device or not budget:
+            continue
+        if here == 1 or here * budget <= record.environment.memory_bytes:
+            return budget
 
-    free = int(free_memory(device) * MEMORY_SHARE)
+    free = int(free_memory(device) * MEMORY_SHARE) // here
     step = _COARSE if free >= 4 * _COARSE else _FINE
     return max(step, free // step * step)

@@ -46,7 +46,7 @@ def maxlen(
         typer.Option("--option", "-o", help="An option of theirs, NAME=VALUE; more than once."),
     ] = None,
     memory_budget: Annotated[
-        str | None, typer.Option(help="7.9GiB, 512MiB. Default: 80 % of what is free.")
+        str | None, typer.Option(help="A rank's: 7.9GiB, 512MiB. Default: 80 % of what is free.")
     ] = None,
     time_budget: Annotated[
         str | None, typer.Option(help="Seconds one pass may take: 60s, 2min. Default: 30s.")
@@ -61,10 +61,13 @@ def maxlen(
     causal: Annotated[bool, typer.Option("--causal")] = False,
     mode: Annotated[ModeName, typer.Option(help="train: forward and backward.")] = ModeName.forward,
     device: Annotated[DeviceName, typer.Option()] = DeviceName.cpu,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Ranks that share a sequence; on cuda a device each.")
+    ] = None,
     ceiling: Annotated[
         str | None, typer.Option(help="Ask for no more tokens than this: 1M.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads a trial.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads a rank.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[
         Path | None,
@@ -78,30 +81,41 @@ def maxlen(
 
     The answer is a bracket: the longest length that was run, passed and was confirmed in a fresh
     process, and the shortest that was run and failed, within 1 % or 64 tokens, with what limited
-    it: memory, time, a kernel's limit, numerics.
+    it: memory, time, a kernel's limit, numerics. Tokens are those of all ranks together.
     """
-    from longseq_bench.cli.common import check_device, console
-    from longseq_bench.launchers.forked import Forked
-    from longseq_bench.units import parse_bytes, parse_seconds, parse_tokens
+    from longseq_bench.cli.common import console, default_ranks, make_launcher
+    from longseq_bench.units import parse_bytes, parse_seconds
 
     memory = parse_bytes(memory_budget) if memory_budget else None
     seconds = parse_seconds(time_budget) if time_budget else DEFAULT_TIME_S
-    most = parse_tokens(ceiling) if ceiling else None
+    ranks = world_size or default_ranks()
+    most = _ceiling(ceiling, ranks)
     shape = _workload(
         batch=batch, heads=heads, kv_heads=kv_heads if kv_heads is not None else heads,
         head_dim=head_dim, dtype=dtype.value, causal=causal, mode=mode.value,
     )  # fmt: skip
-    with Forked() as launcher:
+    with make_launcher() as launcher:
         with console(stderr=True).status("looking at this machine …"):
             catalogue = launcher.catalogue()
-        check_device(catalogue, device.value, dtype.value)
         trials = _trials(
             catalogue, impl, option or [],
-            workload=shape, device=device.value, memory_budget=memory, time_budget=seconds,
-            threads=threads, seed=seed, out=out,
+            workload=shape, device=device.value, world_size=ranks, memory_budget=memory,
+            time_budget=seconds, threads=threads, seed=seed, out=out,
         )  # fmt: skip
         launcher.check(trials)
         return _search(trials, most, launcher, out, as_json)
+
+
+def _ceiling(text: str | None, ranks: int) -> int | None:
+    """In tokens. Raises UserError where no length under it has a token for every rank."""
+    from longseq_bench.errors import UserError
+    from longseq_bench.units import parse_tokens
+
+    tokens = parse_tokens(text) if text else None
+    if tokens is not None and tokens < ranks:
+        least = f"with --world-size {ranks} the least is {ranks}"
+        raise UserError(f"--ceiling {text} is less than a token a rank; {least}")
+    return tokens
 
 
 def _workload(**fields: Any) -> dict[str, Any]:
@@ -127,18 +141,20 @@ def _trials(
     catalogue: Catalogue, names: list[str], assignments: list[str], out: Path | None, **fields: Any
 ) -> list[Trial]:
     """One trial an implementation. An option goes to every implementation that has it."""
-    from longseq_bench.cli.common import default_memory
+    from longseq_bench.cli.common import check_device, default_memory
     from longseq_bench.config import parse_assignments
     from longseq_bench.errors import UnknownNameError
     from longseq_bench.model import Trial
 
+    device, ranks = fields["device"], fields["world_size"]
+    check_device(catalogue, device, fields["workload"]["dtype"], ranks)
     given = parse_assignments(assignments)
     known = {n: {s.name for s in catalogue.entry(n, "--impl").options} for n in names}
     for name in given:
         if not any(name in options for options in known.values()):
             every = {o for options in known.values() for o in options}
             raise UnknownNameError("option", name, every, ", ".join(names))
-    fields["memory_budget"] = fields["memory_budget"] or default_memory(fields["device"], out)
+    fields["memory_budget"] = fields["memory_budget"] or default_memory(device, out, ranks)
     return [
         Trial(
             implementation=name,
@@ -178,6 +194,7 @@ def _show(records: list[Record]) -> None:
 def _refuse_hopeless_time(records: list[Record]) -> None:
     """Raises UserError where the time budget was shorter than any run at all."""
     from longseq_bench.errors import UserError
+    from longseq_bench.reports.groups import name_of
     from longseq_bench.table import maximum_rows
 
     for row in maximum_rows(records):
@@ -185,5 +202,5 @@ def _refuse_hopeless_time(records: list[Record]) -> None:
             shortest = row["first_failure"]
             raise UserError(
                 f"time budget {row['time_budget']:.3g} s is shorter than one run of "
-                f"{row['implementation']}: {shortest} token(s) took longer; raise --time-budget"
+                f"{name_of(row)}: {shortest} token(s) took longer; raise --time-budget"
             )

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from longseq_bench.config import SweepConfig
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.model import Record
+    from longseq_bench.model import Device, Record
 
 
 def sweep(
@@ -28,16 +28,18 @@ def sweep(
 ) -> int:
     """Run every combination of a config, interleaved, and report.
 
+    A list in the config is an axis of the grid: tokens, dtype, mode, world_size (the ranks of a
+    trial; each has the memory budget to itself), an implementation's options.
+
     Run it again with the same --out to go on where it stopped: what is finished is not run again.
     """
-    from longseq_bench.cli.common import console
+    from longseq_bench.cli.common import console, default_ranks, make_launcher
     from longseq_bench.config import load
-    from longseq_bench.launchers.forked import Forked
 
     screen = console(stderr=True)
-    with Forked() as launcher:
+    with make_launcher() as launcher:
         with screen.status("looking at this machine …"):
-            asked = _with_budget(load(config, launcher.catalogue()), out)
+            asked = _with_budget(load(config, launcher.catalogue(), default_ranks()), out)
             launcher.check(asked.trials)
             _check_baseline(asked)
         if dry_run:
@@ -46,13 +48,17 @@ def sweep(
 
 
 def _with_budget(config: SweepConfig, out: Path | None) -> SweepConfig:
-    """Trials without a memory budget get the machine's default, so that none can exhaust it."""
+    """Trials without a memory budget get the machine's default, so that none can exhaust it: one
+    for all, by the most ranks of any, so that trials on few and on many can be compared."""
     from dataclasses import replace
 
     from longseq_bench.cli.common import default_memory
 
-    devices = {t.device for t in config.trials if t.memory_budget is None}
-    budgets = {device: default_memory(device, out) for device in devices}
+    ranks: dict[Device, int] = {}
+    for trial in config.trials:
+        if trial.memory_budget is None:
+            ranks[trial.device] = max(trial.world_size, ranks.get(trial.device, 1))
+    budgets = {device: default_memory(device, out, most) for device, most in ranks.items()}
     trials = tuple(
         t if t.memory_budget else t.but(memory_budget=budgets[t.device]) for t in config.trials
     )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from longseq_bench.catalogue import Catalogue, Entry
 from longseq_bench.cli.watch import option_value, option_words
 from longseq_bench.doctor import Finding
 from longseq_bench.model import Environment, Record, Trial
-from longseq_bench.reports.groups import grouped, workload_words
+from longseq_bench.reports.groups import grouped, least_peak, name_of, spread_out, workload_words
 from longseq_bench.table import maximum_rows, speeds, sweep_rows
 from longseq_bench.units import (
     format_bytes,
@@ -30,6 +32,12 @@ _STATES = {
     "note": "[yellow]note[/yellow]",
 }
 NONE = "—"
+GAP, NARROWEST_LABEL = 2, 20
+_RANKS_SAID = (
+    "[dim]a rank: the most tokens that one rank holds · peak, sent: of the rank with most · "
+    "exposed: share of the time that communication adds to computing · speed-up: over one rank, "
+    "efficiency: that over the ranks · max/min: largest peak over the least[/dim]"
+)
 
 
 def rows_table(records: Sequence[Record], baseline: str | None) -> RenderableType:
@@ -42,8 +50,12 @@ def rows_table(records: Sequence[Record], baseline: str | None) -> RenderableTyp
     parts: list[RenderableType] = []
     for group in grouped(rows):
         parts += [f"[bold]{escape(workload_words(group[0], machines))}[/bold]"]
-        parts += [_lengths_table(group, baseline), ""]
-    return Group(*parts, *(_failure(r) for r in rows if r["status"] != "ok"))
+        parts += [
+            _over_ranks(group, baseline) if spread_out(group) else _lengths_table(group, baseline),
+            "",
+        ]
+    said = [_RANKS_SAID, ""] if spread_out(rows) else []
+    return Group(*parts, *said, *(_failure(r) for r in rows if r["status"] != "ok"))
 
 
 def _lengths_table(rows: Sequence[dict[str, Any]], baseline: str | None) -> Table:
@@ -66,26 +78,114 @@ def _lengths_table(rows: Sequence[dict[str, Any]], baseline: str | None) -> Tabl
     return table
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A column and how soon it is left out where the terminal is narrow: 0 never, 1 first."""
+
+    heading: str
+    cell: Callable[[dict[str, Any]], str]
+    leaves: int = 0
+
+    def width(self, rows: Iterable[dict[str, Any]]) -> int:
+        cells = (Text.from_markup(self.cell(row)).cell_len for row in rows)
+        return max(len(self.heading), *cells)
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """Rows under as many columns as the terminal has room for, their labels wrapped."""
+
+    rows: Sequence[dict[str, Any]]
+    columns: Sequence[_Column]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Table | str]:
+        shown = list(self.columns)
+        label = max(len(row["label"]) for row in self.rows)
+        while (room := options.max_width - self._width(shown)) < min(label, NARROWEST_LABEL):
+            leaving = [column for column in shown if column.leaves]
+            if not leaving:
+                break
+            shown.remove(min(leaving, key=lambda column: column.leaves))
+        table = Table(box=None, padding=(0, 1), pad_edge=False)
+        table.add_column("", max_width=max(room, 1), overflow="fold")
+        for column in shown:
+            table.add_column(escape(column.heading), justify="right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(escape(row["label"]), *(column.cell(row) for column in shown))
+        yield table
+        if out := [c.heading for c in self.columns if c not in shown]:
+            yield f"[dim]no room for {escape(', '.join(out))}: see the report[/dim]"
+
+    def _width(self, shown: Sequence[_Column]) -> int:
+        return sum(column.width(self.rows) + GAP for column in shown)
+
+
+def _over_ranks(rows: Sequence[dict[str, Any]], baseline: str | None) -> _Fitted:
+    """Rows of which some ran on several ranks."""
+    columns = [
+        _Column("tokens", lambda r: format_tokens(r["tokens"])),
+        _Column("ranks", lambda r: str(r["world_size"])),
+        _Column("a rank", lambda r: _shown(r["tokens_per_rank"], format_tokens), 6),
+        _Column("time", lambda r: _time(r)[0]),
+        _Column("±", lambda r: _time(r)[1], 5),
+        _Column("speed-up", lambda r: _shown(r["speedup"], _times)),
+        _Column("efficiency", lambda r: _shown(r["efficiency"], format_share), 9),
+        _Column("exposed", lambda r: _shown(r["exposed_share"], format_share)),
+        _Column("sent", lambda r: _shown(r["bytes_sent"], format_bytes), 4),
+        _Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes)),
+        _Column("least", lambda r: _shown(least_peak(r), format_bytes), 3),
+        _Column("max/min", lambda r: _shown(r["imbalance"], _times), 7),
+        _Column("FLOP/s", _flop_rate, 2),
+        _Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
+    ]
+    if baseline:
+        heading = f"× {baseline}"
+        columns.append(_Column(heading, lambda r: _shown(r["speed"], _times), 8))
+    return _Fitted(rows, columns)
+
+
 def maxima_table(records: Sequence[Record]) -> RenderableType:
     """A search's results: the bracket, what limited it, how near the floor."""
+    rows = maximum_rows(records)
+    sentences = [escape(_sentence(row)) for row in rows]
+    table = _maxima_over_ranks(rows) if spread_out(rows) else _maxima(rows)
+    return Group(table, "", *sentences)
+
+
+def _maxima_over_ranks(rows: Sequence[dict[str, Any]]) -> _Fitted:
+    columns = [
+        _Column("ranks", lambda r: str(r["world_size"])),
+        _Column("longest", lambda r: f"[bold]{r['max_tokens']:,}[/bold]"),
+        _Column("a rank", lambda r: _shown(r["tokens_per_rank"], lambda n: f"{n:,}"), 3),
+        _Column("first failure", lambda r: _shown(r["first_failure"], lambda n: f"{n:,}")),
+        _Column("limited by", lambda r: str(r["limited_by"])),
+        _Column("of floor", lambda r: _shown(r["fraction_of_floor"], format_share), 5),
+        _Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 4),
+        _Column("max/min", lambda r: _shown(r["imbalance"], _times), 2),
+        _Column("runs", lambda r: str(r["runs"]), 1),
+    ]
+    return _Fitted(rows, columns)
+
+
+def _maxima(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("", no_wrap=True, overflow="ellipsis")
     for heading in ("longest", "first failure", "limited by", "of floor", "peak", "runs"):
         table.add_column(heading, justify="right", no_wrap=True)
-    lines = []
-    for row in maximum_rows(records):
+    for row in rows:
         table.add_row(
             escape(row["label"]), f"[bold]{row['max_tokens']:,}[/bold]",
             _shown(row["first_failure"], lambda n: f"{n:,}"), row["limited_by"],
             _shown(row["fraction_of_floor"], format_share),
             _shown(row["peak_bytes"], format_bytes), str(row["runs"]),
         )  # fmt: skip
-        lines.append(escape(_sentence(row)))
-    return Group(table, "", *lines)
+    return table
 
 
 def _sentence(row: dict[str, Any]) -> str:
-    name, budget = row["label"], format_bytes(row["memory_budget"])
+    name, budget = name_of(row), format_bytes(row["memory_budget"])
+    if row["world_size"] > 1:
+        budget += " a rank"
     if not row["max_tokens"]:
         return f"{name}: no length passed ({row['failure_reason']})"
     times = f", {format_seconds(row['time_budget'])} a pass" if row["time_budget"] else ""
@@ -101,12 +201,17 @@ def _sentence(row: dict[str, Any]) -> str:
 
 def trials_table(trials: Sequence[Trial], rounds: int) -> RenderableType:
     """What a sweep would run."""
-    table = Table("", "options", "tokens", "dtype", "mode", "causal", "device", "budget", box=None)
+    several = any(trial.world_size > 1 for trial in trials)
+    ranks = ["ranks"] if several else []
+    table = Table(
+        "", "options", "tokens", *ranks, "dtype", "mode", "causal", "device", "budget", box=None
+    )
     for trial in trials:
         w = trial.workload
+        ranks = [str(trial.world_size)] if several else []
         table.add_row(
-            trial.implementation, escape(option_words(trial)), format_tokens(w.seq_len), w.dtype,
-            w.mode, "yes" if w.causal else "no", trial.device,
+            trial.implementation, escape(option_words(trial)), format_tokens(w.seq_len), *ranks,
+            w.dtype, w.mode, "yes" if w.causal else "no", trial.device,
             _shown(trial.memory_budget, format_bytes),
         )  # fmt: skip
     return Group(table, f"{len(trials)} trials × {rounds} rounds; nothing was run")
@@ -160,9 +265,13 @@ def _flop_rate(row: dict[str, Any]) -> str:
 
 def _failure(row: dict[str, Any]) -> str:
     where = f" in {row['phase']}" if row["phase"] else ""
-    what = f"{row['label']} at {format_tokens(row['tokens'])}"
+    what = f"{name_of(row)} at {format_tokens(row['tokens'])}"
     said = f"{what}: {row['status']}{where}: {row['reason']}"
     return f"[yellow]{escape(said)}[/yellow]"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}"
 
 
 def _shown(value: Any, write: Any) -> str:

@@ -17,6 +17,7 @@ from longseq_bench.model import OptionValue, Record, Trial
 from longseq_bench.plan import Step
 from longseq_bench.runner import Watcher
 from longseq_bench.stats import median_interval
+from longseq_bench.table import per_iteration
 from longseq_bench.units import format_bytes, format_seconds, format_tokens
 
 _MARKS = {"ok": ("✓", "green"), "oom": ("○", "yellow"), "timeout": ("○", "yellow"),
@@ -142,6 +143,7 @@ def trial_words(trial: Trial) -> str:
     w = trial.workload
     words = [trial.implementation, format_tokens(w.seq_len), w.dtype]
     words += [option_words(trial)] if trial.options else []
+    words += [f"on {trial.world_size} ranks"] if trial.world_size > 1 else []
     words += [w.mode] if w.train else []
     words += ["causal"] if w.causal else []
     words += [trial.device] if trial.device != "cpu" else []
@@ -167,7 +169,8 @@ def outcome_words(record: Record) -> str:
         where = f" in {outcome.phase}" if outcome.phase else ""
         return f"{outcome.status}{where}: {outcome.reason}"
     words = []
-    if times := outcome.samples("time"):
+    a_rank = " a rank" if record.trial.world_size > 1 else ""
+    if times := per_iteration(record, "time"):
         low, middle, high = median_interval(times)
         spread = max(high - middle, middle - low) / middle if middle else 0.0
         # one sample has no spread, which is not a spread of nothing
@@ -177,9 +180,9 @@ def outcome_words(record: Record) -> str:
         words.append(f"one pass {format_seconds(passed)}")
     peak, bound = outcome.largest("peak"), outcome.largest("peak_bound")
     if peak is not None:
-        words.append(f"peak {format_bytes(peak)}")
+        words.append(f"peak {format_bytes(peak)}{a_rank}")
     elif bound is not None:
-        words.append(f"peak at most {format_bytes(bound)}")
+        words.append(f"peak at most {format_bytes(bound)}{a_rank}")
     return ", ".join(words)
 
 

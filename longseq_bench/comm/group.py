@@ -1,18 +1,187 @@
-"""The ranks that run one trial together."""
+"""The ranks that run one trial together, and everything that passes between them.
+
+Bytes are counted where they leave a rank, so that they can be held against the formula. `alone()`
+is a group of one: nothing travels. What ranks agree on beside their trial (a verdict, a maximum)
+travels apart and is not counted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+PATIENCE = timedelta(days=7)
+"""Nothing waits as long: the launcher owns the clock, and tells a hang from a lost peer."""
+
+
+@dataclass
+class Traffic:
+    """What a rank has sent, and which half of a pass is switched off while the other is timed."""
+
+    bytes_sent: int = 0
+    communicates: bool = True
+    computes: bool = True
+
+
+class Pending:
+    """Transfers under way. Their handles are dropped after the wait: held ones keep buffers."""
+
+    def __init__(self, works: Sequence[Any] = ()) -> None:
+        self._works = list(works)
+
+    def wait(self) -> None:
+        """Block until every transfer is done. Raises RuntimeError where a peer is lost."""
+        for work in self._works:
+            work.wait()
+        self._works.clear()
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process among the ranks of a trial: `rank` of `size`."""
+    """This process among the ranks of a trial: `rank` of `size`.
+
+    ranks: the global ranks of a part of the world, in order; the world itself where empty.
+    data, control: process groups of torch; None for a group that is not connected.
+    """
 
     rank: int = 0
     size: int = 1
+    ranks: tuple[int, ...] = ()
+    data: Any = None
+    control: Any = None
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
 
     @classmethod
     def alone(cls) -> Group:
         """One process, no communication."""
         return cls()
+
+    @classmethod
+    def world(cls, device: str) -> Group:
+        """All ranks of an initialised torch.distributed, with a group of its own for agreeing."""
+        control = (
+            dist.group.WORLD
+            if device == "cpu"
+            else dist.new_group(backend="gloo", timeout=PATIENCE)
+        )
+        return cls(dist.get_rank(), dist.get_world_size(), (), dist.group.WORLD, control)
+
+    def part(self, parts: Sequence[Sequence[int]]) -> Group:
+        """The one of `parts` (global ranks, all of the world's) that this rank is in.
+
+        Every rank has to call it with the same parts. Counts bytes with this group.
+        """
+        mine = next(tuple(p) for p in parts if self.rank in p)
+        made = None
+        if self.data is not None:
+            for ranks in parts:
+                handle = dist.new_group(list(ranks), timeout=PATIENCE)
+                made = handle if tuple(ranks) == mine else made
+        return Group(mine.index(self.rank), len(mine), mine, made, self.control, self.traffic)
+
+    @contextmanager
+    def only(self, *, compute: bool = True, communicate: bool = True) -> Iterator[None]:
+        """Switch a half of a pass off, to time the other half alone."""
+        self.traffic.computes, self.traffic.communicates = compute, communicate
+        try:
+            yield
+        finally:
+            self.traffic.computes = self.traffic.communicates = True
+
+    @property
+    def computes(self) -> bool:
+        return self.traffic.computes
+
+    # ---- what is counted -----------------------------------------------------------------------
+
+    def exchange(
+        self, send: Sequence[Tensor], receive: Sequence[Tensor], to: int, source: int
+    ) -> Pending:
+        """Start sending to rank `to` and receiving from rank `source` of this group.
+
+        Each tensor is contiguous and none is both sent and received.
+        """
+        if self.size == 1 or not self.traffic.communicates:
+            return Pending()
+        self.count(*send)
+        ops = [dist.P2POp(dist.isend, t, self._peer(to), self.data) for t in send]
+        ops += [dist.P2POp(dist.irecv, t, self._peer(source), self.data) for t in receive]
+        return Pending(dist.batch_isend_irecv(ops))
+
+    def all_gather(self, out: Tensor, own: Tensor) -> Pending:
+        """Start filling out (size, *own.shape) with every rank's `own`."""
+        if self.size == 1 or not self.traffic.communicates:
+            out[self.rank].copy_(own)
+            return Pending()
+        self.traffic.bytes_sent += (self.size - 1) * own.nbytes
+        # one after the other along the first dimension is what every backend takes
+        joined = out.flatten(0, 1)
+        return Pending([dist.all_gather_into_tensor(joined, own, self.data, async_op=True)])
+
+    def reduce_scatter(self, out: Tensor, given: Tensor) -> Pending:
+        """Start filling `out` with the sum over ranks of their given[rank], (size, *out.shape)."""
+        if self.size == 1 or not self.traffic.communicates:
+            out.copy_(given[self.rank])
+            return Pending()
+        self.traffic.bytes_sent += (self.size - 1) * out.nbytes
+        joined = given.flatten(0, 1)
+        return Pending([dist.reduce_scatter_tensor(out, joined, group=self.data, async_op=True)])
+
+    def all_to_all(
+        self,
+        out: Tensor,
+        given: Tensor,
+        out_sizes: list[int] | None = None,
+        given_sizes: list[int] | None = None,
+    ) -> Pending:
+        """Start sending part r of `given` to rank r; out's part r comes from rank r.
+
+        Sizes are of dimension 0 of both, equal parts where None.
+        """
+        if self.size == 1 or not self.traffic.communicates:
+            if out.shape == given.shape:
+                out.copy_(given)
+            return Pending()
+        own = given_sizes[self.rank] if given_sizes else given.shape[0] // self.size
+        row = given[:1].nbytes if given.shape[0] else 0
+        self.traffic.bytes_sent += (given.shape[0] - own) * row
+        work = dist.all_to_all_single(out, given, out_sizes, given_sizes, self.data, async_op=True)
+        return Pending([work])
+
+    def count(self, *sent: Tensor) -> None:
+        """Add to the bytes sent, for transports that send by themselves."""
+        self.traffic.bytes_sent += sum(t.nbytes for t in sent)
+
+    # ---- what is not ---------------------------------------------------------------------------
+
+    def largest(self, *values: float) -> list[float]:
+        """The largest of each value over all ranks; the same on every rank."""
+        return self._agreed(values, dist.ReduceOp.MAX)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks of a tensor on the CPU, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.control)
+        return tensor
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            dist.barrier(group=self.control)
+
+    def _agreed(self, values: Sequence[float], how: Any) -> list[float]:
+        if self.size == 1:
+            return list(values)
+        together = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(together, how, group=self.control)
+        return together.tolist()
+
+    def _peer(self, rank: int) -> int:
+        return self.ranks[rank] if self.ranks else rank

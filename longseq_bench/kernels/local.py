@@ -20,17 +20,30 @@ _EFFICIENT_ALIGN = 32
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
-    """Output (B, Hq, Nq, D) and log-sum-exp (B, Hq, Nq)."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output (B, Hq, Nq, D) and log-sum-exp (B, Hq, Nq); 0 and -inf for rows that see nothing.
+
+    mask: (Nq, Nk), True where a query sees a key.
+    """
+    bias = None if mask is None else _bias(mask, q)
     if q.device.type == "cpu":
-        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-        return out, lse
-    if q.dtype in _HALF:
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=bias
+        )
+    elif q.dtype in _HALF and bias is None:
         out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
-        return out, lse
-    k, v = _repeat_heads(q, k), _repeat_heads(q, v)
-    out, lse = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[:2]
-    return out, lse[..., : q.shape[2]]
+    else:
+        k, v = _repeat_heads(q, k), _repeat_heads(q, v)
+        made = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal)
+        out, lse = made[0], made[1][..., : q.shape[2]]
+    if mask is not None:
+        # the kernels give such rows a log-sum-exp of their own
+        blind = ~mask.any(1).to(lse.device)
+        out = out.masked_fill(blind[:, None], 0.0)
+        lse = lse.masked_fill(blind, -torch.inf)
+    return out, lse
 
 
 def backward(
@@ -41,21 +54,23 @@ def backward(
     out: Tensor,
     lse: Tensor,
     causal: bool = False,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, given the output and log-sum-exp of the whole softmax."""
+    bias = None if mask is None else _bias(mask, q)
     if q.device.type == "cpu":
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_out, q, k, v, out, lse, 0.0, causal
+            grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=bias
         )
         return cast(tuple[Tensor, Tensor, Tensor], grads)
-    if q.dtype in _HALF:
+    if q.dtype in _HALF and bias is None:
         seed = torch.empty(0, dtype=torch.uint64, device=q.device)
         grads = _aten._scaled_dot_product_flash_attention_backward(
             grad_out, q, k, v, out, lse.contiguous(), None, None,
             q.shape[2], k.shape[2], 0.0, causal, seed, seed,
         )  # fmt: skip
         return grads[0], grads[1], grads[2]
-    return _efficient_backward(grad_out, q, k, v, out, lse, causal)
+    return _efficient_backward(grad_out, q, k, v, out, lse, causal, bias)
 
 
 def name(device: str, dtype: torch.dtype) -> str:
@@ -66,18 +81,36 @@ def name(device: str, dtype: torch.dtype) -> str:
 
 
 def _efficient_backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The memory-efficient kernel wants its log-sum-exp padded to 32 rows, and heads repeated."""
     short = -q.shape[2] % _EFFICIENT_ALIGN
     padded = torch.nn.functional.pad(lse, (0, short), value=torch.inf)
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
     dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
-        grad_out, q, _repeat_heads(q, k), _repeat_heads(q, v), None, out, padded, seed, seed,
+        grad_out, q, _repeat_heads(q, k), _repeat_heads(q, v), bias, out, padded, seed, seed,
         0.0, [True, True, True, False], causal,
     )  # fmt: skip
     groups = (k.shape[0], k.shape[1], q.shape[1] // k.shape[1], k.shape[2], k.shape[3])
     return dq, dk.reshape(groups).sum(2), dv.reshape(groups).sum(2)
+
+
+def _bias(mask: Tensor, q: Tensor) -> Tensor:
+    """A mask as what is added to the scores, (B, Hq, Nq, Nk) by strides of 0, in the dtype of q;
+    rows are stored 8 elements aligned, as the memory-efficient kernel wants them."""
+    rows, keys = mask.shape
+    stored = q.new_zeros(rows, -(-keys // 8) * 8)[:, :keys]
+    stored.masked_fill_(~mask.to(q.device), -torch.inf)
+    if q.device.type == "cpu":
+        return stored
+    return stored.expand(q.shape[0], q.shape[1], rows, keys)
 
 
 def _repeat_heads(q: Tensor, k: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,12 +33,14 @@ class Piece:
 
     rows: into the block's rows.  keys: into the tokens of k and v.
     heads: query heads of the whole tensor, a slice with start and stop.
+    mask: (rows, keys), True where a pair is seen, where it is neither every pair nor a triangle.
     """
 
     rows: Index
     keys: Index
     heads: slice
     causal: bool = False
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,6 @@ class RowBlock:
 Plan = Callable[[], Iterator[RowBlock]]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, train: bool) -> Tensor:
-    """The plan's attention, differentiable where `train`. Rows in no piece come out zero."""
-    if train:
-        return cast(Tensor, _Tiled.apply(q, k, v, plan))  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        return forward(q, k, v, plan)[0]
-
-
 def forward(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan, keep_lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
@@ -84,7 +77,7 @@ def forward(
             return local.forward(q, k, v, block.whole.causal)
         if out is None:
             out = torch.zeros_like(q)
-            lse = q.new_full(q.shape[:3], -math.inf, dtype=_wide(q)) if keep_lse else None
+            lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
         _block_forward(q, k, v, block, out, lse)
     return torch.zeros_like(q) if out is None else out, lse
 
@@ -99,26 +92,12 @@ def backward(
             return local.backward(grad_out, q, k, v, out, lse, block.whole.causal)
         if dq is None or dk is None or dv is None:
             dq = torch.zeros_like(q)
-            dk, dv = (torch.zeros_like(t, dtype=_wide(t)) for t in (k, v))
+            dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
         _block_backward((grad_out, q, out), (k, v), lse, block, dq, (dk, dv))
     if dq is None or dk is None or dv is None:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dk = dk.to(k.dtype)
     return dq, dk, dv.to(v.dtype)
-
-
-class _Tiled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
-        out, lse = forward(q, k, v, plan, keep_lse=True)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.plan = plan
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        return *backward(grad_out, q, k, v, out, lse, ctx.plan), None
 
 
 def _block_forward(
@@ -128,18 +107,43 @@ def _block_forward(
     q_block = _take(q, block.heads, block.rows)
     acc = _accumulator(out, block)
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
-    for heads, kv_heads, piece in _calls(block, q.shape[1] // k.shape[1]):
-        part, part_lse = local.forward(
-            _take(q_block, heads, piece.rows),
-            _take(k, kv_heads, piece.keys),
-            _take(v, kv_heads, piece.keys),
-            piece.causal,
-        )
-        _merge(acc, acc_lse, heads, piece.rows, part, part_lse)
-        del part, part_lse
+    _merge_pieces(q_block, (k, v), q.shape[1] // k.shape[1], block, acc, acc_lse)
     _store(out, block, acc)
     if lse is not None:
         _store(lse, block, acc_lse)
+
+
+def merge(q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor) -> None:
+    """Merge what a row block sees of these keys into what it has seen before, in place.
+
+    out (B, Hq, N, D) and lse (B, Hq, N) are wide (float32, or float64 for float64); rows that
+    have seen nothing are 0 and -inf. The block's rows are a slice.
+    """
+    at = (block.heads, block.rows)
+    group = q.shape[1] // k.shape[1]
+    _merge_pieces(_take(q, *at), (k, v), group, block, _take(out, *at), _take(lse, *at))
+
+
+def _merge_pieces(
+    q: Tensor,
+    keys: tuple[Tensor, Tensor],
+    group: int,
+    block: RowBlock,
+    acc: Tensor,
+    acc_lse: Tensor,
+) -> None:
+    """q, acc and acc_lse are those of the block's rows and heads."""
+    for heads, kv_heads, piece in _calls(block, group):
+        k, v = (_take(t, kv_heads, piece.keys) for t in keys)
+        part, part_lse = local.forward(
+            _take(q, heads, piece.rows),
+            k,
+            v,
+            piece.causal,
+            piece.mask,
+        )
+        _merge(acc, acc_lse, heads, piece.rows, part, part_lse)
+        del k, v, part, part_lse
 
 
 def _block_backward(
@@ -151,20 +155,37 @@ def _block_backward(
     d_keys: tuple[Tensor, Tensor],
 ) -> None:
     """One row block's share of the gradients: `dq` stored, those of k and v added to."""
+    acc = _accumulator(dq, block)
+    add_gradients(queries, keys, lse, block, acc, d_keys)
+    _store(dq, block, acc)
+
+
+def add_gradients(
+    queries: tuple[Tensor, Tensor, Tensor],
+    keys: tuple[Tensor, Tensor],
+    lse: Tensor,
+    block: RowBlock,
+    acc: Tensor,
+    d_keys: tuple[Tensor, Tensor],
+) -> None:
+    """Add what a row block sees of these keys to gradients, in place.
+
+    queries: gradient of the output, q and the output, (B, Hq, N, D).  lse (B, Hq, N) and the
+    output are those of the whole softmax.  acc: dq of the block's rows and heads; d_keys: dk and
+    dv of all these keys.  All three are wide.
+    """
     own = [_take(t, block.heads, block.rows) for t in queries]
     own_lse = _take(lse, block.heads, block.rows)
-    acc = _accumulator(dq, block)
     for heads, kv_heads, piece in _calls(block, queries[0].shape[1] // keys[0].shape[1]):
         grad_out, q, out = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
         row_lse = _take(own_lse, heads, piece.rows)
-        parts = local.backward(grad_out, q, k, v, out, row_lse, piece.causal)
+        parts = local.backward(grad_out, q, k, v, out, row_lse, piece.causal, piece.mask)
         del grad_out, q, out, k, v
         _add(acc, heads, piece.rows, parts[0])
         _add(d_keys[0], kv_heads, piece.keys, parts[1])
         _add(d_keys[1], kv_heads, piece.keys, parts[2])
         del parts
-    _store(dq, block, acc)
 
 
 def _calls(block: RowBlock, group: int) -> Iterator[tuple[slice, slice, Piece]]:
@@ -208,15 +229,15 @@ def _merge(
 
 def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
     """Wide zeros for a row block: a view of the target itself where that can serve."""
-    if target.dtype == _wide(target) and isinstance(block.rows, slice):
+    if target.dtype == wide(target) and isinstance(block.rows, slice):
         return target[:, block.heads, block.rows]
     tokens = block.rows.numel() if isinstance(block.rows, Tensor) else None
     view = target[:, block.heads] if tokens is not None else target[:, block.heads, block.rows]
     shape = (*view.shape[:2], tokens or view.shape[2], view.shape[3])
-    return target.new_zeros(shape, dtype=_wide(target))
+    return target.new_zeros(shape, dtype=wide(target))
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
+def wide(tensor: Tensor) -> torch.dtype:
     """What sums are held in: float32, or float64 where the input is."""
     return torch.promote_types(tensor.dtype, torch.float32)
 

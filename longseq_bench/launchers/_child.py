@@ -13,21 +13,29 @@ import sys
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from socket import socket
 
 _PR_SET_PDEATHSIG = 1
 
 
-def enter(request: str, payload: str, pipe: Connection, output: str) -> None:
-    """Answer one request in a session of its own, with everything printed going to a file."""
+def enter(
+    request: str, payload: str, pipe: Connection, output: str, listener: socket | None = None
+) -> None:
+    """Answer one request in a session of its own, with everything printed going to a file, where
+    SIGUSR1 writes what each thread is doing.
+
+    listener: of rank 0 among several, the open socket at which they meet.
+    """
     os.setsid()
     _die_with_parent()
     _redirect(output)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     pipe.send_bytes(b'{"server": %d}' % os.getppid())
 
     from longseq_bench.probe.worker import serve
 
-    serve(request, payload, pipe)
+    serve(request, payload, pipe, listener)
 
 
 def _die_with_parent() -> None:

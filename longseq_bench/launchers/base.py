@@ -16,7 +16,7 @@ OnPhase = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Launched:
-    """What a trial came to, and how many child processes it took (a retry is one more)."""
+    """What a trial came to, and how many child processes it took: one a rank, a retry as many."""
 
     outcome: Outcome
     processes: int = 1
@@ -31,7 +31,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def check(self, trials: Sequence[Trial]) -> None:
-        """Raises UserError for the first trial whose options make no sense together."""
+        """Raises UserError for the first trial whose options make no sense together, and for an
+        implementation that suits the ranks of none of its trials."""
 
     @abstractmethod
     def run(self, trial: Trial, on_phase: OnPhase) -> Launched:

@@ -1,7 +1,11 @@
-"""One host: each trial in a fresh child of a fork server that has torch loaded.
+"""One host: each rank of a trial in a fresh child of a fork server that has torch loaded.
 
 A child is ready in hundredths of a second, and nothing of an earlier trial is in it. The parent
-owns the clock: it kills the child's whole session when a phase outlasts its limit.
+owns the clock: it kills a child's whole session when a phase outlasts its limit. What the ranks say
+comes together in a Crew.
+
+Several ranks meet at a socket that the parent has opened and rank 0 inherits: no port is guessed,
+no file is made, and whoever is killed, nothing of it stays.
 """
 
 from __future__ import annotations
@@ -10,14 +14,14 @@ import json
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import IO, Any
+from socket import create_server, socket
+from typing import Any
 
 import psutil
 
@@ -25,8 +29,15 @@ from longseq_bench.catalogue import Catalogue
 from longseq_bench.errors import LauncherError, UserError
 from longseq_bench.launchers import _child
 from longseq_bench.launchers.base import Launched, Launcher, OnPhase
-from longseq_bench.launchers.deaths import kernel_kills, memory_may_be_why, outcome_of_exit
-from longseq_bench.model import Outcome, Phase, Trial
+from longseq_bench.launchers.crew import GRACE_S, PHASE_LIMIT_S, Crew
+from longseq_bench.launchers.deaths import (
+    kernel_kills,
+    memory_may_be_why,
+    remove_shared,
+    shared_files,
+)
+from longseq_bench.launchers.looks import Output, kill_strays, leaving, look, stacks
+from longseq_bench.model import Outcome, Trial
 from longseq_bench.units import format_bytes
 
 PRELOAD = [
@@ -38,32 +49,36 @@ PRELOAD = [
 """symbolic_shapes, because torch imports it in its first backward (0.2 s); `__main__`, because
 every child imports the main script: so each is imported once, before any fork."""
 
-PHASE_LIMIT_S = 900.0
-"""For phases that no time budget covers, and for passes without one."""
-
-GRACE_S = 1.0
-"""A pass that ends just over its budget says so itself; after this the parent does."""
-
-EXACT_FACTOR = 4
-"""How much longer a pass with exact accounting of the heap may take: no time is judged by it."""
-
-PASSES = ("forward", "backward", "time")
 RETRY_FACTOR, RETRY_ROOM, RETRY_SHARE = 4, 2 * 2**30, 0.9
 """How much more a second opinion gets, and the share of free memory it stays in."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Child:
-    """One running child and what it has said so far."""
+    """One running child."""
 
     process: BaseProcess
     pipe: Connection
-    output: IO[bytes]
-    phase: Phase = "start"
+    output: Output
     server: int | None = None
-    outcome: Outcome | None = None
-    answer: Any = None
-    deadline: float = field(default_factory=lambda: time.monotonic() + PHASE_LIMIT_S)
+
+    def hear(self) -> dict[str, Any] | None:
+        """Its next message; None where there will be none any more."""
+        try:
+            message: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError, ValueError):
+            return None
+        self.server = message.get("server", self.server)
+        return message
+
+    def end(self, patience: float = 0.0) -> None:
+        """Kill its whole session, where it has not ended after this many seconds."""
+        self.process.join(timeout=patience)
+        if self.process.pid and self.process.is_alive():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
+        self.process.join()
 
 
 class Forked(Launcher):
@@ -80,18 +95,21 @@ class Forked(Launcher):
         return self._catalogue
 
     def check(self, trials: Sequence[Trial]) -> None:
-        # lengths, budgets and rounds make no difference to whether options make sense
-        distinct = {(t.implementation, str(t.options)): t for t in trials}
+        # lengths, budgets and rounds make no difference to whether options and ranks make sense
+        distinct = {
+            (t.implementation, str(t.options), t.world_size, t.at(1).workload.model_dump_json()): t
+            for t in trials
+        }
         asked = json.dumps([t.model_dump(mode="json") for t in distinct.values()])
         for mistake in self._ask("check", asked):
-            if mistake:
-                raise UserError(mistake)
+            raise UserError(mistake)
 
     def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
         outcome, signal_number = self._attempt(trial, on_phase)
         if not trial.memory_budget or not memory_may_be_why(outcome, signal_number):
-            return Launched(outcome)
-        return Launched(self._second_opinion(trial, outcome, on_phase), processes=2)
+            return Launched(outcome, trial.world_size)
+        second = self._second_opinion(trial, outcome, on_phase)
+        return Launched(second, 2 * trial.world_size)
 
     def _second_opinion(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
         """Fused kernels do not check every allocation: the same pass with room tells a lack of
@@ -99,7 +117,7 @@ class Forked(Launcher):
         assert trial.memory_budget
         larger = max(RETRY_FACTOR * trial.memory_budget, trial.memory_budget + RETRY_ROOM)
         if trial.device == "cpu":
-            here = int(psutil.virtual_memory().available * RETRY_SHARE)
+            here = int(psutil.virtual_memory().available * RETRY_SHARE / trial.world_size)
             larger = max(trial.memory_budget, min(larger, here))
         again, _ = self._attempt(trial.but(memory_budget=larger, repeats=0), on_phase)
         if again.status != "ok":
@@ -113,128 +131,104 @@ class Forked(Launcher):
 
     def _ask(self, request: str, payload: str) -> Any:
         """A child's answer to a question. Raises LauncherError where none comes."""
-        child = self._start(request, payload)
+        child, message = self._start(request, payload), None
         try:
-            self._follow(child, None, lambda phase, part: None)
+            end = time.monotonic() + PHASE_LIMIT_S
+            while child.pipe.poll(max(0.0, end - time.monotonic())):
+                message = child.hear()
+                if message is None or "answer" in message:
+                    break
         finally:
-            printed, _ = self._end(child)
-        if child.answer is None:
-            last = printed.strip().splitlines()[-1:] or ["it said nothing"]
+            printed, _ = _end([child], [child] if message else [])
+        if not message or "answer" not in message:
+            last = printed[0].strip().splitlines()[-1:] or ["it said nothing"]
             raise LauncherError(f"a child process can't be started here: {last[0]}")
-        return child.answer
+        return message["answer"]
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
-        """One child's outcome, and the signal that killed it (0: none)."""
-        kills = kernel_kills()
-        child = self._start("trial", trial.model_dump_json())
-        late = False
+        """The outcome of a child a rank, and the signal that killed the one to blame (0: none)."""
+        shared, crew = shared_files(), Crew(trial, time.monotonic())
+        children: list[_Child] = []
         try:
-            late = self._follow(child, trial.time_budget, on_phase)
+            self._start_ranks(trial, children)
+            _follow(crew, children, on_phase)
+            if crew.late(time.monotonic()):
+                pids = {rank: children[rank].process.pid or 0 for rank in crew.running}
+                looks = look(pids, trial.world_size > 1)
+                outputs = {rank: children[rank].output for rank in pids}
+                crew.judge(looks, stacks(pids, outputs) if crew.hangs(looks) else {})
         finally:
-            printed, strays = self._end(child)
-        code = child.process.exitcode or 0
-        if child.outcome is not None:
-            outcome = child.outcome
-        elif late:
-            return _timed_out(trial, child.phase), 0
-        else:
-            outcome = outcome_of_exit(code, child.phase, printed, kernel_kills() > kills)
-        if strays:
-            left = f"left {len(strays)} process(es) behind, killed: {', '.join(strays)}"
-            reason = f"{outcome.reason}; {left}" if outcome.reason else left
-            outcome = outcome.model_copy(update={"reason": reason})
-        return outcome, -code if code < 0 and child.outcome is None else 0
+            spoke = [child for rank, child in enumerate(children) if rank not in crew.running]
+            _, strays = _end(children, spoke)
+            remove_shared(shared)
+        return leaving(crew.outcome(), strays), crew.signal_number
 
-    def _start(self, request: str, payload: str) -> _Child:
+    def _start_ranks(self, trial: Trial, children: list[_Child]) -> None:
+        """Start a child a rank; each is among `children` as soon as it is there."""
+        size = trial.world_size
+        listener = create_server(("127.0.0.1", 0), backlog=size) if size > 1 else None
+        try:
+            port = listener.getsockname()[1] if listener else 0
+            for rank in range(size):
+                place = {"rank": rank, "size": size, "local_rank": rank, "port": port}
+                asked = json.dumps({"trial": trial.model_dump(mode="json"), "place": place})
+                children.append(self._start("trial", asked, None if rank else listener))
+        finally:
+            if listener:
+                listener.close()
+
+    def _start(self, request: str, payload: str, listener: socket | None = None) -> _Child:
         receiver, sender = self._context.Pipe(duplex=False)
-        handle, output = tempfile.mkstemp(prefix="longseq-", suffix=".out")
+        output = Output()
         process = self._context.Process(
-            target=_child.enter, args=(request, payload, sender, output), daemon=False
+            target=_child.enter,
+            args=(request, payload, sender, output.path, listener),
+            daemon=False,
         )
         try:
             process.start()
         except OSError as error:
-            os.close(handle)
-            os.unlink(output)
+            output.close()
             raise LauncherError(f"the fork server can't be started: {error}") from error
         finally:
             sender.close()
-        return _Child(process, receiver, os.fdopen(handle, "rb"))
+        return _Child(process, receiver, output)
 
-    def _follow(self, child: _Child, budget: float | None, on_phase: OnPhase) -> bool:
-        """Listen until the child ends or is late; True where a phase outlasted its limit."""
-        while True:
-            left = child.deadline - time.monotonic()
-            if left <= 0:
-                return True
-            ready = wait([child.pipe, child.process.sentinel], timeout=left)
-            if child.pipe in ready:
-                try:
-                    message = json.loads(child.pipe.recv_bytes())
-                except (EOFError, OSError, ValueError):
-                    child.process.join(timeout=GRACE_S)
-                    return False
-                self._hear(child, message, budget, on_phase)
-                if child.outcome is not None or child.answer is not None:
-                    return False
-            elif ready:
-                return False
 
-    def _hear(
-        self, child: _Child, message: dict[str, Any], budget: float | None, on_phase: OnPhase
-    ) -> None:
-        if "phase" in message:
-            # backward belongs to the pass that forward began
-            if message["phase"] != "backward":
-                limit = PHASE_LIMIT_S
-                if message["phase"] in PASSES and budget is not None:
-                    limit = budget * (EXACT_FACTOR if message["part"] == "exact" else 1) + GRACE_S
-                child.deadline = time.monotonic() + limit
-            child.phase = message["phase"]
-            on_phase(message["phase"], message["part"])
-        elif "outcome" in message:
-            child.outcome = Outcome.model_validate(message["outcome"])
-        elif "answer" in message:
-            child.answer = message["answer"]
-        elif "server" in message:
-            child.server = message["server"]
+def _follow(crew: Crew, children: Sequence[_Child], on_phase: OnPhase) -> None:
+    """Listen until all is said or a rank is late. Progress is that of rank 0."""
+    kills = kernel_kills()
+    while not crew.done(time.monotonic()):
+        running = [(rank, children[rank]) for rank in crew.running]
+        handles = [handle for _, c in running for handle in (c.pipe, c.process.sentinel)]
+        ready = wait(handles, timeout=max(0.0, crew.deadline - time.monotonic()))
+        if not ready and crew.late(time.monotonic()):
+            return
+        for rank, child in running:
+            if child.pipe in ready and (message := child.hear()):
+                crew.hear(rank, message, time.monotonic())
+                if "phase" in message and rank == 0:
+                    on_phase(message["phase"], message["part"])
+            elif child.pipe in ready or child.process.sentinel in ready:
+                at = time.time_ns()
+                child.end(GRACE_S)
+                code, killed = child.process.exitcode or 0, kernel_kills() > kills
+                crew.ended(rank, code, child.output.printed(), killed, time.monotonic(), at)
 
-    def _end(self, child: _Child) -> tuple[str, list[str]]:
-        """Kill what is left; returns the end of its output and the names of what it left behind."""
-        finished = child.outcome is not None or child.answer is not None
-        if finished:
-            child.process.join(timeout=GRACE_S)
-        if child.process.pid and child.process.is_alive():
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.process.pid, signal.SIGKILL)
-            child.process.kill()
-        child.process.join()
-        strays = _kill_strays(child.server)
+
+def _end(children: Sequence[_Child], spoke: Sequence[_Child]) -> tuple[list[str], list[str]]:
+    """Dismiss who has spoken, kill who has not, and what they left behind. Returns the end of each
+    one's output, and the names of what was left."""
+    for child in children:
         child.pipe.close()
-        with child.output:
-            printed = child.output.read().decode(errors="replace")[-4000:]
-        return printed, strays
-
-
-def _timed_out(trial: Trial, phase: Phase) -> Outcome:
-    if trial.time_budget and phase in PASSES:
-        reason = f"one pass took longer than the {trial.time_budget:.3g} s allowed"
-    else:
-        reason = f"{phase} took longer than {PHASE_LIMIT_S:.0f} s"
-    return Outcome(status="timeout", reason=reason, phase=phase)
-
-
-def _kill_strays(server: int | None) -> list[str]:
-    """End every process that a trial left to the fork server; one trial runs at a time."""
-    if server is None:
-        return []
-    with suppress(psutil.NoSuchProcess):
-        strays = psutil.Process(server).children(recursive=True)
-        names = []
-        for stray in strays:
-            with suppress(psutil.NoSuchProcess):
-                names.append(f"{stray.name()} ({stray.pid})")
-                stray.kill()
-        psutil.wait_procs(strays, timeout=GRACE_S)
-        return names
-    return []
+    for child in children:
+        if child not in spoke:
+            child.end()
+    until = time.monotonic() + GRACE_S
+    for child in spoke:
+        child.end(max(0.0, until - time.monotonic()))
+    strays = kill_strays(next((child.server for child in children if child.server), None))
+    printed = [child.output.printed() for child in children]
+    for child in children:
+        child.output.close()
+    return printed, strays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from longseq_bench.catalogue import Catalogue, DeviceInfo
 from longseq_bench.cost import attention_flops, floor_bytes
@@ -16,13 +16,14 @@ FLOPS_PER_S = 1e11
 class Simulated(Launcher):
     """Says what a machine would that follows the formulas; it measures nothing.
 
-    peak: bytes of a trial.  seconds: of one pass.  dies: an outcome that comes before either.
+    peak: bytes of a rank.  seconds: of one pass.  dies: an outcome that comes before either.
+    By default memory and work are spread evenly over the ranks, and communication is free.
     """
 
     def __init__(
         self,
-        peak: Formula = lambda t: 1.05 * floor_bytes(t.workload),
-        seconds: Formula = lambda t: attention_flops(t.workload) / FLOPS_PER_S,
+        peak: Formula = lambda t: 1.05 * floor_bytes(t.workload) / t.world_size,
+        seconds: Formula = lambda t: attention_flops(t.workload) / FLOPS_PER_S / t.world_size,
         dies: Callable[[Trial], Outcome | None] = lambda t: None,
     ) -> None:
         self._peak, self._seconds, self._dies = peak, seconds, dies
@@ -41,16 +42,28 @@ class Simulated(Launcher):
 
     def _outcome(self, trial: Trial) -> Outcome:
         peak, seconds = self._peak(trial), self._seconds(trial)
+        tokens, ranks = trial.workload.seq_len, trial.world_size
         facts = {"launcher": "simulated"}
+        if tokens < ranks:
+            reason = f"{tokens} tokens can't be shared by {ranks} ranks"
+            return Outcome(status="unsupported", reason=reason, phase="start", facts=facts)
         if trial.memory_budget and peak > trial.memory_budget:
             return Outcome(status="oom", reason="simulated", phase="forward", facts=facts)
         if trial.time_budget and seconds > trial.time_budget:
             return Outcome(status="timeout", reason="simulated", phase="forward", facts=facts)
-        measured = [("peak", "B", peak), ("pass_time", "s", seconds)]
-        if trial.repeats:
-            measured.append(("time", "s", seconds))
-        return Outcome(
-            status="ok",
-            measurements=tuple(Measurement(name=n, unit=u, samples=(x,)) for n, u, x in measured),
-            facts=facts,
-        )
+        measured = [
+            measurement
+            for rank in range(ranks)
+            for measurement in _of_rank(trial, rank, peak, seconds)
+        ]
+        return Outcome(status="ok", measurements=tuple(measured), facts=facts)
+
+
+def _of_rank(trial: Trial, rank: int, peak: float, seconds: float) -> Iterator[Measurement]:
+    tokens, ranks = trial.workload.seq_len, trial.world_size
+    own = tokens // ranks + (rank < tokens % ranks)
+    measured = [("peak", "B", peak), ("pass_time", "s", seconds), ("own_tokens", "1", own)]
+    if trial.repeats:
+        measured.append(("time", "s", seconds))
+    for name, unit, value in measured:
+        yield Measurement(name=name, unit=unit, samples=(value,), rank=rank)

@@ -1,9 +1,10 @@
 """The numerics gate: an output, and its gradients, against a float64 reference.
 
 The reference is one softmax built from the implementation's own pattern, row by row. At short
-lengths every row is checked; at long ones the first, the last and some random rows. Gradients stay
-checkable at any length because the checked pass is fed an output gradient that is zero outside
-those rows: then the whole dK and dV are sums over the checked rows alone.
+lengths every row is checked; at long ones the first, the last and some random rows, and on several
+ranks the first and last of each. Gradients stay checkable at any length because the checked pass
+is fed an output gradient that is zero outside those rows: then the whole dK and dV are sums over
+the checked rows alone. Every rank checks what it holds; the verdict is that of all.
 
 The error of a row is its largest difference over the reference's largest magnitude in that row:
 late rows of causal attention, a hundred times smaller than the first, count as much as it does.
@@ -12,49 +13,77 @@ late rows of causal attention, a hundred times smaller than the first, count as 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.comm.group import Group
 from longseq_bench.model import DType
+from longseq_bench.probe.holdings import largest, together
+from longseq_bench.probe.inputs import Triple
+from longseq_bench.probe.reference import Gradients, Reference, Rows
 
 TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 8e-3}
 GRADIENT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 1e-1, "float16": 1.5e-2}
 """Three times or more what correct kernels show on random inputs from 1 to 10k tokens: outputs
 1.5e-6, 1.5e-2, 2e-3; gradients 2.1e-6, 2.8e-2, 4.3e-3 (docs/decisions/0004)."""
 
-WHOLE_ROWS = 512
-SAMPLED_ROWS = 16
-KEY_CHUNK = 65_536
+PARAMETERS = {"q": "dWq", "k": "dWk", "v": "dWv", "out": "dWo"}
+NAMES = ("out", "dq", "dk", "dv", *PARAMETERS.values())
 _TINY = 1e-30
 
 
 @dataclass
 class Errors:
-    """Largest error of each tensor so far."""
+    """Largest error of each tensor so far, on this rank or, agreed, on any.
+
+    ranks: of agreed errors, where each is largest.
+    """
 
     largest: dict[str, float] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
 
-    def add(self, name: str, got: Tensor, want: Tensor, squares: Tensor | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        got: Tensor,
+        want: Tensor,
+        squares: Tensor | None = None,
+        magnitude: float | None = None,
+    ) -> None:
         """Rows (tokens, D). NaN or infinity in `got` counts as an infinite error; where the
         reference's row is zero, so must the other be, beside the tensor's largest magnitude.
 
         squares: sums of squares of the terms of each element before they cancel.
+        magnitude: the tensor's largest, where `want` is a part of it.
         """
+        if not len(got):
+            return
         got = got.detach().cpu().double()
         if not torch.isfinite(got).all():
             self.largest[name] = math.inf
             return
-        scale = want.abs().amax(-1)
-        if squares is not None:
-            scale = scale.maximum(squares.sqrt().amax(-1))
-        scale = scale.where(scale > 0, want.abs().max().clamp_min(_TINY))
-        error = float(((got - want).abs().amax(-1) / scale).max())
+        scale = _scale(want, squares)
+        whole = float(want.abs().max()) if magnitude is None else magnitude
+        scale = scale.where(scale > 0, max(whole, _TINY))
+        self.raise_to(name, float(((got - want).abs().amax(-1) / scale).max()))
+
+    def raise_to(self, name: str, error: float) -> None:
+        """An error of a tensor as large as this was seen."""
         self.largest[name] = max(self.largest.get(name, 0.0), error)
+
+    def agreed(self, group: Group) -> Errors:
+        """The largest of all ranks, the same on each; they have to call it together."""
+        own = torch.tensor([self.largest.get(name, -1.0) for name in NAMES], dtype=torch.float64)
+        worst, at = together(group, own).max(0)
+        seen = [n for n, error in zip(NAMES, worst.tolist(), strict=True) if error >= 0]
+        where = dict(zip(NAMES, at.tolist(), strict=True))
+        return Errors(
+            {name: float(worst[NAMES.index(name)]) for name in seen},
+            {name: where[name] for name in seen} if group.size > 1 else {},
+        )
 
     @property
     def worst(self) -> float:
@@ -66,123 +95,115 @@ class Errors:
         for name, error in self.largest.items():
             allowed = (TOLERANCE if name == "out" else GRADIENT_TOLERANCE)[dtype]
             if not error <= allowed:
-                return f"{name} is {error:.2g} off the float64 reference (allowed {allowed:.2g})"
+                where = f" on rank {self.ranks[name]}" if name in self.ranks else ""
+                off = f"{name}{where} is {error:.2g} off the float64 reference"
+                return f"{off} (allowed {allowed:.2g})"
         return None
-
-
-def checked_rows(seq_len: int, seed: int) -> Tensor:
-    """Query positions to check: all of a short sequence, else first, last and random ones."""
-    if seq_len <= WHOLE_ROWS:
-        return torch.arange(seq_len)
-    draw = torch.Generator().manual_seed(seed)
-    middle = torch.randint(1, seq_len - 1, (SAMPLED_ROWS - 2,), generator=draw)
-    return torch.unique(torch.cat([torch.tensor([0, seq_len - 1]), middle]))  # type: ignore
 
 
 def check(
     attention: Attention,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: Triple,
     out: Tensor,
     rows: Tensor,
     grad_out: Tensor | None = None,
-    grads: tuple[Tensor, Tensor, Tensor] | None = None,
+    grads: Triple | None = None,
 ) -> Errors:
-    """Errors of out (B, Hq, N, D) at `rows`, and of dq (at rows), dk, dv where grads are given.
+    """This rank's errors of out (B, Hq, N, D) at `rows`, of dq (at rows), dk, dv where grads are
+    given, and of the matrices' gradients where a module has some.
 
-    grad_out must be zero outside `rows`. Everything is brought to the CPU in float64.
+    rows: ascending global positions, the same on all ranks, which have to call this together.
+    grad_out must be zero outside them. Ranks that hold the same part have equal numbers in it.
     """
     errors = Errors()
-    q, k, v = inputs
-    group = q.shape[1] // k.shape[1]
-    for b in range(q.shape[0]):
-        for kv in range(k.shape[1]):
-            heads = range(kv * group, (kv + 1) * group)
-            parts = [
-                _one_head(attention, h, (q[b, h], k[b, kv], v[b, kv]), rows,
-                          None if grad_out is None else grad_out[b, h])
-                for h in heads
-            ]  # fmt: skip
-            for h, part in zip(heads, parts, strict=True):
-                errors.add("out", out[b, h][rows.to(out.device)], part.out)
-                if grads is not None:
-                    errors.add("dq", grads[0][b, h][rows.to(out.device)], *part.dq)
-            if grads is not None:
-                errors.add("dk", grads[1][b, kv], *_summed([p.dk for p in parts]))
-                errors.add("dv", grads[2][b, kv], *_summed([p.dv for p in parts]))
+    with torch.no_grad():
+        reference = Reference(attention, inputs, rows)
+        backward = None
+        if grads is not None:
+            backward = _Backward(reference, grads, errors)
+        for batch in reference.slabs():
+            wanted = reference.forward(batch)
+            _at_rows(errors, "out", reference, out, wanted, wanted.out)
+            if backward and grad_out is not None:
+                backward.add(wanted, grad_out)
+        if backward:
+            backward.close()
     return errors
 
 
-def zero_rows(out: Tensor) -> float:
-    """Share of (batch, head, token) rows whose output is exactly zero."""
-    return float((out == 0).all(-1).double().mean())
+def zero_rows(out: Tensor, group: Group) -> float:
+    """Share of (batch, head, token) rows whose output is exactly zero, over all ranks."""
+    zero = (out == 0).all(-1)
+    found = group.total(torch.tensor([int(zero.sum()), zero.numel()])).tolist()
+    return float(found[0] / found[1])
 
 
-_Sum = tuple[Tensor, ...]
-"""A reference gradient, and for dq and dk the squares of its terms."""
+def finite(tensors: list[Tensor], group: Group) -> bool:
+    """Whether every number of every rank is."""
+    return not group.largest(float(not all(bool(torch.isfinite(t).all()) for t in tensors)))[0]
 
 
-@dataclass(frozen=True)
-class _Reference:
-    out: Tensor
-    dq: _Sum = ()
-    dk: _Sum = ()
-    dv: _Sum = ()
+class _Backward:
+    """Compares gradients, some rows of the batch after the other."""
+
+    def __init__(self, reference: Reference, grads: Triple, errors: Errors) -> None:
+        self._reference, self._grads, self._errors = reference, grads, errors
+        w = reference.workload
+        # of keys that no checked row sees; what is large beside them another rank may hold
+        self._strays = torch.zeros(2, w.batch, w.kv_heads, dtype=torch.float64)
+        self._largest = torch.zeros_like(self._strays)
+        self._matrices: dict[str, Tensor] = {}
+
+    def add(self, rows: Rows, grad_out: Tensor) -> None:
+        reference, shard = self._reference, self._reference.shard
+        gradients = Gradients(reference, rows, grad_out)
+        for chunk, *wanted in gradients.of_keys():
+            i, j = shard.batch.index(chunk.b), shard.kv_heads.index(chunk.head)
+            for n, (name, want) in enumerate(zip(("dk", "dv"), wanted, strict=True)):
+                got = self._grads[n + 1][i, j, chunk.at].cpu().double()
+                place = n, chunk.b, chunk.head
+                self._errors.add(name, got, want.value, want.squares, math.inf)
+                stray = got[_scale(want.value, want.squares) == 0].abs()
+                if stray.numel():
+                    self._strays[place] = self._strays[place].maximum(stray.max())
+                self._largest[place] = self._largest[place].maximum(want.value.abs().max())
+        dq = gradients.close()
+        _at_rows(self._errors, "dq", reference, self._grads[0], rows, dq.value, dq.squares)
+        for name, sums in gradients.parameters().items():
+            self._matrices[name] = self._matrices.get(name, 0) + sums
+
+    def close(self) -> None:
+        group = self._reference.group
+        joint = largest(group, self._largest).clamp_min(_TINY)
+        beside = (self._strays / joint).nan_to_num(nan=math.inf).amax((1, 2))
+        for name, error in zip(("dk", "dv"), beside.tolist(), strict=True):
+            self._errors.raise_to(name, error)
+        parameters = self._reference.attention.parameter_gradients()
+        for name, sums in self._matrices.items():
+            value, squares = group.total(sums) if name in ("k", "v") else sums
+            got = parameters.get(name, torch.full_like(value, math.nan))
+            self._errors.add(PARAMETERS[name], got, value, squares)
 
 
-def _summed(parts: list[_Sum]) -> _Sum:
-    """Over the query heads that share a key head."""
-    return tuple(torch.stack(list(own)).sum(0) for own in zip(*parts, strict=True))
+def _at_rows(
+    errors: Errors,
+    name: str,
+    reference: Reference,
+    got: Tensor,
+    rows: Rows,
+    want: Tensor,
+    squares: Tensor | None = None,
+) -> None:
+    """Of a tensor that is spread as q is, the checked rows that this rank holds."""
+    for b, head in reference.own_queries(rows.batch):
+        at = b - rows.batch.start, head
+        magnitude = float(want[at].abs().max())
+        own = None if squares is None else squares[at][reference.which]
+        found = reference.own_rows(got, b, head)
+        errors.add(name, found, want[at][reference.which], own, magnitude)
 
 
-def _one_head(
-    attention: Attention, head: int, qkv: tuple[Tensor, ...], rows: Tensor, grad_out: Tensor | None
-) -> _Reference:
-    """One head's reference at `rows`, keys taken a chunk at a time. Softmax by its definition:
-    weight multiplicity · exp(score), over the sum of the weights."""
-    q, k, v = (t.detach() for t in qkv)
-    scale = 1 / math.sqrt(q.shape[-1])
-    q_rows = q[rows.to(q.device)].cpu().double()
-    weights = torch.empty(len(rows), k.shape[0], dtype=torch.float64)
-    for at, keys in _chunks(k):
-        count = attention.multiplicity(rows.numpy(), np.arange(at.start, at.stop), head)
-        seen = torch.from_numpy(np.ascontiguousarray(count))
-        scores = q_rows @ keys.T * scale
-        weights[:, at] = scores + seen.double().log()
-    largest = weights.amax(-1, keepdim=True)
-    weights = (weights - largest.nan_to_num(neginf=0.0)).exp_()
-    total = weights.sum(-1, keepdim=True)
-    weights /= total.where(total > 0, 1.0)
-    out = sum((weights[:, at] @ values for at, values in _chunks(v)), torch.zeros_like(q_rows))
-    if grad_out is None:
-        return _Reference(out)
-    d_out = grad_out[rows.to(q.device)].cpu().double()
-    return _gradients(q_rows, k, v, weights * scale, out, d_out, 1 / scale)
-
-
-def _gradients(
-    q_rows: Tensor, k: Tensor, v: Tensor, scaled: Tensor, out: Tensor, d_out: Tensor, unscale: float
-) -> _Reference:
-    """Gradients of the rows' share. dS = P (dO·v - dO·out) cancels, between its terms where a row
-    sees few keys and within each dot product, so the squares of what is added tell how large a
-    rounding may be."""
-    inner = (d_out * out).sum(-1, keepdim=True)
-    inner_squares = (d_out * out).square().sum(-1, keepdim=True)
-    dq, dq_squares = torch.zeros_like(q_rows), torch.zeros_like(q_rows)
-    dk, dk_squares, dv = [], [], []
-    for (at, keys), (_, values) in zip(_chunks(k), _chunks(v), strict=True):
-        d_weights = d_out @ values.T
-        d_scores = scaled[:, at] * (d_weights - inner)
-        terms = scaled[:, at].square() * (d_out.square() @ values.square().T + inner_squares)
-        dq += d_scores @ keys
-        dq_squares += terms @ keys.square()
-        dk.append(d_scores.T @ q_rows)
-        dk_squares.append(terms.T @ q_rows.square())
-        dv.append(scaled[:, at].T @ d_out * unscale)
-    keys_side = (torch.cat(dk), torch.cat(dk_squares))
-    return _Reference(out, (dq, dq_squares), keys_side, (torch.cat(dv),))
-
-
-def _chunks(tensor: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    for start in range(0, tensor.shape[0], KEY_CHUNK):
-        at = slice(start, min(start + KEY_CHUNK, tensor.shape[0]))
-        yield at, tensor[at].cpu().double()
+def _scale(want: Tensor, squares: Tensor | None) -> Tensor:
+    """Of each row, what an error is measured by."""
+    scale = want.abs().amax(-1)
+    return scale if squares is None else scale.maximum(squares.sqrt().amax(-1))

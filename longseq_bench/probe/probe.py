@@ -5,6 +5,9 @@ before anything is computed that is not the trial's own. Exact accounting of the
 whatever allocates much, so time is measured, and a time budget judged, on passes without it. A
 search's run (repeats 0) is such a pass alone where memory is far from its budget, and has one more
 where only the exact one was too slow.
+
+Of several ranks each runs this in a process of its own. Whatever decides what comes next is agreed
+on by all, so that none waits for a pass that another does not run.
 """
 
 from __future__ import annotations
@@ -12,9 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,118 +23,91 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm.group import Group
 from longseq_bench.cost import floor_bytes
-from longseq_bench.kernels import local
 from longseq_bench.meters.base import Meter
-from longseq_bench.meters.clock import clock_for
 from longseq_bench.meters.cuda_memory import CudaMemory
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.meters.tracked import TrackedPeak
-from longseq_bench.model import Measurement, Outcome, Trial, Workload
+from longseq_bench.model import Outcome, Trial
 from longseq_bench.probe import limits
-from longseq_bench.probe.check import check, checked_rows, zero_rows
+from longseq_bench.probe.check import check, finite, zero_rows
 from longseq_bench.probe.faults import outcome_of
+from longseq_bench.probe.inputs import Pass, draw, rows_of
+from longseq_bench.probe.notes import Notes, samples_of
+from longseq_bench.probe.passes import meet, run_pass, synchronize, warm_up
 from longseq_bench.probe.tell import Teller
-from longseq_bench.stats import settled
+from longseq_bench.probe.timing import timed
 
-WARM_UP_TOKENS = 1024
-"""From 768 query rows up torch's CPU kernel multiplies its largest tiles: MKL then holds the
-buffers (4 MiB a thread) that it keeps for good. The tail modulo this goes with it, because oneDNN
-compiles a kernel for every shape it meets, and keeps that too. None is charged to the trial."""
-
-TIMED_WARM_UPS = 1
 ROOM_SHARE, ROOM_BYTES = 1.25, 256 * 2**20
 """What a pass with the fast heap may map beyond its budget: blocks that it keeps for later."""
 
 FAR_SHARE = 0.05
 """Memory is far from its budget where the floor is below this share of it."""
 
-SETTLED_WITHIN = 0.02
+_TINY = 1e-30
 
 
-@dataclass
-class Pass:
-    """What one pass takes and leaves."""
+def probe(trial: Trial, teller: Teller, group: Group | None = None) -> Outcome:
+    """The outcome of a trial on this rank, whatever it raises. Only a native death says nothing.
 
-    inputs: tuple[Tensor, Tensor, Tensor]
-    grad_out: Tensor | None
-    out: Tensor | None = None
-    grads: tuple[Tensor, Tensor, Tensor] | None = None
-
-
-@dataclass
-class Notes:
-    """Measurements and facts gathered so far, kept whatever happens next."""
-
-    measurements: list[Measurement] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, name: str, unit: str, value: float) -> None:
-        self.measurements.append(Measurement(name=name, unit=unit, samples=(value,)))
-
-    def onto(self, outcome: Outcome) -> Outcome:
-        return outcome.model_copy(
-            update={
-                "measurements": (*outcome.measurements, *self.measurements),
-                "facts": {**self.facts, **outcome.facts},
-            }
-        )
-
-
-def probe(trial: Trial, teller: Teller) -> Outcome:
-    """The outcome of a trial, whatever it raises. Only a native death says nothing."""
-    notes = Notes()
+    group: the ranks of the trial; one alone where None.
+    """
+    group = Group.alone() if group is None else group
+    notes = Notes(group.rank)
     try:
-        outcome = _probe(trial, teller, notes)
+        outcome = _probe(trial, teller, group, notes)
     except Exception as error:
         limits.lift_heap_limit()
         outcome = outcome_of(error, teller.phase)
     return notes.onto(outcome)
 
 
-def _probe(trial: Trial, teller: Teller, notes: Notes) -> Outcome:
-    w = trial.workload
+def _probe(trial: Trial, teller: Teller, group: Group, notes: Notes) -> Outcome:
     if trial.threads:
         torch.set_num_threads(trial.threads)
     make = IMPLEMENTATIONS.get(trial.implementation)
-    attention = make(w, Group.alone(), **trial.options)
+    attention = make(trial.workload, group, **trial.options)
     if trial.device == "cpu" and (blurred := limits.exact_heap()):
         notes.facts["heap"] = blurred
-    _warm_up(make, trial)
-    rows = checked_rows(w.seq_len, trial.seed)
-    if _memory_is_far(trial):
+    warm_up(make, trial, group)
+    rows = rows_of(attention, trial.seed)
+    if _memory_is_far(trial, group):
         one = _quick_pass(attention, trial, rows, teller, notes)
     else:
         one = _exact_pass(attention, trial, rows, teller, notes)
-    notes.add("pass_time", "s", notes.facts["pass_s"])
-    for verdict in (_over_budget(trial, notes, teller), _too_slow(trial, notes, teller)):
-        if verdict:
-            return verdict
+    notes.add("pass_time", "s", notes.own_pass_s)
+    notes.facts["pass_s"] = notes.pass_s
+    if over := _over_budget(trial, group, notes, teller):
+        return over
+    if late := _too_slow(trial, notes, teller):
+        return late
     _state_cost(attention, notes)
     teller.enter("check")
-    wrong = _check(attention, one, rows, w, notes)
+    wrong = _check(attention, one, rows, notes)
     if wrong:
         return Outcome(status="wrong", reason=wrong, phase="check")
+    _wire_error(attention, one, trial.device, notes)
     if trial.repeats:
-        _time(attention, one, trial, teller, notes)
+        timed(attention, one, trial, teller, notes)
         if late := _too_slow(trial, notes, teller):
             return late
     return Outcome(status="ok")
 
 
-def _memory_is_far(trial: Trial) -> bool:
+def _memory_is_far(trial: Trial, group: Group) -> bool:
     """Whether a search's run may do without exact accounting: time will be its limit."""
     if trial.device != "cpu" or trial.repeats or trial.time_budget is None:
         return False
     budget = trial.memory_budget
-    return budget is None or floor_bytes(trial.workload) <= FAR_SHARE * budget
+    return budget is None or floor_bytes(trial.workload) <= FAR_SHARE * budget * group.size
 
 
 def _quick_pass(
     attention: Attention, trial: Trial, rows: Tensor, teller: Teller, notes: Notes
 ) -> Pass:
     """A pass with the fast heap, which tells the time and an upper bound of the peak: blocks kept
-    for later are in it. It is good enough where even that bound is inside the budget."""
-    here, meter = Notes(), _peak_meter(trial.device)
+    for later are in it. It is good enough where even that bound is inside every rank's budget."""
+    group, here, meter = attention.group, Notes(notes.rank), _peak_meter(trial.device)
+    meet(group, teller)
     mapped = limits.mapped_bytes()
     limits.fast_heap()
     if trial.memory_budget:
@@ -144,12 +118,11 @@ def _quick_pass(
     finally:
         limits.lift_heap_limit()
     bound = meter.measurements()[0].samples[0]
-    if trial.memory_budget and bound > trial.memory_budget:
+    if trial.memory_budget and group.largest(bound)[0] > trial.memory_budget:
         del one
         limits.exact_heap()
         return _exact_pass(attention, trial, rows, teller, notes, mapped)
-    notes.measurements += here.measurements
-    notes.facts |= here.facts
+    notes.join(here)
     notes.add("peak_bound", "B", bound)
     return one
 
@@ -163,15 +136,14 @@ def _exact_pass(
 
     mapped: bytes mapped before anything of the trial was, where that is no longer so.
     """
+    meet(attention.group, teller)
     with _under_budget(trial, notes, mapped), _peak_meter(trial.device) as meter:
         one = _first_pass(attention, trial, rows, teller, notes, "exact")
-    notes.measurements += meter.measurements()
+    notes.take(meter.measurements())
     notes.facts["memory_meter"] = meter.name
-    late = trial.time_budget is not None and notes.facts["pass_s"] > trial.time_budget
+    late = trial.time_budget is not None and notes.pass_s > trial.time_budget
     if late and trial.device == "cpu" and not trial.repeats:
-        start = time.perf_counter()
-        run_pass(attention, one, teller)
-        notes.facts["pass_s"] = time.perf_counter() - start
+        _timed_once(attention, one, trial, teller, notes)
     return one
 
 
@@ -180,78 +152,29 @@ def _first_pass(
 ) -> Pass:
     """Inputs, plan and one pass. `part` says of what kind it is."""
     teller.enter("inputs")
-    one = _inputs(trial.workload, trial.device, trial.seed, rows)
+    one = draw(attention, trial.device, trial.seed, rows)
     teller.enter("plan")
     start = time.perf_counter()
     attention.plan(trial.device)
-    _synchronize(trial.device)
+    synchronize(trial.device)
     notes.add("plan_time", "s", time.perf_counter() - start)
-    start = time.perf_counter()
-    run_pass(attention, one, teller, part)
-    _synchronize(trial.device)
-    notes.facts["pass_s"] = time.perf_counter() - start
+    notes.add("own_tokens", "1", len(attention.shard.queries))
+    attention.group.traffic.bytes_sent = 0
+    _timed_once(attention, one, trial, teller, notes, part)
+    notes.add("bytes_sent", "B", attention.group.traffic.bytes_sent)
     return one
 
 
-def run_pass(attention: Attention, one: Pass, teller: Teller | None = None, part: str = "") -> None:
-    """Forward, and in train backward; leaves the output and the gradients in `one`."""
-    if teller:
-        teller.enter("forward", part)
-    one.out = attention(*one.inputs)
-    if one.grad_out is not None:
-        if teller:
-            teller.enter("backward", part)
-        dq, dk, dv = torch.autograd.grad(one.out, one.inputs, one.grad_out)
-        one.grads = dq, dk, dv
-        one.out = one.out.detach()
-
-
-def _inputs(w: Workload, device: str, seed: int, rows: Tensor) -> Pass:
-    """Seeded normal q, k, v; in train an output gradient that is zero outside the checked rows."""
-    draw = torch.Generator(device).manual_seed(seed)
-    dtype = getattr(torch, w.dtype)
-
-    def normal(heads: int) -> Tensor:
-        shape = (w.batch, heads, w.seq_len, w.head_dim)
-        made = torch.empty(shape, dtype=dtype, device=device).normal_(generator=draw)
-        return made.requires_grad_(w.train)
-
-    q, k, v = normal(w.heads), normal(w.kv_heads), normal(w.kv_heads)
-    if not w.train:
-        return Pass((q, k, v), None)
-    # laid out as (B, N, Hq, D), as a model's next layer gives it and fused kernels take it uncopied
-    laid_out = torch.empty((w.batch, w.seq_len, w.heads, w.head_dim), dtype=dtype, device=device)
-    grad_out = laid_out.zero_().transpose(1, 2)
-    own = torch.randn(
-        (w.batch, w.heads, len(rows), w.head_dim), generator=draw, dtype=dtype, device=device
-    )
-    grad_out[:, :, rows.to(device)] = own
-    return Pass((q, k, v), grad_out)
-
-
-def _warm_up(make: type[Attention], trial: Trial) -> None:
-    """A short pass of the same kind: threads, libraries and caches come before the budget."""
-    shape = trial.workload.model_dump() | {"batch": 1}
-    tokens = trial.workload.seq_len
-    shape["seq_len"] = min(tokens, WARM_UP_TOKENS + tokens % WARM_UP_TOKENS)
-    small = Workload.model_validate(shape)
-    attention = make(small, Group.alone(), **trial.options)
-    one = _inputs(small, trial.device, trial.seed, torch.zeros(1, dtype=torch.long))
-    attention.plan(trial.device)
-    run_pass(attention, one)
-    if trial.device == "cpu":
-        _hold_library_buffers(small)
-    _synchronize(trial.device)
-    attention.multiplicity(torch.arange(1).numpy(), torch.arange(1).numpy(), 0)
-
-
-def _hold_library_buffers(w: Workload) -> None:
-    """One call of the fused kernel at its largest tiles, whatever the implementation calls."""
-    shape = (torch.get_num_threads(), 1, WARM_UP_TOKENS, w.head_dim)
-    q, k, v = (torch.zeros(shape, dtype=getattr(torch, w.dtype)) for _ in range(3))
-    out, lse = local.forward(q, k, v)
-    if w.train:
-        local.backward(out, q, k, v, out, lse)
+def _timed_once(
+    attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: Notes, part: str = ""
+) -> None:
+    """A pass that all ranks begin together, as long as on the slowest of them."""
+    meet(attention.group, teller)
+    start = time.perf_counter()
+    run_pass(attention, one, teller, part)
+    synchronize(trial.device)
+    notes.own_pass_s = time.perf_counter() - start
+    notes.pass_s = attention.group.largest(notes.own_pass_s)[0]
 
 
 @contextmanager
@@ -278,71 +201,71 @@ def _peak_meter(device: str) -> Meter:
     return HeapPeak() if HeapPeak.why_not() is None else TrackedPeak()
 
 
-def _over_budget(trial: Trial, notes: Notes, teller: Teller) -> Outcome | None:
-    """Where nothing enforces the budget, the peak decides."""
-    peak = max((m.samples[0] for m in notes.measurements if m.name == "peak"), default=0.0)
-    if not trial.memory_budget or "budget" not in notes.facts or peak <= trial.memory_budget:
+def _over_budget(trial: Trial, group: Group, notes: Notes, teller: Teller) -> Outcome | None:
+    """Where nothing enforces the budget, the peak decides: the largest of all ranks."""
+    enforced = "budget" not in notes.facts
+    own = 0.0 if enforced else max(samples_of(notes.measurements, "peak"), default=0.0)
+    peak = group.largest(own)[0]
+    if not trial.memory_budget or peak <= trial.memory_budget:
         return None
-    reason = f"the peak was {peak:.0f} bytes; the budget of {trial.memory_budget} is"
-    return Outcome(status="oom", reason=f"{reason} {notes.facts['budget']}", phase=teller.phase)
+    how = notes.facts.get("budget", "not enforced on another rank")
+    reason = f"the peak was {peak:.0f} bytes; the budget of {trial.memory_budget} is {how}"
+    return Outcome(status="oom", reason=reason, phase=teller.phase)
 
 
 def _state_cost(attention: Attention, notes: Notes) -> None:
     cost = attention.cost()
     notes.add("flops", "FLOP", cost.flops)
     notes.add("floor", "B", cost.floor_bytes)
-    notes.add("bytes_sent", "B", cost.bytes_sent)
+    notes.add("bytes_formula", "B", cost.bytes_sent)
     for name, share in attention.measures().items():
         notes.add(name, "1", share)
     notes.facts |= attention.facts()
 
 
 def _too_slow(trial: Trial, notes: Notes, teller: Teller) -> Outcome | None:
-    """Late where the timed passes, or the one pass of a search, took more than is allowed."""
-    timed = [s for m in notes.measurements if m.name == "time" for s in m.samples]
-    if trial.repeats and not timed:
+    """Late where the timed passes, or the one pass of a search, took more than is allowed, each as
+    long as on its slowest rank."""
+    if trial.repeats and not notes.slowest:
         return None
-    took = median(timed) if timed else notes.facts["pass_s"]
+    took = median(notes.slowest) if notes.slowest else notes.pass_s
     if trial.time_budget is None or took <= trial.time_budget:
         return None
     reason = f"one pass took {took:.3g} s of {trial.time_budget:.3g} s allowed"
     return Outcome(status="timeout", reason=reason, phase=teller.phase)
 
 
-def _check(attention: Attention, one: Pass, rows: Tensor, w: Workload, notes: Notes) -> str | None:
-    """Why the output is wrong, or None; the errors are kept either way."""
+def _check(attention: Attention, one: Pass, rows: Tensor, notes: Notes) -> str | None:
+    """Why some rank's output is wrong, or None, the same on all; the errors are kept either way."""
     assert one.out is not None
-    errors = check(attention, one.inputs, one.out, rows, one.grad_out, one.grads)
+    group = attention.group
+    own = check(attention, one.inputs, one.out, rows, one.grad_out, one.grads)
+    errors = own.agreed(group)
     notes.add("max_error", "1", errors.worst)
-    notes.add("zero_rows", "1", zero_rows(one.out))
+    notes.add("zero_rows", "1", zero_rows(one.out, group))
     notes.facts["errors"] = errors.largest
-    if not torch.isfinite(one.out).all():
+    if not finite([one.out], group):
         return "the output has values that are not finite"
-    return errors.beyond(w.dtype)
+    if not finite(list(one.grads or ()), group):
+        return "a gradient has values that are not finite"
+    return errors.beyond(attention.loosest)
 
 
-def _time(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: Notes) -> None:
-    """Timed passes until the median is known to 2 % or the cap is reached; every sample is kept."""
-    one.out = one.grads = None
-    if one.grad_out is not None:
-        one.grad_out.normal_()
-    clock = clock_for(trial.device)
-    for _ in range(TIMED_WARM_UPS if trial.repeats > 1 else 0):
-        teller.enter("time", "warm-up")
-        run_pass(attention, one)
-        one.out = one.grads = None
-    end = time.perf_counter() + trial.time_cap
-    while len(clock.wall) < trial.repeats:
-        teller.enter("time", f"pass {len(clock.wall) + 1}")
-        with clock:
-            run_pass(attention, one)
-        one.out = one.grads = None
-        if settled(clock.wall, SETTLED_WITHIN) or time.perf_counter() > end:
-            break
-    notes.measurements += clock.measurements()
-    notes.facts["timer"] = clock.name
-
-
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+def _wire_error(attention: Attention, one: Pass, device: str, notes: Notes) -> None:
+    """How far a compressed transfer moves the output: the largest difference from a pass without
+    compression, beside the largest magnitude of its row."""
+    plain = getattr(attention, "uncompressed", None)
+    if getattr(attention, "wire", None) is None or plain is None:
+        return
+    assert one.out is not None
+    twin: Attention = plain()
+    twin.plan(device)
+    with torch.no_grad():
+        meet(attention.group)
+        exact = twin(*one.inputs)
+        worst = 0.0
+        for got, want in zip(one.out.flatten(0, 1), exact.flatten(0, 1), strict=True):
+            scale = want.float().abs().amax(-1).clamp_min(_TINY)
+            apart = (got.float() - want.float()).abs().amax(-1) / scale
+            worst = max(worst, float(apart.max()))
+    notes.add("wire_error", "1", attention.group.largest(worst)[0])

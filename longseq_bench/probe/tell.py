@@ -1,8 +1,15 @@
-"""What a trial's process says to its parent while it runs: small JSON messages over a pipe."""
+"""What a trial's process says to its parent while it runs: small JSON messages over a pipe.
+
+{"phase": "forward", "part": ""}    a phase begins
+{"outcome": {...}, "at": 17...}     the end, and when, in ns since 1970
+{"answer": ...}                     to a question that is no trial
+"""
 
 from __future__ import annotations
 
 import json
+import select
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,10 +29,16 @@ class Teller:
         self._send({"phase": phase, "part": part})
 
     def end(self, outcome: Outcome) -> None:
-        self._send({"outcome": outcome.model_dump(mode="json")})
+        self._send({"outcome": outcome.model_dump(mode="json"), "at": time.time_ns()})
 
     def answer(self, value: Any) -> None:
         self._send({"answer": value})
+
+    def wait_until_dismissed(self) -> None:
+        """Stay until the parent has closed its end, which it does when every rank has spoken."""
+        poll = select.poll()
+        poll.register(self._pipe.fileno(), 0)
+        poll.poll()
 
     def _send(self, message: dict[str, Any]) -> None:
         self._pipe.send_bytes(json.dumps(message).encode())

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from socket import socket
 
 import torch
 
@@ -11,50 +16,98 @@ from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError, UserError
+from longseq_bench.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.model import DTYPE_BYTES, Outcome, Trial
 from longseq_bench.options import specs_of
+from longseq_bench.places import Place
+from longseq_bench.probe.faults import outcome_of
 from longseq_bench.probe.probe import probe
 from longseq_bench.probe.tell import Teller
+from longseq_bench.probe.world import connect, share_cores
+
+TOKENS_A_RANK = 4096
+"""Enough for any implementation that can be spread over so many ranks at all."""
 
 # plug-ins wait until they are in a child: what they do when imported is not ours to know
 IMPLEMENTATIONS.load_built_ins()
 
 
-def serve(request: str, payload: str, pipe: Connection) -> None:
-    """Answer one request: `trial` ends with an Outcome, `catalogue` with what can be run here."""
+def serve(request: str, payload: str, pipe: Connection, listener: socket | None = None) -> None:
+    """Answer one request: `trial` ends with an Outcome, `catalogue` with what can be run here,
+    `check` with what is wrong with trials.
+
+    listener: of rank 0 among several, the open socket at which they meet.
+    """
     teller = Teller(pipe)
     if request == "catalogue":
         teller.answer(catalogue().model_dump(mode="json"))
     elif request == "check":
-        teller.answer([_mistake(Trial.model_validate(trial)) for trial in json.loads(payload)])
+        teller.answer(mistakes([Trial.model_validate(trial) for trial in json.loads(payload)]))
     else:
-        teller.end(_trial(Trial.model_validate_json(payload), teller))
+        asked = json.loads(payload)
+        trial, place = Trial.model_validate(asked["trial"]), Place(**asked["place"])
+        outcome = run(trial, place, teller, listener)
+        teller.end(outcome)
+        if place.size > 1:
+            _leave(outcome, teller)
 
 
-def _mistake(trial: Trial) -> str | None:
-    """What is wrong with a trial's options together; None where nothing is, or where it is no
-    mistake but a limit of the implementation, which is a result."""
+def run(trial: Trial, place: Place, teller: Teller, listener: socket | None = None) -> Outcome:
+    """One rank's part of a trial. What can't be done is said before any rank is connected."""
     try:
-        IMPLEMENTATIONS.get(trial.implementation)(trial.workload, Group.alone(), **trial.options)
-    except UserError as error:
-        return f"{trial.implementation}: {error}"
-    except Exception:
-        return None
+        make = IMPLEMENTATIONS.get(trial.implementation)
+        if why_not := make.unavailable(trial.device):
+            raise UnsupportedError(why_not)
+        if place.size == 1:
+            return probe(trial, teller, Group.alone())
+        make(trial.workload, Group(place.rank, place.size), **trial.options)
+        if trial.device == "cpu":
+            share_cores(place.here or place.size)
+        connect(place, trial.device, listener)
+        group = Group.world(trial.device)
+    except Exception as error:
+        return outcome_of(error, teller.phase)
+    return probe(trial, teller, group)
+
+
+def _leave(outcome: Outcome, teller: Teller) -> None:
+    """End at once, whatever the process group still waits for. Who failed goes first, so that the
+    others learn of it; who is done stays, as the others may still have to read what it sent."""
+    if outcome.status == "ok":
+        teller.wait_until_dismissed()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def mistakes(trials: Sequence[Trial]) -> list[str]:
+    """What is wrong with the options of trials together, and with ranks that suit none of the
+    trials of an implementation. Anything else it refuses is a result."""
+    found, alike = [], defaultdict(list)
+    for trial in trials:
+        error = _refusal(trial)
+        if isinstance(error, WorldError):
+            # too few tokens for the ranks is no mistake: a search grows them
+            error = _refusal(
+                trial.at(max(trial.workload.seq_len, TOKENS_A_RANK * trial.world_size))
+            )
+        if isinstance(error, UserError):
+            found.append(f"{trial.implementation}: {error}")
+        alike[trial.implementation, str(trial.options)].append(error)
+    for (name, _), errors in alike.items():
+        if all(isinstance(error, WorldError) for error in errors):
+            found.append(f"{name}: {errors[0]}")
+    return found
+
+
+def _refusal(trial: Trial) -> Exception | None:
+    """What an implementation answers to a trial; None where it takes it."""
+    try:
+        make = IMPLEMENTATIONS.get(trial.implementation)
+        make(trial.workload, Group(0, trial.world_size), **trial.options)
+    except Exception as error:
+        return error
     return None
-
-
-def _trial(trial: Trial, teller: Teller) -> Outcome:
-    if trial.world_size > 1:
-        reason = "several ranks in a trial are not part of this version; world_size 1 is"
-        return Outcome(status="unsupported", reason=reason, phase="start")
-    try:
-        why_not = IMPLEMENTATIONS.get(trial.implementation).unavailable(trial.device)
-    except UnsupportedError as error:
-        why_not = str(error)
-    if why_not:
-        return Outcome(status="unsupported", reason=why_not, phase="start")
-    return probe(trial, teller)
 
 
 def catalogue() -> Catalogue:

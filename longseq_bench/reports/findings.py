@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Spread, format_cell
-from longseq_bench.reports.groups import grouped, name_of, workload_words
-from longseq_bench.table import Row
+from longseq_bench.reports.groups import grouped, least_peak, name_of, spread_out, workload_words
+from longseq_bench.table import Row, same_but_ranks
 from longseq_bench.units import format_bytes, format_seconds, format_share, format_tokens
 
 
 def findings(source: Source) -> list[str]:
-    """What was run, what is fastest and leanest where, how long each got, what was wrong."""
+    """What was run, what is fastest and leanest where, what several ranks bring and cost, how long
+    each got, what was wrong."""
     said = [_what_was_run(source)]
     for group in grouped(source.rows):
-        said += _of_group(group, workload_words(group[0], source.machines))
-    said += [_of_maximum(row, workload_words(row, source.machines)) for row in source.maxima]
-    return said + list(_wrong(source.rows))
+        where = workload_words(group[0], source.machines)
+        said += _of_group(group, where)
+        said += _of_ranks(group, where)
+    for row in source.maxima:
+        said.append(_of_maximum(row, source.maxima, workload_words(row, source.machines)))
+    return said + list(_wrong(source.rows)) + list(_miscounted(source))
 
 
 def time_of(row: Row) -> Spread | None:
@@ -69,7 +74,89 @@ def _leanest(rows: list[Row]) -> str | None:
     if len(known) < 2 or known[0]["peak_bytes"] == known[1]["peak_bytes"]:
         return None
     one, two = (f"{name_of(r)} ({format_bytes(r['peak_bytes'])})" for r in known[:2])
-    return f"{one} has the lowest peak memory of {len(known)}, the next is {two}."
+    a_rank = " a rank" if spread_out(rows) else ""
+    return f"{one} has the lowest peak memory{a_rank} of {len(known)}, the next is {two}."
+
+
+def _of_ranks(group: list[Row], where: str) -> Iterator[str]:
+    """Of each number of ranks, at the longest length that several ran, else at the longest."""
+    by_ranks: dict[int, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in group:
+        if row["world_size"] > 1 and row["time_s"] is not None:
+            by_ranks[row["world_size"]][row["tokens"]].append(row)
+    for ranks, by_length in sorted(by_ranks.items()):
+        shared = [tokens for tokens, rows in by_length.items() if len(rows) > 1]
+        tokens = max(shared or by_length)
+        at = f"At {format_tokens(tokens)} tokens on {ranks} ranks ({where})"
+        for said in (_exposed, _scaled, _uneven):
+            if sentence := said(by_length[tokens]):
+                yield f"{at}, {sentence}"
+
+
+def _exposed(rows: list[Row]) -> str | None:
+    """Which way of spreading shows least of its communication."""
+    known = [r for r in rows if r["exposed_share"] is not None]
+    known.sort(key=lambda r: float(r["exposed_share"]))
+    words = {id(r): f"{r['label']} ({_exposed_words(r)})" for r in known}
+    if len(known) < 2:
+        return f"communication shows in {words[id(known[0])]}." if known else None
+    most = _bound(known[0], "exposed_high", 1.0)
+    alike = [r for r in known if _bound(r, "exposed_low", 0.0) <= most]
+    last = f"; most, {words[id(known[-1])]}" if len(alike) < len(known) > 2 else ""
+    if len(alike) > 1:
+        names = ", ".join(words[id(r)] for r in alike)
+        return f"these expose least communication and can't be told apart: {names}{last}."
+    one, two = (words[id(r)] for r in known[:2])
+    return f"{one} exposes least communication of {len(known)}, the next is {two}{last}."
+
+
+def _exposed_words(row: Row) -> str:
+    share = f"{format_share(row['exposed_share'])} of its time"
+    sent = row["bytes_sent"]
+    return share if sent is None else f"{share}, {format_bytes(sent)} sent a rank"
+
+
+def _scaled(rows: list[Row]) -> str | None:
+    """Which gains most from its ranks, against itself on one."""
+    known = [r for r in rows if r["speedup"] is not None]
+    known.sort(key=lambda r: -float(r["speedup"]))
+    words = {id(r): f"{r['label']} ({_scaled_words(r)})" for r in known}
+    if len(known) < 2:
+        return f"{words[id(known[0])]} alone was run on one rank too." if known else None
+    least = _bound(known[0], "speedup_low", 0.0)
+    alike = [r for r in known if _bound(r, "speedup_high", math.inf) >= least]
+    last = f"; worst, {words[id(known[-1])]}" if len(alike) < len(known) > 2 else ""
+    if len(alike) > 1:
+        names = ", ".join(words[id(r)] for r in alike)
+        return f"these scale best and can't be told apart: {names}{last}."
+    one, two = (words[id(r)] for r in known[:2])
+    return f"{one} scales best of {len(known)}, the next is {two}{last}."
+
+
+def _bound(row: Row, name: str, otherwise: float) -> float:
+    """A bound of a row; what is possible at all where a single sample gives none."""
+    return otherwise if row[name] is None else float(row[name])
+
+
+def _scaled_words(row: Row) -> str:
+    faster = format_cell(row["speedup"], "ratio")
+    return f"{faster} as fast as one rank, {format_share(row['efficiency'])} efficiency"
+
+
+def _uneven(rows: list[Row]) -> str | None:
+    """Whose ranks' peaks are farthest apart, where that shows."""
+    known = [row for row in rows if row["imbalance"] is not None]
+    if not known:
+        return None
+    worst = max(known, key=lambda row: float(row["imbalance"]))
+    ends = f"{format_bytes(worst['peak_bytes'])} and {format_bytes(least_peak(worst) or 0)}"
+    apart = format_cell(worst["imbalance"], "ratio")
+    if apart == format_cell(1.0, "ratio"):
+        return None
+    return (
+        f"memory is least even with {worst['label']}, whose ranks' largest and least peak are "
+        f"{ends} ({apart})."
+    )
 
 
 def _longest_ok(group: list[Row]) -> str:
@@ -93,7 +180,7 @@ def _then(failure: Row | None) -> str:
     return f" ({failure['status']} at {format_tokens(failure['tokens'])})"
 
 
-def _of_maximum(row: Row, where: str) -> str:
+def _of_maximum(row: Row, maxima: Sequence[Row], where: str) -> str:
     name = name_of(row)
     if not row["max_tokens"]:
         return f"{name} passed at no length ({where}); {_limit(row)}."
@@ -105,9 +192,20 @@ def _of_maximum(row: Row, where: str) -> str:
         f"confirmed by {_count(again, 'further run')}" if again else "not confirmed by a second run"
     )
     return (
-        f"{name} takes {format_tokens(row['max_tokens'])} tokens ({where}){floor}, {sure}; "
-        f"{_limit(row)}."
+        f"{name} takes {format_tokens(row['max_tokens'])} tokens ({where}){floor}"
+        f"{_grown(row, maxima)}, {sure}; {_limit(row)}."
     )
+
+
+def _grown(row: Row, maxima: Sequence[Row]) -> str:
+    """How many times as long as on one rank, where that was searched too."""
+    if row["world_size"] == 1:
+        return ""
+    same = same_but_ranks(row)
+    alone = [r for r in maxima if r["world_size"] == 1 and same_but_ranks(r) == same]
+    if not alone or not alone[0]["max_tokens"]:
+        return ""
+    return f", {format_cell(row['max_tokens'] / alone[0]['max_tokens'], 'ratio')} one rank's"
 
 
 def _limit(row: Row) -> str:
@@ -123,6 +221,20 @@ def _wrong(rows: list[Row]) -> Iterator[str]:
             yield (
                 f"{name_of(row)} gave a wrong output at {format_tokens(row['tokens'])} tokens "
                 f"({row['reason'] or 'no reason was recorded'}); no speed is shown for it."
+            )
+
+
+def _miscounted(source: Source) -> Iterator[str]:
+    for row in source.rows:
+        unlike: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for rank, counted, stated in row["bytes_unlike"] or ():
+            unlike[counted, stated].append(str(rank))
+        for (counted, stated), ranks in unlike.items():
+            which = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {', '.join(ranks)}"
+            yield (
+                f"{name_of(row)} at {format_tokens(row['tokens'])} tokens "
+                f"({workload_words(row, source.machines)}) sent {counted:,} B from {which} in a "
+                f"pass; its formula says {stated:,} B."
             )
 
 

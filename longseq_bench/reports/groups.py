@@ -40,6 +40,16 @@ def workload_words(row: Row, machines: Mapping[str, str]) -> str:
     return ", ".join(words)
 
 
+def spread_out(rows: Iterable[Row]) -> bool:
+    """Whether any row ran on several ranks: then what is said of ranks has something to say."""
+    return any(row["world_size"] > 1 for row in rows)
+
+
+def least_peak(row: Row) -> int | None:
+    """The least of the ranks' peaks; None with one rank or where a rank's is unknown."""
+    return min(row["rank_peaks"]) if row["imbalance"] is not None else None
+
+
 def name_of(row: Row) -> str:
     """What a sentence calls a row: its label, with the ranks where there are several."""
     ranks = row["world_size"]

@@ -10,36 +10,55 @@ from longseq_bench.model import Environment, Record
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Cell, Column, Document, Kind, Section, Table
 from longseq_bench.reports.findings import findings, time_of
-from longseq_bench.reports.groups import grouped, workload_words
+from longseq_bench.reports.groups import grouped, least_peak, spread_out, workload_words
+from longseq_bench.reports.ranks import each_rank, hangs, said_of_ranks
 from longseq_bench.reports.samples import samples_table
 from longseq_bench.table import Row
 from longseq_bench.units import format_bytes, format_seconds
 
 
 class Field(NamedTuple):
-    """A column of a table of rows, and how its value is taken from a row."""
+    """A column of a table of rows, and how its value is taken from a row.
+
+    always: shown although no row fills it.  ranks: only where a row of the table has several.
+    """
 
     name: str
     kind: Kind
     value: Callable[[Row], Cell]
     always: bool = True
+    ranks: bool = False
 
 
 def _plain(name: str, kind: Kind, key: str, always: bool = True) -> Field:
     return Field(name, kind, lambda row: row[key], always)
 
 
+def _of_ranks(name: str, kind: Kind, key: str) -> Field:
+    return Field(name, kind, lambda row: row[key], False, True)
+
+
 _LENGTHS = (
     _plain("Implementation", "text", "label"),
     _plain("Tokens", "tokens", "tokens"),
-    Field("Ranks", "count", lambda r: r["world_size"] if r["world_size"] > 1 else None, False),
+    _of_ranks("Ranks", "count", "world_size"),
+    _of_ranks("Tokens a rank", "tokens", "tokens_per_rank"),
     _plain("Status", "text", "status"),
     Field("Time", "seconds", time_of),
     _plain("Samples", "count", "samples"),
+    _of_ranks("Compute only", "seconds", "compute_time_s"),
+    _of_ranks("Communication only", "seconds", "communication_time_s"),
+    _of_ranks("Exposed", "share", "exposed_share"),
+    _of_ranks("Speed-up", "ratio", "speedup"),
+    _of_ranks("Efficiency", "share", "efficiency"),
+    _of_ranks("Sent a rank", "bytes", "bytes_sent"),
     _plain("Peak memory", "bytes", "peak_bytes"),
+    Field("Least peak", "bytes", least_peak, False, True),
+    _of_ranks("Imbalance", "ratio", "imbalance"),
     _plain("Tokens/s", "count", "tokens_per_s"),
     Field("Effective FLOP/s", "flop_rate", lambda row: _flop_rate(row)),
     _plain("Max error", "error", "max_error"),
+    _plain("Wire error", "error", "wire_error", False),
     _plain("Density asked", "share", "density_asked", False),
     _plain("Density achieved", "share", "density_achieved", False),
     Field("Uncovered", "share", lambda row: row["uncovered"] or None, False),
@@ -48,13 +67,16 @@ _LENGTHS = (
 )
 _MAXIMA = (
     _plain("Implementation", "text", "label"),
-    Field("Ranks", "count", lambda r: r["world_size"] if r["world_size"] > 1 else None, False),
+    _of_ranks("Ranks", "count", "world_size"),
     _plain("Max tokens", "tokens", "max_tokens"),
+    _of_ranks("Tokens a rank", "tokens", "tokens_per_rank"),
     _plain("First failure", "tokens", "first_failure"),
     _plain("Limited by", "text", "limited_by"),
     _plain("Phase", "text", "failure_phase"),
     _plain("Fraction of floor", "share", "fraction_of_floor"),
     _plain("Peak memory", "bytes", "peak_bytes"),
+    Field("Least peak", "bytes", least_peak, False, True),
+    _of_ranks("Imbalance", "ratio", "imbalance"),
     _plain("Bytes/token", "bytes", "bytes_per_token"),
     _plain("Predicted", "tokens", "predicted_tokens"),
     _plain("Runs", "count", "runs"),
@@ -78,8 +100,10 @@ def build(source: Source) -> Document:
         _hardware(source),
         _lengths(source),
         _maxima(source),
+        each_rank(source),
         _how_it_ran(source),
         _failures(source),
+        *hangs(source),
         _reproduce(source),
     ]
     notes = [f"Note: {note}" for note in source.notes]
@@ -147,7 +171,7 @@ def _lengths(source: Source) -> Section:
         )
     return Section(
         "Lengths swept",
-        said,
+        said + said_of_ranks(source.rows),
         tables=[_rows_table(g, source, _LENGTHS) for g in grouped(source.rows)],
     )
 
@@ -158,6 +182,13 @@ def _maxima(source: Source) -> Section:
         "failed one above it. Fraction of floor: the bytes that no exact attention can do without "
         "at that length, over the budget. Confirmations are further passes in fresh processes."
     ]
+    if spread_out(source.maxima):
+        said.append(
+            "With several ranks: max tokens are those of all ranks, tokens a rank the most that "
+            "one holds; the floor is set against the budgets of all ranks together; budget, peak "
+            "and bytes/token (peak over all tokens) are a rank's, imbalance is the largest peak "
+            "over the least."
+        )
     groups = grouped(source.maxima)
     return Section(
         "Longest lengths", said, tables=[_rows_table(g, source, _MAXIMA) for g in groups]
@@ -166,7 +197,9 @@ def _maxima(source: Source) -> Section:
 
 def _rows_table(group: Sequence[Row], source: Source, fields: Sequence[Field]) -> Table:
     """A table of a group of rows; columns that no row fills are left out unless always shown."""
-    shown = [f for f in fields if f.always or any(f.value(row) is not None for row in group)]
+    several = spread_out(group)
+    possible = [f for f in fields if several or not f.ranks]
+    shown = [f for f in possible if f.always or any(f.value(row) is not None for row in group)]
     title = workload_words(group[0], source.machines)
     rows = tuple(tuple(f.value(row) for f in shown) for row in group)
     return Table(title[0].upper() + title[1:], tuple(Column(f.name, f.kind) for f in shown), rows)
@@ -231,15 +264,17 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
         trial, outcome = record.trial, record.outcome
         if outcome.status != "ok" or record.purpose != "measure":
             continue
-        for what, reason in (
-            (
-                "time",
-                "no timed pass was recorded" if trial.repeats else "none was asked (repeats 0)",
-            ),
-            ("peak", outcome.facts.get("heap") or "the memory meter gave no peak"),
-            ("flops", "the implementation stated no FLOPs"),
-            ("max_error", "the output's error was not recorded"),
-        ):
+        untimed = "no timed pass was recorded" if trial.repeats else "none was asked (repeats 0)"
+        wanted = {
+            "time": untimed,
+            "peak": outcome.facts.get("heap") or "the memory meter gave no peak",
+            "flops": "the implementation stated no FLOPs",
+            "max_error": "the output's error was not recorded",
+        }
+        if trial.world_size > 1:
+            apart = "no pass without communication was recorded" if trial.repeats else untimed
+            wanted |= {"compute_time": apart, "bytes_sent": "no bytes were counted"}
+        for what, reason in wanted.items():
             if not outcome.samples(what):
                 yield record, (source.label(trial), trial.workload.seq_len, what, str(reason))
 

@@ -6,45 +6,43 @@ line in `OPTIONS`. References are float64 softmaxes built from nothing but `mult
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.comm.group import Group
 from longseq_bench.cost import floor_bytes, visible_pairs
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.errors import WorldError
 from longseq_bench.model import Workload
 from longseq_bench.patterns.blocks import PATTERNS
-from longseq_bench.probe.check import TOLERANCE, WHOLE_ROWS, check
-
-Tensors = tuple[Tensor, Tensor, Tensor]
-Options = dict[str, Any]
+from longseq_bench.probe.check import PARAMETERS, TOLERANCE, check
+from longseq_bench.probe.inputs import WHOLE_ROWS
+from tests.attention.definition import (
+    REGISTERED,
+    SEGMENTS,
+    Options,
+    apart,
+    counts,
+    inputs,
+    made,
+    output_gradient,
+    reference,
+)
 
 HEADS, HEAD_DIM, BATCH = 4, 16, 2
 GLOBALS = 20
 
-_SEGMENTS: list[Options] = [
-    {},
-    {"segments": (64,), "dilation": (1,)},
-    {"segments": (32, 128), "dilation": (1, 4)},
-    {"segments": (24, 100), "dilation": (1, 3)},
-    {"segments": (40, 64, 4096), "dilation": (2, 1, 7)},
-    {"segments": (64, 48), "dilation": (2, 5)},
-    {"segments": (16, 64), "dilation": (1, 2), "mix": "groups"},
-    {"segments": (30, 70, 256), "dilation": (2, 3, 5), "mix": "groups"},
-]
 OPTIONS: dict[str, list[Options]] = {
     "sdpa": [{}, {"backend": "math"}],
     "ring": [{}, {"chunk": 33}, {"chunk": 128}],
     "collective": [{}, {"chunk": 50}],
-    "dilated": _SEGMENTS,
-    "hilbert": _SEGMENTS,
+    "ddp": [{}, {"inner": "ring"}],
+    "dilated": SEGMENTS,
+    "hilbert": SEGMENTS,
     "block-sparse": [
         {},
         {"block": 48, "sparsity": 0.0},
@@ -58,17 +56,13 @@ OPTIONS: dict[str, list[Options]] = {
 COMPILED = {"flex"}
 """Compiled for seconds a dtype, grouping and causality: tested apart, in few combinations."""
 
+NOT_HERE = {n: IMPLEMENTATIONS.get(n).unavailable("cpu") for n in REGISTERED if n not in COMPILED}
+NAMES = [name for name in REGISTERED if NOT_HERE.get(name) is None]
+
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def built_in(name: str) -> bool:
-    return IMPLEMENTATIONS.why_not(name) is None and IMPLEMENTATIONS.get(
-        name
-    ).__module__.startswith("longseq_bench.")
-
-
-NAMES = [name for name in IMPLEMENTATIONS.names() if built_in(name)]
 CASES = [
     pytest.param(name, options, id=f"{name}-{'-'.join(str(v) for v in options.values())}")
     for name in NAMES
@@ -85,85 +79,46 @@ def workload(seq_len: int, **fields: Any) -> Workload:
     return Workload(seq_len=seq_len, **{**known, **fields})
 
 
-def made(name: str, options: Options, w: Workload) -> Attention:
-    """A planned implementation on one rank."""
-    attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
-    attention.plan("cpu")
-    return attention
-
-
-def inputs(w: Workload, seed: int = 0) -> Tensors:
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(heads: int) -> Tensor:
-        shape = (w.batch, heads, w.seq_len, w.head_dim)
-        tensor = torch.randn(shape, generator=draw).to(getattr(torch, w.dtype))
-        return tensor.requires_grad_(w.train)
-
-    return normal(w.heads), normal(w.kv_heads), normal(w.kv_heads)
-
-
-def counts(attention: Attention) -> Tensor:
-    """How often each query sees each key, (Hq, N, N), asked of the implementation."""
-    w = attention.workload
-    steps = np.arange(w.seq_len)
-    tables = [np.asarray(attention.multiplicity(steps, steps, h)) for h in range(w.heads)]
-    return torch.from_numpy(np.stack(tables).astype(np.float64))
-
-
-def reference(attention: Attention, qkv: Tensors) -> tuple[Tensor, Tensors]:
-    """Output by the definition, in float64, with the leaves to differentiate it by."""
-    q, k, v = (t.detach().double().requires_grad_() for t in qkv)
-    repeat = q.shape[1] // k.shape[1]
-    keys, values = (t.repeat_interleave(repeat, 1) for t in (k, v))
-    scores = torch.einsum("bhid,bhjd->bhij", q, keys) / math.sqrt(q.shape[-1])
-    weights = counts(attention) * torch.exp(scores)
-    total = weights.sum(-1, keepdim=True)
-    shares = weights / total.where(total > 0, 1.0)
-    return torch.einsum("bhij,bhjd->bhid", shares, values), (q, k, v)
-
-
-def apart(got: Tensor, want: Tensor) -> float:
-    """Largest difference over the largest magnitude; infinite where `got` is not finite."""
-    if not torch.isfinite(got).all():
-        return math.inf
-    scale = float(want.abs().max())
-    return float((got.double() - want).abs().max()) / (scale or 1.0)
-
-
 def assert_equals_reference(name: str, options: Options, w: Workload) -> None:
     """Output, and in train gradients, against the reference of this file and against the gate."""
     attention, qkv = made(name, options, w), inputs(w)
     out = attention(*qkv)
     assert out.dtype == qkv[0].dtype
     assert out.shape == qkv[0].shape
-    want, leaves = reference(attention, qkv)
-    allowed = TOLERANCE[w.dtype]
+    matrices = attention.projections()
+    want, leaves = reference(counts(attention), qkv, matrices)
+    allowed = TOLERANCE[attention.loosest]
     assert apart(out.detach(), want.detach()) < allowed
     rows = torch.arange(w.seq_len)
     if not w.train:
         assert check(attention, qkv, out, rows).beyond(w.dtype) is None
         return
-    draw = torch.Generator().manual_seed(1)
-    grad_out = torch.randn(out.shape, generator=draw).to(out.dtype)
-    grads = torch.autograd.grad(out, qkv, grad_out)
-    wanted = torch.autograd.grad(want, leaves, grad_out.double())
+    grad_out = output_gradient(w)
+    out.backward(grad_out)
+    grads = [t.grad for t in (*qkv, *matrices.values())]
+    wanted = torch.autograd.grad(want, list(leaves.values()), grad_out.double())
     # one token alone has no gradient of q and k but roundings
-    scales = [max(float(g.abs().max()), 0.1) for g in wanted]
-    errors = [
-        float((g.double() - x).abs().max()) / s
-        for g, x, s in zip(grads, wanted, scales, strict=True)
-    ]
-    assert max(errors) < allowed, dict(zip(("dq", "dk", "dv"), errors, strict=True))
+    errors = {
+        n: apart(g, x, 0.1) for n, g, x in zip(leaves, grads, wanted, strict=True) if g is not None
+    }
+    assert errors.keys() == leaves.keys()
+    assert max(errors.values()) < allowed, errors
     if w.seq_len > WHOLE_ROWS:
         return  # the gate would draw rows, and the output gradient be zero elsewhere
-    gate = check(attention, qkv, out, rows, grad_out, grads)
+    gate = check(attention, qkv, out, rows, grad_out, (grads[0], grads[1], grads[2]))
     assert gate.beyond(w.dtype) is None
-    assert set(gate.largest) == {"out", "dq", "dk", "dv"}
+    assert gate.largest.keys() == {"out", "dq", "dk", "dv"} | {PARAMETERS[n] for n in matrices}
 
 
 def test_every_built_in_is_here() -> None:
     assert {"dense", "sdpa", "ring", "collective", "dilated", "hilbert", "block-sparse"} <= {*NAMES}
+    assert {"ulysses", "usp", "head-parallel", "ddp"} <= {*NAMES}
+
+
+def test_what_cannot_run_here_says_why() -> None:
+    """Fault 13: nn.DataParallel on a CPU would run, on one device, and be called parallel."""
+    assert "on a CPU ddp splits a batch over ranks" in (NOT_HERE["data-parallel"] or "")
+    assert all(reason is None or " " in reason for reason in NOT_HERE.values())
 
 
 @case
@@ -216,6 +171,8 @@ def test_constant_values_come_back(name: str, options: Options, causal: bool) ->
     constant = torch.randn(v.shape[0], v.shape[1], 1, v.shape[3]).expand_as(v).contiguous()
     out = attention(q, k, constant)
     seen = counts(attention).sum(-1) > 0
+    for matrix in [m for n, m in attention.projections().items() if n in ("v", "out")]:
+        constant = constant @ matrix.detach()
     want = constant.repeat_interleave(2, 1) * seen[None, :, :, None]
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-6)
 
@@ -277,8 +234,12 @@ def test_cost_is_that_of_the_pairs_seen(
     pairs = float(counts(attention).sum())
     products = 7 if mode == "train" else 2
     cost = attention.cost()
-    assert cost.flops == pytest.approx(2 * products * pairs * HEAD_DIM * BATCH, rel=1e-12)
-    tensors = sum(t.numel() * t.element_size() for t in (*inputs(w), inputs(w)[0]))
+    flops = 2 * products * pairs * HEAD_DIM * BATCH
+    elements = sum(t.numel() for t in (*inputs(w), inputs(w)[0]))
+    if attention.projections():
+        flops += 2 * HEAD_DIM * elements * (3 if mode == "train" else 1)
+    assert cost.flops == pytest.approx(flops, rel=1e-12)
+    tensors = 4 * elements
     log_sum_exp = 4 * BATCH * HEADS * 111
     assert cost.floor_bytes == (2 * tensors + log_sum_exp if mode == "train" else tensors)
     assert cost.floor_bytes == floor_bytes(w)
@@ -401,10 +362,14 @@ def test_compiled_equals_the_reference(name: str, causal: bool) -> None:
     assert torch.equal(moved, (counts(attention)[:, :, 200] > 0).expand_as(moved))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_several_ranks_are_done_or_refused_with_a_reason(name: str) -> None:
-    """Never done wrongly in silence: what can't take a shard says so before anything runs."""
-    if getattr(IMPLEMENTATIONS.get(name), "__module__", "").endswith((".dense", ".sdpa")):
-        pytest.skip("takes what it is given; the launcher gives it one rank")
-    with pytest.raises(UnsupportedError, match=r"rank"):
-        IMPLEMENTATIONS.get(name)(workload(256), Group(0, 2))
+@pytest.mark.parametrize("name", REGISTERED)
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_several_ranks_are_done_or_refused_with_a_reason(name: str, world: int) -> None:
+    """Never done wrongly in silence. What is done is held against the reference in test_ranks."""
+    kind = IMPLEMENTATIONS.get(name)
+    w = workload(256, batch=8, heads=24)
+    if kind.many_ranks:
+        assert kind(w, Group(world - 1, world)).group.size == world
+        return
+    with pytest.raises(WorldError, match=rf"^runs on one rank; ddp spreads .* over {world}$"):
+        kind(w, Group(world - 1, world))

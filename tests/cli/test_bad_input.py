@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from longseq_bench import environment
+from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.cli import run
+from longseq_bench.launchers import forked
+from longseq_bench.launchers.simulated import Simulated
 from longseq_bench.store import LOCK, RECORDS, Store, load
 from tests.make import record, trial
 
@@ -96,6 +99,10 @@ def state(folder: Path) -> dict[str, bytes]:
             ["--impl", "sdpa", "--heads", "8", "--kv-heads", "3"],
             "heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8",
         ),
+        (
+            ["--impl", "ring", "--world-size", "4", "--ceiling", "3"],
+            "--ceiling 3 is less than a token a rank; with --world-size 4 the least is 4",
+        ),
     ],
 )
 def test_a_search_that_can_not_be_is_refused(
@@ -105,6 +112,34 @@ def test_a_search_that_can_not_be_is_refused(
     assert refusal(capfd, "maxlen", *arguments, "--out", "out") == sentence
     assert state(tmp_path) == before
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("count", "there"), [(1, "there is 1"), (3, "there are 3")])
+def test_more_ranks_than_cuda_devices_are_refused_with_how_many_there_are(
+    count: int, there: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    class Machine(Simulated):
+        def catalogue(self) -> Catalogue:
+            known = DeviceInfo(name="G", dtypes=("float32",), count=count)
+            entries = {"ring": Entry(summary="")}
+            return Catalogue(implementations=entries, devices={"cpu": known, "cuda": known})
+
+    monkeypatch.setattr(forked, "Forked", Machine)
+    asked = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
+    said = refusal(capfd, *asked, "--world-size", "4", "--out", "out")
+    assert said == f"--world-size 4 is more than the CUDA devices here, of which {there}"
+    Path("four.yaml").write_text(
+        "memory_budget: 1MiB\ntokens: 64\nimplementations: ring\ndevice: cuda\n"
+        "world_size: [1,\n  4]\n"
+    )
+    said = refusal(capfd, "sweep", "four.yaml", "--out", "out")
+    assert said == (
+        f"four.yaml:6: world_size 4 is more than the CUDA devices here, of which {there}"
+    )
+    assert not Path("out").exists()
+    assert run([*asked, "--world-size", str(count), "--ceiling", "16"]) == 0
+    assert run(["maxlen", "--impl", "ring", "--memory-budget", "1MiB", "--world-size", "9",
+                "--ceiling", "16"]) == 0  # fmt: skip
 
 
 def _cuda_is_here() -> bool:
@@ -132,6 +167,8 @@ def test_a_device_that_is_not_here_is_refused(capfd: Capture) -> None:
         (["maxlen", "--impl", "sdpa", "--dtype", "float64"], "'float32', 'bfloat16', 'float16'"),
         (["maxlen", "--impl", "sdpa", "--heads", "x"], "'--heads'"),
         (["maxlen", "--impl", "sdpa", "--threads", "0"], "'--threads'"),
+        (["maxlen", "--impl", "sdpa", "--world-size", "0"], "'--world-size'"),
+        (["maxlen", "--impl", "sdpa", "--world-size", "1,2"], "'--world-size'"),
     ],
 )
 def test_what_the_grammar_refuses_says_what_is_possible(

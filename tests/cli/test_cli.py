@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longseq_bench import __version__
+from longseq_bench import __version__, environment
+from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.cli import run
+from longseq_bench.launchers import forked
+from longseq_bench.launchers.simulated import Simulated
 from longseq_bench.store import RECORDS, load
 from tests.make import record, step, trial
 
@@ -32,12 +36,15 @@ ROW = {
     "implementation", "options", "tokens", "world_size", "device", "dtype", "mode", "causal",
     "status", "reason", "phase", "time_s", "time_low_s", "time_high_s", "samples", "cpu_time_s",
     "plan_time_s", "peak_bytes", "tokens_per_s", "flops", "max_error", "density_asked",
-    "density_achieved",
+    "density_achieved", "batch", "heads", "kv_heads", "head_dim", "tokens_per_rank",
+    "compute_time_s", "communication_time_s", "exposed_share", "bytes_sent", "bytes_formula",
+    "wire_error", "rank_times", "rank_peaks", "imbalance", "speedup", "efficiency",
 }  # fmt: skip
 RESULT = {
     "implementation", "options", "device", "dtype", "mode", "max_tokens", "first_failure",
     "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor", "peak_bytes",
-    "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s",
+    "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s", "world_size",
+    "tokens_per_rank", "rank_peaks", "imbalance",
 }  # fmt: skip
 BUDGET_8MIB = ("--memory-budget", "8MiB", "--heads", "8", "--head-dim", "64", "--threads", "1")
 
@@ -85,7 +92,8 @@ def test_it_is_a_program_of_its_own() -> None:
     [
         ("sweep", ["--out", "--dry-run", "--json"]),
         ("maxlen", ["--impl", "--option", "--memory-budget", "--time-budget", "--dtype", "--heads",
-                    "--head-dim", "--batch", "--causal", "--mode", "--device", "--json"]),
+                    "--head-dim", "--batch", "--causal", "--mode", "--device", "--world-size",
+                    "--json"]),
         ("report", ["--format", "--out", "--baseline", "--json"]),
         ("list", ["--json"]),
         ("doctor", ["--json"]),
@@ -131,6 +139,15 @@ def test_doctor_says_what_this_machine_has(capfd: Capture) -> None:
     told = document(capfd, "doctor", "--json")
     assert told["schema"] == 1
     assert told["environment"]["cores"] >= 1
+    cores = told["environment"]["cores"]
+    found = {finding["name"]: finding for finding in told["findings"]}
+    assert found["ranks of a trial"]["found"].startswith(
+        f"any number on cpu, where they share {cores} cores"
+    )
+    here = all(find_spec(name) for name in ("deepspeed", "fairscale"))
+    transports = found["transports"]
+    assert transports["state"] == ("ok" if here else "note")
+    assert here or "longseq-bench[transports]" in transports["remedy"]
     assert {"name", "state", "found", "remedy"} <= set(told["findings"][0])
     assert run(["doctor"]) == 0
     assert told["environment"]["host"] in capfd.readouterr().out
@@ -194,6 +211,14 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("config", sorted((Path(__file__).parents[2] / "configs").iterdir()))
+def test_every_config_of_ours_is_a_sweep(config: Path, capfd: Capture) -> None:
+    told = document(capfd, "sweep", config, "--dry-run", "--json")
+    assert told["trials"]
+    ranks = {trial["world_size"] for trial in told["trials"]}
+    assert ranks == {"parallel": {1, 2}, "ring-transports": {2}}.get(config.stem, {1})
+
+
 # ---- maxlen ------------------------------------------------------------------------------------
 
 
@@ -249,6 +274,89 @@ def test_an_option_goes_to_every_implementation_that_has_it(capfd: Capture) -> N
     assert (options["block-sparse"]["sparsity"], options["block-sparse"]["block"]) == (0.5, 32)
     assert options["block-sparse"]["pattern"] == "local-window"
     assert not {"chunk", "sparsity", "block"} & set(options["sdpa"])
+
+
+class Ranks(Simulated):
+    """Simulated, with an implementation and as many devices as a test likes."""
+
+    count = 2
+
+    def catalogue(self) -> Catalogue:
+        known = DeviceInfo(name="simulated", dtypes=("float32",), count=self.count)
+        return Catalogue(
+            implementations={"ring": Entry(summary="")}, devices={"cpu": known, "cuda": known}
+        )
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run no process: outcomes come by formula."""
+    monkeypatch.setattr(forked, "Forked", Ranks)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_search_on_ranks_counts_the_tokens_of_all(capfd: Capture) -> None:
+    asked = ("maxlen", "--impl", "ring", *BUDGET_8MIB, "--json")
+    (one,) = document(capfd, *asked)["results"]
+    (four,) = document(capfd, *asked, "--world-size", "4")["results"]
+    assert (one["world_size"], four["world_size"]) == (1, 4)
+    assert four["max_tokens"] == pytest.approx(4 * one["max_tokens"], rel=0.08)
+    assert four["tokens_per_rank"] == -(-four["max_tokens"] // 4)
+    assert four["floor_tokens"] == 4 * 1024
+    assert four["fraction_of_floor"] == pytest.approx(four["max_tokens"] / 4096)
+    assert (four["limited_by"], four["imbalance"]) == ("memory", 1.0)
+    assert four["rank_peaks"] == [four["peak_bytes"]] * 4
+    assert set(four) >= RESULT
+    assert run([*asked[:-1], "--world-size", "4"]) == 0
+    assert "under 8 MiB a rank" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_sweep_over_ranks_has_speed_ups(tmp_path: Path, capfd: Capture) -> None:
+    grid = "tokens: 64\nimplementations: ring\nworld_size: [1, 2, 4]\nrounds: 2\n"
+    (tmp_path / "ranks.yaml").write_text("memory_budget: 64MiB\n" + grid)
+    rows = document(capfd, "sweep", "ranks.yaml", "--out", "out", "--json")["rows"]
+    assert [set(row) for row in rows] == [ROW] * 3
+    assert [(row["world_size"], row["tokens_per_rank"]) for row in rows] == [
+        (1, 64), (2, 32), (4, 16),
+    ]  # fmt: skip
+    assert [row["speedup"] for row in rows] == pytest.approx([1, 2, 4])
+    assert [row["efficiency"] for row in rows] == pytest.approx([1, 1, 1])
+    ran = [(r.trial.round, r.trial.world_size) for r in load(tmp_path / "out").records]
+    assert ran == [(turn, ranks) for turn in (0, 1) for ranks in (1, 2, 4)]
+    assert "## Ranks" in (tmp_path / "out" / "report.md").read_text()
+    told = document(capfd, "sweep", "ranks.yaml", "--dry-run", "--json")
+    assert [t["world_size"] for t in told["trials"]] == [1, 2, 4]
+
+
+@pytest.mark.usefixtures("simulated")
+def test_ranks_share_the_free_memory_of_a_cpu_and_not_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environment, "free_memory", lambda _: 10 * 2**30)
+    asked = ["maxlen", "--impl", "ring", "--ceiling", "64", "--json"]
+
+    def budget(out: str, *more: str) -> int | None:
+        assert run([*asked, "--out", out, *more]) == 0
+        return load(tmp_path / out).records[-1].trial.memory_budget
+
+    assert budget("one") == 8 * 2**30
+    assert budget("two", "--world-size", "2") == 4 * 2**30
+    assert budget("gpus", "--world-size", "2", "--device", "cuda") == 8 * 2**30
+    monkeypatch.setattr(environment, "free_memory", lambda _: 2**60)
+    assert budget("huge") > 2**59
+    # going on where it stopped asks for the same, whatever is free now
+    monkeypatch.setattr(environment, "free_memory", lambda _: 5 * 2**30)
+    assert budget("two", "--world-size", "2") == 4 * 2**30
+    assert budget("huge") > 2**59
+    # what one rank had is more than two can have
+    assert budget("huge", "--world-size", "2") == 2 * 2**30
+
+    (tmp_path / "ranks.yaml").write_text(
+        "tokens: 64\nimplementations: ring\nworld_size: [1, 2]\nrounds: 1\n"
+    )
+    assert run(["sweep", "ranks.yaml", "--out", "swept"]) == 0
+    assert {r.trial.memory_budget for r in load("swept").records} == {2 * 2**30}
 
 
 def test_what_is_asked_for_is_what_is_run(tmp_path: Path, capfd: Capture) -> None:

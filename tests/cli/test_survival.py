@@ -111,9 +111,16 @@ def asleep_in_a_pass(sweep: Sweep) -> bool:
     """The five that pass are on disk, and the sixth trial's process no longer computes."""
     if len(lines()) < 5:
         return False
-    leaders = [p for p in sweep.processes() if os.getsid(p.pid) == p.pid]
+    leaders = [p for p in sweep.processes() if _leads(p)]
     trials = [p for p in leaders if p.pid != sweep.process.pid]
     return len(trials) == 1 and _is_idle(trials[0])
+
+
+def _leads(process: psutil.Process) -> bool:
+    try:
+        return os.getsid(process.pid) == process.pid
+    except ProcessLookupError:  # it has ended since
+        return False
 
 
 def _is_idle(process: psutil.Process) -> bool:

@@ -112,3 +112,79 @@ def test_the_kernel_has_a_name() -> None:
     assert local.name("cpu", torch.bfloat16) == "flash (CPU)"
     assert local.name("cuda", torch.float16) == "flash"
     assert local.name("cuda", torch.float32) == "efficient"
+
+
+MASKED = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 33, 50), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
+
+
+def masked(shape: Shape) -> Tensor:
+    """Half the pairs, no row without a key; rows of 33 and 50 keys are not aligned to 8."""
+    _, _, _, rows, keys = shape
+    mask = torch.rand(rows, keys, generator=torch.Generator().manual_seed(3)) < 0.5
+    mask[torch.arange(rows), torch.arange(rows) % keys] = True
+    return mask
+
+
+def definition(tensors: list[Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Masked softmax in float64, and its log-sum-exp."""
+    q, k, v = tensors
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    shares = torch.exp(scores - lse.unsqueeze(-1)).nan_to_num(0.0)
+    return shares @ v, lse
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", MASKED)
+def test_a_mask_hides_what_it_hides_and_no_more(shape: Shape, dtype: torch.dtype) -> None:
+    tensors, mask = inputs(shape, dtype), masked(shape)
+    out, lse = local.forward(*tensors, mask=mask)
+    leaves = [t.double().requires_grad_() for t in tensors]
+    want, want_lse = definition(leaves, mask)
+    assert (out.dtype, lse.dtype) == (dtype, torch.float)
+    assert_near(out, want, dtype)
+    assert_near(lse, want_lse, dtype)
+    grad_out = torch.randn_like(out)
+    wanted = torch.autograd.grad(want, leaves, grad_out.double())
+    for got, grad in zip(
+        local.backward(grad_out, *tensors, out, lse, mask=mask), wanted, strict=True
+    ):
+        assert got.shape == grad.shape
+        assert_near(got, grad, dtype)
+
+
+def test_a_mask_of_everything_is_none() -> None:
+    tensors = inputs((2, 4, 2, 9, 21))
+    out, lse = local.forward(*tensors, mask=torch.ones(9, 21, dtype=torch.bool))
+    want, want_lse = local.forward(*tensors)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(lse, want_lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("blind", [[0], [3, 4], list(range(9))], ids=["first", "some", "all"])
+def test_rows_that_see_nothing_are_zero_and_weigh_nothing(
+    blind: list[int], dtype: torch.dtype
+) -> None:
+    """As a part of a larger softmax: the log-sum-exp is that of all keys."""
+    shape = (2, 4, 2, 9, 21)
+    q, k, v = inputs(shape, dtype)
+    mask = masked(shape)
+    mask[blind] = False
+    out, lse = local.forward(q, k, v, mask=mask)
+    assert not out[:, :, blind].any()
+    assert (lse[:, :, blind] == -torch.inf).all()
+    seeing = [row for row in range(9) if row not in blind]
+    assert torch.isfinite(lse[:, :, seeing]).all()
+    whole, whole_lse = local.forward(q, k, v)
+    grad_out = torch.randn_like(out)
+    grads = local.backward(grad_out, q, k, v, whole, whole_lse, mask=mask)
+    assert not grads[0][:, :, blind].any()
+    if not seeing:
+        assert not any(grad.any() for grad in grads)
+        return
+    rows = [t[:, :, seeing].contiguous() for t in (grad_out, q, whole, whole_lse)]
+    wanted = local.backward(rows[0], rows[1], k, v, rows[2], rows[3], mask=mask[seeing])
+    for got, want in zip((grads[0][:, :, seeing], *grads[1:]), wanted, strict=True):
+        assert_near(got, want, dtype)

@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels import tiles
-from longseq_bench.kernels.tiles import ALL, Piece, Plan, RowBlock, attend, kv_heads_of
+from longseq_bench.kernels import core, tiles
+from longseq_bench.kernels.tiles import ALL, Piece, Plan, RowBlock, kv_heads_of
 
 N, HEADS, D = 60, 4, 16
 EVERY_HEAD = slice(0, HEADS)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, train: bool) -> Tensor:
+    return core.attend(q, k, v, core.Tiles(plan), train)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -161,6 +165,57 @@ def test_causal_triangles_merge(kv_heads: int) -> None:
     assert_plan(plan_of(*blocks), triangle, inputs(kv_heads))
     whole = Piece(ALL, ALL, EVERY_HEAD, causal=True)
     assert_plan(rows_of([whole]), triangle, inputs(kv_heads))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_masked_pieces_merge(kv_heads: int) -> None:
+    """Two masked pieces and a whole one; the second leaves rows blind, the last sees them twice."""
+    draw = torch.Generator().manual_seed(5)
+    first = torch.rand(N, 30, generator=draw) < 0.5
+    second = torch.rand(20, 20, generator=draw) < 0.3
+    second[::3] = False
+    counts = torch.zeros(N, N, dtype=torch.float64)
+    counts[:, :30] += first
+    counts[0:60:3, 30:50] += second
+    counts[:, 20:40] += 1
+    pieces = [
+        Piece(ALL, slice(0, 30), EVERY_HEAD, mask=first),
+        Piece(slice(0, 60, 3), slice(30, 50), EVERY_HEAD, mask=second),
+        piece(slice(20, 40)),
+    ]
+    assert_plan(rows_of(pieces), counts, inputs(kv_heads))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_may_come_one_tensor_after_the_other(dtype: torch.dtype) -> None:
+    """As they do over ranks: output, log-sum-exp and gradients are summed in place, and what has
+    seen nothing yet is 0 and -inf."""
+    qkv = [t.detach().to(dtype) for t in inputs(2)]
+    q, k, v = qkv
+    counts = seen(slice(0, 25), slice(25, 60))
+    counts[40:] = 0
+    want, leaves = reference(qkv, counts)
+    block = RowBlock(slice(0, 40), EVERY_HEAD, (piece(ALL),))
+    wide = torch.float32
+    out = torch.zeros(q.shape, dtype=wide)
+    lse = torch.full(q.shape[:3], -math.inf)
+    parts = [slice(25, 60), slice(0, 25)]
+    for own in parts:
+        tiles.merge(q, k[:, :, own], v[:, :, own], block, out, lse)
+    allowed = {"rtol": 1e-5, "atol": 1e-6} if dtype == wide else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(out.double(), want, **allowed)
+    assert (lse[:, :, 40:] == -math.inf).all()
+    grad_out = torch.randn_like(q)
+    dq = torch.zeros(q.shape, dtype=wide)
+    dk, dv = (torch.zeros(k.shape, dtype=wide) for _ in range(2))
+    for own in parts:
+        sums = (dk[:, :, own], dv[:, :, own])
+        queries = (grad_out, q, out.to(dtype))
+        acc = dq[:, block.heads, block.rows]
+        tiles.add_gradients(queries, (k[:, :, own], v[:, :, own]), lse, block, acc, sums)
+    wanted = torch.autograd.grad(want, leaves, grad_out.double())
+    for got, grad in zip((dq, dk, dv), wanted, strict=True):
+        torch.testing.assert_close(got.double(), grad, **{n: 10 * x for n, x in allowed.items()})
 
 
 @pytest.mark.parametrize("size", [1e4, -1e4])

@@ -7,16 +7,20 @@ import math
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Annotated
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import ExactAttention
+from longseq_bench.attention.ring import Ring
 from longseq_bench.comm.group import Group
 from longseq_bench.errors import KernelLimitError, UnsupportedError
 from longseq_bench.model import Workload
@@ -178,3 +182,94 @@ class FarKey(ExactAttention):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return scaled_dot_product_attention(q, k[:, :, 1:], v[:, :, 1:])
+
+
+class OnRankOne(Ring):
+    """Sound but for rank 1, in passes that are no warm-up."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.group.rank == 1 and self.workload.seq_len >= LONG * self.group.size:
+            self.fault()
+        return super().__call__(q, k, v)
+
+    def fault(self) -> None:
+        """What goes wrong."""
+
+
+class RankEats(OnRankOne):
+    fault = Eats.fault
+
+
+class RankRaises(OnRankOne):
+    def fault(self) -> None:
+        raise ValueError("rank one says no")
+
+
+class RankExits(OnRankOne):
+    fault = Exits.fault
+
+
+class RankKillsItself(OnRankOne):
+    fault = KillsItself.fault
+
+
+class RankNative(OnRankOne):
+    fault = Native.fault
+
+
+class RankGrandchild(OnRankOne):
+    fault = Grandchild.fault
+
+
+class RankLeavesShared(OnRankOne):
+    """Leaves a file as NCCL does that is killed."""
+
+    def fault(self) -> None:
+        name = f"/dev/shm/nccl-test-{os.getppid()}"
+        open(name, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class RankStops(OnRankOne):
+    def fault(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class RankWaits(OnRankOne):
+    """Waits for what nobody sends."""
+
+    def fault(self) -> None:
+        dist.recv(torch.empty(1), src=0, tag=99)
+
+
+class RankSpins(OnRankOne):
+    def fault(self) -> None:
+        while True:
+            pass
+
+
+class RankCutsOff(OnRankOne):
+    """The others lose it long before it says that it is out of memory."""
+
+    def fault(self) -> None:
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                line = socket.socket(fileno=os.dup(int(name)))
+                if line.getpeername():
+                    line.shutdown(socket.SHUT_RDWR)
+        time.sleep(0.5)
+        raise MemoryError("none left")
+
+
+class RankCountsThreads(OnRankOne):
+    """Fails with the number of threads."""
+
+    def fault(self) -> None:
+        raise ValueError(f"{torch.get_num_threads()} thread(s)")
+
+
+class Stops(Sound):
+    def fault(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)

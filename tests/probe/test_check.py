@@ -13,14 +13,8 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm.group import Group
 from longseq_bench.model import Workload
-from longseq_bench.probe.check import (
-    SAMPLED_ROWS,
-    WHOLE_ROWS,
-    Errors,
-    check,
-    checked_rows,
-    zero_rows,
-)
+from longseq_bench.probe.check import Errors, check, zero_rows
+from longseq_bench.probe.inputs import SAMPLED_ROWS, WHOLE_ROWS, checked_rows
 
 SHORT, LONG = 300, 3000
 WRONG: dict[str, tuple[type[Attention], dict[str, Any]]] = {
@@ -165,7 +159,7 @@ def test_a_row_that_sees_nothing_must_be_zero() -> None:
     qkv, _ = inputs(w, rows, 0)
     out = attention(*qkv)
     assert check(attention, qkv, out, rows).worst < 1e-5
-    assert zero_rows(out) == 0.5
+    assert zero_rows(out, Group.alone()) == 0.5
     out[0, 0, 1] = 0.1
     assert check(attention, qkv, out, rows).worst > 0.01
 

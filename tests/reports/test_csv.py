@@ -54,6 +54,19 @@ def test_what_identifies_a_record_comes_back() -> None:
     assert rows[-1]["predicted_tokens"] == "77"
 
 
+def test_each_ranks_samples_come_back() -> None:
+    each = [{"time": [0.1, 0.2], "compute_time": 0.1, "bytes_sent": 7.0}, {"time": [0.3, 0.4]}]
+    several = make.record(make.trial(world_size=2), make.on_ranks(*each))
+    found = [
+        (row["rank"], row["measurement"], row["unit"], row["values"], row["world_size"])
+        for row in csv.DictReader(io.StringIO(rendered([several])))
+    ]
+    assert found == [
+        ("0", "time", "s", "0.1 0.2", "2"), ("0", "compute_time", "s", "0.1", "2"),
+        ("0", "bytes_sent", "B", "7.0", "2"), ("1", "time", "s", "0.3 0.4", "2"),
+    ]  # fmt: skip
+
+
 def test_pandas_reads_it() -> None:
     frame = pandas.read_csv(io.StringIO(rendered(RECORDS)))
     assert len(frame) == 5

@@ -20,6 +20,16 @@ SETS: dict[str, list[Record]] = {
     "one step": [make.step(1024)],
     "failed steps": [make.step(1024, "hang"), make.step(512, "unsupported", phase=None)],
     "mixed": [make.record(make.trial("a|b", options={"x": "<i>"})), make.step(1, "oom")],
+    "ranks": [
+        make.record(make.trial(world_size=n), make.measured(ranks=n, compute_time=0.05))
+        for n in (1, 2, 4)
+    ],
+    "a hang": [
+        make.record(
+            make.trial("a|b", world_size=2),
+            make.outcome("hang", "rank 1", facts={"stacks": {"0": ["```", "<i>"], "1": []}}),
+        ),
+    ],
     "machines": [make.record(), make.record(where=make.environment("beta"))],
 }
 

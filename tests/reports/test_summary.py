@@ -232,9 +232,9 @@ def test_backends_and_fallbacks_are_shown() -> None:
 def test_ranks_and_uncovered_have_a_column_only_where_they_say_something() -> None:
     plain = make.record(came_to=make.measured(uncovered=0.0))
     assert not {"Ranks", "Uncovered", "Speed"} & set(tables(page([plain]), "Lengths swept")[0])
-    holes = make.record(make.trial("d", world_size=2), make.measured(uncovered=0.25))
+    holes = make.record(make.trial("d", world_size=2), make.measured(ranks=2, uncovered=0.25))
     rows = tables(page([plain, holes]), "Lengths swept")
-    assert [(row["Ranks"], row["Uncovered"]) for row in rows] == [("—", "—"), ("2", "25.0 %")]
+    assert [(row["Ranks"], row["Uncovered"]) for row in rows] == [("1", "—"), ("2", "25.0 %")]
 
 
 def test_an_unknown_baseline_names_the_nearest() -> None:

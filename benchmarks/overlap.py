@@ -1,0 +1,92 @@
+"""A ring over two ranks beside one process with as many threads: `python benchmarks/overlap.py`.
+
+`ring order=zigzag`, two ranks with one thread each, and `sdpa` in one process with two threads, on
+the same causal workload, in interleaved rounds. Prints medians over rounds, CPU time beside wall
+time, the ratio, and what of the ring's time is communication that computing does not hide.
+Takes some minutes. Options: --tokens 16k --rounds 5 --mode forward --orders zigzag,striped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from statistics import median
+
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.model import Trial, Workload
+from longseq_bench.units import parse_tokens
+
+MOST_RATIO, MOST_EXPOSED = 1.15, 0.10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", default="16k")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--orders", default="zigzag")
+    parser.add_argument("--mode", default="forward", choices=["forward", "train"])
+    asked = parser.parse_args()
+    workload = Workload.model_validate(
+        {"seq_len": parse_tokens(asked.tokens), "causal": True, "mode": asked.mode}
+    )
+    with Forked() as launcher:
+        trials = {"sdpa, 2 threads": trial(launcher, workload, "sdpa", 1, 2)}
+        for order in asked.orders.split(","):
+            trials[f"ring order={order}, 2 ranks"] = trial(
+                launcher, workload, "ring", 2, 1, order=order
+            )
+        seen: dict[str, list[dict[str, float]]] = {name: [] for name in trials}
+        for _ in range(asked.rounds):
+            for name, one in trials.items():
+                seen[name].append(visit(launcher, one))
+    sys.exit(0 if told(workload, seen) else 1)
+
+
+def trial(
+    launcher: Forked, workload: Workload, name: str, world: int, threads: int, **options: str
+) -> Trial:
+    """One visit: a few passes after a warm-up."""
+    filled = launcher.catalogue().options(name, options)
+    return Trial(
+        implementation=name, options=filled, workload=workload, world_size=world,
+        threads=threads, repeats=3, time_cap=60.0,
+    )  # fmt: skip
+
+
+def visit(launcher: Forked, one: Trial) -> dict[str, float]:
+    """Medians of one visit, in seconds, of the slowest rank in each pass."""
+    outcome = launcher.run(one, lambda phase, part: None).outcome
+    if outcome.status != "ok":
+        sys.exit(f"{one.implementation}: {outcome.status}: {outcome.reason}")
+    seen: dict[str, list[tuple[float, ...]]] = {}
+    for m in outcome.measurements:
+        seen.setdefault(m.name, []).append(m.samples)
+    names = [n for n in ("time", "cpu_time", "compute_time", "communication_time") if n in seen]
+    return {name: median(map(max, zip(*seen[name], strict=True))) for name in names}
+
+
+def told(workload: Workload, seen: dict[str, list[dict[str, float]]]) -> bool:
+    """Print the table; whether the zigzag ring is as near as it has to be."""
+    print(f"{workload.seq_len:,} tokens, causal, {workload.mode}, float32, 8 heads of 64")
+    layout = "{:<30} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9}"
+    print(layout.format("", "time s", "CPU s", "× sdpa", "compute s", "comm. s", "exposed"))
+    base: list[float] = []
+    good = True
+    for name, rounds in seen.items():
+        middle = {key: median(r[key] for r in rounds) for key in rounds[0]}
+        base = base or [r["time"] for r in rounds]
+        ratio = median(r["time"] / b for r, b in zip(rounds, base, strict=True))
+        cells = [f"{middle['time']:.3f}", f"{middle['cpu_time']:.3f}", f"{ratio:.3f}"]
+        if "compute_time" in middle:
+            exposed = median(max(0.0, 1 - r["compute_time"] / r["time"]) for r in rounds)
+            comm = middle["communication_time"]
+            cells += [f"{middle['compute_time']:.3f}", f"{comm:.3f}", f"{exposed:.1%}"]
+            if "zigzag" in name:
+                good = ratio <= MOST_RATIO and exposed <= MOST_EXPOSED
+        print(layout.format(name, *cells, *[""] * (6 - len(cells))))
+    print(f"asked of zigzag: × sdpa at most {MOST_RATIO}, exposed at most {MOST_EXPOSED:.0%}")
+    return good
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Attention given by a core: how it is called, and which kernel ran."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import Attention
+from longseq_bench.kernels import local
+from longseq_bench.kernels.core import Core, attend
+
+
+class CoredAttention(Attention):
+    """An attention whose forward and backward are those of a Core."""
+
+    @abstractmethod
+    def core(self) -> Core:
+        """How it is computed on this rank, with its peers."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, self.core(), train=self.workload.train)
+
+    def plan(self, device: str) -> None:
+        self._kernel = local.name(device, getattr(torch, self.workload.dtype))
+
+    def facts(self) -> dict[str, Any]:
+        return {"kernel": self._kernel}

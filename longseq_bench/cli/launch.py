@@ -1,0 +1,133 @@
+"""`longseq launch -- sweep|maxlen ...`: the same over many hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from longseq_bench.launchers.control import Hello
+    from longseq_bench.model import Outcome, Trial
+    from longseq_bench.places import Site
+
+COMMANDS = ("sweep", "maxlen")
+
+
+def launch(
+    command: Annotated[
+        list[str], typer.Argument(help="sweep or maxlen, with its arguments.", metavar="COMMAND …")
+    ],
+    nnodes: Annotated[int | None, typer.Option(min=1, help="Hosts. Default: 1.")] = None,
+    nproc_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Ranks on each host. Default: 1.")
+    ] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="Which host this is; 0 plans and writes the records.")
+    ] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option(help="HOST:PORT of node 0, by which the others find it.")
+    ] = None,
+    rdzv_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait for the other hosts.")
+    ] = 60.0,
+) -> int:
+    """Run a sweep or a maxlen over several hosts.
+
+    The same command on each, with its own --node-rank; node 0 plans and writes the records:
+
+    `longseq launch --nnodes 2 --nproc-per-node 8 --node-rank 0 --rdzv-endpoint host0 -- sweep FILE`
+
+    Under srun, mpirun and torchrun, one process a host, none of the options is needed. A trial has
+    all the ranks, unless world_size says less; torch's elastic agents start them.
+    """
+    import os
+
+    from longseq_bench import places
+
+    site = places.site(os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint)
+    parsed = _parse(command)
+    hello = _hello(site, command, parsed.params.get("config"))
+    if site.node:
+        return _follow(site, hello, rdzv_timeout)
+    return _lead(site, hello, rdzv_timeout, parsed)
+
+
+def _parse(command: list[str]) -> Any:
+    """The context of the command, its arguments read. Ends with the usual message where they can't
+    be, so on every host before any of them waits for another."""
+    from typer.main import get_command
+
+    from longseq_bench.cli import app
+    from longseq_bench.errors import UnknownNameError
+
+    name, *arguments = command
+    if name not in COMMANDS:
+        raise UnknownNameError("command", name, COMMANDS, "longseq launch")
+    found: Any = get_command(app)
+    return found.commands[name].make_context(f"longseq {name}", arguments)
+
+
+def _lead(site: Site, hello: Hello, patience: float, parsed: Any) -> int:
+    """Node 0: the command as ever, its trials on all hosts."""
+    from longseq_bench.cli.common import Stage, on
+    from longseq_bench.launchers.elastic import Elastic
+
+    stage = Stage(lambda: Elastic(site, hello, patience, _say), site.ranks, site.per)
+    with on(stage), parsed:
+        return int(parsed.command.invoke(parsed) or 0)
+
+
+def _follow(site: Site, hello: Hello, patience: float) -> int:
+    """Any other node: what node 0 says, a line a trial."""
+    from longseq_bench.cli.watch import trial_words
+    from longseq_bench.launchers.elastic import Follower
+
+    def tell(number: int, trial: Trial, outcome: Outcome) -> None:
+        why = f": {outcome.reason}" if outcome.reason else ""
+        _say(f"node {site.node}: trial {number}, {trial_words(trial)}: {outcome.status}{why}")
+
+    Follower(site, hello, patience, _say, tell).follow()
+    return 0
+
+
+def _say(text: str) -> None:
+    from longseq_bench.cli.common import console
+
+    console(stderr=True).print(text, markup=False)
+
+
+def _hello(site: Site, command: list[str], config: Any) -> Hello:
+    """Who this node is, and what all nodes have to have alike."""
+    import hashlib
+    import platform
+    import shlex
+    import socket
+    import uuid
+    from importlib.metadata import PackageNotFoundError, version
+    from pathlib import Path
+
+    from longseq_bench import __version__
+    from longseq_bench.environment import NOT_INSTALLED, commit_of
+    from longseq_bench.launchers.control import Hello
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = NOT_INSTALLED
+    agreed = {
+        "longseq": f"{__version__}, commit {commit_of(Path(__file__).parents[1]) or 'unknown'}",
+        "torch": torch,
+        "python": platform.python_version(),
+        "--nnodes": str(site.nodes),
+        "--nproc-per-node": str(site.per),
+        "the command": shlex.join(command),
+    }
+    if config is not None:
+        try:
+            text = Path(config).read_bytes()
+        except OSError:
+            # the command says it better
+            text = b""
+        agreed["the hash of the config"] = hashlib.sha256(text).hexdigest()[:12]
+    return Hello(site.node, socket.gethostname(), uuid.uuid4().hex, agreed)

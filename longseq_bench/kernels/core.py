@@ -1,0 +1,84 @@
+"""A way to compute attention, forward and backward, made differentiable once for all of them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from longseq_bench.kernels import local, tiles
+
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+class Core(Protocol):
+    """q (B, Hq, N, D); k, v (B, Hk, M, D); out like q; log-sum-exp (B, Hq, N), wide."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output and, where kept, the log-sum-exp."""
+        ...
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        """Gradients of q, k, v."""
+        ...
+
+
+class Tiles:
+    """A plan of tiles on one device; see kernels/tiles.py."""
+
+    def __init__(self, plan: tiles.Plan) -> None:
+        self._plan = plan
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        return tiles.forward(q, k, v, self._plan, keep_lse)
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        return tiles.backward(grad_out, q, k, v, out, lse, self._plan)
+
+
+class Fused:
+    """One call of the fused kernel: every query sees every key, or, causal, those before it."""
+
+    def __init__(self, causal: bool) -> None:
+        self._causal = causal
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        return local.forward(q, k, v, self._causal)
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        return local.backward(grad_out, q, k, v, out, lse, self._causal)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, core: Core, train: bool) -> Tensor:
+    """The core's attention, differentiable where `train`."""
+    if train:
+        return cast(Tensor, _Attend.apply(q, k, v, core))  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        return core.forward(q, k, v, False)[0]
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, core: Core) -> Tensor:
+        out, lse = core.forward(q, k, v, True)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.core = core
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        return *ctx.core.backward(grad_out, q, k, v, out, lse), None

@@ -1,0 +1,136 @@
+"""Processes seen from outside: what they print, who works and who waits, where each one is, and
+what they leave behind. Of this host, for every launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from longseq_bench.launchers.crew import GRACE_S, Look
+from longseq_bench.launchers.deaths import stack_lines
+from longseq_bench.model import Outcome
+
+LOOK_S, LOOKS = 0.5, 10
+"""How long ranks are watched to tell who works from who waits, and how often they are looked at."""
+
+STACKS_S, STACKS_STEP_S = 1.0, 0.05
+"""How long ranks may take to write where they are, and how often that is looked at."""
+
+PRINTED_BYTES, STACK_BYTES = 4000, 2**16
+"""How much of the end of a process's output is read."""
+
+
+class Output:
+    """A file that a process prints to: made here, opened and unlinked there."""
+
+    def __init__(self) -> None:
+        handle, self.path = tempfile.mkstemp(prefix="longseq-", suffix=".out")
+        self._file = os.fdopen(handle, "rb")
+
+    def written(self) -> int:
+        """How many bytes are in it so far."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def printed(self, start: int = 0, most: int = PRINTED_BYTES) -> str:
+        """The end of what is in it, from byte `start` on."""
+        self._file.seek(max(start, self.written() - most))
+        return self._file.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """Its end, also where the process did not get so far as to unlink it."""
+        self._file.close()
+        Path(self.path).unlink(missing_ok=True)
+
+
+def look(pids: Mapping[int, int], several: bool) -> dict[int, Look]:
+    """How ranks look from outside: who is stopped and, of several, who works. One that waits for a
+    core on a busy host works too. A rank that is gone meanwhile is not in it."""
+    found, start = {rank: _Watched(pid) for rank, pid in pids.items()}, time.monotonic()
+    for _ in range(LOOKS if several else 1):
+        time.sleep(LOOK_S / LOOKS if several else 0.0)
+        for watched in found.values():
+            watched.look()
+    took = max(time.monotonic() - start, LOOK_S)
+    return {rank: w.seen(took) for rank, w in found.items() if w.states}
+
+
+class _Watched:
+    """A process over a short time: its states, and the seconds of cores that it used."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.states, self.used = pid, list[str](), list[float]()
+        self.look()
+        self.states.clear()
+
+    def look(self) -> None:
+        try:
+            process = psutil.Process(self.pid)
+            self.states.append(process.status())
+            times = process.cpu_times()
+            self.used.append(times.user + times.system)
+        except psutil.NoSuchProcess:
+            self.states.clear()
+
+    def seen(self, took: float) -> Look:
+        ready = self.states.count(psutil.STATUS_RUNNING) / len(self.states)
+        used = (self.used[-1] - self.used[0]) / took
+        return Look(self.states[-1] == psutil.STATUS_STOPPED, max(ready, used))
+
+
+def stacks(pids: Mapping[int, int], outputs: Mapping[int, Output]) -> dict[int, list[str]]:
+    """Where each rank is, from its own hand: a stopped one is woken to write it."""
+    starts = {rank: outputs[rank].written() for rank in pids}
+    for pid in pids.values():
+        with suppress(ProcessLookupError):
+            _ask_where(pid)
+    end, written = time.monotonic() + STACKS_S, starts
+    while pids and time.monotonic() < end:
+        time.sleep(STACKS_STEP_S)
+        before, written = written, {rank: outputs[rank].written() for rank in pids}
+        if written == before and all(written[rank] > starts[rank] for rank in starts):
+            break
+    return {r: stack_lines(outputs[r].printed(starts[r], STACK_BYTES)) for r in pids}
+
+
+def _ask_where(pid: int) -> None:
+    """To the main thread where that can be said: a stopped one would walk on while another thread
+    writes."""
+    try:
+        ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
+    except AttributeError:
+        os.kill(pid, signal.SIGUSR1)
+    os.kill(pid, signal.SIGCONT)
+
+
+def kill_strays(server: int | None) -> list[str]:
+    """End every process that a trial left to the fork server; one trial runs at a time. Returns
+    their names."""
+    if server is None:
+        return []
+    with suppress(psutil.NoSuchProcess):
+        strays = psutil.Process(server).children(recursive=True)
+        names = []
+        for stray in strays:
+            with suppress(psutil.NoSuchProcess):
+                names.append(f"{stray.name()} ({stray.pid})")
+                stray.kill()
+        psutil.wait_procs(strays, timeout=GRACE_S)
+        return names
+    return []
+
+
+def leaving(outcome: Outcome, strays: list[str]) -> Outcome:
+    """The same outcome, with what was left behind in its reason."""
+    if not strays:
+        return outcome
+    left = f"left {len(strays)} process(es) behind, killed: {', '.join(strays)}"
+    reason = f"{outcome.reason}; {left}" if outcome.reason else left
+    return outcome.model_copy(update={"reason": reason})

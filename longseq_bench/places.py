@@ -1,0 +1,271 @@
+"""Where a process is among many, by what started it: torchrun, mpirun or srun, each with variables
+of its own. Text in, places out; both sides of the process boundary read it.
+
+A Place is a rank's, for a process that was started as one of many. A Site is a host's, for
+`longseq launch`, of which one runs on each host and starts the ranks there itself.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from longseq_bench.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+
+DEFAULT_PORT = 29400
+"""torchrun's, where an endpoint names none."""
+
+_PORTS = range(20000, 32768)
+"""Where a port is derived that nobody has named: below those that the system hands out."""
+
+_ITEMS = re.compile(r"\[([^\[\]]*)\]")
+_NUMBERS = re.compile(r"(\d+)(-\d+)?(,\d+(-\d+)?)*")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank `rank` of `size`, the local_rank-th on its host; rank 0 keeps a store at address:port.
+
+    store_is_up: somebody else keeps it, as torchrun's agent does. here: ranks on its host, where
+    not all are.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    address: str = LOOPBACK
+    port: int = 0
+    store_is_up: bool = False
+    here: int = 0
+
+
+# ---- started by others -------------------------------------------------------------------------
+
+
+def adopted(environ: Mapping[str, str]) -> Place | None:
+    """The place that torchrun, mpirun or srun has given to this process; None without any.
+
+    mpirun is asked before srun, since it runs inside Slurm's allocations too. Raises UserError for
+    a variable that is missing or makes no sense.
+    """
+    if "RANK" in environ or "LOCAL_RANK" in environ:
+        return _torchrun(environ)
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        return _mpirun(environ)
+    return _srun(environ) if _in_a_step(environ) else None
+
+
+def _in_a_step(environ: Mapping[str, str]) -> bool:
+    """A batch script has a SLURM_PROCID too, but is one process and no step."""
+    return "SLURM_PROCID" in environ and bool({"SLURM_STEP_ID", "SLURM_STEPID"} & set(environ))
+
+
+def _torchrun(environ: Mapping[str, str]) -> Place:
+    place = _place(
+        environ, "RANK", "WORLD_SIZE", "LOCAL_RANK",
+        address=_needed(environ, "MASTER_ADDR"), port=_port(environ),
+    )  # fmt: skip
+    agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    here = _number(environ, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environ else 0
+    return replace(place, store_is_up=agent, here=here)
+
+
+def _mpirun(environ: Mapping[str, str]) -> Place:
+    size = _number(environ, "OMPI_COMM_WORLD_SIZE")
+    alone = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
+    address = environ.get("MASTER_ADDR") or (LOOPBACK if alone else "")
+    return _place(
+        environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        address=address or _needed(environ, "MASTER_ADDR"), port=_port(environ, _mpi_job(environ)),
+    )  # fmt: skip
+
+
+def _mpi_job(environ: Mapping[str, str]) -> str:
+    return environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
+
+
+def _srun(environ: Mapping[str, str]) -> Place:
+    address, port = _slurm_meeting(environ)
+    return _place(environ, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", address, port)
+
+
+def _slurm_meeting(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Where the processes of a step meet: on the first host of its list."""
+    lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+    name = next((name for name in lists if environ.get(name)), lists[-1])
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
+    address = environ.get("MASTER_ADDR") or first_host(_needed(environ, name), name)
+    return address, _port(environ, f"{_needed(environ, 'SLURM_JOB_ID')}.{step}")
+
+
+def _place(
+    environ: Mapping[str, str], rank: str, size: str, local: str,
+    address: str, port: int,
+) -> Place:  # fmt: skip
+    """A place from the variables of these names, which have to fit together."""
+    place = Place(
+        _number(environ, rank), _number(environ, size), _number(environ, local),
+        address, port,
+    )  # fmt: skip
+    if place.size < 1:
+        raise UserError(f"{size} is {place.size}; there is one rank or more")
+    for name, value in ((rank, place.rank), (local, place.local_rank)):
+        if not 0 <= value < place.size:
+            raise UserError(f"{name} is {value}, but {size} is {place.size}: 0 to {place.size - 1}")
+    return place
+
+
+def first_host(nodes: str, name: str = "SLURM_JOB_NODELIST") -> str:
+    """The first host of a list as Slurm writes it: n03 of `n[03-05,9],gpu1`.
+
+    Raises UserError, which names the variable `name`, for what is no such list.
+    """
+    first = re.split(r",(?![^\[]*\])", nodes.strip())[0]
+    items = _ITEMS.findall(first)
+    host = _ITEMS.sub(lambda found: re.split("[-,]", found[1])[0], first)
+    if not re.fullmatch(r"[\w.-]+", host) or not all(_NUMBERS.fullmatch(i) for i in items):
+        raise UserError(f"{name} is {nodes!r}, which is no list of hosts such as n[03-05,9],gpu1")
+    return host
+
+
+def _port(environ: Mapping[str, str], job: str = "") -> int:
+    """MASTER_PORT; where it is not set, one that every rank of a job derives alike."""
+    if job and "MASTER_PORT" not in environ:
+        return _derived(job)
+    port = _number(environ, "MASTER_PORT")
+    if not 0 < port < 2**16:
+        raise UserError(f"MASTER_PORT is {port}; ports are 1 to {2**16 - 1}")
+    return port
+
+
+def _derived(job: str) -> int:
+    return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = _needed(environ, name)
+    if not re.fullmatch(r"-?[0-9]+", text):
+        raise UserError(f"{name} is {text!r}, which is no whole number")
+    return int(text)
+
+
+def _needed(environ: Mapping[str, str], name: str) -> str:
+    if not (value := environ.get(name, "").strip()):
+        raise UserError(f"{name} is not set, though this process was started as one of many ranks")
+    return value
+
+
+# ---- one host of several -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Site:
+    """Node `node` of `nodes`, which starts `per` ranks; node 0 listens at host:port."""
+
+    nodes: int = 1
+    per: int = 1
+    node: int = 0
+    host: str = LOOPBACK
+    port: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """Of all nodes together."""
+        return self.nodes * self.per
+
+    @property
+    def endpoint(self) -> str:
+        """As it is written after --rdzv-endpoint."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def site(
+    environ: Mapping[str, str],
+    nodes: int | None = None,
+    per: int | None = None,
+    node: int | None = None,
+    endpoint: str | None = None,
+) -> Site:
+    """The site that this process is at: what is given, else what srun, mpirun or torchrun say, else
+    one node alone. Raises UserError for what is missing or makes no sense."""
+    told = None not in (nodes, node, endpoint) or nodes == 1
+    around = None if told else _around(environ)
+    if nodes is None:
+        nodes = around.nodes if around else 1
+    if node is None and (nodes == 1 or (around and around.nodes == nodes)):
+        node = around.node if around else 0
+    if per is None:
+        per = around.per if around else 1
+    if node is None:
+        raise UserError(
+            f"--nnodes {nodes} needs --node-rank, on each node its own: 0 to {nodes - 1}"
+        )
+    if not 0 <= node < nodes:
+        raise UserError(f"--node-rank {node} is not one of --nnodes {nodes}: 0 to {nodes - 1}")
+    if nodes == 1:
+        return Site(1, per)
+    if endpoint:
+        return Site(nodes, per, node, *_endpoint(endpoint))
+    if around:
+        return Site(nodes, per, node, around.host, around.port)
+    raise UserError(
+        f"--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, an address of node 0 that all reach"
+    )
+
+
+def _around(environ: Mapping[str, str]) -> Site | None:
+    """What started this process as one of several hosts; None where nothing did."""
+    if "GROUP_RANK" in environ:
+        return _under_torchrun(environ)
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        return _under_mpirun(environ)
+    if _in_a_step(environ):
+        return _under_srun(environ)
+    return None
+
+
+def _under_torchrun(environ: Mapping[str, str]) -> Site:
+    _only_one_here(environ, "LOCAL_RANK", "torchrun", "--nproc-per-node 1")
+    host = _needed(environ, "MASTER_ADDR")
+    # MASTER_PORT is torchrun's own store's
+    port = _derived(f"{host}:{_needed(environ, 'MASTER_PORT')}")
+    nodes = _number(environ, "GROUP_WORLD_SIZE")
+    return Site(nodes, 1, _number(environ, "GROUP_RANK"), host, port)
+
+
+def _under_mpirun(environ: Mapping[str, str]) -> Site:
+    _only_one_here(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "mpirun", "--map-by ppr:1:node")
+    nodes = _number(environ, "OMPI_COMM_WORLD_SIZE")
+    host = LOOPBACK if nodes == 1 else _needed(environ, "MASTER_ADDR")
+    port = _port(environ, _mpi_job(environ)) if nodes > 1 else 0
+    return Site(nodes, 1, _number(environ, "OMPI_COMM_WORLD_RANK"), host, port)
+
+
+def _under_srun(environ: Mapping[str, str]) -> Site:
+    _only_one_here(environ, "SLURM_LOCALID", "srun", "--ntasks-per-node=1")
+    gpus = environ.get("SLURM_GPUS_ON_NODE", "")
+    host, port = _slurm_meeting(environ)
+    name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
+    per = int(gpus) if gpus.isdigit() and int(gpus) else 1
+    return Site(_number(environ, name), per, _number(environ, "SLURM_NODEID"), host, port)
+
+
+def _only_one_here(environ: Mapping[str, str], name: str, who: str, remedy: str) -> None:
+    if _number(environ, name) > 0:
+        raise UserError(
+            f"{who} started several longseq launch on this host, of which one is enough: {remedy}, "
+            "and --nproc-per-node for the ranks"
+        )
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, HOST or [ADDRESS]:PORT."""
+    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]\s]+))(?::(\d+))?", text.strip())
+    port = int(found[3] or DEFAULT_PORT) if found else 0
+    if not found or not 0 < port < 2**16:
+        raise UserError(f"--rdzv-endpoint {text!r} can't be read; write HOST:PORT, as node0:29400")
+    return found[1] or found[2], port

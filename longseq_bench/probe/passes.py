@@ -1,0 +1,94 @@
+"""One pass, and the short one before it that no trial is charged for."""
+
+from __future__ import annotations
+
+import torch
+
+from longseq_bench.attention.base import Attention
+from longseq_bench.comm.group import Group
+from longseq_bench.kernels import local
+from longseq_bench.model import Trial, Workload
+from longseq_bench.probe.inputs import Pass, draw
+from longseq_bench.probe.tell import Teller
+
+WARM_UP_TOKENS = 1024
+"""Of each rank. From 768 query rows up torch's CPU kernel multiplies its largest tiles: MKL then
+holds the buffers (4 MiB a thread) that it keeps for good. The tail modulo this goes with it,
+because oneDNN compiles a kernel for every shape it meets, and keeps that too. So do connections
+and their threads. None is charged to the trial."""
+
+
+def run_pass(attention: Attention, one: Pass, teller: Teller | None = None, part: str = "") -> None:
+    """Forward, and in train backward; leaves the output and the gradients in `one`, those of a
+    module's matrices in `.grad`."""
+    matrices = attention.projections()
+    for matrix in matrices.values():
+        matrix.grad = None
+    if teller:
+        teller.enter("forward", part)
+    one.out = attention(*one.inputs)
+    if one.grad_out is None:
+        return
+    if teller:
+        teller.enter("backward", part)
+    if matrices:
+        # the hooks that sum gradients over ranks run in a backward that accumulates
+        torch.autograd.backward(one.out, one.grad_out)
+        dq, dk, dv = (t.grad for t in one.inputs)
+        assert dq is not None
+        assert dk is not None
+        assert dv is not None
+        for t in one.inputs:
+            t.grad = None
+    else:
+        dq, dk, dv = torch.autograd.grad(one.out, one.inputs, one.grad_out)
+    one.grads = dq, dk, dv
+    one.out = one.out.detach()
+
+
+def meet(group: Group, teller: Teller | None = None) -> None:
+    """Wait until every rank is here, so that what follows begins together. Never timed."""
+    if group.size == 1:
+        return
+    if teller:
+        teller.enter("communication", "waiting for all ranks")
+    group.barrier()
+
+
+def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
+    """A short pass of the same kind: threads, libraries, connections and caches come before the
+    budget."""
+    shape = trial.workload.model_dump() | {"batch": min(trial.workload.batch, group.size)}
+    shape["seq_len"] = warm_up_tokens(trial.workload.seq_len, group.size)
+    small = Workload.model_validate(shape)
+    attention = make(small, group, **trial.options)
+    one = draw(attention, trial.device, trial.seed, torch.zeros(1, dtype=torch.long))
+    attention.plan(trial.device)
+    run_pass(attention, one)
+    if trial.device == "cpu":
+        _hold_library_buffers(small)
+    synchronize(trial.device)
+    attention.multiplicity(torch.arange(1).numpy(), torch.arange(1).numpy(), 0)
+    group.total(torch.zeros(group.size, dtype=torch.float64))
+    group.largest(0.0)
+
+
+def warm_up_tokens(tokens: int, ranks: int) -> int:
+    """Of all ranks together: where tokens are shared evenly, each has 1024 and its own tail."""
+    short = ranks * WARM_UP_TOKENS
+    return min(tokens, short + tokens % short)
+
+
+def synchronize(device: str) -> None:
+    """Wait for what the device still does."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _hold_library_buffers(w: Workload) -> None:
+    """One call of the fused kernel at its largest tiles, whatever the implementation calls."""
+    shape = (torch.get_num_threads(), 1, WARM_UP_TOKENS, w.head_dim)
+    q, k, v = (torch.zeros(shape, dtype=getattr(torch, w.dtype)) for _ in range(3))
+    out, lse = local.forward(q, k, v)
+    if w.train:
+        local.backward(out, q, k, v, out, lse)

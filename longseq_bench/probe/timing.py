@@ -1,0 +1,81 @@
+"""Timed passes, and over ranks what of a pass is computing and what communicating.
+
+Every rank starts a pass when all are there; that wait is in no sample. A pass takes as long as on
+its slowest rank. Over ranks three kinds take turns, so that drift meets all alike: whole passes,
+passes that only compute, passes that only communicate.
+"""
+
+from __future__ import annotations
+
+import time
+
+from longseq_bench.attention.base import Attention
+from longseq_bench.meters.clock import Clock, clock_for
+from longseq_bench.model import Trial
+from longseq_bench.probe.inputs import Pass
+from longseq_bench.probe.notes import Notes
+from longseq_bench.probe.passes import run_pass
+from longseq_bench.probe.tell import Teller
+from longseq_bench.stats import settled
+
+TIMED_WARM_UPS = 1
+SETTLED_WITHIN = 0.02
+
+
+def timed(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: Notes) -> None:
+    """Passes until the slowest rank's median is known to 2 % or the cap is reached; every rank
+    keeps every sample of its own. What `one` held of outputs is dropped."""
+    group = attention.group
+    one.out = one.grads = None
+    if one.grad_out is not None:
+        one.grad_out.normal_()
+    whole, halves = clock_for(trial.device), _Halves(attention, one, trial.device)
+    for _ in range(TIMED_WARM_UPS if trial.repeats > 1 else 0):
+        teller.enter("time", "warm-up")
+        run_pass(attention, one)
+        one.out = one.grads = None
+    end = time.perf_counter() + trial.time_cap
+    while len(whole.wall) < trial.repeats:
+        _one(attention, one, whole, teller, f"pass {len(whole.wall) + 1}")
+        if group.size > 1:
+            halves.one(teller)
+        late = time.perf_counter() > end
+        slowest, stop = group.largest(whole.wall[-1], float(late))
+        notes.slowest.append(slowest)
+        if settled(notes.slowest, SETTLED_WITHIN) or stop:
+            break
+    notes.take(whole.measurements())
+    if group.size > 1:
+        halves.onto(notes)
+    notes.facts["timer"] = whole.name
+
+
+class _Halves:
+    """Passes with one half switched off. Their output is no output and is dropped."""
+
+    def __init__(self, attention: Attention, one: Pass, device: str) -> None:
+        self._attention, self._one = attention, one
+        self._compute, self._communicate = clock_for(device), clock_for(device)
+
+    def one(self, teller: Teller) -> None:
+        """A pass of each kind."""
+        only = self._attention.group.only
+        part = f"{{}} of pass {len(self._compute.wall) + 1}"
+        with only(communicate=False):
+            _one(self._attention, self._one, self._compute, teller, part.format("computing"))
+        with only(compute=False):
+            _one(self._attention, self._one, self._communicate, teller, part.format("transfers"))
+
+    def onto(self, notes: Notes) -> None:
+        """Keep all samples."""
+        notes.add("compute_time", "s", *self._compute.wall)
+        notes.add("communication_time", "s", *self._communicate.wall)
+
+
+def _one(attention: Attention, one: Pass, clock: Clock, teller: Teller, part: str) -> None:
+    """All ranks meet, then the clock starts."""
+    teller.enter("time", part)
+    attention.group.barrier()
+    with clock:
+        run_pass(attention, one)
+    one.out = one.grads = None

@@ -1,0 +1,131 @@
+"""What a report says of trials on several ranks: each rank's figures, and where those that hung
+stood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from longseq_bench.model import Record
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import MISSING, Column, Section, Table
+from longseq_bench.reports.groups import grouped, spread_out, workload_words
+from longseq_bench.table import Row
+from longseq_bench.units import format_bytes, format_seconds, format_tokens
+
+BETWEEN = " · "
+MOST_LINES = 16
+"""Of a rank's stack; the record has them all."""
+
+_SWEPT = (
+    Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
+    Column("Status"), Column("Time of each rank"), Column("Peak of each rank"),
+    Column("Sent by each rank"), Column("By formula"),
+)  # fmt: skip
+_FOUND = (
+    Column("Implementation"), Column("Max tokens", "tokens"), Column("Ranks", "count"),
+    Column("Peak of each rank"),
+)  # fmt: skip
+
+
+def each_rank(source: Source) -> Section:
+    """A row a trial on several ranks, with what each rank took, in the order of ranks."""
+    known = ("rank_times", "rank_peaks", "rank_bytes", "rank_formulas")
+    several = [row for row in source.rows if row["world_size"] > 1]
+    swept = [row for row in several if any(row[name] is not None for name in known)]
+    found = [r for r in source.maxima if r["world_size"] > 1 and r["rank_peaks"] is not None]
+    tables = [_table(source, group, "", _SWEPT, _swept) for group in grouped(swept)]
+    tables += [
+        _table(source, group, "at the maximum: ", _FOUND, _found) for group in grouped(found)
+    ]
+    said = [
+        "From the first rank to the last. Time is the rank's median, peak its largest; sent is "
+        "what it was counted to send in one pass, beside what it should send by formula."
+    ]
+    return Section("Ranks", said, tables=tables)
+
+
+def hangs(source: Source) -> Iterator[Section]:
+    """Where each rank stood when a trial was ended for hanging, once for equal trials."""
+    seen = set()
+    for record in source.records:
+        stacks = record.outcome.facts.get("stacks")
+        if record.outcome.status != "hang" or not isinstance(stacks, Mapping) or not stacks:
+            continue
+        trial = record.trial.but(round=0, seed=0).key, record.environment.fingerprint
+        if trial not in seen:
+            seen.add(trial)
+            said = [f"{_where(source, record)}: {record.outcome.reason or 'no reason recorded'}."]
+            yield Section(_title(source, record), said, code=list(_standing(stacks)))
+
+
+def _table(
+    source: Source,
+    group: Sequence[Row],
+    before: str,
+    columns: tuple[Column, ...],
+    cells: Callable[[Row], tuple[Any, ...]],
+) -> Table:
+    title = before + workload_words(group[0], source.machines)
+    return Table(title[0].upper() + title[1:], columns, tuple(cells(row) for row in group))
+
+
+def _swept(row: Row) -> tuple[Any, ...]:
+    return (
+        row["label"], row["tokens"], row["world_size"], row["status"],
+        _joined(row["rank_times"], format_seconds), _joined(row["rank_peaks"], format_bytes),
+        _joined(row["rank_bytes"], format_bytes), _joined(row["rank_formulas"], format_bytes),
+    )  # fmt: skip
+
+
+def _found(row: Row) -> tuple[Any, ...]:
+    peaks = _joined(row["rank_peaks"], format_bytes)
+    return row["label"], row["max_tokens"], row["world_size"], peaks
+
+
+def _joined(each: Sequence[float | None] | None, write: Callable[[float], str]) -> str | None:
+    if each is None:
+        return None
+    return BETWEEN.join(MISSING if one is None else write(one) for one in each)
+
+
+def _title(source: Source, record: Record) -> str:
+    trial = record.trial
+    tokens = format_tokens(trial.workload.seq_len)
+    return f"Hang: {source.label(trial)} at {tokens} tokens on {trial.world_size} ranks"
+
+
+def _where(source: Source, record: Record) -> str:
+    trial, workload = record.trial, record.trial.workload
+    shape = trial.model_dump() | workload.model_dump()
+    shape["fingerprint"] = record.environment.fingerprint
+    phase = f" in {record.outcome.phase}" if record.outcome.phase else ""
+    words = workload_words(shape, source.machines)
+    return f"{words[0].upper() + words[1:]}; ended{phase}"
+
+
+def _standing(stacks: Mapping[str, Any]) -> Iterator[str]:
+    """Ranks that stand at the same place together, with the first lines of their stack."""
+    places: dict[tuple[str, ...], list[str]] = {}
+    for rank, stack in sorted(stacks.items(), key=lambda item: (len(str(item[0])), str(item[0]))):
+        lines = stack.splitlines() if isinstance(stack, str) else map(str, stack)
+        places.setdefault(tuple(line.rstrip() for line in lines), []).append(str(rank))
+    for stack, ranks in places.items():
+        yield f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}:"
+        yield from (f"  {line}" for line in stack[:MOST_LINES])
+        if len(stack) > MOST_LINES:
+            yield f"  … {len(stack) - MOST_LINES} more in the record"
+
+
+def said_of_ranks(rows: Sequence[Row]) -> list[str]:
+    """What the columns of rows on several ranks mean; nothing where there are none."""
+    if not spread_out(rows):
+        return []
+    return [
+        "With several ranks: tokens and tokens/s are those of all ranks, tokens a rank the most "
+        "that one holds. Compute and communication only are passes with the other half switched "
+        "off; exposed is the share of the time that communication adds to computing alone. "
+        "Speed-up is the time of the same trial on one rank, where that was run, over the row's; "
+        "efficiency is that over the ranks. Sent a rank is counted, peak memory is a rank's, both "
+        "of the rank with most; imbalance is the largest peak over the least."
+    ]

@@ -1,0 +1,491 @@
+"""The contract over several ranks, held against everything that can be spread over them.
+
+A new entry is tested with its default options by being there; its other options are a line in
+`options_at`. What ranks hold together is held against the softmax by its definition, and against
+what a single process sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.attention import fairscale
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.comm import deepspeed
+from longseq_bench.comm.group import Group
+from longseq_bench.errors import UserError, WorldError
+from longseq_bench.model import Workload, divisors
+from longseq_bench.probe.check import TOLERANCE
+from tests.attention.definition import (
+    REGISTERED,
+    SEGMENTS,
+    Options,
+    apart,
+    counts,
+    inputs,
+    made,
+    output_gradient,
+    reference,
+)
+from tests.attention.jobs import Case, Passed, delayed, halves, passes, take
+from tests.ranks import Ranks
+
+HEAD_DIM = 16
+WORLDS = (2, 3, 4)
+LARGE = 8
+
+MISSING = {"deepspeed": deepspeed.missing(), "fairscale": fairscale.missing("float32")}
+"""Why a transport of the ring can't be tested here."""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def options_at(name: str, world: int) -> list[Options]:
+    """What else than the defaults is tested of an implementation."""
+    orders = ("contiguous", "zigzag", "striped")
+    if name == "ring":
+        rings: list[Options] = [
+            {"order": order, "queries": queries, **more}
+            for order in orders
+            for queries in ("partitioned", "full")
+            for more in ({}, {"chunk": 7}, {"wire_dtype": "bfloat16"})
+        ]
+        transports: list[Options] = [{"transport": name, "chunk": 20} for name in MISSING]
+        return [{}, *rings, {"wire_dtype": "float16", "chunk": 9}, *transports]
+    if name == "collective":
+        chunks = (None, 30)
+        return [{}, *({"order": o, "chunk": c} for o in orders for c in chunks)]
+    if name == "ulysses":
+        return [{}, {"stage": 2}, {"stage": 3}]
+    if name == "usp":
+        degrees: list[Options] = [{"ulysses": d, "ring": world // d} for d in divisors(world)]
+        return [{}, *degrees, {"ulysses": 1, "chunk": 7, "order": "striped"}]
+    if name == "head-parallel":
+        return [{}, {"sequence_parallel": True}]
+    if name == "ddp":
+        return [{}, {"inner": "ring"}]
+    return SEGMENTS if name in ("dilated", "hilbert") else [{}]
+
+
+MANY = [name for name in REGISTERED if IMPLEMENTATIONS.get(name).many_ranks]
+
+
+def named(name: str, world: int, options: Options) -> Any:
+    words = [f"{key}={value}" for key, value in options.items()]
+    why = MISSING.get(options.get("transport", ""))
+    marks = [pytest.mark.skip(why)] if why else []
+    return pytest.param(name, world, options, id="-".join([name, str(world), *words]), marks=marks)
+
+
+EVERY = [named(n, w, o) for n in MANY for w in WORLDS for o in options_at(n, w)]
+DEFAULTS = [named(n, w, {}) for n in MANY for w in WORLDS]
+SOME = [
+    *DEFAULTS,
+    named("ring", 3, {"order": "contiguous", "queries": "full", "chunk": 7}),
+    named("ring", 3, {"order": "striped", "chunk": 7}),
+    named("ring", 2, {"wire_dtype": "bfloat16", "chunk": 7}),
+    named("ring", 3, {"transport": "deepspeed", "chunk": 7}),
+    named("collective", 3, {"order": "striped", "chunk": 20}),
+    named("usp", 4, {"ulysses": 2}),
+    named("head-parallel", 3, {"sequence_parallel": True}),
+    named("dilated", 3, {"segments": (24, 100), "dilation": (1, 3)}),
+    named("hilbert", 3, {"segments": (24, 100), "dilation": (1, 3)}),
+]
+MODULES = [named("ring", world, {"transport": "fairscale"}) for world in (2, 3)]
+every = pytest.mark.parametrize(("name", "world", "options"), EVERY)
+some = pytest.mark.parametrize(("name", "world", "options"), [*SOME, *MODULES])
+causality = pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+
+
+def workload(name: str, world: int, tokens: int, grouped: bool = False, **fields: Any) -> Workload:
+    """Two key heads a rank of four, or, grouped, one; more rows of a batch for what splits it."""
+    heads = 2 * min(world, 4)
+    shape = {"heads": heads, "kv_heads": heads // 2 if grouped else heads, "head_dim": HEAD_DIM}
+    if world == LARGE:
+        shape = {"heads": LARGE, "kv_heads": LARGE, "head_dim": HEAD_DIM}
+    batch = world + 1 if name == "ddp" else 2
+    return Workload(seq_len=tokens, **{**shape, "batch": batch, **fields})
+
+
+def passed_all(ranks: Ranks, world: int, cases: list[Case]) -> list[list[Passed]]:
+    """Of each case, what each rank has after it."""
+    by_rank = [pickle.loads(said) for said in ranks(world, passes, cases)]
+    return [list(of_case) for of_case in zip(*by_rank, strict=True)]
+
+
+def passed_one(ranks: Ranks, world: int, case: Case) -> list[Passed]:
+    return passed_all(ranks, world, [case])[0]
+
+
+def unconnected(case: Case, world: int) -> Attention:
+    """The first rank's, to be asked who sees whom."""
+    return IMPLEMENTATIONS.get(case.name)(case.workload, Group(0, world), **case.options)
+
+
+def parts(shard: Any) -> dict[str, tuple[range, range, np.ndarray]]:
+    queries = (shard.batch, shard.heads, shard.queries)
+    keys = (shard.batch, shard.kv_heads, shard.keys)
+    return {"out": queries, "q": queries, "k": keys, "v": keys}
+
+
+def joined(passed: list[Passed], name: str, like: Tensor) -> Tensor:
+    """What all ranks hold of a tensor, each element held by one of them or by all."""
+    whole = torch.full(like.shape, torch.nan, dtype=like.dtype)
+    held = torch.zeros(like.shape, dtype=torch.int64)
+    for one in passed:
+        batch, heads, tokens = parts(one.shard)[name]
+        at = np.ix_(batch, heads, tokens)
+        tensor = one.out if name == "out" else one.gradients[name]
+        assert tensor.shape[:3] == (len(batch), len(heads), len(tokens))
+        whole[at] = tensor.to(like.dtype)
+        held[at] += 1
+    assert held.unique().tolist() in ([1], [len(passed)])
+    return whole
+
+
+_KNOWN: dict[str, dict[str, Tensor]] = {}
+
+
+def wanted_of(case: Case, seen: Tensor, projections: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The output and its gradients by the definition, made once for equal cases."""
+    w = case.workload
+    made_of = (seen, *projections.values())
+    digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in made_of))
+    key = f"{w.model_dump_json()} {digest.hexdigest()}"
+    if key not in _KNOWN:
+        want, leaves = reference(seen, inputs(w), projections)
+        _KNOWN[key] = {"out": want.detach()}
+        if w.train:
+            grads = torch.autograd.grad(want, list(leaves.values()), output_gradient(w).double())
+            _KNOWN[key] |= dict(zip(leaves, grads, strict=True))
+    return _KNOWN[key]
+
+
+def assert_right(case: Case, passed: list[Passed]) -> None:
+    """Every rank's part equals the float64 reference and all of it is there; what was sent is what
+    the formula says; and no pair was computed twice, but with full queries by every rank."""
+    world, w = len(passed), case.workload
+    seen = counts(unconnected(case, world))
+    matrices = passed[0].projections
+    wanted = wanted_of(case, seen, {n: m.float() for n, m in matrices.items()})
+    allowed = TOLERANCE[passed[0].tolerance_of]
+    for rank, one in enumerate(passed):
+        assert one.sent == one.formula, f"rank {rank} sent {one.sent}, not {one.formula}"
+        assert one.out.dtype == getattr(torch, w.dtype)
+        assert {"out", *one.gradients} == wanted.keys()
+        for n, matrix in one.projections.items():
+            assert torch.equal(matrix, matrices[n]), f"rank {rank} has another W{n}"
+        for n, tensor in {"out": one.out, **one.gradients}.items():
+            place = parts(one.shard).get(n)
+            own = wanted[n] if place is None else take(wanted[n], *place)
+            scale = max(float(wanted[n].abs().max()), 0.1)
+            assert apart(tensor, own, scale) < allowed, f"{n} of rank {rank} of {case}"
+    for n in wanted.keys() & {"out", "q", "k", "v"}:
+        assert torch.isfinite(joined(passed, n, wanted[n])).all()
+    copies = world if case.options.get("queries") == "full" else 1
+    assert sum(one.pairs for one in passed) == copies * int(seen.sum()) * w.batch
+
+
+def test_every_way_to_spread_a_sequence_is_here() -> None:
+    ways = {"ring", "collective", "ulysses", "usp", "head-parallel", "ddp", "dilated", "hilbert"}
+    assert ways <= {*MANY}
+    assert {"ring", "usp"} <= {param.values[0] for param in EVERY}
+
+
+@every
+@causality
+def test_ranks_together_equal_the_reference(
+    ranks: Ranks, name: str, world: int, options: Options, causal: bool
+) -> None:
+    """Faults 4 and 8, forward and backward: 67 tokens are a multiple of no world; in small pieces,
+    transfers and tiles too."""
+    cases = [
+        Case(name, options, workload(name, world, tokens, grouped, causal=causal, mode=mode), fine)
+        for tokens, grouped, mode, fine in (
+            (64, True, "train", False),
+            (67, False, "train", True),
+            (67, True, "forward", True),
+        )
+    ]
+    for case, passed in zip(cases, passed_all(ranks, world, cases), strict=True):
+        assert_right(case, passed)
+
+
+@pytest.mark.parametrize(("name", "world", "options"), SOME)
+@causality
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_equals_the_reference(
+    ranks: Ranks, name: str, world: int, options: Options, causal: bool, dtype: str
+) -> None:
+    w = workload(name, world, 67, True, causal=causal, mode="train", dtype=dtype)
+    case = Case(name, options, w, fine=True)
+    assert_right(case, passed_one(ranks, world, case))
+
+
+@pytest.mark.parametrize("name", MANY)
+@causality
+def test_eight_ranks_equal_the_reference(ranks: Ranks, name: str, causal: bool) -> None:
+    cases = [
+        Case(name, {}, workload(name, LARGE, tokens, causal=causal, mode="train"), fine)
+        for tokens, fine in ((131, False), (67, True))
+    ]
+    for case, passed in zip(cases, passed_all(ranks, LARGE, cases), strict=True):
+        assert_right(case, passed)
+
+
+@some
+def test_a_token_or_two_a_rank(ranks: Ranks, name: str, world: int, options: Options) -> None:
+    """As many tokens as ranks and few more: none may be left without."""
+    cases = [
+        Case(name, options, workload(name, world, world + more, True, causal=causal, mode="train"))
+        for more in (0, 1, 2)
+        for causal in (False, True)
+    ]
+    for case, passed in zip(cases, passed_all(ranks, world, cases), strict=True):
+        assert_right(case, passed)
+
+
+@every
+@causality
+def test_a_single_process_sees_the_same(
+    name: str, world: int, options: Options, causal: bool
+) -> None:
+    """Fault 8: whatever the pattern is, it is that of one process, on every rank."""
+    w = workload(name, world, 67, causal=causal)
+    kind = IMPLEMENTATIONS.get(name)
+    options = {n: value for n, value in options.items() if n not in ("ulysses", "ring")}
+    alone = counts(kind(w, Group.alone(), **options))
+    for rank in range(world):
+        assert torch.equal(counts(kind(w, Group(rank, world), **options)), alone)
+
+
+@pytest.mark.parametrize(("name", "world", "options"), SOME)
+@causality
+def test_ranks_together_equal_a_single_process(
+    ranks: Ranks, name: str, world: int, options: Options, causal: bool
+) -> None:
+    """Fault 8, run: the same inputs through one process. Gradients of parameters are those of the
+    whole batch, also where one rank has more rows of it than another."""
+    w = workload(name, world, 67, True, causal=causal, mode="train")
+    passed = passed_one(ranks, world, Case(name, options, w))
+    alone = {n: value for n, value in options.items() if n not in ("ulysses", "ring")}
+    attention, qkv = made(name, alone, w), inputs(w)
+    out = attention(*qkv)
+    out.backward(output_gradient(w))
+    wire = passed[0].tolerance_of != w.dtype
+    near = {"rtol": 1e-2, "atol": 3e-2} if wire else {"rtol": 1e-5, "atol": 5e-6}
+    torch.testing.assert_close(joined(passed, "out", out), out.detach(), **near)
+    for n, tensor in zip("qkv", qkv, strict=True):
+        assert tensor.grad is not None
+        torch.testing.assert_close(joined(passed, n, tensor), tensor.grad, **near)
+    for n, gradient in attention.parameter_gradients().items():
+        for one in passed:
+            # sums over every row of the batch, head and token
+            torch.testing.assert_close(one.gradients[f"W{n}"], gradient, rtol=1e-4, atol=1e-3)
+
+
+@some
+def test_the_future_never_reaches_the_past(
+    ranks: Ranks, name: str, world: int, options: Options
+) -> None:
+    """Fault 3, bit for bit, and no NaN on a late rank."""
+    w = workload(name, world, 67, True, causal=True)
+    futures = (None, 1, 33, 66)
+    cases = [Case(name, options, w, future=future) for future in futures]
+    like = inputs(w)[0]
+    before, *after = (joined(p, "out", like) for p in passed_all(ranks, world, cases))
+    for token, out in zip(futures[1:], after, strict=True):
+        assert torch.isfinite(out).all()
+        assert torch.equal(out[:, :, :token], before[:, :, :token])
+        assert not torch.equal(out[:, :, token:], before[:, :, token:])
+
+
+# ---- work and memory ---------------------------------------------------------------------------
+
+
+@causality
+@pytest.mark.parametrize("world", WORLDS)
+def test_partitioned_queries_save_work_and_full_ones_do_not(
+    ranks: Ranks, world: int, causal: bool
+) -> None:
+    """Fault 14: full q on every rank saves keys and values and no work."""
+    tokens = 120
+    w = workload("ring", world, tokens, causal=causal)
+    dense = w.batch * w.heads * (tokens * (tokens + 1) // 2 if causal else tokens**2)
+    passed = {
+        queries: passed_one(ranks, world, Case("ring", {"queries": queries}, w))
+        for queries in ("partitioned", "full")
+    }
+    for one in passed["full"]:
+        assert one.pairs == dense
+        assert sorted(one.shard.queries.tolist()) == list(range(tokens))
+        assert one.out.shape[2] == tokens
+        assert len(one.shard.keys) == tokens // world
+    for one in passed["partitioned"]:
+        assert one.pairs == pytest.approx(dense / world, rel=0.02)
+        assert len(one.shard.queries) == one.out.shape[2] == tokens // world
+        assert one.shard.keys.tolist() == one.shard.queries.tolist()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", ["ring", "collective"])
+def test_causal_work_is_even_but_in_contiguous_order(ranks: Ranks, name: str, world: int) -> None:
+    w = workload(name, world, 120, causal=True)
+
+    def spread(order: str) -> float:
+        pairs = [one.pairs for one in passed_one(ranks, world, Case(name, {"order": order}, w))]
+        return max(pairs) / min(pairs)
+
+    assert spread("zigzag") < 1.05
+    assert spread("striped") < 1.1
+    assert spread("contiguous") > 2
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", ["dilated", "hilbert"])
+def test_segments_travel_only_as_far_as_they_reach(ranks: Ranks, name: str, world: int) -> None:
+    """Segments inside shards send nothing; where nothing is seen ahead along the walk, those over
+    two shards send one shard. Pieces go one way round, so what is ahead comes last."""
+    shard = 24
+    for segment, causal, hops in (
+        (8, False, 0),
+        (24, False, 0),
+        (48, False, world - 1),
+        (48, True, 1 if name == "dilated" else world - 1),
+        (4096, False, world - 1),
+    ):
+        w = workload(name, world, shard * world, causal=causal)
+        options: Options = {"segments": (segment,), "dilation": (1,)}
+        token = 2 * w.batch * w.kv_heads * HEAD_DIM * 4
+        for one in passed_one(ranks, world, Case(name, options, w)):
+            assert one.sent == hops * shard * token, segment
+
+
+# ---- halves of a pass --------------------------------------------------------------------------
+
+
+@some
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_each_half_of_a_pass_runs_alone(
+    ranks: Ranks, name: str, world: int, options: Options, mode: str
+) -> None:
+    """Without computing no kernel is called and everything is sent; without sending everything is
+    computed; and neither leaves anything behind."""
+    w = workload(name, world, 67, True, causal=True, mode=mode)
+    for said in ranks(world, halves, Case(name, options, w, fine=True)):
+        passed: dict[str, Passed] = pickle.loads(said)
+        full = passed["full"]
+        assert passed["sending alone"].calls == 0
+        assert passed["sending alone"].sent == full.sent
+        assert passed["computing alone"].sent == 0
+        assert passed["computing alone"].calls == full.calls > 0
+        assert passed["computing alone"].pairs == full.pairs
+        assert passed["after sending"].equals(full)
+        assert passed["after computing"].equals(full)
+        assert passed["after computing"].sent == full.sent == full.formula
+
+
+# ---- asynchronous ones -------------------------------------------------------------------------
+
+ASYNCHRONOUS = [
+    ("ring", 3, {"order": "zigzag", "chunk": 2}),
+    ("ring", 4, {"order": "striped", "chunk": 2}),
+    ("collective", 3, {"chunk": 6}),
+    ("collective", 4, {"chunk": 8}),
+]
+
+
+@pytest.mark.parametrize(("name", "world", "options"), ASYNCHRONOUS)
+def test_late_ranks_change_nothing(ranks: Ranks, name: str, world: int, options: Options) -> None:
+    """Fault 5: one buffer that sends and receives; a transfer nobody waits for. 50 times, ranks
+    late at random, bit for bit."""
+    w = workload(name, world, 4 * world + 1, True, causal=True, mode="train", batch=1)
+    assert ranks(world, delayed, Case(name, options, w), 50) == [[]] * world
+
+
+# ---- what can't be spread ----------------------------------------------------------------------
+
+
+def refused(name: str, w: Workload, world: int, **options: Any) -> str:
+    """What is said by a rank; the same on all of them."""
+    said = []
+    for rank in range(world):
+        with pytest.raises(WorldError) as raised:
+            IMPLEMENTATIONS.get(name)(w, Group(rank, world), **options)
+        said.append(str(raised.value))
+    assert len({*said}) == 1
+    return said[0]
+
+
+def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
+    """Fault 13: batch 1 under data parallelism reported as a speed-up."""
+    for batch, world in ((1, 2), (3, 4)):
+        w = Workload(seq_len=64, batch=batch)
+        reason = f"a batch of {batch} can't be split over {world}: each needs a row of it"
+        assert reason in refused("ddp", w, world)
+    with pytest.raises(WorldError, match="a batch of 1 can't be split over 2: each needs a row"):
+        IMPLEMENTATIONS.get("data-parallel")(Workload(seq_len=64), Group.alone(), devices=2)
+
+
+def test_what_splits_a_batch_does_not_split_it_again() -> None:
+    for inner in ("ddp", "data-parallel"):
+        with pytest.raises(UserError, match=f"inner={inner} splits a batch itself"):
+            IMPLEMENTATIONS.get("ddp")(Workload(seq_len=64, batch=4), Group(0, 2), inner=inner)
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    w = Workload(seq_len=64, heads=6)
+    wanted = "6 heads can't be split over 4 ranks, but over 1, 2, 3, 6"
+    assert refused("ulysses", w, 4) == refused("head-parallel", w, 4) == wanted
+    assert refused("usp", w, 4, ulysses=4) == wanted
+    grouped = Workload(seq_len=64, heads=8, kv_heads=2)
+    assert refused("ulysses", grouped, 4) == "2 kv_heads can't be split over 4 ranks, but over 1, 2"
+
+
+def test_degrees_that_are_not_the_world_are_refused() -> None:
+    w = Workload(seq_len=64, heads=8)
+    asked = refused("usp", w, 4, ulysses=2, ring=3)
+    assert asked.startswith("ulysses 2 and ring 3 do not make up 4 ranks")
+    assert refused("usp", w, 4, ulysses=3).startswith("ulysses 3 do")
+    assert refused("usp", w, 4, ring=3).startswith("ring 3 do")
+
+
+def test_degrees_not_asked_for_make_up_the_world() -> None:
+    def degrees(world: int, kv_heads: int, **asked: int) -> tuple[int, int]:
+        w = Workload(seq_len=64, heads=12, kv_heads=kv_heads)
+        usp: Any = IMPLEMENTATIONS.get("usp")(w, Group(0, world), **asked)
+        return usp.ulysses, usp.ring
+
+    assert [degrees(world, 12) for world in (2, 3, 4, 8)] == [(2, 1), (3, 1), (4, 1), (4, 2)]
+    assert [degrees(world, 2) for world in (2, 3, 4, 8)] == [(2, 1), (1, 3), (2, 2), (2, 4)]
+    assert degrees(8, 12, ring=4) == degrees(8, 12, ulysses=2) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(n, {}) for n in MANY if n not in ("ddp", "head-parallel")]
+    + [("head-parallel", {"sequence_parallel": True}), ("ring", {"queries": "full"})],
+)
+def test_fewer_tokens_than_ranks_are_refused(name: str, options: Options) -> None:
+    w = Workload(seq_len=3, heads=4)
+    assert refused(name, w, 4, **options) == "3 tokens can't be shared by 4 ranks"
+
+
+def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:
+    """A shard is the same whether its group is connected or not: inputs are made before."""
+    for name, world in itertools.product(MANY, (2, 3)):
+        case = Case(name, {}, workload(name, world, 67))
+        for rank, one in enumerate(passed_one(ranks, world, case)):
+            shard = IMPLEMENTATIONS.get(name)(case.workload, Group(rank, world)).shard
+            for field in ("batch", "heads", "kv_heads"):
+                assert getattr(shard, field) == getattr(one.shard, field)
+            assert shard.queries.tolist() == one.shard.queries.tolist()
+            assert shard.keys.tolist() == one.shard.keys.tolist()

@@ -1,0 +1,165 @@
+"""`longseq launch`: two nodes on this host, as two people would start them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longseq_bench.cli import run
+from longseq_bench.store import RECORDS, load
+from tests.launchers.nodes import Nodes
+
+TINY = """\
+memory_budget: 64MiB
+workload: {heads: 1, head_dim: 16}
+tokens: 256
+implementations: ring
+rounds: 1
+repeats: 1
+threads: 1
+"""
+DEADLY = TINY.replace("256", "[256, 4k]").replace(": ring", ": [rank-kills-itself, ring]")
+WAITS = TINY.replace("256", "[256, 4k]").replace(": ring", ": rank-waits")
+NEWER = "import longseq_bench; longseq_bench.__version__ = '9.9'"
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    yield nodes
+    nodes.close()
+
+
+# ---- what a node says before it waits for others -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["doctor"], "unknown command 'doctor' in longseq launch; known: maxlen, sweep"),
+        (["--nnodes", "2", "sweep", "c"], "--nnodes 2 needs --node-rank"),
+        (["--nnodes", "0", "sweep", "c"], "--nnodes"),
+        ([], "COMMAND"),
+        (["--", "sweep"], "Missing argument"),
+        (["--", "maxlen", "--impl", "ring", "--heads", "many"], "--heads"),
+        (["--", "sweep", "nowhere.yaml"], "there is no config nowhere.yaml"),
+    ],
+)
+def test_bad_input(arguments: list[str], said: str, capfd: Capture) -> None:
+    assert run(["launch", *arguments]) == 2
+    shown = capfd.readouterr().err
+    assert said in " ".join(shown.split())
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--", "sweep", "--help"]])
+def test_help(arguments: list[str], capfd: Capture) -> None:
+    assert run(["launch", *arguments]) == 0
+    assert "--" in capfd.readouterr().out
+
+
+def test_one_node_needs_nothing(capfd: Capture) -> None:
+    Path("sweep.yaml").write_text(TINY)
+    assert run(["launch", "--nproc-per-node", "2", "sweep", "sweep.yaml", "--out", "out"]) == 0
+    (record,) = load("out").records
+    assert (record.trial.world_size, record.outcome.status) == (2, "ok")
+
+
+def test_a_config_says_how_many_ranks(capfd: Capture) -> None:
+    Path("sweep.yaml").write_text(TINY + "world_size: [1, 2, 3]\n")
+    assert run(["launch", "--nproc-per-node", "2", "sweep", "sweep.yaml", "--out", "out"]) == 0
+    found = {r.trial.world_size: r.outcome for r in load("out").records}
+    assert {ranks: outcome.status for ranks, outcome in found.items()} == {
+        1: "ok", 2: "ok", 3: "unsupported",
+    }  # fmt: skip
+    assert "more than the 2 of this launch" in (found[3].reason or "")
+
+
+# ---- two nodes ---------------------------------------------------------------------------------
+
+
+def test_a_sweep_in_which_a_rank_dies(nodes: Nodes) -> None:
+    Path("sweep.yaml").write_text(DEADLY)
+    nodes.start("sweep", "sweep.yaml", "--out", "out")
+    assert nodes.wait() == [3, 0], nodes.said(0)
+    found = load("out").records
+    assert [(r.trial.implementation, r.outcome.status) for r in found] == [
+        ("rank-kills-itself", "ok"),
+        ("ring", "ok"),
+        ("rank-kills-itself", "crashed"),
+        ("ring", "ok"),
+    ]
+    assert {(r.trial.world_size, r.processes) for r in found} == {(2, 2)}
+    assert found[2].outcome.reason == "rank 1 (node 1): killed by SIGKILL"
+    assert [m.rank for m in found[3].outcome.measurements if m.name == "peak"] == [0, 1]
+    told = nodes.said(1).splitlines()
+    assert "joined node 0" in told[0]
+    assert [line.split(":")[1].split(",")[0] for line in told[1:]] == [
+        f" trial {i}" for i in range(1, 5)
+    ]
+    assert told[3].endswith("crashed: rank 1 (node 1): killed by SIGKILL")
+    assert nodes.out(1) == ""
+    assert nodes.left() == []
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_ctrl_c_on_one_node_ends_both(nodes: Nodes, node: int) -> None:
+    Path("sweep.yaml").write_text(WAITS)
+    nodes.start("sweep", "sweep.yaml", "--out", "out")
+    records = Path("out") / RECORDS
+    nodes.wait_until(lambda: records.exists() and records.read_text().count("\n") == 1)
+    os.killpg(nodes.processes[node].pid, signal.SIGINT)
+    assert nodes.wait() == [130, 130], nodes.said(1)
+    for i in range(2):
+        assert nodes.said(i).splitlines()[-1].startswith("longseq: interrupted")
+        assert "Traceback" not in nodes.said(i)
+    assert [r.outcome.status for r in load("out").records] == ["ok"]
+    assert nodes.left() == []
+
+
+def test_nodes_of_another_version_are_refused(tmp_path: Path) -> None:
+    Path("sweep.yaml").write_text(TINY)
+    nodes = Nodes(tmp_path, before=("", NEWER))
+    nodes.start("sweep", "sweep.yaml")
+    assert nodes.wait() == [2, 2]
+    for i in range(2):
+        assert "the nodes differ: longseq is 0" in nodes.said(i)
+        assert "and 9.9" in nodes.said(i)
+    assert nodes.left() == []
+
+
+def test_nodes_with_another_config_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    Path("sweep.yaml").write_text(TINY)
+    Path("there/sweep.yaml").write_text(DEADLY)
+    nodes = Nodes(tmp_path, before=("", "import os; os.chdir('there')"))
+    nodes.start("sweep", "sweep.yaml")
+    assert nodes.wait() == [2, 2]
+    for i in range(2):
+        assert "the nodes differ: the hash of the config is" in nodes.said(i)
+        assert "the command" not in nodes.said(i)
+
+
+@pytest.mark.parametrize(("node", "said"), [(0, "missing: node 1"), (1, "(connection refused)")])
+def test_a_rendezvous_that_does_not_answer(tmp_path: Path, node: int, said: str) -> None:
+    Path("sweep.yaml").write_text(TINY)
+    nodes = Nodes(tmp_path, timeout=1)
+    nodes.start("sweep", "sweep.yaml", nodes=[node])
+    assert nodes.wait() == [2]
+    assert said in nodes.said(node)
+    assert "within 1 s" in nodes.said(node)
+    assert "127.0.0.1:" in nodes.said(node)
+    assert "firewall" in nodes.said(node)
+    assert not list(tmp_path.glob("results/*"))
+    assert nodes.left() == []

@@ -1,0 +1,350 @@
+"""What each rank of a test of comm does. Numbers say where they are from."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from longseq_bench.comm import heads as heads_module
+from longseq_bench.comm.couriers import Courier, Gather, Pair, Piece, Ring
+from longseq_bench.comm.deepspeed import DeepspeedRing, connect
+from longseq_bench.comm.group import Group, Pending
+from longseq_bench.comm.heads import AllToAll, GatherScatter, HeadExchange, Stage
+
+B, H, D = 2, 2, 3
+TOKEN_BYTES = 2 * B * H * D * 4
+"""Of a token's key and value in float32."""
+
+
+@dataclass(frozen=True)
+class Tour:
+    """A courier and what it carries. hops: of a ring, where not all."""
+
+    kind: str
+    counts: tuple[int, ...]
+    tokens: int
+    hops: int | None = None
+    wire: str | None = None
+    dtype: str = "float32"
+    rough: bool = False
+
+    def courier(self, group: Group) -> Courier:
+        wire = None if self.wire is None else getattr(torch, self.wire)
+        if self.kind == "gather":
+            return Gather(group, self.counts, self.tokens, wire)
+        if self.kind == "deepspeed":
+            connect("cpu")
+            return DeepspeedRing(group, self.counts, self.tokens, wire, self.hops)
+        return Ring(group, self.counts, self.tokens, wire, self.hops)
+
+    def keys(self, owner: int) -> Pair:
+        """Keys and values of a rank: whole numbers, or (rough) too fine ones for 16 bits."""
+        n = self.counts[owner]
+        whole = torch.arange(B * H * n * D, dtype=torch.float32).view(B, H, n, D)
+        k = (whole % 61 + 1) * (owner + 1)
+        if self.rough:
+            k = 1 + k / 8192
+        dtype = getattr(torch, self.dtype)
+        return k.to(dtype), (-2 * k).to(dtype)
+
+
+@dataclass
+class Toured:
+    """What a rank saw. wrong: pieces whose numbers were not those of their owner.
+
+    idle: calls of visit and own with nothing under way.
+    """
+
+    pieces: list[tuple[int, int, int]] = field(default_factory=list)
+    wrong: list[tuple[int, int, int]] = field(default_factory=list)
+    shares: list[tuple[int, int]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    clashes: list[str] = field(default_factory=list)
+    totals: list[list[float]] = field(default_factory=list)
+    sent: int = 0
+    formula: int = 0
+
+
+def tour(
+    group: Group, plan: Tour, back: bool = False, communicate: bool = True, delays: bool = False
+) -> Toured:
+    """One tour, there or with gradients back: those of rank r are r + 1 times the numbers."""
+    seen = Toured()
+    courier = plan.courier(group)
+    k, v = plan.keys(group.rank)
+    totals = (torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32))
+    draw = random.Random(group.rank)
+    with watched(group, delays) as watch, group.only(communicate=communicate):
+
+        def own(share: int, shares: int) -> None:
+            seen.shares.append((share, shares))
+            note("own")
+
+        def note(what: str) -> None:
+            seen.calls.append(what)
+            if not watch.under_way:
+                seen.idle.append(what)
+
+        def visit(pair: Pair, piece: Piece) -> Pair:
+            if delays:
+                time.sleep(draw.choice((0.0, 0.001)))
+            place = (piece.owner, piece.start, piece.stop)
+            seen.pieces.append(place)
+            note("visit")
+            whole = plan.keys(piece.owner)
+            for got, want in zip(pair, whole, strict=True):
+                expected = want[:, :, piece.own]
+                if plan.wire:
+                    expected = expected.to(getattr(torch, plan.wire)).to(expected.dtype)
+                if got.dtype != k.dtype or (communicate and not torch.equal(got, expected)):
+                    seen.wrong.append(place)
+            first, second = (t.float() * (group.rank + 1) for t in pair)
+            return first, second
+
+        def only_see(pair: Pair, piece: Piece) -> None:
+            visit(pair, piece)
+
+        if back:
+            courier.tour_back(k, v, visit, own, totals)
+        else:
+            courier.tour(k, v, only_see, own)
+    seen.totals = [t.flatten().tolist() for t in totals]
+    seen.clashes = watch.clashes
+    seen.sent = group.traffic.bytes_sent
+    token = TOKEN_BYTES // 2 if plan.wire else TOKEN_BYTES
+    there = courier.bytes_sent(token)
+    # a formula with gradients is that of both ways
+    seen.formula = courier.bytes_sent(token, TOKEN_BYTES) - there if back else there
+    return seen
+
+
+def wanted_totals(plan: Tour, owner: int, seen_by: list[int]) -> list[list[float]]:
+    """What comes home to a rank whose keys those ranks saw."""
+    share = sum(rank + 1 for rank in seen_by)
+    return [(t.float() * share).flatten().tolist() for t in plan.keys(owner)]
+
+
+@dataclass
+class Watch:
+    """Buffers of transfers that nobody has waited for."""
+
+    sending: list[range] = field(default_factory=list)
+    receiving: list[range] = field(default_factory=list)
+    clashes: list[str] = field(default_factory=list)
+
+    @property
+    def under_way(self) -> int:
+        return len(self.sending) + len(self.receiving)
+
+    def begin(self, sent: list[Tensor], received: list[Tensor]) -> tuple[list[range], list[range]]:
+        """A buffer may be sent twice at once, but never received into while it is sent, or
+        received into twice."""
+        out, into = [_memory(t) for t in sent], [_memory(t) for t in received]
+        for a in into:
+            others = [r for r in into if r is not a]
+            if any(_overlap(a, b) for b in [*out, *others, *self.sending, *self.receiving]):
+                self.clashes.append("received into a buffer in use")
+        if any(_overlap(a, b) for a in out for b in self.receiving):
+            self.clashes.append("sent a buffer that is being received into")
+        self.sending += out
+        self.receiving += into
+        return out, into
+
+
+class Watched(Pending):
+    """Says when it has been waited for."""
+
+    def __init__(self, inner: Pending, done: Callable[[], None]) -> None:
+        super().__init__()
+        self._inner, self._done = inner, done
+
+    def wait(self) -> None:
+        self._inner.wait()
+        self._done()
+        self._done = lambda: None
+
+
+def _memory(t: Tensor) -> range:
+    return range(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size())
+
+
+def _overlap(a: range, b: range) -> bool:
+    return max(a.start, b.start) < min(a.stop, b.stop)
+
+
+@contextmanager
+def watched(group: Group, delays: bool) -> Iterator[Watch]:
+    """Watches what every transfer sends and receives, from its start to the wait for it."""
+    watch = Watch()
+    draw = random.Random(100 + group.rank)
+
+    def follow(name: str, buffers: Callable[..., tuple[list[Tensor], list[Tensor]]]) -> Any:
+        start = getattr(Group, name)
+
+        def started(self: Group, *args: Any, **kwargs: Any) -> Pending:
+            sent, received = buffers(*args, **kwargs)
+            if self.size > 1 and self.traffic.communicates:
+                out, into = watch.begin(sent, received)
+            else:
+                out, into = [], []
+            if delays:
+                time.sleep(draw.choice((0.0, 0.001, 0.002)))
+
+            def done() -> None:
+                watch.sending = [r for r in watch.sending if all(r is not o for o in out)]
+                watch.receiving = [r for r in watch.receiving if all(r is not o for o in into)]
+
+            return Watched(start(self, *args, **kwargs), done)
+
+        return patch.object(Group, name, started)
+
+    with (
+        follow("exchange", lambda send, receive, *to: (list(send), list(receive))),
+        follow("all_gather", lambda out, own: ([own], [out])),
+        follow("all_to_all", lambda out, given, *sizes: ([given], [out])),
+    ):
+        yield watch
+
+
+# ---- heads -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Swap:
+    """An exchange of tokens for heads: tokens of each rank, heads, heads a rank takes a stage."""
+
+    kind: str
+    counts: tuple[int, ...]
+    heads: int
+    each: int
+    part: int = 2
+
+
+@dataclass
+class Swapped:
+    """there: right on this rank; back: what it gave came back."""
+
+    there: bool
+    back: bool
+    sent: int
+    formula: int
+
+
+def swap(group: Group, plan: Swap, communicate: bool = True) -> Swapped:
+    """All stages of heads to the ranks that take them and home again."""
+    n = sum(plan.counts)
+    whole = torch.arange(B * plan.heads * n * D, dtype=torch.float32).view(B, plan.heads, n, D)
+    first = sum(plan.counts[: group.rank])
+    mine = whole[:, :, first : first + plan.counts[group.rank]].contiguous()
+    home = torch.full_like(mine, torch.nan)
+    there = True
+    with (
+        patch.object(heads_module, "LEAST_TRANSFER", plan.part),
+        patch.object(heads_module, "TRANSFERS", 1000),
+        group.only(communicate=communicate),
+    ):
+        kinds: dict[str, Callable[..., HeadExchange]] = {"all": AllToAll, "gather": GatherScatter}
+        exchange = kinds[plan.kind](group, plan.counts)
+        for start in range(0, plan.heads, plan.each * group.size):
+            stage = Stage(start, plan.each)
+            got = exchange.to_heads(mine, stage)
+            there = there and torch.equal(got, whole[:, stage.of(group.rank)])
+            exchange.to_tokens(got, home, stage)
+    return Swapped(
+        there=there,
+        back=torch.equal(home, mine),
+        sent=group.traffic.bytes_sent,
+        formula=exchange.bytes_sent(B * D * 4, plan.heads, 1, 1),
+    )
+
+
+# ---- the group itself --------------------------------------------------------------------------
+
+
+def collectives(group: Group) -> dict[str, Any]:
+    """Each of them once, with the bytes that it counted."""
+    size, rank = group.size, group.rank
+    found: dict[str, Any] = {}
+
+    def counted(name: str, *tensors: Tensor) -> None:
+        found[name] = ([t.flatten().tolist() for t in tensors], group.traffic.bytes_sent)
+        group.traffic.bytes_sent = 0
+
+    def of(rank: int, *shape: int) -> Tensor:
+        return torch.full(shape, float(rank))
+
+    here = (torch.empty(4), torch.empty(2))
+    group.exchange(
+        (of(rank, 4), of(10 * rank, 2)), here, (rank + 1) % size, (rank - 1) % size
+    ).wait()
+    counted("exchange", *here)
+
+    gathered = torch.empty(size, 3)
+    group.all_gather(gathered, of(rank, 3)).wait()
+    counted("all_gather", gathered)
+
+    own = torch.empty(2)
+    group.reduce_scatter(own, torch.arange(2.0 * size).view(size, 2) + rank).wait()
+    counted("reduce_scatter", own)
+
+    parts = torch.empty(size)
+    group.all_to_all(parts, 10.0 * rank + torch.arange(float(size))).wait()
+    counted("all_to_all", parts)
+
+    # rank r gives r + 1 rows to each, so gets as many from rank r
+    uneven = torch.empty(sum(range(1, size + 1)), 2)
+    given = torch.full((size * (rank + 1), 2), float(rank))
+    group.all_to_all(uneven, given, list(range(1, size + 1)), [rank + 1] * size).wait()
+    counted("uneven", uneven)
+
+    found["largest"] = group.largest(rank, -rank)
+    found["total"] = group.total(torch.tensor([1, rank])).tolist()
+    group.barrier()
+    found["uncounted"] = group.traffic.bytes_sent
+    return found
+
+
+def muted(group: Group) -> list[int]:
+    """Bytes counted with communication off, and whether it is on again even after an error."""
+    with group.only(communicate=False):
+        collectives_sent = [sent for _, sent in _counted_only(group)]
+    try:
+        with group.only(compute=False, communicate=False):
+            assert not group.computes
+            raise KeyError
+    except KeyError:
+        pass
+    return [*collectives_sent, int(group.computes), int(group.traffic.communicates)]
+
+
+def _counted_only(group: Group) -> list[tuple[list[list[float]], int]]:
+    found = collectives(group)
+    names = ("exchange", "all_gather", "reduce_scatter", "all_to_all", "uneven")
+    return [found[name] for name in names]
+
+
+def parts(group: Group, split: list[list[int]]) -> dict[str, Any]:
+    """A ring step inside a part of the world."""
+    part = group.part(split)
+    got = torch.empty(2)
+    step = (torch.full((2,), float(group.rank)),), (got,)
+    part.exchange(*step, (part.rank + 1) % part.size, (part.rank - 1) % part.size).wait()
+    gathered = torch.empty(part.size, 1)
+    part.all_gather(gathered, torch.tensor([float(group.rank)])).wait()
+    return {
+        "rank": part.rank,
+        "size": part.size,
+        "ranks": part.ranks,
+        "came": got.tolist(),
+        "gathered": gathered.flatten().tolist(),
+        "sent": group.traffic.bytes_sent,
+    }

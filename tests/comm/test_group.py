@@ -1,0 +1,105 @@
+"""What passes between ranks arrives, and is counted where it leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from longseq_bench.comm.group import Group, Pending
+from tests.comm.jobs import collectives, muted, parts
+from tests.ranks import Ranks
+
+WORLDS = (2, 3, 4)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_everything_arrives_and_its_bytes_are_counted(ranks: Ranks, world: int) -> None:
+    others = world - 1
+    for rank, found in enumerate(ranks(world, collectives)):
+        before = float((rank - 1) % world)
+        assert found["exchange"] == ([[before] * 4, [10 * before] * 2], 6 * 4)
+        assert found["all_gather"] == (
+            [[float(r) for r in range(world) for _ in range(3)]],
+            others * 12,
+        )
+        all_ranks = sum(range(world))
+        sums = [world * (2.0 * rank + i) + all_ranks for i in range(2)]
+        assert found["reduce_scatter"] == ([sums], others * 8)
+        assert found["all_to_all"] == ([[10.0 * r + rank for r in range(world)]], others * 4)
+        rows = [float(r) for r in range(world) for _ in range(2 * (r + 1))]
+        assert found["uneven"] == ([rows], others * (rank + 1) * 2 * 4)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_ranks_agree_on_is_not_counted(ranks: Ranks, world: int) -> None:
+    for found in ranks(world, collectives):
+        assert found["largest"] == [world - 1, 0]
+        assert found["total"] == [world, sum(range(world))]
+        assert found["uncounted"] == 0
+
+
+def test_with_communication_off_nothing_is_sent_and_it_is_on_again_after(ranks: Ranks) -> None:
+    assert ranks(3, muted) == [[0, 0, 0, 0, 0, 1, 1]] * 3
+
+
+@pytest.mark.parametrize(
+    "split", [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[1, 3], [0, 2]], [[2], [0, 1, 3]]]
+)
+def test_a_part_of_the_world_is_a_world_and_counts_for_the_whole(
+    ranks: Ranks, split: list[list[int]]
+) -> None:
+    for rank, found in enumerate(ranks(4, parts, split)):
+        mine = next(part for part in split if rank in part)
+        at = mine.index(rank)
+        assert (found["rank"], found["size"], found["ranks"]) == (at, len(mine), tuple(mine))
+        if len(mine) > 1:
+            assert found["came"] == [float(mine[at - 1])] * 2
+        assert found["gathered"] == [float(r) for r in mine]
+        assert found["sent"] == (8 + 4 * (len(mine) - 1) if len(mine) > 1 else 0)
+
+
+def test_a_group_not_yet_connected_has_parts() -> None:
+    group = Group(3, 4)
+    part = group.part([[0, 2], [1, 3]])
+    assert (part.rank, part.size, part.ranks, part.data) == (1, 2, (1, 3), None)
+    assert part.traffic is group.traffic
+
+
+def test_one_rank_talks_to_itself() -> None:
+    group = Group.alone()
+    found = collectives(group)
+    assert found["all_gather"] == ([[0.0] * 3], 0)
+    assert found["reduce_scatter"] == ([[0.0, 1.0]], 0)
+    assert found["all_to_all"] == ([[0.0]], 0)
+    assert found["largest"] == [0, 0]
+    assert found["total"] == [1, 0]
+
+
+def test_one_half_is_off_at_a_time_and_both_are_on_after() -> None:
+    group = Group.alone()
+    with group.only(compute=False):
+        assert (group.computes, group.traffic.communicates) == (False, True)
+    with group.only(communicate=False):
+        assert (group.computes, group.traffic.communicates) == (True, False)
+    assert (group.computes, group.traffic.communicates) == (True, True)
+
+
+def test_a_transfer_is_let_go_of_after_the_wait() -> None:
+    """A handle that is kept keeps its buffers."""
+
+    class Work:
+        waited = 0
+
+        def wait(self) -> None:
+            Work.waited += 1
+
+    pending = Pending([Work(), Work()])
+    pending.wait()
+    pending.wait()
+    assert Work.waited == 2
+
+
+def test_what_a_transport_sends_by_itself_is_counted() -> None:
+    group = Group.alone()
+    group.count(torch.zeros(3), torch.zeros(2, dtype=torch.bfloat16))
+    assert group.traffic.bytes_sent == 16

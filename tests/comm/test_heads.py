@@ -1,0 +1,40 @@
+"""Tokens become heads and heads tokens again, and nothing is lost or mixed up."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.comm.jobs import Swap, Swapped, swap
+from tests.ranks import Ranks
+
+COUNTS = {2: [(4, 4), (3, 5)], 3: [(4, 4, 4), (1, 6, 3)], 4: [(2, 2, 2, 2), (5, 1, 3, 2)]}
+CASES = [(world, counts) for world, all_counts in COUNTS.items() for counts in all_counts]
+kinds = pytest.mark.parametrize("kind", ["all", "gather"])
+
+
+def assert_right(swapped: list[Swapped]) -> None:
+    for rank, one in enumerate(swapped):
+        assert one.there, f"rank {rank} has other heads or tokens than its own"
+        assert one.back, f"rank {rank} has not got back what it gave"
+        assert one.sent == one.formula > 0
+
+
+@kinds
+@pytest.mark.parametrize(("world", "counts"), CASES)
+def test_to_heads_and_back_is_the_identity(
+    ranks: Ranks, kind: str, world: int, counts: tuple[int, ...]
+) -> None:
+    """Even and uneven shards, one stage of heads and several, in transfers small and large. A
+    gather and its sum are of all heads at once."""
+    for each, stages, part in ((1, 1, 100), (3, 1, 2), (1, 2, 2), (2, 2, 1)):
+        if kind == "gather" and stages > 1:
+            continue
+        plan = Swap(kind, counts, each * stages * world, each, part)
+        assert_right(ranks(world, swap, plan))
+
+
+@kinds
+def test_without_communication_shapes_are_the_same(ranks: Ranks, kind: str) -> None:
+    for one in ranks(3, swap, Swap(kind, (1, 6, 3), 6, 1), False):
+        assert one.sent == 0
+        assert not one.there

@@ -1,0 +1,148 @@
+"""Orders of a sequence over ranks, and what queries at some positions see of keys at others."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from longseq_bench.comm.orders import Name, Order, cut, even, positions_of, stairs
+from longseq_bench.comm.shard import Shard
+from longseq_bench.model import Workload
+
+NAMES: tuple[Name, ...] = get_args(Name)
+names = st.sampled_from(NAMES)
+ranks = st.integers(1, 9)
+each_order = pytest.mark.parametrize("name", NAMES)
+
+
+def seen_pairs(order: Order, rank: int) -> int:
+    """Causal query-key pairs of a rank's queries, a head."""
+    return int((order.positions(rank) + 1).sum())
+
+
+@given(total=st.integers(0, 300), parts=st.integers(1, 20))
+def test_even_parts_follow_each_other_and_differ_by_one_at_most(total: int, parts: int) -> None:
+    spans = [even(total, parts, part) for part in range(parts)]
+    assert (spans[0][0], spans[-1][1]) == (0, total)
+    assert all(spans[i][1] == spans[i + 1][0] for i in range(parts - 1))
+    sizes = {stop - start for start, stop in spans}
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(name=names, tokens=st.integers(0, 200), p=ranks)
+def test_every_token_is_held_by_one_rank(name: Name, tokens: int, p: int) -> None:
+    order = Order(name, tokens, p)
+    held = [order.positions(rank) for rank in range(p)]
+    assert sorted(np.concatenate(held).tolist()) == list(range(tokens))
+    for rank in range(p):
+        assert order.count(rank) == len(held[rank])
+        assert all(len(run) for run in order.runs(rank))
+        assert positions_of(order.runs(rank)).tolist() == held[rank].tolist()
+
+
+@given(name=names, tokens=st.integers(1, 200), p=ranks)
+@example(name="zigzag", tokens=5, p=4)
+def test_no_rank_is_left_without_a_token(name: Name, tokens: int, p: int) -> None:
+    """Any number of tokens from one a rank on; a kernel of no rows is no kernel."""
+    assume(tokens >= p)
+    counts = [Order(name, tokens, p).count(rank) for rank in range(p)]
+    assert min(counts) >= 1
+    assert max(counts) - min(counts) <= 2
+
+
+def test_orders_are_what_their_names_say() -> None:
+    def held(name: Name) -> list[list[int]]:
+        return [Order(name, 12, 3).positions(rank).tolist() for rank in range(3)]
+
+    assert held("contiguous") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert held("zigzag") == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+    assert held("striped") == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+
+
+@each_order
+def test_one_rank_holds_the_sequence_as_it_is(name: Name) -> None:
+    assert Order(name, 17, 1).runs(0) == (range(17),)
+
+
+@given(tokens=st.integers(1, 500), p=st.integers(2, 9), name=st.sampled_from(["zigzag", "striped"]))
+def test_causal_work_is_even_in_zigzag_and_striped(tokens: int, p: int, name: Name) -> None:
+    order = Order(name, tokens, p)
+    pairs = [seen_pairs(order, rank) for rank in range(p)]
+    # a token or two more or less at the end, which sees all
+    assert max(pairs) - min(pairs) <= 2 * tokens
+
+
+def test_causal_work_is_not_even_in_contiguous() -> None:
+    """Or the bound above would hold for anything."""
+    order = Order("contiguous", 500, 4)
+    pairs = [seen_pairs(order, rank) for rank in range(4)]
+    assert max(pairs) - min(pairs) > 50 * 500
+    assert pairs == sorted(pairs)
+
+
+@given(name=names, tokens=st.integers(1, 100), p=ranks, data=st.data())
+def test_a_cut_is_those_of_the_local_tokens(
+    name: Name, tokens: int, p: int, data: st.DataObject
+) -> None:
+    order = Order(name, tokens, p)
+    rank = data.draw(st.integers(0, p - 1))
+    start = data.draw(st.integers(0, order.count(rank)))
+    stop = data.draw(st.integers(start, order.count(rank)))
+    parts = cut(order.runs(rank), start, stop)
+    assert all(len(part) for part in parts)
+    assert positions_of(parts).tolist() == order.positions(rank)[start:stop].tolist()
+
+
+def covered(rows: range, keys: range) -> np.ndarray:
+    """How often the stairs show each key to each row."""
+    table = np.zeros((len(rows), len(keys)), dtype=int)
+    for stair in stairs(rows, keys):
+        part = table[stair.rows, stair.keys]
+        assert part.size, "a piece of nothing"
+        if stair.causal:
+            assert part.shape[0] == part.shape[1], "a triangle has equal sides"
+        part += np.tri(*part.shape, dtype=int) if stair.causal else 1
+    return table
+
+
+@given(
+    step=st.integers(1, 5),
+    first_row=st.integers(0, 40),
+    first_key=st.integers(0, 40),
+    rows=st.integers(1, 12),
+    keys=st.integers(1, 12),
+)
+def test_stairs_show_every_visible_pair_once_and_no_other(
+    step: int, first_row: int, first_key: int, rows: int, keys: int
+) -> None:
+    queries = range(first_row, first_row + rows * step, step)
+    others = range(first_key, first_key + keys * step, step)
+    visible = np.array(others)[None, :] <= np.array(queries)[:, None]
+    assert (covered(queries, others) == visible).all()
+
+
+@given(name=names, tokens=st.integers(1, 60), p=st.integers(1, 5))
+def test_stairs_of_all_ranks_make_the_triangle(name: Name, tokens: int, p: int) -> None:
+    order = Order(name, tokens, p)
+    table = np.zeros((tokens, tokens), dtype=int)
+    for rank in range(p):
+        for owner in range(p):
+            for rows in order.runs(rank):
+                for keys in order.runs(owner):
+                    table[np.ix_(rows, keys)] += covered(rows, keys)
+    assert (table == np.tri(tokens, dtype=int)).all()
+
+
+def test_a_shard_of_tokens_has_all_heads_and_rows_of_the_batch() -> None:
+    w = Workload(seq_len=10, batch=3, heads=4, kv_heads=2)
+    own, keys = np.array([1, 5]), np.array([2])
+    shard = Shard.of_tokens(w, own, keys)
+    assert (shard.batch, shard.heads, shard.kv_heads) == (range(3), range(4), range(2))
+    assert (shard.queries is own, shard.keys is keys) == (True, True)
+    assert Shard.of_tokens(w, own).keys is own
+    whole = Shard.whole(w)
+    assert whole.queries.tolist() == whole.keys.tolist() == list(range(10))

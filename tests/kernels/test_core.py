@@ -1,0 +1,100 @@
+"""A core is made differentiable once, for all of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.kernels import plain
+from longseq_bench.kernels.core import Core, Fused, Tiles, Triple, attend
+from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
+
+N, HEADS, D = 12, 4, 16
+EVERY_HEAD = slice(0, HEADS)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def inputs(kv_heads: int = HEADS, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, heads, N, D) for heads in (HEADS, kv_heads, kv_heads)]
+    return [torch.randn(s, generator=draw, dtype=torch.double).to(dtype) for s in shapes]
+
+
+def tiles(causal: bool) -> Core:
+    """The same attention as two tiles of keys, or one triangle."""
+    halves = (slice(0, 5), slice(5, N))
+    pieces = [Piece(ALL, keys, EVERY_HEAD) for keys in halves]
+    if causal:
+        pieces = [Piece(ALL, ALL, EVERY_HEAD, causal=True)]
+    return Tiles(lambda: iter([RowBlock(ALL, EVERY_HEAD, tuple(pieces))]))
+
+
+class Told:
+    """A core that remembers what it was asked and returns numbers that can be told apart."""
+
+    def __init__(self) -> None:
+        self.kept: list[bool] = []
+        self.given: tuple[Tensor, ...] = ()
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        self.kept.append(keep_lse)
+        return q + 1, q.new_full(q.shape[:3], 7.0)
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        self.given = (grad_out, q, k, v, out, lse)
+        return 2 * q, 3 * k, 4 * v
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("make", [Fused, tiles])
+def test_output_and_gradients_equal_the_plain_twin(make: type, causal: bool, kv_heads: int) -> None:
+    qkv = [t.requires_grad_() for t in inputs(kv_heads)]
+    leaves = [t.detach().double().requires_grad_() for t in qkv]
+    out = attend(qkv[0], qkv[1], qkv[2], make(causal), train=True)
+    want, _ = plain.forward(leaves[0], leaves[1], leaves[2], causal)
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-6)
+    grad_out = torch.randn_like(out)
+    wanted = torch.autograd.grad(want, leaves, grad_out.double())
+    for got, grad in zip(torch.autograd.grad(out, qkv, grad_out), wanted, strict=True):
+        torch.testing.assert_close(got.double(), grad, rtol=1e-4, atol=1e-5)
+
+
+def test_gradcheck_of_the_fused_kernel_in_float64() -> None:
+    for causal in (False, True):
+        qkv = [t[:1, :2, :5].requires_grad_() for t in inputs(2, torch.float64)]
+        run = partial(attend, core=Fused(causal), train=True)
+        assert torch.autograd.gradcheck(run, qkv)
+
+
+def test_gradients_are_those_of_the_core_and_no_others() -> None:
+    core = Told()
+    q, k, v = (t.requires_grad_() for t in inputs(2))
+    out = attend(q, k, v, core, train=True)
+    grad_out = torch.randn_like(out)
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad_out)
+    assert torch.equal(dq, 2 * q)
+    assert torch.equal(dk, 3 * k)
+    assert torch.equal(dv, 4 * v)
+    for given, want in zip(core.given, (grad_out, q, k, v, q + 1), strict=False):
+        assert torch.equal(given, want)
+    assert core.given[-1].eq(7).all()
+    assert core.kept == [True]
+
+
+def test_forward_alone_keeps_nothing() -> None:
+    """No log-sum-exp is asked for, and no graph made, whatever the inputs ask for."""
+    core = Told()
+    q, k, v = (t.requires_grad_() for t in inputs())
+    out = attend(q, k, v, core, train=False)
+    assert not out.requires_grad
+    assert core.kept == [False]
+    assert core.given == ()

@@ -1,0 +1,228 @@
+"""The control channel between nodes: who may come, who is refused, who is lost; no process."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from longseq_bench.errors import LauncherError, UserError
+from longseq_bench.launchers import control
+from longseq_bench.launchers.control import Channel, Hello, Hub, Link, join, ready
+from longseq_bench.places import Site
+
+AGREED = {"torch": "2.13.0", "the command": "sweep a.yaml"}
+ZERO = Hello(0, "alpha", "zero", AGREED)
+ONE = Hello(1, "beta", "one", AGREED)
+
+Join = Callable[[Hello], Channel]
+
+
+@pytest.fixture
+def site() -> Site:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return Site(3, 1, 0, "127.0.0.1", found.getsockname()[1])
+
+
+@pytest.fixture
+def hub(site: Site) -> Iterator[Hub]:
+    hub = Hub(site, ZERO)
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def come(site: Site) -> Iterator[Join]:
+    came: list[Channel] = []
+
+    def come(hello: Hello) -> Channel:
+        came.append(join(site, hello, 5.0))
+        return came[-1]
+
+    yield come
+    for channel in came:
+        channel.close()
+
+
+def link(hub: Hub, node: int = 1) -> Link:
+    assert hub.missing([node], 5.0) == []
+    found = hub.link(node)
+    assert found is not None
+    return found
+
+
+def heard(channel: Channel) -> list[dict[str, object]]:
+    ready([channel], 5.0)
+    return channel.receive()
+
+
+def until(happened: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# ---- coming ------------------------------------------------------------------------------------
+
+
+def test_nodes_that_agree_hear_each_other(hub: Hub, come: Join) -> None:
+    channel = come(ONE)
+    assert link(hub).hello == ONE
+    assert (channel.address, link(hub).channel.address) == ("127.0.0.1", "127.0.0.1")
+    channel.send(news={"rank": 1})
+    channel.send(news={"rank": 2})
+    until(lambda: link(hub).channel.silent_s() < 5)
+    assert heard(link(hub).channel)[0] == {"news": {"rank": 1}}
+    link(hub).channel.send(over="")
+    assert heard(channel) == [{"over": ""}]
+
+
+def test_whoever_waits_for_a_node_goes_on_when_it_comes(hub: Hub, come: Join) -> None:
+    come(ONE)
+    assert hub.missing([1, 2], 0.05) == [2]
+    come(Hello(2, "gamma", "two", AGREED))
+    assert hub.missing([1, 2], 5.0) == []
+
+
+def test_nodes_that_differ_are_refused_on_both_sides(hub: Hub, come: Join) -> None:
+    other = replace(ONE, agreed={**AGREED, "torch": "2.12.1", "python": "3.12"})
+    with pytest.raises(UserError, match="node 0 refused: the nodes differ") as theirs:
+        come(other)
+    with pytest.raises(UserError, match="the nodes differ") as ours:
+        hub.missing([1], 5.0)
+    for said in (str(theirs.value), str(ours.value)):
+        assert "torch is 2.13.0 on node 0 (alpha) and 2.12.1 on node 1 (beta)" in said
+        assert "python is None on node 0 (alpha) and 3.12 on node 1 (beta)" in said
+        assert "the command" not in said
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_rank_that_is_taken_or_none_is_refused(hub: Hub, come: Join, rank: int) -> None:
+    come(ONE)
+    with pytest.raises(UserError, match=f"gamma came as node {rank}"):
+        come(Hello(rank, "gamma", "other", AGREED))
+    assert link(hub).hello == ONE
+    assert not link(hub).lost
+    assert f"refused: gamma came as node {rank}" in hub.who_is_missing([2], 1.0)
+
+
+def test_a_node_that_comes_again_is_welcome(hub: Hub, come: Join) -> None:
+    first = come(ONE)
+    before = link(hub)
+    come(ONE)
+    until(lambda: before.lost)
+    assert before.lost == "node 1 (beta) is gone: it lost its connection and came again"
+    assert not link(hub).lost
+    until(lambda: first.gone)
+
+
+def test_a_node_that_is_gone_may_be_replaced(hub: Hub, come: Join) -> None:
+    come(ONE).close()
+    until(lambda: (hub.link(1) or link(hub)).lost)
+    assert hub.missing([1], 0.05) == [1]
+    come(Hello(1, "gamma", "new", AGREED))
+    assert link(hub).hello.host == "gamma"
+
+
+def test_one_that_differs_later_is_refused_alone(hub: Hub, come: Join) -> None:
+    come(ONE).close()
+    until(lambda: (hub.link(1) or link(hub)).lost)
+    with pytest.raises(UserError, match="the nodes differ"):
+        come(replace(ONE, token="new", agreed={}))
+    assert hub.missing([1], 0.05) == [1]
+
+
+def test_a_stranger_is_kept_out_and_keeps_nobody_out(
+    hub: Hub, come: Join, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "SHAKE_S", 60.0)
+    with socket.create_connection((site.host, site.port)) as silent:
+        come(ONE)
+        silent.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert not link(hub).lost
+    monkeypatch.setenv(control.KEY_VARIABLE, "another")
+    with pytest.raises(LauncherError, match="LONGSEQ_KEY has to be the same on every node"):
+        join(site, Hello(2, "gamma", "two", AGREED), 0.1)
+
+
+# ---- nobody there ------------------------------------------------------------------------------
+
+
+def test_node_0_says_who_did_not_come(hub: Hub, come: Join, site: Site) -> None:
+    come(ONE)
+    said = hub.who_is_missing(hub.missing([1, 2], 0.05), 0.05)
+    assert f"2 of 3 nodes came to {site.endpoint} within 0.05 s; missing: node 2" in said
+    assert "firewall" in said
+    assert "--rdzv-endpoint" in said
+
+
+def test_the_others_say_where_nobody_answers(site: Site) -> None:
+    with pytest.raises(LauncherError) as error:
+        join(site, ONE, 0.1)
+    said = str(error.value)
+    assert f"no answer from node 0 at {site.endpoint} within 0.1 s (connection refused)" in said
+    assert "firewall" in said
+    assert "the same on every node" in said
+
+
+def test_something_else_listens_there(site: Site) -> None:
+    with (
+        socket.create_server((site.host, site.port)),
+        pytest.raises(LauncherError, match="what listens there does not answer as longseq does"),
+    ):
+        join(site, ONE, 0.3)
+
+
+def test_node_0_can_not_listen(hub: Hub, site: Site) -> None:
+    with pytest.raises(UserError, match=f"can't listen at {site.endpoint}: address already in use"):
+        Hub(site, ZERO)
+    # an address of documentation, of no host at all
+    with pytest.raises(UserError, match=r"can't listen at 192\.0\.2\.1:29400"):
+        Hub(Site(2, 1, 0, "192.0.2.1", 29400), ZERO)
+
+
+# ---- being lost --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "BEAT_S", 0.05)
+    monkeypatch.setattr(control, "LOST_S", 0.5)
+
+
+def test_a_node_that_is_not_heard_is_lost(hub: Hub, come: Join, quick: None) -> None:
+    """As with a cable that is cut: nothing is closed, and no byte comes."""
+    channel = come(ONE)
+    assert not link(hub).lost
+    channel.send = lambda **message: None  # type: ignore[method-assign]
+    until(lambda: link_or_lost(hub))
+    assert link_or_lost(hub).startswith("no word from node 1 (beta) for ")
+    assert hub.missing([1], 0.05) == [1]
+
+
+def link_or_lost(hub: Hub) -> str:
+    found = hub.link(1)
+    assert found is not None
+    return found.lost
+
+
+def test_a_node_that_computes_is_not_lost(hub: Hub, come: Join, quick: None) -> None:
+    channel = come(ONE)
+    time.sleep(1.0)
+    assert not link(hub).lost
+    assert channel.silent_s() < control.LOST_S
+
+
+def test_what_was_said_last_arrives(hub: Hub, come: Join) -> None:
+    channel = come(ONE)
+    there = link(hub).channel
+    there.send(over="interrupted")
+    there.close()
+    until(lambda: channel.gone)
+    assert channel.receive() == [{"over": "interrupted"}]
+    channel.send(news={})
+    assert channel.silent_s() == float("inf")

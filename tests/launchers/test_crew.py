@@ -1,0 +1,330 @@
+"""What the ranks of a trial come to together, by hand: no process, no clock."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from longseq_bench.launchers.crew import (
+    CAUSE_S,
+    EXACT_FACTOR,
+    GRACE_S,
+    PEERS_S,
+    PHASE_LIMIT_S,
+    Crew,
+    Look,
+)
+from longseq_bench.model import Outcome, Phase, Status
+from tests.make import measurement, outcome, trial
+
+LOST = {"lost_peer": True}
+IDLE, BUSY, STOPPED = Look(False, 0.05), Look(False, 0.9), Look(True)
+
+
+def crew(ranks: int = 2, **fields: object) -> Crew:
+    return Crew(trial("ring", world_size=ranks, **fields), 100.0)
+
+
+def say(crew: Crew, rank: int, what: Outcome, now: float = 101.0, at: int = 1) -> None:
+    crew.hear(rank, {"outcome": what.model_dump(mode="json"), "at": at}, now)
+
+
+def enter(crew: Crew, phase: Phase, *ranks: int, now: float = 100.0, part: str = "") -> None:
+    for rank in ranks:
+        crew.hear(rank, {"phase": phase, "part": part}, now)
+
+
+def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) -> Outcome:
+    return outcome(status, reason, phase, facts)
+
+
+# ---- one rank, as ever -------------------------------------------------------------------------
+
+
+def test_one_rank_speaks_for_itself() -> None:
+    one = crew(1)
+    assert not one.done(100.0)
+    said = bad("error", "it broke", traceback=["x"])
+    say(one, 0, said)
+    assert one.done(101.0)
+    assert one.outcome() == said
+    assert one.signal_number == 0
+
+
+def test_one_rank_that_dies_is_named_by_its_end() -> None:
+    one = crew(1)
+    enter(one, "forward", 0)
+    one.ended(0, -signal.SIGSEGV, "Fatal", False, 101.0, 5)
+    assert one.outcome().reason == "killed by SIGSEGV"
+    assert (one.outcome().status, one.outcome().phase) == ("crashed", "forward")
+    assert one.signal_number == signal.SIGSEGV
+    assert "ranks" not in one.outcome().facts
+
+
+@pytest.mark.parametrize(
+    ("phase", "part", "budget", "limit"),
+    [
+        ("start", "", 2.0, PHASE_LIMIT_S),
+        ("inputs", "", 2.0, PHASE_LIMIT_S),
+        ("communication", "", 2.0, PHASE_LIMIT_S),
+        ("forward", "", 2.0, 2.0 + GRACE_S),
+        ("time", "pass 1", 2.0, 2.0 + GRACE_S),
+        ("forward", "exact", 2.0, 2.0 * EXACT_FACTOR + GRACE_S),
+        ("forward", "", None, PHASE_LIMIT_S),
+    ],
+)
+def test_each_phase_has_its_limit(
+    phase: Phase, part: str, budget: float | None, limit: float
+) -> None:
+    one = crew(1, time_budget=budget)
+    enter(one, phase, 0, now=200.0 if phase != "start" else 100.0, part=part)
+    began = 200.0 if phase != "start" else 100.0
+    assert one.deadline == pytest.approx(began + limit)
+    assert not one.late(began + limit - 0.01)
+    assert one.late(began + limit)
+    assert not one.done(began + limit)
+
+
+def test_backward_belongs_to_the_pass_that_forward_began() -> None:
+    one = crew(1, time_budget=2.0)
+    enter(one, "forward", 0, now=200.0)
+    enter(one, "backward", 0, now=201.9)
+    assert one.deadline == pytest.approx(202.0 + GRACE_S)
+
+
+def test_one_rank_that_waits_is_late_and_no_hang() -> None:
+    one = crew(1, time_budget=2.0)
+    enter(one, "forward", 0)
+    assert not one.hangs({0: IDLE})
+    one.judge({0: IDLE}, {})
+    assert one.outcome().status == "timeout"
+    assert one.outcome().reason == "one pass took longer than the 2 s allowed"
+
+
+# ---- all together ------------------------------------------------------------------------------
+
+
+def test_all_ok_is_ok_with_every_rank_measured() -> None:
+    both = crew()
+    for rank, peak in ((1, 20.0), (0, 10.0)):
+        assert not both.done(101.0)
+        mine = outcome(facts={"from": rank}).model_copy(
+            update={"measurements": (measurement("peak", peak),)}
+        )
+        say(both, rank, mine)
+    assert both.done(101.0)
+    together = both.outcome()
+    assert (together.status, together.reason) == ("ok", None)
+    assert [(m.rank, m.samples) for m in together.measurements] == [(0, (10.0,)), (1, (20.0,))]
+    assert together.facts == {"from": 0}
+
+
+def test_a_rank_that_is_done_does_not_make_the_rest_so() -> None:
+    both = crew()
+    say(both, 0, outcome(peak=10.0))
+    assert not both.done(101.0)
+    assert both.deadline == pytest.approx(100.0 + PHASE_LIMIT_S)
+    say(both, 1, bad("wrong", "off", "check"))
+    together = both.outcome()
+    assert (together.status, together.reason) == ("wrong", "rank 1: off")
+    assert together.facts["ranks"] == {"1": "wrong in check: off"}
+    assert together.samples("peak") == (10.0,)
+
+
+def test_the_first_word_of_a_rank_counts() -> None:
+    both = crew()
+    say(both, 0, outcome())
+    say(both, 1, bad("oom", "no room"))
+    both.ended(1, -signal.SIGKILL, "", False, 102.0, 9)
+    assert both.outcome().reason == "rank 1: no room"
+    assert both.signal_number == 0
+
+
+# ---- who is to blame ---------------------------------------------------------------------------
+
+
+def test_memory_outranks_an_earlier_failure() -> None:
+    three = crew(3)
+    say(three, 0, bad("error", "RuntimeError: closed", **LOST), at=1)
+    say(three, 2, bad("error", "ValueError: odd"), at=2)
+    say(three, 1, bad("oom", "no room"), at=3)
+    assert three.outcome().status == "oom"
+    assert three.outcome().reason == "rank 1: no room"
+    assert list(three.outcome().facts["ranks"]) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("status", ["limit", "wrong", "unsupported", "error", "timeout"])
+def test_the_earliest_of_equals_is_the_cause(status: Status) -> None:
+    """By the ranks' clocks, not by who is heard first."""
+    both = crew()
+    say(both, 0, bad("error", "late"), at=20)
+    say(both, 1, bad(status, "early"), at=10)
+    assert (both.outcome().status, both.outcome().reason) == (status, "rank 1: early")
+
+
+def test_a_lost_peer_is_never_the_cause_where_another_is_known() -> None:
+    both = crew()
+    say(both, 0, bad("error", "closed", **LOST), at=1)
+    both.ended(1, 3, "", False, 101.5, 2)
+    assert both.outcome().reason == "rank 1: ended with exit code 3"
+    assert "lost_peer" not in both.outcome().facts
+
+
+def test_a_lost_peer_is_the_cause_where_no_other_is_known() -> None:
+    both = crew()
+    say(both, 0, bad("error", "closed", **LOST))
+    assert both.done(101.0 + CAUSE_S)
+    assert both.outcome().reason == "rank 0: closed"
+    assert both.outcome().facts["lost_peer"] is True
+    assert both.outcome().facts["ranks"]["1"] == "said no more after start began"
+
+
+def test_a_native_death_is_the_cause_and_its_signal_is_known() -> None:
+    both = crew()
+    enter(both, "backward", 1)
+    say(both, 0, bad("error", "closed", **LOST), at=1)
+    both.ended(1, -signal.SIGSEGV, "", False, 101.2, 2)
+    assert both.signal_number == signal.SIGSEGV
+    assert (both.outcome().status, both.outcome().phase) == ("crashed", "backward")
+
+
+def test_the_signal_of_who_is_not_to_blame_is_not_asked_for() -> None:
+    both = crew()
+    both.ended(0, -signal.SIGSEGV, "", False, 101.0, 1)
+    say(both, 1, bad("oom", "no room"), at=2)
+    assert both.signal_number == 0
+
+
+def test_an_abort_by_a_watchdog_is_a_lost_peer() -> None:
+    both = crew()
+    both.ended(0, -signal.SIGABRT, "[PG 0 Rank 0] ProcessGroupNCCL's watchdog", False, 101.0, 1)
+    both.ended(1, -signal.SIGBUS, "", False, 101.0, 2)
+    assert both.outcome().reason == "rank 1: killed by SIGBUS"
+
+
+def test_the_kernels_killer_is_memory() -> None:
+    both = crew()
+    say(both, 0, bad("error", "odd"), at=1)
+    both.ended(1, -signal.SIGKILL, "", True, 101.0, 2)
+    assert (both.outcome().status, both.outcome().fits) == ("oom", False)
+
+
+def test_what_all_say_alike_names_no_rank() -> None:
+    both = crew()
+    for rank in (0, 1):
+        say(both, rank, bad("unsupported", "odd lengths", "start"), at=rank)
+    assert both.outcome().reason == "odd lengths"
+    assert "ranks" not in both.outcome().facts
+    both = crew()
+    for rank in (0, 1):
+        say(both, rank, bad("oom", "no room"), at=rank)
+    assert both.outcome().reason == "every rank: no room"
+
+
+def test_a_launcher_says_what_its_ranks_are_called() -> None:
+    both = Crew(trial("ring", world_size=2), 100.0, "rank {} of 2, host alpha".format)
+    both.ended(1, 3, "", False, 101.0, 1)
+    assert both.outcome().reason == "rank 1 of 2, host alpha: ended with exit code 3"
+
+
+# ---- how long to wait --------------------------------------------------------------------------
+
+
+def test_peers_of_a_failed_rank_get_a_moment() -> None:
+    three = crew(3)
+    say(three, 1, bad("oom", "no room"), now=150.0)
+    assert not three.done(150.0)
+    assert three.deadline == pytest.approx(150.0 + PEERS_S)
+    assert three.done(150.0 + PEERS_S)
+    assert not three.late(150.0 + PEERS_S)
+
+
+def test_the_cause_of_a_lost_peer_is_waited_for_longer() -> None:
+    three = crew(3)
+    say(three, 0, bad("error", "closed", **LOST), now=150.0)
+    assert three.deadline == pytest.approx(150.0 + CAUSE_S)
+    say(three, 1, bad("oom", "no room"), now=151.0)
+    assert three.deadline == pytest.approx(151.0 + PEERS_S)
+
+
+def test_the_first_rank_to_be_late_is() -> None:
+    both = crew(time_budget=2.0)
+    enter(both, "forward", 0, now=200.0)
+    enter(both, "forward", 1, now=201.0)
+    assert both.deadline == pytest.approx(202.0 + GRACE_S)
+    say(both, 0, outcome(), now=202.0)
+    assert both.deadline == pytest.approx(203.0 + GRACE_S)
+
+
+# ---- a rank is late ----------------------------------------------------------------------------
+
+
+def stuck(ranks: int = 2) -> Crew:
+    late = crew(ranks, time_budget=2.0)
+    enter(late, "forward", *range(ranks))
+    return late
+
+
+def test_a_stopped_rank_is_a_hang_and_named_first() -> None:
+    late = stuck(3)
+    looks = {0: IDLE, 1: BUSY, 2: STOPPED}
+    assert late.hangs(looks)
+    late.judge(looks, {0: ["comm/group.py:38 wait"], 1: ["a/b.py:1 f"], 2: ["a/b.py:2 g"]})
+    found = late.outcome()
+    assert (found.status, found.phase) == ("hang", "forward")
+    assert found.reason == (
+        "rank 2 is stopped (SIGSTOP); rank 0 waits in communication; rank 1 is busy in forward"
+    )
+    assert found.facts["stacks"]["0"] == ["comm/group.py:38 wait"]
+    assert late.signal_number == 0
+
+
+def test_ranks_that_all_wait_are_a_hang() -> None:
+    late = stuck(3)
+    looks = dict.fromkeys(range(3), IDLE)
+    assert late.hangs(looks)
+    here = ["torch/distributed/distributed_c10d.py:2799 recv", "a/b.py:1 f"]
+    late.judge(looks, {0: here, 1: ["a/b.py:1 f"], 2: here})
+    assert late.outcome().reason == (
+        "rank 0 and rank 2 wait in communication; rank 1 waits in forward"
+    )
+    assert late.outcome().phase == "forward"
+
+
+def test_a_rank_that_is_done_is_told_of_in_a_hang() -> None:
+    late = stuck()
+    say(late, 0, outcome(peak=1.0))
+    assert late.hangs({1: IDLE})
+    late.judge({1: IDLE}, {1: ["longseq_bench/comm/group.py:38 wait"]})
+    assert late.outcome().reason == "rank 0 is done; rank 1 waits in communication"
+    assert late.outcome().phase == "communication"
+    assert late.outcome().samples("peak") == (1.0,)
+
+
+def test_one_rank_at_work_is_no_hang_but_late_and_named() -> None:
+    late = stuck(3)
+    looks = {0: IDLE, 1: BUSY, 2: IDLE}
+    assert not late.hangs(looks)
+    late.judge(looks, {})
+    assert late.outcome().status == "timeout"
+    assert late.outcome().reason == "rank 1: one pass took longer than the 2 s allowed"
+
+
+def test_a_rank_that_could_not_be_looked_at_is_not_said_to_wait() -> None:
+    assert not stuck().hangs({0: IDLE})
+
+
+def test_only_a_rank_over_its_limit_is_late() -> None:
+    late = crew(time_budget=2.0)
+    enter(late, "forward", 0)
+    enter(late, "inputs", 1, now=101.0)
+    late.judge({0: Look(False, 0.5), 1: BUSY}, {})
+    assert late.outcome().reason == "rank 0: one pass took longer than the 2 s allowed"
+
+
+def test_a_phase_without_a_budget_says_its_own_limit() -> None:
+    late = crew()
+    enter(late, "plan", 0, 1)
+    late.judge({0: IDLE, 1: BUSY}, {})
+    assert late.outcome().reason == "rank 1: plan took longer than 900 s"

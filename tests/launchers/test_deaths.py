@@ -1,0 +1,123 @@
+"""What the end of a process means: memory, a crash, a lost peer; and what its stack looked like."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from longseq_bench.launchers.deaths import (
+    STACK_LINES,
+    memory_may_be_why,
+    outcome_of_exit,
+    remove_shared,
+    shared_files,
+    stack_lines,
+)
+from longseq_bench.probe.faults import outcome_of
+from tests.make import outcome
+
+GLOO = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(GLOO + "Connection closed by peer [127.0.0.1]:16076"),
+        RuntimeError(GLOO + "Read error [127.0.0.1]:5: Connection reset by peer"),
+        RuntimeError(GLOO + "Timed out waiting 1800000ms for recv operation to complete"),
+        RuntimeError(GLOO + "writev [127.0.0.1]:5: Broken pipe"),
+        RuntimeError("Socket Timeout"),
+        dist.DistNetworkError("The client socket has failed to connect to [alpha]:29500"),
+        dist.DistBackendError("NCCL communicator was aborted on rank 0."),
+        dist.DistBackendError("ncclRemoteError: A call failed possibly due to a network error"),
+        dist.DistBackendError("... remote process exited or there was a network error"),
+    ],
+)
+def test_what_the_end_of_a_peer_looks_like_is_marked(error: Exception) -> None:
+    found = outcome_of(error, "forward")
+    assert (found.status, found.facts.get("lost_peer")) == ("error", True)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "error"),
+        (ValueError("Connection closed by peer"), "error"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom"),
+        (RuntimeError("CUDA error: invalid argument"), "limit"),
+        (dist.DistBackendError("NCCL Error 5: invalid usage"), "error"),
+        (dist.DistNetworkError("The server socket has failed to listen: EADDRINUSE"), "error"),
+    ],
+)
+def test_nothing_else_is(error: Exception, status: str) -> None:
+    found = outcome_of(error, "forward")
+    assert (found.status, found.facts.get("lost_peer")) == (status, None)
+
+
+def test_a_lost_peer_is_no_lack_of_memory() -> None:
+    lost = outcome_of(RuntimeError(GLOO + "Connection closed by peer"), "forward")
+    assert "RuntimeError" in (lost.reason or "")
+    assert not memory_may_be_why(lost, 0)
+    assert memory_may_be_why(outcome("error", "RuntimeError: no primitive"), 0)
+
+
+def test_only_an_abort_by_nccl_is_the_end_of_a_peer() -> None:
+    said = "[PG ID 0 Rank 0] ProcessGroupNCCL's watchdog got stuck"
+    assert outcome_of_exit(-signal.SIGABRT, "time", said, False).facts["lost_peer"] is True
+    assert "lost_peer" not in outcome_of_exit(-signal.SIGABRT, "time", "free()", False).facts
+    assert "lost_peer" not in outcome_of_exit(-signal.SIGSEGV, "time", said, False).facts
+
+
+DUMPED = """something it printed
+Thread 0x00007f1 (most recent call first):
+  File "{lib}/site-packages/torch/helper.py", line 7 in idle
+  File "{lib}/threading.py", line 982 in run
+
+Current thread 0x00007f2 (most recent call first):
+  File "{src}/longseq_bench/comm/group.py", line 38 in wait
+  File "{lib}/site-packages/torch/autograd/function.py", line 5 in apply
+  File "{src}/longseq_bench/launchers/_child.py", line 38 in enter
+  File "{lib}/multiprocessing/process.py", line 108 in run
+"""
+
+
+def test_a_stack_is_short_and_names_no_place_of_this_machine() -> None:
+    dumped = DUMPED.format(lib="/opt/python3.11", src="/srv/somebody/longseq")
+    assert stack_lines(dumped) == [
+        "comm/group.py:38 wait",
+        "torch/autograd/function.py:5 apply",
+        "of another thread:",
+        "torch/helper.py:7 idle",
+        "python3.11/threading.py:982 run",
+    ]
+    assert stack_lines("nothing of the kind") == []
+
+
+def test_a_deep_stack_is_cut() -> None:
+    frames = [f'  File "a/b.py", line {i} in f' for i in range(90)]
+    lines = stack_lines("\n".join(["Current thread 0x1 (most recent call first):", *frames]))
+    assert lines[0] == "a/b.py:0 f"
+    assert len(lines) == STACK_LINES
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no such folder here")
+def test_shared_memory_of_before_and_of_others_stays() -> None:
+    """Only what is new, named as NCCL does, and open nowhere is removed."""
+    kinds = ("nccl-before", "nccl-new", "nccl-open", "other-new")
+    paths = {kind: Path(f"/dev/shm/{kind}-{os.getpid()}") for kind in kinds}
+    try:
+        paths["nccl-before"].touch()
+        before = shared_files()
+        paths["nccl-new"].touch()
+        paths["other-new"].touch()
+        with paths["nccl-open"].open("w"):
+            remove_shared(before)
+            left = {kind for kind, path in paths.items() if path.exists()}
+        assert left == {"nccl-before", "nccl-open", "other-new"}
+    finally:
+        for path in paths.values():
+            path.unlink(missing_ok=True)

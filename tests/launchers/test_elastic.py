@@ -1,0 +1,395 @@
+"""Ranks started by torch's elastic agents, on one node and on two; the second is a process here."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from longseq_bench.launchers import control, elastic
+from longseq_bench.launchers.control import Hello
+from longseq_bench.launchers.elastic import Elastic, split
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.node import Node, Order, _Rank
+from longseq_bench.model import Outcome, Trial
+from longseq_bench.places import Site
+from tests.launchers.test_forked import descendants
+from tests.launchers.test_ranks import asked, opened
+from tests.make import trial
+
+FOLLOWER = """
+import sys
+from longseq_bench.launchers.control import Hello
+from longseq_bench.launchers.elastic import Follower
+from longseq_bench.places import Site
+site = Site(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
+hello = Hello(1, "beta", sys.argv[2])
+try:
+    Follower(site, hello, 20.0, print, lambda *told: print(*told)).follow()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+PATIENCE_S = 20.0
+SOON_S = 30
+
+OnPhase = Callable[[str, str], None]
+
+
+def ignore(phase: str, part: str) -> None:
+    pass
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process, file, port or open file of node 0 that was not there before."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = descendants(), opened()
+    yield
+    assert (descendants(), opened()) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def run(node_0: Elastic, of: Trial, on_phase: OnPhase = ignore) -> Outcome:
+    return node_0.run(of, on_phase).outcome
+
+
+# ---- worlds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "per"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4), (12, 3, 4)]
+)
+def test_a_smaller_world_takes_the_first_nodes(ranks: int, nodes: int, per: int) -> None:
+    assert split(ranks, Site(3, 4)) == (nodes, per)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [(6, "no whole number of nodes with 4 each"), (16, "more than the 12 of this launch")],
+)
+def test_a_world_that_can_not_be_shared(ranks: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        split(ranks, Site(3, 4))
+
+
+# ---- one node ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(launcher: Forked) -> Iterator[Elastic]:
+    """Node 0 of one, with two ranks; in the fork server of the session."""
+    with Elastic(Site(1, 2), Hello(0, "alpha", "zero"), PATIENCE_S) as node_0:
+        # what stays open from here on is there
+        run(node_0, asked("ring", 1))
+        yield node_0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_ranks_are_measured(alone: Elastic, nothing_left: None, ranks: int) -> None:
+    outcome = run(alone, asked("ring", ranks, repeats=1))
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert sorted(m.rank for m in outcome.measurements if m.name == "peak") == list(range(ranks))
+    assert outcome.facts["hosts"] == ["alpha"]
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("rank-raises", "error", "rank 1: ValueError: rank one says no"),
+        ("rank-exits", "crashed", "rank 1: ended with exit code 3"),
+        ("rank-kills-itself", "crashed", "rank 1: killed by SIGKILL"),
+        ("rank-cuts-off", "oom", "rank 1: none left"),
+    ],
+)
+def test_a_rank_that_dies_is_named_though_torch_ends_the_others(
+    alone: Elastic, nothing_left: None, name: str, status: str, reason: str
+) -> None:
+    outcome = run(alone, asked(name))
+    assert (outcome.status, outcome.reason) == (status, reason)
+
+
+def test_a_native_death_gets_a_second_opinion(alone: Elastic) -> None:
+    launched = alone.run(asked("rank-native", memory_budget=64 * 2**20), ignore)
+    assert (launched.outcome.status, launched.processes) == ("oom", 4)
+
+
+def test_a_dead_agent_is_named(alone: Elastic) -> None:
+    def kill(phase: str, part: str) -> None:
+        alone._node._process.kill()
+
+    outcome = run(alone, asked("ring"), kill)
+    assert outcome.status == "error"
+    assert "torch's agent was killed by SIGKILL" in (outcome.reason or "")
+    assert run(alone, asked("ring")).status == "ok"
+
+
+def test_a_rank_that_torch_ends_for_another_is_not_to_blame() -> None:
+    """torch's agent ends all ranks of its host with SIGTERM, as soon as it finds one dead."""
+    context = multiprocessing.get_context("forkserver")
+    node = Node(context)
+    node._ranks = {rank: _Rank(context.Pipe(duplex=False)[0]) for rank in range(3)}
+    node._open, node._kills = {}, 0
+    told = [
+        *node._ended(1, {"exit": -signal.SIGKILL, "at": 1}),
+        *node._ended(0, {"exit": -signal.SIGTERM, "at": 2}),
+        *node._ended(2, {"exit": -signal.SIGSEGV, "at": 3}),
+    ]
+    for rank in node._ranks.values():
+        rank.close()
+    assert [(news["rank"], news.get("exit"), "torn" in news) for news in told] == [
+        (1, -signal.SIGKILL, False), (0, None, True), (2, -signal.SIGSEGV, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", ["start", "end"])
+def test_ctrl_c_waits_until_a_step_is_done(
+    alone: Elastic, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A process that is started by halves is found by nobody."""
+    done: list[str] = []
+    real = getattr(Node, f"_{step}")
+
+    def interrupted(node: Node, *order: Order) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        found = real(node, *order)
+        done.append(step)
+        return found
+
+    monkeypatch.setattr(Node, f"_{step}", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(alone, asked("ring"))
+    assert step in done
+    assert alone._node.handles == []
+
+
+def test_a_port_that_is_taken_is_named(alone: Elastic, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setattr(elastic, "_free_port", lambda: port)
+        outcome = run(alone, asked("ring"))
+    assert (outcome.status, outcome.phase) == ("error", "start")
+    assert f"(ranks meet at 127.0.0.1:{port})" in (outcome.reason or "")
+
+
+def test_ranks_that_do_not_meet_are_not_waited_for_for_ever(
+    alone: Elastic, nothing_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster's firewall lets the rendezvous through, and no other port."""
+    monkeypatch.setattr(elastic, "MEET_S", 0.0)
+    outcome = run(alone, asked("ring"))
+    assert outcome.status == "error"
+    assert "did not meet at 127.0.0.1:" in (outcome.reason or "")
+
+
+def test_a_world_of_no_launch_is_unsupported(alone: Elastic) -> None:
+    outcome = run(alone, asked("ring", 3))
+    assert (outcome.status, outcome.phase) == ("unsupported", "start")
+
+
+# ---- two nodes ---------------------------------------------------------------------------------
+
+
+class Two:
+    """Node 0 in this process, node 1 in one of its own."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            self._port = found.getsockname()[1]
+        site = Site(2, 1, 0, "127.0.0.1", self._port)
+        self.node_0 = Elastic(site, Hello(0, "alpha", "zero"), PATIENCE_S)
+        self.start()
+
+    def start(self) -> None:
+        """Node 1, another one each time."""
+        self.node_1 = subprocess.Popen(
+            [sys.executable, "-c", FOLLOWER, str(self._port), uuid.uuid4().hex],
+            stdout=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def theirs(self) -> list[psutil.Process]:
+        """Node 1's agents and ranks, if a trial is under way: its fork server's children."""
+        below = psutil.Process(self.node_1.pid).children()
+        return [child for server in below for child in server.children(recursive=True)]
+
+    def run(self, of: Trial, on_phase: OnPhase = ignore) -> Outcome:
+        return run(self.node_0, of, on_phase)
+
+
+@pytest.fixture(scope="module")
+def two(launcher: Forked) -> Iterator[Two]:
+    launcher.catalogue()
+    with ExitStack() as stack:
+        both = Two()
+        stack.callback(lambda: both.node_1.kill())
+        stack.enter_context(both.node_0)
+        both.run(asked("ring"))
+        yield both
+        stack.pop_all().close()
+    both.node_1.kill()
+    both.node_1.wait()
+
+
+def test_two_nodes_share_a_trial(two: Two, nothing_left: None) -> None:
+    outcome = two.run(asked("ring"))
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert outcome.facts["hosts"] == ["alpha", "beta"]
+    assert {m.rank for m in outcome.measurements} == {0, 1}
+    assert two.theirs() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("rank-raises", "error", "rank 1 (host beta): ValueError: rank one says no"),
+        ("rank-kills-itself", "crashed", "rank 1 (host beta): killed by SIGKILL"),
+        ("rank-cuts-off", "oom", "rank 1 (host beta): none left"),
+    ],
+)
+def test_a_rank_of_the_other_node_is_named(two: Two, name: str, status: str, reason: str) -> None:
+    outcome = two.run(asked(name))
+    assert (outcome.status, outcome.reason, outcome.phase) == (status, reason, "forward")
+    assert "onnection" in outcome.facts["ranks"]["0"]
+    assert two.theirs() == []
+
+
+def test_a_rank_that_is_stopped_there_is_seen_from_here(two: Two) -> None:
+    outcome = two.run(asked("rank-stops", time_budget=0.5))
+    assert outcome.status == "hang"
+    assert "rank 1 (host beta) is stopped (SIGSTOP)" in (outcome.reason or "")
+    stacks = outcome.facts["stacks"]
+    assert "misbehaving" in stacks["1"][0]
+    assert any("comm/" in line for line in stacks["0"])
+    assert two.theirs() == []
+
+
+def test_what_a_rank_there_leaves_behind_is_killed_and_told(two: Two) -> None:
+    outcome = two.run(asked("rank-grandchild"))
+    assert outcome.status == "ok"
+    assert "left 1 process(es) behind, killed: python" in (outcome.reason or "")
+    assert "on beta" in (outcome.reason or "")
+    assert two.theirs() == []
+
+
+def test_a_world_of_one_runs_here_alone(two: Two) -> None:
+    outcome = two.run(asked("ring", 1))
+    assert (outcome.status, outcome.facts["hosts"]) == ("ok", ["alpha"])
+
+
+def test_ranks_share_the_cores_of_their_own_host(two: Two) -> None:
+    outcome = two.run(asked("rank-counts-threads", threads=None))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert f"{cores} thread(s)" in (outcome.reason or "")
+
+
+def test_a_cut_that_heals_in_time_costs_nothing(two: Two) -> None:
+    def pause(phase: str, part: str) -> None:
+        if phase == "forward":
+            two.node_1.send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            two.node_1.send_signal(signal.SIGCONT)
+
+    assert two.run(asked("ring"), pause).status == "ok"
+
+
+def test_a_silent_node_ends_its_trial_and_not_the_next(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the cable is cut: nothing is closed, and nothing comes."""
+    monkeypatch.setattr(control, "LOST_S", 2.0)
+    begun: list[str] = []
+
+    def stop(phase: str, part: str) -> None:
+        if phase == "forward" and not begun:
+            begun.append(phase)
+            two.node_1.send_signal(signal.SIGSTOP)
+
+    outcome = two.run(asked("rank-waits", time_budget=60), stop)
+    two.node_1.send_signal(signal.SIGCONT)
+    assert outcome.status == "error"
+    assert "rank 1 (host beta): no word from node 1 (beta) for " in (outcome.reason or "")
+    assert two.run(asked("ring")).status == "ok"
+    assert two.theirs() == []
+
+
+def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says at once that the connection was closed; that its host is lost shows later."""
+    monkeypatch.setattr(control, "LOST_S", 6.0)
+    monkeypatch.setattr(elastic, "SILENT_S", 1.5)
+    begun: list[str] = []
+
+    def lose(phase: str, part: str) -> None:
+        if phase == "forward" and not begun:
+            begun.append(phase)
+            two.node_1.send_signal(signal.SIGSTOP)
+            for process in two.theirs():
+                process.kill()
+
+    outcome = two.run(asked("rank-waits", time_budget=60), lose)
+    two.node_1.send_signal(signal.SIGCONT)
+    assert outcome.facts["ranks"]["0"].startswith("error in forward: ")
+    assert "rank 1 (host beta): no word from node 1 (beta) for " in (outcome.reason or "")
+
+
+def test_a_connection_that_breaks_ends_the_ranks_on_both_ends(two: Two) -> None:
+    begun: list[str] = []
+
+    def hang_up(phase: str, part: str) -> None:
+        link = two.node_0._hub and two.node_0._hub.link(1)
+        if phase == "forward" and not begun and link:
+            begun.append(phase)
+            link.channel.leave("the test broke it")
+
+    outcome = two.run(asked("rank-waits", time_budget=60), hang_up)
+    assert outcome.status == "error"
+    end = time.monotonic() + SOON_S
+    while two.theirs() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert two.theirs() == []
+    assert two.run(asked("ring")).status == "ok"
+
+
+def test_a_node_that_is_gone_is_waited_for_once_and_may_be_replaced(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(phase: str, part: str) -> None:
+        two.node_1.kill()
+
+    outcome = two.run(asked("rank-waits", time_budget=60), kill)
+    assert outcome.status == "error"
+    assert "rank 1 (host beta): node 1 (beta) is gone: it closed the" in (outcome.reason or "")
+    monkeypatch.setattr(two.node_0, "_patience", 2.0)
+    assert "waited 2 s for it" in (two.run(asked("ring")).reason or "")
+    assert "waited 1 s for it" in (two.run(asked("ring")).reason or "")
+    monkeypatch.setattr(elastic, "SHORT_S", SOON_S)
+    two.start()
+    assert two.run(asked("ring")).status == "ok"
+
+
+def test_ctrl_c_on_one_node_is_ctrl_c_on_all(two: Two) -> None:
+    """The last test of these: node 1 has ended."""
+
+    def interrupt(phase: str, part: str) -> None:
+        two.node_1.send_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="on node 1"):
+        two.run(asked("rank-waits", time_budget=60), interrupt)
+    assert two.node_1.wait(SOON_S) == 130
+
+
+def test_trials_cross_as_they_are() -> None:
+    of = trial("dilated", 8192, {"segments": (1024, 2048)}, world_size=2)
+    assert Trial.model_validate(of.model_dump(mode="json")).key == of.key

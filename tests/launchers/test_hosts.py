@@ -1,0 +1,77 @@
+"""Two hosts with a cable between them: a sweep, a maxlen, and the cable cut in a trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longseq_bench.store import RECORDS, load
+from tests.launchers import netns
+from tests.launchers.nodes import Nodes
+
+REASON = netns.why_not()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=str(REASON))]
+
+SWEEP = """\
+memory_budget: 64MiB
+time_budget: 5min
+workload: {heads: 1, head_dim: 16}
+tokens: [256, 4k, 512]
+implementations: rank-waits
+rounds: 1
+repeats: 0
+threads: 1
+"""
+"""The one of 4k waits for ever, for what nobody sends."""
+
+LOST_SOON = "import longseq_bench.launchers.control as control; control.LOST_S = 3.0"
+MAXLEN = (
+    "maxlen", "--impl", "ring", "--memory-budget", "4MiB", "--ceiling", "6k", "--heads", "1",
+    "--head-dim", "16", "--threads", "1", "--json", "--out", "out",
+)  # fmt: skip
+
+
+@pytest.fixture
+def hosts() -> Iterator[netns.Hosts]:
+    hosts = netns.Hosts(rate="100mbit")
+    yield hosts
+    hosts.close()
+
+
+@pytest.fixture
+def nodes(hosts: netns.Hosts, tmp_path: Path) -> Iterator[Nodes]:
+    endpoint = f"{hosts.addresses[0]}:29400"
+    nodes = Nodes(tmp_path, endpoint, hosts.on, (LOST_SOON, LOST_SOON))
+    yield nodes
+    nodes.close()
+
+
+def test_a_trial_whose_cable_is_cut_ends_named_and_the_next_is_ok(
+    nodes: Nodes, hosts: netns.Hosts, tmp_path: Path
+) -> None:
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    records = tmp_path / "out" / RECORDS
+    nodes.start("sweep", "sweep.yaml", "--out", "out")
+    nodes.wait_until(lambda: records.exists() and records.read_text().count("\n") == 1)
+    hosts.cut()
+    nodes.wait_until(lambda: records.read_text().count("\n") == 2 and "lost" in nodes.said(1))
+    hosts.mend()
+    assert nodes.wait() == [3, 0]
+    found = load(tmp_path / "out").records
+    assert [r.outcome.status for r in found] == ["ok", "error", "ok"]
+    assert "rank 1 (node 1): no word from node 1 (" in (found[1].outcome.reason or "")
+    assert found[0].outcome.facts["hosts"] == found[2].outcome.facts["hosts"]
+    assert "lost node 0 (no word for 3 s) in trial 2; looking for it" in nodes.said(1)
+    assert nodes.said(1).count(f"joined node 0 ({found[0].environment.host})") == 2
+    assert nodes.left() == []
+
+
+def test_a_search_over_two_hosts(nodes: Nodes) -> None:
+    nodes.start(*MAXLEN)
+    assert nodes.wait() == [0, 0], nodes.said(0)
+    (found,) = json.loads(nodes.out(0))["results"]
+    assert (found["world_size"], found["max_tokens"], found["limited_by"]) == (2, 6144, "ceiling")
+    assert nodes.left() == []

@@ -1,0 +1,251 @@
+"""Several ranks in one trial: whatever one of them does is named, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from longseq_bench.errors import UserError
+from longseq_bench.launchers import crew, forked
+from longseq_bench.launchers.base import Launched
+from longseq_bench.launchers.deaths import shared_files
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.model import Outcome, Trial
+from tests.launchers.test_forked import descendants
+from tests.make import trial
+
+MIB = 2**20
+SOON_S = 30
+"""No figure, only less than any limit that a trial which is not ended at once would run into."""
+
+
+def asked(name: str, ranks: int = 2, **fields: object) -> Trial:
+    known = {"heads": 1, "head_dim": 16, "repeats": 0, "threads": 1, **fields}
+    return trial(name, 2048 * ranks, world_size=ranks, **known)
+
+
+def launch(launcher: Forked, name: str, ranks: int = 2, **fields: object) -> Launched:
+    return launcher.run(asked(name, ranks, **fields), lambda phase, part: None)
+
+
+def run(launcher: Forked, name: str, ranks: int = 2, **fields: object) -> Outcome:
+    return launch(launcher, name, ranks, **fields).outcome
+
+
+@pytest.fixture
+def nothing_left(
+    launcher: Forked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """No process, file, port or open file that was not there before."""
+    launcher.catalogue()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = descendants(), opened()
+    yield
+    assert (descendants(), opened()) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def opened() -> int:
+    """Pipes, sockets and files of this process, those at which it listens too."""
+    return psutil.Process().num_fds()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_ranks_are_measured(launcher: Forked, nothing_left: None, ranks: int) -> None:
+    launched = launch(launcher, "ring", ranks)
+    outcome = launched.outcome
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert sorted(m.rank for m in outcome.measurements if m.name == "peak") == list(range(ranks))
+    assert launched.processes == ranks
+    assert "ranks" not in outcome.facts
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("rank-raises", "error", "rank 1: ValueError: rank one says no"),
+        ("rank-exits", "crashed", "rank 1: ended with exit code 3"),
+        ("rank-kills-itself", "crashed", "rank 1: killed by SIGKILL"),
+    ],
+)
+def test_a_rank_that_dies_is_named(
+    launcher: Forked, nothing_left: None, name: str, status: str, reason: str
+) -> None:
+    outcome = run(launcher, name, 3)
+    assert (outcome.status, outcome.phase) == (status, "forward")
+    assert outcome.reason == reason
+    assert outcome.facts["ranks"]["1"] == f"{status} in forward: {reason.removeprefix('rank 1: ')}"
+    assert run(launcher, "ring").status == "ok"
+
+
+def test_one_rank_out_of_memory_is_out_of_memory(launcher: Forked, nothing_left: None) -> None:
+    start = time.monotonic()
+    outcome = run(launcher, "rank-eats", memory_budget=64 * MIB)
+    assert (outcome.status, outcome.phase, outcome.fits) == ("oom", "forward", False)
+    assert (outcome.reason or "").startswith("rank 1: ")
+    assert time.monotonic() - start < SOON_S
+    assert "lost_peer" not in outcome.facts
+
+
+def test_who_lost_a_peer_is_not_to_blame(launcher: Forked, nothing_left: None) -> None:
+    """Rank 0's "connection closed" comes half a second before rank 1 says why."""
+    outcome = run(launcher, "rank-cuts-off")
+    assert (outcome.status, outcome.reason) == ("oom", "rank 1: none left")
+    assert outcome.facts["ranks"]["0"].startswith("error in forward: ")
+
+
+@pytest.mark.parametrize("name", ["rank-exits", "rank-raises"])
+def test_a_peer_says_what_it_saw(
+    launcher: Forked, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whoever fails leaves at once, so that the others learn of it."""
+    monkeypatch.setattr(crew, "PEERS_S", SOON_S)
+    assert "onnection" in run(launcher, name).facts["ranks"]["0"]
+
+
+def test_a_child_that_does_not_get_far_leaves_nothing(
+    launcher: Forked, nothing_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forked._child, "enter", "".format)
+    outcome = run(launcher, "ring")
+    assert (outcome.status, outcome.phase) == ("crashed", "start")
+    assert outcome.reason == "every rank: ended with exit code 0 without a result"
+
+
+def test_a_native_death_of_one_rank_gets_a_second_opinion(launcher: Forked) -> None:
+    launched = launch(launcher, "rank-native", memory_budget=64 * MIB)
+    assert launched.outcome.status == "oom"
+    assert launched.processes == 4
+    said = launched.outcome.reason or ""
+    assert "rank 1: killed by SIGSEGV under 64 MiB, passes under" in said
+
+
+def test_a_process_that_a_rank_leaves_is_ended_and_told(
+    launcher: Forked, nothing_left: None
+) -> None:
+    outcome = run(launcher, "rank-grandchild")
+    assert outcome.status == "ok"
+    assert "left 1 process(es) behind, killed: python" in (outcome.reason or "")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no such folder here")
+def test_shared_memory_of_a_killed_rank_is_removed(launcher: Forked, nothing_left: None) -> None:
+    """NCCL can't remove its own when its process is killed; what another has open is not ours."""
+    theirs = Path(f"/dev/shm/nccl-test-{os.getpid()}-held")
+    held, before = list[int](), shared_files()
+
+    def open_theirs(phase: str, part: str) -> None:
+        if not held:
+            held.append(os.open(theirs, os.O_CREAT))
+
+    try:
+        outcome = launcher.run(asked("rank-leaves-shared"), open_theirs).outcome
+        assert outcome.reason == "rank 1: killed by SIGKILL"
+        assert theirs.exists()
+    finally:
+        theirs.unlink()
+        os.close(held[0])
+    assert not shared_files() - before
+
+
+# ---- ranks that do not end ---------------------------------------------------------------------
+
+
+def test_a_stopped_rank_is_a_hang(launcher: Forked, nothing_left: None) -> None:
+    start = time.monotonic()
+    outcome = run(launcher, "rank-stops", time_budget=0.2)
+    assert outcome.status == "hang"
+    assert outcome.reason == "rank 1 is stopped (SIGSTOP); rank 0 waits in communication"
+    stacks = outcome.facts["stacks"]
+    assert "fault" in stacks["1"][0]
+    assert any("comm/" in line for line in stacks["0"])
+    assert time.monotonic() - start < SOON_S
+
+
+def test_ranks_that_wait_for_each_other_are_a_hang(launcher: Forked, nothing_left: None) -> None:
+    outcome = run(launcher, "rank-waits", time_budget=0.2)
+    assert (outcome.status, outcome.phase) == ("hang", "communication")
+    assert outcome.reason == "rank 0 and rank 1 wait in communication"
+    assert any("distributed_c10d.py" in line for line in outcome.facts["stacks"]["1"])
+    lines = [line for stack in outcome.facts["stacks"].values() for line in stack]
+    assert not [line for line in lines if line.startswith("/")]
+
+
+def test_a_rank_that_works_for_too_long_is_no_hang(launcher: Forked, nothing_left: None) -> None:
+    outcome = run(launcher, "rank-spins", time_budget=0.2)
+    assert outcome.status == "timeout"
+    assert outcome.reason == "rank 1: one pass took longer than the 0.2 s allowed"
+
+
+def test_one_process_that_is_stopped_is_a_hang(launcher: Forked, nothing_left: None) -> None:
+    outcome = run(launcher, "bad-stops", 1, time_budget=0.2)
+    assert (outcome.status, outcome.phase) == ("hang", "forward")
+    assert outcome.reason == "the process is stopped (SIGSTOP) in forward"
+    assert "fault" in outcome.facts["stacks"]["0"][0]
+
+
+# ---- before anything runs ----------------------------------------------------------------------
+
+
+def test_what_can_not_be_spread_is_unsupported(launcher: Forked, nothing_left: None) -> None:
+    outcome = run(launcher, "sdpa", threads=None)
+    assert (outcome.status, outcome.phase) == ("unsupported", "start")
+    assert outcome.reason == "runs on one rank; ddp spreads a batch of it over 2"
+    assert outcome.measurements == ()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_share_the_cores(launcher: Forked, ranks: int) -> None:
+    cores = len(os.sched_getaffinity(0))
+    outcome = run(launcher, "rank-counts-threads", ranks, threads=None)
+    assert outcome.reason == f"rank 1: ValueError: {max(1, cores // ranks)} thread(s)"
+    outcome = run(launcher, "rank-counts-threads", ranks, threads=3)
+    assert outcome.reason == "rank 1: ValueError: 3 thread(s)"
+
+
+def over(ranks: int, **fields: object) -> Trial:
+    return trial("ulysses", 4096, world_size=ranks, **fields)
+
+
+def test_ranks_that_suit_no_trial_are_a_mistake(launcher: Forked) -> None:
+    with pytest.raises(UserError, match="ulysses: 8 heads can't be split over 3 ranks"):
+        launcher.check([over(3)])
+    with pytest.raises(UserError, match="ulysses: 8 heads can't be split over 3 ranks"):
+        launcher.check([over(1), trial("ulysses", 4096, {"stage": 2}, world_size=3)])
+
+
+def test_ranks_that_suit_some_trial_are_none(launcher: Forked) -> None:
+    launcher.check([over(4), over(3)])
+    launcher.check([over(3), over(4)])
+    launcher.check([over(3), over(3, heads=6)])
+    launcher.check([over(3, heads=8), over(3, heads=6), over(3, heads=8)])
+
+
+def test_too_few_tokens_for_the_ranks_is_no_mistake(launcher: Forked) -> None:
+    """A search begins anywhere: its trials come with one token."""
+    launcher.check([trial("ring", 1, world_size=4), trial("ulysses", 2, world_size=4)])
+
+
+def test_options_are_looked_at_whatever_the_ranks(launcher: Forked) -> None:
+    wrong = {"segments": (64,), "dilation": (1, 2)}
+    with pytest.raises(UserError, match="give one rate a segment"):
+        launcher.check([over(4), trial("dilated", 64, wrong, world_size=2)])
+
+
+def test_the_meeting_place_is_this_host_only(launcher: Forked) -> None:
+    """What a neighbour on the network could reach would be open to it."""
+    seen: set[str] = set()
+
+    def look(phase: str, part: str) -> None:
+        for child in psutil.Process().children(recursive=True):
+            seen.update(c.laddr.ip for c in child.net_connections("tcp") if c.status == "LISTEN")
+
+    assert launcher.run(asked("ring"), look).outcome.status == "ok"
+    assert seen
+    assert all(socket.inet_aton(ip)[0] == 127 for ip in seen)

@@ -1,0 +1,194 @@
+"""Functions run on several ranks at once, for tests: worlds of processes that wait for jobs.
+
+    def share(group: Group, factor: int) -> float:          # at the top of a test module
+        return float(group.total(torch.tensor([group.rank * factor])))
+
+    def test_a_sum(ranks: Ranks) -> None:                   # `ranks` is a fixture of the session
+        assert ranks(3, share, 2) == [6, 6, 6]
+
+`ranks(world, function, *arguments)` calls it once on each rank, with the Group of all of them
+first, and gives what each returned, by rank. Function, arguments and results travel by pickle. A
+rank that raised makes it raise RanksFailed, with the text of each; `failures` gives those texts.
+
+A world starts with its first job (two seconds, mostly torch) and stays for the session; a job then
+takes milliseconds. Ranks are gloo processes of one thread each; connections are made through a
+file. A world in which ranks did not all end the same way is killed, and the next job gets a new
+one: its collectives may be out of step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+GRACE_S = 3.0
+"""How long ranks whose peer has failed may take to say so."""
+
+LIMIT_S = 120.0
+"""A job's; so that nothing hangs."""
+
+
+class RanksFailed(AssertionError):
+    """Some rank raised. texts: what each said, None where it ended well."""
+
+    def __init__(self, texts: Sequence[str | None]) -> None:
+        self.texts = list(texts)
+        said = [f"rank {r}: {t}" for r, t in enumerate(texts) if t is not None]
+        super().__init__("\n".join(said))
+
+
+class World:
+    """The processes of one size of world."""
+
+    def __init__(self, size: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="longseq-ranks-")
+        ends = [Pipe() for _ in range(size)]
+        theirs = [there.fileno() for _, there in ends]
+        store = os.path.join(self._folder.name, "store")
+        code = f"from tests.ranks import serve; serve({theirs!r}, {store!r})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, pass_fds=theirs, start_new_session=True
+        )
+        self._pipes = [here for here, _ in ends]
+        for _, there in ends:
+            there.close()
+
+    def run(self, job: tuple[Any, ...]) -> tuple[list[Any], list[str | None]]:
+        """What each rank returned, and what each that raised said."""
+        for pipe in self._pipes:
+            pipe.send(job)
+        results: list[Any] = [None] * len(self._pipes)
+        texts: list[str | None] = ["it did not answer"] * len(self._pipes)
+        left, end = list(self._pipes), time.monotonic() + LIMIT_S
+        while left and (ready := wait(left, max(0.0, end - time.monotonic()))):
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = self._pipes.index(pipe)
+                left.remove(pipe)
+                try:
+                    results[rank], texts[rank] = pipe.recv()
+                except (EOFError, ConnectionError):
+                    texts[rank] = "it died"
+                if texts[rank] is not None:
+                    end = min(end, time.monotonic() + GRACE_S)
+        return results, texts
+
+    def close(self) -> None:
+        """Kill all of it."""
+        for pipe in self._pipes:
+            pipe.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._folder.cleanup()
+
+
+class Ranks:
+    """Worlds by their size, each started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, World] = {}
+
+    def __call__(self, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What function(group, *arguments) returned on each of `world` ranks. Raises
+        RanksFailed."""
+        results, texts = self._run(world, function, arguments)
+        if any(text is not None for text in texts):
+            raise RanksFailed(texts)
+        return results
+
+    def failures(
+        self, world: int, function: Callable[..., Any], *arguments: Any
+    ) -> list[str | None]:
+        """What each rank's exception said, with where it was raised; None where none was."""
+        return self._run(world, function, arguments)[1]
+
+    def close(self) -> None:
+        """End every world."""
+        while self._worlds:
+            self._worlds.popitem()[1].close()
+
+    def _run(
+        self, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> tuple[list[Any], list[str | None]]:
+        world = self._worlds.get(size) or World(size)
+        self._worlds[size] = world
+        results, texts = world.run((function, arguments))
+        raised = [text is not None for text in texts]
+        if any(raised) and not _alike(texts):
+            self._worlds.pop(size).close()
+        return results, texts
+
+
+def _alike(texts: Sequence[str | None]) -> bool:
+    """Whether all ranks raised the same, at the same place: then none waits for another."""
+    return len(set(texts)) == 1
+
+
+# ---- in the processes --------------------------------------------------------------------------
+
+
+def serve(ends: list[int], store: str) -> None:
+    """Import once, fork the ranks, wait for them."""
+    import torch.distributed  # noqa: F401
+
+    from longseq_bench.attention.base import IMPLEMENTATIONS
+
+    IMPLEMENTATIONS.load_built_ins()
+    for rank, end in enumerate(ends):
+        if os.fork() == 0:
+            for other in ends:
+                if other != end:
+                    os.close(other)
+            _serve(rank, len(ends), Connection(end), store)
+            os._exit(0)
+    for end in ends:
+        os.close(end)
+    for _ in ends:
+        os.wait()
+
+
+def _serve(rank: int, size: int, pipe: Connection, store: str) -> None:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from longseq_bench.comm.group import Group
+
+    torch.set_num_threads(1)
+    if sys.platform.startswith("linux"):
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
+        timeout=timedelta(seconds=LIMIT_S),
+    )  # fmt: skip
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        except Exception:
+            pipe.send((None, traceback.format_exc()))
+            continue
+        try:
+            answer = (function(Group.world("cpu"), *arguments), None)
+        except Exception:
+            answer = (None, traceback.format_exc())
+        try:
+            pipe.send(answer)
+        except OSError:  # nobody listens any more
+            return
+        except Exception:
+            pipe.send((None, traceback.format_exc()))

@@ -1,0 +1,101 @@
+"""Where a host is among those of a launch: what is given, else what srun, mpirun, torchrun say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from longseq_bench.errors import UserError
+from longseq_bench.places import LOOPBACK, Site, site
+
+SRUN = {
+    "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "812", "SLURM_STEP_ID": "0",
+    "SLURM_NODEID": "1", "SLURM_NNODES": "2", "SLURM_NODELIST": "n[03-04]",
+}  # fmt: skip
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "MASTER_ADDR": "beta", "MASTER_PORT": "1234",
+}  # fmt: skip
+TORCHRUN = {
+    "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3", "LOCAL_RANK": "0", "RANK": "1", "WORLD_SIZE": "3",
+    "MASTER_ADDR": "alpha", "MASTER_PORT": "29500",
+}  # fmt: skip
+BATCH_SCRIPT = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
+
+
+def test_one_node_where_nothing_is_said() -> None:
+    assert site({}) == Site(1, 1, 0, LOOPBACK, 0)
+    assert site({}, per=4) == Site(1, 4)
+    assert site(BATCH_SCRIPT) == Site()
+    assert site({}, nodes=1, node=0).ranks == 1
+
+
+def test_what_is_given() -> None:
+    found = site({}, 2, 4, 1, "alpha:29555")
+    assert found == Site(2, 4, 1, "alpha", 29555)
+    assert (found.ranks, found.endpoint) == (8, "alpha:29555")
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("alpha", "alpha", 29400), ("10.0.0.1:80", "10.0.0.1", 80), ("[fe80::1]:5", "fe80::1", 5)],
+)
+def test_endpoints(text: str, host: str, port: int) -> None:
+    found = site({}, 2, 1, 0, text)
+    assert (found.host, found.port) == (host, port)
+    assert site({}, 2, 1, 0, found.endpoint) == found
+
+
+@pytest.mark.parametrize("text", ["alpha:", "alpha:ssh", "alpha:70000", "alpha:0", "", "a b:1"])
+def test_an_endpoint_that_is_none(text: str) -> None:
+    with pytest.raises(UserError, match="--rdzv-endpoint"):
+        site({}, 2, 1, 0, text)
+
+
+def test_srun() -> None:
+    found = site(SRUN)
+    assert (found.nodes, found.per, found.node, found.host) == (2, 1, 1, "n03")
+    assert 20000 <= found.port < 32768
+    assert site({**SRUN, "SLURM_NODEID": "0"}).endpoint == found.endpoint
+    assert site({**SRUN, "SLURM_JOB_ID": "813"}).port != found.port
+    assert site({**SRUN, "SLURM_GPUS_ON_NODE": "8"}).ranks == 16
+    assert site({**SRUN, "SLURM_STEP_NUM_NODES": "3"}).nodes == 3
+
+
+def test_mpirun_and_torchrun() -> None:
+    assert site(MPIRUN) == Site(2, 1, 1, "beta", 1234)
+    found = site(TORCHRUN)
+    assert (found.nodes, found.per, found.node, found.host) == (3, 1, 1, "alpha")
+    # that one is torchrun's own
+    assert found.port != 29500
+    assert site({**TORCHRUN, "GROUP_RANK": "2"}).endpoint == found.endpoint
+
+
+def test_what_is_given_wins() -> None:
+    assert site(SRUN, per=4).per == 4
+    assert site(SRUN, endpoint="beta:9").endpoint == "beta:9"
+    assert site(SRUN, node=0).node == 0
+    assert site(SRUN, nodes=1) == Site()
+    # no longer asked, so no longer wrong
+    assert site({"GROUP_RANK": "x"}, 2, 1, 1, "beta:9").node == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "said"),
+    [
+        ({}, {"nodes": 2}, "--nnodes 2 needs --node-rank, on each node its own: 0 to 1"),
+        ({}, {"nodes": 2, "node": 1}, "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
+        ({}, {"nodes": 2, "node": 2}, "--node-rank 2 is not one of --nnodes 2: 0 to 1"),
+        ({}, {"node": 1}, "--node-rank 1 is not one of --nnodes 1"),
+        (SRUN, {"nodes": 3}, "--nnodes 3 needs --node-rank"),
+        ({**SRUN, "SLURM_LOCALID": "1"}, {}, "srun started several .* --ntasks-per-node=1"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, {}, "mpirun started several"),
+        ({**TORCHRUN, "LOCAL_RANK": "1"}, {}, "torchrun started several"),
+        ({**MPIRUN, "MASTER_ADDR": ""}, {}, "MASTER_ADDR is not set"),
+        ({**SRUN, "SLURM_NODEID": "one"}, {}, "SLURM_NODEID is 'one', which is no whole number"),
+    ],
+)
+def test_what_makes_no_sense(environ: Mapping[str, str], given: dict[str, int], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        site(environ, **given)
