@@ -53,16 +53,20 @@ def options_at(name: str, world: int) -> list[Options]:
     orders = ("contiguous", "zigzag", "striped")
     if name == "ring":
         rings: list[Options] = [
-            {"order": order, "queries": queries, **more}
+            {"order": order, "queries": queries}
             for order in orders
             for queries in ("partitioned", "full")
-            for more in ({}, {"chunk": 7}, {"wire_dtype": "bfloat16"})
         ]
         transports: list[Options] = [{"transport": name, "chunk": 20} for name in MISSING]
-        return [{}, *rings, {"wire_dtype": "float16", "chunk": 9}, *transports]
+        wires: list[Options] = [
+            {"wire_dtype": "bfloat16", "order": "striped"},
+            {"wire_dtype": "bfloat16", "queries": "full"},
+            {"wire_dtype": "float16", "chunk": 9},
+        ]
+        return [{}, *rings, {"chunk": 7}, *wires, *transports]
     if name == "collective":
-        chunks = (None, 30)
-        return [{}, *({"order": o, "chunk": c} for o in orders for c in chunks)]
+        gathers: list[Options] = [{"order": "contiguous"}, {"order": "striped", "chunk": 30}]
+        return [{}, {"chunk": 30}, *gathers]
     if name == "ulysses":
         return [{}, {"stage": 2}, {"stage": 3}]
     if name == "usp":
@@ -72,7 +76,9 @@ def options_at(name: str, world: int) -> list[Options]:
         return [{}, {"sequence_parallel": True}]
     if name == "ddp":
         return [{}, {"inner": "ring"}]
-    return SEGMENTS if name in ("dilated", "hilbert") else [{}]
+    if name in ("dilated", "hilbert"):
+        return SEGMENTS if world == 3 else SEGMENTS[world == 4 :: 2]
+    return [{}]
 
 
 MANY = [name for name in REGISTERED if IMPLEMENTATIONS.get(name).many_ranks]
@@ -212,7 +218,7 @@ def test_ranks_together_equal_the_reference(
         for tokens, grouped, mode, fine in (
             (64, True, "train", False),
             (67, False, "train", True),
-            (67, True, "forward", True),
+            (67, True, "forward", False),
         )
     ]
     for case, passed in zip(cases, passed_all(ranks, world, cases), strict=True):
@@ -226,7 +232,7 @@ def test_half_precision_equals_the_reference(
     ranks: Ranks, name: str, world: int, options: Options, causal: bool, dtype: str
 ) -> None:
     w = workload(name, world, 67, True, causal=causal, mode="train", dtype=dtype)
-    case = Case(name, options, w, fine=True)
+    case = Case(name, options, w, fine=dtype == "bfloat16")
     assert_right(case, passed_one(ranks, world, case))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def test_a_trial_whose_cable_is_cut_ends_named_and_the_next_is_ok(
     records = tmp_path / "out" / RECORDS
     nodes.start("sweep", "sweep.yaml", "--out", "out")
     nodes.wait_until(lambda: records.exists() and records.read_text().count("\n") == 1)
+    # long enough for the ranks of the second trial, which waits for ever, to be under way
+    time.sleep(3)
     hosts.cut()
     nodes.wait_until(lambda: records.read_text().count("\n") == 2 and "lost" in nodes.said(1))
     hosts.mend()
@@ -64,7 +67,7 @@ def test_a_trial_whose_cable_is_cut_ends_named_and_the_next_is_ok(
     assert [r.outcome.status for r in found] == ["ok", "error", "ok"]
     assert "rank 1 (node 1): no word from node 1 (" in (found[1].outcome.reason or "")
     assert found[0].outcome.facts["hosts"] == found[2].outcome.facts["hosts"]
-    assert "lost node 0 (no word for 3 s) in trial 2; looking for it" in nodes.said(1)
+    assert "lost node 0 (no word for 3 s)" in nodes.said(1)
     assert nodes.said(1).count(f"joined node 0 ({found[0].environment.host})") == 2
     assert nodes.left() == []
 
