@@ -17,8 +17,8 @@ from typing import Any
 CASES: list[tuple[str, list[str], str, float | None]] = [
     ("ring", [], "forward", 0.85),
     ("ring", [], "train", 0.65),
-    ("collective", ["chunk=1k"], "forward", 0.75),
-    ("collective", ["chunk=1k"], "train", None),
+    ("collective", ["chunk=512"], "forward", 0.75),
+    ("collective", ["chunk=512"], "train", None),
     ("collective", [], "forward", None),
     ("ulysses", [], "forward", 0.60),
     ("ulysses", [], "train", None),
