@@ -76,8 +76,10 @@ class Group:
     def part(self, parts: Sequence[Sequence[int]]) -> Group:
         """The one of `parts` (global ranks, all of the world's) that this rank is in.
 
-        Every rank has to call it with the same parts. Counts bytes with this group.
+        Every rank has to call it with the same parts, ranks ascending in each, as torch orders its
+        groups. Counts bytes with this group.
         """
+        assert all(list(ranks) == sorted(ranks) for ranks in parts), parts
         mine = next(tuple(p) for p in parts if self.rank in p)
         made = None
         if self.data is not None:

@@ -136,7 +136,8 @@ class GatherScatter(HeadExchange):
             partial[rank][:, mine, :count] = whole[:, :, start : start + count]
         own = shard.new_zeros(self._padded(shard))
         self.group.reduce_scatter(own, partial).wait()
-        shard.copy_(own[:, :, : shard.shape[2]])
+        heads = slice(stage.first, stage.first + self.group.size * stage.each)
+        shard[:, heads] = own[:, heads, : shard.shape[2]]
 
     def bytes_sent(self, head_bytes: int, heads: int, there: int, back: int) -> int:
         tokens = (self.group.size - 1) * max(self.counts)

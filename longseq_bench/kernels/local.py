@@ -57,7 +57,10 @@ def backward(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, given the output and log-sum-exp of the whole softmax."""
-    bias = None if mask is None else _bias(mask, q)
+    bias = None
+    if mask is not None:
+        # a row that sees nothing anywhere has weights of 0, not of exp(-inf + inf)
+        bias, lse = _bias(mask, q), lse.masked_fill(lse == -torch.inf, torch.inf)
     if q.device.type == "cpu":
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=bias
