@@ -89,9 +89,13 @@ class Courier(ABC):
         """
 
     def piece(self, owner: int, index: int) -> Piece:
-        """The index-th piece of a rank."""
+        """The index-th piece of a rank, taken in turn from the first and the second half of what it
+        holds: in zigzag order one half is seen by twice as many queries of a peer as the other,
+        and ranks that work in step would wait for each other all the time."""
         count = self.counts[owner]
-        span = even(-(-count // self._unit), self.pieces, index)
+        half, turn = divmod(index, 2)
+        place = half + turn * ((self.pieces + 1) // 2)
+        span = even(-(-count // self._unit), self.pieces, place)
         start, stop = (min(count, self._unit * at) for at in span)
         return Piece(owner, start, stop)
 
