@@ -49,29 +49,46 @@ class BlockLayout:
             raise UserError(f"layout indptr falls at row {falling[0]}; it must only rise")
         if len(empty := np.flatnonzero(counts == 0)):
             raise UserError(f"layout leaves query block {empty[0]} with nothing to see")
-        own = np.repeat(np.arange(self.rows), counts)
-        if len(bad := np.flatnonzero((own[1:] == own[:-1]) & (np.diff(self.indices) <= 0))):
-            raise UserError(f"layout row {own[bad[0]]} is not ascending and free of repeats")
-        last = own if self.causal else self.rows - 1
-        if len(bad := np.flatnonzero((self.indices < 0) | (self.indices > last))):
-            where, key = own[bad[0]], self.indices[bad[0]]
-            raise UserError(f"layout row {where} sees key block {key}, which it must not")
+        # each row is one run of rising numbers, so its ends tell its range
+        rising = self.indices[1:] > self.indices[:-1]
+        rising[self.indptr[1:-1] - 1] = True
+        if not rising.all():
+            where = int(np.searchsorted(self.indptr, np.argmin(rising), side="right")) - 1
+            raise UserError(f"layout row {where} is not ascending and free of repeats")
+        lowest, highest = self.indices[self.indptr[:-1]], self.indices[self.indptr[1:] - 1]
+        beyond = highest > (np.arange(self.rows) if self.causal else self.rows - 1)
+        if len(bad := np.flatnonzero((lowest < 0) | beyond)):
+            key = lowest[bad[0]] if lowest[bad[0]] < 0 else highest[bad[0]]
+            raise UserError(f"layout row {bad[0]} sees key block {key}, which it must not")
 
     @property
     def rows(self) -> int:
         return -(-self.seq_len // self.block)
 
+    @property
+    def row_lengths(self) -> Ints:
+        """Key blocks that each row keeps, (rows,)."""
+        return np.diff(self.indptr)
+
     @cached_property
     def visible_pairs(self) -> int:
-        """Query-key token pairs that are seen, a head, with the short tail and the diagonal."""
-        sizes = np.full(self.rows, self.block, dtype=np.int64)
-        sizes[-1] = self.seq_len - (self.rows - 1) * self.block
-        own = np.repeat(np.arange(self.rows), np.diff(self.indptr))
-        pairs = sizes[own] * sizes[self.indices]
+        """Query-key token pairs that are seen, a head, with the short tail and the diagonal.
+
+        Counted in Python's whole numbers, which don't overflow.
+        """
+        last, size = self.rows - 1, self.block
+        tail = self.seq_len - last * size
+        short_rows = int(self.indptr[-1] - self.indptr[-2])
+        short_keys = int(np.count_nonzero(self.indices == last))
+        both = int(np.count_nonzero(self.row(last) == last))
+        whole = len(self.indices) - short_rows - short_keys + both
+        pairs = whole * size**2 + (short_rows + short_keys - 2 * both) * size * tail
+        pairs += both * tail**2
         if self.causal:
-            diagonal = own == self.indices
-            pairs[diagonal] = sizes[own[diagonal]] * (sizes[own[diagonal]] + 1) // 2
-        return int(pairs.sum())
+            # a causal row that keeps its own block ends with it
+            own = int(np.count_nonzero(self.indices[self.indptr[1:] - 1] == np.arange(self.rows)))
+            pairs -= (own - both) * (size * (size - 1) // 2) + both * (tail * (tail - 1) // 2)
+        return pairs
 
     @property
     def density(self) -> float:
@@ -96,15 +113,33 @@ class BlockLayout:
         stops = keys[np.concatenate((cuts - 1, [len(keys) - 1]))] + 1
         return [(int(a), int(b)) for a, b in zip(starts, stops, strict=True)]
 
+    def spans(self) -> tuple[Ints, NDArray[np.int32], NDArray[np.int32]]:
+        """Runs of neighbouring key blocks of all rows: (indptr, starts, counts).
+
+        indptr (rows + 1) int64; starts and counts (runs) int32. Row i sees key blocks starts[s] to
+        starts[s] + counts[s] - 1 for s from indptr[i] to indptr[i + 1] - 1, in as few runs as can
+        be, ascending.
+        """
+        cut = np.empty(len(self.indices), dtype=np.bool_)
+        np.not_equal(self.indices[1:], self.indices[:-1] + 1, out=cut[1:])
+        cut[self.indptr[:-1]] = True
+        at = np.flatnonzero(cut)
+        counts = np.diff(at, append=len(cut)).astype(np.int32)
+        return np.searchsorted(at, self.indptr), self.indices[at], counts
+
     def transpose(self) -> tuple[Ints, NDArray[np.int32]]:
         """For each key block the query blocks that see it, ascending: (indptr, indices).
 
-        Not a BlockLayout: a key block may be seen by none, and a causal one is seen from after it.
+        indptr (rows + 1) int64, indices (kept blocks) int32. Not a BlockLayout: a key block may be
+        seen by none, and a causal one is seen from after it.
         """
-        own = np.repeat(np.arange(self.rows, dtype=np.int32), np.diff(self.indptr))
-        seen_by = own[np.argsort(self.indices, kind="stable")]
+        # key and query in one number: no two are alike, so any sort will do, and the plain one of
+        # whole numbers is the fastest
+        pairs = self.indices.astype(np.int64) << 32
+        pairs |= np.repeat(np.arange(self.rows, dtype=np.int32), self.row_lengths)
+        pairs.sort()
         counts = np.bincount(self.indices, minlength=self.rows)
-        return np.concatenate(([0], np.cumsum(counts))), seen_by
+        return np.concatenate(([0], np.cumsum(counts))), pairs.astype(np.int32)
 
     def multiplicity(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
         """Whether a query sees a key, (queries, keys), from global token positions, int64.

@@ -13,11 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.errors import UnknownNameError, UserError
-from longseq_bench.patterns.blocks import PATTERNS, make_layout
+from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, WITH_WINDOW, make_layout
 from longseq_bench.patterns.layout import BlockLayout
 
 NAMES = sorted(PATTERNS)
 each = pytest.mark.parametrize("pattern", NAMES)
+
+
+def special_of(pattern: str, tokens: int) -> int:
+    return tokens if pattern in WITH_SPECIAL else 0
 
 
 def rows_of(layout: BlockLayout) -> list[list[int]]:
@@ -44,7 +48,7 @@ def test_every_row_keeps_what_was_asked(
     special: int,
 ) -> None:
     """Fault 7. Rows of global tokens alone see everything they may."""
-    special = min(special, tokens)
+    special = special_of(pattern, min(special, tokens))
     layout = make_layout(pattern, tokens, block, sparsity, causal, seed, special)
     full = -(-special // block) if pattern == "global-local" else 0
     for i, kept in enumerate(rows_of(layout)):
@@ -64,7 +68,7 @@ def test_every_row_keeps_what_was_asked(
 @each
 @pytest.mark.parametrize("causal", [False, True])
 def test_nothing_skipped_is_everything(pattern: str, causal: bool) -> None:
-    layout = make_layout(pattern, 300, 16, 0.0, causal, 0, 16)
+    layout = make_layout(pattern, 300, 16, 0.0, causal, 0, special_of(pattern, 16))
     assert rows_of(layout) == [list(range(i + 1 if causal else 19)) for i in range(19)]
     assert layout.density == 1
     assert layout.block_density == 1
@@ -72,7 +76,8 @@ def test_nothing_skipped_is_everything(pattern: str, causal: bool) -> None:
 
 @each
 def test_a_layout_is_the_same_again(pattern: str) -> None:
-    one, two = (make_layout(pattern, 4096, 32, 0.8, False, 5, 64) for _ in range(2))
+    special = special_of(pattern, 64)
+    one, two = (make_layout(pattern, 4096, 32, 0.8, False, 5, special) for _ in range(2))
     assert np.array_equal(one.indices, two.indices)
     assert np.array_equal(one.indptr, two.indptr)
 
@@ -100,11 +105,15 @@ def test_a_draw_is_the_same_in_another_process() -> None:
 
 
 @each
-def test_chunks_of_rows_do_not_show(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_chunks_of_rows_do_not_show(
+    pattern: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows are computed a chunk at a time; a row does not depend on its chunk."""
-    whole = make_layout(pattern, 3000, 16, 0.7, False, 3, 40)
+    special = special_of(pattern, 40)
+    whole = make_layout(pattern, 3000, 16, 0.7, causal, 3, special)
     monkeypatch.setattr("longseq_bench.patterns.blocks.CHUNK", 500)
-    cut = make_layout(pattern, 3000, 16, 0.7, False, 3, 40)
+    cut = make_layout(pattern, 3000, 16, 0.7, causal, 3, special)
     assert np.array_equal(whole.indices, cut.indices)
     assert np.array_equal(whole.indptr, cut.indptr)
 
@@ -130,11 +139,52 @@ def test_global_local_has_global_columns_and_rows() -> None:
     assert layout.row(50).tolist()[2:] == list(range(46, 54))
 
 
-def test_strided_reaches_evenly() -> None:
-    kept = make_layout("strided", 1600, 16, 0.9, True).row(99)
-    window, others = kept[kept > 94], kept[kept <= 94]
-    assert window.tolist() == [95, 96, 97, 98, 99]
-    assert others.tolist() == [0, 19, 38, 57, 76]
+@pytest.mark.parametrize("causal", [False, True])
+def test_strided_is_a_window_and_columns_that_all_rows_share(causal: bool) -> None:
+    """Ten of a hundred: half on the multiples of 2 / 0.1, the rest in one run with the own block.
+    A short row has the first multiples only."""
+    layout = make_layout("strided", 1600, 16, 0.9, causal)
+    for i, kept in enumerate(rows_of(layout)):
+        multiples = range(0, i + 1 if causal else 100, 20)
+        on = [b for b in kept if b % 20 == 0]
+        run = next(b for b in layout.runs(i) if b[0] <= i < b[1])
+        wanted = min(len(multiples), len(kept) - 1)
+        assert on == [*multiples[:wanted]] or (on == [*multiples[:wanted], i] and i % 20 == 0)
+        assert set(kept) == set(multiples[:wanted]) | set(range(*run))
+    assert layout.row(99).tolist() == [0, 20, 40, 60, 80, 95, 96, 97, 98, 99]
+    if not causal:
+        assert layout.row(50).tolist() == [0, 20, 40, 48, 49, 50, 51, 52, 60, 80]
+        assert layout.row(59).tolist() == [0, 20, 40, 57, 58, 59, 60, 61, 62, 80]
+        assert layout.row(1).tolist() == [0, 1, 2, 3, 4, 5, 20, 40, 60, 80]
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.95, 0.99])
+def test_about_half_of_what_strided_keeps_is_on_its_columns(sparsity: float) -> None:
+    layout = make_layout("strided", 10_000, 10, sparsity, False)
+    shared = set.intersection(*map(set, rows_of(layout)))
+    per_row = len(layout.indices) / layout.rows
+    assert len(shared) == pytest.approx(per_row / 2, rel=0.3)
+    assert len({*np.diff(sorted(shared))}) == 1
+
+
+def distinct_of_eight(layout: BlockLayout) -> float:
+    """Key blocks that eight rows together see, over what one of them keeps; median."""
+    seen = [
+        len(set().union(*map(list, map(layout.row, range(i, i + 8))))) / len(layout.row(i))
+        for i in range(512, layout.rows - 8, 8)
+    ]
+    return float(np.median(seen))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"), [("strided", 1.8), ("hierarchical", 2.1), ("local-window", 1.8)]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_neighbouring_rows_share_key_blocks(pattern: str, most: float, causal: bool) -> None:
+    """A tile of eight rows sees little more than one row does; drawn at random it sees 4 times."""
+    layout = make_layout(pattern, 32_768, 16, 0.99, causal)
+    assert distinct_of_eight(layout) <= most
+    assert distinct_of_eight(make_layout("random", 32_768, 16, 0.99, causal)) > 4
 
 
 def test_random_keeps_a_window_and_reaches_everywhere() -> None:
@@ -143,23 +193,104 @@ def test_random_keeps_a_window_and_reaches_everywhere() -> None:
     assert len({block for row in rows for block in row[:-5]}) > 85
 
 
-def test_dilated_sparse_strides_grow() -> None:
-    for causal in (True, False):
-        kept = make_layout("dilated-sparse", 16000, 16, 0.992, causal).row(999)
-        gaps = np.diff(kept[kept <= 999])[::-1]
-        assert (np.diff(gaps) >= 0).all()
-        assert gaps[0] < 5
-        assert gaps[-1] > 100
+def sides(kept: np.ndarray, i: int) -> list[np.ndarray]:
+    """Distances of the kept blocks before row i and after it, ascending, from 0."""
+    return [np.concatenate(([0], i - kept[kept < i][::-1])), np.append(0, kept[kept > i] - i)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sparsity", [0.5, 0.9, 0.97, 0.992])
+def test_dilated_sparse_strides_grow(sparsity: float, causal: bool) -> None:
+    """To within the rounding to whole blocks, up to the farthest block that is visible."""
+    layout = make_layout("dilated-sparse", 16_000, 16, sparsity, causal)
+    for i in (0, 300, 500, 997, 999):
+        for room, distances in zip((i, 999 - i), sides(layout.row(i), i), strict=True):
+            gaps = np.diff(distances)
+            assert (np.diff(gaps) >= -1).all()
+            if len(gaps) > 2:
+                assert distances[-1] == room
+                assert gaps[0] <= 2 + gaps[-1] / 4
+
+
+def test_dilated_sparse_grows_by_a_factor() -> None:
+    distances = sides(make_layout("dilated-sparse", 16_000, 16, 0.992, True).row(999), 999)[0]
+    far = distances[distances >= 10]
+    ratios = far[1:] / far[:-1]
+    assert len(ratios) >= 4
+    assert ratios.max() < 1.5 * ratios.min()
+
+
+def hierarchy(room: int, count: int, i: int, ahead: int) -> list[int]:
+    """Level by level from the definition: the most levels of evenly many blocks that stay in the
+    room, each the next multiples of its stride; ahead is 1 to the right of i, -1 to the left."""
+    sizes = [count]
+    while len(sizes) < count:
+        levels = len(sizes) + 1
+        more = [count // levels + (level < count % levels) for level in range(levels)]
+        if sum(n << level for level, n in enumerate(more)) > room:
+            break
+        sizes = more
+    strides = [2**level for level in range(len(sizes))]
+    if len(sizes) == count > 1:
+        top = max((room + 1).bit_length() - 2, 0)
+        strides = [2 ** (level * top // (count - 1)) for level in range(count)]
+    blocks, at = [], i
+    for size, stride in zip(sizes, strides, strict=True):
+        for _ in range(size):
+            at += ahead
+            while at % stride:
+                at += ahead
+            blocks.append(at)
+    return blocks
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 400), st.floats(0, 0.99), st.booleans(), st.data())
+def test_hierarchical_is_its_definition(
+    rows: int, sparsity: float, causal: bool, data: st.DataObject
+) -> None:
+    layout = make_layout("hierarchical", rows, 1, sparsity, causal)
+    i = data.draw(st.integers(0, rows - 1))
+    kept = layout.row(i).tolist()
+    before = hierarchy(i, sum(b < i for b in kept), i, -1) if kept[0] < i else []
+    after = hierarchy(rows - 1 - i, sum(b > i for b in kept), i, 1) if kept[-1] > i else []
+    assert kept == [*before[::-1], i, *after]
+    if not causal:
+        # as many to both sides, or all that the shorter side has
+        assert abs(len(before) - len(after)) <= 1 or min(len(before), len(after)) in (
+            i,
+            rows - 1 - i,
+        )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.96, 0.99])
+def test_hierarchical_never_skips_more_than_a_coarser_stride(sparsity: float, causal: bool) -> None:
+    """Strides are powers of two that never fall with the distance, across levels too."""
+    layout = make_layout("hierarchical", 16_000, 16, sparsity, causal)
+    for i in range(layout.rows):
+        for distances in sides(layout.row(i), i):
+            gaps = np.diff(distances)
+            # with fewer blocks than levels, strides leave powers of two out
+            if len(gaps) > 10:
+                assert (gaps & (gaps - 1) == 0).all()
+            assert (np.diff(gaps) >= 0).all()
 
 
 def test_hierarchical_is_fine_near_and_coarser_far() -> None:
     kept = make_layout("hierarchical", 16000, 16, 0.96, True).row(999)
     gaps = np.diff(kept)[::-1]
-    assert set(gaps.tolist()) >= {1, 2, 4, 8, 16, 32, 64}
-    levels = np.log2(gaps).astype(int)
-    assert (np.diff(levels) >= 0).all()
-    # as many blocks in each level
-    assert set(np.bincount(levels).tolist()) <= {5, 6}
+    assert set(gaps.tolist()) == {1, 2, 4, 8, 16, 32, 64}
+    counts = np.bincount(np.log2(gaps).astype(int))
+    assert counts.max() - counts.min() <= 3
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_hierarchical_reaches_far_with_few_blocks(causal: bool) -> None:
+    """Sixteen blocks in 64k: a stride that only doubles would end 128 blocks away."""
+    layout = make_layout("hierarchical", 2**16, 1, 1 - 16 / 2**16, causal)
+    for i in (2**15 + 77, 2**16 - 1):
+        assert i - layout.row(i)[0] >= i / 4
 
 
 def test_unknown_patterns_have_a_neighbour() -> None:
@@ -169,28 +300,117 @@ def test_unknown_patterns_have_a_neighbour() -> None:
     assert "'local-windows'" in str(caught.value)
 
 
-@pytest.mark.parametrize("sparsity", [1.0, -0.1, 1.5, float("nan")])
-def test_a_sparsity_that_is_none_is_refused(sparsity: float) -> None:
-    with pytest.raises(UserError, match=r"outside \[0, 1\)"):
+@pytest.mark.parametrize(
+    ("sparsity", "hint"),
+    [
+        (1.0, "0.99 keeps one block in a hundred"),
+        (-0.1, "0 skips nothing"),
+        (90, "90 % would be 0.9"),
+        (float("nan"), "sparsity nan"),
+        (float("inf"), "0.99 keeps"),
+        (float("-inf"), "0 skips nothing"),
+    ],
+)
+def test_a_sparsity_that_is_none_is_refused(sparsity: float, hint: str) -> None:
+    with pytest.raises(UserError, match=r"outside \[0, 1\)") as caught:
         make_layout("strided", 100, 10, sparsity, False)
+    assert hint in str(caught.value)
 
 
-def test_blocks_and_globals_that_are_none_are_refused() -> None:
-    with pytest.raises(UserError, match="block 0"):
-        make_layout("strided", 100, 0, 0.5, False)
-    with pytest.raises(UserError, match="101 global tokens are more than the sequence's 100"):
-        make_layout("global-local", 100, 10, 0.5, False, 0, 101)
+@pytest.mark.parametrize("block", [0, -3])
+def test_a_block_that_is_none_is_refused(block: int) -> None:
+    with pytest.raises(UserError, match=f"block {block} is no number of tokens; 1 is the smallest"):
+        make_layout("strided", 100, block, 0.5, False)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("pattern", sorted(WITH_SPECIAL))
+def test_globals_that_are_none_are_refused(pattern: str) -> None:
+    with pytest.raises(UserError, match="101 global tokens are more than the sequence's 100; 100"):
+        make_layout(pattern, 100, 10, 0.5, False, 0, 101)
+    with pytest.raises(UserError, match="-1 global tokens can't be; 0 means none"):
+        make_layout(pattern, 100, 8, 0.5, False, special=-1)
+    assert make_layout(pattern, 100, 10, 0.5, False, 0, 100).rows == 10
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS.keys() - set(WITH_SPECIAL)))
+def test_globals_where_there_are_none_are_refused(pattern: str) -> None:
+    with pytest.raises(UserError, match="global-local and sink-window have") as caught:
+        make_layout(pattern, 100, 10, 0.5, False, special=5)
+    assert repr(pattern) in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS.keys() - set(WITH_WINDOW)))
+def test_a_window_where_there_is_none_to_ask_for_is_refused(pattern: str) -> None:
+    says = "takes no window; global-local, local-window, sink-window and strided do"
+    with pytest.raises(UserError, match=f"{pattern}' {says}"):
+        make_layout(pattern, 100, 10, 0.5, False, window=20)
+
+
+@pytest.mark.parametrize("pattern", WITH_WINDOW)
+@pytest.mark.parametrize("window", [9, 0, -20])
+def test_a_window_below_a_block_is_refused(pattern: str, window: int) -> None:
+    with pytest.raises(UserError, match=rf"window of {window} tokens .* 10 is the smallest"):
+        make_layout(pattern, 100, 10, 0.5, False, window=window)
+    assert make_layout(pattern, 100, 10, 0.5, False, window=10).rows == 10
+
+
+def test_a_window_beyond_what_sparsity_leaves_strided_is_refused() -> None:
+    with pytest.raises(UserError, match=r"11 blocks is more than the 10 .*; 160 tokens"):
+        make_layout("strided", 1600, 16, 0.9, False, window=161)
+    assert make_layout("strided", 1600, 16, 0.9, False, window=160).row(50).tolist() == [
+        *range(45, 55)
+    ]
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.9, 0.999])
+def test_a_window_takes_the_place_of_sparsity(sparsity: float) -> None:
+    """In tokens, rounded up to blocks, the own one among them."""
+    make = make_layout
+    assert make("local-window", 1600, 16, sparsity, True, window=33).row(50).tolist() == [
+        48, 49, 50,
+    ]  # fmt: skip
+    both = make("local-window", 1600, 16, sparsity, False, window=48)
+    assert both.row(50).tolist() == [49, 50, 51]
+    assert both.row(0).tolist() == [0, 1, 2]
+    assert both.block_density == 0.03
+    sink = make("sink-window", 1600, 16, sparsity, True, special=17, window=32)
+    assert sink.row(50).tolist() == [0, 1, 49, 50]
+    assert sink.row(2).tolist() == [0, 1, 2]
+    seen = make("global-local", 1600, 16, sparsity, False, special=16, window=48)
+    assert seen.row(50).tolist() == [0, 49, 50, 51]
+    assert len(seen.row(0)) == 100
+    assert len(make("local-window", 1600, 16, sparsity, False, window=9999).row(3)) == 100
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 300), st.floats(0, 0.99), st.booleans(), st.data())
+def test_a_window_of_strided_is_held_within_sparsity(
+    rows: int, sparsity: float, causal: bool, data: st.DataObject
+) -> None:
+    plain = make_layout("strided", rows, 1, sparsity, causal)
+    window = data.draw(st.integers(1, int(plain.row_lengths[-1])))
+    layout = make_layout("strided", rows, 1, sparsity, causal, window=window)
+    assert np.array_equal(layout.indptr, plain.indptr)
+    for i in range(rows):
+        runs = [stop - start for start, stop in layout.runs(i) if start <= i < stop]
+        assert runs[0] >= min(window, layout.row_lengths[i])
+
+
 @each
-def test_millions_of_tokens_take_little_memory(pattern: str) -> None:
-    """4M tokens in 32k rows of 16: a dense table of blocks would be 1 GiB of bytes."""
+@pytest.mark.parametrize("causal", [False, True])
+def test_millions_of_tokens_take_little_memory(pattern: str, causal: bool) -> None:
+    """4M tokens in 32k rows of 16: a dense table of blocks would be 1 GiB of bytes, and one int64
+    of each kept block 4 MiB."""
+    special = special_of(pattern, 128)
     tracemalloc.start()
     try:
-        layout = make_layout(pattern, 2**22, 128, 1 - 16 / 2**15, False)
+        layout = make_layout(pattern, 2**22, 128, 1 - 16 / 2**15, causal, 0, special)
+        assert layout.visible_pairs > 0
+        assert layout.block_density > 0
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(layout.indices) == 16 * 2**15
-    assert peak < 256 * 2**20
+    if not causal:
+        full = 2**15 - 16 if pattern == "global-local" else 0
+        assert len(layout.indices) == 16 * 2**15 + full
+    assert peak < 16 * 2**20

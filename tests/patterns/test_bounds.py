@@ -32,11 +32,6 @@ def test_no_tokens_have_no_layout() -> None:
         make_layout("random", 0, 8, 0.5, False)
 
 
-def test_fewer_global_tokens_than_none_are_refused() -> None:
-    with pytest.raises(UserError, match="-1 global tokens can't be"):
-        make_layout("global-local", 100, 8, 0.5, False, special=-1)
-
-
 @pytest.mark.parametrize("seed", [-5, 2**64 - 1, 2**70])
 def test_any_whole_number_is_a_seed(seed: int) -> None:
     one, two = (make_layout("random", 50, 1, 0.8, False, s) for s in (seed, seed % 2**64))

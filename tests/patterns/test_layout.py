@@ -73,6 +73,38 @@ def test_runs_are_the_row_in_its_fewest_pieces(one: BlockLayout) -> None:
         assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(runs))
 
 
+@settings(max_examples=60, deadline=None)
+@given(layouts())
+def test_spans_are_the_runs_of_all_rows(one: BlockLayout) -> None:
+    indptr, starts, counts = one.spans()
+    assert indptr.dtype == np.int64
+    assert starts.dtype == counts.dtype == np.int32
+    assert len(indptr) == one.rows + 1
+    assert indptr[-1] == len(starts) == len(counts)
+    for i in range(one.rows):
+        mine = slice(indptr[i], indptr[i + 1])
+        pairs = zip(starts[mine].tolist(), counts[mine].tolist(), strict=True)
+        assert [(start, start + count) for start, count in pairs] == one.runs(i)
+
+
+@settings(max_examples=30, deadline=None)
+@given(layouts())
+def test_row_lengths_are_the_lengths_of_the_rows(one: BlockLayout) -> None:
+    assert one.row_lengths.tolist() == [len(one.row(i)) for i in range(one.rows)]
+
+
+def test_a_row_that_leaves_its_own_block_out_is_counted_right() -> None:
+    """Row 1 and the short row 2 see what is before them only; nothing is a triangle there."""
+    one = layout([[0], [0], [0, 1]], 10, 4, causal=True)
+    assert one.visible_pairs == 10 + 16 + 2 * 4 * 2
+
+
+def test_pairs_beyond_int64_are_counted() -> None:
+    one = BlockLayout(2**33, 2**32, False, np.array([0, 2, 4]), np.array([0, 1] * 2, np.int32))
+    assert one.visible_pairs == 2**66
+    assert one.density == 1
+
+
 @pytest.mark.parametrize(
     ("rows", "causal", "message"),
     [
@@ -80,7 +112,10 @@ def test_runs_are_the_row_in_its_fewest_pieces(one: BlockLayout) -> None:
         ([[0], [1]], False, "layout has 2 rows; 3 blocks need as many"),
         ([[0], [1, 1], [2]], False, "row 1 is not ascending and free of repeats"),
         ([[0], [1], [2, 0]], False, "row 2 is not ascending"),
+        ([[0, 2, 1], [0], [2]], False, "row 0 is not ascending"),
+        ([[0], [1], [0, 2, 2]], False, "row 2 is not ascending"),
         ([[0], [3], [2]], False, "row 1 sees key block 3, which it must not"),
+        ([[0], [0, 1], [2, 3]], False, "row 2 sees key block 3, which it must not"),
         ([[0], [-1, 0], [2]], False, "row 1 sees key block -1"),
         ([[0], [1, 2], [2]], True, "row 1 sees key block 2, which it must not"),
     ],

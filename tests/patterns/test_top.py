@@ -1,0 +1,135 @@
+"""Top blocks by score: equal to a full sort of each row, the diagonal kept, ties by number."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longseq_bench.errors import UserError
+from longseq_bench.patterns import top
+from longseq_bench.patterns.blocks import make_layout
+from longseq_bench.patterns.layout import BlockLayout
+from longseq_bench.patterns.top import top_layout
+
+
+def made(scores: np.ndarray, sparsity: float, causal: bool, block: int = 4) -> BlockLayout:
+    """From a whole table of scores; the last block is short."""
+    tokens = len(scores) * block - (block > 1)
+    return top_layout(lambda a, b: scores[a:b], tokens, block, sparsity, causal)
+
+
+def sorted_rows(scores: np.ndarray, sparsity: float, causal: bool) -> list[list[int]]:
+    """The definition, with Python's sort."""
+    rows = []
+    for i in range(len(scores)):
+        seen = range(i + 1 if causal else len(scores))
+        count = max(1, round((1 - sparsity) * len(seen)))
+        by_score = sorted(seen, key=lambda j: (j != i, -scores[i, j], j))
+        rows.append(sorted(by_score[:count]))
+    return rows
+
+
+VALUES = [0.0, -0.0, 1.0, 1.5, -2.0, -2.5, float("inf"), float("-inf"), 1e-42, -1e-42]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 40), st.floats(0, 0.99), st.booleans(), st.booleans(), st.integers(0, 2**31))
+def test_it_equals_a_full_sort(
+    rows: int, sparsity: float, causal: bool, tied: bool, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    scores = draw.standard_normal((rows, rows)).astype(np.float32)
+    if tied:
+        scores = draw.choice(np.array(VALUES, dtype=np.float32), (rows, rows))
+    layout = made(scores, sparsity, causal)
+    assert [layout.row(i).tolist() for i in range(rows)] == sorted_rows(scores, sparsity, causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("value", VALUES)
+def test_of_equal_scores_the_first_blocks_are_kept(value: float, causal: bool) -> None:
+    layout = made(np.full((40, 40), value, dtype=np.float32), 0.9, causal)
+    assert layout.row(39).tolist() == [0, 1, 2, 39]
+    if not causal:
+        assert layout.row(2).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_it_keeps_as_many_as_a_named_pattern(causal: bool) -> None:
+    scores = np.random.default_rng(1).standard_normal((90, 90)).astype(np.float32)
+    named = make_layout("strided", 90 * 4 - 1, 4, 0.83, causal)
+    assert np.array_equal(made(scores, 0.83, causal).indptr, named.indptr)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_chunks_do_not_show_and_are_asked_for_in_order(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = np.random.default_rng(2).integers(0, 5, (50, 50)).astype(np.float32)
+    whole = made(scores, 0.8, causal)
+    asked: list[tuple[int, int]] = []
+
+    def chunk(start: int, stop: int) -> np.ndarray:
+        asked.append((start, stop))
+        return scores[start:stop]
+
+    monkeypatch.setattr(top, "CHUNK", 400)
+    cut = top_layout(chunk, 199, 4, 0.8, causal)
+    assert np.array_equal(whole.indices, cut.indices)
+    assert asked == [(a, min(a + 8, 50)) for a in range(0, 50, 8)]
+
+
+def test_scores_are_left_as_they_are() -> None:
+    scores = np.zeros((20, 20), dtype=np.float32)
+    scores.flags.writeable = False
+    made(scores, 0.5, True)
+
+
+def test_nan_is_refused_where_it_is_seen() -> None:
+    scores = np.zeros((20, 20), dtype=np.float32)
+    scores[7, 9] = np.nan
+    with pytest.raises(UserError, match="score of query block 7 for key block 9 is NaN"):
+        made(scores, 0.5, False)
+    assert made(scores, 0.5, True).rows == 20
+    scores[7, 7] = -np.float32(np.nan)
+    with pytest.raises(UserError, match="score of query block 7 for key block 7 is NaN"):
+        made(scores, 0.5, True)
+
+
+def test_scores_of_another_shape_are_refused() -> None:
+    with pytest.raises(UserError, match=r"blocks 0 to 9 have shape \(10, 9\); \(10, 10\) is"):
+        top_layout(lambda a, b: np.zeros((b - a, 9), dtype=np.float32), 10, 1, 0.5, False)
+
+
+def test_bad_lengths_and_sparsities_are_refused() -> None:
+    scores = np.zeros((10, 10), dtype=np.float32)
+    with pytest.raises(UserError, match="sparsity 1 is outside"):
+        made(scores, 1.0, False)
+    with pytest.raises(UserError, match="block 0"):
+        top_layout(lambda a, b: scores[a:b], 10, 0, 0.5, False)
+    with pytest.raises(UserError, match="sequence of 0 tokens"):
+        top_layout(lambda a, b: scores[a:b], 0, 1, 0.5, False)
+
+
+def test_memory_is_that_of_a_chunk() -> None:
+    """8k rows: all scores would be 256 MiB; a chunk of them is a quarter of a MiB here."""
+    rows = 2**13
+
+    def scores(start: int, stop: int) -> np.ndarray:
+        return np.broadcast_to(np.arange(rows, dtype=np.float32), (stop - start, rows))
+
+    chunk = top.CHUNK
+    tracemalloc.start()
+    try:
+        top.CHUNK = 2**16
+        layout = top_layout(scores, rows, 1, 0.998, True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        top.CHUNK = chunk
+    assert len(layout.row(rows - 1)) == 16
+    assert peak < 6 * 2**20
