@@ -21,10 +21,11 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from longseq_bench.cost import floor_bytes, floor_tokens
+from longseq_bench.cost import attention_flops, floor_bytes, floor_tokens
 from longseq_bench.errors import UnknownNameError, UserError
-from longseq_bench.model import SCHEMA, OptionValue, Record, Status, Trial
+from longseq_bench.model import SCHEMA, OptionValue, Record, Status, Trial, Workload
 from longseq_bench.stats import median_interval
+from longseq_bench.yardsticks import ratio, share_interval, share_of_ideal, standard_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -38,6 +39,10 @@ SWEEP_FIELDS = (
     "density_achieved", "batch", "heads", "kv_heads", "head_dim", "tokens_per_rank",
     "compute_time_s", "communication_time_s", "exposed_share", "bytes_sent", "bytes_formula",
     "wire_error", "rank_times", "rank_peaks", "imbalance", "speedup", "efficiency",
+    "effective_flops", "sparsity_asked", "token_density", "uncovered", "dense_time_s",
+    "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense", "share_of_ideal",
+    "share_low", "share_high", "dense_flops", "dense_peak_bytes", "dense_memory_source",
+    "memory_reduction",
 )  # fmt: skip
 """What a program reads of a swept row. `tokens` and `tokens_per_s` count those of all ranks.
 
@@ -51,9 +56,22 @@ rank_times, rank_peaks: a list in the order of ranks; null for a rank that has n
 imbalance: the largest peak over the least; null with one rank or where a rank's is unknown.
 speedup, efficiency: the time of the same trial on one rank over the row's, and that over the ranks;
 null where it was not run so.
+effective_flops: flops over time_s, FLOP/s.  sparsity_asked: 1 - density_asked.
+uncovered: the share of (token, head) pairs that see nothing.
+token_density: flops over those of dense attention in its place (dense_flops): the share of the
+query-key pairs that dense attention sees, under the same causality; density_achieved may count
+blocks.
+dense_time_s, dense_low_s, dense_high_s: of torch's dense attention on the same inputs, timed in
+turn with the row's own passes.  dense_source: "measured", or of which part it was computed.
+speed_over_dense: dense_time_s over time_s.  share_of_ideal: that times token_density, 1 where what
+is skipped costs nothing; share_low, share_high: what the intervals of both times leave possible,
+null where one is a single sample.
+dense_peak_bytes: the peak of standard attention with its whole score matrix on one device;
+dense_memory_source: "measured" where implementation `dense` ran so here, else "computed".
+memory_reduction: dense_peak_bytes over peak_bytes; null over several ranks, whose peak is a part.
 """
 ROW_FIELDS = (
-    *SWEEP_FIELDS, "memory_budget", "threads", "time_budget", "uncovered", "zero_rows",
+    *SWEEP_FIELDS, "memory_budget", "threads", "time_budget", "zero_rows",
     "rank_bytes", "rank_formulas", "bytes_unlike", "exposed_low", "exposed_high", "speedup_low",
     "speedup_high", "fingerprint", "host", "label",
 )  # fmt: skip
@@ -92,12 +110,15 @@ LIMITED_BY: dict[Status, str] = {
 }
 _LARGEST = (
     "flops", "max_error", "density_asked", "density_achieved", "uncovered", "zero_rows",
-    "wire_error",
+    "wire_error", "dense_flops",
 )  # fmt: skip
 SAME_WORKLOAD = (
     "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
     "threads", "fingerprint",
 )  # fmt: skip
+STANDARD = "dense"
+"""The implementation that standard attention's memory is measured by."""
+
 SAME_BUT_RANKS = ("implementation", "memory_budget", "time_budget")
 """With options and SAME_WORKLOAD: what is the same where one rank and several are compared."""
 
@@ -112,6 +133,7 @@ def sweep_rows(records: Iterable[Record]) -> list[Row]:
     groups = _grouped((r for r in records if r.purpose == "measure"), _row_key)
     merged = [_merged(group) for group in groups]
     _add_scaling(merged)
+    _add_standard(merged)
     add_labels(merged)
     return merged
 
@@ -283,7 +305,51 @@ def _merged(rounds: Sequence[Record]) -> Row:
     }
     time_s = row["time_s"]
     row["tokens_per_s"] = worst.trial.workload.batch * tokens / time_s if time_s else None
-    return row
+    row["effective_flops"] = ratio(row["flops"], time_s)
+    row["dense_peak_bytes"] = standard_bytes(worst.trial.workload)
+    row |= _densities(row, worst.trial.workload)
+    return row | _beside_dense(row, rounds if worst.outcome.status == "ok" else [])
+
+
+def _densities(row: Row, workload: Workload) -> Row:
+    """What was asked as a sparsity, and the density in query-key pairs of what has one at all."""
+    asked = row["density_asked"]
+    dense = row["dense_flops"] or attention_flops(workload)
+    sparse = row["density_achieved"] is not None
+    return {
+        "sparsity_asked": None if asked is None else 1 - asked,
+        "token_density": ratio(row["flops"], dense) if sparse else None,
+    }
+
+
+def _beside_dense(row: Row, rounds: Sequence[Record]) -> Row:
+    """Dense attention's time on the same inputs, and the row's own set against it."""
+    source, times = _dense_times(rounds)
+    low, middle, high = median_interval(times) if times else (None, None, None)
+    bounded = len(times) > 1 and row["samples"] > 1
+    density, own = row["token_density"], (row["time_low_s"], row["time_high_s"])
+    least, most = share_interval((low, high), density, own) if bounded else (None, None)
+    return {
+        "dense_time_s": middle,
+        "dense_low_s": low,
+        "dense_high_s": high,
+        "dense_source": source,
+        "speed_over_dense": ratio(middle, row["time_s"]),
+        "share_of_ideal": share_of_ideal(middle, density, row["time_s"]),
+        "share_low": least,
+        "share_high": most,
+    }
+
+
+def _dense_times(rounds: Sequence[Record]) -> tuple[str | None, list[float]]:
+    """Where dense times come from, and the times of that source: of rounds that differ, those
+    that ran whole passes before those that computed them."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for record in rounds:
+        if found := per_iteration(record, "dense_time"):
+            times[str(record.outcome.facts.get("dense", "not recorded"))] += found
+    source = next((s for s in times if s == "measured"), next(iter(times), None))
+    return source, times[source] if source else []
 
 
 def _timing(rounds: Sequence[Record]) -> Row:
@@ -361,6 +427,27 @@ def _add_scaling(table: Sequence[Row]) -> None:
             alone.setdefault(same_but_ranks(row), row)
     for row in table:
         row |= _scaling(row, alone.get(same_but_ranks(row)))
+
+
+def _add_standard(table: Sequence[Row]) -> None:
+    """Set what standard attention takes, measured where it ran alone on the same workload, and
+    how many times less the row does."""
+    measured: dict[tuple[Any, ...], int] = {}
+    for row in table:
+        standard = row["implementation"] == STANDARD and row["world_size"] == 1
+        # of a timeout too a peak is that of a whole pass, and only its time was too long
+        whole = row["status"] in ("ok", "timeout") and row["peak_bytes"] is not None
+        if standard and whole:
+            measured[_workload_of(row)] = row["peak_bytes"]
+    for row in table:
+        peak = measured.get(_workload_of(row))
+        known = row["status"] == "ok" and row["world_size"] == 1
+        if peak is not None:
+            row["dense_peak_bytes"] = peak
+        row["dense_memory_source"] = "computed" if peak is None else "measured"
+        row["memory_reduction"] = (
+            ratio(row["dense_peak_bytes"], row["peak_bytes"]) if known else None
+        )
 
 
 def _scaling(row: Row, alone: Row | None) -> Row:

@@ -40,6 +40,8 @@ UNITS = {
     "bytes_sent": "B",
     "bytes_formula": "B",
     "flops": "FLOP",
+    "dense_time": "s",
+    "dense_flops": "FLOP",
 }
 
 _WORKLOAD = {"seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode"}

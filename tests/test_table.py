@@ -30,6 +30,7 @@ from longseq_bench.table import (
     sweep_json,
     sweep_rows,
 )
+from longseq_bench.yardsticks import standard_bytes
 from tests import make
 
 MIB = 2**20
@@ -347,6 +348,129 @@ def test_labels_name_only_the_options_that_differ() -> None:
     ]  # fmt: skip
 
 
+# beside dense attention
+
+
+def sparse_run(
+    time: Any = (1.0, 2.0, 3.0), dense: Any = (6.0, 8.0, 7.0), density: float = 0.125, **fields: Any
+) -> Record:
+    """A causal trial that sees an eighth of the pairs, asked as a sparsity of 0.9."""
+    trial = make.trial("block-sparse", 1000, **{"causal": True, "heads": 2, "head_dim": 4} | fields)
+    pairs = 1000 * 1001 // 2 if trial.workload.causal else 1000**2
+    came_to = make.outcome(
+        time=time, dense_time=dense, flops=density * 4 * pairs * 2 * 4, density_asked=0.1,
+        density_achieved=0.2, plan_time=[0.1, 0.5, 0.3], peak=1000, facts={"dense": "measured"},
+    )  # fmt: skip
+    return make.record(trial, came_to)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_share_of_ideal_is_dense_time_times_density_in_pairs_over_time(causal: bool) -> None:
+    row = only([sparse_run(causal=causal)])
+    assert row["token_density"] == 0.125
+    assert (row["dense_time_s"], row["dense_low_s"], row["dense_high_s"]) == (7.0, 6.0, 8.0)
+    assert row["share_of_ideal"] == 7.0 * 0.125 / 2.0
+    assert (row["share_low"], row["share_high"]) == (6.0 * 0.125 / 3.0, 8.0 * 0.125 / 1.0)
+    assert row["speed_over_dense"] == 3.5
+    assert (row["dense_source"], row["plan_time_s"]) == ("measured", 0.3)
+    assert row["effective_flops"] == row["flops"] / 2.0
+    assert (row["density_asked"], row["density_achieved"]) == (0.1, 0.2)
+    assert row["sparsity_asked"] == 0.9
+
+
+def test_in_a_module_the_density_is_beside_dense_attention_in_that_module() -> None:
+    record = sparse_run()
+    more = make.measurement("dense_flops", 16 * (record.outcome.largest("flops") or 0))
+    known = record.outcome.model_copy(update={"measurements": (*record.outcome.measurements, more)})
+    row = only([make.record(record.trial, known)])
+    assert (row["token_density"], row["dense_flops"]) == (1 / 16, more.samples[0])
+    assert row["share_of_ideal"] == 7.0 / 16 / 2.0
+
+
+def test_single_samples_leave_the_share_without_an_interval() -> None:
+    for lone in ({"time": 2.0}, {"dense": 7.0}):
+        row = only([sparse_run(**lone)])
+        assert row["share_of_ideal"] == 7.0 * 0.125 / 2.0
+        assert (row["share_low"], row["share_high"]) == (None, None)
+
+
+DENSE_TIMES = ("dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense",
+               "share_of_ideal", "share_low", "share_high")  # fmt: skip
+
+
+def test_what_has_no_dense_time_has_no_share_and_nothing_is_zero() -> None:
+    exact = only([make.record(came_to=make.measured(flops=8.0))])
+    assert [exact[n] for n in (*DENSE_TIMES, "sparsity_asked", "token_density", "uncovered")] == [
+        None
+    ] * (len(DENSE_TIMES) + 3)
+    assert exact["effective_flops"] == 8.0 / exact["time_s"]
+    untimed = sparse_run(time=[], dense=[])
+    row = only([untimed])
+    assert [row[n] for n in (*DENSE_TIMES, "effective_flops")] == [None] * 9
+    assert row["token_density"] == 0.125
+
+
+@pytest.mark.parametrize("status", ["wrong", "timeout"])
+def test_no_dense_time_beside_what_was_not_ok(status: Status) -> None:
+    bad = sparse_run()
+    bad = make.record(bad.trial, bad.outcome.model_copy(update={"status": status}))
+    row = only([bad])
+    assert [row[n] for n in DENSE_TIMES] == [None] * len(DENSE_TIMES)
+    assert (row["memory_reduction"], row["effective_flops"]) == (None, None)
+
+
+def test_rounds_of_one_source_are_merged_and_measured_ones_go_first() -> None:
+    def run(i: int, source: str, *dense: float) -> Record:
+        record = sparse_run(dense=dense)
+        facts = {"dense": source}
+        return make.record(
+            record.trial.but(round=i), record.outcome.model_copy(update={"facts": facts})
+        )
+
+    part = "computed from 1,024 of 131,072 rows"
+    row = only([run(0, part, 90.0), run(1, part, 80.0)])
+    assert (row["dense_source"], row["dense_time_s"]) == (part, 85.0)
+    row = only([run(0, part, 90.0), run(1, "measured", 5.0), run(2, "measured", 7.0)])
+    assert (row["dense_source"], row["dense_time_s"]) == ("measured", 6.0)
+    row = only([run(0, part), run(1, "measured")])
+    assert (row["dense_source"], row["dense_time_s"]) == (None, None)
+
+
+def test_memory_is_set_against_standard_attention_by_formula() -> None:
+    row = only([sparse_run()])
+    expected = standard_bytes(make.trial(seq_len=1000, causal=True, heads=2, head_dim=4).workload)
+    assert (row["dense_peak_bytes"], row["dense_memory_source"]) == (expected, "computed")
+    assert row["memory_reduction"] == expected / 1000
+
+
+def test_and_measured_where_it_ran_on_the_same_workload_here() -> None:
+    sparse = sparse_run()
+
+    def beside(status: Status = "ok", where: str = "alpha", **change: Any) -> dict[str, Any]:
+        shape = {"causal": True, "heads": 2, "head_dim": 4, **change}
+        came_to = make.outcome(status, peak=50_000)
+        dense = make.record(
+            make.trial("dense", 1000, **shape), came_to, where=make.environment(where)
+        )
+        return sweep_rows([sparse, dense])[0]
+
+    row = beside()
+    assert (row["dense_peak_bytes"], row["dense_memory_source"]) == (50_000, "measured")
+    assert row["memory_reduction"] == 50.0
+    # another budget, or a time that was too long, makes no other peak
+    assert beside(memory_budget=2**20)["dense_memory_source"] == "measured"
+    assert beside("timeout")["dense_memory_source"] == "measured"
+    others = [beside("oom"), beside("crashed"), beside(where="beta"), beside(causal=False),
+              beside(mode="train"), beside(dtype="bfloat16"), beside(batch=2)]  # fmt: skip
+    for other in others:
+        assert other["dense_memory_source"] == "computed"
+
+
+def test_over_ranks_a_ranks_peak_is_no_reduction() -> None:
+    several = make.record(make.trial("ring", world_size=2), make.measured(ranks=2))
+    assert only([several])["memory_reduction"] is None
+
+
 # relative
 
 
@@ -563,7 +687,8 @@ def test_json_of_ranks_is_json() -> None:
     assert (row["rank_times"], row["rank_peaks"]) == ([1.0, None], [5, 6])
     promised = {"tokens_per_rank", "exposed_share", "bytes_sent", "bytes_formula", "imbalance",
                 "rank_peaks", "rank_times", "wire_error", "speedup", "efficiency",
-                "batch"}  # fmt: skip
+                "batch", "share_of_ideal", "dense_source", "dense_memory_source", "uncovered",
+                "memory_reduction", "sparsity_asked", "speed_over_dense"}  # fmt: skip
     assert promised <= set(table.SWEEP_FIELDS)
     assert {"tokens_per_rank", "rank_peaks", "imbalance"} <= set(table.MAXLEN_FIELDS)
 

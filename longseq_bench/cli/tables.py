@@ -16,6 +16,7 @@ from longseq_bench.cli.watch import option_value, option_words
 from longseq_bench.doctor import Finding
 from longseq_bench.model import Environment, Record, Trial
 from longseq_bench.reports.groups import grouped, least_peak, name_of, spread_out, workload_words
+from longseq_bench.reports.sparse import is_sparse
 from longseq_bench.table import maximum_rows, speeds, sweep_rows
 from longseq_bench.units import (
     format_bytes,
@@ -32,12 +33,19 @@ _STATES = {
     "note": "[yellow]note[/yellow]",
 }
 NONE = "—"
+COMPUTED = "†"
 GAP, NARROWEST_LABEL = 2, 20
 _RANKS_SAID = (
     "[dim]a rank: the most tokens that one rank holds · peak, sent: of the rank with most · "
     "exposed: share of the time that communication adds to computing · speed-up: over one rank, "
     "efficiency: that over the ranks · max/min: largest peak over the least[/dim]"
 )
+
+_SPARSE_SAID = (
+    "[dim]density: share of the query-key pairs that is kept · of ideal: dense time × density over "
+    "time, 100 % where what is skipped costs nothing{computed}[/dim]"
+)
+_COMPUTED_SAID = f" · {COMPUTED}: dense time computed from some of its rows"
 
 
 def rows_table(records: Sequence[Record], baseline: str | None) -> RenderableType:
@@ -50,12 +58,23 @@ def rows_table(records: Sequence[Record], baseline: str | None) -> RenderableTyp
     parts: list[RenderableType] = []
     for group in grouped(rows):
         parts += [f"[bold]{escape(workload_words(group[0], machines))}[/bold]"]
-        parts += [
-            _over_ranks(group, baseline) if spread_out(group) else _lengths_table(group, baseline),
-            "",
-        ]
+        parts += [_group_table(group, baseline), ""]
     said = [_RANKS_SAID, ""] if spread_out(rows) else []
+    said += _said_of_sparse(rows)
     return Group(*parts, *said, *(_failure(r) for r in rows if r["status"] != "ok"))
+
+
+def _group_table(group: Sequence[dict[str, Any]], baseline: str | None) -> RenderableType:
+    if spread_out(group):
+        return _over_ranks(group, baseline)
+    return (_with_sparse if any(map(is_sparse, group)) else _lengths_table)(group, baseline)
+
+
+def _said_of_sparse(rows: Sequence[dict[str, Any]]) -> list[str]:
+    if not any(map(is_sparse, rows)):
+        return []
+    computed = any(_of_ideal(row).endswith(COMPUTED) for row in rows)
+    return [_SPARSE_SAID.format(computed=_COMPUTED_SAID if computed else ""), ""]
 
 
 def _lengths_table(rows: Sequence[dict[str, Any]], baseline: str | None) -> Table:
@@ -120,6 +139,23 @@ class _Fitted:
         return sum(column.width(self.rows) + GAP for column in shown)
 
 
+def _with_sparse(rows: Sequence[dict[str, Any]], baseline: str | None) -> _Fitted:
+    """Rows of one rank of which some skip pairs."""
+    columns = [
+        _Column("tokens", lambda r: format_tokens(r["tokens"])),
+        _Column("time", lambda r: _time(r)[0]),
+        _Column("±", lambda r: _time(r)[1], 3),
+        _Column("density", _density),
+        _Column("of ideal", _of_ideal),
+        _Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 5),
+        _Column("FLOP/s", _flop_rate, 2),
+        _Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
+    ]
+    if baseline:
+        columns.append(_Column(f"× {baseline}", lambda r: _shown(r["speed"], _times), 4))
+    return _Fitted(rows, columns)
+
+
 def _over_ranks(rows: Sequence[dict[str, Any]], baseline: str | None) -> _Fitted:
     """Rows of which some ran on several ranks."""
     columns = [
@@ -138,6 +174,8 @@ def _over_ranks(rows: Sequence[dict[str, Any]], baseline: str | None) -> _Fitted
         _Column("FLOP/s", _flop_rate, 2),
         _Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
     ]
+    if any(map(is_sparse, rows)):
+        columns.insert(5, _Column("density", _density, 10))
     if baseline:
         heading = f"× {baseline}"
         columns.append(_Column(heading, lambda r: _shown(r["speed"], _times), 8))
@@ -258,9 +296,17 @@ def _time(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _flop_rate(row: dict[str, Any]) -> str:
-    if not row["time_s"] or row["flops"] is None:
-        return NONE
-    return format_rate(row["flops"] / row["time_s"], "")
+    return _shown(row["effective_flops"], lambda rate: format_rate(rate, ""))
+
+
+def _density(row: dict[str, Any]) -> str:
+    return _shown(row["token_density"], format_share)
+
+
+def _of_ideal(row: dict[str, Any]) -> str:
+    """The share of ideal, marked where no whole dense pass was run."""
+    mark = "" if row["dense_source"] == "measured" else COMPUTED
+    return _shown(row["share_of_ideal"], lambda share: format_share(share) + mark)
 
 
 def _failure(row: dict[str, Any]) -> str:

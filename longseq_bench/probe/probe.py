@@ -36,6 +36,7 @@ from longseq_bench.probe.notes import Notes, samples_of
 from longseq_bench.probe.passes import meet, run_pass, synchronize, warm_up
 from longseq_bench.probe.tell import Teller
 from longseq_bench.probe.timing import timed
+from longseq_bench.probe.yardstick import dense_flops
 
 ROOM_SHARE, ROOM_BYTES = 1.25, 256 * 2**20
 """What a pass with the fast heap may map beyond its budget: blocks that it keeps for later."""
@@ -218,8 +219,11 @@ def _state_cost(attention: Attention, notes: Notes) -> None:
     notes.add("flops", "FLOP", cost.flops)
     notes.add("floor", "B", cost.floor_bytes)
     notes.add("bytes_formula", "B", cost.bytes_sent)
-    for name, share in attention.measures().items():
+    shares = attention.measures()
+    for name, share in shares.items():
         notes.add(name, "1", share)
+    if "density_achieved" in shares:
+        notes.add("dense_flops", "FLOP", dense_flops(attention))
     notes.facts |= attention.facts()
 
 

@@ -2,7 +2,8 @@
 
 Every rank starts a pass when all are there; that wait is in no sample. A pass takes as long as on
 its slowest rank. Over ranks three kinds take turns, so that drift meets all alike: whole passes,
-passes that only compute, passes that only communicate.
+passes that only compute, passes that only communicate. A sparse attention takes turns with dense
+attention, by which its time is judged.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from longseq_bench.probe.inputs import Pass
 from longseq_bench.probe.notes import Notes
 from longseq_bench.probe.passes import run_pass
 from longseq_bench.probe.tell import Teller
+from longseq_bench.probe.yardstick import yardstick_for
 from longseq_bench.stats import settled
 
 TIMED_WARM_UPS = 1
@@ -24,13 +26,19 @@ SETTLED_WITHIN = 0.02
 
 def timed(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: Notes) -> None:
     """Passes until the slowest rank's median is known to 2 % or the cap is reached; every rank
-    keeps every sample of its own. What `one` held of outputs is dropped."""
+    keeps every sample of its own. What `one` held of outputs is dropped.
+
+    `notes` say whether the attention is sparse; passes of the dense yardstick don't count for the
+    cap, so that a sparse attention is timed as often as any other.
+    """
     group = attention.group
     one.out = one.grads = None
     if one.grad_out is not None:
         one.grad_out.normal_()
     whole, halves = clock_for(trial.device), _Halves(attention, one, trial.device)
-    for _ in range(TIMED_WARM_UPS if trial.repeats > 1 else 0):
+    warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
+    dense = yardstick_for(attention, one, trial.device, warm_ups, notes)
+    for _ in range(warm_ups):
         teller.enter("time", "warm-up")
         run_pass(attention, one)
         one.out = one.grads = None
@@ -39,6 +47,8 @@ def timed(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: 
         _one(attention, one, whole, teller, f"pass {len(whole.wall) + 1}")
         if group.size > 1:
             halves.one(teller)
+        if dense:
+            end += dense.turn(teller, whole.wall[-1])
         late = time.perf_counter() > end
         slowest, stop = group.largest(whole.wall[-1], float(late))
         notes.slowest.append(slowest)
@@ -47,6 +57,9 @@ def timed(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: 
     notes.take(whole.measurements())
     if group.size > 1:
         halves.onto(notes)
+    if dense:
+        dense.onto(notes)
+        teller.enter("time")
     notes.facts["timer"] = whole.name
 
 

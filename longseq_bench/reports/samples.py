@@ -13,7 +13,7 @@ _OF_RECORD = (
     "started_at", "host", "fingerprint", "commit", "purpose", "implementation", "options",
     "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
     "world_size", "memory_budget", "time_budget", "threads", "repeats", "seed", "round", "key",
-    "status", "reason", "phase", "wall_s", "processes", "predicted_tokens",
+    "status", "reason", "phase", "wall_s", "processes", "predicted_tokens", "dense_source",
 )  # fmt: skip
 _OF_MEASUREMENT = (
     "measurement", "unit", "rank", "samples", "median", "smallest", "largest", "values",
@@ -56,6 +56,7 @@ def _identity(record: Record) -> tuple[Cell, ...]:
         "status": outcome.status,
         "reason": outcome.reason,
         "phase": outcome.phase,
+        "dense_source": outcome.facts.get("dense") if outcome.samples("dense_time") else None,
     }
     return tuple(named[name] for name in _OF_RECORD)
 

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from longseq_bench.model import Environment, Record
+from longseq_bench.model import Environment, Outcome, Record
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Cell, Column, Document, Kind, Section, Table
 from longseq_bench.reports.findings import findings, time_of
 from longseq_bench.reports.groups import grouped, least_peak, spread_out, workload_words
 from longseq_bench.reports.ranks import each_rank, hangs, said_of_ranks
 from longseq_bench.reports.samples import samples_table
+from longseq_bench.reports.sparse import sparse
 from longseq_bench.table import Row
 from longseq_bench.units import format_bytes, format_seconds
 
@@ -56,7 +57,7 @@ _LENGTHS = (
     Field("Least peak", "bytes", least_peak, False, True),
     _of_ranks("Imbalance", "ratio", "imbalance"),
     _plain("Tokens/s", "count", "tokens_per_s"),
-    Field("Effective FLOP/s", "flop_rate", lambda row: _flop_rate(row)),
+    _plain("Effective FLOP/s", "flop_rate", "effective_flops"),
     _plain("Max error", "error", "max_error"),
     _plain("Wire error", "error", "wire_error", False),
     _plain("Density asked", "share", "density_asked", False),
@@ -99,6 +100,7 @@ def build(source: Source) -> Document:
         Section("Summary", points=findings(source)),
         _hardware(source),
         _lengths(source),
+        sparse(source),
         _maxima(source),
         each_rank(source),
         _how_it_ran(source),
@@ -205,12 +207,6 @@ def _rows_table(group: Sequence[Row], source: Source, fields: Sequence[Field]) -
     return Table(title[0].upper() + title[1:], tuple(Column(f.name, f.kind) for f in shown), rows)
 
 
-def _flop_rate(row: Row) -> float | None:
-    if row["flops"] is None or not row["time_s"]:
-        return None
-    return float(row["flops"] / row["time_s"])
-
-
 def _how_it_ran(source: Source) -> Section:
     """Words that the trials said of themselves: backend, meters, what a fall-back would hide."""
     said: dict[tuple[str, str], list[str]] = {}
@@ -274,9 +270,15 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
         if trial.world_size > 1:
             apart = "no pass without communication was recorded" if trial.repeats else untimed
             wanted |= {"compute_time": apart, "bytes_sent": "no bytes were counted"}
+        if min(outcome.samples("density_achieved"), default=1.0) < 1:
+            wanted["dense_time"] = untimed if not trial.repeats else _no_dense(outcome)
         for what, reason in wanted.items():
             if not outcome.samples(what):
                 yield record, (source.label(trial), trial.workload.seq_len, what, str(reason))
+
+
+def _no_dense(outcome: Outcome) -> str:
+    return str(outcome.facts.get("dense", "no dense pass was recorded"))
 
 
 def _reproduce(source: Source) -> Section:

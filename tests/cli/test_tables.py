@@ -154,3 +154,55 @@ def test_a_name_with_brackets_is_shown_as_it_is() -> None:
     told = lines(rows_table(records, "odd[x]"), 200)
     assert "× odd[x]" in headings(told)
     assert any(line.startswith("odd[x]") for line in told)
+
+
+def sparse(name: str, share: float, source: str = "measured", **fields: Any) -> Record:
+    """A time of 0.1 s at a density of 0.05 in pairs, 0.4 asked and 0.3 in blocks."""
+    dense = share / 0.05 * 0.1
+    came_to = make.outcome(
+        time=[0.1] * 6, dense_time=[dense] * 6, peak=3 * MIB, max_error=1e-6, flops=5.0,
+        dense_flops=100.0, density_asked=0.4, density_achieved=0.3, facts={"dense": source},
+    )  # fmt: skip
+    return make.record(make.trial(name, memory_budget=64 * MIB, **fields), came_to)
+
+
+LONG = {"pattern": "dilated-sparse", "sparsity": 0.9, "block": 128}
+SPARSE = "tokens time ± density of ideal peak FLOP/s error × sdpa"
+
+
+def sparse_and_exact() -> list[Record]:
+    part = "computed from 1,024 of 4,096 rows"
+    return [
+        run("sdpa", 1),
+        sparse("block-sparse", 0.4, options=LONG),
+        sparse("block-sparse", 0.25, part, options=LONG | {"pattern": "global-local"}),
+    ]
+
+
+def test_sparse_rows_bring_density_and_the_share_of_ideal() -> None:
+    told = lines(rows_table(sparse_and_exact(), "sdpa"), 200)
+    assert headings(told) == SPARSE
+    found = {line.split()[0] + line.split()[1]: line.split() for line in told if " 4k " in line}
+    assert found["sdpa4k"][5:7] == ["—", "—"]
+    assert found["block-sparsepattern=dilated-sparse"][6:10] == ["5.0", "%", "40.0", "%"]
+    assert found["block-sparsepattern=global-local"][6:10] == ["5.0", "%", "25.0", "%†"]
+    said = " ".join(" ".join(told).split())
+    assert "of ideal: dense time × density over time" in said
+    assert "†: dense time computed from some of its rows" in said
+    assert "†" not in " ".join(lines(rows_table(sparse_and_exact()[:2], "sdpa"), 200))
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 120])
+def test_a_sparse_table_fits_and_keeps_the_share(width: int) -> None:
+    told = lines(rows_table(sparse_and_exact(), "sdpa"), width)
+    assert max(map(len, told)) <= width
+    shown = headings(told)
+    for word in ("tokens", "time", "density", "of ideal"):
+        assert word in shown
+    assert "25.0 %†" in " ".join(told)
+
+
+def test_over_ranks_sparse_rows_have_their_density() -> None:
+    told = lines(rows_table([*several(), sparse("dilated", 0.4)], None), 200)
+    assert "± density speed-up" in headings(told)
+    assert "density" not in headings(lines(rows_table(several(), None), 200))

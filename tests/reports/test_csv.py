@@ -67,6 +67,16 @@ def test_each_ranks_samples_come_back() -> None:
     ]  # fmt: skip
 
 
+def test_where_dense_times_come_from_comes_back() -> None:
+    facts = {"dense": "computed from 1,024 of 4,096 rows"}
+    sparse = make.record(came_to=make.outcome(time=0.1, dense_time=0.4, facts=facts))
+    without = make.record(make.trial("ring"), make.outcome(time=0.1, facts={"dense": "not run: x"}))
+    found = list(csv.DictReader(io.StringIO(rendered([sparse, without]))))
+    assert [(row["measurement"], row["dense_source"]) for row in found] == [
+        ("time", facts["dense"]), ("dense_time", facts["dense"]), ("time", ""),
+    ]  # fmt: skip
+
+
 def test_pandas_reads_it() -> None:
     frame = pandas.read_csv(io.StringIO(rendered(RECORDS)))
     assert len(frame) == 5

@@ -1,0 +1,190 @@
+"""Dense attention beside a sparse one: the same inputs, in the same process, a pass a repeat.
+
+Where a whole dense pass would take too long its time is computed from a part: some query rows
+against all keys, scaled by the visible pairs. It runs after the pass under the budget, whose peak
+it is no part of.
+
+Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from longseq_bench.attention.base import Attention
+from longseq_bench.attention.projected import projection_flops
+from longseq_bench.cost import attention_flops, visible_pairs
+from longseq_bench.meters.clock import clock_for
+from longseq_bench.probe.inputs import Pass
+from longseq_bench.probe.notes import Notes, samples_of
+from longseq_bench.probe.tell import Teller
+
+TOO_LONG = 4.0
+"""A whole dense pass is run where it should take at most so many times the sparse one's time."""
+
+LEAST_ROWS = 1024
+"""Of a part: torch's CPU kernel multiplies its largest tiles from 768 rows up."""
+
+TILE_ROWS = {"cpu": 256, "cuda": 128}
+TILES_A_WORKER = 2
+"""Of a part, so that no core waits for another's tile."""
+
+CALIBRATION_KEYS = 4096
+OVER_RANKS = "not run: over several ranks each holds only a part of the inputs"
+
+
+def dense_flops(attention: Attention, rows: int | None = None, keys: int | None = None) -> float:
+    """FLOPs of dense attention in the attention's place, its projections included.
+
+    rows, keys: of a part, in which every row sees every key. The whole workload where None, causal
+    or not as it is.
+    """
+    w, matrices = attention.workload, attention.projections()
+    pairs = visible_pairs(w.seq_len, w.causal) if rows is None or keys is None else rows * keys
+    held = {"q": (w.heads, rows), "k": (w.kv_heads, keys), "v": (w.kv_heads, keys)}
+    held["out"] = held["q"]
+    elements = sum(
+        heads * (w.seq_len if tokens is None else tokens)
+        for name, (heads, tokens) in held.items()
+        if name in matrices
+    )
+    projecting = projection_flops(w.batch * elements * w.head_dim, w.head_dim, w.train)
+    return attention_flops(w, pairs) + projecting
+
+
+def part_rows(heads: int, device: str, workers: int) -> int:
+    """Query rows of a part that keep all workers (threads, multiprocessors) busy.
+
+    heads: B Hq.
+    """
+    tiles = -(-TILES_A_WORKER * workers // heads)
+    return max(LEAST_ROWS, tiles * TILE_ROWS[device])
+
+
+class Yardstick:
+    """Timed dense passes over a trial's inputs, each after a pass of the sparse attention.
+
+    What can't be run is said in `source`, and never fails the trial.
+    """
+
+    def __init__(self, attention: Attention, one: Pass, device: str, warm_ups: int) -> None:
+        self._attention, self._one, self._device = attention, one, device
+        self._warm_ups = warm_ups
+        self._tokens = attention.workload.seq_len
+        self._clock = clock_for(device)
+        self._rows: int | None = None
+        self._why_not: str | None = None
+
+    @property
+    def source(self) -> str:
+        """ "measured", "computed from 1,024 of 131,072 rows" or "not run: ..."."""
+        if self._why_not:
+            return self._why_not
+        if self._rows == self._tokens:
+            return "measured"
+        return f"computed from {self._rows:,} of {self._tokens:,} rows"
+
+    def turn(self, teller: Teller, sparse_s: float) -> float:
+        """One timed dense pass; before the first, what kind of pass is chosen.
+
+        sparse_s: seconds of the sparse pass just before. Returns seconds that all of it took.
+        """
+        start = time.perf_counter()
+        # a phase of the harness's own: the time budget is the sparse attention's
+        teller.enter("check", f"dense pass {len(self._clock.wall) + 1}")
+        while not self._why_not:
+            try:
+                self._one_pass(sparse_s)
+                break
+            except RuntimeError as error:
+                self._step_back(error)
+        return time.perf_counter() - start
+
+    def onto(self, notes: Notes) -> None:
+        """Keep every sample, in seconds of a whole dense pass, and where they come from."""
+        notes.facts["dense"] = self.source
+        if not self._why_not and self._rows is not None and self._clock.wall:
+            share = self._flops(self._rows) / dense_flops(self._attention)
+            notes.add("dense_time", "s", *(seconds / share for seconds in self._clock.wall))
+
+    def _one_pass(self, sparse_s: float) -> None:
+        if self._rows is None:
+            self._rows = self._chosen(sparse_s)
+        if not self._clock.wall:
+            for _ in range(self._warm_ups):
+                self._run(self._rows, self._tokens)
+        with self._clock:
+            self._run(self._rows, self._tokens)
+
+    def _chosen(self, sparse_s: float) -> int:
+        """Query rows of a pass: all where that is quick enough."""
+        part, keys = self._part(), min(self._tokens, CALIBRATION_KEYS)
+        if part == self._tokens:
+            return part
+        clock = clock_for(self._device)
+        for _ in range(2):
+            with clock:
+                self._run(part, keys)
+        rate = dense_flops(self._attention, part, keys) / clock.wall[-1]
+        whole_s = dense_flops(self._attention) / rate
+        return self._tokens if whole_s <= TOO_LONG * sparse_s else part
+
+    def _step_back(self, error: RuntimeError) -> None:
+        """From whole passes to parts, from parts to none. Samples of two kinds are never mixed."""
+        self._clock = clock_for(self._device)
+        part = self._part()
+        if self._rows == self._tokens > part:
+            self._rows = part
+        else:
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            self._why_not = f"not run: {said[0]}"
+
+    def _part(self) -> int:
+        w = self._attention.workload
+        if self._device == "cuda":
+            workers = torch.cuda.get_device_properties(0).multi_processor_count
+        else:
+            workers = torch.get_num_threads()
+        return min(part_rows(w.batch * w.heads, self._device, workers), self._tokens)
+
+    def _flops(self, rows: int) -> float:
+        if rows == self._tokens:
+            return dense_flops(self._attention)
+        return dense_flops(self._attention, rows, self._tokens)
+
+    def _run(self, rows: int, keys: int) -> None:
+        """A pass over the first rows and keys; causal only where that is all of them."""
+        w, one = self._attention.workload, self._one
+        causal = w.causal and rows == keys == self._tokens
+        matrices = self._attention.projections()
+        with torch.set_grad_enabled(w.train):
+            tensors = {
+                name: t.detach()[:, :, :count].requires_grad_(w.train)
+                for name, t, count in zip("qkv", one.inputs, (rows, keys, keys), strict=True)
+            }
+            q, k, v = (t @ matrices[n] if n in matrices else t for n, t in tensors.items())
+            out: Tensor = scaled_dot_product_attention(
+                q, k, v, is_causal=causal, enable_gqa=w.heads != w.kv_heads
+            )
+            if "out" in matrices:
+                out = out @ matrices["out"]
+            if one.grad_out is not None:
+                leaves = [*tensors.values(), *matrices.values()]
+                torch.autograd.grad(out, leaves, one.grad_out[:, :, :rows])
+
+
+def yardstick_for(
+    attention: Attention, one: Pass, device: str, warm_ups: int, notes: Notes
+) -> Yardstick | None:
+    """Of an attention that is sparse by what `notes` know of it; None for any other, and over
+    several ranks, which is noted."""
+    if min(samples_of(notes.measurements, "density_achieved"), default=1.0) >= 1:
+        return None
+    if attention.group.size > 1:
+        notes.facts["dense"] = OVER_RANKS
+        return None
+    return Yardstick(attention, one, device, warm_ups)

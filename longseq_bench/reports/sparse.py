@@ -1,0 +1,128 @@
+"""What a report says of sparse attention: what was skipped, and what skipping it brought."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import Column, Section, Table, format_cell
+from longseq_bench.reports.findings import time_of
+from longseq_bench.reports.groups import grouped, name_of, spread_out, workload_words
+from longseq_bench.table import Row
+from longseq_bench.units import format_share, format_tokens
+
+_COLUMNS = (
+    Column("Implementation"), Column("Tokens", "tokens"), Column("Status"),
+    Column("Density asked", "share"), Column("Density achieved", "share"),
+    Column("Density of pairs", "share"), Column("Uncovered", "share"),
+    Column("Plan time", "seconds"), Column("Time", "seconds"),
+    Column("Effective FLOP/s", "flop_rate"),
+    Column("Dense time", "seconds"), Column("Dense time is"), Column("Speed over dense", "ratio"),
+    Column("Share of ideal"), Column("Peak memory", "bytes"), Column("Memory reduction", "ratio"),
+    Column("Standard memory is"),
+)  # fmt: skip
+_SAID = (
+    "Density is the share of the visible blocks (of tokens, where a pattern has none) that is "
+    "kept, of pairs that of the query-key pairs. Dense time is that of torch's dense attention on "
+    "the same inputs, its passes in turn with the sparse ones; where a whole pass would take too "
+    "long it is computed from some of its rows. Share of ideal is dense time times the density of "
+    "pairs over the time, with what the intervals of both leave possible: 100 % where what is "
+    "skipped costs nothing. Memory reduction is the peak of standard attention, with its whole "
+    "score matrix, over the row's: measured where the implementation dense was run on the same "
+    "workload, else computed by formula."
+)
+_ONE_RANK = (
+    "Dense time and memory reduction are of one rank: over several, each holds only a part of the "
+    "inputs."
+)
+
+
+def is_sparse(row: Row) -> bool:
+    """Whether a row's pattern skips anything that dense attention sees."""
+    density = row["density_achieved"]
+    return density is not None and density < 1
+
+
+def sparse(source: Source) -> Section:
+    """A table a workload of the rows that skip something, after a sentence on which does best."""
+    rows = [row for row in source.rows if is_sparse(row)]
+    if not rows:
+        return Section("Sparse attention")
+    groups = grouped(rows)
+    said = [_SAID, *[_ONE_RANK] * spread_out(rows)]
+    points = [
+        sentence
+        for group in groups
+        for sentence in _best(group, workload_words(group[0], source.machines))
+    ]
+    return Section("Sparse attention", said, points, [_table(source, group) for group in groups])
+
+
+def _table(source: Source, group: Sequence[Row]) -> Table:
+    title = workload_words(group[0], source.machines)
+    rows = tuple(_cells(row) for row in group)
+    return Table(title[0].upper() + title[1:], _COLUMNS, rows)
+
+
+def _cells(row: Row) -> tuple[Any, ...]:
+    return (
+        name_of(row), row["tokens"], row["status"], row["density_asked"], row["density_achieved"],
+        row["token_density"], row["uncovered"], row["plan_time_s"], time_of(row),
+        row["effective_flops"], row["dense_time_s"], row["dense_source"], row["speed_over_dense"],
+        _share_words(row), row["peak_bytes"], row["memory_reduction"],
+        row["dense_memory_source"] if row["memory_reduction"] is not None else None,
+    )  # fmt: skip
+
+
+def _share_words(row: Row) -> str | None:
+    """The share of ideal, and between what it lies where that is known."""
+    if row["share_of_ideal"] is None:
+        return None
+    share = format_share(row["share_of_ideal"])
+    if row["share_low"] is None:
+        return share
+    return f"{share} ({format_share(row['share_low'])} to {format_share(row['share_high'])})"
+
+
+def _best(group: Sequence[Row], where: str) -> Iterator[str]:
+    """Which reaches the highest share, at the longest length that several have one at, else at
+    the longest that one has."""
+    by_length: dict[int, list[Row]] = defaultdict(list)
+    for row in group:
+        if row["share_of_ideal"] is not None:
+            by_length[row["tokens"]].append(row)
+    if not by_length:
+        return
+    shared = [tokens for tokens, rows in by_length.items() if len(rows) > 1]
+    tokens = max(shared or by_length)
+    rows = sorted(by_length[tokens], key=lambda row: -float(row["share_of_ideal"]))
+    at = f"At {format_tokens(tokens)} tokens ({where})"
+    words = {id(row): f"{name_of(row)} ({_words(row)})" for row in rows}
+    least = rows[0]["share_low"]
+    alike = [r for r in rows if least is None or _most(r) >= least]
+    if len(rows) == 1:
+        yield f"{at}, {words[id(rows[0])]} alone has a share of ideal."
+    elif len(alike) > 1:
+        names = ", ".join(words[id(row)] for row in alike)
+        yield f"{at}, these reach the highest share of ideal and can't be told apart: {names}."
+    else:
+        one, two = (words[id(row)] for row in rows[:2])
+        yield f"{at}, {one} reaches the highest share of ideal of {len(rows)}, the next is {two}."
+
+
+def _most(row: Row) -> float:
+    """The highest share that a row's intervals leave possible; any where they are not known."""
+    return float("inf") if row["share_high"] is None else float(row["share_high"])
+
+
+def _words(row: Row) -> str:
+    """A share with the speed and the density that it comes from, and how dense time is known."""
+    faster = format_cell(row["speed_over_dense"], "ratio")
+    density = format_share(row["token_density"])
+    known = "" if row["dense_source"] == "measured" else f", dense time {row['dense_source']}"
+    return (
+        f"{format_share(row['share_of_ideal'])}: {faster} as fast as dense at a density of "
+        f"{density}{known}"
+    )

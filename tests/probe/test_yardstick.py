@@ -1,0 +1,400 @@
+"""The dense yardstick: what it runs, when it runs, how a part is scaled, that it disturbs nothing.
+
+Clocks are made here: each says what the test wants, and writes down when it was open.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.comm.group import Group
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.meters.clock import Clock
+from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.model import Outcome, Workload
+from longseq_bench.probe import timing, yardstick
+from longseq_bench.probe.inputs import Pass, draw
+from longseq_bench.probe.notes import Notes, samples_of
+from longseq_bench.probe.timing import timed
+from longseq_bench.probe.yardstick import (
+    OVER_RANKS,
+    Yardstick,
+    dense_flops,
+    part_rows,
+    yardstick_for,
+)
+from longseq_bench.yardsticks import standard_bytes
+from tests.make import trial
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+exact = pytest.mark.skipif(HeapPeak.why_not() is not None, reason="no exact heap peak here")
+SPARSE = {"density_achieved": 0.25}
+
+
+class Silent:
+    """A Teller that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def enter(self, phase: str, part: str = "") -> None:
+        self.told.append((phase, part))
+
+
+class Bench:
+    """Clocks of made seconds and the kernel that dense passes call, with a log of both."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:
+        self.log: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+        self.fails = lambda rows: False
+        self.seconds, self.clocks = seconds, 0
+        real = yardstick.scaled_dot_product_attention
+
+        def kernel(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+            self.log.append("dense")
+            self.calls.append({"q": q, "k": k, "v": v, **how})
+            if self.fails(q.shape[2]):
+                raise RuntimeError("no room for it\nat all")
+            out: Tensor = real(q, k, v, **how)
+            return out
+
+        monkeypatch.setattr(yardstick, "scaled_dot_product_attention", kernel)
+        for module in (timing, yardstick):
+            monkeypatch.setattr(module, "clock_for", self.clock)
+
+    def clock(self, device: str) -> Clock:
+        name, self.clocks = f"clock {self.clocks}", self.clocks + 1
+        bench = self
+
+        class Made(Clock):
+            def start(self) -> None:
+                bench.log.append(f"{name} starts")
+
+            def stop(self) -> None:
+                bench.log.append(f"{name} stops")
+                self.wall.append(bench.seconds)
+                self.cpu.append(bench.seconds)
+
+        return Made()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+def made(name: str = "dilated", n: int = 2048, **fields: Any) -> tuple[Attention, Pass]:
+    options = fields.pop("options", {})
+    workload = Workload(seq_len=n, **{"heads": 1, "head_dim": 8, **fields})
+    attention = IMPLEMENTATIONS.get(name)(workload, Group.alone(), **options)
+    attention.plan("cpu")
+    return attention, draw(attention, "cpu", 0, torch.zeros(1, dtype=torch.long))
+
+
+def turned(stick: Yardstick, sparse_s: float, times: int = 3) -> Notes:
+    for _ in range(times):
+        stick.turn(Silent(), sparse_s)  # type: ignore[arg-type]
+    notes = Notes()
+    stick.onto(notes)
+    return notes
+
+
+# FLOPs
+
+
+@pytest.mark.parametrize(("causal", "pairs"), [(False, 100 * 100), (True, 100 * 101 // 2)])
+@pytest.mark.parametrize(("mode", "products"), [("forward", 2), ("train", 7)])
+def test_dense_flops_are_those_of_the_same_causality_and_mode(
+    causal: bool, pairs: int, mode: str, products: int
+) -> None:
+    attention, _ = made(n=100, causal=causal, mode=mode, heads=6, kv_heads=2, batch=3)
+    assert dense_flops(attention) == 2 * products * pairs * 8 * 6 * 3
+    assert dense_flops(attention, 10, 70) == 2 * products * 10 * 70 * 8 * 6 * 3
+
+
+def test_a_modules_projections_are_in_its_dense_flops() -> None:
+    attention, _ = made("ddp", 100, heads=6, kv_heads=2, batch=3, options={"inner": "sdpa"})
+    assert dense_flops(attention) == attention.cost().flops
+    whole = 2 * 2 * 10 * 70 * 8 * 6 * 3
+    queries, keys = 2 * (3 * 6 * 10 * 8) * 8, 2 * (3 * 2 * 70 * 8) * 8
+    assert dense_flops(attention, 10, 70) == whole + 2 * queries + 2 * keys
+
+
+@pytest.mark.parametrize(
+    ("heads", "device", "workers", "rows"),
+    [(8, "cpu", 2, 1024), (1, "cpu", 2, 1024), (1, "cpu", 16, 8192), (8, "cuda", 132, 4224)],
+)
+def test_a_part_has_rows_for_every_worker(heads: int, device: str, workers: int, rows: int) -> None:
+    assert part_rows(heads, device, workers) == rows
+
+
+# whole or a part
+
+
+@pytest.mark.parametrize(("causal", "pairs"), [(False, 4096**2), (True, 4096 * 4097 // 2)])
+def test_a_part_is_scaled_by_the_visible_pairs(bench: Bench, causal: bool, pairs: int) -> None:
+    notes = turned(Yardstick(*made(n=4096, causal=causal), "cpu", 1), sparse_s=1e-9)
+    scaled = 0.5 * pairs / (1024 * 4096)
+    assert samples_of(notes.measurements, "dense_time") == pytest.approx([scaled] * 3)
+    assert notes.facts["dense"] == "computed from 1,024 of 4,096 rows"
+    # the calibration, a warm-up and three passes: never causal, as a part is no triangle
+    assert [c["is_causal"] for c in bench.calls] == [False] * 6
+    assert {(c["q"].shape[2], c["k"].shape[2], c["v"].shape[2]) for c in bench.calls} == {
+        (1024, 4096, 4096)
+    }
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_whole_pass_is_the_workloads_own(bench: Bench, causal: bool) -> None:
+    attention, one = made(n=2048, causal=causal, heads=4, kv_heads=2)
+    notes = turned(Yardstick(attention, one, "cpu", 1), sparse_s=100)
+    assert samples_of(notes.measurements, "dense_time") == [0.5] * 3
+    assert notes.facts["dense"] == "measured"
+    for call in bench.calls[2:]:
+        assert [call[n].shape for n in "qkv"] == [t.shape for t in one.inputs]
+        assert [call[n].data_ptr() for n in "qkv"] == [t.data_ptr() for t in one.inputs]
+        assert (call["is_causal"], call["enable_gqa"]) == (causal, True)
+
+
+@pytest.mark.parametrize(
+    ("sparse_s", "source"),
+    [(0.51, "measured"), (0.49, "computed from 1,024 of 4,096 rows")],
+)
+def test_a_whole_pass_is_run_up_to_four_times_the_sparse_ones(
+    bench: Bench, sparse_s: float, source: str
+) -> None:
+    """The calibration says 0.5 s for a quarter of the pairs, so 2 s for all."""
+    assert turned(Yardstick(*made(n=4096), "cpu", 0), sparse_s).facts["dense"] == source
+
+
+def test_causality_halves_what_a_whole_pass_is_expected_to_take(bench: Bench) -> None:
+    attention, one = made(n=4096, causal=True)
+    assert turned(Yardstick(attention, one, "cpu", 0), 0.26).facts["dense"] == "measured"
+    assert "computed" in turned(Yardstick(attention, one, "cpu", 0), 0.24).facts["dense"]
+
+
+def test_keys_of_the_calibration_are_few(bench: Bench) -> None:
+    turned(Yardstick(*made(n=8192), "cpu", 0), 1e-9, times=1)
+    assert [(c["q"].shape[2], c["k"].shape[2]) for c in bench.calls] == [
+        (1024, 4096), (1024, 4096), (1024, 8192),
+    ]  # fmt: skip
+
+
+def test_a_short_sequence_needs_no_calibration(bench: Bench) -> None:
+    notes = turned(Yardstick(*made(n=512), "cpu", 1), sparse_s=1e-9)
+    assert (notes.facts["dense"], len(bench.calls)) == ("measured", 4)
+
+
+def test_training_runs_backward_and_leaves_no_gradient_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[torch.Size], torch.Size]] = []
+    real = torch.autograd.grad
+
+    def grad(out: Tensor, leaves: list[Tensor], given: Tensor) -> Any:
+        asked.append(([t.shape for t in leaves], given.shape))
+        return real(out, leaves, given)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    attention, one = made(n=2048, mode="train", heads=2, kv_heads=1)
+    turned(Yardstick(attention, one, "cpu", 0), sparse_s=1e-9, times=1)
+    q, kv, part = (1, 2, 1024, 8), (1, 1, 2048, 8), (1, 2, 1024, 8)
+    assert asked[-1] == ([q, kv, kv], part)
+    turned(Yardstick(attention, one, "cpu", 0), sparse_s=100, times=1)
+    assert asked[-1] == ([(1, 2, 2048, 8), kv, kv], (1, 2, 2048, 8))
+    assert all(t.grad is None for t in one.inputs)
+
+
+def test_a_module_is_set_beside_dense_attention_in_the_same_module(bench: Bench) -> None:
+    attention, one = made("ddp", 512, mode="train", options={"inner": "dilated"})
+    turned(Yardstick(attention, one, "cpu", 0), sparse_s=1.0, times=1)
+    with torch.no_grad():
+        expected = one.inputs[0] @ attention.projections()["q"]
+    assert torch.equal(bench.calls[-1]["q"], expected)
+    assert all(m.grad is None for m in attention.projections().values())
+
+
+# what can't be run
+
+
+def test_a_whole_pass_that_fails_gives_way_to_a_part(bench: Bench) -> None:
+    bench.fails = lambda rows: rows == 4096
+    notes = turned(Yardstick(*made(n=4096), "cpu", 1), sparse_s=100)
+    assert notes.facts["dense"] == "computed from 1,024 of 4,096 rows"
+    assert samples_of(notes.measurements, "dense_time") == [2.0] * 3
+
+
+def test_samples_of_a_whole_pass_are_dropped_when_one_fails_later(bench: Bench) -> None:
+    stick = Yardstick(*made(n=4096), "cpu", 0)
+    stick.turn(Silent(), 100)  # type: ignore[arg-type]
+    bench.fails = lambda rows: rows == 4096
+    notes = turned(stick, sparse_s=100, times=2)
+    assert samples_of(notes.measurements, "dense_time") == [2.0] * 2
+
+
+@pytest.mark.parametrize("n", [512, 4096])
+def test_what_cannot_run_at_all_is_said_and_nothing_is_timed(bench: Bench, n: int) -> None:
+    bench.fails = lambda rows: True
+    notes = turned(Yardstick(*made(n=n), "cpu", 1), sparse_s=100)
+    assert notes.facts["dense"] == "not run: no room for it"
+    assert notes.measurements == []
+
+
+# which attention has one
+
+
+@pytest.mark.parametrize(
+    ("shares", "has_one"),
+    [({}, False), ({"density_achieved": 1.0}, False), ({"density_achieved": 1.25}, False),
+     ({"density_achieved": 0.99}, True), ({"density_asked": 0.1}, False)],
+)  # fmt: skip
+def test_only_what_skips_pairs_has_a_yardstick(shares: dict[str, float], has_one: bool) -> None:
+    notes = Notes()
+    for name, share in shares.items():
+        notes.add(name, "1", share)
+    assert (yardstick_for(*made(), "cpu", 1, notes) is not None) == has_one
+    assert "dense" not in notes.facts
+
+
+def test_over_several_ranks_there_is_none_and_the_reason_is_noted() -> None:
+    attention, one = made()
+    attention.group = Group(0, 2)
+    notes = Notes()
+    notes.add("density_achieved", "1", 0.5)
+    assert yardstick_for(attention, one, "cpu", 1, notes) is None
+    assert notes.facts["dense"] == OVER_RANKS
+
+
+# taking turns
+
+
+def timed_with(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, shares: dict[str, float], **fields: Any
+) -> tuple[Notes, Silent]:
+    """`timed` on an attention that writes down its passes and does nothing else."""
+    attention, one = made(n=4096)
+
+    def run_pass(*_: Any) -> None:
+        bench.log.append("sparse")
+
+    monkeypatch.setattr(timing, "run_pass", run_pass)
+    notes, teller = Notes(), Silent()
+    for name, share in shares.items():
+        notes.add(name, "1", share)
+    timed(attention, one, trial("dilated", **fields), teller, notes)  # type: ignore[arg-type]
+    return notes, teller
+
+
+def test_sparse_and_dense_take_turns_each_under_a_clock_of_its_own(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, teller = timed_with(bench, monkeypatch, SPARSE, repeats=3)
+    sparse, dense = "clock 0 starts|sparse|clock 0 stops", "clock 3 starts|dense|clock 3 stops"
+    calibrated = "|".join(["clock 4 starts|dense|clock 4 stops"] * 2)
+    told = "|".join(bench.log)
+    assert told == "|".join(
+        ["sparse", sparse, calibrated, "dense", dense, sparse, dense, sparse, dense]
+    )
+    assert samples_of(notes.measurements, "time") == [0.5] * 3
+    assert len(samples_of(notes.measurements, "dense_time")) == 3
+    # what may outlast the time budget is not in a phase that it covers, and what follows is
+    assert [phase for phase, part in teller.told if "dense" in part] == ["check"] * 3
+    assert teller.told[-1] == ("time", "")
+
+
+def test_a_single_repeat_has_no_warm_up_of_either(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed_with(bench, monkeypatch, SPARSE, repeats=1)
+    assert [word for word in bench.log if "clock" not in word] == ["sparse"] + ["dense"] * 3
+
+
+def test_what_is_not_sparse_is_timed_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, teller = timed_with(bench, monkeypatch, {}, repeats=3)
+    assert "dense" not in bench.log
+    assert "dense" not in notes.facts
+    assert all(phase == "time" for phase, _ in teller.told)
+
+
+def test_dense_passes_do_not_count_for_the_cap(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of the sparse one takes a second here, a dense one ten; the cap is five."""
+    now = SimpleNamespace(s=0.0)
+
+    class Ticking(list[str]):
+        def append(self, word: str) -> None:
+            now.s += {"sparse": 1.0, "dense": 10.0}.get(word, 0.0)
+            super().append(word)
+
+    bench.log = Ticking()
+    for module in (timing, yardstick):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now.s))
+    bench.seconds = 0.5
+    monkeypatch.setattr(timing, "settled", lambda samples, within: False)
+    notes, _ = timed_with(bench, monkeypatch, SPARSE, repeats=30, time_cap=5.0)
+    # the sixth pass is the first that ends after the cap
+    assert len(samples_of(notes.measurements, "time")) == 6
+    assert len(samples_of(notes.measurements, "dense_time")) == 6
+
+
+# whole trials
+
+
+def run(launcher: Forked, name: str, tokens: int = 2048, **fields: Any) -> Outcome:
+    options = launcher.catalogue().options(name, fields.pop("options", {}))
+    asked = trial(name, tokens, options, **{"repeats": 4, "heads": 2, "threads": 1, **fields})
+    return launcher.run(asked, lambda phase, part: None).outcome
+
+
+@pytest.mark.parametrize("name", ["block-sparse", "dilated", "hilbert"])
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_a_sparse_trial_has_a_dense_sample_a_repeat(launcher: Forked, name: str, mode: str) -> None:
+    outcome = run(launcher, name, causal=True, mode=mode, kv_heads=1, dtype="bfloat16")
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert 2 <= len(outcome.samples("time")) <= 4
+    assert len(outcome.samples("dense_time")) == len(outcome.samples("time"))
+    assert min(outcome.samples("dense_time")) > 0
+    assert outcome.facts["dense"] in ("measured", "computed from 1,024 of 2,048 rows")
+    products = 7 if mode == "train" else 2
+    assert outcome.samples("dense_flops") == (2 * products * (2048 * 2049 // 2) * 64 * 2,)
+
+
+def test_a_search_an_exact_attention_and_several_ranks_have_none(launcher: Forked) -> None:
+    searched = run(launcher, "dilated", repeats=0)
+    assert (searched.samples("dense_time"), searched.facts.get("dense")) == ((), None)
+    exactly = run(launcher, "sdpa")
+    assert (exactly.samples("dense_time"), exactly.samples("dense_flops")) == ((), ())
+    several = run(launcher, "dilated", world_size=2)
+    assert (several.status, several.samples("dense_time")) == ("ok", ())
+    assert several.facts["dense"] == OVER_RANKS
+    assert several.largest("dense_flops") == 2 * 2 * 2048**2 * 64 * 2
+
+
+@exact
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_the_yardstick_is_not_in_the_peak(launcher: Forked, mode: str) -> None:
+    def peak(repeats: int) -> float:
+        options = {"sparsity": 0.97}
+        outcome = run(launcher, "block-sparse", 8192, repeats=repeats, mode=mode, options=options)
+        return outcome.largest("peak") or 0
+
+    assert peak(2) == pytest.approx(peak(0), rel=0.01, abs=2**18)
+
+
+@exact
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("mode", "kv_heads"), [("forward", 1), ("train", 2)])
+def test_standard_attention_takes_what_its_formula_says(
+    launcher: Forked, causal: bool, mode: str, kv_heads: int
+) -> None:
+    outcome = run(launcher, "dense", repeats=0, causal=causal, mode=mode, kv_heads=kv_heads)
+    shape = trial("dense", 2048, heads=2, causal=causal, mode=mode, kv_heads=kv_heads).workload
+    assert outcome.largest("peak") == pytest.approx(standard_bytes(shape), rel=0.01)

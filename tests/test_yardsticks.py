@@ -1,0 +1,42 @@
+"""Formulas that a sparse attention is judged by, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from longseq_bench.model import Workload
+from longseq_bench.yardsticks import ratio, share_interval, share_of_ideal, standard_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        # q, k, v, out of 10 tokens, 2 and 1 heads of 4, two batches; scores and weights
+        ({}, 4 * (10 * 2 * 4 * (2 + 1 + 1 + 2) + 2 * (2 * 2 * 100))),
+        ({"dtype": "bfloat16"}, 2 * (10 * 2 * 4 * (2 + 1 + 1 + 2) + 2 * (2 * 2 * 100))),
+        ({"causal": True}, 4 * (10 * 2 * 4 * (2 + 1 + 1 + 2) + 2 * (2 * 2 * 100)) + 100),
+        # and the gradients of out and v; weights and two gradients
+        ({"mode": "train"}, 4 * (10 * 2 * 4 * (2 + 1 + 1 + 2 + 2 + 1) + 3 * (2 * 2 * 100))),
+    ],
+)
+def test_standard_attention_keeps_the_score_matrix_more_than_once(
+    fields: dict[str, object], expected: int
+) -> None:
+    shape = {"seq_len": 10, "batch": 2, "heads": 2, "kv_heads": 1, "head_dim": 4, **fields}
+    assert standard_bytes(Workload.model_validate(shape)) == expected
+
+
+def test_the_share_of_ideal_is_one_where_what_is_skipped_costs_nothing() -> None:
+    assert share_of_ideal(8.0, 0.25, 2.0) == 1.0
+    assert share_of_ideal(8.0, 0.25, 4.0) == 0.5
+    assert share_interval((6.0, 10.0), 0.5, (4.0, 5.0)) == (6 * 0.5 / 5, 10 * 0.5 / 4)
+
+
+def test_what_is_missing_stays_missing() -> None:
+    assert share_of_ideal(None, 0.25, 2.0) is None
+    assert share_of_ideal(8.0, None, 2.0) is None
+    assert share_of_ideal(8.0, 0.25, None) is None
+    assert share_interval((None, None), 0.5, (4.0, 5.0)) == (None, None)
+    assert (ratio(None, 1.0), ratio(1.0, None), ratio(1.0, 0), ratio(0.0, 2.0)) == (
+        None, None, None, 0.0,
+    )  # fmt: skip
