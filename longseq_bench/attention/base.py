@@ -36,6 +36,9 @@ class Attention(ABC):
     many_ranks: ClassVar[bool] = False
     """Whether it can be spread over ranks."""
 
+    planning_s: float = 0.0
+    """Seconds of the last call that went into planning by its inputs; part of the call."""
+
     def __init__(self, workload: Workload, group: Group) -> None:
         """Raises UnsupportedError, before anything runs, for what it can't do.
 

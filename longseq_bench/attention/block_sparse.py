@@ -1,38 +1,44 @@
 """Block-sparse attention on a compressed layout: each query block to the key blocks it keeps.
 
-Neighbouring key blocks are one strided view; scattered ones are gathered together, a bounded number
-of tokens at a time, so memory is that of the kept blocks of one row.
+Over ranks, rows of the layout are spread with their keys (`placement`), and each rank fetches the
+key blocks that its rows see, or has all come by in a ring (`exchange`); see block_ranks.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 
-from longseq_bench.attention.base import Counts, Positions, implementation
-from longseq_bench.attention.tiled import TILE_ROWS, TiledAttention
+from longseq_bench.attention.base import implementation
+from longseq_bench.attention.block_ranks import Fetched, Held, RingOfBlocks, sees_nearly_all
+from longseq_bench.attention.layouts import LayoutAttention
 from longseq_bench.comm.group import Group
-from longseq_bench.cost import Cost, attention_flops, floor_bytes
-from longseq_bench.errors import UnsupportedError
-from longseq_bench.kernels.tiles import ALL, Index, Piece, RowBlock
+from longseq_bench.comm.shard import Shard
+from longseq_bench.cost import Cost, key_bytes_per_token
+from longseq_bench.errors import UnsupportedError, UserError, WorldError
+from longseq_bench.kernels import sparse
 from longseq_bench.model import Workload
-from longseq_bench.patterns.blocks import check_asked, make_layout
+from longseq_bench.patterns.blocks import WITH_SPECIAL, check_asked, check_window, make_layout
 from longseq_bench.patterns.layout import BlockLayout
+from longseq_bench.patterns.placement import Placement, place_rows
 
 PatternName = Literal[
     "local-window", "dilated-sparse", "global-local", "hierarchical", "strided", "sink-window",
     "random",
 ]  # fmt: skip
+GLOBALS = 128
+"""Tokens, where a pattern has some and none were named."""
 
 
 @implementation("block-sparse")
-class BlockSparse(TiledAttention):
+class BlockSparse(LayoutAttention):
     """Attention over the blocks of a layout."""
 
     summary = "each block of queries sees some blocks of keys, by a named pattern"
+    many_ranks = True
 
     def __init__(
         self,
@@ -42,77 +48,112 @@ class BlockSparse(TiledAttention):
         pattern: Annotated[PatternName, "which blocks are kept"] = "local-window",
         sparsity: Annotated[float, "fraction of the visible blocks skipped, in [0, 1)"] = 0.9,
         block: Annotated[int, "tokens a block"] = 128,
-        globals: Annotated[int, "global or sink tokens (global-local, sink-window)", 0] = 128,
+        globals: Annotated[
+            int | None, "global or sink tokens (global-local, sink-window); default 128", 0
+        ] = None,
+        window: Annotated[
+            int | None, "tokens of the window, in place of what sparsity gives it"
+        ] = None,
         seed: Annotated[int, "draw of pattern=random", 0] = 0,
+        kernel: Annotated[sparse.Kernel, "what computes it; auto: the fastest here"] = "auto",
+        placement: Annotated[Placement, "how rows lie on ranks"] = "node-local",
+        ranks_per_node: Annotated[int, "of placement=hierarchical; 0: this host's", 0] = 0,
+        exchange: Annotated[
+            Literal["auto", "fetch", "ring"], "how keys of other ranks come"
+        ] = "auto",
     ) -> None:
-        super().__init__(workload, group)
-        if group.size > 1:
-            raise UnsupportedError("block-sparse over several ranks is not part of this version")
         check_asked(pattern, sparsity)
+        check_window(pattern, block, window)
         w = workload
-        special = globals if pattern in ("global-local", "sink-window") else 0
-        self._make = (pattern, w.seq_len, block, sparsity, w.causal, seed, min(special, w.seq_len))
-        self.asked = 1 - sparsity
+        special = _special(pattern, globals, w.seq_len)
+        self._make = (pattern, w.seq_len, block, sparsity, w.causal, seed, special, window)
+        self._spread = (placement, ranks_per_node or _ranks_here(group.size), exchange)
         self._layout: BlockLayout | None = None
+        # the window alone decides, but of strided, which spends the rest on its columns
+        self.asked = None if window and pattern != "strided" else 1 - sparsity
+        if group.size > -(-w.seq_len // block):
+            raise WorldError(
+                f"{w.seq_len} tokens in blocks of {block} can't be shared by {group.size} ranks"
+            )
+        super().__init__(workload, group, kernel)
 
     @property
-    def layout(self) -> BlockLayout:
+    def layouts(self) -> tuple[BlockLayout, ...]:
         """Made when first needed: by `plan`, so that its time and memory are the plan's."""
         if self._layout is None:
-            self._layout = make_layout(*self._make)
-        return self._layout
+            try:
+                self._layout = make_layout(*self._make)
+            except UserError as error:
+                # of this length; at others the same options may do
+                raise UnsupportedError(str(error)) from None
+        return (self._layout,)
 
     def plan(self, device: str) -> None:
-        super().plan(device)
-        self._layout = None
-        _ = self.layout
-
-    def tiles(self) -> Iterator[RowBlock]:
-        for heads in self.head_runs(TILE_ROWS):
-            for i in range(self.layout.rows):
-                yield self._row(i, heads)
-
-    def _row(self, i: int, heads: slice) -> RowBlock:
-        layout, w = self.layout, self.workload
-        rows = slice(i * layout.block, min((i + 1) * layout.block, w.seq_len))
-        pieces: list[Piece] = []
-        scattered: list[int] = []
-        for start, stop in layout.runs(i):
-            # its own block is a triangle of its own
-            last = i if w.causal and stop == i + 1 else stop
-            if (last - start) * layout.block >= TILE_ROWS:
-                pieces.append(Piece(ALL, self._tokens(start, last), heads))
-            else:
-                scattered += range(start, last)
-            if last < stop:
-                pieces.append(Piece(ALL, rows, heads, causal=True))
-        step = max(1, TILE_ROWS // layout.block)
-        for at in range(0, len(scattered), step):
-            keys = self._gathered(scattered[at : at + step])
-            pieces.append(Piece(ALL, keys, heads))
-        return RowBlock(rows, heads, tuple(pieces))
-
-    def _tokens(self, start: int, stop: int) -> slice:
-        return slice(
-            start * self.layout.block, min(stop * self.layout.block, self.workload.seq_len)
-        )
-
-    def _gathered(self, blocks: list[int]) -> Index:
-        """Tokens of some blocks: a view where they are neighbours."""
-        if blocks[-1] - blocks[0] == len(blocks) - 1:
-            return self._tokens(blocks[0], blocks[-1] + 1)
-        spans = [np.arange(s.start, s.stop) for s in (self._tokens(b, b + 1) for b in blocks)]
-        return torch.from_numpy(np.concatenate(spans))
-
-    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        return self.layout.multiplicity(q_positions, k_positions)
+        alone = self.group.size == 1
+        if alone:
+            self._layout = None
+            super().plan(device)
+            return
+        if self.asked_kernel not in ("auto", "native", "torch"):
+            raise UnsupportedError(f"kernel={self.asked_kernel} runs on one rank; auto on many")
+        self.device = device
+        self.kernel = sparse.choose_spans(self.asked_kernel, device, self.workload.dtype)
+        self._core = self._over_ranks
 
     def cost(self) -> Cost:
-        pairs = self.layout.visible_pairs
-        return Cost(attention_flops(self.workload, pairs), floor_bytes(self.workload))
-
-    def measures(self) -> dict[str, float]:
-        return {"density_asked": self.asked, "density_achieved": self.layout.block_density}
+        whole = super().cost()
+        if self.group.size == 1:
+            return whole
+        token = key_bytes_per_token(self.workload)
+        sent = self._over_ranks.bytes_sent(token, self.workload.train)
+        return Cost(whole.flops, whole.floor_bytes, sent)
 
     def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "kept_blocks": len(self.layout.indices)}
+        if self.group.size == 1:
+            return super().facts()
+        ringed = isinstance(self._over_ranks, RingOfBlocks)
+        return {**super().facts(), "exchange": "ring" if ringed else "fetch"}
+
+    def _shard(self) -> Shard:
+        if self.group.size == 1:
+            return Shard.whole(self.workload)
+        held = self._held
+        return Shard.of_tokens(self.workload, held.tokens(held.rows(self.group.rank)))
+
+    @cached_property
+    def _held(self) -> Held:
+        placement, per_node, _ = self._spread
+        layout = self.layouts[0]
+        owners = place_rows(placement, np.diff(layout.indptr), self.group.size, per_node)
+        return Held(layout, owners, self.group.rank, self.group.size)
+
+    @cached_property
+    def _over_ranks(self) -> Fetched | RingOfBlocks:
+        exchange = self._spread[2]
+        if exchange == "auto":
+            exchange = "ring" if sees_nearly_all(self._held) else "fetch"
+        make = Fetched if exchange == "fetch" else RingOfBlocks
+        kernel = sparse.span_kernel(self.kernel)
+        return make(self._held, self.group, kernel, self.workload.causal)
+
+
+def _special(pattern: str, asked: int | None, seq_len: int) -> int:
+    """Global or sink tokens. Raises UserError where a pattern has none, UnsupportedError where the
+    sequence is shorter."""
+    if pattern not in WITH_SPECIAL:
+        if asked:
+            raise UserError(
+                f"globals={asked} with pattern={pattern}, which has none: "
+                f"{' and '.join(WITH_SPECIAL)} do"
+            )
+        return 0
+    if asked is None:
+        return min(GLOBALS, seq_len)
+    if asked > seq_len:
+        raise UnsupportedError(f"globals={asked} is more than the sequence's {seq_len} tokens")
+    return asked
+
+
+def _ranks_here(ranks: int) -> int:
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(here) if here.isdigit() and int(here) else ranks

@@ -7,7 +7,7 @@ multiset union of what they see. With `mix=groups` each head uses one pair only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,12 @@ from longseq_bench.cost import (
 )
 from longseq_bench.errors import WorldError
 from longseq_bench.kernels.core import Core
+from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanCore
+from longseq_bench.kernels.sparse import SpansOf, choose_spans, said, span_kernel
 from longseq_bench.kernels.tiles import RowBlock
 from longseq_bench.model import Workload
 from longseq_bench.patterns.dilated import Rule
+from longseq_bench.patterns.segment_spans import classes, segment_spans, sort_walk
 
 Mix = Literal["softmax", "groups"]
 SEGMENTS = (1024, 2048)
@@ -61,22 +64,57 @@ class Dilated(TiledAttention):
         segments: Annotated[tuple[int, ...], "tokens a segment, one a pair"] = SEGMENTS,
         dilation: Annotated[tuple[int, ...], "rate of each pair"] = DILATION,
         mix: Annotated[Mix, "softmax: all pairs for every head; groups: one pair each"] = "softmax",
+        kernel: Annotated[SpansOf, "what computes it; auto: the fastest here"] = "auto",
     ) -> None:
         if workload.seq_len < group.size:
             raise WorldError(f"{workload.seq_len} tokens can't be shared by {group.size} ranks")
         self.rule = Rule(tuple(segments), tuple(dilation), workload.heads, mix)
         super().__init__(workload, group)
+        self.asked_kernel, self.kernel = kernel, ""
         self.walk = Walk(workload.seq_len)
+        self._spans: SpanCore | None = None
         self.step_of: NDArray[np.int32] | None = None
 
     def _shard(self) -> Shard:
         steps = self._steps(self.group.rank)
         return Shard.of_tokens(self.workload, np.arange(steps.start, steps.stop))
 
+    def plan(self, device: str) -> None:
+        super().plan(device)
+        self.kernel = choose_spans(self.asked_kernel, device, self.workload.dtype)
+        self.device, self._spans = device, None
+        if self.group.size == 1 and self.kernel == "native":
+            self._spans = self._span_core()
+
     def core(self) -> Core:
-        if self.group.size == 1:
-            return super().core()
-        return Travelling(self.courier(), self)
+        if self.group.size > 1:
+            return Travelling(self.courier(), self)
+        return self._spans or super().core()
+
+    def facts(self) -> dict[str, Any]:
+        w, longer = self.workload, [s for s in self.rule.segments if s > self.workload.seq_len]
+        facts: dict[str, Any] = super().facts()
+        if self._spans is not None:
+            facts = said(self.kernel, self.device, w.dtype, self.asked_kernel)
+        if longer:
+            words = ", ".join(f"{s:,}" for s in longer)
+            facts["segments"] = f"{words} reach beyond {w.seq_len:,} tokens: one segment holds all"
+        return facts
+
+    def _span_core(self) -> SpanCore:
+        """The compiled kernel over spans, with an index where steps are not tokens."""
+        w, rule, order = self.workload, self.rule, self.walk.order
+        index, sorted_by = NO_INDEX, None
+        if order is not None and w.causal:
+            both, sorted_by = sort_walk(order, rule), rule
+            index = Index(both.queries, both.keys)
+        elif order is not None:
+            index = Index(order, order)
+        parts = [
+            Part(segment_spans(w.seq_len, sets, w.causal, sorted_by), heads)
+            for sets, heads in classes(rule)
+        ]
+        return SpanCore(span_kernel(self.kernel), lambda: parts, w.causal, index)
 
     def courier(self) -> Ring:
         """Pieces travel along the walk, as far as any rank's segments reach."""

@@ -8,10 +8,8 @@ positions takes 10 n² bytes.
 
 from __future__ import annotations
 
-import functools
 import shutil
 import time
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
@@ -20,22 +18,11 @@ from torch import Tensor
 from longseq_bench.attention.base import ExactAttention, implementation
 from longseq_bench.comm.group import Group
 from longseq_bench.errors import UnsupportedError
+from longseq_bench.kernels.flex_blocks import compiled
 from longseq_bench.model import Workload
 
 _COMPILERS = ("g++", "clang++", "c++")
 _compile_s: dict[str, float] = {}
-
-
-@functools.cache
-def _compiled() -> Callable[..., Tensor]:
-    """One compiled function a process, for every length. Compiled in this process: helpers of the
-    compiler would count as strays of the trial."""
-    import torch._inductor.config as inductor
-    from torch.nn.attention.flex_attention import flex_attention
-
-    inductor.compile_threads = 1
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
-    return compiled
 
 
 def _no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -85,7 +72,8 @@ class Flex(ExactAttention):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         grouped = q.shape[1] != k.shape[1]
-        return _compiled()(q, k, v, block_mask=self._mask, enable_gqa=grouped)
+        out: Tensor = compiled()(q, k, v, block_mask=self._mask, enable_gqa=grouped)
+        return out
 
     def facts(self) -> dict[str, Any]:
         return {"kernel": "flex (compiled)", "compile_s": max(_compile_s.values(), default=None)}

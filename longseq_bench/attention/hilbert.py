@@ -33,10 +33,10 @@ class Hilbert(Dilated):
         return Shard.of_tokens(self.workload, order[steps.start : steps.stop].astype(np.int64))
 
     def plan(self, device: str) -> None:
-        super().plan(device)
         # over ranks the walk is what is shared out, and only causality asks where it came from
         if self.group.size == 1 or self.workload.causal:
             self.walk = Walk(self.workload.seq_len, hilbert_order(self.workload.seq_len))
+        super().plan(device)
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         if self.step_of is None:

@@ -78,7 +78,7 @@ def forward(
         if out is None:
             out = torch.zeros_like(q)
             lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
-        _block_forward(q, k, v, block, out, lse)
+        block_forward(q, k, v, block, out, lse)
     return torch.zeros_like(q) if out is None else out, lse
 
 
@@ -100,10 +100,11 @@ def backward(
     return dq, dk, dv.to(v.dtype)
 
 
-def _block_forward(
+def block_forward(
     q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor | None
 ) -> None:
-    """One row block's output, merged over its pieces, into `out` and `lse`."""
+    """One row block's output, merged over its pieces, into `out` and `lse`, which are 0 and -inf
+    there."""
     q_block = _take(q, block.heads, block.rows)
     acc = _accumulator(out, block)
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)

@@ -161,6 +161,12 @@ def _check_special(pattern: str, seq_len: int, special: int) -> None:
         )
 
 
+def check_window(pattern: str, block: int, window: int | None) -> None:
+    """Raises UserError for a window in a pattern that takes none, or smaller than a block."""
+    if window is not None:
+        _window_blocks(pattern, block, window)
+
+
 def _window_blocks(pattern: str, block: int, window: int) -> int:
     """Blocks of a window that was asked for."""
     if pattern not in WITH_WINDOW:

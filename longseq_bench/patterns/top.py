@@ -16,8 +16,8 @@ from longseq_bench.patterns.layout import BlockLayout, Ints
 
 Scores = NDArray[np.float32]
 
-CHUNK = 2**22
-"""Scores asked for at a time."""
+CHUNK = 2**18
+"""Scores asked for at a time: some five megabytes in all."""
 
 _HIDDEN = np.iinfo(np.int64).max
 _FIRST = np.int64(np.iinfo(np.int32).min) << 32

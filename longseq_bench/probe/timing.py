@@ -42,9 +42,11 @@ def timed(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: 
         teller.enter("time", "warm-up")
         run_pass(attention, one)
         one.out = one.grads = None
+    planned: list[float] = []
     end = time.perf_counter() + trial.time_cap
     while len(whole.wall) < trial.repeats:
         _one(attention, one, whole, teller, f"pass {len(whole.wall) + 1}")
+        planned += [attention.planning_s] if attention.planning_s else []
         if group.size > 1:
             halves.one(teller)
         if dense:
@@ -55,6 +57,8 @@ def timed(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: 
         if settled(notes.slowest, SETTLED_WITHIN) or stop:
             break
     notes.take(whole.measurements())
+    if planned:
+        notes.add("plan_time", "s", *planned)
     if group.size > 1:
         halves.onto(notes)
     if dense:

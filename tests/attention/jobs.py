@@ -23,7 +23,8 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.shard import Positions, Shard
-from longseq_bench.kernels import local
+from longseq_bench.kernels import local, native, plain_spans
+from longseq_bench.kernels.spans import NO_INDEX, Index, Part
 from longseq_bench.model import DType, Workload
 from tests.attention.definition import Options, Tensors, inputs, output_gradient
 
@@ -233,12 +234,50 @@ def _counted() -> Iterator[Kernels]:
         found.pairs += visible(q, k, how["is_causal"], None)
         return torchs(q, k, v, **how)
 
-    with (
-        patch.object(local, "forward", counted_forward),
-        patch.object(local, "backward", counted_backward),
-        patch.object(sdpa, "scaled_dot_product_attention", counted_torchs),
-    ):
+    def counted_spans(kernel: Any) -> Any:
+        start = kernel.forward
+
+        def counted(
+            q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, parts: Any,
+            causal: bool, index: Index = NO_INDEX, merge: bool = False,
+        ) -> None:  # fmt: skip
+            parts = list(parts)
+            found.calls += 1
+            found.pairs += q.shape[0] * sum(seen_in(part, causal, index) for part in parts)
+            start(q, k, v, out, lse, parts, causal, index, merge)
+
+        return counted
+
+    def counted_back(kernel: Any) -> Any:
+        start = kernel.backward
+
+        def counted(*args: Any, **how: Any) -> None:
+            found.calls += 1
+            start(*args, **how)
+
+        return counted
+
+    with ExitStack() as stack:
+        for kernel in (native, plain_spans):
+            stack.enter_context(patch.object(kernel, "forward", counted_spans(kernel)))
+            stack.enter_context(patch.object(kernel, "backward", counted_back(kernel)))
+        stack.enter_context(patch.object(local, "forward", counted_forward))
+        stack.enter_context(patch.object(local, "backward", counted_backward))
+        stack.enter_context(patch.object(sdpa, "scaled_dot_product_attention", counted_torchs))
         yield found
+
+
+def seen_in(part: Part, causal: bool, index: Index) -> int:
+    """Pairs of a part, of all its heads."""
+    seen = 0
+    for queries, keys, _ in plain_spans.tiles_of(part.spans):
+        pairs = len(queries) * len(keys)
+        if causal:
+            q_at = plain_spans.positions(queries, index.q_row, index.q_at)
+            k_at = plain_spans.positions(keys, index.k_row, index.k_at)
+            pairs = int((k_at[None, :] <= q_at[:, None]).sum())
+        seen += pairs
+    return seen * len(part.heads)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,23 @@ def options_at(name: str, world: int) -> list[Options]:
         return [{}, {"inner": "ring"}]
     if name in ("dilated", "hilbert"):
         return SEGMENTS if world == 3 else SEGMENTS[world == 4 :: 2]
+    if name == "block-sparse":
+        patterns: list[Options] = [
+            {"block": 8, "sparsity": 0.6, "pattern": pattern, "exchange": exchange}
+            for pattern in ("local-window", "random", "global-local")
+            for exchange in ("fetch", "ring")
+        ]
+        places: list[Options] = [
+            {"block": 5, "sparsity": 0.5, "pattern": "strided", "placement": "load-balanced"},
+            {"block": 4, "sparsity": 0.7, "placement": "hierarchical", "ranks_per_node": 2},
+            {"block": 8, "sparsity": 0.6, "pattern": "random", "kernel": "torch"},
+        ]
+        return [*patterns, *places]
     return [{}]
 
+
+FINEST: dict[str, Options] = {"block-sparse": {"block": 4}}
+"""Of those that give a rank nothing smaller than a block."""
 
 MANY = [name for name in REGISTERED if IMPLEMENTATIONS.get(name).many_ranks]
 
@@ -92,7 +108,7 @@ def named(name: str, world: int, options: Options) -> Any:
 
 
 EVERY = [named(n, w, o) for n in MANY for w in WORLDS for o in options_at(n, w)]
-DEFAULTS = [named(n, w, {}) for n in MANY for w in WORLDS]
+DEFAULTS = [named(n, w, FINEST.get(n, {})) for n in MANY for w in WORLDS]
 SOME = [
     *DEFAULTS,
     named("ring", 3, {"order": "contiguous", "queries": "full", "chunk": 7}),
@@ -104,6 +120,7 @@ SOME = [
     named("head-parallel", 3, {"sequence_parallel": True}),
     named("dilated", 3, {"segments": (24, 100), "dilation": (1, 3)}),
     named("hilbert", 3, {"segments": (24, 100), "dilation": (1, 3)}),
+    named("block-sparse", 3, {"block": 4, "exchange": "ring", "placement": "load-balanced"}),
 ]
 MODULES = [named("ring", world, {"transport": "fairscale"}) for world in (2, 3)]
 every = pytest.mark.parametrize(("name", "world", "options"), EVERY)
@@ -201,7 +218,17 @@ def assert_right(case: Case, passed: list[Passed]) -> None:
 
 
 def test_every_way_to_spread_a_sequence_is_here() -> None:
-    ways = {"ring", "collective", "ulysses", "usp", "head-parallel", "ddp", "dilated", "hilbert"}
+    ways = {
+        "block-sparse",
+        "ring",
+        "collective",
+        "ulysses",
+        "usp",
+        "head-parallel",
+        "ddp",
+        "dilated",
+        "hilbert",
+    }
     assert ways <= {*MANY}
     assert {"ring", "usp"} <= {param.values[0] for param in EVERY}
 
@@ -240,7 +267,12 @@ def test_half_precision_equals_the_reference(
 @causality
 def test_eight_ranks_equal_the_reference(ranks: Ranks, name: str, causal: bool) -> None:
     cases = [
-        Case(name, {}, workload(name, LARGE, tokens, causal=causal, mode="train"), fine)
+        Case(
+            name,
+            FINEST.get(name, {}),
+            workload(name, LARGE, tokens, causal=causal, mode="train"),
+            fine,
+        )
         for tokens, fine in ((131, False), (41, True))
     ]
     for case, passed in zip(cases, passed_all(ranks, LARGE, cases), strict=True):
@@ -250,6 +282,8 @@ def test_eight_ranks_equal_the_reference(ranks: Ranks, name: str, causal: bool) 
 @some
 def test_a_token_or_two_a_rank(ranks: Ranks, name: str, world: int, options: Options) -> None:
     """As many tokens as ranks and few more: none may be left without."""
+    if name in FINEST:
+        options = {**options, "block": 1}
     cases = [
         Case(name, options, workload(name, world, world + more, True, causal=causal, mode="train"))
         for more in (0, 1, 2)
@@ -482,7 +516,8 @@ def test_degrees_not_asked_for_make_up_the_world() -> None:
 )
 def test_fewer_tokens_than_ranks_are_refused(name: str, options: Options) -> None:
     w = Workload(seq_len=3, heads=4)
-    assert refused(name, w, 4, **options) == "3 tokens can't be shared by 4 ranks"
+    said = refused(name, w, 4, **options)
+    assert re.fullmatch(r"3 tokens( in blocks of \d+)? can't be shared by 4 ranks", said)
 
 
 def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:

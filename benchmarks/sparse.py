@@ -1,0 +1,205 @@
+"""Sparse attention beside dense and FlexAttention: `python benchmarks/sparse.py`.
+
+Each pattern in turn with dense `sdpa` and with compiled FlexAttention on the same layout, float32,
+8 heads of 64, block 128, in interleaved rounds on the same inputs. Prints the share of ideal,
+(dense time x density) / sparse time, as the median over rounds with its range, by wall and by CPU
+time, and FlexAttention's time over ours.
+
+Dense attention of 1,024 query rows against all keys, scaled to all rows, stands for the whole: its
+time a row is the same for every row when all keys are seen. --whole runs all rows (minutes a pass).
+Also the growth of time with length at the same blocks a row. Options: --cases 32k:0.95,128k:0.99
+--patterns ... --kernels native,torch --rounds 5 --train --causal --no-flex --dtype float32
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.layouts import core_of
+from longseq_bench.cost import visible_pairs
+from longseq_bench.errors import LongseqError
+from longseq_bench.kernels import local, sparse
+from longseq_bench.kernels.core import Core
+from longseq_bench.patterns.blocks import PATTERNS, make_layout
+from longseq_bench.units import parse_tokens
+
+HEADS, HEAD_DIM, BLOCK = 8, 64, 128
+ROWS = 1024
+LEAST = {"random": 0.65}
+LEAST_OTHERS = 0.75
+MOST_GROWTH = 4.4
+REQUIRED = ("local-window", "dilated-sparse", "sink-window", "strided", "global-local", "random")
+
+Clocked = tuple[float, float]
+"""Wall and CPU seconds."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", default="32k:0.95,128k:0.99")
+    parser.add_argument("--patterns", default=",".join(PATTERNS))
+    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="float32")
+    for flag in ("--train", "--causal", "--whole", "--no-flex", "--no-growth"):
+        parser.add_argument(flag, action="store_true")
+    asked = parser.parse_args()
+    good = True
+    for case in asked.cases.split(","):
+        tokens, sparsity = case.split(":")
+        good &= one_case(asked, parse_tokens(tokens), float(sparsity))
+    if not asked.no_growth:
+        good &= growth(asked)
+    sys.exit(0 if good else 1)
+
+
+def one_case(asked: Any, n: int, sparsity: float) -> bool:
+    """A table of all patterns at one length; whether every share is as high as it has to be."""
+    inputs = drawn(n, asked.dtype)
+    how = "forward and backward" if asked.train else "forward"
+    print(
+        f"\n{n:,} tokens, {sparsity:.1%} sparse, {'causal' if asked.causal else 'both ways'}, ",
+        end="",
+    )
+    print(f"{asked.dtype}, {how}, {torch.get_num_threads()} threads, {asked.rounds} rounds")
+    layout = "{:<16} {:<8} {:>8} {:>8} {:>8} {:>7} {:>15} {:>9} {:>7}"
+    head = (
+        "pattern",
+        "kernel",
+        "density",
+        "plan s",
+        "time s",
+        "share",
+        "range",
+        "share CPU",
+        "flex/us",
+    )
+    print(layout.format(*head))
+    good = True
+    for pattern in asked.patterns.split(","):
+        for name in asked.kernels.split(","):
+            cells, share = one_pattern(asked, pattern, name, sparsity, inputs)
+            print(layout.format(*cells), flush=True)
+            if pattern in REQUIRED:
+                good &= share >= LEAST.get(pattern, LEAST_OTHERS)
+    return good
+
+
+def one_pattern(
+    asked: Any, pattern: str, name: str, sparsity: float, inputs: tuple[Tensor, ...]
+) -> tuple[list[str], float]:
+    """A row of the table, and the share of ideal."""
+    n = inputs[0].shape[2]
+    start = time.perf_counter()
+    made = make_layout(pattern, n, BLOCK, sparsity, asked.causal)
+    kernel = sparse.choose(name, "cpu", asked.dtype)
+    core = core_of(kernel, (made,), HEADS, asked.causal)
+    planned = time.perf_counter() - start
+    runs: dict[str, Callable[[], Clocked]] = {"ours": passes(core, inputs, asked.train)}
+    if not (asked.no_flex or asked.train):
+        runs["flex"] = flex(made, inputs, asked.causal)
+    seen: dict[str, list[Clocked]] = {k: [] for k in (*runs, "dense")}
+    for round_ in range(asked.rounds + 1):
+        for key, run in (*runs.items(), ("dense", lambda: dense(asked, inputs))):
+            clocked = run()
+            if round_:  # the first warms up
+                seen[key].append(clocked)
+    density = made.visible_pairs / visible_pairs(n, asked.causal)
+    shares = [
+        [d[i] * density / o[i] for d, o in zip(seen["dense"], seen["ours"], strict=True)]
+        for i in (0, 1)
+    ]
+    against = [f[0] / o[0] for f, o in zip(seen.get("flex", []), seen["ours"], strict=False)]
+    share = median(shares[0])
+    took = median(wall for wall, _ in seen["ours"])
+    return [
+        pattern, kernel, f"{density:.4f}", f"{planned:.3f}", f"{took:.3f}",
+        f"{share:.2f}", f"{min(shares[0]):.2f} to {max(shares[0]):.2f}", f"{median(shares[1]):.2f}",
+        f"{median(against):.2f}" if against else "",
+    ], share  # fmt: skip
+
+
+def passes(core: Core, inputs: tuple[Tensor, ...], train: bool) -> Callable[[], Clocked]:
+    q, k, v, grad = inputs
+
+    def one() -> None:
+        out, lse = core.forward(q, k, v, train)
+        if train:
+            assert lse is not None
+            core.backward(grad, q, k, v, out, lse)
+
+    return lambda: clocked(one)
+
+
+def flex(layout: Any, inputs: tuple[Tensor, ...], causal: bool) -> Callable[[], Clocked]:
+    """FlexAttention on the same layout, compiled before anything is timed."""
+    try:
+        core = core_of("flex", (layout,), HEADS, causal)
+        core.forward(*inputs[:3], False)
+    except LongseqError as error:
+        sys.exit(f"FlexAttention: {error}")
+    return lambda: clocked(lambda: core.forward(*inputs[:3], False))
+
+
+def dense(asked: Any, inputs: tuple[Tensor, ...]) -> Clocked:
+    """Dense attention of all rows, or of some scaled to all."""
+    q, k, v, grad = inputs
+    n = q.shape[2]
+    rows = n if asked.whole else min(n, ROWS)
+    causal = asked.causal and rows == n
+
+    def one() -> None:
+        out, lse = local.forward(q[:, :, :rows], k, v, causal)
+        if asked.train:
+            local.backward(grad[:, :, :rows], q[:, :, :rows], k, v, out, lse, causal)
+
+    scale = visible_pairs(n, asked.causal) / (visible_pairs(n, causal) * rows / n)
+    wall, cpu = clocked(one)
+    return wall * scale, cpu * scale
+
+
+def growth(asked: Any) -> bool:
+    """Time at 512k over time at 128k tokens, 10 blocks a row in both."""
+    print("\ntime from 128k to 512k tokens at the same blocks a row")
+    seen: dict[int, list[float]] = {}
+    runs = {}
+    for n, sparsity in ((131072, 0.99), (524288, 0.9975)):
+        inputs = drawn(n, asked.dtype)
+        made = make_layout("local-window", n, BLOCK, sparsity, asked.causal)
+        kernel = sparse.choose("auto", "cpu", asked.dtype)
+        runs[n] = passes(core_of(kernel, (made,), HEADS, asked.causal), inputs, asked.train)
+        seen[n] = []
+    for round_ in range(asked.rounds + 1):
+        for n, run in runs.items():
+            wall = run()[0]
+            if round_:
+                seen[n].append(wall)
+    short, long = seen.values()
+    ratio = median(b / a for a, b in zip(short, long, strict=True))
+    print(f"local-window: {median(short):.3f} s, {median(long):.3f} s: {ratio:.2f} times")
+    return ratio <= MOST_GROWTH
+
+
+def drawn(n: int, dtype: str) -> tuple[Tensor, ...]:
+    """q, k, v and an output gradient."""
+    made = torch.Generator().manual_seed(0)
+    shape = (1, HEADS, n, HEAD_DIM)
+    return tuple(torch.randn(shape, generator=made).to(getattr(torch, dtype)) for _ in range(4))
+
+
+def clocked(run: Callable[[], object]) -> Clocked:
+    start, cpu = time.perf_counter(), time.process_time()
+    run()
+    return time.perf_counter() - start, time.process_time() - cpu
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Block-sparse attention that chooses its key blocks by looking: the highest scores a row and head.
+
+A block of queries scores a block of keys by the product of what stands for each: the mean of its
+tokens. Causal, a block of queries is stood for by its first one, because a mean would let later
+queries decide what earlier ones see. Scores are averaged over the batch, so a head has one layout.
+
+With scorer=learned both pass through a matrix first. Which blocks are kept is no smooth function
+of those matrices; what is, is the output as a function of a number added to all scores of a kept
+block, at zero. That gradient is the sum of the gradient of its attention scores, and it is passed
+on to the scorer's matrices as that of the block's score (a straight-through estimate, arXiv
+1308.3432). q, k and v get their exact gradients for the layout that was chosen.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from longseq_bench.attention.base import implementation
+from longseq_bench.attention.layouts import LayoutAttention
+from longseq_bench.comm.group import Group
+from longseq_bench.errors import UnsupportedError
+from longseq_bench.kernels import sparse
+from longseq_bench.kernels.core import attend
+from longseq_bench.kernels.spans import Part, sum_by_heads
+from longseq_bench.model import Workload
+from longseq_bench.patterns.blocks import check_sparsity
+from longseq_bench.patterns.layout import BlockLayout
+from longseq_bench.patterns.spans import spans_of
+from longseq_bench.patterns.top import top_layout
+
+Scorer = Literal["means", "learned"]
+_SPREAD = 0.1
+"""Of the scorer's first matrices round the identity, at which it scores as means do."""
+
+
+@implementation("block-sparse-adaptive")
+class AdaptiveBlockSparse(LayoutAttention):
+    """Attention over the blocks with the highest scores."""
+
+    summary = (
+        "each block of queries sees the key blocks that score highest, chosen a head at a time"
+    )
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        sparsity: Annotated[float, "fraction of the visible blocks skipped, in [0, 1)"] = 0.9,
+        block: Annotated[int, "tokens a block"] = 128,
+        scorer: Annotated[Scorer, "means of blocks, or means through learned matrices"] = "means",
+        seed: Annotated[int, "draw of the learned scorer's first matrices", 0] = 0,
+        kernel: Annotated[sparse.Kernel, "what computes it; auto: the fastest here"] = "auto",
+    ) -> None:
+        check_sparsity(sparsity)
+        super().__init__(workload, group, kernel)
+        if scorer == "learned" and kernel not in ("auto", "native", "torch"):
+            raise UnsupportedError(
+                f"kernel={kernel} gives a learned scorer no gradients; auto does"
+            )
+        self.block, self.sparsity, self.asked = block, sparsity, 1 - sparsity
+        self.scorer, self._seed = scorer, seed
+        self.matrices: tuple[Tensor, ...] = ()
+        self._chosen: tuple[BlockLayout, ...] = ()
+
+    @property
+    def layouts(self) -> tuple[BlockLayout, ...]:
+        """Those of the last call, one a query head."""
+        if not self._chosen:
+            raise RuntimeError("an adaptive pattern is chosen by a call; there was none yet")
+        return self._chosen
+
+    def plan(self, device: str) -> None:
+        """Choose the kernel; the layout is chosen by each call."""
+        w = self.workload
+        choose = sparse.choose_spans if self.scorer == "learned" else sparse.choose
+        self.kernel, self.device = choose(self.asked_kernel, device, w.dtype), device
+        if self.scorer == "learned" and not self.matrices:
+            draw = torch.Generator().manual_seed(self._seed)
+            made = (torch.randn(w.head_dim, w.head_dim, generator=draw) for _ in range(2))
+            near = (torch.eye(w.head_dim) + m * _SPREAD / math.sqrt(w.head_dim) for m in made)
+            self.matrices = tuple(m.to(device).requires_grad_(w.train) for m in near)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        start = time.perf_counter()
+        with torch.no_grad():
+            pooled = self._pooled(q, k)
+            self._chosen = tuple(self._layout(*pooled, h) for h in range(q.shape[1]))
+        self.planning_s = time.perf_counter() - start
+        if self.scorer == "learned" and self.workload.train:
+            return _Learned.apply(q, k, v, *self.matrices, self, pooled)  # type: ignore[no-any-return, no-untyped-call]
+        return attend(q, k, v, self._made(self._chosen), self.workload.train)
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "scorer": self.scorer}
+
+    def _pooled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """What stands for each block, (B, Hq, rows, D) and (B, Hk, rows, D) float32."""
+        queries = q[:, :, :: self.block].float() if self.workload.causal else _means(q, self.block)
+        return queries, _means(k, self.block)
+
+    def _through(self, pooled: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if not self.matrices:
+            return pooled
+        return pooled[0] @ self.matrices[0], pooled[1] @ self.matrices[1]
+
+    def _layout(self, queries: Tensor, keys: Tensor, head: int) -> BlockLayout:
+        w = self.workload
+        kv = head * w.kv_heads // w.heads
+        # (B, rows, D) as (rows, B D): one product sums over the batch too
+        q, k = self._through((queries[:, head], keys[:, kv]))
+        rows, columns = (t.permute(1, 0, 2).flatten(1) for t in (q, k))
+        scale = 1 / (math.sqrt(w.head_dim) * w.batch)
+
+        def scores(start: int, stop: int) -> NDArray[np.float32]:
+            found: NDArray[np.float32] = (rows[start:stop] @ columns.T * scale).cpu().numpy()
+            return found
+
+        return top_layout(scores, w.seq_len, self.block, self.sparsity, w.causal)
+
+
+class _Learned(torch.autograd.Function):
+    """Attention over the chosen blocks, with the scorer's straight-through gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor,
+        attention: AdaptiveBlockSparse, pooled: tuple[Tensor, Tensor],
+    ) -> Tensor:  # fmt: skip
+        ctx.kernel, ctx.causal = sparse.span_kernel(attention.kernel), attention.workload.causal
+        ctx.parts = [Part(spans_of(layout), [h]) for h, layout in enumerate(attention.layouts)]
+        ctx.layouts = attention.layouts
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        ctx.kernel.forward(q, k, v, out, lse, ctx.parts, ctx.causal)
+        ctx.save_for_backward(q, k, v, w_q, w_k, out, lse, *pooled)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, w_q, w_k, out, lse, *pooled = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        bias = [np.zeros((q.shape[0], 1, len(x.indices)), np.float32) for x in ctx.layouts]
+
+        def add(heads: range, sums: tuple[Tensor, Tensor]) -> None:
+            ctx.kernel.backward(
+                grad_out, q, k, v, out, lse, dq, sums, heads, ctx.parts, ctx.causal, bias=bias
+            )
+
+        sum_by_heads(dk, dv, add)
+        d_matrices = _of_matrices(ctx.layouts, bias, (pooled[0], pooled[1]), (w_q, w_k))
+        return dq, dk, dv, *d_matrices, None, None
+
+
+def _of_matrices(
+    layouts: tuple[BlockLayout, ...],
+    bias: list[NDArray[np.float32]],
+    pooled: tuple[Tensor, Tensor],
+    matrices: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Gradients of both matrices: score(i, j) = mean over the batch of q_i Wq (k_j Wk)^T / √D."""
+    queries, keys = pooled
+    batch, heads, _, dim = queries.shape
+    scale = 1 / (math.sqrt(dim) * batch)
+    found = [torch.zeros_like(m) for m in matrices]
+    for head, layout in enumerate(layouts):
+        kv = head * keys.shape[1] // heads
+        rows = np.repeat(np.arange(layout.rows), layout.row_lengths)
+        of_scores = torch.sparse_coo_tensor(
+            torch.from_numpy(np.stack((rows, layout.indices.astype(np.int64)))),
+            torch.from_numpy(bias[head].sum((0, 1)) * np.float32(scale)),
+            (layout.rows, layout.rows),
+            is_coalesced=True,
+            check_invariants=False,
+        ).to(queries.device)
+        for b in range(batch):
+            weighed = of_scores @ keys[b, kv]
+            found[0] += queries[b, head].T @ (weighed @ matrices[1])
+            found[1] += weighed.T @ (queries[b, head] @ matrices[0])
+    return found[0], found[1]
+
+
+def _means(t: Tensor, block: int) -> Tensor:
+    """Means of blocks of tokens, (B, H, rows, D) float32; the last block may be short."""
+    whole = t.shape[2] // block * block
+    found = []
+    if whole:
+        blocks = torch.unflatten(t[:, :, :whole], 2, (-1, block))
+        found.append(blocks.mean(3, dtype=torch.float32))
+    if whole < t.shape[2]:
+        found.append(t[:, :, whole:].mean(2, keepdim=True, dtype=torch.float32))
+    return torch.cat(found, 2)

@@ -1,0 +1,340 @@
+"""A drop-in for torch.nn.MultiheadAttention whose queries see some blocks of keys only.
+
+Padded keys are left out of the runs of keys that a kernel walks, so they are excluded before the
+softmax: nothing is masked after it, and numbers at padded places never enter. Padding differs from
+row to row of a batch; neighbouring rows with the same padding are attended to together.
+
+Letters: B batch, N tokens, E embed_dim, Hq heads, Hk kv_heads, D head_dim = E / Hq.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from itertools import groupby
+from typing import Annotated, Any, Generic, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from longseq_bench.attention.block_sparse import BlockSparse, PatternName
+from longseq_bench.comm.group import Group
+from longseq_bench.errors import UnsupportedError, UserError
+from longseq_bench.kernels import sparse
+from longseq_bench.kernels.core import Core, Triple, attend
+from longseq_bench.kernels.spans import Part, SpanCore
+from longseq_bench.model import DTYPE_BYTES, DType, Workload
+from longseq_bench.patterns.blocks import check_asked, check_lengths
+from longseq_bench.patterns.spans import Spans, spans_of
+
+T = TypeVar("T")
+Padded = NDArray[np.bool_]
+KEPT_LAYOUTS = 4
+"""Lengths of a sequence whose layouts a module keeps."""
+
+
+class Recent(Generic[T]):
+    """The last few things made, by key. A copy of it, or a pickle, starts empty."""
+
+    def __init__(self, most: int = KEPT_LAYOUTS) -> None:
+        self._most = most
+        self._made: OrderedDict[Hashable, T] = OrderedDict()
+
+    def of(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What was made for the key, or is now."""
+        if key not in self._made:
+            self._made[key] = make()
+            if len(self._made) > self._most:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return self._made[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_most": self._most, "_made": OrderedDict()}
+
+
+class MultiheadBlockSparse(nn.Module):
+    """torch.nn.MultiheadAttention over the blocks of a layout, for self-attention.
+
+    Parameters are named and laid out as there (in_proj_weight (E + 2 Hk D, E): rows of q, k, v;
+    in_proj_bias; out_proj), so with as many kv heads as heads a state_dict goes from one to the
+    other. Under the attn_mask that equals its layout it returns what the other does, but for a
+    query whose every visible key is padded: that is NaN there, and here a row of zeros, out_proj's
+    bias left out too, with zero gradient. Attention weights are never formed. `ran` says of the
+    last call which kernel it ran on.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        num_kv_heads: int | None = None,
+        batch_first: bool = False,
+        pattern: PatternName = "local-window",
+        sparsity: float = 0.9,
+        block: int = 128,
+        globals: Annotated[int | None, 0] = None,
+        window: int | None = None,
+        seed: Annotated[int, 0] = 0,
+        causal: bool = False,
+        kernel: sparse.Kernel = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Pattern and kernel as of the implementation `block-sparse`; num_kv_heads None: as many
+        as heads. Raises UserError for what can't be."""
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_heads(embed_dim, num_heads, kv_heads)
+        if dropout:
+            raise UserError(f"dropout={dropout:g} would need attention weights; 0 is what it takes")
+        check_asked(pattern, sparsity)
+        check_lengths(1, block)
+        super().__init__()
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads
+        self.head_dim, self.batch_first, self.causal = embed_dim // num_heads, batch_first, causal
+        self.dropout, self.kernel = 0.0, kernel
+        # torch's encoder layer would put its own dense kernel in our place were this True
+        self._qkv_same_embed_dim = False
+        self._options: dict[str, Any] = {
+            "pattern": pattern, "sparsity": sparsity, "block": block, "globals": globals,
+            "window": window, "seed": seed, "kernel": kernel,
+        }  # fmt: skip
+        self._unplanned(max(block, globals or 0), "float32")  # says what it can't be
+        self._recent: Recent[BlockSparse] = Recent()
+        self.ran: dict[str, Any] = {}
+        self._make_parameters(bias, {"device": device, "dtype": dtype})
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """(output, None), the pair of nn.MultiheadAttention; arguments stand in its order.
+
+        query, key, value: (N, B, E), with batch_first (B, N, E), or (N, E); the output is like
+        them.  key_padding_mask: (B, N) or (N,), True where a key is to be ignored; of floats, 0
+        and -inf.  average_attn_weights changes nothing.  Raises UserError for shapes that don't
+        fit, UnsupportedError for need_weights, attn_mask, other lengths of keys, and dtypes that
+        no kernel takes.
+        """
+        self._refuse(need_weights, attn_mask, is_causal)
+        given = [self._batch_first(t) for t in self._checked(query, key, value)]
+        q, k, v = self._projected(given)
+        padded = _padded(key_padding_mask, query.dim() == 2, given[1])
+        core, blind = self._core(q, padded)
+        train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        mixed = attend(q, k, v, core, train)
+        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if blind is not None:
+            out = out.masked_fill(torch.from_numpy(blind).to(out.device).unsqueeze(-1), 0.0)
+        if query.dim() == 2:
+            return out.squeeze(0), None
+        return out if self.batch_first else out.transpose(0, 1), None
+
+    def extra_repr(self) -> str:
+        """What print shows."""
+        asked = ", ".join(f"{n}={v}" for n, v in self._options.items() if v is not None)
+        heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+        return f"embed_dim={self.embed_dim}, {heads}, causal={self.causal}, {asked}"
+
+    def _make_parameters(self, bias: bool, how: dict[str, Any]) -> None:
+        """Drawn in the order of nn.MultiheadAttention: equal seeds, equal parameters."""
+        embed = self.embed_dim
+        self._rows = [embed, *[self.num_kv_heads * self.head_dim] * 2]
+        self.in_proj_weight = nn.Parameter(torch.empty(sum(self._rows), embed, **how))
+        self.in_proj_bias = nn.Parameter(torch.zeros(sum(self._rows), **how)) if bias else None
+        self.out_proj = nn.Linear(embed, embed, bias=bias, **how)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def _refuse(self, need_weights: bool, attn_mask: Tensor | None, is_causal: bool) -> None:
+        if need_weights:
+            raise UnsupportedError(
+                "need_weights=True: the weights of long sequences are never formed; "
+                "need_weights=False returns (output, None)"
+            )
+        if attn_mask is not None:
+            raise UnsupportedError(
+                "attn_mask: the pattern says who sees whom; key_padding_mask leaves keys out"
+            )
+        if is_causal and not self.causal:
+            raise UserError("is_causal=True for a module that was made with causal=False")
+
+    def _checked(self, query: Tensor, key: Tensor, value: Tensor) -> Triple:
+        shapes = [tuple(t.shape) for t in (query, key, value)]
+        if query.dim() not in (2, 3) or any(s[-1:] != (self.embed_dim,) for s in shapes):
+            wanted = "(B, N, E)" if self.batch_first else "(N, B, E)"
+            said = ", ".join(map(str, shapes))
+            raise UserError(f"query, key, value {said} are not {wanted} with E={self.embed_dim}")
+        if len({*shapes}) > 1:
+            raise UnsupportedError(
+                f"query, key, value {', '.join(map(str, shapes))} differ: it does self-attention, "
+                "which has one length"
+            )
+        if not query.numel():
+            raise UserError(f"query {shapes[0]} has nothing to attend to")
+        return query, key, value
+
+    def _batch_first(self, t: Tensor) -> Tensor:
+        if t.dim() == 2:
+            return t.unsqueeze(0)
+        return t if self.batch_first else t.transpose(0, 1)
+
+    def _projected(self, given: list[Tensor]) -> Triple:
+        """(B, N, E) each -> (B, Hq, N, D) and twice (B, Hk, N, D)."""
+        weights = torch.split(self.in_proj_weight, self._rows)
+        bias = self.in_proj_bias
+        biases = (None, None, None) if bias is None else torch.split(bias, self._rows)
+        q, k, v = (
+            torch.unflatten(nn.functional.linear(t, w, b), -1, (-1, self.head_dim)).transpose(1, 2)
+            for t, w, b in zip(given, weights, biases, strict=True)
+        )
+        return q, k, v
+
+    def _unplanned(self, seq_len: int, dtype: str) -> BlockSparse:
+        w = Workload(
+            seq_len=seq_len, heads=self.num_heads, kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim, dtype=cast(DType, dtype), causal=self.causal, mode="train",
+        )  # fmt: skip
+        return BlockSparse(w, Group.alone(), **self._options)
+
+    def _planned(self, seq_len: int, dtype: str, device: torch.device) -> BlockSparse:
+        def make() -> BlockSparse:
+            attention = self._unplanned(seq_len, dtype)
+            attention.plan(device.type)
+            return attention
+
+        return self._recent.of((seq_len, dtype, device), make)
+
+    def _core(self, q: Tensor, padded: Padded | None) -> tuple[Core, Padded | None]:
+        """For all rows of the batch, and which queries (B, N) see nothing, where any does."""
+        dtype = str(q.dtype).removeprefix("torch.")
+        if dtype not in DTYPE_BYTES:
+            raise UnsupportedError(f"no kernel takes {dtype}; {', '.join(DTYPE_BYTES)} are taken")
+        if padded is not None and self.kernel in ("triton", "flex"):
+            raise UnsupportedError(f"kernel={self.kernel} leaves no padded keys out; auto does")
+        attention = self._planned(q.shape[2], dtype, q.device)
+        self.ran = attention.facts()
+        if padded is None:
+            return attention.core(), None
+        name = sparse.choose_spans(self.kernel, q.device.type, dtype)
+        self.ran["kernel_of_padded"] = name
+        whole, cores, start = spans_of(attention.layouts[0]), [], 0
+        blind = np.zeros_like(padded)
+        made = {b"": (attention.core(), np.zeros(q.shape[2], dtype=np.bool_))}
+        for key, rows in groupby(row.tobytes() if row.any() else b"" for row in padded):
+            if key not in made:
+                spans = _without(whole, padded[start])
+                made[key] = self._span_core(name, spans), _blind(spans, self.causal)
+            at = slice(start, start + len(list(rows)))
+            core, blind[at] = made[key]
+            cores.append((at, core))
+            start = at.stop
+        return ByRow(cores), blind if blind.any() else None
+
+    def _span_core(self, kernel: str, spans: Spans) -> Core:
+        parts = [Part(spans, range(self.num_heads))]
+        return SpanCore(sparse.span_kernel(kernel), lambda: parts, self.causal)
+
+
+class ByRow:
+    """A Core of one core a run of rows of the batch, one after the other."""
+
+    def __init__(self, cores: list[tuple[slice, Core]]) -> None:
+        self._cores = cores
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """As Core."""
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
+        for rows, core in self._cores:
+            made, made_lse = core.forward(q[rows], k[rows], v[rows], keep_lse)
+            out[rows] = made
+            if lse is not None and made_lse is not None:
+                lse[rows] = made_lse
+        return out, lse
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        """As Core."""
+        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+        for rows, core in self._cores:
+            own = [t[rows] for t in (grad_out, q, k, v, out, lse)]
+            dq[rows], dk[rows], dv[rows] = core.backward(*own)
+        return dq, dk, dv
+
+
+def _check_heads(embed_dim: int, heads: int, kv_heads: int) -> None:
+    if min(embed_dim, heads, kv_heads) < 1:
+        raise UserError(
+            f"embed_dim={embed_dim}, num_heads={heads}, num_kv_heads={kv_heads}: each is 1 or more"
+        )
+    if embed_dim % heads:
+        raise UserError(f"embed_dim={embed_dim} is not divisible by num_heads={heads}")
+    if heads % kv_heads:
+        raise UserError(f"num_heads={heads} is not divisible by num_kv_heads={kv_heads}")
+
+
+def _padded(mask: Tensor | None, unbatched: bool, keys: Tensor) -> Padded | None:
+    """Keys to ignore, (B, N); None where there are none. Waits for the device."""
+    if mask is None:
+        return None
+    mask = mask.unsqueeze(0) if unbatched else mask
+    if mask.shape != keys.shape[:2]:
+        wanted = tuple(keys.shape[:2])
+        raise UserError(f"key_padding_mask {tuple(mask.shape)} is not (B, N) = {wanted}")
+    if mask.is_floating_point():
+        ignored = mask == -math.inf
+        if not bool((ignored | (mask == 0)).all()):
+            raise UnsupportedError("key_padding_mask of floats may hold 0 and -inf only")
+        mask = ignored
+    if mask.dtype != torch.bool:
+        raise UserError(f"key_padding_mask is {mask.dtype}; bool is what it takes, True: ignored")
+    found: Padded = mask.detach().cpu().numpy()
+    return found if found.any() else None
+
+
+def _without(spans: Spans, padded: Padded) -> Spans:
+    """The same tiles, each run cut to what of it is not padded (N,)."""
+    edges = np.diff(padded.astype(np.int8), prepend=1, append=1)
+    kept_start, kept_stop = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
+    start = spans.start.astype(np.int64)
+    stop = start + spans.count
+    first = np.searchsorted(kept_stop, start, side="right")
+    pieces = np.searchsorted(kept_start, stop, side="left") - first
+    ends = np.concatenate(([0], np.cumsum(pieces)))
+    of = np.repeat(np.arange(len(start)), pieces)
+    kept = np.arange(ends[-1]) - ends[of] + first[of]
+    cut = np.maximum(start[of], kept_start[kept])
+    counts = np.minimum(stop[of], kept_stop[kept]) - cut
+    runs = ends[spans.runs]
+    return Spans(
+        spans.tile_start, spans.tile_count, runs, cut.astype(np.int32), counts.astype(np.int32)
+    )
+
+
+def _blind(spans: Spans, causal: bool) -> Padded:
+    """Queries (N,) that see no key. Tiles are all of the sequence, in order, and so are the runs
+    of a tile."""
+    n = int(spans.tile_count.sum())
+    first = np.full(spans.tiles, n)
+    some = np.diff(spans.runs) > 0
+    first[some] = spans.start[spans.runs[:-1][some]]
+    blind: Padded = np.repeat(first, spans.tile_count) > (np.arange(n) if causal else n - 1)
+    return blind

@@ -1,0 +1,222 @@
+"""Block-sparse attention in plain torch, for machines without a compiler: torch's fused CPU kernel
+on rows of a layout taken together.
+
+Neighbouring rows that keep as many blocks are one call, each row a member of its batch. Where all
+their blocks move on with the row, as in a window, the keys are one overlapping strided view and
+nothing is copied; otherwise they are gathered, into memory that is used again. The triangle on the
+diagonal is a call of its own for all rows of the batch. What fits no batch (rows that see a short
+last block) goes piece by piece, as the whole backward does (tiles.py).
+
+Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); log-sum-exp (B, Hq, N) float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from longseq_bench.errors import UserError
+from longseq_bench.kernels import local, tiles
+from longseq_bench.kernels.core import Triple
+from longseq_bench.kernels.tiles import ALL, Index, Piece, RowBlock
+from longseq_bench.patterns.layout import BlockLayout
+
+ROWS_A_CALL = 16
+LEAST_ROOM = 8 * 2**20
+ROOM_SHARE = 32
+"""Bytes of gathered keys and values: as many, or this part of q, whichever is more."""
+
+PIECE_TOKENS = 1024
+"""Keys a call, and rows that are worth one, where pieces are merged."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Rows first ... first + len(keys) - 1 of a layout with as many whole blocks each, (rows, c)
+    without the diagonal's where that is a triangle; `moving`: one run each, a block further on a
+    row."""
+
+    first: int
+    keys: NDArray[np.int32]
+    moving: bool
+
+
+class Gathered:
+    """A Core over one layout for all heads."""
+
+    def __init__(self, layout: BlockLayout) -> None:
+        self.layout = layout
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Raises UserError where the tensors are not as long as the layout."""
+        self._check(q)
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=tiles.wide(q)) if keep_lse else None
+        room = max(LEAST_ROOM, q.numel() * q.element_size() // ROOM_SHARE)
+        batches, others = self._sorted
+        for b in range(q.shape[0]):
+            space = _Space(room, k)
+            tensors = q[b], k[b], v[b]
+            own_lse = None if lse is None else lse[b]
+            for batch in batches:
+                self._batch_forward(batch, tensors, out[b], own_lse, space)
+        for block in self._blocks(others, q):
+            out[:, :, block.rows] = 0
+            if lse is not None:
+                lse[:, :, block.rows] = -math.inf
+            tiles.block_forward(q, k, v, block, out, lse)
+        return out, lse
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        self._check(q)
+        rows = np.arange(self.layout.rows)
+        return tiles.backward(grad_out, q, k, v, out, lse, lambda: self._blocks(rows, q))
+
+    def _check(self, q: Tensor) -> None:
+        if q.shape[2] != self.layout.seq_len:
+            raise UserError(f"{q.shape[2]} tokens, but the layout is of {self.layout.seq_len}")
+
+    @cached_property
+    def _sorted(self) -> tuple[list[_Batch], NDArray[np.int64]]:
+        """Batches of rows, and the rows that are in none."""
+        layout = self.layout
+        lengths, rows = layout.row_lengths, np.arange(layout.rows)
+        last = layout.indices[layout.indptr[1:] - 1]
+        short = layout.seq_len % layout.block != 0
+        fits = (rows < layout.rows - 1) | (not short)
+        if short and not layout.causal:
+            fits &= last < layout.rows - 1
+        found: list[_Batch] = []
+        cuts = np.flatnonzero((np.diff(lengths) != 0) | (fits[1:] != fits[:-1])) + 1
+        for start, stop in zip([0, *cuts], [*cuts, layout.rows], strict=True):
+            parts = range(start, stop, ROWS_A_CALL) if fits[start] else ()
+            found += [self._batch(at, min(at + ROWS_A_CALL, stop)) for at in parts]
+        return found, rows[~fits]
+
+    def _batch(self, first: int, stop: int) -> _Batch:
+        layout = self.layout
+        kept = layout.indices[layout.indptr[first] : layout.indptr[stop]]
+        keys = kept.reshape(stop - first, -1)
+        if layout.causal:
+            keys = keys[:, :-1]  # ascending, so the diagonal is last
+        steps = np.arange(keys.shape[1]) + np.arange(stop - first)[:, None]
+        moving = bool(keys.size and (keys == keys[0, 0] + steps).all())
+        return _Batch(first, keys, moving)
+
+    def _batch_forward(
+        self, batch: _Batch, tensors: Triple, out: Tensor, lse: Tensor | None, space: _Space
+    ) -> None:
+        """tensors, out (H, N, D) and lse (H, N) of one row of the batch dimension."""
+        q, k, v = tensors
+        group, width = q.shape[0] // k.shape[0], batch.keys.shape[1] * self.layout.block
+        row_bytes = 2 * max(1, width) * k.shape[2] * k.element_size()
+        some = k.shape[0] if batch.moving else max(1, min(k.shape[0], space.bytes // row_bytes))
+        step = len(batch.keys) if batch.moving else max(1, space.bytes // (row_bytes * some))
+        for kv in range(0, k.shape[0], some):
+            of_keys = slice(kv, min(kv + some, k.shape[0]))
+            heads = slice(of_keys.start * group, of_keys.stop * group)
+            for at in range(0, len(batch.keys), step):
+                rows = range(at, min(at + step, len(batch.keys)))
+                tokens = self._tokens(batch.first + rows.start, batch.first + rows.stop)
+                made, made_lse = self._rows_forward(
+                    batch, rows, q[heads, tokens], k[of_keys], v[of_keys], space
+                )
+                out[heads, tokens] = made.transpose(0, 1).flatten(1, 2)
+                if lse is not None:
+                    lse[heads, tokens] = made_lse.transpose(0, 1).flatten(1, 2)
+
+    def _rows_forward(
+        self, batch: _Batch, rows: range, q: Tensor, k: Tensor, v: Tensor, space: _Space
+    ) -> tuple[Tensor, Tensor]:
+        """Output (rows, Hq, block, D) and log-sum-exp of some rows of a batch."""
+        block = self.layout.block
+        queries = torch.unflatten(q, 1, (len(rows), block)).transpose(0, 1)
+        parts: list[tuple[Tensor, Tensor]] = []
+        if batch.keys.shape[1]:
+            keys, values = (self._keys(batch, rows, t, space, i) for i, t in enumerate((k, v)))
+            parts.append(local.forward(queries, keys, values))
+        if self.layout.causal:
+            own = self._tokens(batch.first + rows.start, batch.first + rows.stop)
+            k, v = (
+                torch.unflatten(t[:, own], 1, (len(rows), block)).transpose(0, 1) for t in (k, v)
+            )
+            parts.append(local.forward(queries, k, v, causal=True))
+        if len(parts) == 1:
+            return parts[0]
+        (out, lse), (other, other_lse) = parts
+        weight = torch.sigmoid(other_lse - lse).unsqueeze(-1).to(out.dtype)
+        return out.lerp_(other, weight), torch.logaddexp(lse, other_lse)
+
+    def _keys(self, batch: _Batch, rows: range, t: Tensor, space: _Space, which: int) -> Tensor:
+        """Keys or values (rows, Hk, tokens, D) that some rows of a batch see."""
+        block, width = self.layout.block, batch.keys.shape[1] * self.layout.block
+        if batch.moving:
+            head, token, one = t.stride()
+            first = t.storage_offset() + int(batch.keys[rows.start, 0]) * block * token
+            size = (len(rows), t.shape[0], width, t.shape[2])
+            return t.as_strided(size, (block * token, head, token, one), first)
+        index = torch.from_numpy(batch.keys[rows.start : rows.stop].astype(np.int64).flatten())
+        whole = t[:, : t.shape[1] // block * block]
+        gathered = space.gather(torch.unflatten(whole, 1, (-1, block)), index, which)
+        shape = (t.shape[0], len(rows), width, t.shape[2])
+        return gathered.view(shape).transpose(0, 1)
+
+    def _blocks(self, rows: NDArray[np.int64], q: Tensor) -> Iterator[RowBlock]:
+        """Rows piece by piece: runs of neighbours are views, the others are gathered together."""
+        heads = slice(0, q.shape[1])
+        for i in rows.tolist():
+            own = self._tokens(i, i + 1)
+            pieces: list[Piece] = []
+            scattered: list[int] = []
+            for start, stop in self.layout.runs(i):
+                end = i if self.layout.causal and stop == i + 1 else stop
+                if (end - start) * self.layout.block >= PIECE_TOKENS:
+                    pieces.append(Piece(ALL, self._tokens(start, end), heads))
+                else:
+                    scattered += range(start, end)
+                if end < stop:
+                    pieces.append(Piece(ALL, own, heads, causal=True))
+            step = max(1, PIECE_TOKENS // self.layout.block)
+            groups = (scattered[at : at + step] for at in range(0, len(scattered), step))
+            pieces += [Piece(ALL, self._index(group), heads) for group in groups]
+            yield RowBlock(own, heads, tuple(pieces))
+
+    def _tokens(self, start: int, stop: int) -> slice:
+        block = self.layout.block
+        return slice(start * block, min(stop * block, self.layout.seq_len))
+
+    def _index(self, blocks: list[int]) -> Index:
+        if blocks[-1] - blocks[0] == len(blocks) - 1:
+            return self._tokens(blocks[0], blocks[-1] + 1)
+        spans = [np.arange(s.start, s.stop) for s in (self._tokens(b, b + 1) for b in blocks)]
+        return torch.from_numpy(np.concatenate(spans))
+
+
+class _Space:
+    """Memory for gathered keys and for gathered values, used again by every call: fresh memory
+    would be mapped anew each time."""
+
+    def __init__(self, room: int, like: Tensor) -> None:
+        self.bytes = room
+        self._like = like
+        self._flat: dict[int, Tensor] = {}
+
+    def gather(self, t: Tensor, index: Tensor, which: int) -> Tensor:
+        """Blocks of t (H, blocks, block, D) at `index`, (H, len(index), block, D)."""
+        shape = (t.shape[0], len(index), *t.shape[2:])
+        needed = math.prod(shape)
+        if which not in self._flat or self._flat[which].numel() < needed:
+            self._flat[which] = self._like.new_empty(needed)
+        out = self._flat[which][:needed].view(shape)
+        return torch.index_select(t, 1, index, out=out)

@@ -1,0 +1,520 @@
+// Attention of tiles of queries to runs of keys, forward and backward, for CPUs.
+//
+// FlashAttention's online softmax (arXiv 2205.14135, 2307.08691) with queries in the lanes of a
+// vector register: a tile of queries is transposed once, and each key is then multiplied into it
+// straight from where it lies, one broadcast number at a time. Keys and values are never packed or
+// gathered, so a scattered row costs no more than a run of neighbours, and maxima and sums over
+// keys need no shuffles.
+//
+// Nothing here is thread-local or global: every thread calls the same function on the same Problem
+// and takes units of work from its counter. Shapes as in native.py.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define BATCH 8
+#elif defined(__AVX2__)
+#define LANES 8
+#define BATCH 4
+#else
+#define LANES 4
+#define BATCH 8
+#endif
+
+#define VECTORS 2
+#define GROUP (LANES * VECTORS)  // queries multiplied together
+#define ROWS 128                 // queries of a tile
+#define KEYS 128                 // keys between two looks at the maximum
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vec __attribute__((vector_size(4 * LANES), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), may_alias));
+
+static const float LOG2E = 1.44269504088896f, LN2 = 0.693147180559945f;
+static const float NEVER = -1e30f;  // a score that no key has
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+struct Tensor {
+    char *data;
+    int64_t batch, head, token;  // strides in elements; head_dim is contiguous
+};
+
+struct Problem {
+    int64_t dtype, dim, batches, group, causal, wide, merge;
+    Tensor q, k, v, out, lse, grad, dq, dk, dv;
+    const int32_t *q_row, *k_row;  // where a step's row lies; the step itself where null
+    const int32_t *q_at, *k_at;    // a row's position for causality; the row itself where null
+    int64_t tiles, tile_step;
+    const int32_t *tile_start, *tile_count;
+    const int64_t *runs;  // of each tile: start[runs[t]] ... start[runs[t + 1] - 1]
+    const int32_t *start, *count, *step;
+    int64_t heads;
+    const int32_t *head;
+    int64_t kv_heads, parts;
+    const int32_t *kv_head;
+    int64_t *counter;
+    uint8_t *locks;
+    float *bias;  // (batches, heads of the list, runs): sums of the gradient of scores
+};
+
+// What a thread works in, as long as head_dim, padded, asks.
+struct Scratch {
+    float *q, *o;           // transposed: q[d][row]
+    float *g;               // output gradient, transposed
+    float *q_row, *g_row;   // both as they lie, padded to GROUP
+    float *s, *t;           // scores, and gradients of them: s[key][row]
+    float *k, *v;           // converted keys and values
+    float *sum;             // BATCH rows of gradients
+    float *m, *l, *delta;   // of each row: largest score, sum of weights, sum of out * gradient
+    int32_t *at, *row;
+};
+
+struct Chunk {
+    const float *k[KEYS], *v[KEYS];
+    int32_t row[KEYS], at[KEYS];
+    int64_t run[KEYS];
+    int32_t first;  // the least position
+    int count;
+};
+
+INLINE float wide(float x) { return x; }
+INLINE float wide(bfloat16 x) {
+    union { uint32_t i; float f; } u = {(uint32_t)x.bits << 16};
+    return u.f;
+}
+INLINE void narrow(float x, float *to) { *to = x; }
+INLINE void narrow(float x, bfloat16 *to) {
+    union { float f; uint32_t i; } u = {x};
+    // to nearest, ties to even; a NaN stays one
+    to->bits = x != x ? 0x7fc0 : (u.i + 0x7fff + ((u.i >> 16) & 1)) >> 16;
+}
+#if defined(__FLT16_MAX__)
+INLINE float wide(_Float16 x) { return (float)x; }
+INLINE void narrow(float x, _Float16 *to) { *to = (_Float16)x; }
+#endif
+
+INLINE vec splat(float x) { return x - (vec){0}; }
+INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
+INLINE vec &at(float *p, int x) { return *(vec *)(p + x * LANES); }
+INLINE int up(int n, int to) { return (n + to - 1) / to * to; }
+
+// 2^x, exactly 0 below 2^-126. Degree 6 on [-1/2, 1/2] by Chebyshev fit: 3e-9, less than rounding.
+INLINE vec exp2v(vec x) {
+    const vec magic = splat(12582912.f), low = splat(-126.f);
+    vec c = larger(x, low), t = c + magic, f = c - (t - magic);
+    vec p = splat(1.54697320e-4f) * f + 1.34004322e-3f;
+    p = p * f + 9.61802560e-3f;
+    p = p * f + 5.55032721e-2f;
+    p = p * f + 2.40226512e-1f;
+    p = p * f + 6.93147207e-1f;
+    p = p * f + 1.0f;
+    p = (vec)((ivec)p + ((ivec)t << 23));
+    return x < low ? (vec){0} : p;
+}
+
+// out[j][GROUP] = sum over i of a[j][i] b[i][GROUP], for BATCH rows of a.
+INLINE void rows_times(const float *const *a, const float *b, int ldb, int n, float *out, int ldo) {
+    const float *p[BATCH];
+    vec c[BATCH][VECTORS];
+    UNROLL for (int j = 0; j < BATCH; j++) {
+        p[j] = a[j];
+        UNROLL for (int x = 0; x < VECTORS; x++) c[j][x] = (vec){0};
+    }
+    for (int i = 0; i < n; i++) {
+        vec r[VECTORS];
+        UNROLL for (int x = 0; x < VECTORS; x++) r[x] = *(const vec *)(b + i * ldb + x * LANES);
+        UNROLL for (int j = 0; j < BATCH; j++)
+            UNROLL for (int x = 0; x < VECTORS; x++) c[j][x] += p[j][i] * r[x];
+    }
+    UNROLL for (int j = 0; j < BATCH; j++)
+        UNROLL for (int x = 0; x < VECTORS; x++) at(out + j * ldo, x) = c[j][x];
+}
+
+// out[d][GROUP] = keep out + sum over keys of a[key][d] b[key][GROUP], for BATCH d.
+INLINE void columns_times(
+    const float *const *a, int d, const float *b, int ldb, int n, const vec *keep, float *out,
+    int ldo) {
+    vec c[BATCH][VECTORS];
+    UNROLL for (int j = 0; j < BATCH; j++)
+        UNROLL for (int x = 0; x < VECTORS; x++) c[j][x] = at(out + (d + j) * ldo, x) * keep[x];
+    for (int i = 0; i < n; i++) {
+        const float *p = a[i] + d;
+        vec r[VECTORS];
+        UNROLL for (int x = 0; x < VECTORS; x++) r[x] = *(const vec *)(b + i * ldb + x * LANES);
+        UNROLL for (int j = 0; j < BATCH; j++)
+            UNROLL for (int x = 0; x < VECTORS; x++) c[j][x] += p[j] * r[x];
+    }
+    UNROLL for (int j = 0; j < BATCH; j++)
+        UNROLL for (int x = 0; x < VECTORS; x++) at(out + (d + j) * ldo, x) = c[j][x];
+}
+
+template <class T>
+INLINE T *row_of(const Tensor &t, int64_t b, int64_t h, int64_t n) {
+    return (T *)t.data + b * t.batch + h * t.head + n * t.token;
+}
+
+template <class T>
+INLINE void widen(const T *from, float *to, int dim, int padded) {
+    for (int d = 0; d < dim; d++) to[d] = wide(from[d]);
+    for (int d = dim; d < padded; d++) to[d] = 0;
+}
+
+// The next keys of a tile's runs; false where there are none. `e` and `s` say how far it is.
+INLINE bool next(const Problem &p, int64_t end, int64_t &e, int64_t &s, Chunk &c) {
+    c.count = 0, c.first = INT32_MAX;
+    while (e < end && c.count < KEYS) {
+        int64_t step = p.step ? p.step[e] : 1, first = p.start[e];
+        for (; s < p.count[e] && c.count < KEYS; s++, c.count++) {
+            int64_t at = first + s * step;
+            c.row[c.count] = p.k_row ? p.k_row[at] : at;
+            c.at[c.count] = p.k_at ? p.k_at[at] : c.row[c.count];
+            c.run[c.count] = e;
+            c.first = c.at[c.count] < c.first ? c.at[c.count] : c.first;
+        }
+        if (s == p.count[e]) e++, s = 0;
+    }
+    return c.count > 0;
+}
+
+template <class T>
+INLINE void load_keys(const Problem &p, int64_t b, int64_t kv, Chunk &c, Scratch &w) {
+    const bool direct = sizeof(T) == sizeof(float) && p.dim % BATCH == 0;
+    const int padded = up(p.dim, BATCH);
+    for (int j = 0; j < c.count; j++) {
+        const T *k = row_of<T>(p.k, b, kv, c.row[j]), *v = row_of<T>(p.v, b, kv, c.row[j]);
+        if (direct) {
+            c.k[j] = (const float *)k, c.v[j] = (const float *)v;
+        } else {
+            widen(k, w.k + j * padded, p.dim, padded), widen(v, w.v + j * padded, p.dim, padded);
+            c.k[j] = w.k + j * padded, c.v[j] = w.v + j * padded;
+        }
+    }
+    // whole batches are multiplied; what the last rows give is not looked at
+    for (int j = c.count; j < up(c.count, BATCH); j++) c.k[j] = c.k[c.count - 1], c.v[j] = c.v[c.count - 1];
+}
+
+INLINE void transpose(const float *rows, int ld, int dim, float scale, float *out) {
+    for (int r = 0; r < ROWS; r += 16)
+        for (int d = 0; d < dim; d++)
+            UNROLL for (int x = 0; x < 16; x++) out[d * ROWS + r + x] = rows[(r + x) * ld + d] * scale;
+}
+
+// Rows and positions of a tile; q transposed and scaled for exponents of 2.
+template <class T>
+INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, int64_t part, Scratch &w) {
+    const int64_t left = p.tile_count[tile] - part;
+    const int count = left < ROWS ? left : ROWS, ld = up(p.dim, GROUP);
+    for (int r = 0; r < ROWS; r++) {
+        int64_t step = p.tile_start[tile] + (part + (r < count ? r : count - 1)) * p.tile_step;
+        w.row[r] = p.q_row ? p.q_row[step] : step;
+        w.at[r] = p.q_at ? p.q_at[step] : w.row[r];
+        widen(row_of<T>(p.q, b, h, w.row[r]), w.q_row + r * ld, p.dim, ld);
+    }
+    transpose(w.q_row, ld, p.dim, LOG2E / sqrtf(p.dim), w.q);
+    return count;
+}
+
+// Whether a tile's queries all come before all keys of a chunk.
+INLINE bool hides(const Problem &p, const Chunk &c, const Scratch &w, int count) {
+    if (!p.causal) return false;
+    for (int r = 0; r < count; r++)
+        if (w.at[r] >= c.first) return false;
+    return true;
+}
+
+// Keys of a chunk that a group of queries can see any of, and whether some of those must be hidden.
+INLINE int visible(const Problem &p, const Chunk &c, const Scratch &w, int g, int count, bool &hidden) {
+    hidden = false;
+    if (!p.causal) return c.count;
+    int last = g + GROUP < count ? g + GROUP : count, keys = c.count;
+    int32_t low = w.at[g], high = w.at[g];
+    for (int r = g + 1; r < last; r++) {
+        low = w.at[r] < low ? w.at[r] : low;
+        high = w.at[r] > high ? w.at[r] : high;
+    }
+    while (keys && c.at[keys - 1] > high) keys--;
+    for (int j = 0; j < keys; j++) hidden |= c.at[j] > low;
+    return keys;
+}
+
+// s[key][GROUP]: exponents of 2, NEVER where a query must not see a key.
+INLINE void score(const Problem &p, const Chunk &c, const Scratch &w, int g, int keys, bool hidden, float *s, int lds) {
+    for (int j = 0; j < keys; j += BATCH) rows_times(c.k + j, w.q + g, ROWS, p.dim, s + j * lds, lds);
+    if (!hidden) return;
+    for (int j = 0; j < keys; j++)
+        for (int x = 0; x < VECTORS; x++) {
+            ivec rows = *(const ivec *)(w.at + g + x * LANES);
+            vec &now = at(s + j * lds, x);
+            now = rows < c.at[j] ? splat(NEVER) : now;
+        }
+}
+
+// One chunk of keys joins the softmax of a group of queries.
+INLINE void join(const Problem &p, const Chunk &c, Scratch &w, int g, int count) {
+    bool hidden;
+    const int keys = visible(p, c, w, g, count, hidden);
+    if (!keys) return;
+    score(p, c, w, g, keys, hidden, w.s, GROUP);
+    vec keep[VECTORS];
+    UNROLL for (int x = 0; x < VECTORS; x++) {
+        vec old = at(w.m + g, x), m = old, l = {0};
+        for (int j = 0; j < keys; j++) m = larger(m, at(w.s + j * GROUP, x));
+        // a row that has seen nothing yet must not take exp2(NEVER - NEVER) for a weight
+        vec floor = larger(m, splat(NEVER / 2));
+        keep[x] = exp2v(old - floor);
+        for (int j = 0; j < keys; j++) {
+            vec &s = at(w.s + j * GROUP, x);
+            s = exp2v(s - floor);
+            l += s;
+        }
+        at(w.m + g, x) = m;
+        at(w.l + g, x) = at(w.l + g, x) * keep[x] + l;
+    }
+    for (int d = 0; d < p.dim; d += BATCH) columns_times(c.v, d, w.s, GROUP, keys, keep, w.o + g, ROWS);
+}
+
+// What the rows have seen before: a softmax whose denominator is exp(lse) and whose sum is out.
+INLINE void begin(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
+    memset(w.o, 0, sizeof(float) * up(p.dim, BATCH) * ROWS);
+    for (int r = 0; r < ROWS; r++) w.m[r] = NEVER, w.l[r] = 0;
+    if (!p.merge) return;
+    for (int r = 0; r < count; r++) {
+        float lse = *row_of<float>(p.lse, b, h, w.row[r]);
+        if (lse == -INFINITY) continue;
+        const float *out = row_of<float>(p.out, b, h, w.row[r]);
+        w.m[r] = lse * LOG2E, w.l[r] = 1;
+        for (int d = 0; d < p.dim; d++) w.o[d * ROWS + r] = out[d];
+    }
+}
+
+template <class T>
+INLINE void finish(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
+    const int ld = up(p.dim, BATCH);
+    for (int d = 0; d < p.dim; d += BATCH)
+        for (int r = 0; r < ROWS; r++)
+            UNROLL for (int x = 0; x < BATCH; x++) w.q_row[r * ld + d + x] = w.o[(d + x) * ROWS + r];
+    for (int r = 0; r < count; r++) {
+        // a row that sees anything has seen a weight of 1
+        const bool saw = w.l[r] > 0.5f;
+        const float share = saw ? 1 / w.l[r] : 0;
+        float *from = w.q_row + r * ld, *full = row_of<float>(p.out, b, h, w.row[r]);
+        T *part = row_of<T>(p.out, b, h, w.row[r]);
+        if (p.wide) for (int d = 0; d < p.dim; d++) full[d] = from[d] * share;
+        else for (int d = 0; d < p.dim; d++) narrow(from[d] * share, part + d);
+        if (p.lse.data) *row_of<float>(p.lse, b, h, w.row[r]) = saw ? w.m[r] * LN2 + logf(w.l[r]) : -INFINITY;
+    }
+}
+
+// Ask for the keys and values of some rows of the next chunk while this one is multiplied: where
+// rows are scattered no hardware guesses them.
+template <class T>
+INLINE void prefetch(const Problem &p, int64_t b, int64_t kv, const Chunk &c, int first, int rows) {
+    const int bytes = p.dim * sizeof(T), last = first + rows < c.count ? first + rows : c.count;
+    for (int j = first; j < last; j++) {
+        const char *k = (const char *)row_of<T>(p.k, b, kv, c.row[j]);
+        const char *v = (const char *)row_of<T>(p.v, b, kv, c.row[j]);
+        for (int at = 0; at < bytes; at += 64) __builtin_prefetch(k + at, 0, 2), __builtin_prefetch(v + at, 0, 2);
+    }
+}
+
+template <class T>
+static void forward_tile(const Problem &p, int64_t b, int64_t h, int64_t tile, Scratch &w) {
+    for (int64_t part = 0; part < p.tile_count[tile]; part += ROWS) {
+        const int count = load_queries<T>(p, b, h, tile, part, w);
+        begin(p, b, h, count, w);
+        Chunk chunks[2];
+        int64_t e = p.runs[tile], s = 0;
+        bool more = next(p, p.runs[tile + 1], e, s, chunks[0]);
+        for (int turn = 0; more; turn ^= 1) {
+            Chunk &c = chunks[turn], &then = chunks[turn ^ 1];
+            more = next(p, p.runs[tile + 1], e, s, then);
+            if (hides(p, c, w, count)) continue;
+            load_keys<T>(p, b, h / p.group, c, w);
+            for (int g = 0; g < count; g += GROUP) {
+                prefetch<T>(p, b, h / p.group, then, g, GROUP);
+                join(p, c, w, g, count);
+            }
+        }
+        finish<T>(p, b, h, count, w);
+    }
+}
+
+// The output's gradient, as it lies and transposed; delta = sum of out times it; exponents of the lse.
+template <class T>
+INLINE void load_gradient(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
+    const int ld = up(p.dim, GROUP);
+    memset(w.o, 0, sizeof(float) * up(p.dim, BATCH) * ROWS);
+    for (int r = 0; r < ROWS; r++) {
+        float *grad = w.g_row + r * ld, sum = 0;
+        const T *out = row_of<T>(p.out, b, h, w.row[r]);
+        widen(row_of<T>(p.grad, b, h, w.row[r]), grad, p.dim, ld);
+        for (int d = 0; d < p.dim; d++) sum += grad[d] * wide(out[d]);
+        const float lse = *row_of<float>(p.lse, b, h, w.row[r]);
+        // weights of a row that sees nothing, and of one that is not there, are 0
+        w.m[r] = r < count && lse != -INFINITY ? lse * LOG2E : -2 * NEVER;
+        w.delta[r] = sum;
+    }
+    transpose(w.g_row, ld, p.dim, 1, w.g);
+}
+
+// s: weights, t: gradients of the scores, both [key][ROWS], of a group of queries; dq is added to o.
+INLINE void weigh(const Problem &p, const Chunk &c, Scratch &w, int g, int count) {
+    bool hidden;
+    const int keys = visible(p, c, w, g, count, hidden);
+    score(p, c, w, g, keys, hidden, w.s + g, ROWS);
+    for (int j = 0; j < keys; j += BATCH) rows_times(c.v + j, w.g + g, ROWS, p.dim, w.t + j * ROWS + g, ROWS);
+    for (int j = 0; j < c.count; j++)
+        UNROLL for (int x = 0; x < VECTORS; x++) {
+            vec &s = at(w.s + j * ROWS + g, x), &t = at(w.t + j * ROWS + g, x);
+            s = j < keys ? exp2v(s - at(w.m + g, x)) : (vec){0};
+            t = j < keys ? s * (t - at(w.delta + g, x)) : (vec){0};
+        }
+    const vec all[VECTORS] = {splat(1), splat(1)};
+    for (int d = 0; d < p.dim; d += BATCH) columns_times(c.k, d, w.t + g, ROWS, keys, all, w.o + g, ROWS);
+}
+
+INLINE void lock(uint8_t *byte) {
+    while (__atomic_test_and_set(byte, __ATOMIC_ACQUIRE)) {}
+}
+
+// Gradients of keys (t, q) or values (s, output gradient): sums over the tile's rows, added in place.
+INLINE void add_rows(
+    const Problem &p, const Tensor &to, int64_t b, int64_t kv, const Chunk &c, const float *weights,
+    const float *rows, float scale, int count, Scratch &w) {
+    const int ld = up(p.dim, GROUP);
+    for (int j = 0; j < c.count; j += BATCH) {
+        const float *a[BATCH];
+        for (int x = 0; x < BATCH; x++) a[x] = weights + (j + x < c.count ? j + x : c.count - 1) * ROWS;
+        for (int d = 0; d < ld; d += GROUP) rows_times(a, rows + d, ld, up(count, GROUP), w.sum + d, ld);
+        for (int x = 0; x < BATCH && j + x < c.count; x++) {
+            float *row = row_of<float>(to, b, kv, c.row[j + x]);
+            uint8_t *byte = p.locks ? p.locks + (c.row[j + x] & 4095) : 0;
+            if (byte) lock(byte);
+            for (int d = 0; d < p.dim; d++) row[d] += w.sum[x * ld + d] * scale;
+            if (byte) __atomic_clear(byte, __ATOMIC_RELEASE);
+        }
+    }
+}
+
+// Sums of the gradient of scores over each run: what a bias added to all of a run would get.
+INLINE void add_bias(const Chunk &c, const float *t, int count, float *bias) {
+    for (int j = 0; j < c.count; j++) {
+        float sum = 0;
+        for (int r = 0; r < count; r++) sum += t[j * ROWS + r];
+        bias[c.run[j]] += sum;
+    }
+}
+
+template <class T>
+INLINE void finish_dq(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
+    const float scale = 1 / sqrtf(p.dim);
+    for (int r = 0; r < count; r++) {
+        float *full = row_of<float>(p.dq, b, h, w.row[r]);
+        T *part = row_of<T>(p.dq, b, h, w.row[r]);
+        for (int d = 0; d < p.dim; d++) {
+            const float x = w.o[d * ROWS + r] * scale;
+            if (p.wide) full[d] = p.merge ? full[d] + x : x;
+            else narrow(x, part + d);
+        }
+    }
+}
+
+template <class T>
+static void backward_tile(const Problem &p, int64_t b, int64_t index, int64_t tile, Scratch &w) {
+    const int64_t h = p.head[index], kv = h / p.group, runs = p.runs[p.tiles];
+    for (int64_t part = 0; part < p.tile_count[tile]; part += ROWS) {
+        const int count = load_queries<T>(p, b, h, tile, part, w);
+        load_gradient<T>(p, b, h, count, w);
+        Chunk c;
+        int64_t e = p.runs[tile], s = 0;
+        while (next(p, p.runs[tile + 1], e, s, c)) {
+            if (hides(p, c, w, count)) continue;
+            load_keys<T>(p, b, kv, c, w);
+            for (int g = 0; g < count; g += GROUP) weigh(p, c, w, g, count);
+            add_rows(p, p.dv, b, kv, c, w.s, w.g_row, 1, count, w);
+            add_rows(p, p.dk, b, kv, c, w.t, w.q_row, 1 / sqrtf(p.dim), count, w);
+            if (p.bias) add_bias(c, w.t, count, p.bias + (b * p.heads + index) * runs);
+        }
+        finish_dq<T>(p, b, h, count, w);
+    }
+}
+
+// One block of memory for all of it; lanes that no query fills are multiplied too, so it starts at 0.
+static float *scratch(const Problem &p, bool back, Scratch &w) {
+    const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
+    const bool convert = p.dtype || p.dim % BATCH;
+    const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
+    const int64_t floats = (back ? 5 : 3) * tile + (back ? 2 : 1) * s + (convert ? 2 * keys : 0) +
+                           BATCH * dim + 5 * ROWS;
+    const size_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
+    float *base = (float *)aligned_alloc(64, bytes), *next = base;
+    if (!base) return 0;
+    memset(base, 0, bytes);
+    auto take = [&](int64_t n) { float *p = next; next += n; return p; };
+    w.q = take(tile), w.o = take(tile), w.q_row = take(tile);
+    w.g = back ? take(tile) : 0, w.g_row = back ? take(tile) : 0;
+    w.s = take(s), w.t = back ? take(s) : 0;
+    w.k = convert ? take(keys) : 0, w.v = convert ? take(keys) : 0;
+    w.sum = take(BATCH * dim);
+    w.m = take(ROWS), w.l = take(ROWS), w.delta = take(ROWS);
+    w.at = (int32_t *)take(ROWS), w.row = (int32_t *)take(ROWS);
+    return base;
+}
+
+template <class T>
+static int forward_all(const Problem &p) {
+    Scratch w;
+    float *base = scratch(p, false, w);
+    if (!base) return 1;
+    const int64_t units = p.batches * p.heads * p.tiles;
+    for (;;) {
+        const int64_t u = __atomic_fetch_add(p.counter, 1, __ATOMIC_RELAXED);
+        if (u >= units) break;
+        forward_tile<T>(p, u / p.tiles / p.heads, p.head[u / p.tiles % p.heads], u % p.tiles, w);
+    }
+    free(base);
+    return 0;
+}
+
+// A unit is one key head, whose gradients nobody else then adds to; with `parts` above 1, a part of
+// its tiles, and rows are locked.
+template <class T>
+static int backward_all(const Problem &p) {
+    Scratch w;
+    float *base = scratch(p, true, w);
+    if (!base) return 1;
+    const int64_t units = p.batches * p.kv_heads * p.parts;
+    for (;;) {
+        const int64_t u = __atomic_fetch_add(p.counter, 1, __ATOMIC_RELAXED);
+        if (u >= units) break;
+        const int64_t b = u / p.parts / p.kv_heads, kv = p.kv_head[u / p.parts % p.kv_heads];
+        for (int64_t i = 0; i < p.heads; i++)
+            if (p.head[i] / p.group == kv)
+                for (int64_t t = u % p.parts; t < p.tiles; t += p.parts) backward_tile<T>(p, b, i, t, w);
+    }
+    free(base);
+    return 0;
+}
+
+#if defined(__FLT16_MAX__)
+#define EACH(run) p->dtype == 0 ? run<float>(*p) : p->dtype == 1 ? run<bfloat16>(*p) : run<_Float16>(*p)
+#else
+#define EACH(run) p->dtype == 0 ? run<float>(*p) : p->dtype == 1 ? run<bfloat16>(*p) : 2
+#endif
+
+extern "C" {
+// 0: done; 1: no memory; 2: a dtype this compiler has not.
+int forward(const Problem *p) { return EACH(forward_all); }
+int backward(const Problem *p) { return EACH(backward_all); }
+// How wide its vectors are, and the size of what it is given, so that both sides agree.
+int lanes() { return LANES; }
+int problem_bytes() { return sizeof(Problem); }
+}

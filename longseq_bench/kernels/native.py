@@ -1,0 +1,209 @@
+"""The compiled CPU kernel (native.cpp) of spans, for any pattern; spans.py has the contract.
+
+Queries lie in the lanes of vector registers and keys are read where they are, so scattered keys
+cost what neighbours do; see native.cpp. Threads are as many Python threads as torch has, each
+inside one call into the library, which takes units of work (a tile of one head forward, a key head
+backward) from a shared counter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from longseq_bench.errors import UnsupportedError
+from longseq_bench.kernels.compiled import library
+from longseq_bench.kernels.spans import NO_INDEX, Index, Part
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""In the order of their numbers in native.cpp."""
+
+LOCKS = 4096
+_STACK_BYTES = 512 * 1024
+_NO_MEMORY, _NO_DTYPE = 1, 2
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch", "head", "token")),
+    ]
+
+
+_NUMBERS = ("dtype", "dim", "batches", "group", "causal", "wide", "merge")
+_TENSORS = ("q", "k", "v", "out", "lse", "grad", "dq", "dk", "dv")
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+        *((name, _Tensor) for name in _TENSORS),
+        *((name, ctypes.c_void_p) for name in ("q_row", "k_row", "q_at", "k_at")),
+        ("tiles", ctypes.c_int64),
+        ("tile_step", ctypes.c_int64),
+        *((n, ctypes.c_void_p) for n in ("tile_start", "tile_count", "runs", "start", "count")),
+        ("step", ctypes.c_void_p),
+        ("heads", ctypes.c_int64),
+        ("head", ctypes.c_void_p),
+        ("kv_heads", ctypes.c_int64),
+        ("parts", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("kv_head", "counter", "locks", "bias")),
+    ]
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why this kernel can't be used here; None where it can."""
+    try:
+        _library()
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def name() -> str:
+    """The kernel, with how many numbers it multiplies at once."""
+    return f"native ({_library().lanes()} lanes)"
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    parts: Iterable[Part],
+    causal: bool,
+    index: Index = NO_INDEX,
+    merge: bool = False,
+) -> None:
+    """As SpanKernel. Raises MemoryError, and UnsupportedError where there is no such kernel."""
+    _check(q, k, v)
+    problem = _problem(q, k, causal, index)
+    problem.wide, problem.merge = out.dtype != q.dtype or q.dtype == torch.float32, merge
+    _set(problem, q=q, k=k, v=v, out=out, lse=lse)
+    for part in parts:
+        _spans(problem, part)
+        _run("forward", problem)
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dq: Tensor,
+    sums: tuple[Tensor, Tensor],
+    kv_heads: range,
+    parts: Iterable[Part],
+    causal: bool,
+    index: Index = NO_INDEX,
+    merge: bool = False,
+    bias: Sequence[NDArray[np.float32]] = (),
+) -> None:
+    """As SpanKernel. Where there are fewer key heads than threads, sums are added to in no fixed
+    order, and differ in their last bits from run to run."""
+    _check(q, k, v)
+    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
+    problem = _problem(q, k, causal, index)
+    problem.wide, problem.merge = dq.dtype != q.dtype or q.dtype == torch.float32, merge
+    _set(problem, q=q, k=k, v=v, out=out, lse=lse, grad=grad_out, dq=dq, dk=sums[0], dv=sums[1])
+    for to in (problem.dk, problem.dv):
+        to.data -= kv_heads.start * to.head * sums[0].element_size()
+    locks = np.zeros(LOCKS, dtype=np.uint8)
+    for i, part in enumerate(parts):
+        own = [h for h in part.heads if h // problem.group in kv_heads]
+        kv = np.asarray(sorted({h // problem.group for h in own}), dtype=np.int32)
+        if not own:
+            continue
+        _spans(problem, part)
+        problem.kv_heads, problem.kv_head = len(kv), kv.ctypes.data
+        problem.parts = -(-torch.get_num_threads() // (len(kv) * problem.batches))
+        problem.locks = locks.ctypes.data if problem.parts > 1 else None
+        problem.bias = bias[i].ctypes.data if bias else None
+        _run("backward", problem)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if reason := why_not():
+        raise UnsupportedError(f"the compiled kernel is not available: {reason}")
+    if q.device.type != "cpu" or q.dtype not in DTYPES:
+        raise UnsupportedError(f"the compiled kernel takes no {q.dtype} on {q.device.type}")
+    if any(t.stride(-1) != 1 for t in (q, k, v)):
+        raise ValueError("head_dim of q, k and v must be contiguous")
+
+
+def _problem(q: Tensor, k: Tensor, causal: bool, index: Index) -> _Problem:
+    problem = _Problem(
+        dtype=DTYPES.index(q.dtype), dim=q.shape[3], batches=q.shape[0],
+        group=q.shape[1] // k.shape[1], causal=causal,
+    )  # fmt: skip
+    for name in ("q_row", "k_row", "q_at", "k_at"):
+        given = getattr(index, name)
+        setattr(problem, name, None if given is None else given.ctypes.data)
+    return problem
+
+
+def _set(problem: _Problem, **tensors: Tensor | None) -> None:
+    for name, t in tensors.items():
+        if t is not None:
+            strides = (*t.stride(), 0)[:3]
+            setattr(problem, name, _Tensor(t.data_ptr(), *strides))
+
+
+def _spans(problem: _Problem, part: Part) -> None:
+    """The arrays stay alive in the part while the library works on them."""
+    spans = part.spans
+    problem.tiles, problem.tile_step = spans.tiles, spans.tile_step
+    for name in ("tile_start", "tile_count", "runs", "start", "count", "step"):
+        given = getattr(spans, name)
+        setattr(problem, name, None if given is None else given.ctypes.data)
+    problem.heads, problem.head = len(part.head), part.head.ctypes.data
+
+
+def _run(function: str, problem: _Problem) -> None:
+    """On all of torch's threads; this one is one of them."""
+    counter = np.zeros(1, dtype=np.int64)
+    problem.counter = counter.ctypes.data
+    call = getattr(_library(), function)
+    given = ctypes.byref(problem)
+    others = [_pool().submit(call, given) for _ in range(torch.get_num_threads() - 1)]
+    codes = [call(given), *(other.result() for other in others)]
+    if _NO_MEMORY in codes:
+        raise MemoryError(f"no memory for the working space of the compiled {function}")
+    if _NO_DTYPE in codes:
+        raise UnsupportedError("the compiler here has no float16")
+
+
+@functools.cache
+def _library() -> Any:
+    found = library(SOURCE)
+    if found.problem_bytes() != ctypes.sizeof(_Problem):
+        raise UnsupportedError(f"{SOURCE.name} was compiled for another version of this package")
+    return found
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads with small stacks: what a thread may use counts against a budget."""
+    before = threading.stack_size(_STACK_BYTES)
+    pool = ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), "longseq-native")
+    try:
+        for thread in [pool.submit(threading.get_ident) for _ in range(torch.get_num_threads())]:
+            thread.result()
+    finally:
+        threading.stack_size(before)
+    return pool

@@ -1,0 +1,123 @@
+"""The slow, obvious twin of native.py: a tile's scores written out, softmax by its definition.
+
+It works on any device. Sums are float32 (float64 for float64).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from longseq_bench.kernels.spans import NO_INDEX, Index, Ints32, Part
+from longseq_bench.kernels.tiles import wide
+from longseq_bench.patterns.spans import Spans
+
+Steps = NDArray[np.int64]
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, parts: Iterable[Part],
+    causal: bool, index: Index = NO_INDEX, merge: bool = False,
+) -> None:  # fmt: skip
+    """As SpanKernel."""
+    for part in parts:
+        for queries, keys, _ in tiles_of(part.spans):
+            rows, columns = _rows(queries, index.q_row, q), _rows(keys, index.k_row, k)
+            for h in part.heads:
+                kv = h * k.shape[1] // q.shape[1]
+                scores = _scores(q[:, h, rows], k[:, kv, columns], queries, keys, causal, index)
+                total = torch.logsumexp(scores, -1)
+                weights = torch.exp(scores - total.unsqueeze(-1)).nan_to_num_(0.0)
+                made = weights @ v[:, kv, columns].to(scores.dtype)
+                if merge:
+                    assert lse is not None
+                    old = lse[:, h, rows]
+                    both = torch.logaddexp(old, total)
+                    shares = [torch.exp(x - both).nan_to_num_(0.0)[..., None] for x in (old, total)]
+                    made, total = shares[0] * out[:, h, rows] + shares[1] * made, both
+                out[:, h, rows] = made.to(out.dtype)
+                if lse is not None:
+                    lse[:, h, rows] = total.to(lse.dtype)
+
+
+def backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dq: Tensor,
+    sums: tuple[Tensor, Tensor], kv_heads: range, parts: Iterable[Part], causal: bool,
+    index: Index = NO_INDEX, merge: bool = False, bias: Sequence[NDArray[np.float32]] = (),
+) -> None:  # fmt: skip
+    """As SpanKernel."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    for i, part in enumerate(parts):
+        for queries, keys, run_of in tiles_of(part.spans):
+            rows, columns = _rows(queries, index.q_row, q), _rows(keys, index.k_row, k)
+            for j, h in enumerate(part.heads):
+                kv = h * k.shape[1] // q.shape[1]
+                if kv not in kv_heads:
+                    continue
+                q_h, k_h = q[:, h, rows], k[:, kv, columns]
+                scores = _scores(q_h, k_h, queries, keys, causal, index)
+                grad = grad_out[:, h, rows].to(scores.dtype)
+                weights = torch.exp(scores - lse[:, h, rows].unsqueeze(-1)).nan_to_num_(0.0)
+                delta = (grad * out[:, h, rows].to(scores.dtype)).sum(-1, keepdim=True)
+                inner = grad @ v[:, kv, columns].to(scores.dtype).transpose(-1, -2)
+                d_scores = weights * (inner - delta)
+                own = (d_scores @ k_h.to(scores.dtype) * scale).to(dq.dtype)
+                dq[:, h, rows] = dq[:, h, rows] + own if merge else own
+                at = kv - kv_heads.start
+                dk = (d_scores.transpose(-1, -2) @ q_h.to(scores.dtype) * scale).to(sums[0].dtype)
+                dv = (weights.transpose(-1, -2) @ grad).to(sums[1].dtype)
+                for total, one in zip(sums, (dk, dv), strict=True):
+                    total[:, at].index_add_(1, columns, one)
+                if bias:
+                    of_keys = d_scores.sum(-2).float().cpu().numpy()
+                    _add_by_run(bias[i][:, j], run_of, of_keys)
+
+
+def tiles_of(spans: Spans) -> Iterator[tuple[Steps, Steps, Steps]]:
+    """Steps of a tile's queries and keys, and the run of each key."""
+    for t in range(spans.tiles):
+        queries = spans.tile_start[t] + np.arange(spans.tile_count[t], dtype=np.int64) * (
+            spans.tile_step
+        )
+        runs = np.arange(spans.runs[t], spans.runs[t + 1])
+        counts = spans.count[runs].astype(np.int64)
+        within: Steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        step = 1 if spans.step is None else np.repeat(spans.step[runs].astype(np.int64), counts)
+        keys: Steps = np.repeat(spans.start[runs].astype(np.int64), counts) + within * step
+        yield queries, keys, np.repeat(runs, counts)
+
+
+def _add_by_run(bias: NDArray[np.float32], run_of: Steps, of_keys: NDArray[np.float32]) -> None:
+    for one, keys in zip(bias, of_keys, strict=True):
+        np.add.at(one, run_of, keys)
+
+
+def _rows(steps: Steps, row: Ints32 | None, like: Tensor) -> Tensor:
+    found = steps if row is None else row[steps].astype(np.int64)
+    return torch.from_numpy(found).to(like.device)
+
+
+def _scores(
+    q: Tensor, k: Tensor, queries: Steps, keys: Steps, causal: bool, index: Index
+) -> Tensor:
+    scores = q.to(wide(q)) @ k.to(wide(q)).transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if not causal:
+        return scores
+    q_at, k_at = (
+        positions(steps, row, at)
+        for steps, row, at in ((queries, index.q_row, index.q_at), (keys, index.k_row, index.k_at))
+    )
+    later = torch.from_numpy(k_at[None, :] > q_at[:, None]).to(q.device)
+    return scores.masked_fill(later, -math.inf)
+
+
+def positions(steps: Steps, row: Ints32 | None, at: Ints32 | None) -> Steps:
+    """Positions of the sequence at which some steps of an index are."""
+    if at is not None:
+        return at[steps].astype(np.int64)
+    return steps if row is None else row[steps].astype(np.int64)

@@ -1,0 +1,155 @@
+"""Attention of tiles of queries to runs of keys: the contract, and a Core made of it.
+
+`plain_spans` is the slow, obvious kernel, `native` the compiled one. Any pattern is a few parts:
+spans (patterns/spans.py) with the query heads that share them, and an index that says where steps
+lie and at which positions.
+
+Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; log-sum-exp (B, Hq, N) float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from longseq_bench.kernels.core import Triple
+from longseq_bench.patterns.spans import Spans
+
+Ints32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What some query heads see."""
+
+    spans: Spans
+    heads: Sequence[int]
+    head: Ints32 = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head", np.asarray(self.heads, dtype=np.int32))
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Where rows of tensors lie, and at which positions of the sequence.
+
+    q_row, k_row: row of each step; None where a step is its row.
+    q_at, k_at: position of each step, which alone decides causality; None where it is the row.
+    All int32.
+    """
+
+    q_row: Ints32 | None = None
+    k_row: Ints32 | None = None
+    q_at: Ints32 | None = None
+    k_at: Ints32 | None = None
+
+
+NO_INDEX = Index()
+
+
+class SpanKernel(Protocol):
+    """Two functions of a module."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        parts: Iterable[Part],
+        causal: bool,
+        index: Index = NO_INDEX,
+        merge: bool = False,
+    ) -> None:
+        """Fill out and lse of every query that a part has, for the part's heads.
+
+        out: like q, or float32. Rows that see nothing get 0 and -inf.  merge: out (float32) and
+        lse hold a softmax already, which these keys join.
+        """
+        ...
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dq: Tensor,
+        sums: tuple[Tensor, Tensor],
+        kv_heads: range,
+        parts: Iterable[Part],
+        causal: bool,
+        index: Index = NO_INDEX,
+        merge: bool = False,
+        bias: Sequence[NDArray[np.float32]] = (),
+    ) -> None:
+        """Fill dq, like q or float32 (merge: float32, added to), of the query heads of some key
+        heads, and add to sums: the gradients of k and v, float32 (B, len(kv_heads), M, D).
+
+        out (like q) and lse are those of the whole softmax.  bias: of each part, float32
+        (B, heads, runs): what a number added to all scores of a run would get is added to it.
+        """
+        ...  # fmt: skip
+
+
+class SpanCore:
+    """A Core over parts, walked afresh at every pass."""
+
+    def __init__(
+        self, kernel: SpanKernel, parts: Callable[[], Iterable[Part]], causal: bool,
+        index: Index = NO_INDEX,
+    ) -> None:  # fmt: skip
+        self._kernel, self._parts = kernel, parts
+        self._how = causal, index
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
+        self._kernel.forward(q, k, v, out, lse, self._parts(), *self._how)
+        return out, lse
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+
+        def add(heads: range, sums: tuple[Tensor, Tensor]) -> None:
+            self._kernel.backward(
+                grad_out, q, k, v, out, lse, dq, sums, heads, self._parts(), *self._how
+            )
+
+        sum_by_heads(dk, dv, add)
+        return dq, dk, dv
+
+
+def sum_by_heads(
+    dk: Tensor, dv: Tensor, add: Callable[[range, tuple[Tensor, Tensor]], None]
+) -> None:
+    """Fill dk and dv (B, Hk, M, D), zeros, with what `add` adds to float32 sums of some key heads.
+
+    Where they are narrower, of as few heads at a time as keep every thread busy: the sums of all
+    would be twice their size.
+    """
+    if dk.dtype == torch.float32:
+        add(range(dk.shape[1]), (dk, dv))
+        return
+    some = min(dk.shape[1], max(1, -(-torch.get_num_threads() // dk.shape[0])))
+    for start in range(0, dk.shape[1], some):
+        heads = range(start, min(start + some, dk.shape[1]))
+        shape = (dk.shape[0], len(heads), *dk.shape[2:])
+        sums = tuple(dk.new_zeros(shape, dtype=torch.float32) for _ in range(2))
+        add(heads, (sums[0], sums[1]))
+        dk[:, heads.start : heads.stop] = sums[0]
+        dv[:, heads.start : heads.stop] = sums[1]

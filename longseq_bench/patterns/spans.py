@@ -1,0 +1,50 @@
+"""Tiles of queries and the runs of keys each of them sees: what every sparse kernel walks.
+
+A step is a place in a list of tokens: the sequence itself, or an index that the kernel is given
+beside the spans (a walk, sets of a segment sorted one after the other).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longseq_bench.patterns.layout import BlockLayout
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Tile t: queries at steps tile_start[t] + s * tile_step, s below tile_count[t]. It sees runs
+    e = runs[t] ... runs[t + 1] - 1: keys at steps start[e] + s * step[e], s below count[e].
+
+    tile_start, tile_count (tiles,), start, count, step (runs,) int32; runs (tiles + 1,) int64.
+    step None: 1 for all. A key in two runs of a tile counts twice.
+    """
+
+    tile_start: NDArray[np.int32]
+    tile_count: NDArray[np.int32]
+    runs: NDArray[np.int64]
+    start: NDArray[np.int32]
+    count: NDArray[np.int32]
+    step: NDArray[np.int32] | None = None
+    tile_step: int = 1
+
+    @property
+    def tiles(self) -> int:
+        return len(self.tile_start)
+
+
+def spans_of(layout: BlockLayout) -> Spans:
+    """The rows of a layout as tiles, each kept block a run."""
+    n, block = layout.seq_len, layout.block
+    rows = np.arange(layout.rows, dtype=np.int32) * np.int32(block)
+    start = layout.indices * np.int32(block)
+    return Spans(rows, _counts(rows, n, block), layout.indptr, start, _counts(start, n, block))
+
+
+def _counts(start: NDArray[np.int32], n: int, block: int) -> NDArray[np.int32]:
+    """Tokens of blocks that start there: the last may be short."""
+    counts: NDArray[np.int32] = np.minimum(np.int32(n) - start, np.int32(block))
+    return counts

@@ -1,0 +1,304 @@
+"""Block-sparse attention by the name of its variant."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import longseq_bench
+from longseq_bench import create_block_sparse_attention as create
+from longseq_bench.attention import factory
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.attention.factory import KEPT_PLANS, VARIANTS, SparseAttention
+from longseq_bench.attention.multihead import MultiheadBlockSparse
+from longseq_bench.comm.group import Group
+from longseq_bench.errors import UnknownNameError, UnsupportedError, UserError
+from longseq_bench.model import Workload
+from tests.attention.definition import Tensors, inputs, made, output_gradient
+from tests.ranks import Ranks
+
+BLOCKS: dict[str, Any] = {"sparsity": 0.6, "block": 16}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def workload(**fields: Any) -> Workload:
+    known = {"seq_len": 150, "batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "mode": "train"}
+    return Workload(**{**known, **fields})
+
+
+def passed(attend: Any, w: Workload, qkv: Tensors | None = None) -> list[Tensor]:
+    """Output and gradients."""
+    qkv = inputs(w) if qkv is None else qkv
+    out = attend(*qkv)
+    return [out.detach(), *torch.autograd.grad(out, qkv, output_gradient(w))]
+
+
+def has(variant: str) -> bool:
+    return VARIANTS[variant] in IMPLEMENTATIONS.names()
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+@pytest.mark.parametrize("variant", ["base", "adaptive"])
+def test_it_is_the_implementation_of_that_name(variant: str, causal: bool) -> None:
+    if not has(variant):
+        pytest.skip(f"{VARIANTS[variant]} is not registered")
+    attend = create(variant, causal=causal, **BLOCKS)
+    for fields in ({}, {"seq_len": 33}, {"heads": 2, "batch": 1}, {"mode": "forward"}):
+        w = workload(causal=causal, **fields)
+        implementation = made(VARIANTS[variant], BLOCKS, w)
+        if not w.train:
+            out = attend(*inputs(w))
+            assert not out.requires_grad
+            assert torch.equal(out, implementation(*inputs(w)))
+            continue
+        for got, want in zip(passed(attend, w), passed(implementation, w), strict=True):
+            torch.testing.assert_close(got, want)
+        assert attend.attention.facts()["kernel"] == implementation.facts()["kernel"]
+        assert attend.shard.queries.tolist() == list(range(w.seq_len))
+
+
+def test_the_sparsity_that_is_asked_is_what_is_skipped() -> None:
+    """Density taken for sparsity would keep nine blocks in ten."""
+    for sparsity in (0.9, 0.5):
+        attend = create(sparsity=sparsity, block=16)
+        attend.prepare(1600)
+        assert attend.attention.measures()["density_achieved"] == pytest.approx(1 - sparsity)
+    create().prepare(128)
+
+
+def test_plans_are_kept_for_the_last_few_shapes() -> None:
+    attend, w = create(**BLOCKS), workload()
+    assert attend.attention is None
+    attend.prepare(150, batch=2, heads=4, kv_heads=2, head_dim=16, train=True)
+    first = attend.attention
+    attend(*inputs(w))
+    assert attend.attention is first
+    for i in range(KEPT_PLANS):
+        assert attend.attention is first or i
+        attend(*inputs(workload(seq_len=20 + i)))
+    attend(*inputs(w))
+    assert attend.attention is not first
+    with torch.no_grad():
+        attend(*inputs(w))
+    assert not attend.attention.workload.train
+
+
+def test_strided_tensors_are_taken() -> None:
+    w = workload()
+    turned = tuple(
+        t.detach().transpose(1, 3).contiguous().transpose(1, 3).requires_grad_() for t in inputs(w)
+    )
+    assert turned[0].stride(-1) != 1
+    attend = create(**BLOCKS)
+    pairs = zip(passed(attend, w, turned), passed(attend, w), strict=True)  # type: ignore[arg-type]
+    for got, want in pairs:
+        torch.testing.assert_close(got, want)
+
+
+def test_copies_and_pickles_compute_the_same() -> None:
+    attend, w = create(**BLOCKS), workload()
+    want = attend(*inputs(w))
+    for other in (copy.deepcopy(attend), pickle.loads(pickle.dumps(attend))):
+        assert torch.equal(other(*inputs(w)), want)
+
+
+def test_what_a_scorer_learns_is_one_for_all_shapes() -> None:
+    if not has("adaptive"):
+        pytest.skip("block-sparse-adaptive is not registered")
+    attend = create("adaptive", scorer="learned", **BLOCKS)
+    assert attend.parameters() == ()
+    attend.prepare(64, heads=4, head_dim=16)
+    learned = attend.parameters()
+    assert [tuple(m.shape) for m in learned] == [(16, 16)] * 2
+    for n in (64, 150):
+        for matrix in learned:
+            matrix.grad = None
+        attend(*inputs(workload(seq_len=n, mode="forward"))).sum().backward()
+        assert all(float(m.grad.abs().max()) > 0 for m in learned)
+    w = workload()
+    before = attend(*inputs(w)).detach()
+    with torch.no_grad():
+        learned[0].neg_()
+    assert not torch.equal(attend(*inputs(w)), before)
+    with pytest.raises(UserError, match="heads of 16 on cpu is no use for heads of 8 on cpu"):
+        attend(*inputs(workload(head_dim=8)))
+    assert create(**BLOCKS).parameters() == ()
+
+
+def test_multihead_is_the_module() -> None:
+    module = create("multihead", embed_dim=32, num_heads=4, causal=True, globals=0, **BLOCKS)
+    assert isinstance(module, MultiheadBlockSparse)
+    assert module.causal
+    x = torch.randn(50, 2, 32)
+    out, weights = module(x, x, x)
+    assert (out.shape, weights) == (x.shape, None)
+    torch.manual_seed(0)
+    own = MultiheadBlockSparse(32, 4, causal=True, **BLOCKS)
+    own.load_state_dict(module.state_dict())
+    assert torch.equal(own(x, x, x)[0], out)
+
+
+# ---- distributed -------------------------------------------------------------------------------
+
+
+def share(group: Group, w: Workload, options: dict[str, Any]) -> list[Any]:
+    """Positions that this rank holds, its output and gradients; twice, and of a smaller batch."""
+    attend = create("distributed", **options)
+    shard = attend.prepare(w.seq_len, batch=w.batch, heads=w.heads, kv_heads=w.kv_heads,
+                           head_dim=w.head_dim, train=True)  # fmt: skip
+    assert np.array_equal(attend.shard.queries, shard.queries)
+    mine = torch.from_numpy(shard.queries)
+    found: list[Any] = [shard.queries]
+    for batch in (w.batch, w.batch, 1):
+        qkv = [t.detach()[:batch, :, mine].requires_grad_() for t in inputs(w)]
+        out = attend(*qkv)
+        grads = torch.autograd.grad(out, qkv, output_gradient(w)[:batch, :, mine])
+        found.append([t.detach().numpy() for t in (out, *grads)])
+    assert attend.attention.group.size == group.size
+    return found
+
+
+def refused(group: Group) -> list[str]:
+    """What is said of calls that a rank can't make."""
+    attend, said = create("distributed", **BLOCKS), []
+    tensors = inputs(workload(seq_len=64))
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            attend(*tensors)
+        said.append(str(caught.value))
+        attend.prepare(96, heads=4)
+    return said
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"placement": "load-balanced", "exchange": "ring"}])
+def test_joined_ranks_equal_the_single_process(
+    ranks: Ranks, world: int, options: dict[str, Any]
+) -> None:
+    w = workload(seq_len=130, causal=True)
+    asked = {**BLOCKS, "causal": True}
+    want = passed(create(**asked), w)
+    rows = ranks(world, share, w, asked | options)
+    positions = np.concatenate([row[0] for row in rows])
+    assert sorted(positions.tolist()) == list(range(130))
+    order = torch.from_numpy(np.argsort(positions))
+    for at, batch in ((1, 2), (2, 2), (3, 1)):
+        for i, whole in enumerate(want):
+            parts = [torch.from_numpy(row[at][i]) for row in rows]
+            joined = torch.cat(parts, 2)[:, :, order]
+            torch.testing.assert_close(joined, whole[:batch], rtol=1e-4, atol=1e-5)
+
+
+def test_a_rank_is_told_what_to_do_first(ranks: Ranks) -> None:
+    for first, second in ranks(2, refused):
+        assert "call prepare(seq_len=...) first, with the tokens of all ranks together" in first
+        assert "q has 64 tokens, but this rank holds 48 of the 96 prepared" in second
+
+
+def test_distributed_needs_the_ranks_to_be_connected() -> None:
+    with pytest.raises(UserError, match=r"call torch\.distributed\.init_process_group on every"):
+        create("distributed")
+
+
+# ---- what can't be -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (0.1, "sparsity_ratio=0.1 kept 10 % of them; write sparsity=0.9"),
+        (0.05, "sparsity_ratio=0.05 kept 5 % of them; write sparsity=0.95"),
+        (1, "sparsity_ratio=1 kept 100 % of them; write sparsity=0"),
+        (0, "write sparsity, the fraction that is skipped"),
+        ("x", "write sparsity, the fraction that is skipped"),
+    ],
+)
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_the_old_ratio_was_a_density(variant: str, ratio: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        create(variant, sparsity_ratio=ratio)
+    assert str(caught.value).startswith("sparsity_ratio meant density, the fraction of the blocks")
+    assert str(caught.value).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "said"),
+    [
+        ("adaptve", {}, "unknown variant 'adaptve'; did you mean 'adaptive'?"),
+        ("base", {"patern": "strided"}, "unknown option 'patern' in variant=base; did you mean"),
+        ("base", {"pattern": "stride"}, "unknown pattern 'stride' in variant=base; did you mean"),
+        ("base", {"kernel": "nativ"}, "unknown kernel 'nativ' in variant=base; did you mean"),
+        ("base", {"block": 0}, "block=0 in variant=base is not a whole number from 1 up"),
+        ("base", {"block": 1.5}, "block=1.5 in variant=base is not a whole number from 1 up"),
+        ("base", {"seed": -1}, "seed=-1 in variant=base is not a whole number from 0 up"),
+        ("base", {"causal": 1}, "causal=1 in variant=base is neither True nor False"),
+        ("base", {"sparsity": 99}, "sparsity 99 is outside"),
+        ("base", {"sparsity": "0.9"}, "sparsity='0.9' is not a number in"),
+        ("base", {"placement": "node-local"}, "placement is an option of variant=distributed"),
+        ("base", {"globals": 16}, "globals=16 with pattern=local-window, which has none"),
+        ("base", {"embed_dim": 8}, "unknown option 'embed_dim' in variant=base"),
+        ("multihead", {}, "variant=multihead needs embed_dim and num_heads"),
+        ("multihead", {"embed_dim": 8}, "variant=multihead needs num_heads"),
+        ("multihead", {"embed_dim": 8, "num_heads": 2, "batchfirst": 1}, "mean 'batch_first'"),
+        ("multihead", {"embed_dim": 8, "num_heads": "2"}, "num_heads='2' in variant=multihead is"),
+        ("multihead", {"embed_dim": 8, "num_heads": 2, "exchange": "ring"}, "unknown option 'exch"),
+    ],
+)  # fmt: skip
+def test_bad_options_say_what_is_wrong(variant: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        create(variant, **options)
+    assert str(caught.value).startswith(said) or said in str(caught.value)
+    known = isinstance(caught.value, UnknownNameError)
+    assert known == str(caught.value).startswith("unknown")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        (((2, 4, 8, 16), (2, 3, 8, 16), (2, 3, 8, 16)), r"\(2, 3, 8, 16\) are not \(B, Hq, N, D\)"),
+        (((2, 4, 8, 16), (2, 4, 9, 16), (2, 4, 9, 16)), "are not"),
+        (((2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 8)), "are not"),
+        (((4, 8, 16), (4, 8, 16), (4, 8, 16)), "are not"),
+        (((2, 4, 0, 16), (2, 4, 0, 16), (2, 4, 0, 16)), "are not"),
+        (((2, 4, 8, 16), (2, 0, 8, 16), (2, 0, 8, 16)), "are not"),
+    ],
+)
+def test_shapes_that_do_not_fit(shapes: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        create()(*(torch.zeros(s) for s in shapes))
+
+
+def test_kinds_of_tensors_that_do_not_fit() -> None:
+    q = torch.zeros(1, 1, 4, 8)
+    with pytest.raises(UserError, match=r"different kinds: torch\.bfloat16 on cpu, torch\.f"):
+        create()(q, q.bfloat16(), q)
+    with pytest.raises(UnsupportedError, match="no kernel takes float64; float32, bfloat16"):
+        create()(*[q.double()] * 3)
+    with pytest.raises(UserError, match="heads=4, kv_heads=3, head_dim=64: each is 1 or more, and"):
+        create().prepare(8, heads=4, kv_heads=3)
+    with pytest.raises(UserError, match=r"known after prepare\(seq_len=\.\.\.\)"):
+        _ = create().shard
+
+
+# ---- where it is -------------------------------------------------------------------------------
+
+
+def test_the_package_exports_it_and_loads_no_torch_for_it() -> None:
+    assert longseq_bench.create_block_sparse_attention is factory.create_block_sparse_attention
+    assert isinstance(longseq_bench.create_block_sparse_attention(), SparseAttention)
+    with pytest.raises(AttributeError, match="has no attribute 'create_block'"):
+        _ = longseq_bench.create_block
+    code = "import sys, longseq_bench as l; print('torch' in sys.modules, end=' '); " + (
+        "l.create_block_sparse_attention; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

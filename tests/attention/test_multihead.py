@@ -1,0 +1,415 @@
+"""MultiheadBlockSparse, held against torch's own module under the mask that its layout is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from longseq_bench.attention import block_sparse
+from longseq_bench.attention.multihead import KEPT_LAYOUTS, MultiheadBlockSparse, _without
+from longseq_bench.errors import UnknownNameError, UnsupportedError, UserError
+from longseq_bench.kernels.plain_spans import tiles_of
+from longseq_bench.model import Workload
+from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, make_layout
+from longseq_bench.patterns.spans import spans_of
+from tests.attention.definition import counts, made
+
+EMBED, HEADS, BATCH, BLOCK = 32, 4, 3, 16
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+causality = pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+
+
+def module(causal: bool = False, **options: Any) -> MultiheadBlockSparse:
+    """Seeded, its biases not zero, so that what is missing of them shows."""
+    torch.manual_seed(0)
+    asked: dict[str, Any] = {"sparsity": 0.6, "block": BLOCK, "batch_first": True} | options
+    found = MultiheadBlockSparse(EMBED, HEADS, causal=causal, **asked)
+    with torch.no_grad():
+        for bias in (found.in_proj_bias, found.out_proj.bias):
+            if bias is not None:
+                bias.normal_()
+    return found
+
+
+def tokens(n: int, batch: int = BATCH, seed: int = 1) -> Tensor:
+    return torch.randn(batch, n, EMBED, generator=torch.Generator().manual_seed(seed))
+
+
+def seen_by(n: int, causal: bool, **options: Any) -> Tensor:
+    """Which query sees which key (N, N), asked of the implementation that has no module."""
+    w = Workload(seq_len=n, heads=1, causal=causal)
+    asked = {"sparsity": 0.6, "block": BLOCK} | options
+    return counts(made("block-sparse", asked, w))[0] > 0
+
+
+def padding(kind: str, n: int) -> Tensor | None:
+    """Keys to ignore, (B, N), another number in each row of the batch; in the first none, but for
+    `all`."""
+    ignored = torch.zeros(BATCH, n, dtype=torch.bool)
+    for b in range(BATCH):
+        if kind == "end":
+            ignored[b, n - b * n // 3 :] = b > 0
+        elif kind == "start":
+            ignored[b, : b * n // 3] = True
+        elif kind == "scattered":
+            ignored[b] = torch.rand(n, generator=torch.Generator().manual_seed(b)) < b / 3
+        elif kind == "all":
+            ignored[b] = b < 2
+    return None if kind == "none" else ignored
+
+
+def torch_s_own(
+    like: MultiheadBlockSparse, x: tuple[Tensor, ...], seen: Tensor, ignored: Tensor | None
+) -> tuple[Tensor, nn.MultiheadAttention, Tensor]:
+    """Output of nn.MultiheadAttention with the same numbers, and the queries that see nothing.
+
+    Those it is given something to see, or it would be NaN, and their output is made zero.
+    """
+    own = nn.MultiheadAttention(EMBED, HEADS, bias=like.in_proj_bias is not None, batch_first=True)
+    own.load_state_dict(like.state_dict())
+    hidden = (~seen).expand(BATCH, *seen.shape)
+    if ignored is not None:
+        hidden = hidden | ignored[:, None]
+    blind = hidden.all(-1)
+    mask = (hidden & ~blind[..., None]).repeat_interleave(HEADS, 0)
+    out, _ = own(*x, attn_mask=mask, need_weights=False)
+    return out.masked_fill(blind[..., None], 0.0), own, blind
+
+
+def assert_equals_torch(sparse: MultiheadBlockSparse, seen: Tensor, ignored: Tensor | None) -> None:
+    """Output, gradients of what went in, and of the parameters."""
+    n = seen.shape[0]
+    x = tuple(tokens(n, seed=s).requires_grad_() for s in range(3))
+    y = tuple(t.detach().clone().requires_grad_() for t in x)
+    out, weights = sparse(*x, key_padding_mask=ignored)
+    want, own, _ = torch_s_own(sparse, y, seen, ignored)
+    assert weights is None
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    grad = tokens(n, seed=9)
+    out.backward(grad)
+    want.backward(grad)
+    for one, other in zip(x, y, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    wanted = dict(own.named_parameters())
+    assert wanted.keys() == dict(sparse.named_parameters()).keys()
+    for name, parameter in sparse.named_parameters():
+        scale = float(wanted[name].grad.abs().max())
+        assert float((parameter.grad - wanted[name].grad).abs().max()) < 2e-5 * scale, name
+
+
+@causality
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+@pytest.mark.parametrize("kind", ["none", "end"])
+def test_every_pattern_equals_torch_under_its_mask(pattern: str, causal: bool, kind: str) -> None:
+    options: dict[str, Any] = {"pattern": pattern, "seed": 3}
+    if pattern in WITH_SPECIAL:
+        options["globals"] = BLOCK
+    sparse = module(causal, **options)
+    seen = seen_by(150, causal, **options)
+    assert float(seen.double().mean()) < (0.4 if causal else 0.6)
+    assert_equals_torch(sparse, seen, padding(kind, 150))
+
+
+@causality
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@pytest.mark.parametrize("kind", ["none", "start", "scattered", "all"])
+@pytest.mark.parametrize("n", [1, 16, 101])
+def test_every_padding_equals_torch(n: int, kind: str, causal: bool, kernel: str) -> None:
+    sparse = module(causal, pattern="random", kernel=kernel)
+    assert_equals_torch(sparse, seen_by(n, causal, pattern="random"), padding(kind, n))
+
+
+def test_without_biases_and_with_a_window() -> None:
+    options = {"pattern": "sink-window", "globals": 16, "window": 32}
+    sparse = module(True, bias=False, **options)
+    assert sparse.in_proj_bias is None
+    assert_equals_torch(sparse, seen_by(100, True, **options), padding("end", 100))
+
+
+@causality
+def test_fewer_key_heads_equal_repeated_ones(causal: bool) -> None:
+    few = module(causal, num_kv_heads=2)
+    assert few.in_proj_weight.shape == (2 * EMBED, EMBED)
+    many = module(causal)
+
+    def repeated(rows: Tensor) -> Tensor:
+        q, *kv = rows.split([EMBED, EMBED // 2, EMBED // 2])
+        heads = [t.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1) for t in kv]
+        return torch.cat([q, *heads])
+
+    with torch.no_grad():
+        many.in_proj_weight.copy_(repeated(few.in_proj_weight))
+        many.in_proj_bias.copy_(repeated(few.in_proj_bias))
+        many.out_proj.load_state_dict(few.out_proj.state_dict())
+    x, ignored = tokens(90), padding("end", 90)
+    for mask in (None, ignored):
+        torch.testing.assert_close(few(x, x, x, mask)[0], many(x, x, x, mask)[0])
+
+
+# ---- padding comes before the softmax ----------------------------------------------------------
+
+
+@causality
+@pytest.mark.parametrize("kind", ["end", "start", "scattered"])
+def test_padded_keys_take_no_share_of_the_softmax(kind: str, causal: bool) -> None:
+    """Rows of constant v return v: were a value masked after the softmax, less would come back."""
+    sparse = module(causal)
+    with torch.no_grad():
+        sparse.in_proj_weight[2 * EMBED :] = 0
+        sparse.in_proj_bias[2 * EMBED :] = 1
+        sparse.out_proj.weight.copy_(torch.eye(EMBED))
+        sparse.out_proj.bias.zero_()
+    x, ignored = tokens(140), padding(kind, 140)
+    hidden = ~seen_by(140, causal) | ignored[:, None]
+    want = (~hidden.all(-1)).float()
+    assert 0.5 < float(want.mean()) <= 1
+    got = sparse(x, x, x, ignored)[0]
+    torch.testing.assert_close(got, want[..., None].expand_as(got), rtol=1e-6, atol=1e-6)
+
+
+@causality
+@pytest.mark.parametrize("kind", ["end", "scattered"])
+def test_what_stands_at_padded_keys_never_enters(kind: str, causal: bool) -> None:
+    sparse, ignored = module(causal), padding(kind, 140)
+    x = tokens(140)
+    before = sparse(x, x, x, ignored)[0]
+    changed = x.masked_fill(ignored[..., None], torch.nan)
+    after = sparse(x, changed, changed, ignored)[0]
+    assert torch.equal(before, after)
+    assert not torch.equal(before, sparse(x, x, x)[0])
+
+
+@causality
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_rows_that_see_nothing_are_zero_and_have_no_gradient(causal: bool, kernel: str) -> None:
+    sparse = module(causal, kernel=kernel)
+    x = tokens(70).requires_grad_()
+    ignored = torch.tensor([[False], [True], [False]]).expand(3, 70)
+    out = sparse(x, x, x, ignored)[0]
+    assert (out[1] == 0).all()
+    assert not (out[[0, 2]] == 0).all(-1).any()
+    torch.testing.assert_close(out[[0, 2]], sparse(x[[0, 2]], x[[0, 2]], x[[0, 2]])[0])
+    out.sum().backward()
+    assert (x.grad[1] == 0).all()
+    grads = {n: p.grad.clone() for n, p in sparse.named_parameters()}
+    sparse.zero_grad()
+    sparse(x[[0, 2]], x[[0, 2]], x[[0, 2]])[0].sum().backward()
+    for name, parameter in sparse.named_parameters():
+        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_the_future_never_reaches_the_past_where_keys_are_padded() -> None:
+    sparse, ignored, x = module(causal=True), padding("scattered", 120), tokens(120)
+    changed = x.clone()
+    changed[:, 70:] += 5
+    before, after = (sparse(t, t, t, ignored)[0] for t in (x, changed))
+    assert torch.equal(before[:, :70], after[:, :70])
+    assert not torch.equal(before[:, 70:], after[:, 70:])
+
+
+def test_masks_of_floats_are_those_of_truth_values() -> None:
+    sparse, ignored, x = module(), padding("end", 60), tokens(60)
+    floats = torch.zeros(BATCH, 60).masked_fill(ignored, -torch.inf)
+    assert torch.equal(sparse(x, x, x, floats)[0], sparse(x, x, x, ignored)[0])
+
+
+def test_padding_at_the_end_makes_no_more_runs_of_keys() -> None:
+    """The usual case costs what is left of it, and equal rows share one plan."""
+    sparse, made_of = module(), []
+    keep = sparse._span_core
+    sparse._span_core = lambda *given: made_of.append(given[1]) or keep(*given)  # type: ignore[method-assign]
+    ignored = torch.zeros(4, 160, dtype=torch.bool)
+    ignored[1:, 60:] = True
+    ignored[2] = False
+    x = tokens(160, batch=4)
+    out = sparse(x, x, x, ignored)[0]
+    assert len(made_of) == 1
+    whole = sum(len(layout.indices) for layout in sparse._planned(160, "float32", x.device).layouts)
+    assert len(made_of[0].start) < whole
+    torch.testing.assert_close(out[2:3], sparse(x[2:3], x[2:3], x[2:3])[0])
+    torch.testing.assert_close(out[3:], sparse(x[3:], x[3:], x[3:], ignored[3:])[0])
+
+
+@pytest.mark.parametrize("block", [1, 4, 7])
+def test_runs_are_cut_to_the_keys_that_are_not_padded(block: int) -> None:
+    """By enumeration; no run is left empty, or a row's first key would not be that of its runs."""
+    draw = np.random.default_rng(0)
+    layout = make_layout("random", 50, block, 0.5, False)
+    for share in (0.1, 0.5, 0.9, 1.0):
+        padded = np.repeat(draw.random(25) < share, 2)
+        cut = _without(spans_of(layout), padded)
+        assert (cut.count > 0).all()
+        for (queries, keys, _), (_, whole, _) in zip(
+            tiles_of(cut), tiles_of(spans_of(layout)), strict=True
+        ):
+            assert keys.tolist() == [j for j in whole.tolist() if not padded[j]]
+            assert len(queries)
+
+
+# ---- a drop-in ---------------------------------------------------------------------------------
+
+
+def test_parameters_go_both_ways_and_start_alike() -> None:
+    torch.manual_seed(5)
+    own = nn.MultiheadAttention(EMBED, HEADS)
+    torch.manual_seed(5)
+    sparse = MultiheadBlockSparse(EMBED, HEADS)
+    assert sparse.state_dict().keys() == own.state_dict().keys()
+    for name, value in own.state_dict().items():
+        assert torch.equal(sparse.state_dict()[name], value), name
+    own.load_state_dict(module().state_dict())
+    sparse.load_state_dict(own.state_dict())
+    assert torch.equal(sparse.out_proj.bias, module().out_proj.bias)
+
+
+def test_shapes_are_those_of_torch() -> None:
+    sparse, x = module(), tokens(50)
+    want = sparse(x, x, x)[0]
+    other = module(batch_first=False)
+    assert not MultiheadBlockSparse(EMBED, HEADS).batch_first
+    y = x.transpose(0, 1)
+    out, weights = other(y, y, y)
+    assert (out.shape, weights) == (y.shape, None)
+    torch.testing.assert_close(out.transpose(0, 1), want)
+    ignored = padding("end", 50)
+    torch.testing.assert_close(
+        other(y, y, y, ignored)[0].transpose(0, 1), sparse(x, x, x, ignored)[0]
+    )
+    one = sparse(x[1], x[1], x[1], ignored[1])[0]
+    assert one.shape == x[1].shape
+    torch.testing.assert_close(one, sparse(x, x, x, ignored)[0][1])
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_in_torch_s_encoder_it_is_what_runs(mode: str) -> None:
+    """In eval its fast path would put a dense kernel in our place, and read our parameters."""
+    layer = nn.TransformerEncoderLayer(EMBED, HEADS, 64, dropout=0.0, batch_first=True)
+    layer.self_attn = module()
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    encoder.train(mode == "train")
+    x, ignored = tokens(140), padding("end", 140)
+    with torch.set_grad_enabled(mode == "train"):
+        before = encoder(x, src_key_padding_mask=ignored)
+        changed = x.clone()
+        changed[:, 139] += 50
+        after = encoder(changed, src_key_padding_mask=ignored)
+    assert torch.isfinite(before).all()
+    reached = (before != after).any(-1)
+    seen = seen_by(140, False)
+    twice = (seen.double() @ seen.double())[:, 139] > 0
+    assert torch.equal(reached[0], twice)
+    assert not twice.all()
+    assert encoder.layers[0].self_attn.ran["kernel_of_padded"] in ("native", "torch")
+
+
+def test_copies_and_pickles_compute_the_same() -> None:
+    sparse, x = module(), tokens(60)
+    want = sparse(x, x, x)[0]
+    for other in (copy.deepcopy(sparse), pickle.loads(pickle.dumps(sparse))):
+        assert torch.equal(other(x, x, x)[0], want)
+    assert "num_heads=4" in repr(sparse)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    sparse, ignored, x = module(), padding("end", 80), tokens(80)
+    want = sparse(x, x, x, ignored)[0]
+    half, y = copy.deepcopy(sparse).to(dtype), x.to(dtype)
+    got = half(y, y, y, ignored)[0]
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
+
+
+def test_the_layouts_of_the_last_few_lengths_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    keep = block_sparse.make_layout
+
+    def counted(*given: Any) -> Any:
+        asked.append(given[1])
+        return keep(*given)
+
+    monkeypatch.setattr(block_sparse, "make_layout", counted)
+    sparse = module()
+    lengths = [20 + i for i in range(KEPT_LAYOUTS)]
+    for n in [*lengths, *lengths, lengths[0], 99, lengths[0], *lengths[2:], 99]:
+        sparse(*[tokens(n)] * 3)
+    assert asked == [*lengths, 99]
+    sparse(*[tokens(lengths[1])] * 3)
+    assert asked[-1] == lengths[1]
+
+
+def test_nothing_is_kept_for_a_backward_that_will_not_come() -> None:
+    sparse, x = module(), tokens(40)
+    with torch.no_grad():
+        still = sparse(x, x, x)[0]
+    assert not still.requires_grad
+    torch.testing.assert_close(still, sparse(x, x, x)[0].detach())
+
+
+# ---- what can't be -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dropout": 0.1}, "dropout=0.1 would need attention weights; 0 is what it takes"),
+        ({"num_heads": 5}, "embed_dim=32 is not divisible by num_heads=5"),
+        ({"num_kv_heads": 3}, "num_heads=4 is not divisible by num_kv_heads=3"),
+        ({"num_kv_heads": 0}, "each is 1 or more"),
+        ({"sparsity": 1.0}, "sparsity 1 is outside"),
+        ({"block": 0}, "block 0 is no number of tokens"),
+        ({"globals": 16}, "globals=16 with pattern=local-window, which has none"),
+    ],
+)
+def test_what_cannot_be_made_says_so(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        MultiheadBlockSparse(**{"embed_dim": EMBED, "num_heads": HEADS} | options)
+
+
+def test_an_unknown_pattern_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'strided'"):
+        module(pattern="stride")
+
+
+X = tokens(20)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"need_weights": True}, UnsupportedError, "weights of long sequences are never formed"),
+        ({"attn_mask": torch.zeros(20, 20)}, UnsupportedError, "the pattern says who sees whom"),
+        ({"is_causal": True}, UserError, "made with causal=False"),
+        ({"key": X[:, :9], "value": X[:, :9]}, UnsupportedError, "self-attention, which has one"),
+        ({"value": X[..., :8]}, UserError, r"\(3, 20, 8\) are not \(B, N, E\) with E=32"),
+        ({"query": X[None]}, UserError, r"are not \(B, N, E\)"),
+        (dict.fromkeys(("query", "key", "value"), X[:, :0]), UserError, "nothing to attend to"),
+        ({"key_padding_mask": torch.zeros(20, 3) > 0}, UserError, r"\(20, 3\) is not \(B, N\)"),
+        ({"key_padding_mask": torch.zeros(3, 20).int()}, UserError, "int32; bool is what it takes"),
+        ({"key_padding_mask": torch.ones(3, 20)}, UnsupportedError, "0 and -inf only"),
+    ],
+)
+def test_bad_input_says_what_is_wrong(
+    given: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        module()(**{"query": X, "key": X, "value": X} | given)
+
+
+def test_a_dtype_that_no_kernel_takes_is_refused() -> None:
+    y = X.double()
+    with pytest.raises(UnsupportedError, match="no kernel takes float64; float32, bfloat16"):
+        module().double()(y, y, y)
+
+
+def test_a_kernel_that_knows_no_padding_is_not_replaced_in_silence() -> None:
+    with pytest.raises(UnsupportedError, match="kernel=flex leaves no padded keys out; auto does"):
+        module(kernel="flex")(X, X, X, padding("end", 20))

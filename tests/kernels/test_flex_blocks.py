@@ -1,0 +1,191 @@
+"""FlexAttention over block layouts: its tables beside the layouts, its output beside the book."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.errors import UnsupportedError
+from longseq_bench.kernels.flex_blocks import FlexBlocks, compiled, tile_options
+from longseq_bench.patterns.blocks import PATTERNS, make_layout
+from longseq_bench.patterns.layout import BlockLayout
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+COMPILERS = ("g++", "clang++", "c++")
+
+
+def listed(counts: Tensor, table: Tensor, head: int) -> list[list[int]]:
+    """The lists that FlexAttention reads: the first so many numbers of each row."""
+    many = counts[0, head].tolist()
+    return [table[0, head, i, :many[i]].tolist() for i in range(len(many))]  # fmt: skip
+
+
+def rows_of(layout: BlockLayout) -> list[list[int]]:
+    return [layout.row(i).tolist() for i in range(layout.rows)]
+
+
+def parts(mask: Any, head: int = 0) -> tuple[list[list[int]], list[list[int]]]:
+    """Blocks seen whole and blocks seen partly, by row."""
+    return (
+        listed(mask.full_kv_num_blocks, mask.full_kv_indices, head),
+        listed(mask.kv_num_blocks, mask.kv_indices, head),
+    )
+
+
+def assert_holds(mask: Any, layout: BlockLayout, head: int = 0) -> None:
+    whole, partly = parts(mask, head)
+    assert [sorted(a + b) for a, b in zip(whole, partly, strict=True)] == rows_of(layout)
+    for i, row in enumerate(partly):
+        assert row == ([i] if layout.causal and i in layout.row(i) else [])
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_tables_hold_the_layout(pattern: str, causal: bool) -> None:
+    special = 32 if pattern in ("global-local", "sink-window") else 0
+    layout = make_layout(pattern, 1000, 32, 0.7, causal, special=special)
+    mask = FlexBlocks(layout).prepare("cpu")
+    assert_holds(mask, layout)
+    assert mask.seq_lengths == (1000, 1000)
+    assert mask.BLOCK_SIZE == (32, 32)
+    assert (mask.q_indices, mask.full_q_indices) == (None, None)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_training_has_the_columns_too(causal: bool) -> None:
+    """For a device that has a backward; the tables of this one hold no numbers."""
+    layout = make_layout("random", 1000, 32, 0.7, causal)
+    flex = FlexBlocks(layout)
+    with pytest.raises(UnsupportedError, match="no backward on a CPU"):
+        flex.prepare("cpu", train=True)
+    mask = flex._mask(torch.device("cpu"), True)
+    assert_holds(mask, layout)
+    seen_by = [list[int]() for _ in range(layout.rows)]
+    for i, row in enumerate(rows_of(layout)):
+        for key in row:
+            seen_by[key].append(i)
+    whole = listed(mask.full_q_num_blocks, mask.full_q_indices, 0)
+    partly = listed(mask.q_num_blocks, mask.q_indices, 0)
+    assert [sorted(a + b) for a, b in zip(whole, partly, strict=True)] == seen_by
+    assert [len(row) for row in partly] == [int(causal)] * layout.rows
+    assert all(row == sorted(row) for row in whole)
+
+
+def test_heads_may_have_layouts_of_their_own() -> None:
+    layouts = [make_layout(p, 1000, 32, 0.7, True) for p in ("random", "local-window", "strided")]
+    mask = FlexBlocks(layouts).prepare("cpu")
+    assert mask.kv_indices.shape[1] == 3
+    for head, layout in enumerate(layouts):
+        assert_holds(mask, layout, head)
+
+
+def test_tables_are_as_small_as_their_widest_row() -> None:
+    """A million tokens, 16 blocks a row: a dense table of this many rows takes 256 MiB."""
+    layout = make_layout("random", 2**20, 128, 1 - 16 / 2**13, False)
+    flex = FlexBlocks(layout)
+    mask = flex.prepare("cpu")
+    assert int(np.diff(layout.indptr).max()) == 16
+    assert flex.table_bytes("cpu") < 4 * 2**13 * (16 + 1 + 2 + 2) + 2**10
+    assert_holds_some(mask, layout)
+    # what the lowering on a CPU asks for
+    assert mask.full_kv_indices.shape == (1, 1, 2**13, 2**13)
+
+
+def assert_holds_some(mask: Any, layout: BlockLayout) -> None:
+    for i in (0, 1, 4000, layout.rows - 1):
+        many = int(mask.full_kv_num_blocks[0, 0, i])
+        assert mask.full_kv_indices[0, 0, i, :many].tolist() == layout.row(i).tolist()
+
+
+def test_a_few_wide_rows_are_not_padded_into_a_dense_table() -> None:
+    rows = 2**14
+    widths = np.full(rows, 2)
+    widths[0] = rows
+    indptr = np.concatenate(([0], np.cumsum(widths)))
+    # the first row sees everything, each other the first block and its own
+    others = np.stack([np.zeros(rows - 1), np.arange(1, rows)], axis=1).reshape(-1)
+    keys = np.concatenate([np.arange(rows), others]).astype(np.int32)
+    layout = BlockLayout(rows * 16, 16, False, indptr, keys)
+    with pytest.raises(UnsupportedError, match="all 16384 rows to the widest, of 16384 blocks"):
+        FlexBlocks(layout).prepare("cpu")
+
+
+def test_what_does_not_suit_is_refused_with_the_reason() -> None:
+    layout = make_layout("random", 100, 32, 0.5, True)
+    q = torch.zeros(1, 4, 100, 16)
+    with pytest.raises(UnsupportedError, match="one layout, or one a query head"):
+        FlexBlocks([layout, make_layout("random", 100, 32, 0.5, False)])
+    with pytest.raises(UnsupportedError, match="one layout, or one a query head"):
+        FlexBlocks([])
+    flex = FlexBlocks(layout)
+    with pytest.raises(UnsupportedError, match="no log-sum-exp on a CPU"):
+        flex.forward(q, q, q, True)
+    with pytest.raises(UnsupportedError, match="no backward on a CPU"):
+        flex.backward(q, q, q, q, q, q[..., 0])
+    with pytest.raises(UnsupportedError, match="no backward on a CPU"):
+        flex(q.clone().requires_grad_(), q, q)
+    with pytest.raises(UnsupportedError, match="of 100 tokens, q of 90"):
+        flex(q[:, :, :90], q, q)
+    with pytest.raises(UnsupportedError, match="head_dim 16, not 8"):
+        flex(q[..., :8], q, q)
+    with pytest.raises(UnsupportedError, match=r"no kernel for torch\.float64"):
+        flex(q.double(), q, q)
+    with pytest.raises(UnsupportedError, match="3 layouts for 4 query heads"):
+        FlexBlocks([layout] * 3)(q, q, q)
+
+
+def test_tiles_divide_the_block() -> None:
+    assert tile_options(128, 64, torch.bfloat16) == tile_options(384, 64, torch.bfloat16) == {}
+    assert set(tile_options(64, 64, torch.bfloat16).values()) == {64}
+    assert set(tile_options(96, 64, torch.bfloat16).values()) == {32}
+    assert set(tile_options(64, 256, torch.bfloat16).values()) == {32}
+    assert set(tile_options(16, 128, torch.float32).values()) == {16}
+    with pytest.raises(UnsupportedError, match="divisible by 16, not 40"):
+        tile_options(40, 64, torch.float16)
+
+
+def test_nothing_runs_uncompiled() -> None:
+    import torch._dynamo.config as dynamo
+
+    compiled.cache_clear()
+    disabled = dynamo.patch(disable=True)
+    with disabled, pytest.raises(UnsupportedError, match=r"torch\.compile is disabled"):
+        compiled()
+
+
+def reference(layouts: Sequence[BlockLayout], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Masked softmax by the book, in float64."""
+    q, k, v = (t.double() for t in (q, k, v))
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    tokens = np.arange(q.shape[2])
+    seen = np.stack([one.multiplicity(tokens, tokens) > 0 for one in layouts])
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    return scores.masked_fill(~torch.from_numpy(seen), -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.slow
+def test_compiled_it_equals_its_definition() -> None:
+    """Half a minute of compiling, once for all lengths; then one more for a mask of each kind."""
+    if not any(shutil.which(name) for name in COMPILERS):
+        pytest.skip(f"there is no {' or '.join(COMPILERS)}")
+    draw = torch.Generator().manual_seed(0)
+    single = [
+        ("random", 1000, True), ("strided", 515, True), ("local-window", 1000, False),
+        ("random", 515, False),
+    ]  # fmt: skip
+    cases = [[make_layout(p, n, 64, 0.6, causal)] for p, n, causal in single]
+    names = ["random", "local-window", "strided", "random"]
+    cases.append([make_layout(p, 515, 64, 0.1 * (i + 4), True) for i, p in enumerate(names)])
+    for layouts in cases:
+        n = layouts[0].seq_len
+        q, k, v = (torch.randn(2, h, n, 32, generator=draw) for h in (4, 2, 2))
+        out, lse = FlexBlocks(layouts).forward(q, k, v, False)
+        assert lse is None
+        torch.testing.assert_close(out.double(), reference(layouts, q, k, v), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,224 @@
+"""Block-sparse attention in plain torch: every pattern against the layout's own definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from longseq_bench.errors import UserError
+from longseq_bench.kernels import gathered
+from longseq_bench.kernels.core import attend
+from longseq_bench.kernels.gathered import Gathered
+from longseq_bench.patterns.blocks import PATTERNS, make_layout
+from longseq_bench.patterns.layout import BlockLayout
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HEADS, D, BLOCK = 4, 16, 16
+CLOSE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+}
+"""Relative to the largest number of the reference, or to 0.1 where that is less."""
+
+
+def layout_of(pattern: str, tokens: int, causal: bool, block: int = BLOCK) -> BlockLayout:
+    special = 20 if pattern in ("global-local", "sink-window") else 0
+    return make_layout(pattern, tokens, block, 0.6, causal, 3, min(special, tokens))
+
+
+def inputs(
+    tokens: int, kv_heads: int = HEADS, dtype: torch.dtype = torch.float32, batch: int = 2
+) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(tokens)
+    shapes = [(batch, heads, tokens, D) for heads in (HEADS, kv_heads, kv_heads, HEADS)]
+    return [torch.randn(shape, generator=draw).to(dtype) for shape in shapes]
+
+
+def reference(
+    layout: BlockLayout, qkv: Sequence[Tensor], grad_out: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Output, log-sum-exp and gradients in float64 by the definition of softmax."""
+    at = np.arange(layout.seq_len)
+    seen = torch.from_numpy(layout.multiplicity(at, at))
+    q, k, v = (leaves := [t.detach().double().requires_grad_() for t in qkv])
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(~seen, -math.inf)
+    out = torch.softmax(scores, -1) @ v
+    grads = torch.autograd.grad(out, leaves, grad_out.double())
+    return out.detach(), torch.logsumexp(scores, -1).detach(), grads
+
+
+def assert_near(got: Tensor, want: Tensor, allowed: float) -> None:
+    assert got.isfinite().all()
+    error = (got.double() - want).abs().max()
+    assert float(error) < allowed * max(0.1, float(want.abs().max()))
+
+
+def assert_layout(layout: BlockLayout, qkvg: Sequence[Tensor], scores: float = 0) -> None:
+    """scores: how large they get, for what rounding them alone may cost."""
+    q, k, v, grad_out = qkvg
+    want, want_lse, grads = reference(layout, (q, k, v), grad_out)
+    core = Gathered(layout)
+    out, lse = core.forward(q, k, v, True)
+    assert lse is not None
+    allowed = CLOSE[q.dtype] + 1e-6 * scores
+    assert out.dtype == q.dtype
+    assert lse.dtype == torch.promote_types(q.dtype, torch.float32)
+    assert_near(out, want, allowed)
+    assert_near(lse, want_lse, min(allowed, 2e-3))
+    alone, none = core.forward(q, k, v, False)
+    assert none is None
+    assert torch.equal(alone, out)
+    for got, like, grad in zip(
+        core.backward(grad_out, q, k, v, out, lse), (q, k, v), grads, strict=True
+    ):
+        assert got.dtype == like.dtype
+        assert_near(got, grad, 3 * allowed)
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 160, 301])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_pattern_is_its_definition(
+    pattern: str, causal: bool, kv_heads: int, tokens: int
+) -> None:
+    assert_layout(layout_of(pattern, tokens, causal), inputs(tokens, kv_heads))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_dtype(pattern: str, causal: bool, kv_heads: int, dtype: torch.dtype) -> None:
+    assert_layout(layout_of(pattern, 171, causal), inputs(171, kv_heads, dtype, batch=1))
+
+
+@pytest.mark.parametrize("block", [1, 5, 64, 300, 512])
+@pytest.mark.parametrize("causal", [False, True])
+def test_any_block_size(block: int, causal: bool) -> None:
+    assert_layout(layout_of("strided", 300, causal, block), inputs(300, 2))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1000])
+@pytest.mark.parametrize("causal", [False, True])
+def test_however_many_rows_are_taken_together(
+    monkeypatch: pytest.MonkeyPatch, rows: int, causal: bool
+) -> None:
+    monkeypatch.setattr(gathered, "ROWS_A_CALL", rows)
+    for pattern in ("local-window", "global-local", "random"):
+        assert_layout(layout_of(pattern, 301, causal), inputs(301, 2))
+
+
+@pytest.mark.parametrize("room", [64, 20_000, 200_000])
+def test_however_little_is_gathered(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """A head and a row at a time, some of them, all."""
+    monkeypatch.setattr(gathered, "LEAST_ROOM", room)
+    for causal in (False, True):
+        assert_layout(layout_of("random", 301, causal), inputs(301, 2))
+
+
+def test_a_window_is_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys are views; those of a draw are not."""
+    asked: list[str] = []
+
+    def gather(self: object, t: Tensor, index: Tensor, which: int) -> Tensor:
+        asked.append("gather")
+        return t[:, index]
+
+    monkeypatch.setattr(gathered._Space, "gather", gather)
+    q, k, v, _ = inputs(320)
+    for pattern, some in (("local-window", False), ("random", True)):
+        asked.clear()
+        layout = make_layout(pattern, 320, BLOCK, 0.8, True, 3)
+        Gathered(layout).forward(q, k, v, False)
+        assert bool(asked) is some
+
+
+def test_large_values_do_not_overflow() -> None:
+    q, k, v, _ = inputs(160)
+    q[..., 0], k[..., 0] = 10, 12
+    want, _, _ = reference(layout_of("random", 160, False), (q, k, v), torch.ones_like(q))
+    out, _ = Gathered(layout_of("random", 160, False)).forward(q, k, v * 1e30, False)
+    assert_near(out.double() / 1e30, want, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_constant_values_come_back(pattern: str, causal: bool, dtype: torch.dtype) -> None:
+    q, k, v, _ = inputs(301, 2, dtype)
+    out, _ = Gathered(layout_of(pattern, 301, causal)).forward(q, k, v.fill_(0.5), False)
+    torch.testing.assert_close(out, torch.full_like(out, 0.5), rtol=0, atol=CLOSE[dtype] / 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_past_does_not_see_the_future(pattern: str, dtype: torch.dtype) -> None:
+    q, k, v, _ = inputs(301, 2, dtype)
+    core, at = Gathered(layout_of(pattern, 301, True)), 150
+    before, _ = core.forward(q, k, v, False)
+    k[:, :, at:] *= 30
+    v[:, :, at:] += 1e4
+    after, _ = core.forward(q, k, v, False)
+    assert torch.equal(before[:, :, :at], after[:, :, :at])
+    assert not torch.equal(before[:, :, at:], after[:, :, at:])
+
+
+def test_strided_inputs_and_expanded_gradients() -> None:
+    """As (B, N, H, D) seen through a transpose, and as sum() sends them back."""
+    layout = layout_of("dilated-sparse", 171, True)
+    q, k, v, _ = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs(171, 2))
+    want, _, grads = reference(layout, (q, k, v), torch.ones_like(q))
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    out = attend(*leaves, Gathered(layout), True)
+    assert_near(out.detach(), want, 1e-5)
+    for got, grad in zip(torch.autograd.grad(out.sum(), leaves), grads, strict=True):
+        assert_near(got, grad, 3e-5)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor storage that an operation made, bytes, inputs and results left out."""
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.known = {t.untyped_storage().data_ptr() for t in known}
+        self.sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **(kwargs or {}))
+        for t in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in self.known:
+                self.sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
+    tokens = 16_384
+    q, k, v, _ = inputs(tokens, HEADS, dtype, batch=1)
+    special = 128 if pattern in ("global-local", "sink-window") else 0
+    core = Gathered(make_layout(pattern, tokens, 128, 0.95, True, 0, special))
+    out_bytes = q.untyped_storage().nbytes()
+    with Largest((q, k, v)) as seen:
+        core.forward(q, k, v, False)
+    beside = sorted(seen.sizes.values())
+    assert beside.pop() == out_bytes
+    # gathered keys or values, or the part of the output that they make
+    assert beside[-1] <= gathered.LEAST_ROOM
+
+
+def test_another_length_is_refused() -> None:
+    q, k, v, _ = inputs(160)
+    with pytest.raises(UserError, match="171"):
+        Gathered(layout_of("random", 171, False)).forward(q, k, v, False)

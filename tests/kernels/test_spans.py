@@ -1,0 +1,237 @@
+"""Kernels of spans: the plain one against the softmax by its definition, the compiled one against
+the plain one, on spans, indices and heads drawn at random."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.errors import UnsupportedError
+from longseq_bench.kernels import native, plain_spans
+from longseq_bench.kernels.spans import Index, Part, SpanCore
+from longseq_bench.patterns.blocks import make_layout
+from longseq_bench.patterns.spans import Spans, spans_of
+
+needs_native = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+KERNELS = [
+    pytest.param(plain_spans, id="plain"),
+    pytest.param(native, id="native", marks=needs_native),
+]
+kernels = pytest.mark.parametrize("kernel", KERNELS)
+
+
+@dataclass
+class Drawn:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad: Tensor
+    parts: list[Part]
+    causal: bool
+    index: Index
+
+
+def drawn(seed: int, dtype: torch.dtype = torch.float32) -> Drawn:
+    """Tiles with a stride that cover every query once; runs with strides of their own, some tiles
+    without any; indices that permute, or are not there; positions unlike rows."""
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    n, m = (int(x) for x in rng.integers(20, 420, 2))
+    heads, kv = ((4, 2), (3, 3), (4, 1))[rng.integers(3)]
+    dim, batch = int(rng.choice([8, 24, 50, 64, 72, 130])), int(rng.integers(1, 3))
+    q, grad = (torch.randn(batch, heads, n, dim).to(dtype) for _ in range(2))
+    k, v = (torch.randn(batch, kv, m, dim).to(dtype) for _ in range(2))
+    step = int(rng.integers(1, 4))
+    starts = np.array([s for o in range(step) for s in range(o, n, step * 150)], dtype=np.int32)
+    counts = np.minimum(150, -(-(n - starts) // step)).astype(np.int32)
+    runs = np.concatenate(([0], np.cumsum(rng.integers(0, 5, len(starts))))).astype(np.int64)
+    start = rng.integers(0, m, runs[-1]).astype(np.int32)
+    steps = rng.integers(1, 4, runs[-1]).astype(np.int32)
+    count = np.minimum(rng.integers(1, 200, runs[-1]), -(-(m - start) // steps)).astype(np.int32)
+    spans = Spans(starts, counts, runs, start, count, steps, step)
+    used = sorted(rng.choice(heads, rng.integers(1, heads + 1), replace=False).tolist())
+    q_row, k_row = (
+        rng.permutation(x).astype(np.int32) if rng.random() < 0.5 else None for x in (n, m)
+    )
+    q_at, k_at = (
+        rng.integers(0, 500, x).astype(np.int32) if rng.random() < 0.5 else None for x in (n, m)
+    )
+    index = Index(q_row, k_row, q_at, k_at)
+    return Drawn(q, k, v, grad, [Part(spans, used)], bool(rng.random() < 0.6), index)
+
+
+def times_seen(d: Drawn) -> Tensor:
+    """How often each query sees each key by the spans, (N, M), from loops alone."""
+    (part,), index = d.parts, d.index
+    spans, seen = part.spans, torch.zeros(d.q.shape[2], d.k.shape[2], dtype=torch.float64)
+    for t in range(spans.tiles):
+        for s in range(spans.tile_count[t]):
+            i = int(spans.tile_start[t]) + s * spans.tile_step
+            row = i if index.q_row is None else int(index.q_row[i])
+            at = row if index.q_at is None else int(index.q_at[i])
+            for e in range(spans.runs[t], spans.runs[t + 1]):
+                step = 1 if spans.step is None else int(spans.step[e])
+                j = spans.start[e] + np.arange(spans.count[e]) * step
+                keys = j if index.k_row is None else index.k_row[j]
+                k_at = keys if index.k_at is None else index.k_at[j]
+                for key in keys[k_at <= at] if d.causal else keys:
+                    seen[row, key] += 1
+    return seen
+
+
+def run(kernel: Any, d: Drawn, merge: bool = False) -> dict[str, Tensor]:
+    """Everything that a kernel fills, forward and backward; what it must not touch is NaN."""
+    out = torch.full_like(d.q, math.nan, dtype=torch.float32)
+    lse = torch.full(d.q.shape[:3], math.nan)
+    dq = torch.full_like(out, math.nan)
+    if merge:
+        torch.manual_seed(7)
+        out, lse, dq = torch.randn_like(out), torch.randn_like(lse), torch.randn_like(out)
+        lse[:, :, ::7], out[:, :, ::7] = -math.inf, 0
+    kernel.forward(d.q, d.k, d.v, out, lse, d.parts, d.causal, d.index, merge)
+    sums = torch.zeros(d.k.shape), torch.zeros(d.v.shape)
+    shape = (d.q.shape[0], len(d.parts[0].heads), len(d.parts[0].spans.start))
+    bias = np.zeros(shape, dtype=np.float32)
+    whole = out.to(d.q.dtype).nan_to_num(0.0)
+    kernel.backward(
+        d.grad, d.q, d.k, d.v, whole, lse.nan_to_num(0.0, math.inf, -math.inf), dq, sums,
+        range(d.k.shape[1]), d.parts, d.causal, d.index, merge, [bias],
+    )  # fmt: skip
+    of_bias = torch.from_numpy(bias)
+    return {"out": out, "lse": lse, "dq": dq, "dk": sums[0], "dv": sums[1], "bias": of_bias}
+
+
+def same(got: Tensor, want: Tensor, near: float) -> None:
+    """Equal to the largest number there, infinities and NaN at the same places."""
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got == -math.inf, want == -math.inf)
+    if want.numel():
+        finite = [t.nan_to_num(0.0, 0.0, 0.0) for t in (got, want)]
+        assert (finite[0] - finite[1]).abs().max() <= near * max(1.0, float(finite[1].abs().max()))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@kernels
+def test_equals_the_definition(kernel: Any, seed: int) -> None:
+    d = drawn(seed)
+    got, seen = run(kernel, d), times_seen(d)
+    q, k, v = (t.double().requires_grad_() for t in (d.q, d.k, d.v))
+    group = q.shape[1] // k.shape[1]
+    keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
+    scores = q @ keys.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    weights = seen * torch.exp(scores)
+    total = weights.sum(-1, keepdim=True)
+    want = weights / total.where(total > 0, 1.0) @ values
+    heads = list(d.parts[0].heads)
+    same(got["out"][:, heads], want[:, heads].detach().float(), 1e-5)
+    same(got["lse"][:, heads], total.log()[:, heads, :, 0].detach().float(), 1e-5)
+    untouched = [h for h in range(q.shape[1]) if h not in heads]
+    assert got["out"][:, untouched].isnan().all()
+    grads = torch.autograd.grad(want[:, heads], (q, k, v), d.grad[:, heads].double())
+    same(got["dq"][:, heads], grads[0][:, heads].float(), 2e-5)
+    same(got["dk"], grads[1].float(), 2e-5)
+    same(got["dv"], grads[2].float(), 2e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("merge", [False, True], ids=["alone", "merged"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("seed", range(20, 28))
+def test_the_compiled_kernel_equals_its_plain_twin(
+    seed: int, dtype: torch.dtype, merge: bool
+) -> None:
+    """A softmax that was begun elsewhere is joined; the gradient of a bias on each run too."""
+    d = drawn(seed, dtype)
+    got, want = run(native, d, merge), run(plain_spans, d, merge)
+    for name in ("out", "lse"):
+        same(got[name], want[name], 1e-5)
+    if not merge:  # gradients of a softmax whose output is made up grow without bound
+        # outputs that differ in their last bit may be rounded to different halves
+        near = 1e-4 if dtype == torch.float32 else 2e-3
+        for name in ("dq", "dk", "dv", "bias"):
+            same(got[name], want[name], near)
+
+
+@kernels
+def test_the_gradient_of_a_bias_is_that_of_a_number_added_to_scores(kernel: Any) -> None:
+    """By finite differences of the definition in float64."""
+    torch.manual_seed(0)
+    layout = make_layout("random", 90, 16, 0.5, causal=True, seed=1)
+    q, k, v, grad = (torch.randn(1, 2, 90, 16) for _ in range(4))
+    parts = [Part(spans_of(layout), [0, 1])]
+    out, lse = torch.empty_like(q), torch.empty(1, 2, 90)
+    kernel.forward(q, k, v, out, lse, parts, True)
+    bias = np.zeros((1, 2, len(layout.indices)), dtype=np.float32)
+    kernel.backward(
+        grad, q, k, v, out, lse, torch.empty_like(q), (torch.zeros(k.shape), torch.zeros(v.shape)),
+        range(2), parts, True, bias=[bias],
+    )  # fmt: skip
+    seen = torch.from_numpy(layout.multiplicity(np.arange(90), np.arange(90)))
+    scores = (q @ k.transpose(-1, -2)).double() / 4
+
+    def loss(entry: int, head: int, more: float) -> float:
+        row = int(np.searchsorted(layout.indptr, entry, side="right")) - 1
+        key = int(layout.indices[entry])
+        raised = scores.clone()
+        raised[:, head, row * 16 : row * 16 + 16, key * 16 : key * 16 + 16] += more
+        weights = torch.softmax(raised.masked_fill(~seen, -math.inf), -1)
+        return float((weights @ v.double() * grad.double()).sum())
+
+    for entry in (0, 3, 7, len(layout.indices) - 1):
+        for head in (0, 1):
+            slope = (loss(entry, head, 1e-4) - loss(entry, head, -1e-4)) / 2e-4
+            assert bias[0, head, entry] == pytest.approx(slope, abs=2e-4)
+
+
+@kernels
+def test_constant_values_come_back_and_the_future_does_not(kernel: Any) -> None:
+    """Faults 2 and 3: bit for bit, also where a chunk of keys is cut by the diagonal."""
+    torch.manual_seed(0)
+    layout = make_layout("local-window", 300, 64, 0.5, causal=True)
+    core = SpanCore(kernel, lambda: [Part(spans_of(layout), range(2))], causal=True)
+    q, k, v = (torch.randn(1, 2, 300, 32) for _ in range(3))
+    torch.testing.assert_close(core.forward(q, k, torch.ones_like(v), False)[0], torch.ones_like(v))
+    before = core.forward(q, k, v, False)[0]
+    for token in (1, 63, 64, 130, 299):
+        k2, v2 = k.clone(), v.clone()
+        k2[:, :, token:], v2[:, :, token:] = 30 * torch.randn(32), -7
+        after = core.forward(q, k2, v2, False)[0]
+        assert torch.equal(after[:, :, :token], before[:, :, :token])
+        assert not torch.equal(after[:, :, token:], before[:, :, token:])
+
+
+@needs_native
+def test_more_threads_than_key_heads_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of one key head on several threads, whose sums are locked row by row."""
+    torch.manual_seed(0)
+    layout = make_layout("random", 2000, 32, 0.7, causal=False)
+    parts = [Part(spans_of(layout), range(2))]
+    q, k, v, grad = (torch.randn(1, heads, 2000, 32) for heads in (2, 1, 1, 2))
+    found = []
+    for threads in (1, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        native._pool.cache_clear()
+        core = SpanCore(native, lambda: parts, causal=False)
+        out, lse = core.forward(q, k, v, True)
+        assert lse is not None
+        found.append((out, *core.backward(grad, q, k, v, out, lse)))
+    native._pool.cache_clear()
+    for one, many in zip(*found, strict=True):
+        torch.testing.assert_close(one, many, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found[0][0], found[1][0])
+
+
+@needs_native
+def test_what_it_cannot_do_is_refused() -> None:
+    q = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
+    with pytest.raises(UnsupportedError, match=r"takes no torch\.float64 on cpu"):
+        native.forward(q, q, q, q, None, [], False)
+    half = torch.zeros(1, 1, 8, 16)[..., ::2]
+    with pytest.raises(ValueError, match="head_dim of q, k and v must be contiguous"):
+        native.forward(half, half, half, torch.zeros(1, 1, 8, 8), None, [], False)

@@ -1,0 +1,546 @@
+"""The Triton kernels beside dense masked softmax in float64, on a CPU.
+
+They run in Triton's interpreter, in a process of their own: it has to be chosen before triton is
+first imported. What only a compiler can say is asked of the compiler, which needs no device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.errors import KernelLimitError, UnsupportedError
+from longseq_bench.patterns.blocks import PATTERNS, make_layout
+from longseq_bench.patterns.layout import BlockLayout
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed"),
+]
+
+LIMIT_S = 120.0
+ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+Asked = Callable[..., Any]
+
+
+# ---- the process that interprets ---------------------------------------------------------------
+
+
+def interpret() -> None:
+    """Chooses the interpreter and mends what it can't do with today's numpy and with bfloat16."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    torch.set_num_threads(1)
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch_tensor, patch, dot = (
+        interpreter._patch_lang_tensor,
+        interpreter._patch_lang,
+        interpreter.InterpreterBuilder.create_dot,
+    )
+    patched: list[Any] = []
+
+    def with_index(tensor: Any, scope: Any) -> None:
+        # numpy 2.4 no longer takes an array of one number for a number
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    class Scope:
+        """One a launch and module: functions that a kernel calls find the language patched, and
+        patching takes most of the time. Restored by the launch alone."""
+
+        def __init__(self, function: Any) -> None:
+            names = function.__globals__
+            self.scope = None
+            if not any(names is other for other in patched):
+                patched.append(names)
+                self.scope = patch(function)
+
+        def restore(self) -> None:
+            patched.clear()
+            if self.scope is not None:
+                self.scope.restore()
+
+    def wide(operand: Any) -> Any:
+        # bfloat16 is kept as 16 bits that numpy would multiply as whole numbers
+        if operand.dtype != tl.bfloat16:
+            return operand
+        bits = interpreter._convert_float(operand.data, tl.bfloat16, tl.float32, None)
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def wide_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, wide(a), wide(b), *rest)
+
+    interpreter._patch_lang_tensor = with_index
+    interpreter._patch_lang = Scope
+    interpreter.InterpreterBuilder.create_dot = wide_dot
+    # tensors are on the CPU already: nothing to copy back, least of all untouched gigabytes
+    interpreter.GridExecutor._restore_args_dev = lambda *_: None
+
+
+def compile_quietly(cache: str) -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_CACHE_DIR"] = cache
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Asked]:
+    """`interpreted(function, *arguments)` calls a function of this module in that process."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, interpret) as pool:
+        yield lambda function, *given: pool.submit(function, *given).result(LIMIT_S)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What one pass gave."""
+
+    out: Tensor
+    lse: Tensor
+    grads: tuple[Tensor, ...]
+
+
+def run(
+    layouts: Sequence[BlockLayout],
+    tensors: Sequence[Tensor],
+    grad_out: Tensor,
+    tile: tuple[int, int] | None = None,
+    larger: tuple[Tensor, Tensor] | None = None,
+) -> Passed:
+    """Forward and backward; `larger` are the output and log-sum-exp to go back from."""
+    from longseq_bench.kernels import triton_blocks
+
+    chosen = triton_blocks.shape
+    if tile:
+        triton_blocks.shape = lambda *_: triton_blocks.Shape(*tile, 4, 1)
+    try:
+        core = triton_blocks.TritonBlocks(layouts)
+        out, lse = core.forward(*tensors, True)
+        assert lse is not None
+        back = larger or (out, lse)
+        return Passed(out, lse, core.backward(grad_out, *tensors, *back))
+    finally:
+        triton_blocks.shape = chosen
+
+
+# ---- the reference -----------------------------------------------------------------------------
+
+
+def inputs(
+    tokens: int,
+    dtype: torch.dtype = torch.float32,
+    heads: tuple[int, int] = (2, 1),
+    dim: int = 16,
+    batch: int = 1,
+) -> tuple[list[Tensor], Tensor]:
+    """q, k, v and a gradient of the output."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = [(batch, h, tokens, dim) for h in (heads[0], heads[1], heads[1], heads[0])]
+    q, k, v, grad_out = (torch.randn(size, generator=draw).to(dtype) for size in sizes)
+    return [q, k, v], grad_out
+
+
+def masks(layouts: Sequence[BlockLayout]) -> Tensor:
+    """Which queries see which keys, (layouts, N, N)."""
+    tokens = np.arange(layouts[0].seq_len)
+    return torch.from_numpy(np.stack([one.multiplicity(tokens, tokens) > 0 for one in layouts]))
+
+
+def definition(layouts: Sequence[BlockLayout], tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Masked softmax and its log-sum-exp, by the book."""
+    q, k, v = tensors
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(~masks(layouts), -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    return torch.exp(scores - lse.unsqueeze(-1)) @ v, lse
+
+
+def reference(
+    layouts: Sequence[BlockLayout], tensors: Sequence[Tensor], grad_out: Tensor
+) -> Passed:
+    leaves = [t.double().requires_grad_() for t in tensors]
+    out, lse = definition(layouts, leaves)
+    grads = torch.autograd.grad(out, leaves, grad_out.double())
+    return Passed(out.detach(), lse.detach(), grads)
+
+
+def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    assert got.shape == want.shape
+    scale = max(float(want.abs().max()), 0.5)
+    assert float((got.double() - want.double()).abs().max()) < ALLOWED[dtype] * scale
+
+
+def assert_passed(got: Passed, want: Passed, dtype: torch.dtype) -> None:
+    assert (got.out.dtype, got.lse.dtype) == (dtype, torch.float32)
+    assert_near(got.out, want.out, dtype)
+    assert_near(got.lse, want.lse, torch.float32)
+    for mine, true in zip(got.grads, want.grads, strict=True):
+        assert mine.dtype == dtype
+        assert_near(mine, true, dtype)
+
+
+# ---- right ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_pattern_equals_its_definition(
+    interpreted: Asked, pattern: str, causal: bool
+) -> None:
+    special = 16 if pattern in ("global-local", "sink-window") else 0
+    layout = make_layout(pattern, 75, 16, 0.5, causal, special=special)
+    tensors, grad_out = inputs(75)
+    got = interpreted(run, [layout], tensors, grad_out)
+    assert_passed(got, reference([layout], tensors, grad_out), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [32, 64, 80, 128])
+def test_heads_of_every_width_and_dtype(interpreted: Asked, dim: int, dtype: torch.dtype) -> None:
+    """80 is padded to 128 within the kernel."""
+    layout = make_layout("random", 70, 32, 0.3, dim != 64)
+    tensors, grad_out = inputs(70, dtype, dim=dim)
+    got = interpreted(run, [layout], tensors, grad_out)
+    assert_passed(got, reference([layout], tensors, grad_out), dtype)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("tile", [(16, 16), (16, 32), (32, 16), (16, 64), (64, 16)])
+def test_tiles_smaller_than_a_block(
+    interpreted: Asked, tile: tuple[int, int], causal: bool
+) -> None:
+    """A last block of 43 tokens ends within a tile and leaves another without a token."""
+    layout = make_layout("strided", 64 + 43, 64, 0.0, causal)
+    tensors, grad_out = inputs(64 + 43, heads=(1, 1))
+    got = interpreted(run, [layout], tensors, grad_out, tile)
+    assert_passed(got, reference([layout], tensors, grad_out), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("heads", "tokens"), [((4, 2), 50), ((4, 2), 64), ((3, 3), 17), ((6, 2), 33), ((6, 2), 5)]
+)
+def test_batches_groups_and_lengths(
+    interpreted: Asked, heads: tuple[int, int], tokens: int
+) -> None:
+    layout = make_layout("random", tokens, 16, 0.5, heads != (6, 2))
+    tensors, grad_out = inputs(tokens, heads=heads, batch=2)
+    got = interpreted(run, [layout], tensors, grad_out)
+    assert_passed(got, reference([layout], tensors, grad_out), torch.float32)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_every_head_may_have_a_layout_of_its_own(interpreted: Asked, causal: bool) -> None:
+    names = ["local-window", "random", "strided", "dilated-sparse"]
+    layouts = [make_layout(p, 75, 16, 0.4 + 0.1 * i, causal) for i, p in enumerate(names)]
+    tensors, grad_out = inputs(75, heads=(4, 2))
+    got = interpreted(run, layouts, tensors, grad_out)
+    assert_passed(got, reference(layouts, tensors, grad_out), torch.float32)
+
+
+def by_hand(rows: Sequence[Sequence[int]], tokens: int, block: int, causal: bool) -> BlockLayout:
+    indptr = np.cumsum([0, *(len(row) for row in rows)])
+    keys = np.array([key for row in rows for key in row], dtype=np.int32)
+    return BlockLayout(tokens, block, causal, indptr, keys)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_rows_without_their_diagonal_and_columns_that_none_sees(
+    interpreted: Asked, causal: bool
+) -> None:
+    """Block 1 is a key of nobody, block 2 does not see itself, block 3 sees only itself."""
+    rows = [[0], [0], [0], [3], [0, 3, 4]] if causal else [[0, 4], [4], [0], [3], [0, 3]]
+    layout = by_hand(rows, 75, 16, causal)
+    tensors, grad_out = inputs(75)
+    got = interpreted(run, [layout], tensors, grad_out)
+    assert_passed(got, reference([layout], tensors, grad_out), torch.float32)
+    assert not got.grads[1][:, :, 16:32].any()
+    assert not got.grads[2][:, :, 16:32].any()
+
+
+def test_a_constant_v_comes_back(interpreted: Asked) -> None:
+    layout = make_layout("sink-window", 75, 16, 0.5, True, special=16)
+    (q, k, v), grad_out = inputs(75)
+    v = torch.full_like(v, 3.0)
+    got = interpreted(run, [layout], (100 * q, k, v), grad_out)
+    torch.testing.assert_close(got.out, torch.full_like(got.out, 3.0))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_a_changed_key_moves_those_that_see_it_and_no_others(
+    interpreted: Asked, causal: bool
+) -> None:
+    layout = make_layout("random", 75, 16, 0.5, causal)
+    (q, k, v), grad_out = inputs(75)
+    before = interpreted(run, [layout], (q, k, v), grad_out).out
+    v[:, :, 35] += 10
+    k[:, :, 35] -= 1
+    moved = (interpreted(run, [layout], (q, k, v), grad_out).out != before).any(-1)
+    assert torch.equal(moved, masks([layout])[:, :, 35].expand_as(moved))
+
+
+def test_strides_of_any_kind_equal_their_copies(interpreted: Asked) -> None:
+    """Heads beside tokens, every second head, a gradient that is one number seen everywhere."""
+    layout = make_layout("random", 75, 16, 0.5, True)
+    (q, k, v), _ = inputs(75, heads=(4, 2))
+    whole = torch.randn(1, 75, 8, 16)
+    views = [
+        whole[:, :, ::2].transpose(1, 2),
+        k.transpose(1, 2).contiguous().transpose(1, 2),
+        v.transpose(2, 3).contiguous().transpose(2, 3),
+    ]
+    grad_out = torch.tensor(0.5).expand(q.shape)
+    got = interpreted(strided, [layout], views, grad_out)
+    copies = [t.contiguous() for t in views]
+    want = interpreted(run, [layout], copies, grad_out.contiguous())
+    assert torch.equal(got.out, want.out)
+    for mine, other in zip(got.grads, want.grads, strict=True):
+        assert torch.equal(mine, other)
+
+
+def strided(layouts: Sequence[BlockLayout], views: list[Tensor], grad_out: Tensor) -> Passed:
+    """Views keep their strides on the way here."""
+    assert not any(t.is_contiguous() for t in (*views, grad_out))
+    return run(layouts, views, grad_out)
+
+
+# ---- a part of a larger softmax ----------------------------------------------------------------
+
+
+def test_parts_of_a_larger_softmax_sum_to_its_gradients(interpreted: Asked) -> None:
+    whole = by_hand([[0], [0, 1], [0, 1, 2], [0, 2, 3], [1, 3, 4]], 75, 16, True)
+    near = by_hand([[0], [1], [2], [3], [4]], 75, 16, True)
+    far = by_hand([[0], [0], [0, 1], [0, 2], [1, 3]], 75, 16, True)
+    tensors, grad_out = inputs(75)
+    want = interpreted(run, [whole], tensors, grad_out)
+    larger = (want.out, want.lse)
+    one = interpreted(run, [near], tensors, grad_out, None, larger).grads
+    lone = grad_out.clone()
+    lone[:, :, :16] = 0
+    # the first row has no block but its own, and a layout leaves no row empty
+    two = interpreted(run, [far], tensors, lone, None, larger).grads
+    for first, second, true in zip(one, two, want.grads, strict=True):
+        assert_near(first + second, true, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_saw_nothing_have_no_gradient(interpreted: Asked, dtype: torch.dtype) -> None:
+    layout = make_layout("random", 75, 16, 0.5, True)
+    tensors, grad_out = inputs(75, dtype)
+    seen = interpreted(run, [layout], tensors, grad_out)
+    out, lse, quiet = seen.out.clone(), seen.lse.clone(), grad_out.clone()
+    for t, number in ((out, 0.0), (lse, -torch.inf), (quiet, 0.0)):
+        t[:, :, 3:40] = number
+    got = interpreted(run, [layout], tensors, grad_out, None, (out, lse)).grads
+    want = interpreted(run, [layout], tensors, quiet).grads
+    assert not got[0][:, :, 3:40].any()
+    for mine, other in zip(got, want, strict=True):
+        assert_near(mine, other, dtype)
+
+
+# ---- offsets -----------------------------------------------------------------------------------
+
+APART = 5 * 2**25
+"""Numbers between two tokens: the 16 of one tile span 2.5e9, more than 32 bits hold."""
+
+LONG = 20
+"""Tokens: the second block starts beyond 32 bits too."""
+
+
+def far_apart(axis: int) -> tuple[Passed, Passed] | str:
+    """A pass over tokens (axis 2) or heads (1) that are far apart in an untouched storage."""
+    layout = make_layout("local-window", LONG, 16, 0.0, True)
+    tensors, grad_out = inputs(LONG, torch.float16, (3, 3))
+    want = run([layout], tensors, grad_out)
+    try:
+        storage = torch.empty(LONG * APART, dtype=torch.float16)
+    except RuntimeError as error:
+        return str(error)
+    strides = (1, 16, APART, 1) if axis == 2 else (1, 2**30, 16, 1)
+    views = []
+    for i, t in enumerate((*tensors, grad_out)):
+        view = storage.as_strided(t.shape, strides, i * 1024)
+        view.copy_(t)
+        views.append(view)
+    return run([layout], views[:3], views[3]), want
+
+
+@pytest.mark.parametrize("axis", [2, 1], ids=["tokens", "heads"])
+def test_offsets_are_wider_than_32_bits(interpreted: Asked, axis: int) -> None:
+    """Seven gigabytes are asked for and some hundred kilobytes of them touched."""
+    passed = interpreted(far_apart, axis)
+    if isinstance(passed, str):
+        pytest.skip(f"this machine does not lend untouched memory: {passed}")
+    got, want = passed
+    assert torch.equal(got.out, want.out)
+    for mine, other in zip(got.grads, want.grads, strict=True):
+        assert torch.equal(mine, other)
+
+
+# ---- what it says no to ------------------------------------------------------------------------
+
+
+def refusal(function: Callable[..., Any], *given: Any) -> str:
+    """The text of the UnsupportedError or KernelLimitError that a call raises."""
+    with pytest.raises((UnsupportedError, KernelLimitError)) as caught:
+        function(*given)
+    return str(caught.value)
+
+
+def refusals() -> dict[str, str]:
+    from longseq_bench.kernels import triton_blocks
+
+    def forward(layouts: Any, q: Tensor, k: Tensor, v: Tensor | None = None) -> Any:
+        return triton_blocks.TritonBlocks(layouts).forward(q, k, k if v is None else v, False)
+
+    layout = make_layout("local-window", 40, 16, 0.0, True)
+    other = make_layout("local-window", 48, 16, 0.0, True)
+    q = torch.zeros(1, 4, 40, 16)
+    odd = make_layout("local-window", 40, 24, 0.0, True)
+    core = triton_blocks.TritonBlocks(layout)
+    owner = torch.zeros(1, 1).expand(2**30, 8)
+    return {
+        "block": refusal(triton_blocks.TritonBlocks, odd),
+        "none": refusal(triton_blocks.TritonBlocks, []),
+        "differ": refusal(triton_blocks.TritonBlocks, [layout, other]),
+        "dim": refusal(forward, layout, q[..., :8], q[..., :8]),
+        "dtype": refusal(forward, layout, q.double(), q.double()),
+        "mixed": refusal(forward, layout, q, q.half()),
+        "tokens": refusal(forward, other, q, q),
+        "groups": refusal(forward, layout, q, q[:, :3]),
+        "heads": refusal(forward, [layout] * 3, q, q),
+        "shapes": refusal(forward, layout, q, q, q[:, :2]),
+        "programs": refusal(core._grid, owner, 16),
+    }
+
+
+def test_what_does_not_suit_is_refused_with_the_reason(interpreted: Asked) -> None:
+    said = interpreted(refusals)
+    assert "block of 16, 32, 64, 128 or 256 tokens, not 24" in said["block"]
+    assert "need one layout" in said["none"]
+    assert "of the same tokens, block and causality" in said["differ"]
+    assert "head_dim of 16 to 256 in steps of 16, not 8" in said["dim"]
+    assert "not float64" in said["dtype"]
+    assert "one dtype" in said["mixed"]
+    assert "of 48 tokens, q of 40" in said["tokens"]
+    assert "3 key heads don't divide 4" in said["groups"]
+    assert "3 layouts for 4 query heads" in said["heads"]
+    assert "k and v not at all" in said["shapes"]
+    assert "more than the 2147483647" in said["programs"]
+
+
+def fitted(room: int) -> Any:
+    """The tile found on a device with room for so many numbers in flight, or the reason."""
+    from triton.runtime.errors import OutOfResources
+
+    from longseq_bench.kernels import triton_blocks
+
+    def attempt(tile: Any) -> None:
+        needed = tile.queries * tile.keys * tile.stages
+        if needed > room:
+            raise OutOfResources(needed, room, "shared memory")
+
+    start = triton_blocks.shape("forward", 128, 128, torch.bfloat16)
+    try:
+        return triton_blocks.fit(start, attempt)
+    except KernelLimitError as error:
+        return str(error)
+
+
+def test_a_tile_that_does_not_fit_gives_way_to_a_smaller_one(interpreted: Asked) -> None:
+    whole = interpreted(fitted, 2**30)
+    assert (whole.queries, whole.keys, whole.stages) == (128, 64, 3)
+    fewer = interpreted(fitted, 128 * 64 * 2)
+    assert (fewer.queries, fewer.keys, fewer.stages) == (128, 64, 2)
+    halved = interpreted(fitted, 64 * 64)
+    assert (halved.queries, halved.keys, halved.stages) == (32, 64, 2)
+    alone = interpreted(fitted, 16 * 16)
+    assert (alone.queries, alone.keys, alone.stages) == (16, 16, 1)
+    assert "no tile is small enough" in interpreted(fitted, 10)
+
+
+def tiles() -> list[tuple[int, int, Any]]:
+    from longseq_bench.kernels import triton_blocks
+
+    return [
+        (block, dim, triton_blocks.shape(kernel, block, dim, dtype))
+        for kernel in ("forward", "dq", "dkv")
+        for block in triton_blocks.BLOCKS
+        for dim in range(16, 257, 16)
+        for dtype in triton_blocks.DTYPES
+    ]
+
+
+def test_a_tile_divides_the_block_and_is_no_less_than_16(interpreted: Asked) -> None:
+    found = interpreted(tiles)
+    assert len(found) == 3 * 5 * 16 * 3
+    for block, dim, tile in found:
+        assert block % tile.queries == 0 <= tile.queries - 16
+        assert block % tile.keys == 0 <= tile.keys - 16
+        assert dim <= 128 or tile.queries <= 64
+
+
+# ---- what the compiler says --------------------------------------------------------------------
+
+ROOM = {80: 163 * 1024, 90: 227 * 1024}
+"""Shared memory that one program may take, by compute capability."""
+
+
+def compiled(kernel: str, capability: int) -> tuple[int, str]:
+    """Shared memory and PTX of a kernel for bfloat16 heads of 128 in blocks of 128."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from longseq_bench.kernels import triton_blocks
+
+    tile = triton_blocks.shape(kernel, 128, 128, torch.bfloat16)
+    names = {"forward": "_forward", "dq": "_backward_q", "dkv": "_backward_kv"}
+    function = getattr(triton_blocks, names[kernel])
+    constants = {
+        "GROUP": 4, "SHARED": True, "BLOCK": 128, "DIM": 128, "WIDE": 128, "CAUSAL": True,
+        "TAIL": False, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
+    }  # fmt: skip
+    kinds = {
+        "lse": "*fp32", "delta": "*fp32", "indptr": "*i64", "indices": "*i32", "order": "*i32",
+        "scale": "fp32", "seq_len": "i32", "rows": "i32", "heads": "i32",
+    }  # fmt: skip
+    signature, fixed, known = {}, {}, {}
+    for i, name in enumerate(function.arg_names):
+        if name in constants:
+            signature[name], fixed[(i,)] = "constexpr", constants[name]
+        elif name.endswith("strides"):
+            signature[name] = ("i64", "i64", "i32")
+            known |= {(i, at): [["tt.divisibility", 16]] for at in range(3)}
+        else:
+            signature[name] = kinds.get(name, "*bf16")
+            if signature[name].startswith("*"):
+                known[(i,)] = [["tt.divisibility", 16]]
+    source = triton.compiler.ASTSource(function, signature, fixed, known)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return made.metadata.shared, made.asm["ptx"]
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_devices_that_are_not_here(tmp_path: Path) -> None:
+    """Tensor cores are used, loads stay in flight 16 bytes at a time, shared memory suffices."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, compile_quietly, (str(tmp_path),)) as pool:
+        for kernel, capability in (("forward", 90), ("dq", 90), ("dkv", 80)):
+            shared, ptx = pool.submit(compiled, kernel, capability).result(LIMIT_S)
+            assert shared <= ROOM[capability], kernel
+            assert ("wgmma.mma_async" if capability == 90 else "mma.sync") in ptx, kernel
+            assert "cp.async.cg.shared.global" in ptx, kernel
