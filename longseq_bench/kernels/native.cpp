@@ -32,6 +32,14 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
+#if defined(__clang__)
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, (four_ints){i, j, k, l})
+#endif
+
+typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
+typedef int32_t four_ints __attribute__((vector_size(16)));
 typedef float vec __attribute__((vector_size(4 * LANES), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), may_alias));
 
@@ -201,10 +209,21 @@ INLINE void load_keys(const Problem &p, int64_t b, int64_t kv, Chunk &c, Scratch
     for (int j = c.count; j < up(c.count, BATCH); j++) c.k[j] = c.k[c.count - 1], c.v[j] = c.v[c.count - 1];
 }
 
-INLINE void transpose(const float *rows, int ld, int dim, float scale, float *out) {
-    for (int r = 0; r < ROWS; r += 16)
-        for (int d = 0; d < dim; d++)
-            UNROLL for (int x = 0; x < 16; x++) out[d * ROWS + r + x] = rows[(r + x) * ld + d] * scale;
+// out[j][i] = in[i][j] of 4 by 4 numbers.
+INLINE void transpose_four(const float *in, int64_t ldi, float *out, int64_t ldo, float scale) {
+    four a = *(const four *)in * scale, b = *(const four *)(in + ldi) * scale;
+    four c = *(const four *)(in + 2 * ldi) * scale, d = *(const four *)(in + 3 * ldi) * scale;
+    four e = SHUFFLE(a, b, 0, 4, 1, 5), f = SHUFFLE(c, d, 0, 4, 1, 5);
+    four g = SHUFFLE(a, b, 2, 6, 3, 7), h = SHUFFLE(c, d, 2, 6, 3, 7);
+    *(four *)out = SHUFFLE(e, f, 0, 1, 4, 5), *(four *)(out + ldo) = SHUFFLE(e, f, 2, 3, 6, 7);
+    *(four *)(out + 2 * ldo) = SHUFFLE(g, h, 0, 1, 4, 5), *(four *)(out + 3 * ldo) = SHUFFLE(g, h, 2, 3, 6, 7);
+}
+
+// Rows (count, padded to GROUP) to out[d][row]; rows beyond them are left as they are.
+INLINE void transpose(const float *rows, int ld, int dim, int count, float scale, float *out) {
+    for (int r = 0; r < up(count, GROUP); r += 4)
+        for (int d = 0; d < up(dim, BATCH); d += 4)
+            transpose_four(rows + (int64_t)r * ld + d, ld, out + (int64_t)d * ROWS + r, ROWS, scale);
 }
 
 // Rows and positions of a tile; q transposed and scaled for exponents of 2.
@@ -212,13 +231,13 @@ template <class T>
 INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, int64_t part, Scratch &w) {
     const int64_t left = p.tile_count[tile] - part;
     const int count = left < ROWS ? left : ROWS, ld = up(p.dim, GROUP);
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < up(count, GROUP); r++) {
         int64_t step = p.tile_start[tile] + (part + (r < count ? r : count - 1)) * p.tile_step;
         w.row[r] = p.q_row ? p.q_row[step] : step;
         w.at[r] = p.q_at ? p.q_at[step] : w.row[r];
         widen(row_of<T>(p.q, b, h, w.row[r]), w.q_row + r * ld, p.dim, ld);
     }
-    transpose(w.q_row, ld, p.dim, LOG2E / sqrtf(p.dim), w.q);
+    transpose(w.q_row, ld, p.dim, count, LOG2E / sqrtf(p.dim), w.q);
     return count;
 }
 
@@ -295,17 +314,24 @@ INLINE void begin(const Problem &p, int64_t b, int64_t h, int count, Scratch &w)
     }
 }
 
+// The tile's sums o[d][row] as rows, where its queries were; the length of a row.
+INLINE int sums_as_rows(const Problem &p, int count, Scratch &w) {
+    const int ld = up(p.dim, BATCH);
+    for (int r = 0; r < count; r += 4)
+        for (int d = 0; d < ld; d += 4)
+            transpose_four(w.o + (int64_t)d * ROWS + r, ROWS, w.q_row + (int64_t)r * ld + d, ld, 1);
+    return ld;
+}
+
 template <class T>
 INLINE void finish(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
-    const int ld = up(p.dim, BATCH);
-    for (int d = 0; d < p.dim; d += BATCH)
-        for (int r = 0; r < ROWS; r++)
-            UNROLL for (int x = 0; x < BATCH; x++) w.q_row[r * ld + d + x] = w.o[(d + x) * ROWS + r];
+    const int ld = sums_as_rows(p, count, w);
     for (int r = 0; r < count; r++) {
         // a row that sees anything has seen a weight of 1
         const bool saw = w.l[r] > 0.5f;
         const float share = saw ? 1 / w.l[r] : 0;
-        float *from = w.q_row + r * ld, *full = row_of<float>(p.out, b, h, w.row[r]);
+        const float *from = w.q_row + r * ld;
+        float *full = row_of<float>(p.out, b, h, w.row[r]);
         T *part = row_of<T>(p.out, b, h, w.row[r]);
         if (p.wide) for (int d = 0; d < p.dim; d++) full[d] = from[d] * share;
         else for (int d = 0; d < p.dim; d++) narrow(from[d] * share, part + d);
@@ -352,7 +378,7 @@ template <class T>
 INLINE void load_gradient(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
     const int ld = up(p.dim, GROUP);
     memset(w.o, 0, sizeof(float) * up(p.dim, BATCH) * ROWS);
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < up(count, GROUP); r++) {
         float *grad = w.g_row + r * ld, sum = 0;
         const T *out = row_of<T>(p.out, b, h, w.row[r]);
         widen(row_of<T>(p.grad, b, h, w.row[r]), grad, p.dim, ld);
@@ -362,7 +388,7 @@ INLINE void load_gradient(const Problem &p, int64_t b, int64_t h, int count, Scr
         w.m[r] = r < count && lse != -INFINITY ? lse * LOG2E : -2 * NEVER;
         w.delta[r] = sum;
     }
-    transpose(w.g_row, ld, p.dim, 1, w.g);
+    transpose(w.g_row, ld, p.dim, count, 1, w.g);
 }
 
 // s: weights, t: gradients of the scores, both [key][ROWS], of a group of queries; dq is added to o.
@@ -416,13 +442,14 @@ INLINE void add_bias(const Chunk &c, const float *t, int count, float *bias) {
 template <class T>
 INLINE void finish_dq(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
     const float scale = 1 / sqrtf(p.dim);
+    const int ld = sums_as_rows(p, count, w);
     for (int r = 0; r < count; r++) {
+        const float *from = w.q_row + r * ld;
         float *full = row_of<float>(p.dq, b, h, w.row[r]);
         T *part = row_of<T>(p.dq, b, h, w.row[r]);
         for (int d = 0; d < p.dim; d++) {
-            const float x = w.o[d * ROWS + r] * scale;
-            if (p.wide) full[d] = p.merge ? full[d] + x : x;
-            else narrow(x, part + d);
+            if (p.wide) full[d] = (p.merge ? full[d] : 0) + from[d] * scale;
+            else narrow(from[d] * scale, part + d);
         }
     }
 }
