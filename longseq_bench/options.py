@@ -21,6 +21,10 @@ from longseq_bench.units import parse_tokens
 Kind = Literal["int", "float", "str", "bool", "ints"]
 
 
+DENSITY = "sparsity_ratio"
+"""An older option whose value meant density: the nearest name would be taken for the same thing."""
+
+
 class OptionSpec(Frozen):
     """One option: `ints` is several whole numbers, written with commas."""
 
@@ -92,6 +96,11 @@ def fill(
     """
     by_name = {spec.name: spec for spec in specs}
     for name in given:
+        if name == DENSITY and name not in by_name and "sparsity" in by_name:
+            raise UserError(
+                f"{owner} has no option {name!r}, which meant density, the fraction of the blocks "
+                f"that is kept; write sparsity={_one_less(given[name])}"
+            )
         if name not in by_name:
             if not by_name:
                 raise UserError(f"{owner} takes no options, but {name!r} was given")
@@ -100,6 +109,14 @@ def fill(
         name: spec.coerce(given[name], owner) if name in given else spec.default
         for name, spec in by_name.items()
     }
+
+
+def _one_less(raw: Any) -> str:
+    """1 - what was written, where it is a number."""
+    try:
+        return f"{1 - float(raw):.10g}"
+    except (TypeError, ValueError):
+        return "1 - that"
 
 
 def _spec(name: str, hint: Any, default: Any) -> OptionSpec:

@@ -25,7 +25,7 @@ from torch import Tensor
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.layouts import LayoutAttention
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.errors import UserError
 from longseq_bench.kernels import sparse
 from longseq_bench.kernels.core import attend
 from longseq_bench.kernels.spans import Part, sum_by_heads
@@ -62,9 +62,7 @@ class AdaptiveBlockSparse(LayoutAttention):
         check_sparsity(sparsity)
         super().__init__(workload, group, kernel)
         if scorer == "learned" and kernel not in ("auto", "native", "torch"):
-            raise UnsupportedError(
-                f"kernel={kernel} gives a learned scorer no gradients; auto does"
-            )
+            raise UserError(f"kernel={kernel} gives a learned scorer no gradients; auto does")
         self.block, self.sparsity, self.asked = block, sparsity, 1 - sparsity
         self.scorer, self._seed = scorer, seed
         self.matrices: tuple[Tensor, ...] = ()

@@ -11,7 +11,7 @@ import torch
 
 from longseq_bench.attention.block_sparse_adaptive import AdaptiveBlockSparse
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError, UserError
+from longseq_bench.errors import UserError
 from longseq_bench.model import Workload
 from longseq_bench.patterns import top
 from tests.attention.definition import inputs
@@ -168,7 +168,7 @@ def test_bad_input_is_named() -> None:
     w = workload()
     with pytest.raises(UserError, match=r"sparsity 1 is outside \[0, 1\)"):
         AdaptiveBlockSparse(w, Group.alone(), sparsity=1.0)
-    with pytest.raises(UnsupportedError, match="kernel=flex gives a learned scorer no gradients"):
+    with pytest.raises(UserError, match="kernel=flex gives a learned scorer no gradients"):
         AdaptiveBlockSparse(w, Group.alone(), scorer="learned", kernel="flex")
     with pytest.raises(RuntimeError, match="there was none yet"):
         AdaptiveBlockSparse(w, Group.alone()).measures()

@@ -80,6 +80,33 @@ def state(folder: Path) -> dict[str, bytes]:
             "unknown pattern 'local-windows' in block-sparse; did you mean 'local-window'?",
         ),
         (
+            ["--impl", "block-sparse", "-o", "sparsity=1.2"],
+            "block-sparse: sparsity 1.2 is outside [0, 1); 1.2 % would be 0.012",
+        ),
+        (
+            ["--impl", "block-sparse", "-o", "sparsity_ratio=0.1"],
+            "block-sparse has no option 'sparsity_ratio', which meant density, the fraction of the "
+            "blocks that is kept; write sparsity=0.9",
+        ),
+        (
+            ["--impl", "block-sparse", "-o", "window=64"],
+            "block-sparse: a window of 64 tokens is smaller than a block; 128 is the smallest",
+        ),
+        (
+            ["--impl", "block-sparse", "-o", "pattern=random", "-o", "globals=64"],
+            "block-sparse: globals=64 with pattern=random, which has none: global-local and "
+            "sink-window do",
+        ),
+        (
+            ["--impl", "dilated", "-o", "segments=512", "-o", "dilation=1,2"],
+            "dilated: 1 segments (512,) but 2 rates (1, 2): give one rate a segment, as in "
+            "segments=1024,2048 dilation=1,2",
+        ),
+        (
+            ["--impl", "block-sparse-adaptive", "-o", "scorer=learned", "-o", "kernel=flex"],
+            "block-sparse-adaptive: kernel=flex gives a learned scorer no gradients; auto does",
+        ),
+        (
             ["--impl", "sdpa", "--ceiling", "12q"],
             "tokens '12q' can't be read; write 4096, 4k or 1M",
         ),
