@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from longseq_bench.catalogue import Catalogue
 from longseq_bench.errors import ConfigError, UnitError, UnknownNameError, UserError, nearest
 from longseq_bench.model import Device, DType, Mode, OptionValue, Trial, Workload
-from longseq_bench.options import OptionSpec
+from longseq_bench.options import OptionSpec, unknown_option
 from longseq_bench.units import parse_bytes, parse_seconds, parse_tokens
 
 MAX_TRIALS = 100_000
@@ -361,7 +361,7 @@ def _choice(source: _Source, item: yaml.Node, catalogue: Catalogue) -> _Choice:
         if option not in specs and not specs:
             raise source.error(node, f"{name} takes no options, but {option!r} was given")
         if option not in specs:
-            raise UnknownNameError("option", option, specs, f"{name} at {source.at(node)}")
+            raise unknown_option(option, values.value, specs, f"{name} at {source.at(node)}")
         nodes = source.scalars(values, f"{name}'s {option}")
         axes[option] = tuple(_option(source, specs[option], n, name) for n in nodes)
     return _Choice(name, axes)

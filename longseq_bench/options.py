@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from longseq_bench.errors import UnitError, UnknownNameError, UserError
@@ -96,19 +96,24 @@ def fill(
     """
     by_name = {spec.name: spec for spec in specs}
     for name in given:
-        if name == DENSITY and name not in by_name and "sparsity" in by_name:
-            raise UserError(
-                f"{owner} has no option {name!r}, which meant density, the fraction of the blocks "
-                f"that is kept; write sparsity={_one_less(given[name])}"
-            )
         if name not in by_name:
             if not by_name:
                 raise UserError(f"{owner} takes no options, but {name!r} was given")
-            raise UnknownNameError("option", name, by_name, place=owner)
+            raise unknown_option(name, given[name], by_name, owner)
     return {
         name: spec.coerce(given[name], owner) if name in given else spec.default
         for name, spec in by_name.items()
     }
+
+
+def unknown_option(name: str, raw: Any, known: Iterable[str], place: str) -> UserError:
+    """What to say of an option that is not there: the nearest name, or what is meant now."""
+    if name == DENSITY and "sparsity" in known:
+        return UserError(
+            f"there is no option {name!r} in {place}: it meant density, the fraction of the blocks "
+            f"that is kept; write sparsity={_one_less(raw)}"
+        )
+    return UnknownNameError("option", name, known, place)
 
 
 def _one_less(raw: Any) -> str:

@@ -143,8 +143,8 @@ def _trials(
     """One trial an implementation. An option goes to every implementation that has it."""
     from longseq_bench.cli.common import check_device, default_memory
     from longseq_bench.config import parse_assignments
-    from longseq_bench.errors import UnknownNameError
     from longseq_bench.model import Trial
+    from longseq_bench.options import unknown_option
 
     device, ranks = fields["device"], fields["world_size"]
     check_device(catalogue, device, fields["workload"]["dtype"], ranks)
@@ -153,7 +153,7 @@ def _trials(
     for name in given:
         if not any(name in options for options in known.values()):
             every = {o for options in known.values() for o in options}
-            raise UnknownNameError("option", name, every, ", ".join(names))
+            raise unknown_option(name, given[name], every, ", ".join(names))
     fields["memory_budget"] = fields["memory_budget"] or default_memory(device, out, ranks)
     return [
         Trial(

@@ -85,8 +85,8 @@ def state(folder: Path) -> dict[str, bytes]:
         ),
         (
             ["--impl", "block-sparse", "-o", "sparsity_ratio=0.1"],
-            "block-sparse has no option 'sparsity_ratio', which meant density, the fraction of the "
-            "blocks that is kept; write sparsity=0.9",
+            "there is no option 'sparsity_ratio' in block-sparse: it meant density, the fraction "
+            "of the blocks that is kept; write sparsity=0.9",
         ),
         (
             ["--impl", "block-sparse", "-o", "window=64"],
