@@ -54,7 +54,7 @@ OPTIONS: dict[str, list[Options]] = {
         *(
             {"pattern": pattern, "sparsity": sparsity, "block": 16, "seed": 3, "kernel": kernel}
             for pattern in PATTERNS
-            for sparsity, kernel in ((0.5, "auto"), (0.9, "auto"), (0.8, "torch"))
+            for sparsity, kernel in ((0.6, "auto"), (0.8, "torch"))
         ),
     ],
 }
