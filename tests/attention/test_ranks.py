@@ -524,7 +524,7 @@ def test_fewer_tokens_than_ranks_are_refused(name: str, options: Options) -> Non
 def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:
     """A shard is the same whether its group is connected or not: inputs are made before."""
     for name, world in itertools.product(MANY, (2, 3)):
-        case = Case(name, {}, workload(name, world, 67))
+        case = Case(name, FINEST.get(name, {}), workload(name, world, 67))
         for rank, one in enumerate(passed_one(ranks, world, case)):
             shard = IMPLEMENTATIONS.get(name)(case.workload, Group(rank, world)).shard
             for field in ("batch", "heads", "kv_heads"):
