@@ -526,7 +526,8 @@ def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:
     for name, world in itertools.product(MANY, (2, 3)):
         case = Case(name, FINEST.get(name, {}), workload(name, world, 67))
         for rank, one in enumerate(passed_one(ranks, world, case)):
-            shard = IMPLEMENTATIONS.get(name)(case.workload, Group(rank, world)).shard
+            kind = IMPLEMENTATIONS.get(name)
+            shard = kind(case.workload, Group(rank, world), **case.options).shard
             for field in ("batch", "heads", "kv_heads"):
                 assert getattr(shard, field) == getattr(one.shard, field)
             assert shard.queries.tolist() == one.shard.queries.tolist()
