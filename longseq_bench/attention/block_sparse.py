@@ -98,6 +98,8 @@ class BlockSparse(LayoutAttention):
             raise UnsupportedError(f"kernel={self.asked_kernel} runs on one rank; auto on many")
         self.device = device
         self.kernel = sparse.choose_spans(self.asked_kernel, device, self.workload.dtype)
+        # its cost may have been asked for before its kernel was known
+        vars(self).pop("_over_ranks", None)
         self._core = self._over_ranks
 
     def cost(self) -> Cost:

@@ -34,7 +34,7 @@ from longseq_bench.cost import (
     key_bytes_per_token,
     visible_pairs,
 )
-from longseq_bench.errors import WorldError
+from longseq_bench.errors import UnsupportedError, WorldError
 from longseq_bench.kernels.core import Core
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanCore
 from longseq_bench.kernels.sparse import SpansOf, choose_spans, said, span_kernel
@@ -81,6 +81,8 @@ class Dilated(TiledAttention):
 
     def plan(self, device: str) -> None:
         super().plan(device)
+        if self.group.size > 1 and self.asked_kernel == "native":
+            raise UnsupportedError("kernel=native runs on one rank; auto on many")
         self.kernel = choose_spans(self.asked_kernel, device, self.workload.dtype)
         self.device, self._spans = device, None
         if self.group.size == 1 and self.kernel == "native":
