@@ -1,0 +1,95 @@
+"""Segments and rates as spans: every query in one tile, and exactly what the rule lets through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longseq_bench.kernels.plain_spans import tiles_of
+from longseq_bench.patterns.dilated import Rule
+from longseq_bench.patterns.hilbert import hilbert_order
+from longseq_bench.patterns.segment_spans import (
+    TILE,
+    classes,
+    segment_spans,
+    sort_queries,
+    sort_walk,
+    unique_pairs,
+)
+from longseq_bench.patterns.spans import Spans
+
+pairs = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 6)), min_size=1, max_size=3)
+
+
+def seen(spans: Spans, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """How often each token sees each other, (N, N), as the tiles say; each token in one tile."""
+    n = len(queries)
+    found, tiles = np.zeros((n, n), dtype=np.int64), np.zeros(n, dtype=np.int64)
+    for q, k, _ in tiles_of(spans):
+        tiles[queries[q]] += 1
+        np.add.at(found, (queries[q][:, None], keys[k][None, :]), 1)
+    assert (tiles == 1).all()
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    n=st.integers(1, 500),
+    pairs=pairs,
+    heads=st.integers(3, 6),
+    mix=st.sampled_from(["softmax", "groups"]),
+    causal=st.booleans(),
+    permuted=st.booleans(),
+)
+def test_spans_are_the_rule(
+    n: int, pairs: list[tuple[int, int]], heads: int, mix: str, causal: bool, permuted: bool
+) -> None:
+    segments, rates = zip(*pairs, strict=True)
+    rule = Rule(segments, rates, heads, mix)
+    order = hilbert_order(n) if permuted else np.arange(n, dtype=np.int32)
+    step_of = np.empty_like(order)
+    step_of[order] = np.arange(n, dtype=np.int32)
+    sort, at = permuted and causal, np.arange(n)
+    queries, keys = order, order
+    if sort:
+        both = sort_walk(order, rule)
+        queries, keys = both.queries, both.keys
+    covered = []
+    for sets, own in classes(rule):
+        spans = segment_spans(n, sets, causal and not permuted, rule if sort else None)
+        found = seen(spans, queries, keys)
+        if causal:
+            found *= at[None, :] <= at[:, None]
+        for head in own:
+            covered.append(head)
+            assert (found == rule.multiplicity(at, at, head, causal, step_of)).all()
+    assert sorted(covered) == list(range(heads))
+
+
+def test_heads_of_one_offset_share_their_spans() -> None:
+    assert [heads for _, heads in classes(Rule((64, 128), (1, 2), 6))] == [[0, 2, 4], [1, 3, 5]]
+    assert [heads for _, heads in classes(Rule((64,), (1,), 4))] == [[0, 1, 2, 3]]
+
+
+def test_causal_keys_end_with_the_tile() -> None:
+    """What is never seen is not even in the spans: about half of a long segment's."""
+    whole = segment_spans(4096, [(4096, 1, 0)], causal=False)
+    half = segment_spans(4096, [(4096, 1, 0)], causal=True)
+    assert half.count.sum() == whole.count.sum() * (1 + TILE / 4096) / 2
+
+
+@pytest.mark.parametrize("rates", [(1, 2), (2, 3)])
+def test_sorted_sets_ascend(rates: tuple[int, int]) -> None:
+    """So that what a query must not see is at the end of a run."""
+    rule = Rule((40, 96), rates, 4)
+    order = hilbert_order(300)
+    both = sort_walk(order, rule)
+    assert sorted(both.queries) == sorted(sort_queries(order, rule)) == list(range(300))
+    assert len(both.keys) == 300 * len(unique_pairs(rule))
+    for sets, _ in classes(rule):
+        for q, k, run in tiles_of(segment_spans(300, sets, True, rule)):
+            assert (np.diff(both.queries[q]) > 0).all()
+            for e in np.unique(run):
+                assert (np.diff(both.keys[k[run == e]]) > 0).all()
