@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.attention.travelling import piece_tokens
+from longseq_bench.attention.travelling import piece_tokens, wide_zeros
 from longseq_bench.comm.couriers import Pair, Piece, Ring
 from longseq_bench.comm.group import Group, Pending
 from longseq_bench.comm.orders import even
@@ -71,7 +71,7 @@ class Held:
     def entries(self) -> tuple[Ints, Ints]:
         """Of own rows: number of the row among them, and key block, of each kept block."""
         own = self.rows(self.rank)
-        counts = np.diff(self.layout.indptr)[own]
+        counts = self.layout.row_lengths[own]
         kept = self.layout.indices[_runs(self.layout.indptr[own], counts)]
         return np.repeat(np.arange(len(own)), counts), kept.astype(np.int64)
 
@@ -83,13 +83,15 @@ class Held:
         """Positions of the tokens of some blocks, in their order."""
         return _runs(blocks * self.layout.block, self.sizes[blocks])
 
-    def sees(self, rank: int) -> Ints:
-        """Key blocks of others that a rank's rows see, those of rank 0 first, ascending in each."""
-        own = np.repeat(self.owners, np.diff(self.layout.indptr)) == rank
-        seen = np.unique(self.layout.indices[own]).astype(np.int64)
-        seen = seen[self.owners[seen] != rank]
-        by_owner: Ints = seen[np.argsort(self.owners[seen], kind="stable")]
-        return by_owner
+    @cached_property
+    def seen(self) -> tuple[Ints, ...]:
+        """Key blocks of others that each rank's rows see: rank 0's first, ascending in each."""
+        of_row = self.owners.astype(np.int64) * self.layout.rows
+        pairs = np.unique(np.repeat(of_row, self.layout.row_lengths) + self.layout.indices)
+        ranks, keys = np.divmod(pairs, self.layout.rows)
+        foreign = self.owners[keys] != ranks
+        found = (keys[foreign & (ranks == rank)] for rank in range(self.ranks))
+        return tuple(own[np.argsort(self.owners[own], kind="stable")] for own in found)
 
     def spans(self, row: Ints, start: Ints, count: Ints) -> Spans:
         """Own rows that see anything as tiles; runs of key tokens, each of a row."""
@@ -117,7 +119,7 @@ class Fetched:
     def __init__(self, held: Held, group: Group, kernel: SpanKernel, causal: bool) -> None:
         self._held, self._group, self._kernel, self._causal = held, group, kernel, causal
         rank, ranks = held.rank, held.ranks
-        sees = held.sees(rank)
+        sees = held.seen[rank]
         own = held.rows(rank)
         room = np.concatenate((own, sees))
         starts = np.zeros(held.layout.rows, dtype=np.int64)
@@ -206,7 +208,7 @@ class Fetched:
         held = self._held
         if other == held.rank:
             return np.empty(0, dtype=np.int64)
-        sees = held.sees(other)
+        sees = held.seen[other]
         mine = sees[held.owners[sees] == held.rank]
         return _runs(held.local[mine], held.sizes[mine])
 
@@ -245,7 +247,7 @@ class RingOfBlocks:
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
         dq = torch.zeros_like(q, dtype=torch.float32)
-        totals = torch.zeros_like(dq[:, : k.shape[1]]), torch.zeros_like(dq[:, : k.shape[1]])
+        totals = wide_zeros((k, v))
 
         def see(pair: Pair, spans: Spans, at: NDArray[np.int32], sums: Pair) -> None:
             if self.courier.group.computes and spans.tiles:
@@ -256,9 +258,9 @@ class RingOfBlocks:
                 )  # fmt: skip
 
         def visit(pair: Pair, piece: Piece) -> Pair:
-            sums = tuple(torch.zeros_like(t, dtype=torch.float32) for t in pair)
-            see(pair, *self._piece(piece), (sums[0], sums[1]))
-            return sums[0], sums[1]
+            sums = wide_zeros(pair)
+            see(pair, *self._piece(piece), sums)
+            return sums
 
         def own(share: int, shares: int) -> None:
             see((k, v), self._own_spans(share, shares), self._held.at, totals)
@@ -292,7 +294,7 @@ def sees_nearly_all(held: Held) -> bool:
     """Whether some rank would fetch nearly all keys of the others."""
     for rank in range(held.ranks):
         others = held.layout.seq_len - held.counts[rank]
-        if held.sizes[held.sees(rank)].sum() > NEARLY_ALL * others:
+        if held.sizes[held.seen[rank]].sum() > NEARLY_ALL * others:
             return True
     return False
 

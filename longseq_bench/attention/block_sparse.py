@@ -10,8 +10,6 @@ import os
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-import numpy as np
-
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.block_ranks import Fetched, Held, RingOfBlocks, sees_nearly_all
 from longseq_bench.attention.layouts import LayoutAttention
@@ -89,17 +87,17 @@ class BlockSparse(LayoutAttention):
         return (self._layout,)
 
     def plan(self, device: str) -> None:
-        alone = self.group.size == 1
-        if alone:
-            self._layout = None
+        # a shard may have needed the layout before: it is made again, for its time to be the plan's
+        self._layout = None
+        vars(self).pop("_held", None)
+        vars(self).pop("_over_ranks", None)
+        if self.group.size == 1:
             super().plan(device)
             return
         if self.asked_kernel not in ("auto", "native", "torch"):
             raise UnsupportedError(f"kernel={self.asked_kernel} runs on one rank; auto on many")
         self.device = device
         self.kernel = sparse.choose_spans(self.asked_kernel, device, self.workload.dtype)
-        # its cost may have been asked for before its kernel was known
-        vars(self).pop("_over_ranks", None)
         self._core = self._over_ranks
 
     def cost(self) -> Cost:
@@ -126,7 +124,7 @@ class BlockSparse(LayoutAttention):
     def _held(self) -> Held:
         placement, per_node, _ = self._spread
         layout = self.layouts[0]
-        owners = place_rows(placement, np.diff(layout.indptr), self.group.size, per_node)
+        owners = place_rows(placement, layout.row_lengths, self.group.size, per_node)
         return Held(layout, owners, self.group.rank, self.group.size)
 
     @cached_property

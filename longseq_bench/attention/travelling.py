@@ -73,7 +73,7 @@ class Travelling:
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
         dq = torch.zeros_like(q, dtype=wide(q))
-        totals = _sums((k, v))
+        totals = wide_zeros((k, v))
 
         def see(pair: Pair, blocks: Iterable[RowBlock], sums: Pair) -> None:
             for block in blocks if self.courier.group.computes else ():
@@ -89,7 +89,7 @@ class Travelling:
 
     def _travel_back(self, own_keys: Pair, see: See, own: Own, totals: Pair) -> None:
         def visit(pair: Pair, piece: Piece) -> Pair:
-            sums = _sums(pair)
+            sums = wide_zeros(pair)
             see(pair, self.rows.of(piece), sums)
             return sums
 
@@ -104,7 +104,7 @@ class FullQueries(Travelling):
 
     def _travel_back(self, own_keys: Pair, see: See, own: Own, totals: Pair) -> None:
         def visit(pair: Pair, piece: Piece) -> None:
-            see(pair, self.rows.of(piece), _sums(pair))
+            see(pair, self.rows.of(piece), wide_zeros(pair))
 
         self.courier.tour(*own_keys, visit, own)
 
@@ -179,6 +179,7 @@ class ExactRows:
             at += len(run)
 
 
-def _sums(pair: Pair) -> Pair:
+def wide_zeros(pair: Pair) -> Pair:
+    """Of the shapes of both, to sum in."""
     first, second = (torch.zeros_like(t, dtype=wide(t)) for t in pair)
     return first, second
