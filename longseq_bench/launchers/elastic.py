@@ -213,6 +213,8 @@ class _Run:
     started: set[int] = field(default_factory=set)
     phases: dict[int, Phase | None] = field(default_factory=dict)
     """Nodes whose ranks are there, and which phase each rank was in when it was heard last."""
+    lost: set[int] = field(default_factory=set)
+    """Nodes whose loss the crew was told of."""
 
     def start(self, on_phase: OnPhase) -> None:
         self.on_phase = on_phase
@@ -224,7 +226,9 @@ class _Run:
     def follow(self) -> None:
         """Listen until the crew is done, or late and judged."""
         while True:
-            left = min(self.crew.deadline - time.monotonic(), BEAT_S)
+            left = self.crew.deadline - time.monotonic()
+            # what is over and still in doubt waits for a node to be heard or lost
+            left = min(left, BEAT_S) if left > 0 else BEAT_S / 10
             for news in self.node.news(ready([*self.node.handles, *self._channels()], left)):
                 self._hear(0, news)
             for node, link in self.links.items():
@@ -280,6 +284,7 @@ class _Run:
         for node, link in self.links.items():
             if why := link.lost:
                 self._fail(node, why)
+                self.lost.add(node)
 
     def _meet(self) -> None:
         """Who has not begun by now never will: what each waits for does not come through."""
@@ -293,9 +298,9 @@ class _Run:
     def _in_doubt(self) -> bool:
         """Whether all that is known is that somebody lost a peer, and a node is silent: that peer
         may be there."""
-        silent = [link for link in self.links.values() if link.channel.silent_s() > SILENT_S]
-        lost = any(link.lost for link in silent)
-        return bool(silent and not lost and self.crew.outcome().facts.get("lost_peer"))
+        silent = {n for n, link in self.links.items() if link.channel.silent_s() > SILENT_S}
+        # by what the crew knows, not by the clock again: a node may become lost this very moment
+        return bool(silent - self.lost and self.crew.outcome().facts.get("lost_peer"))
 
     def _judge(self) -> None:
         """The end of a trial that is late, by how the ranks look on all hosts."""

@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from longseq_bench.launchers import control, elastic
-from longseq_bench.launchers.control import Hello
-from longseq_bench.launchers.elastic import Elastic, split
+from longseq_bench.launchers.control import Hello, Link
+from longseq_bench.launchers.crew import Crew
+from longseq_bench.launchers.elastic import Elastic, _Run, split
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.launchers.node import Node, Order, _Rank
 from longseq_bench.model import Outcome, Trial
@@ -31,7 +32,8 @@ from tests.make import trial
 
 FOLLOWER = """
 import sys
-from longseq_bench.launchers.control import Hello
+from longseq_bench.launchers.control import Hello, Link
+from longseq_bench.launchers.crew import Crew
 from longseq_bench.launchers.elastic import Follower
 from longseq_bench.places import Site
 site = Site(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
@@ -82,6 +84,38 @@ def test_a_smaller_world_takes_the_first_nodes(ranks: int, nodes: int, per: int)
 def test_a_world_that_can_not_be_shared(ranks: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         split(ranks, Site(3, 4))
+
+
+# ---- a node that may be lost -------------------------------------------------------------------
+
+
+class Quiet:
+    """A channel that was last heard so long ago."""
+
+    gone = ""
+    seconds = 0.0
+
+    def silent_s(self) -> float:
+        return self.seconds
+
+
+def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: Forked) -> None:
+    """Also where it becomes lost by the clock between the two looks at it."""
+    of = asked("ring")
+    order = Order("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
+    quiet = Quiet()
+    link = Link(Hello(1, "beta", "one"), quiet)  # type: ignore[arg-type]
+    run = _Run(order, Crew(of, 0.0), Node(launcher._context), {1: link}, "alpha")
+    run.crew.came_to(0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1)
+    quiet.seconds = elastic.SILENT_S - 0.1
+    assert not run._in_doubt()
+    quiet.seconds = control.LOST_S - 0.1
+    run._lose()
+    quiet.seconds = control.LOST_S + 0.1
+    assert run._in_doubt()
+    run._lose()
+    assert not run._in_doubt()
+    assert "no word from node 1 (beta)" in (run.crew.outcome().reason or "")
 
 
 # ---- one node ----------------------------------------------------------------------------------
