@@ -103,7 +103,7 @@ def one_pattern(
     n = inputs[0].shape[2]
     start = time.perf_counter()
     made = make_layout(pattern, n, BLOCK, sparsity, asked.causal)
-    kernel = sparse.choose(name, "cpu", asked.dtype)
+    kernel = sparse.choose(name, "cpu", asked.dtype, sparse.Blocks(BLOCK, HEAD_DIM, asked.train))
     core = core_of(kernel, (made,), HEADS, asked.causal)
     planned = time.perf_counter() - start
     runs: dict[str, Callable[[], Clocked]] = {"ours": passes(core, inputs, asked.train)}

@@ -3,6 +3,7 @@
 LongseqError                what a caller may catch
 ├── UserError               the user's mistake: one sentence, exit code 2
 │   ├── UnknownNameError    a name that is not there; carries the nearest ones
+│   ├── OldDensityError     an option that meant density; carries the sparsity meant
 │   ├── ConfigError         a config that can't be read; names file, line, key
 │   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
 │   └── StoreError          a results folder or file that can't be used
@@ -37,6 +38,27 @@ class UnknownNameError(UserError):
             f"did you mean {self.nearest!r}?" if self.nearest else f"known: {', '.join(self.known)}"
         )
         super().__init__(f"unknown {kind} {name!r}{where}; {hint}")
+
+
+DENSITY = "sparsity_ratio"
+"""An older option whose value meant density: the nearest name would be taken for the same thing."""
+
+
+class OldDensityError(UserError):
+    """The old option, with the sparsity that was meant where its value is a density."""
+
+    def __init__(self, ratio: object, place: str) -> None:
+        meant = "sparsity, the fraction that is skipped"
+        try:
+            density = float(ratio) if isinstance(ratio, int | float | str) else 0.0
+        except ValueError:
+            density = 0.0
+        if 0 < density <= 1 and not isinstance(ratio, bool):
+            meant = f"sparsity={round(1 - density, 12):.12g}"
+        super().__init__(
+            f"there is no option {DENSITY!r} in {place}: it meant density, the fraction of the "
+            f"blocks that is kept; write {meant}"
+        )
 
 
 class ConfigError(UserError):

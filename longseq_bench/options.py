@@ -14,15 +14,11 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from longseq_bench.errors import UnitError, UnknownNameError, UserError
+from longseq_bench.errors import DENSITY, OldDensityError, UnitError, UnknownNameError, UserError
 from longseq_bench.model import Frozen, OptionValue
 from longseq_bench.units import parse_tokens
 
 Kind = Literal["int", "float", "str", "bool", "ints"]
-
-
-DENSITY = "sparsity_ratio"
-"""An older option whose value meant density: the nearest name would be taken for the same thing."""
 
 
 class OptionSpec(Frozen):
@@ -109,19 +105,8 @@ def fill(
 def unknown_option(name: str, raw: Any, known: Iterable[str], place: str) -> UserError:
     """What to say of an option that is not there: the nearest name, or what is meant now."""
     if name == DENSITY and "sparsity" in known:
-        return UserError(
-            f"there is no option {name!r} in {place}: it meant density, the fraction of the blocks "
-            f"that is kept; write sparsity={_one_less(raw)}"
-        )
+        return OldDensityError(raw, place)
     return UnknownNameError("option", name, known, place)
-
-
-def _one_less(raw: Any) -> str:
-    """1 - what was written, where it is a number."""
-    try:
-        return f"{1 - float(raw):.10g}"
-    except (TypeError, ValueError):
-        return "1 - that"
 
 
 def _spec(name: str, hint: Any, default: Any) -> OptionSpec:

@@ -197,6 +197,11 @@ MISTAKES = {
         "there is no option 'sparsity_ratio' in block-sparse at sweep.yaml:3: it meant density, "
         "the fraction of the blocks that is kept; write sparsity=0.9",
     ),
+    "several values of the old name": (
+        "tokens: 1k\nimplementations:\n  - block-sparse: {sparsity_ratio: [0.1, 0.05]}\n",
+        "there is no option 'sparsity_ratio' in block-sparse at sweep.yaml:3: it meant density, "
+        "the fraction of the blocks that is kept; write sparsity, the fraction that is skipped",
+    ),
     "option of one that has none": (
         "tokens: 1k\nimplementations:\n  - dense: {chunk: 1k}\n",
         "sweep.yaml:3: dense takes no options, but 'chunk' was given",

@@ -171,7 +171,7 @@ class Fetched:
             back = room.new_empty(len(self._given), *room.shape[1:])
             leaving = sums[self._own :].to(room.dtype)
             self._group.all_to_all(back, leaving, self._give, self._take).wait()
-            sums[: self._own].index_add_(0, self._given, back.to(sums.dtype))
+            sums[: self._own].index_add_(0, self._given.to(sums.device), back.to(sums.dtype))
             for grad, total in zip((dk, dv), _pair(sums[: self._own]), strict=True):
                 grad[:, kv] = total
         return dq, dk, dv
@@ -199,7 +199,7 @@ class Fetched:
         for i, t in enumerate((k, v)):
             tokens = t[:, kv].permute(2, 0, 1, 3)
             room[: self._own, i] = tokens
-            given[:, i] = tokens.index_select(0, self._given)
+            given[:, i] = tokens.index_select(0, self._given.to(t.device))
         pending = self._group.all_to_all(room[self._own :], given, self._take, self._give)
         return room, pending, given
 

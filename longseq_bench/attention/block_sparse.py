@@ -10,6 +10,8 @@ import os
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
+import numpy as np
+
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.block_ranks import Fetched, Held, RingOfBlocks, sees_nearly_all
 from longseq_bench.attention.layouts import LayoutAttention
@@ -62,7 +64,7 @@ class BlockSparse(LayoutAttention):
     ) -> None:
         check_asked(pattern, sparsity)
         check_window(pattern, block, window)
-        w = workload
+        w, self.block = workload, block
         special = _special(pattern, globals, w.seq_len)
         self._make = (pattern, w.seq_len, block, sparsity, w.causal, seed, special, window)
         self._spread = (placement, ranks_per_node or _ranks_here(group.size), exchange)
@@ -97,8 +99,12 @@ class BlockSparse(LayoutAttention):
         if self.asked_kernel not in ("auto", "native", "torch"):
             raise UnsupportedError(f"kernel={self.asked_kernel} runs on one rank; auto on many")
         self.device = device
-        self.kernel = sparse.choose_spans(self.asked_kernel, device, self.workload.dtype)
+        self.kernel = sparse.choose(self.asked_kernel, device, self.workload.dtype)
         self._core = self._over_ranks
+
+    @property
+    def kernel_blocks(self) -> sparse.Blocks | None:
+        return super().kernel_blocks if self.group.size == 1 else None
 
     def cost(self) -> Cost:
         whole = super().cost()
@@ -109,10 +115,24 @@ class BlockSparse(LayoutAttention):
         return Cost(whole.flops, whole.floor_bytes, sent)
 
     def facts(self) -> dict[str, Any]:
+        said = {**super().facts(), **self._unused()}
         if self.group.size == 1:
-            return super().facts()
+            return said
         ringed = isinstance(self._over_ranks, RingOfBlocks)
-        return {**super().facts(), "exchange": "ring" if ringed else "fetch"}
+        return {**said, "exchange": "ring" if ringed else "fetch"}
+
+    def _unused(self) -> dict[str, str]:
+        """What was asked for and has no effect, or less than it says."""
+        pattern, _, block, *_, special, window = self._make
+        found = {}
+        if self.asked is None:
+            found["sparsity"] = f"not used: window={window} says what is kept"
+        wanted, kept = -(-special // block), int(np.median(self.layouts[0].row_lengths))
+        if wanted >= kept and pattern in WITH_SPECIAL:
+            found["globals"] = (
+                f"most rows keep {kept} block(s), {kept - 1} of them global of {wanted} asked for"
+            )
+        return found
 
     def _shard(self) -> Shard:
         if self.group.size == 1:

@@ -27,7 +27,7 @@ from longseq_bench.attention.layouts import LayoutAttention
 from longseq_bench.comm.group import Group
 from longseq_bench.errors import UserError
 from longseq_bench.kernels import sparse
-from longseq_bench.kernels.core import attend
+from longseq_bench.kernels.core import attend, refuse_second_derivative
 from longseq_bench.kernels.spans import Part, sum_by_heads
 from longseq_bench.model import Workload
 from longseq_bench.patterns.blocks import check_sparsity
@@ -78,8 +78,8 @@ class AdaptiveBlockSparse(LayoutAttention):
     def plan(self, device: str) -> None:
         """Choose the kernel; the layout is chosen by each call."""
         w = self.workload
-        choose = sparse.choose_spans if self.scorer == "learned" else sparse.choose
-        self.kernel, self.device = choose(self.asked_kernel, device, w.dtype), device
+        self.kernel = sparse.choose(self.asked_kernel, device, w.dtype, self.kernel_blocks)
+        self.device = device
         if self.scorer == "learned" and not self.matrices:
             draw = torch.Generator().manual_seed(self._seed)
             made = (torch.randn(w.head_dim, w.head_dim, generator=draw) for _ in range(2))
@@ -88,13 +88,19 @@ class AdaptiveBlockSparse(LayoutAttention):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start = time.perf_counter()
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
             pooled = self._pooled(q, k)
             self._chosen = tuple(self._layout(*pooled, h) for h in range(q.shape[1]))
         self.planning_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
             return _Learned.apply(q, k, v, *self.matrices, self, pooled)  # type: ignore[no-any-return, no-untyped-call]
         return attend(q, k, v, self._made(self._chosen), self.workload.train)
+
+    @property
+    def kernel_blocks(self) -> sparse.Blocks | None:
+        """Only what hands back the gradient of scores can train a scorer: kernels of spans."""
+        learns = self.scorer == "learned" and self.workload.train
+        return None if learns else super().kernel_blocks
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "scorer": self.scorer}
@@ -137,12 +143,14 @@ class _Learned(torch.autograd.Function):
         ctx.layouts = attention.layouts
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        ctx.kernel.forward(q, k, v, out, lse, ctx.parts, ctx.causal)
+        with torch.autocast(q.device.type, enabled=False):
+            ctx.kernel.forward(q, k, v, out, lse, ctx.parts, ctx.causal)
         ctx.save_for_backward(q, k, v, w_q, w_k, out, lse, *pooled)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         q, k, v, w_q, w_k, out, lse, *pooled = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         bias = [np.zeros((q.shape[0], 1, len(x.indices)), np.float32) for x in ctx.layouts]

@@ -31,6 +31,7 @@ from longseq_bench.errors import UserError, WorldError
 from longseq_bench.model import Workload
 
 SPREADS = ("ddp", "data-parallel")
+MODULES = ("block-sparse-multihead",)
 
 
 class BatchSplit(Attention):
@@ -44,6 +45,8 @@ class BatchSplit(Attention):
             )
         if inner in SPREADS:
             raise UserError(f"inner={inner} splits a batch itself; name an attention")
+        if inner in MODULES:
+            raise UserError(f"inner={inner} has projections itself; name an attention without")
         self.inner = inner
         self._whole = IMPLEMENTATIONS.get(inner)(workload, Group.alone())
         super().__init__(workload, group)

@@ -37,7 +37,7 @@ from longseq_bench.cost import (
 from longseq_bench.errors import UnsupportedError, WorldError
 from longseq_bench.kernels.core import Core
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanCore
-from longseq_bench.kernels.sparse import SpansOf, choose_spans, said, span_kernel
+from longseq_bench.kernels.sparse import SpansOf, choose, said, span_kernel
 from longseq_bench.kernels.tiles import RowBlock
 from longseq_bench.model import Workload
 from longseq_bench.patterns.dilated import Rule
@@ -83,7 +83,7 @@ class Dilated(TiledAttention):
         super().plan(device)
         if self.group.size > 1 and self.asked_kernel == "native":
             raise UnsupportedError("kernel=native runs on one rank; auto on many")
-        self.kernel = choose_spans(self.asked_kernel, device, self.workload.dtype)
+        self.kernel = choose(self.asked_kernel, device, self.workload.dtype)
         self.device, self._spans = device, None
         if self.group.size == 1 and self.kernel == "native":
             self._spans = self._span_core()
@@ -96,8 +96,8 @@ class Dilated(TiledAttention):
     def facts(self) -> dict[str, Any]:
         w, longer = self.workload, [s for s in self.rule.segments if s > self.workload.seq_len]
         facts: dict[str, Any] = super().facts()
-        if self._spans is not None:
-            facts = said(self.kernel, self.device, w.dtype, self.asked_kernel)
+        if self.group.size == 1:
+            facts = said(self.kernel, self.device, w.dtype, self.asked_kernel, "tiles")
         if longer:
             words = ", ".join(f"{s:,}" for s in longer)
             facts["segments"] = f"{words} reach beyond {w.seq_len:,} tokens: one segment holds all"
@@ -116,7 +116,9 @@ class Dilated(TiledAttention):
             Part(segment_spans(w.seq_len, sets, w.causal, sorted_by), heads)
             for sets, heads in classes(rule)
         ]
-        return SpanCore(span_kernel(self.kernel), lambda: parts, w.causal, index)
+        return SpanCore(
+            span_kernel(self.kernel), lambda: parts, w.causal, (w.heads, w.seq_len), index
+        )
 
     def courier(self) -> Ring:
         """Pieces travel along the walk, as far as any rank's segments reach."""

@@ -32,7 +32,13 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.multihead import MultiheadBlockSparse, Recent
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.shard import Shard
-from longseq_bench.errors import UnknownNameError, UnsupportedError, UserError
+from longseq_bench.errors import (
+    DENSITY,
+    OldDensityError,
+    UnknownNameError,
+    UnsupportedError,
+    UserError,
+)
 from longseq_bench.model import DTYPE_BYTES, Workload
 from longseq_bench.patterns.blocks import check_sparsity
 
@@ -239,8 +245,8 @@ def create_block_sparse_attention(
     """
     if variant not in VARIANTS:
         raise UnknownNameError("variant", variant, VARIANTS)
-    if "sparsity_ratio" in options:
-        raise UserError(_about_density(options["sparsity_ratio"]))
+    if DENSITY in options:
+        raise OldDensityError(options[DENSITY], f"variant={variant}")
     if isinstance(sparsity, bool) or not isinstance(sparsity, int | float):
         raise UserError(f"sparsity={sparsity!r} is not a number in [0, 1)")
     check_sparsity(sparsity)
@@ -274,16 +280,6 @@ def _multihead(options: dict[str, Any]) -> MultiheadBlockSparse:
         raise UserError(f"variant=multihead needs {' and '.join(missing)}")
     _check(MultiheadBlockSparse, options, "variant=multihead")
     return MultiheadBlockSparse(**options)
-
-
-def _about_density(ratio: Any) -> str:
-    old = "sparsity_ratio meant density, the fraction of the blocks that is kept"
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-        return f"{old}; write sparsity, the fraction that is skipped"
-    skipped = f"{round(1 - ratio, 12):.12g}"
-    return (
-        f"{old}: sparsity_ratio={ratio:g} kept {100 * ratio:g} % of them; write sparsity={skipped}"
-    )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -8,7 +8,6 @@ positions takes 10 n² bytes.
 
 from __future__ import annotations
 
-import shutil
 import time
 from typing import Annotated, Any
 
@@ -18,10 +17,9 @@ from torch import Tensor
 from longseq_bench.attention.base import ExactAttention, implementation
 from longseq_bench.comm.group import Group
 from longseq_bench.errors import UnsupportedError
-from longseq_bench.kernels.flex_blocks import compiled
+from longseq_bench.kernels.flex_blocks import compiled, why_not
 from longseq_bench.model import Workload
 
-_COMPILERS = ("g++", "clang++", "c++")
 _compile_s: dict[str, float] = {}
 
 
@@ -52,14 +50,12 @@ class Flex(ExactAttention):
 
     @classmethod
     def unavailable(cls, device: str) -> str | None:
-        if device == "cpu" and not any(shutil.which(c) for c in _COMPILERS):
-            return f"FlexAttention is compiled on a CPU, and there is no {' or '.join(_COMPILERS)}"
-        return None
+        return why_not(device, train=False)
 
     def plan(self, device: str) -> None:
         w = self.workload
-        if device == "cpu" and w.train:
-            raise UnsupportedError("FlexAttention has no backward on a CPU")
+        if reason := why_not(device, w.train):
+            raise UnsupportedError(reason)
         if w.causal:
             self._mask = self._causal_mask(device)
         if device not in _compile_s:

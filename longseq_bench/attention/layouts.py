@@ -29,6 +29,9 @@ class LayoutAttention(CoredAttention):
     asked: float | None
     """Density asked for, where one was."""
 
+    block: int
+    """Tokens a block."""
+
     def __init__(self, workload: Workload, group: Group, kernel: sparse.Kernel) -> None:
         super().__init__(workload, group)
         self.asked_kernel = kernel
@@ -42,7 +45,9 @@ class LayoutAttention(CoredAttention):
 
     def plan(self, device: str) -> None:
         """Choose the kernel, and make what it needs of the layouts."""
-        self.kernel = sparse.choose(self.asked_kernel, device, self.workload.dtype)
+        self.kernel = sparse.choose(
+            self.asked_kernel, device, self.workload.dtype, self.kernel_blocks
+        )
         self.device = device
         self._core = self._made(self.layouts)
 
@@ -59,12 +64,21 @@ class LayoutAttention(CoredAttention):
     def measures(self) -> dict[str, float]:
         found = [layout.block_density for layout in self.layouts]
         asked = {} if self.asked is None else {"density_asked": self.asked}
-        return {**asked, "density_achieved": sum(found) / len(found)}
+        # a layout leaves no query with nothing
+        return {**asked, "density_achieved": sum(found) / len(found), "uncovered": 0.0}
+
+    @property
+    def kernel_blocks(self) -> sparse.Blocks | None:
+        """What a kernel has to suit; None where it has to be one of spans."""
+        w = self.workload
+        return sparse.Blocks(self.block, w.head_dim, w.train)
 
     def facts(self) -> dict[str, Any]:
         w = self.workload
         kept = sum(len(layout.indices) for layout in self.layouts)
-        facts = sparse.said(self.kernel, self.device, w.dtype, self.asked_kernel)
+        blocks = self.kernel_blocks
+        way = "gathered" if blocks else "spans"
+        facts = sparse.said(self.kernel, self.device, w.dtype, self.asked_kernel, way, blocks)
         return {**facts, "kept_blocks": kept}
 
     def _layout_of(self, head: int) -> BlockLayout:
@@ -85,8 +99,9 @@ def core_of(kernel: str, layouts: tuple[BlockLayout, ...], heads: int, causal: b
     """
     if kernel == "native":
         own = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
+        shape = (heads, layouts[0].seq_len)
         parts = [Part(spans_of(x), of) for x, of in zip(layouts, own, strict=True)]
-        return SpanCore(sparse.span_kernel("native"), lambda: parts, causal)
+        return SpanCore(sparse.span_kernel("native"), lambda: parts, causal, shape)
     if kernel == "triton":
         from longseq_bench.kernels.triton_blocks import TritonBlocks
 

@@ -64,7 +64,7 @@ class MultiheadBlockSparse(nn.Module):
     other. Under the attn_mask that equals its layout it returns what the other does, but for a
     query whose every visible key is padded: that is NaN there, and here a row of zeros, out_proj's
     bias left out too, with zero gradient. Attention weights are never formed. `ran` says of the
-    last call which kernel it ran on.
+    last call which kernel it ran on, and as `uncovered` which share of rows saw nothing, if any did.
     """
 
     def __init__(
@@ -138,6 +138,7 @@ class MultiheadBlockSparse(nn.Module):
         mixed = attend(q, k, v, core, train)
         out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if blind is not None:
+            self.ran["uncovered"] = float(blind.mean())
             out = out.masked_fill(torch.from_numpy(blind).to(out.device).unsqueeze(-1), 0.0)
         if query.dim() == 2:
             return out.squeeze(0), None
@@ -230,24 +231,27 @@ class MultiheadBlockSparse(nn.Module):
         self.ran = attention.facts()
         if padded is None:
             return attention.core(), None
-        name = sparse.choose_spans(self.kernel, q.device.type, dtype)
-        self.ran["kernel_of_padded"] = name
+        name = sparse.choose(self.kernel, q.device.type, dtype)
+        self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
         whole, cores, start = spans_of(attention.layouts[0]), [], 0
         blind = np.zeros_like(padded)
         made = {b"": (attention.core(), np.zeros(q.shape[2], dtype=np.bool_))}
         for key, rows in groupby(row.tobytes() if row.any() else b"" for row in padded):
             if key not in made:
                 spans = _without(whole, padded[start])
-                made[key] = self._span_core(name, spans), _blind(spans, self.causal)
+                made[key] = (
+                    self._span_core(name, spans, padded.shape[1]),
+                    _blind(spans, self.causal),
+                )
             at = slice(start, start + len(list(rows)))
             core, blind[at] = made[key]
             cores.append((at, core))
             start = at.stop
         return ByRow(cores), blind if blind.any() else None
 
-    def _span_core(self, kernel: str, spans: Spans) -> Core:
-        parts = [Part(spans, range(self.num_heads))]
-        return SpanCore(sparse.span_kernel(kernel), lambda: parts, self.causal)
+    def _span_core(self, kernel: str, spans: Spans, tokens: int) -> Core:
+        parts, shape = [Part(spans, range(self.num_heads))], (self.num_heads, tokens)
+        return SpanCore(sparse.span_kernel(kernel), lambda: parts, self.causal, shape)
 
 
 class ByRow:

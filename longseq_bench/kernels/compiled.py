@@ -15,9 +15,11 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from longseq_bench.errors import UnsupportedError
@@ -40,9 +42,15 @@ _LIMIT_S = 120
 def library(source: Path) -> ctypes.CDLL:
     """The library of a source file. Raises UnsupportedError with the reason why there is none."""
     compiler = _compiler()
-    wanted = cache_folder() / f"{source.stem}-{_digest(source, compiler)}.so"
-    if not wanted.exists():
+    try:
+        wanted = cache_folder() / f"{source.stem}-{_digest(source, compiler)}.so"
+        if wanted.exists():
+            with suppress(OSError):
+                return ctypes.CDLL(str(wanted))
+        # there is none, or one that a full disk or another user spoilt
         _compile(compiler, source, wanted)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnsupportedError(f"{source.name} can't be compiled here: {error}") from None
     try:
         return ctypes.CDLL(str(wanted))
     except OSError as error:
@@ -50,8 +58,8 @@ def library(source: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    """Where compiled files are kept: the user's cache, or, where that can't be written, a folder
-    of this process alone."""
+    """Where compiled files are kept: the user's cache; where that can't be written, a temporary
+    folder of this user alone. Raises OSError where that is somebody else's."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         folder = Path(root).expanduser() / "longseq"
@@ -59,7 +67,12 @@ def cache_folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):
-        return Path(tempfile.mkdtemp(prefix="longseq-"))
+        folder = Path(tempfile.gettempdir()) / f"longseq-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+            raise PermissionError(f"{folder} is not this user's own") from None
+        return folder
 
 
 def _compiler() -> tuple[str, ...]:
@@ -76,24 +89,23 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _compile(compiler: tuple[str, ...], source: Path, wanted: Path) -> None:
-    """Into a name of its own first: ranks that start together may all compile."""
+    """In a folder of its own first: ranks that start together may all compile. Raises OSError and
+    subprocess.TimeoutExpired where it is not the source or an option that is at fault: a slower
+    build must not be kept for that."""
     said = ""
     for tuned in TUNED:
-        handle, made = tempfile.mkstemp(suffix=".so", dir=wanted.parent)
-        os.close(handle)
-        command = [*compiler, *FLAGS, *tuned, "-o", made, str(source)]
-        try:
+        with tempfile.TemporaryDirectory(dir=wanted.parent) as folder:
+            made = Path(folder) / wanted.name
+            command = [*compiler, *FLAGS, *tuned, "-o", str(made), str(source)]
             run = subprocess.run(
                 command, capture_output=True, text=True, timeout=_LIMIT_S, check=False
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said = str(error)
-        else:
             if run.returncode == 0:
                 os.replace(made, wanted)
                 return
-            said = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr)
-        os.unlink(made)
+        if run.returncode < 0 or "Killed signal" in run.stderr:
+            raise OSError(f"{compiler[0]} was killed, for want of memory perhaps")
+        said = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr)
     raise UnsupportedError(f"{compiler[0]} can't compile {source.name}: {said.strip()[:200]}")
 
 

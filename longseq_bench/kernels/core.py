@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from longseq_bench.errors import UnsupportedError
 from longseq_bench.kernels import local, tiles
 
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -66,19 +67,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, core: Core, train: bool) -> Tensor:
     """The core's attention, differentiable where `train`."""
     if train:
         return cast(Tensor, _Attend.apply(q, k, v, core))  # type: ignore[no-untyped-call]
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         return core.forward(q, k, v, False)[0]
+
+
+def refuse_second_derivative() -> None:
+    """For the start of a backward. Raises UnsupportedError where its own derivative is asked for
+    (create_graph): it would count as 0, and nothing would say so."""
+    if torch.is_grad_enabled():
+        raise UnsupportedError("there is no second derivative of this attention (create_graph)")
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, core: Core) -> Tensor:
-        out, lse = core.forward(q, k, v, True)
+        # kernels are called in the dtype of their inputs, forward as backward
+        with torch.autocast(q.device.type, enabled=False):
+            out, lse = core.forward(q, k, v, True)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.core = core
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         q, k, v, out, lse = ctx.saved_tensors
         return *ctx.core.backward(grad_out, q, k, v, out, lse), None

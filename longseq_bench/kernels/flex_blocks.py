@@ -12,6 +12,7 @@ of a layout, W blocks of its widest row.
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -26,6 +27,9 @@ from longseq_bench.units import format_bytes
 
 Lists = tuple[Ints, NDArray[np.int32]]
 """Compressed rows: indptr, indices."""
+
+COMPILERS = ("g++", "clang++", "c++")
+"""Of which torch.compile needs one, for a CPU."""
 
 SMALL = 2**28
 """Bytes of a table that may be padded however much."""
@@ -58,6 +62,15 @@ def _no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return q >= k
 
 
+def why_not(device: str, train: bool) -> str | None:
+    """Why FlexAttention can't run there; None where it can."""
+    if device != "cpu":
+        return None
+    if not any(shutil.which(c) for c in COMPILERS):
+        return f"FlexAttention is compiled on a CPU, and there is no {' or '.join(COMPILERS)}"
+    return "FlexAttention has no backward on a CPU" if train else None
+
+
 class FlexBlocks:
     """Attention over one layout, or over one a query head: a Core (see kernels/core.py).
 
@@ -82,8 +95,8 @@ class FlexBlocks:
     def prepare(self, device: torch.device | str, train: bool = False) -> Any:
         """The block mask on a device, made once; with lists for the backward where `train`."""
         device = torch.empty(0, device=device).device
-        if device.type == "cpu" and train:
-            raise UnsupportedError("FlexAttention has no backward on a CPU")
+        if reason := why_not(device.type, train):
+            raise UnsupportedError(reason)
         if (device, train) not in self._masks:
             self._masks[device, train] = self._mask(device, train)
         return self._masks[device, train]

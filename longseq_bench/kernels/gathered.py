@@ -97,6 +97,8 @@ class Gathered:
         fits = (rows < layout.rows - 1) | (not short)
         if short and not layout.causal:
             fits &= last < layout.rows - 1
+        if layout.causal:
+            fits &= last == rows  # the triangle is a call of its own
         found: list[_Batch] = []
         cuts = np.flatnonzero((np.diff(lengths) != 0) | (fits[1:] != fits[:-1])) + 1
         for start, stop in zip([0, *cuts], [*cuts, layout.rows], strict=True):
@@ -219,4 +221,4 @@ class _Space:
         if which not in self._flat or self._flat[which].numel() < needed:
             self._flat[which] = self._like.new_empty(needed)
         out = self._flat[which][:needed].view(shape)
-        return torch.index_select(t, 1, index, out=out)
+        return torch.index_select(t, 1, index.to(t.device), out=out)

@@ -110,14 +110,15 @@ INLINE void narrow(float x, _Float16 *to) { *to = (_Float16)x; }
 #endif
 
 INLINE vec splat(float x) { return x - (vec){0}; }
+// The second where the first is a NaN.
 INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
 INLINE vec &at(float *p, int x) { return *(vec *)(p + x * LANES); }
 INLINE int up(int n, int to) { return (n + to - 1) / to * to; }
 
-// 2^x, exactly 0 below 2^-126. Degree 6 on [-1/2, 1/2] by Chebyshev fit: 3e-9, less than rounding.
+// 2^x, exactly 0 below 2^-126, a NaN of a NaN. Degree 6 on [-1/2, 1/2] by Chebyshev fit: 3e-9, less than rounding.
 INLINE vec exp2v(vec x) {
     const vec magic = splat(12582912.f), low = splat(-126.f);
-    vec c = larger(x, low), t = c + magic, f = c - (t - magic);
+    vec c = larger(low, x), t = c + magic, f = c - (t - magic);
     vec p = splat(1.54697320e-4f) * f + 1.34004322e-3f;
     p = p * f + 9.61802560e-3f;
     p = p * f + 5.55032721e-2f;
@@ -125,7 +126,8 @@ INLINE vec exp2v(vec x) {
     p = p * f + 6.93147207e-1f;
     p = p * f + 1.0f;
     p = (vec)((ivec)p + ((ivec)t << 23));
-    return x < low ? (vec){0} : p;
+    p = x < low ? (vec){0} : p;
+    return x == x ? p : x;
 }
 
 // out[j][GROUP] = sum over i of a[j][i] b[i][GROUP], for BATCH rows of a.
@@ -285,9 +287,10 @@ INLINE void join(const Problem &p, const Chunk &c, Scratch &w, int g, int count)
     vec keep[VECTORS];
     UNROLL for (int x = 0; x < VECTORS; x++) {
         vec old = at(w.m + g, x), m = old, l = {0};
-        for (int j = 0; j < keys; j++) m = larger(m, at(w.s + j * GROUP, x));
+        // a score that is a NaN is no largest one, but makes the sums NaN
+        for (int j = 0; j < keys; j++) m = larger(at(w.s + j * GROUP, x), m);
         // a row that has seen nothing yet must not take exp2(NEVER - NEVER) for a weight
-        vec floor = larger(m, splat(NEVER / 2));
+        vec floor = larger(splat(NEVER / 2), m);
         keep[x] = exp2v(old - floor);
         for (int j = 0; j < keys; j++) {
             vec &s = at(w.s + j * GROUP, x);
@@ -327,8 +330,8 @@ template <class T>
 INLINE void finish(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
     const int ld = sums_as_rows(p, count, w);
     for (int r = 0; r < count; r++) {
-        // a row that sees anything has seen a weight of 1
-        const bool saw = w.l[r] > 0.5f;
+        // a row that sees anything has seen a weight of 1, or a NaN
+        const bool saw = !(w.l[r] <= 0.5f);
         const float share = saw ? 1 / w.l[r] : 0;
         const float *from = w.q_row + r * ld;
         float *full = row_of<float>(p.out, b, h, w.row[r]);
@@ -544,4 +547,11 @@ int backward(const Problem *p) { return EACH(backward_all); }
 // How wide its vectors are, and the size of what it is given, so that both sides agree.
 int lanes() { return LANES; }
 int problem_bytes() { return sizeof(Problem); }
+int has_float16() {
+#if defined(__FLT16_MAX__)
+    return 1;
+#else
+    return 0;
+#endif
+}
 }

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 LOCKS = 4096
 _STACK_BYTES = 512 * 1024
-_NO_MEMORY, _NO_DTYPE = 1, 2
+_NO_MEMORY = 1
 
 
 class _Tensor(ctypes.Structure):
@@ -63,12 +64,16 @@ class _Problem(ctypes.Structure):
 
 
 @functools.cache
-def why_not() -> str | None:
+def why_not(dtype: torch.dtype = torch.float32) -> str | None:
     """Why this kernel can't be used here; None where it can."""
+    if dtype not in DTYPES:
+        return f"the compiled kernel takes no {dtype}"
     try:
-        _library()
+        found = _library()
     except UnsupportedError as error:
         return str(error)
+    if dtype == torch.float16 and not found.has_float16():
+        return "the compiler here has no float16"
     return None
 
 
@@ -138,12 +143,13 @@ def backward(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if reason := why_not():
+    if reason := why_not(q.dtype):
         raise UnsupportedError(f"the compiled kernel is not available: {reason}")
-    if q.device.type != "cpu" or q.dtype not in DTYPES:
-        raise UnsupportedError(f"the compiled kernel takes no {q.dtype} on {q.device.type}")
+    if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
+        said = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
+        raise UnsupportedError(f"the compiled kernel takes q, k, v of one dtype on a CPU: {said}")
     if any(t.stride(-1) != 1 for t in (q, k, v)):
-        raise ValueError("head_dim of q, k and v must be contiguous")
+        raise UnsupportedError("the compiled kernel needs head_dim of q, k and v contiguous")
 
 
 def _problem(q: Tensor, k: Tensor, causal: bool, index: Index) -> _Problem:
@@ -180,12 +186,16 @@ def _run(function: str, problem: _Problem) -> None:
     problem.counter = counter.ctypes.data
     call = getattr(_library(), function)
     given = ctypes.byref(problem)
-    others = [_pool().submit(call, given) for _ in range(torch.get_num_threads() - 1)]
-    codes = [call(given), *(other.result() for other in others)]
+    others: list[Future[int]] = []
+    try:
+        others += (_pool().submit(call, given) for _ in range(torch.get_num_threads() - 1))
+        codes = [call(given), *(other.result() for other in others)]
+    finally:
+        # interrupted or not, nobody works any longer on memory that goes with this call
+        counter[0] = np.iinfo(np.int64).max // 2
+        wait(others)
     if _NO_MEMORY in codes:
         raise MemoryError(f"no memory for the working space of the compiled {function}")
-    if _NO_DTYPE in codes:
-        raise UnsupportedError("the compiler here has no float16")
 
 
 @functools.cache
@@ -200,10 +210,18 @@ def _library() -> Any:
 def _pool() -> ThreadPoolExecutor:
     """Threads with small stacks: what a thread may use counts against a budget."""
     before = threading.stack_size(_STACK_BYTES)
-    pool = ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), "longseq-native")
+    workers = max(1, torch.get_num_threads() - 1)
+    pool = ThreadPoolExecutor(workers, "longseq-native")
+    together = threading.Barrier(workers)
     try:
-        for thread in [pool.submit(threading.get_ident) for _ in range(torch.get_num_threads())]:
+        # a pool starts no thread while one is idle: each waits until all are there
+        for thread in [pool.submit(together.wait) for _ in range(workers)]:
             thread.result()
     finally:
         threading.stack_size(before)
     return pool
+
+
+if hasattr(os, "register_at_fork"):
+    # threads don't cross a fork, and a pool without its threads would be waited for
+    os.register_at_fork(after_in_child=_pool.cache_clear)

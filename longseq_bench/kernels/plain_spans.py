@@ -32,13 +32,13 @@ def forward(
                 kv = h * k.shape[1] // q.shape[1]
                 scores = _scores(q[:, h, rows], k[:, kv, columns], queries, keys, causal, index)
                 total = torch.logsumexp(scores, -1)
-                weights = torch.exp(scores - total.unsqueeze(-1)).nan_to_num_(0.0)
+                weights = _shares(scores, total)
                 made = weights @ v[:, kv, columns].to(scores.dtype)
                 if merge:
                     assert lse is not None
                     old = lse[:, h, rows]
                     both = torch.logaddexp(old, total)
-                    shares = [torch.exp(x - both).nan_to_num_(0.0)[..., None] for x in (old, total)]
+                    shares = [_shares(x[..., None], both) for x in (old, total)]
                     made, total = shares[0] * out[:, h, rows] + shares[1] * made, both
                 out[:, h, rows] = made.to(out.dtype)
                 if lse is not None:
@@ -62,7 +62,7 @@ def backward(
                 q_h, k_h = q[:, h, rows], k[:, kv, columns]
                 scores = _scores(q_h, k_h, queries, keys, causal, index)
                 grad = grad_out[:, h, rows].to(scores.dtype)
-                weights = torch.exp(scores - lse[:, h, rows].unsqueeze(-1)).nan_to_num_(0.0)
+                weights = _shares(scores, lse[:, h, rows])
                 delta = (grad * out[:, h, rows].to(scores.dtype)).sum(-1, keepdim=True)
                 inner = grad @ v[:, kv, columns].to(scores.dtype).transpose(-1, -2)
                 d_scores = weights * (inner - delta)
@@ -90,6 +90,13 @@ def tiles_of(spans: Spans) -> Iterator[tuple[Steps, Steps, Steps]]:
         step = 1 if spans.step is None else np.repeat(spans.step[runs].astype(np.int64), counts)
         keys: Steps = np.repeat(spans.start[runs].astype(np.int64), counts) + within * step
         yield queries, keys, np.repeat(runs, counts)
+
+
+def _shares(scores: Tensor, total: Tensor) -> Tensor:
+    """Weights of scores (..., keys) in a softmax of that log-sum-exp (...): 0 where it is -inf, as
+    for rows that see nothing, NaN where it is."""
+    blind = total.masked_fill(total == -math.inf, math.inf)
+    return torch.exp(scores - blind.unsqueeze(-1))
 
 
 def _add_by_run(bias: NDArray[np.float32], run_of: Steps, of_keys: NDArray[np.float32]) -> None:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from longseq_bench.errors import UserError
 from longseq_bench.kernels.core import Triple
 from longseq_bench.patterns.spans import Spans
 
@@ -103,18 +104,27 @@ class SpanKernel(Protocol):
 
 
 class SpanCore:
-    """A Core over parts, walked afresh at every pass."""
+    """A Core over parts, walked afresh at every pass, of tensors of so many query heads and tokens.
+
+    Raises UserError for others: a kernel would read what is not theirs.
+    """
 
     def __init__(
         self, kernel: SpanKernel, parts: Callable[[], Iterable[Part]], causal: bool,
-        index: Index = NO_INDEX,
+        shape: tuple[int, int], index: Index = NO_INDEX,
     ) -> None:  # fmt: skip
-        self._kernel, self._parts = kernel, parts
+        self._kernel, self._parts, self._shape = kernel, parts, shape
         self._how = causal, index
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
+        if q.shape[1:3] != self._shape or k.shape[2] != self._shape[1] or k.shape != v.shape:
+            heads, tokens = self._shape
+            raise UserError(
+                f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, but it was "
+                f"planned for {heads} query heads and {tokens} tokens"
+            )
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
         self._kernel.forward(q, k, v, out, lse, self._parts(), *self._how)

@@ -2,47 +2,66 @@
 
 native   compiled C++, on a CPU where there is a compiler: two to three times as fast as plain torch
 triton   on CUDA, block layouts only
-flex     FlexAttention compiled by torch, block layouts only; for comparison
-torch    torch's own fused kernels on gathered keys, anywhere
+torch    torch's own fused kernels on gathered keys, or, of spans, piece by piece; anywhere
+flex     FlexAttention compiled by torch, block layouts only; for comparison, never chosen by auto
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from longseq_bench.errors import UnsupportedError
-from longseq_bench.kernels import native, plain_spans
+from longseq_bench.kernels import flex_blocks, native, plain_spans
 from longseq_bench.kernels.spans import SpanKernel
 
 Kernel = Literal["auto", "native", "triton", "flex", "torch"]
 SpansOf = Literal["auto", "native", "torch"]
 
+FASTEST = ("native", "triton", "torch")
+"""What auto tries, in turn."""
 
-def choose(asked: str, device: str, dtype: str) -> str:
+
+@dataclass(frozen=True)
+class Blocks:
+    """Layouts whose rows are whole here: what kernels of blocks ask of them."""
+
+    block: int
+    head_dim: int
+    train: bool
+
+
+def choose(asked: str, device: str, dtype: str, blocks: Blocks | None = None) -> str:
     """The kernel's name; what `auto` means here.
 
-    Raises UnsupportedError where the one asked for is not to be had, with the reason.
+    blocks: None where what is seen comes in spans. Raises UnsupportedError where the one asked for
+    is not to be had, with the reason.
     """
-    reasons = {
-        "native": why_not_native(device, dtype),
-        "triton": _why_not_triton(device),
-        "flex": None,
-        "torch": None,
-    }
+    reasons = _reasons(device, dtype, blocks)
     if asked == "auto":
-        return next(name for name in ("native", "triton", "torch") if reasons[name] is None)
+        return next(name for name in FASTEST if reasons[name] is None)
     if reason := reasons[asked]:
         raise UnsupportedError(f"kernel={asked}: {reason}")
     return asked
 
 
-def choose_spans(asked: str, device: str, dtype: str) -> str:
-    """The same where only kernels of spans will do."""
-    if asked == "auto":
-        return "native" if why_not_native(device, dtype) is None else "torch"
-    return choose(asked, device, dtype)
+def said(
+    name: str, device: str, dtype: str, asked: str, way: str, blocks: Blocks | None = None
+) -> dict[str, str]:
+    """What a record keeps: the kernel, and why not a faster one.
+
+    way: how torch's kernels are used, where it is those: gathered, spans, tiles.
+    """
+    facts = {"kernel": native.name() if name == "native" else name}
+    if name == "torch":
+        facts["kernel"] = f"torch ({way})"
+    faster = {"cpu": "native", "cuda": "triton"}[device]
+    reason = _reasons(device, dtype, blocks)[faster]
+    if asked == "auto" and name != faster and reason:
+        facts[f"not_{faster}"] = reason
+    return facts
 
 
 def span_kernel(name: str) -> SpanKernel:
@@ -50,29 +69,28 @@ def span_kernel(name: str) -> SpanKernel:
     return native if name == "native" else plain_spans
 
 
-def why_not_native(device: str, dtype: str) -> str | None:
-    """Why the compiled kernel can't be used; None where it can."""
+def _reasons(device: str, dtype: str, blocks: Blocks | None) -> dict[str, str | None]:
+    """Why each kernel can't be used; None where it can."""
+    spans = "keys come in spans here, which only native and torch take"
+    return {
+        "native": _why_not_native(device, dtype),
+        "triton": _why_not_triton(device, dtype, blocks) if blocks else spans,
+        "flex": flex_blocks.why_not(device, blocks.train) if blocks else spans,
+        "torch": None,
+    }
+
+
+def _why_not_native(device: str, dtype: str) -> str | None:
     if device != "cpu":
         return "the compiled kernel is for CPUs"
-    if getattr(torch, dtype) not in native.DTYPES:
-        return f"the compiled kernel takes no {dtype}"
-    return native.why_not()
+    return native.why_not(getattr(torch, dtype))
 
 
-def said(name: str, device: str, dtype: str, asked: str) -> dict[str, str]:
-    """What a record keeps: the kernel, and why not the fastest one."""
-    kernel = native.name() if name == "native" else name
-    facts = {"kernel": kernel}
-    if asked == "auto" and name != "native" and device == "cpu":
-        facts["not_native"] = why_not_native(device, dtype) or ""
-    return facts
-
-
-def _why_not_triton(device: str) -> str | None:
+def _why_not_triton(device: str, dtype: str, blocks: Blocks) -> str | None:
     if device != "cuda":
         return "Triton kernels are for CUDA"
     try:
-        import longseq_bench.kernels.triton_blocks  # noqa: F401
+        from longseq_bench.kernels import triton_blocks
     except ImportError as error:
         return f"{type(error).__name__}: {error}"
-    return None
+    return triton_blocks.why_not(blocks.block, blocks.head_dim, getattr(torch, dtype))

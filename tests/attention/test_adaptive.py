@@ -164,6 +164,16 @@ def test_a_learned_scorer_learns_what_matters() -> None:
     assert kept() == 8
 
 
+@pytest.mark.parametrize("scorer", ["means", "learned"])
+def test_autocast_plans_and_computes_as_without(scorer: str) -> None:
+    w = workload()
+    attention = adaptive(w, scorer=scorer)
+    q, k, v = inputs(w)[:3]
+    plain = attention(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attention(q, k, v), plain)
+
+
 def test_bad_input_is_named() -> None:
     w = workload()
     with pytest.raises(UserError, match=r"sparsity 1 is outside \[0, 1\)"):

@@ -12,8 +12,10 @@ import pytest
 
 from longseq_bench.errors import UnsupportedError
 from longseq_bench.kernels import compiled, native, sparse
+from longseq_bench.kernels.sparse import Blocks
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
+BLOCKS = Blocks(128, 64, False)
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(c) for c in compiled.COMPILERS), reason="no C++ compiler here"
 )
@@ -106,6 +108,50 @@ def test_a_cache_below_a_file_is_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     assert tmp_path not in folder.parents
 
 
+@needs_compiler
+def test_a_file_that_is_spoilt_is_made_again(source: Path) -> None:
+    again(source)
+    (file,) = kept(source)
+    file.unlink()  # what is loaded stays as it is
+    file.write_bytes(b"")
+    assert again(source).answer() == 42
+    assert kept(source) == [file]
+
+
+@pytest.mark.parametrize("how", ["can't run", "hangs", "killed"])
+def test_a_compiler_that_fails_by_itself_is_a_reason_and_leaves_nothing(
+    source: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """No traceback, and no slower build in its place."""
+    real = source.parent / "g++"
+    real.write_text({
+        "can't run": "not a program",
+        "hangs": "#!/bin/sh\nexec sleep 60\n",
+        "killed": "#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'g++: fatal error: "
+        "Killed signal terminated program cc1plus' >&2\nexit 1\n",
+    }[how])  # fmt: skip
+    real.chmod(0o755)
+    monkeypatch.setattr(compiled, "_LIMIT_S", 0.5)
+    monkeypatch.setattr(shutil, "which", lambda name: str(real))
+    with pytest.raises(UnsupportedError, match=r"small\.cpp can't be compiled here: "):
+        compiled.library(source)
+    assert kept(source) == []
+
+
+def test_a_temporary_cache_is_used_again_and_never_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = compiled.cache_folder()
+    assert folder == compiled.cache_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="is not this user's own"):
+        compiled.cache_folder()
+
+
 # ---- which kernel --------------------------------------------------------------------------------
 
 
@@ -113,22 +159,46 @@ def test_auto_is_the_fastest_that_is_here_and_says_why_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fault 16: a fall-back that hides which algorithm ran."""
-    monkeypatch.setattr(native, "why_not", lambda: None)
-    assert sparse.choose("auto", "cpu", "float32") == "native"
-    assert sparse.choose_spans("auto", "cpu", "bfloat16") == "native"
-    monkeypatch.setattr(native, "why_not", lambda: "there is no compiler")
+    monkeypatch.setattr(native, "why_not", lambda dtype: None)
+    assert sparse.choose("auto", "cpu", "float32", BLOCKS) == "native"
+    assert sparse.choose("auto", "cpu", "bfloat16") == "native"
+    monkeypatch.setattr(native, "why_not", lambda dtype: "there is no compiler")
+    assert sparse.choose("auto", "cpu", "float32", BLOCKS) == "torch"
     assert sparse.choose("auto", "cpu", "float32") == "torch"
-    assert sparse.choose_spans("auto", "cpu", "float32") == "torch"
-    assert sparse.said("torch", "cpu", "float32", "auto") == {
-        "kernel": "torch",
+    assert sparse.said("torch", "cpu", "float32", "auto", "gathered", BLOCKS) == {
+        "kernel": "torch (gathered)",
         "not_native": "there is no compiler",
     }
     with pytest.raises(UnsupportedError, match="kernel=native: there is no compiler"):
         sparse.choose("native", "cpu", "float32")
 
 
+def test_auto_takes_what_suits_blocks_and_heads_and_says_why_not_triton() -> None:
+    """Of an odd block, an odd head_dim, or keys that come in spans."""
+    pytest.importorskip("triton")
+    assert sparse.choose("auto", "cuda", "bfloat16", BLOCKS) == "triton"
+    for blocks, reason in (
+        (Blocks(100, 64, False), "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
+        (Blocks(128, 40, False), "a head_dim of 16 to 256 in steps of 16, not 40"),
+        (None, "keys come in spans"),
+    ):
+        assert sparse.choose("auto", "cuda", "bfloat16", blocks) == "torch"
+        facts = sparse.said("torch", "cuda", "bfloat16", "auto", "spans", blocks)
+        assert (facts["kernel"], reason in facts["not_triton"]) == ("torch (spans)", True)
+
+
+def test_flex_says_what_it_lacks_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"kernel=flex: .* there is no g\+\+ or clang"):
+        sparse.choose("flex", "cpu", "float32", BLOCKS)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert sparse.choose("flex", "cpu", "float32", BLOCKS) == "flex"
+    with pytest.raises(UnsupportedError, match="kernel=flex: FlexAttention has no backward"):
+        sparse.choose("flex", "cpu", "float32", Blocks(128, 64, True))
+
+
 def test_a_kernel_of_another_device_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="kernel=triton: Triton kernels are for CUDA"):
-        sparse.choose("triton", "cpu", "float32")
+        sparse.choose("triton", "cpu", "float32", BLOCKS)
     with pytest.raises(UnsupportedError, match="kernel=native: the compiled kernel is for CPUs"):
         sparse.choose("native", "cuda", "float32")

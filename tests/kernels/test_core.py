@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.errors import UnsupportedError
 from longseq_bench.kernels import plain
 from longseq_bench.kernels.core import Core, Fused, Tiles, Triple, attend
 from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
@@ -88,6 +89,22 @@ def test_gradients_are_those_of_the_core_and_no_others() -> None:
         assert torch.equal(given, want)
     assert core.given[-1].eq(7).all()
     assert core.kept == [True]
+
+
+def test_a_second_derivative_is_refused_and_never_dropped() -> None:
+    q, k, v = (torch.randn(1, 1, 8, 8, requires_grad=True) for _ in range(3))
+    out = attend(q, k, v, Fused(False), True)
+    with pytest.raises(UnsupportedError, match="no second derivative"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
+
+
+def test_autocast_changes_nothing_inside() -> None:
+    """Else forward would be of another dtype than backward."""
+    q, k, v = (torch.randn(1, 1, 8, 8, requires_grad=True) for _ in range(3))
+    plain = attend(q, k, v, Fused(False), True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attend(q, k, v, Fused(False), True)
+    assert torch.equal(out, plain)
 
 
 def test_forward_alone_keeps_nothing() -> None:

@@ -4,6 +4,8 @@ the plain one, on spans, indices and heads drawn at random."""
 from __future__ import annotations
 
 import math
+import os
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.errors import UnsupportedError, UserError
 from longseq_bench.kernels import native, plain_spans
 from longseq_bench.kernels.spans import Index, Part, SpanCore
 from longseq_bench.patterns.blocks import make_layout
@@ -194,7 +196,7 @@ def test_constant_values_come_back_and_the_future_does_not(kernel: Any) -> None:
     """Faults 2 and 3: bit for bit, also where a chunk of keys is cut by the diagonal."""
     torch.manual_seed(0)
     layout = make_layout("local-window", 300, 64, 0.5, causal=True)
-    core = SpanCore(kernel, lambda: [Part(spans_of(layout), range(2))], causal=True)
+    core = SpanCore(kernel, lambda: [Part(spans_of(layout), range(2))], True, (2, 300))
     q, k, v = (torch.randn(1, 2, 300, 32) for _ in range(3))
     torch.testing.assert_close(core.forward(q, k, torch.ones_like(v), False)[0], torch.ones_like(v))
     before = core.forward(q, k, v, False)[0]
@@ -217,7 +219,7 @@ def test_more_threads_than_key_heads_add_up(monkeypatch: pytest.MonkeyPatch) -> 
     for threads in (1, 4):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         native._pool.cache_clear()
-        core = SpanCore(native, lambda: parts, causal=False)
+        core = SpanCore(native, lambda: parts, False, (2, 2000))
         out, lse = core.forward(q, k, v, True)
         assert lse is not None
         found.append((out, *core.backward(grad, q, k, v, out, lse)))
@@ -230,8 +232,65 @@ def test_more_threads_than_key_heads_add_up(monkeypatch: pytest.MonkeyPatch) -> 
 @needs_native
 def test_what_it_cannot_do_is_refused() -> None:
     q = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
-    with pytest.raises(UnsupportedError, match=r"takes no torch\.float64 on cpu"):
+    with pytest.raises(UnsupportedError, match=r"takes no torch\.float64"):
         native.forward(q, q, q, q, None, [], False)
     half = torch.zeros(1, 1, 8, 16)[..., ::2]
-    with pytest.raises(ValueError, match="head_dim of q, k and v must be contiguous"):
+    with pytest.raises(UnsupportedError, match="needs head_dim of q, k and v contiguous"):
         native.forward(half, half, half, torch.zeros(1, 1, 8, 8), None, [], False)
+    one, other = torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedError, match="q, k, v of one dtype on a CPU"):
+        native.forward(one, other, one, one, None, [], False)
+
+
+@kernels
+@pytest.mark.parametrize("fault", ["query", "key", "last key", "infinite"])
+def test_what_is_no_number_comes_out_as_none(kernel: Any, fault: str) -> None:
+    """Never as zeros or as somebody else's weights, so that it can be seen: output, log-sum-exp and
+    gradients, of the rows that see it and of no others."""
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(1, 1, 300, 32) for _ in range(4))
+    if fault == "query":
+        q[0, 0, 7, 3] = math.nan
+        sees = torch.arange(300) == 7
+    elif fault == "infinite":
+        q[0, 0, 7], k[0, 0, 9] = 1e30, 1e30
+        sees = torch.arange(300) == 7
+    else:
+        at = 130 if fault == "key" else 127
+        k[0, 0, at, 3] = math.nan
+        sees = torch.arange(300) // 128 == at // 128
+    layout = make_layout("local-window", 300, 128, 0.99, causal=False)
+    core = SpanCore(kernel, lambda: [Part(spans_of(layout), range(1))], False, (1, 300))
+    out, lse = core.forward(q, k, v, True)
+    assert lse is not None
+    assert torch.equal(out[0, 0].isfinite().all(1), ~sees)
+    assert torch.equal(lse[0, 0].isfinite(), ~sees)
+    dq = core.backward(grad, q, k, v, out, lse)[0]
+    assert torch.equal(dq[0, 0].isfinite().all(1), ~sees)
+
+
+@needs_native
+def test_tensors_of_another_shape_than_planned_are_refused() -> None:
+    layout = make_layout("local-window", 300, 128, 0.5, causal=False)
+    core = SpanCore(native, lambda: [Part(spans_of(layout), range(2))], False, (2, 300))
+    for heads, tokens, keys in ((2, 200, 200), (1, 300, 300), (2, 300, 200)):
+        q, k = torch.zeros(1, heads, tokens, 8), torch.zeros(1, heads, keys, 8)
+        with pytest.raises(UserError, match="planned for 2 query heads and 300 tokens"):
+            core.forward(q, k, k, False)
+
+
+@needs_native
+def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool whose threads stayed in the parent would be waited for without end."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    native._pool.cache_clear()
+    layout = make_layout("local-window", 300, 128, 0.5, causal=False)
+    core = SpanCore(native, lambda: [Part(spans_of(layout), range(1))], False, (1, 300))
+    q = torch.ones(1, 1, 300, 8)
+    want = core.forward(q, q, q, False)[0]
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(0 if torch.equal(core.forward(q, q, q, False)[0], want) else 1)
+    native._pool.cache_clear()
+    assert os.waitpid(child, 0)[1] == 0
