@@ -56,15 +56,16 @@ rank_times, rank_peaks: a list in the order of ranks; null for a rank that has n
 imbalance: the largest peak over the least; null with one rank or where a rank's is unknown.
 speedup, efficiency: the time of the same trial on one rank over the row's, and that over the ranks;
 null where it was not run so.
-effective_flops: flops over time_s, FLOP/s.  sparsity_asked: 1 - density_asked.
+effective_flops: flops (of the pairs seen, and a module's projections) over time_s, FLOP/s.
+sparsity_asked: 1 - density_asked.
 uncovered: the share of (token, head) pairs that see nothing.
-token_density: flops over those of dense attention in its place (dense_flops): the share of the
-query-key pairs that dense attention sees, under the same causality; density_achieved may count
-blocks.
+token_density: the share of the query-key pairs that dense attention sees under the same causality,
+a pair seen twice counted twice; density_achieved may count blocks.
 dense_time_s, dense_low_s, dense_high_s: of torch's dense attention on the same inputs, timed in
 turn with the row's own passes.  dense_source: "measured", or of which part it was computed.
-speed_over_dense: dense_time_s over time_s.  share_of_ideal: that times token_density, 1 where what
-is skipped costs nothing; share_low, share_high: what the intervals of both times leave possible,
+speed_over_dense: dense_time_s over time_s.  share_of_ideal: that times flops over those of
+dense attention in its place (dense_flops, a module's projections in both), 1 where what is skipped
+costs nothing; share_low, share_high: what the intervals of both times leave possible,
 null where one is a single sample.
 dense_peak_bytes: the peak of standard attention with its whole score matrix on one device;
 dense_memory_source: "measured" where implementation `dense` ran so here, else "computed".
@@ -314,11 +315,13 @@ def _merged(rounds: Sequence[Record]) -> Row:
 def _densities(row: Row, workload: Workload) -> Row:
     """What was asked as a sparsity, and the density in query-key pairs of what has one at all."""
     asked = row["density_asked"]
-    dense = row["dense_flops"] or attention_flops(workload)
-    sparse = row["density_achieved"] is not None
+    dense = attention_flops(workload)
+    # a module's projections are in both, and see no pairs
+    projecting = (row["dense_flops"] or dense) - dense
+    sparse = row["density_achieved"] is not None and row["flops"] is not None
     return {
         "sparsity_asked": None if asked is None else 1 - asked,
-        "token_density": ratio(row["flops"], dense) if sparse else None,
+        "token_density": ratio(row["flops"] - projecting, dense) if sparse else None,
     }
 
 
@@ -327,7 +330,8 @@ def _beside_dense(row: Row, rounds: Sequence[Record]) -> Row:
     source, times = _dense_times(rounds)
     low, middle, high = median_interval(times) if times else (None, None, None)
     bounded = len(times) > 1 and row["samples"] > 1
-    density, own = row["token_density"], (row["time_low_s"], row["time_high_s"])
+    whole = row["dense_flops"] or attention_flops(rounds[0].trial.workload) if rounds else None
+    density, own = ratio(row["flops"], whole), (row["time_low_s"], row["time_high_s"])
     least, most = share_interval((low, high), density, own) if bounded else (None, None)
     return {
         "dense_time_s": middle,

@@ -379,12 +379,17 @@ def test_the_share_of_ideal_is_dense_time_times_density_in_pairs_over_time(causa
 
 
 def test_in_a_module_the_density_is_beside_dense_attention_in_that_module() -> None:
+    """Its projections are work that nothing skips, and no pairs."""
     record = sparse_run()
-    more = make.measurement("dense_flops", 16 * (record.outcome.largest("flops") or 0))
-    known = record.outcome.model_copy(update={"measurements": (*record.outcome.measurements, more)})
+    pairs = record.outcome.largest("flops") or 0
+    projecting = 3 * pairs
+    both = {"flops": pairs + projecting, "dense_flops": 8 * pairs + projecting}
+    kept = [m for m in record.outcome.measurements if m.name not in both]
+    kept += [make.measurement(name, value) for name, value in both.items()]
+    known = record.outcome.model_copy(update={"measurements": tuple(kept)})
     row = only([make.record(record.trial, known)])
-    assert (row["token_density"], row["dense_flops"]) == (1 / 16, more.samples[0])
-    assert row["share_of_ideal"] == 7.0 / 16 / 2.0
+    assert (row["token_density"], row["dense_flops"]) == (1 / 8, both["dense_flops"])
+    assert row["share_of_ideal"] == 7.0 * 4 / 11 / 2.0
 
 
 def test_single_samples_leave_the_share_without_an_interval() -> None:

@@ -6,6 +6,7 @@ import torch
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.comm.group import Group
+from longseq_bench.errors import UnsupportedError
 from longseq_bench.kernels import local
 from longseq_bench.model import Trial, Workload
 from longseq_bench.probe.inputs import Pass, draw
@@ -58,19 +59,34 @@ def meet(group: Group, teller: Teller | None = None) -> None:
 def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
     """A short pass of the same kind: threads, libraries, connections and caches come before the
     budget."""
-    shape = trial.workload.model_dump() | {"batch": min(trial.workload.batch, group.size)}
-    shape["seq_len"] = warm_up_tokens(trial.workload.seq_len, group.size)
-    small = Workload.model_validate(shape)
-    attention = make(small, group, **trial.options)
+    attention = _short(make, trial, group)
     one = draw(attention, trial.device, trial.seed, torch.zeros(1, dtype=torch.long))
-    attention.plan(trial.device)
     run_pass(attention, one)
     if trial.device == "cpu":
-        _hold_library_buffers(small)
+        _hold_library_buffers(attention.workload)
     synchronize(trial.device)
     attention.multiplicity(torch.arange(1).numpy(), torch.arange(1).numpy(), 0)
     group.total(torch.zeros(group.size, dtype=torch.float64))
     group.largest(0.0)
+
+
+def _short(make: type[Attention], trial: Trial, group: Group) -> Attention:
+    """The trial's attention, planned, at the shortest length at which its options make sense: a
+    block, a window or global tokens may be longer than a warm-up has to be. Raises
+    UnsupportedError where they don't at the trial's own."""
+    shape = trial.workload.model_dump() | {"batch": min(trial.workload.batch, group.size)}
+    tokens = warm_up_tokens(trial.workload.seq_len, group.size)
+    while True:
+        small = Workload.model_validate(shape | {"seq_len": tokens})
+        try:
+            attention = make(small, group, **trial.options)
+            attention.plan(trial.device)
+        except UnsupportedError:
+            if tokens == trial.workload.seq_len:
+                raise
+            tokens = min(2 * tokens, trial.workload.seq_len)
+        else:
+            return attention
 
 
 def warm_up_tokens(tokens: int, ranks: int) -> int:

@@ -37,7 +37,7 @@ def timed(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: 
         one.grad_out.normal_()
     whole, halves = clock_for(trial.device), _Halves(attention, one, trial.device)
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
-    dense = yardstick_for(attention, one, trial.device, warm_ups, notes)
+    dense = yardstick_for(attention, one, trial.device, warm_ups, trial.time_cap, notes)
     for _ in range(warm_ups):
         teller.enter("time", "warm-up")
         run_pass(attention, one)

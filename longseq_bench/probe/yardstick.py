@@ -24,7 +24,8 @@ from longseq_bench.probe.notes import Notes, samples_of
 from longseq_bench.probe.tell import Teller
 
 TOO_LONG = 4.0
-"""A whole dense pass is run where it should take at most so many times the sparse one's time."""
+"""A whole dense pass is run where it should take at most so many times the sparse one's time, or no
+longer than the trial may be timed for."""
 
 LEAST_ROWS = 1024
 """Of a part: torch's CPU kernel multiplies its largest tiles from 768 rows up."""
@@ -71,9 +72,11 @@ class Yardstick:
     What can't be run is said in `source`, and never fails the trial.
     """
 
-    def __init__(self, attention: Attention, one: Pass, device: str, warm_ups: int) -> None:
+    def __init__(
+        self, attention: Attention, one: Pass, device: str, warm_ups: int, time_cap: float
+    ) -> None:
         self._attention, self._one, self._device = attention, one, device
-        self._warm_ups = warm_ups
+        self._warm_ups, self._time_cap = warm_ups, time_cap
         self._tokens = attention.workload.seq_len
         self._clock = clock_for(device)
         self._rows: int | None = None
@@ -131,7 +134,7 @@ class Yardstick:
                 self._run(part, keys)
         rate = dense_flops(self._attention, part, keys) / clock.wall[-1]
         whole_s = dense_flops(self._attention) / rate
-        return self._tokens if whole_s <= TOO_LONG * sparse_s else part
+        return self._tokens if whole_s <= max(TOO_LONG * sparse_s, self._time_cap) else part
 
     def _step_back(self, error: RuntimeError) -> None:
         """From whole passes to parts, from parts to none. Samples of two kinds are never mixed."""
@@ -178,7 +181,7 @@ class Yardstick:
 
 
 def yardstick_for(
-    attention: Attention, one: Pass, device: str, warm_ups: int, notes: Notes
+    attention: Attention, one: Pass, device: str, warm_ups: int, time_cap: float, notes: Notes
 ) -> Yardstick | None:
     """Of an attention that is sparse by what `notes` know of it; None for any other, and over
     several ranks, which is noted."""
@@ -187,4 +190,4 @@ def yardstick_for(
     if attention.group.size > 1:
         notes.facts["dense"] = OVER_RANKS
         return None
-    return Yardstick(attention, one, device, warm_ups)
+    return Yardstick(attention, one, device, warm_ups, time_cap)

@@ -24,12 +24,14 @@ _COLUMNS = (
     Column("Standard memory is"),
 )  # fmt: skip
 _SAID = (
-    "Density is the share of the visible blocks (of tokens, where a pattern has none) that is "
-    "kept, of pairs that of the query-key pairs. Dense time is that of torch's dense attention on "
-    "the same inputs, its passes in turn with the sparse ones; where a whole pass would take too "
-    "long it is computed from some of its rows. Share of ideal is dense time times the density of "
-    "pairs over the time, with what the intervals of both leave possible: 100 % where what is "
-    "skipped costs nothing. Memory reduction is the peak of standard attention, with its whole "
+    "Density is the share of the visible blocks (of the query-key pairs, where a pattern has no "
+    "blocks) that is kept; of pairs, a pair seen twice counts twice. Plan time is of the pass "
+    "under the memory budget, and in no other time but where a pattern is chosen by its inputs. "
+    "Dense time is that of torch's dense attention on the same inputs, its passes in turn with the "
+    "sparse ones; where a whole pass would take too long it is computed from some of its rows. "
+    "Share of ideal is dense time times the density of work (of pairs, and a module's projections) "
+    "over the time, with what the intervals of both leave possible: 100 % where what is skipped "
+    "costs nothing. Memory reduction is the peak of standard attention, with its whole "
     "score matrix, over the row's: measured where the implementation dense was run on the same "
     "workload, else computed by formula."
 )
@@ -101,9 +103,15 @@ def _best(group: Sequence[Row], where: str) -> Iterator[str]:
     at = f"At {format_tokens(tokens)} tokens ({where})"
     words = {id(row): f"{name_of(row)} ({_words(row)})" for row in rows}
     least = rows[0]["share_low"]
-    alike = [r for r in rows if least is None or _most(r) >= least]
+    alike = [r for r in rows if least is not None and _most(r) >= least]
     if len(rows) == 1:
         yield f"{at}, {words[id(rows[0])]} alone has a share of ideal."
+    elif least is None:
+        one, two = (words[id(row)] for row in rows[:2])
+        yield (
+            f"{at}, {one} has the highest share of ideal of {len(rows)}, the next is {two}; the "
+            f"first comes from a single pass, so how far off it may be is not known."
+        )
     elif len(alike) > 1:
         names = ", ".join(words[id(row)] for row in alike)
         yield f"{at}, these reach the highest share of ideal and can't be told apart: {names}."

@@ -126,6 +126,24 @@ def test_a_pass_over_its_time_is_a_timeout_and_keeps_its_time(launcher: Forked) 
     assert (outcome.largest("pass_time") or 0) > 1e-5
 
 
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        ({"pattern": "global-local", "globals": 2048}, 1),
+        ({"pattern": "strided", "window": 512, "sparsity": 0.8}, 1),
+        ({"block": 2048}, 2),
+    ],
+)
+def test_a_short_warm_up_refuses_nothing_that_the_trial_can_do(
+    launcher: Forked, options: dict[str, object], ranks: int
+) -> None:
+    """Its first length has fewer tokens than these options need."""
+    filled = launcher.catalogue().options("block-sparse", options)
+    asked = trial("block-sparse", 6000, filled, repeats=0, heads=2, threads=1, world_size=ranks)
+    outcome = launcher.run(asked, lambda phase, part: None).outcome
+    assert (outcome.status, outcome.reason) == ("ok", None)
+
+
 def test_samples_of_both_clocks_are_kept(launcher: Forked) -> None:
     """Fault 17: processor time beside wall time, every sample of both."""
     outcome = run(launcher, "sdpa", 512, repeats=8)

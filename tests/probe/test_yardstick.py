@@ -140,7 +140,7 @@ def test_a_part_has_rows_for_every_worker(heads: int, device: str, workers: int,
 
 @pytest.mark.parametrize(("causal", "pairs"), [(False, 4096**2), (True, 4096 * 4097 // 2)])
 def test_a_part_is_scaled_by_the_visible_pairs(bench: Bench, causal: bool, pairs: int) -> None:
-    notes = turned(Yardstick(*made(n=4096, causal=causal), "cpu", 1), sparse_s=1e-9)
+    notes = turned(Yardstick(*made(n=4096, causal=causal), "cpu", 1, 0.0), sparse_s=1e-9)
     scaled = 0.5 * pairs / (1024 * 4096)
     assert samples_of(notes.measurements, "dense_time") == pytest.approx([scaled] * 3)
     assert notes.facts["dense"] == "computed from 1,024 of 4,096 rows"
@@ -151,10 +151,16 @@ def test_a_part_is_scaled_by_the_visible_pairs(bench: Bench, causal: bool, pairs
     }
 
 
+def test_a_whole_pass_is_run_where_the_trial_has_time_for_it(bench: Bench) -> None:
+    for cap, source in ((0.0, "computed from 1,024 of 4,096 rows"), (1e9, "measured")):
+        notes = turned(Yardstick(*made(n=4096), "cpu", 1, cap), sparse_s=1e-9)
+        assert notes.facts["dense"] == source
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_whole_pass_is_the_workloads_own(bench: Bench, causal: bool) -> None:
     attention, one = made(n=2048, causal=causal, heads=4, kv_heads=2)
-    notes = turned(Yardstick(attention, one, "cpu", 1), sparse_s=100)
+    notes = turned(Yardstick(attention, one, "cpu", 1, 0.0), sparse_s=100)
     assert samples_of(notes.measurements, "dense_time") == [0.5] * 3
     assert notes.facts["dense"] == "measured"
     for call in bench.calls[2:]:
@@ -171,24 +177,24 @@ def test_a_whole_pass_is_run_up_to_four_times_the_sparse_ones(
     bench: Bench, sparse_s: float, source: str
 ) -> None:
     """The calibration says 0.5 s for a quarter of the pairs, so 2 s for all."""
-    assert turned(Yardstick(*made(n=4096), "cpu", 0), sparse_s).facts["dense"] == source
+    assert turned(Yardstick(*made(n=4096), "cpu", 0, 0.0), sparse_s).facts["dense"] == source
 
 
 def test_causality_halves_what_a_whole_pass_is_expected_to_take(bench: Bench) -> None:
     attention, one = made(n=4096, causal=True)
-    assert turned(Yardstick(attention, one, "cpu", 0), 0.26).facts["dense"] == "measured"
-    assert "computed" in turned(Yardstick(attention, one, "cpu", 0), 0.24).facts["dense"]
+    assert turned(Yardstick(attention, one, "cpu", 0, 0.0), 0.26).facts["dense"] == "measured"
+    assert "computed" in turned(Yardstick(attention, one, "cpu", 0, 0.0), 0.24).facts["dense"]
 
 
 def test_keys_of_the_calibration_are_few(bench: Bench) -> None:
-    turned(Yardstick(*made(n=8192), "cpu", 0), 1e-9, times=1)
+    turned(Yardstick(*made(n=8192), "cpu", 0, 0.0), 1e-9, times=1)
     assert [(c["q"].shape[2], c["k"].shape[2]) for c in bench.calls] == [
         (1024, 4096), (1024, 4096), (1024, 8192),
     ]  # fmt: skip
 
 
 def test_a_short_sequence_needs_no_calibration(bench: Bench) -> None:
-    notes = turned(Yardstick(*made(n=512), "cpu", 1), sparse_s=1e-9)
+    notes = turned(Yardstick(*made(n=512), "cpu", 1, 0.0), sparse_s=1e-9)
     assert (notes.facts["dense"], len(bench.calls)) == ("measured", 4)
 
 
@@ -204,17 +210,17 @@ def test_training_runs_backward_and_leaves_no_gradient_behind(
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
     attention, one = made(n=2048, mode="train", heads=2, kv_heads=1)
-    turned(Yardstick(attention, one, "cpu", 0), sparse_s=1e-9, times=1)
+    turned(Yardstick(attention, one, "cpu", 0, 0.0), sparse_s=1e-9, times=1)
     q, kv, part = (1, 2, 1024, 8), (1, 1, 2048, 8), (1, 2, 1024, 8)
     assert asked[-1] == ([q, kv, kv], part)
-    turned(Yardstick(attention, one, "cpu", 0), sparse_s=100, times=1)
+    turned(Yardstick(attention, one, "cpu", 0, 0.0), sparse_s=100, times=1)
     assert asked[-1] == ([(1, 2, 2048, 8), kv, kv], (1, 2, 2048, 8))
     assert all(t.grad is None for t in one.inputs)
 
 
 def test_a_module_is_set_beside_dense_attention_in_the_same_module(bench: Bench) -> None:
     attention, one = made("ddp", 512, mode="train", options={"inner": "dilated"})
-    turned(Yardstick(attention, one, "cpu", 0), sparse_s=1.0, times=1)
+    turned(Yardstick(attention, one, "cpu", 0, 0.0), sparse_s=1.0, times=1)
     with torch.no_grad():
         expected = one.inputs[0] @ attention.projections()["q"]
     assert torch.equal(bench.calls[-1]["q"], expected)
@@ -226,13 +232,13 @@ def test_a_module_is_set_beside_dense_attention_in_the_same_module(bench: Bench)
 
 def test_a_whole_pass_that_fails_gives_way_to_a_part(bench: Bench) -> None:
     bench.fails = lambda rows: rows == 4096
-    notes = turned(Yardstick(*made(n=4096), "cpu", 1), sparse_s=100)
+    notes = turned(Yardstick(*made(n=4096), "cpu", 1, 0.0), sparse_s=100)
     assert notes.facts["dense"] == "computed from 1,024 of 4,096 rows"
     assert samples_of(notes.measurements, "dense_time") == [2.0] * 3
 
 
 def test_samples_of_a_whole_pass_are_dropped_when_one_fails_later(bench: Bench) -> None:
-    stick = Yardstick(*made(n=4096), "cpu", 0)
+    stick = Yardstick(*made(n=4096), "cpu", 0, 0.0)
     stick.turn(Silent(), 100)  # type: ignore[arg-type]
     bench.fails = lambda rows: rows == 4096
     notes = turned(stick, sparse_s=100, times=2)
@@ -242,7 +248,7 @@ def test_samples_of_a_whole_pass_are_dropped_when_one_fails_later(bench: Bench) 
 @pytest.mark.parametrize("n", [512, 4096])
 def test_what_cannot_run_at_all_is_said_and_nothing_is_timed(bench: Bench, n: int) -> None:
     bench.fails = lambda rows: True
-    notes = turned(Yardstick(*made(n=n), "cpu", 1), sparse_s=100)
+    notes = turned(Yardstick(*made(n=n), "cpu", 1, 0.0), sparse_s=100)
     assert notes.facts["dense"] == "not run: no room for it"
     assert notes.measurements == []
 
@@ -259,7 +265,7 @@ def test_only_what_skips_pairs_has_a_yardstick(shares: dict[str, float], has_one
     notes = Notes()
     for name, share in shares.items():
         notes.add(name, "1", share)
-    assert (yardstick_for(*made(), "cpu", 1, notes) is not None) == has_one
+    assert (yardstick_for(*made(), "cpu", 1, 0.0, notes) is not None) == has_one
     assert "dense" not in notes.facts
 
 
@@ -268,7 +274,7 @@ def test_over_several_ranks_there_is_none_and_the_reason_is_noted() -> None:
     attention.group = Group(0, 2)
     notes = Notes()
     notes.add("density_achieved", "1", 0.5)
-    assert yardstick_for(attention, one, "cpu", 1, notes) is None
+    assert yardstick_for(attention, one, "cpu", 1, 0.0, notes) is None
     assert notes.facts["dense"] == OVER_RANKS
 
 
