@@ -64,7 +64,7 @@ class MultiheadBlockSparse(nn.Module):
     other. Under the attn_mask that equals its layout it returns what the other does, but for a
     query whose every visible key is padded: that is NaN there, and here a row of zeros, out_proj's
     bias left out too, with zero gradient. Attention weights are never formed. `ran` says of the
-    last call which kernel it ran on, and as `uncovered` which share of rows saw nothing, if any did.
+    last call which kernel it ran on, and as `uncovered` the share of rows that saw nothing.
     """
 
     def __init__(
