@@ -220,7 +220,9 @@ def test_every_config_of_ours_is_a_sweep(config: Path, capfd: Capture) -> None:
     told = document(capfd, "sweep", config, "--dry-run", "--json")
     assert told["trials"]
     ranks = {trial["world_size"] for trial in told["trials"]}
-    assert ranks == {"parallel": {1, 2}, "ring-transports": {2}}.get(config.stem, {1})
+    assert ranks == {"parallel": {1, 2}, "hilbert": {1, 2}, "ring-transports": {2}}.get(
+        config.stem, {1}
+    )
 
 
 # ---- maxlen ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 
 from longseq_bench.cli.tables import maxima_table, rows_table, trials_table
 from longseq_bench.cli.watch import outcome_words, trial_words
+from longseq_bench.cost import attention_flops
 from longseq_bench.model import Record
 from tests import make
 
@@ -158,12 +159,13 @@ def test_a_name_with_brackets_is_shown_as_it_is() -> None:
 
 def sparse(name: str, share: float, source: str = "measured", **fields: Any) -> Record:
     """A time of 0.1 s at a density of 0.05 in pairs, 0.4 asked and 0.3 in blocks."""
-    dense = share / 0.05 * 0.1
+    dense, trial = share / 0.05 * 0.1, make.trial(name, memory_budget=64 * MIB, **fields)
+    whole = attention_flops(trial.workload)
     came_to = make.outcome(
-        time=[0.1] * 6, dense_time=[dense] * 6, peak=3 * MIB, max_error=1e-6, flops=5.0,
-        dense_flops=100.0, density_asked=0.4, density_achieved=0.3, facts={"dense": source},
+        time=[0.1] * 6, dense_time=[dense] * 6, peak=3 * MIB, max_error=1e-6, flops=0.05 * whole,
+        dense_flops=whole, density_asked=0.4, density_achieved=0.3, facts={"dense": source},
     )  # fmt: skip
-    return make.record(make.trial(name, memory_budget=64 * MIB, **fields), came_to)
+    return make.record(trial, came_to)
 
 
 LONG = {"pattern": "dilated-sparse", "sparsity": 0.9, "block": 128}
