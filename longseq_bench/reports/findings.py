@@ -26,10 +26,11 @@ def findings(source: Source) -> list[str]:
     return said + list(_wrong(source.rows)) + list(_miscounted(source))
 
 
-def time_of(row: Row) -> Spread | None:
-    """The median time of a row with its interval (s); None where it was not timed."""
-    if row["time_s"] is None:
-        return None
+def time_of(row: Row) -> Spread | float | None:
+    """The median time of a row with its interval (s), which a single sample has not; None where it
+    was not timed."""
+    if row["time_s"] is None or row["samples"] < 2:
+        return None if row["time_s"] is None else float(row["time_s"])
     return Spread(row["time_s"], row["time_low_s"], row["time_high_s"])
 
 
@@ -63,6 +64,11 @@ def _fastest(rows: list[Row]) -> str:
     """No winner is named where the two intervals overlap."""
     first, second = sorted(rows, key=lambda row: float(row["time_s"]))[:2]
     one, two = (f"{name_of(r)} ({format_cell(time_of(r), 'seconds')})" for r in (first, second))
+    if min(first["samples"], second["samples"]) < 2:
+        return (
+            f"{one} took least of {len(rows)}, the next is {two}; single passes are among them, so "
+            f"how far off that may be is not known."
+        )
     if first["time_high_s"] >= second["time_low_s"]:
         return f"{one} and {two} can't be told apart: their intervals overlap."
     ratio = format_cell(second["time_s"] / first["time_s"], "ratio")

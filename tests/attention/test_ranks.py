@@ -22,7 +22,7 @@ from longseq_bench.attention import fairscale
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm import deepspeed
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UserError, WorldError
+from longseq_bench.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.model import Workload, divisors
 from longseq_bench.probe.check import TOLERANCE
 from tests.attention.definition import (
@@ -532,3 +532,10 @@ def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:
                 assert getattr(shard, field) == getattr(one.shard, field)
             assert shard.queries.tolist() == one.shard.queries.tolist()
             assert shard.keys.tolist() == one.shard.keys.tolist()
+
+
+@pytest.mark.parametrize("name", ["dilated", "hilbert"])
+def test_the_compiled_kernel_is_refused_where_it_would_not_be_the_one_that_runs(name: str) -> None:
+    attention = IMPLEMENTATIONS.get(name)(Workload(seq_len=4096), Group(0, 2), kernel="native")
+    with pytest.raises(UnsupportedError, match="kernel=native runs on one rank; auto on many"):
+        attention.plan("cpu")

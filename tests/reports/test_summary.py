@@ -138,6 +138,17 @@ def test_the_sentences_follow_the_rows() -> None:
     assert "fastest" not in alike
 
 
+def test_single_passes_name_no_fastest() -> None:
+    once = [
+        make.record(make.trial(name, 4096), make.outcome(time=seconds, peak=1.0))
+        for name, seconds in (("one", 0.1), ("two", 0.3))
+    ]
+    said = findings(once)
+    assert "one (100 ms) took least of 2, the next is two (300 ms); single passes" in said
+    assert "fastest" not in said
+    assert "±" not in said
+
+
 def test_the_sentences_say_how_long_each_got_and_what_was_wrong() -> None:
     wrong = make.measured().model_copy(update={"status": "wrong", "reason": "rows sum to 3"})
     records = [
