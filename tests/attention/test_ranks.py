@@ -539,3 +539,12 @@ def test_the_compiled_kernel_is_refused_where_it_would_not_be_the_one_that_runs(
     attention = IMPLEMENTATIONS.get(name)(Workload(seq_len=4096), Group(0, 2), kernel="native")
     with pytest.raises(UnsupportedError, match="kernel=native runs on one rank; auto on many"):
         attention.plan("cpu")
+
+
+@pytest.mark.parametrize("name", ["ddp", "data-parallel"])
+def test_a_module_inside_a_module_is_refused(name: str) -> None:
+    """It would be projected twice."""
+    with pytest.raises(UserError, match="inner=block-sparse-multihead has projections itself"):
+        IMPLEMENTATIONS.get(name)(
+            Workload(seq_len=64, batch=2), Group.alone(), inner="block-sparse-multihead"
+        )
