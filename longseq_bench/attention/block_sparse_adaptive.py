@@ -27,7 +27,7 @@ from longseq_bench.attention.layouts import LayoutAttention
 from longseq_bench.comm.group import Group
 from longseq_bench.errors import UserError
 from longseq_bench.kernels import sparse
-from longseq_bench.kernels.core import attend, refuse_second_derivative
+from longseq_bench.kernels.core import attend, refuse_second_derivative, uncast
 from longseq_bench.kernels.spans import Part, sum_by_heads
 from longseq_bench.model import Workload
 from longseq_bench.patterns.blocks import check_sparsity
@@ -88,7 +88,7 @@ class AdaptiveBlockSparse(LayoutAttention):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start = time.perf_counter()
-        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        with torch.no_grad(), uncast(q):
             pooled = self._pooled(q, k)
             self._chosen = tuple(self._layout(*pooled, h) for h in range(q.shape[1]))
         self.planning_s = time.perf_counter() - start
@@ -143,7 +143,7 @@ class _Learned(torch.autograd.Function):
         ctx.layouts = attention.layouts
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        with torch.autocast(q.device.type, enabled=False):
+        with uncast(q):
             ctx.kernel.forward(q, k, v, out, lse, ctx.parts, ctx.causal)
         ctx.save_for_backward(q, k, v, w_q, w_k, out, lse, *pooled)
         return out

@@ -67,8 +67,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, core: Core, train: bool) -> Tensor:
     """The core's attention, differentiable where `train`."""
     if train:
         return cast(Tensor, _Attend.apply(q, k, v, core))  # type: ignore[no-untyped-call]
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    with torch.no_grad(), uncast(q):
         return core.forward(q, k, v, False)[0]
+
+
+def uncast(q: Tensor) -> torch.autocast:
+    """Inside, what is called gets its inputs as they are, forward as backward, also under the
+    caller's autocast."""
+    return torch.autocast(q.device.type, enabled=False)
 
 
 def refuse_second_derivative() -> None:
@@ -81,8 +87,7 @@ def refuse_second_derivative() -> None:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, core: Core) -> Tensor:
-        # kernels are called in the dtype of their inputs, forward as backward
-        with torch.autocast(q.device.type, enabled=False):
+        with uncast(q):
             out, lse = core.forward(q, k, v, True)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.core = core
