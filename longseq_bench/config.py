@@ -22,7 +22,16 @@ from pydantic import ValidationError
 
 from longseq_bench.catalogue import Catalogue
 from longseq_bench.errors import ConfigError, UnitError, UnknownNameError, UserError, nearest
-from longseq_bench.model import Device, DType, Mode, OptionValue, Trial, Workload
+from longseq_bench.model import (
+    Allocator,
+    Device,
+    DType,
+    Keep,
+    Mode,
+    OptionValue,
+    Trial,
+    Workload,
+)
 from longseq_bench.options import OptionSpec, unknown_option
 from longseq_bench.units import parse_bytes, parse_seconds, parse_tokens
 
@@ -188,6 +197,8 @@ _SETTINGS: dict[str, _Reader] = {
     "time_cap": _quantity(parse_seconds),
     "threads": _Reader(_whole(1).read, optional=True),
     "seed": _whole(0),
+    "keep": _word(get_args(Keep)),
+    "allocator": _word(get_args(Allocator)),
 }
 _TOP = (*_SETTINGS, "workload", "tokens", "baseline", "implementations", "rounds")
 _MISPLACED_AT_TOP = {

@@ -18,16 +18,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
-SCHEMA = 1
+SCHEMA = 2
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["float32", "bfloat16", "float16"]
 Mode = Literal["forward", "train"]
+Keep = Literal["all", "inputs", "nothing"]
+Allocator = Literal["default", "expandable"]
 Status = Literal[
     "ok", "oom", "timeout", "hang", "crashed", "limit", "wrong", "unsupported", "error"
 ]
 Phase = Literal["start", "inputs", "plan", "forward", "backward", "communication", "check", "time"]
-Purpose = Literal["measure", "probe", "edge", "confirm"]
+Purpose = Literal["measure", "probe", "edge", "confirm", "density"]
 OptionValue = bool | int | float | str | tuple[int, ...] | None
 
 DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -85,6 +87,12 @@ class Trial(Frozen):
     time_cap: seconds after which no further timed pass starts.
     time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process.
     round: the how-manieth visit of an interleaved comparison this is.
+    fit_only: loops are capped, so that only memory is as in a whole pass: nothing of it is checked,
+    its time means nothing, and it is never mixed with whole passes.
+    keep: what a pass leaves alone. all: what autograd keeps; inputs: between forward and backward
+    nothing but q, k, v (recomputation, arXiv 1604.06174); nothing: results go over inputs that are
+    no longer needed, which takes less than the floor.
+    allocator: of a CUDA device; expandable: segments that grow (expandable_segments).
     """
 
     implementation: str
@@ -99,6 +107,9 @@ class Trial(Frozen):
     threads: int | None = Field(default=None, ge=1, description="None: torch's own choice")
     seed: int = 0
     round: int = Field(default=0, ge=0)
+    fit_only: bool = False
+    keep: Keep = "all"
+    allocator: Allocator = "default"
 
     @property
     def key(self) -> str:
@@ -147,6 +158,34 @@ class Outcome(Frozen):
         return max(self.samples(name), default=None)
 
 
+class Foresight(Frozen):
+    """What a trial would take, seen without running it, on the rank that needs most.
+
+    inside_bytes: of the peak, what a fused kernel holds inside itself, by a table; untabled: fused
+    kernels that are not in the table, so that theirs is missing.  flops, bytes_sent, transfers: of
+    that rank, a pass.  overlaps: transfers go on while it computes.
+    unsupported: why nothing is known.
+    """
+
+    peak_bytes: int = 0
+    inside_bytes: int = 0
+    untabled: tuple[str, ...] = ()
+    flops: float = 0.0
+    floor_bytes: int = 0
+    bytes_sent: int = 0
+    transfers: int = 0
+    overlaps: bool = True
+    unsupported: str | None = None
+
+
+class Foreseen(Frozen):
+    """What was predicted of a trial before it ran; None where nothing could be."""
+
+    peak_bytes: int | None = None
+    seconds: float | None = Field(default=None, description="of one pass")
+    rate: str | None = Field(default=None, description="where the seconds come from")
+
+
 class Environment(Frozen):
     """Which machine and versions. `fingerprint` covers what may change a figure, not the load."""
 
@@ -184,8 +223,10 @@ class Record(Frozen):
     """One line of a results file.
 
     processes: the trial's child processes, retries too.
-    purpose: measure (a row of a sweep); probe, edge, confirm (steps of a search).
+    purpose: measure (a row of a sweep); probe, edge, confirm (steps of a search for the longest);
+    density (of one for the least sparsity).
     predicted_tokens: the maximum that the search expected when it asked for this run.
+    foreseen: what was predicted of this run.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -197,6 +238,7 @@ class Record(Frozen):
     processes: int = 1
     purpose: Purpose = "measure"
     predicted_tokens: int | None = None
+    foreseen: Foreseen | None = None
     command: str | None = None
 
     model_config = ConfigDict(

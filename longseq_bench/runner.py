@@ -69,6 +69,7 @@ def drive(
 def _run(
     step: Step, launcher: Launcher, machine: Environment, watcher: Watcher, command: str | None
 ) -> Record:
+    foreseen = step.foresee()
     started, clock = datetime.now(UTC), time.perf_counter()
     launched = launcher.run(step.trial, watcher.phase)
     return Record(
@@ -80,5 +81,6 @@ def _run(
         processes=launched.processes,
         purpose=step.purpose,
         predicted_tokens=step.predicted_tokens,
+        foreseen=foreseen,
         command=command,
     )

@@ -3,6 +3,7 @@
 Schema history, as drawn by the `schema` field of each line:
 
 1   trial, outcome, environment, started_at, wall_s, processes, purpose, predicted_tokens, command
+2   foreseen: what was predicted before the run
 
 A line is written with one write and an fsync, so it is whole on disk the moment `append` returns.
 What a killed writer left unfinished is moved to `records.jsonl.torn`; no other byte is rewritten.

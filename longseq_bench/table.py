@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from longseq_bench.cost import attention_flops, floor_bytes, floor_tokens
 from longseq_bench.errors import UnknownNameError, UserError
-from longseq_bench.model import SCHEMA, OptionValue, Record, Status, Trial, Workload
+from longseq_bench.model import OptionValue, Record, Status, Trial, Workload
 from longseq_bench.stats import median_interval
 from longseq_bench.yardsticks import ratio, share_interval, share_of_ideal, standard_bytes
 
@@ -42,7 +42,7 @@ SWEEP_FIELDS = (
     "effective_flops", "sparsity_asked", "token_density", "uncovered", "dense_time_s",
     "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense", "share_of_ideal",
     "share_low", "share_high", "dense_flops", "dense_peak_bytes", "dense_memory_source",
-    "memory_reduction",
+    "memory_reduction", "keep", "allocator", "alloc_retries",
 )  # fmt: skip
 """What a program reads of a swept row. `tokens` and `tokens_per_s` count those of all ranks.
 
@@ -70,6 +70,8 @@ null where one is a single sample.
 dense_peak_bytes: the peak of standard attention with its whole score matrix on one device;
 dense_memory_source: "measured" where implementation `dense` ran so here, else "computed".
 memory_reduction: dense_peak_bytes over peak_bytes; null over several ranks, whose peak is a part.
+keep, allocator: as in Trial.  alloc_retries: how often CUDA's allocator gave back what it had
+cached and asked again, the most of any run; null on a CPU.
 """
 ROW_FIELDS = (
     *SWEEP_FIELDS, "memory_budget", "threads", "time_budget", "zero_rows",
@@ -81,16 +83,21 @@ bytes_unlike: (rank, counted, by formula) wherever the two differ; None where no
 exposed_low to _high, speedup_low to _high: what the intervals of the two times leave possible;
 None where one of them is a single sample, which says nothing of its spread.
 """
+DOCUMENT = 1
+"""Schema of the documents that --json prints, which is not that of records."""
+
 MAXLEN_FIELDS = (
     "implementation", "options", "device", "dtype", "mode", "causal", "batch", "heads", "kv_heads",
     "head_dim", "world_size", "memory_budget", "time_budget", "max_tokens", "first_failure",
     "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor", "peak_bytes",
     "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s", "tokens_per_rank",
-    "rank_peaks", "imbalance",
+    "rank_peaks", "imbalance", "fit_only", "fits_tokens", "keep", "allocator", "alloc_retries",
 )  # fmt: skip
-"""What a program reads of a search. Tokens are those of all ranks; the last three are those of the
-runs at the maximum, as in SWEEP_FIELDS. The budget, the peak and bytes_per_token (peak over all
-tokens) are a rank's; floor_tokens is what fits in all ranks' budgets together.
+"""What a program reads of a search. Tokens are those of all ranks; tokens_per_rank to imbalance are
+those of the runs at the maximum, as in SWEEP_FIELDS; fit_only: of passes cut short, memory alone.
+fits_tokens: of a search of whole passes, the maximum of such a one beside it; null where none ran.
+The budget, the peak and bytes_per_token (peak over all tokens) are a rank's; floor_tokens is what
+fits in all ranks' budgets together.
 """
 MAXIMUM_FIELDS = (*MAXLEN_FIELDS, "failure_reason", "threads", "fingerprint", "host", "label")
 
@@ -111,16 +118,21 @@ LIMITED_BY: dict[Status, str] = {
 }
 _LARGEST = (
     "flops", "max_error", "density_asked", "density_achieved", "uncovered", "zero_rows",
-    "wire_error", "dense_flops",
+    "wire_error", "dense_flops", "alloc_retries",
 )  # fmt: skip
 SAME_WORKLOAD = (
     "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
     "threads", "fingerprint",
 )  # fmt: skip
+SEARCH = ("probe", "edge", "confirm")
+"""Purposes of a search for the longest length."""
+
 STANDARD = "dense"
 """The implementation that standard attention's memory is measured by."""
 
-SAME_BUT_RANKS = ("implementation", "memory_budget", "time_budget")
+SAME_BUT_RANKS = (
+    "implementation", "memory_budget", "time_budget", "fit_only", "keep", "allocator",
+)  # fmt: skip
 """With options and SAME_WORKLOAD: what is the same where one rank and several are compared."""
 
 
@@ -141,8 +153,23 @@ def sweep_rows(records: Iterable[Record]) -> list[Row]:
 
 def maximum_rows(records: Iterable[Record]) -> list[Row]:
     """One dict of MAXIMUM_FIELDS a search (purposes probe, edge, confirm), in file order."""
-    groups = _grouped((r for r in records if r.purpose != "measure"), _search_key)
+    groups = _grouped((r for r in records if r.purpose in SEARCH), _search_key)
     found = [maximum_of(group) for group in groups]
+    # where nothing failed, or nothing passed, it is no limit
+    bounded = [r for r in found if r["fit_only"] and r["max_tokens"] and r["first_failure"]]
+    fits = {_but_time(row): row["max_tokens"] for row in bounded}
+    for row in found:
+        row["fits_tokens"] = None if row["fit_only"] else fits.get(_but_time(row))
+    add_labels(found)
+    return found
+
+
+def least_sparsities(records: Iterable[Record]) -> list[Row]:
+    """One a search for the least sparsity (purpose density), in file order: the implementation and
+    workload; `least_sparsity`, the least that passed and never failed (None: none did), and its
+    time and peak; `too_dense`, the largest that failed below it, with how; `runs`."""
+    groups = _grouped((r for r in records if r.purpose == "density"), _density_key)
+    found = [_least_sparsity(group) for group in groups]
     add_labels(found)
     return found
 
@@ -191,13 +218,13 @@ def plain(frame: pandas.DataFrame) -> list[Row]:
 
 def sweep_json(records: Iterable[Record]) -> Row:
     """{"schema", "rows"}: each row has exactly SWEEP_FIELDS; what is not a number is null."""
-    return {"schema": SCHEMA, "rows": [_json(row, SWEEP_FIELDS) for row in sweep_rows(records)]}
+    return {"schema": DOCUMENT, "rows": [_json(row, SWEEP_FIELDS) for row in sweep_rows(records)]}
 
 
 def maxlen_json(records: Iterable[Record]) -> Row:
     """{"schema", "results"}: each result has exactly MAXLEN_FIELDS."""
     found = maximum_rows(records)
-    return {"schema": SCHEMA, "results": [_json(row, MAXLEN_FIELDS) for row in found]}
+    return {"schema": DOCUMENT, "results": [_json(row, MAXLEN_FIELDS) for row in found]}
 
 
 def maximum_of(records: Sequence[Record]) -> Row:
@@ -208,7 +235,7 @@ def maximum_of(records: Sequence[Record]) -> Row:
     not lower it. `confirmations` are the passes at the maximum beyond the first.
     Raises ValueError where the records are none, or not of one search.
     """
-    steps = [record for record in records if record.purpose != "measure"]
+    steps = [record for record in records if record.purpose in SEARCH]
     if len({_search_key(record) for record in steps}) != 1:
         raise ValueError("maximum_of takes the probe, edge and confirm records of one search")
     by_length: dict[int, list[Record]] = defaultdict(list)
@@ -230,7 +257,40 @@ def maximum_of(records: Sequence[Record]) -> Row:
         "runs": sum(max(1, r.processes // r.trial.world_size) for r in steps),
         "confirmations": max(len(at_maximum) - 1, 0),
         "wall_s": sum(r.wall_s for r in steps),
+        "alloc_retries": _largest(at_maximum, "alloc_retries"),
         **_shares(at_maximum),
+    }
+
+
+def _density_key(record: Record) -> Hashable:
+    return record.trial.but(repeats=0, round=0, options=_but_sparsity(record)).key
+
+
+def _but_sparsity(record: Record) -> dict[str, OptionValue]:
+    return {k: v for k, v in record.trial.options.items() if k != "sparsity"}
+
+
+def _least_sparsity(steps: Sequence[Record]) -> Row:
+    by_sparsity: dict[float, list[Record]] = defaultdict(list)
+    for step in steps:
+        by_sparsity[float(str(step.trial.options["sparsity"]))].append(step)
+    good = {s: runs for s, runs in by_sparsity.items() if all(r.outcome.fits for r in runs)}
+    least = min(good, default=None)
+    denser = [s for s in by_sparsity if s not in good and (least is None or s < least)]
+    at = good[least] if least is not None else []
+    runs = by_sparsity[max(denser)] if denser else []
+    failed = next((r.outcome for r in reversed(runs) if not r.outcome.fits), None)
+    return {
+        **_identity(steps[0]),
+        "options": _but_sparsity(steps[0]),
+        "tokens": steps[0].trial.workload.seq_len,
+        "least_sparsity": least,
+        "too_dense": max(denser, default=None),
+        "limited_by": None if failed is None else LIMITED_BY[failed.status],
+        "time_s": _median_of(at, "time"),
+        "peak_bytes": _whole(_most(r.outcome.largest("peak") for r in at)),
+        "confirmations": max(len(at) - 1, 0),
+        "runs": len(steps),
     }
 
 
@@ -247,7 +307,30 @@ def add_labels(table: Sequence[Row]) -> None:
         differing = [n for n in row["options"] if len(values[row["implementation"], n]) > 1]
         row["label"] = " ".join(
             [row["implementation"], *(f"{name}={_option(row, name)}" for name in differing)]
-        )
+        ) + set_apart(row)
+
+
+_SET_APART = {
+    ("fit_only", True): "fits only",
+    ("keep", "inputs"): "recomputed",
+    ("keep", "nothing"): "over its inputs",
+    ("allocator", "expandable"): "expandable segments",
+}
+
+
+def set_apart(row: Row) -> str:
+    """Words for settings by which a figure must not be taken for another."""
+    words = [said for (name, value), said in _SET_APART.items() if row.get(name) == value]
+    if row["options"].get("offload", "none") != "none":
+        words.append("offloaded")
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _but_time(row: Row) -> Hashable:
+    """Equal for searches that differ in time alone."""
+    names = [name for name in (*SAME_BUT_RANKS, *SAME_WORKLOAD, "world_size") if name in row]
+    same = [row[name] for name in names if name not in ("time_budget", "fit_only")]
+    return (*same, repr(sorted(row["options"].items())))
 
 
 def _grouped(
@@ -281,6 +364,9 @@ def _identity(record: Record) -> Row:
         "memory_budget": trial.memory_budget,
         "time_budget": trial.time_budget,
         "threads": trial.threads,
+        "fit_only": trial.fit_only,
+        "keep": trial.keep,
+        "allocator": trial.allocator,
         **workload.model_dump(exclude={"seq_len"}),
         "fingerprint": record.environment.fingerprint,
         "host": record.environment.host,
@@ -439,10 +525,11 @@ def _add_standard(table: Sequence[Row]) -> None:
     measured: dict[tuple[Any, ...], int] = {}
     for row in table:
         standard = row["implementation"] == STANDARD and row["world_size"] == 1
+        standard = standard and (row["keep"], row["fit_only"]) == ("all", False)
         # of a timeout too a peak is that of a whole pass, and only its time was too long
         whole = row["status"] in ("ok", "timeout") and row["peak_bytes"] is not None
         if standard and whole:
-            measured[_workload_of(row)] = row["peak_bytes"]
+            measured.setdefault(_workload_of(row), row["peak_bytes"])
     for row in table:
         peak = measured.get(_workload_of(row))
         known = row["status"] == "ok" and row["world_size"] == 1

@@ -28,22 +28,27 @@ PARENT_MAY = {
     "stats": set(),
     "yardsticks": set(),
     "search": set(),
-    "plan": {"search"},
+    "hardware": set(),
+    "predict": {"hardware", "table"},
+    "plan": {"search", "predict"},
     "store": set(),
     "table": {"store", "stats", "yardsticks"},
-    "reports": {"table", "stats"},
+    "scaling": {"table"},
+    "reports": {"table", "stats", "scaling"},
     "compare": {"table", "stats", "reports"},
     "doctor": {"catalogue", "environment"},
     "launchers": {"catalogue"},
     "runner": {"plan", "launchers", "store", "environment"},
 }
 CHILD_MAY = {
+    "dry": set(),
     "patterns": set(),
-    "kernels": {"patterns"},
-    "comm": {"patterns"},
-    "meters": set(),
-    "attention": {"patterns", "kernels", "comm"},
+    "kernels": {"dry", "patterns"},
+    "comm": {"dry", "patterns"},
+    "meters": {"dry"},
+    "attention": {"dry", "patterns", "kernels", "comm"},
     "probe": {
+        "dry",
         "meters",
         "attention",
         "patterns",
@@ -192,7 +197,10 @@ def loads(*arguments: str | Path) -> set[str]:
     return set(heavy)
 
 
-@pytest.mark.parametrize("command", ["", "sweep", "maxlen", "launch", "report", "list", "doctor"])
+COMMANDS = ("sweep", "maxlen", "plan", "scaling", "launch", "report", "list", "doctor")
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_loads_nothing_heavy(command: str) -> None:
     assert loads(*filter(None, [command]), "--help") == set()
 

@@ -96,7 +96,8 @@ def test_every_field_of_a_trial_changes_its_key() -> None:
     changes: dict[str, Any] = {
         "implementation": "ring", "options": {"chunk": 2}, "device": "cuda", "world_size": 2,
         "memory_budget": 2**20, "time_budget": 3.0, "repeats": 0, "time_cap": 1.0, "threads": 1,
-        "seed": 1, "round": 1, "workload": {"seq_len": 9},
+        "seed": 1, "round": 1, "fit_only": True, "keep": "inputs",
+        "allocator": "expandable", "workload": {"seq_len": 9},
     }  # fmt: skip
     assert set(changes) == set(Trial.model_fields)
     keys = {trial().but(**{field: value}).key for field, value in changes.items()}
@@ -163,7 +164,7 @@ def test_a_record_is_one_line_that_comes_back() -> None:
     sent = record(predicted_tokens=4096, processes=2)
     line = sent.model_dump_json()
     assert "\n" not in line
-    assert json.loads(line)["schema"] == 1
+    assert json.loads(line)["schema"] == 2
     assert Record.model_validate_json(line) == sent
     assert sent.key == sent.trial.key
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from longseq_bench.cost import floor_bytes, floor_tokens
+from longseq_bench.hardware import this_cpu
 from longseq_bench.launchers.simulated import Simulated
-from longseq_bench.model import Environment, Outcome, Record, Trial
-from longseq_bench.plan import Plan, Step, maxlen, sweep
+from longseq_bench.model import Environment, Foresight, Outcome, Record, Trial
+from longseq_bench.plan import Plan, Step, densest, maxlen, scaling, sweep
+from longseq_bench.predict import Outlook, Pace
 from longseq_bench.runner import Watcher, drive
 from longseq_bench.store import Store
-from longseq_bench.table import maximum_rows
+from longseq_bench.table import least_sparsities, maximum_rows
 from tests import make
 
 MIB = 2**20
@@ -89,7 +91,7 @@ def test_a_search_confirms_its_winner_as_another_round() -> None:
     assert steps[-1].purpose == "confirm"
     best = max(r.trial.workload.seq_len for r in records if r.outcome.status == "ok")
     assert 6930 <= best <= 7000
-    assert steps[-1].trial == asked.at(best).but(round=1, repeats=1)
+    assert steps[-1].trial == asked.at(best).but(round=1)
     assert len({r.key for r in records}) == len(records)
     near = next(s for s in steps if s.purpose == "edge")
     assert near.predicted_tokens == pytest.approx(7000, rel=0.01)
@@ -206,7 +208,7 @@ def test_a_simulated_search_finds_the_edge_of_its_formula(tmp_path: Path) -> Non
     share = floor_bytes(best.trial.workload) / (64 * MIB)
     assert 0.99 / 1.05 <= share <= 1 / 1.05
     assert [r.purpose for r in records][-1] == "confirm"
-    assert records[-1].trial.at(1) == best.trial.at(1).but(round=1, repeats=1)
+    assert records[-1].trial.at(1) == best.trial.at(1).but(round=1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
@@ -288,3 +290,101 @@ def test_simulated_deaths_and_limits_go_through_the_runner(tmp_path: Path) -> No
     assert [(r.trial.implementation, r.outcome.status) for r in records] == [
         ("dense", "crashed"), ("ring", "oom"), ("sdpa", "ok"), ("sdpa", "ok"),
     ]  # fmt: skip
+
+
+# ---- what is foreseen --------------------------------------------------------------------------
+
+
+def foreseeing(factor: float = 1.0) -> tuple[Simulated, Outlook]:
+    launcher = Simulated(foresees=lambda t: factor)
+    return launcher, Outlook(launcher.foresee, Pace(this_cpu("simulated", 2, make.GIB)))
+
+
+@pytest.mark.parametrize(("factor", "runs"), [(1.0, 4), (1.02, 5), (0.98, 5), (3.0, 9), (1 / 3, 9)])
+def test_a_search_that_expects_needs_few_runs_and_ends_right_if_it_is_wrong(
+    tmp_path: Path, factor: float, runs: int
+) -> None:
+    launcher, outlook = foreseeing(factor)
+    asked = make.trial("ring", memory_budget=64 * 2**20)
+    with Store(tmp_path) as store:
+        records = drive(maxlen([asked], None, outlook), launcher, store, make.environment)
+    (row,) = maximum_rows(records)
+    edge = 64 * 2**20 / 1.05 / (2 * 16 * 64 * 4)
+    assert row["max_tokens"] <= edge < row["first_failure"]
+    assert row["first_failure"] - row["max_tokens"] <= max(64, 0.01 * edge)
+    assert len(records) <= runs
+    assert all(r.foreseen and r.foreseen.peak_bytes and r.foreseen.seconds for r in records)
+
+
+def test_what_is_foreseen_of_a_sweep_is_kept_in_every_round(tmp_path: Path) -> None:
+    launcher, outlook = foreseeing(1.5)
+    asked = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
+    with Store(tmp_path) as store:
+        records = drive(sweep(asked, 2, outlook), launcher, store, make.environment)
+    for record in records:
+        peak = record.outcome.largest("peak")
+        assert record.foreseen is not None
+        assert record.foreseen.peak_bytes == pytest.approx(1.5 * peak, rel=1e-6)
+
+
+def test_a_sweep_that_is_finished_already_walks_through_nothing(tmp_path: Path) -> None:
+    launcher, outlook = foreseeing()
+    asked = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
+    walked: list[int] = []
+
+    def foresee(trials: Sequence[Trial]) -> list[Foresight]:
+        walked.append(len(trials))
+        return launcher.foresee(trials)
+
+    outlook = Outlook(foresee, Pace(this_cpu("simulated", 2, make.GIB)))
+    for expected in ([1, 1], []):
+        walked.clear()
+        with Store(tmp_path) as store:
+            drive(sweep(asked, 2, outlook), launcher, store, make.environment)
+        assert walked == expected
+
+
+def test_what_lies_on_the_host_is_not_bound_by_the_floor() -> None:
+    asked = make.trial("ring", options={"offload": "host"}, memory_budget=2**20)
+    steps, _ = by_hand(maxlen([asked], ceiling=2**20), lambda t: make.outcome(peak=1.0))
+    assert max(s.trial.workload.seq_len for s in steps) == 2**20
+
+
+@pytest.mark.parametrize("density", [0.5, 0.1, 0.003])
+def test_the_least_sparsity_is_where_time_runs_out(tmp_path: Path, density: float) -> None:
+    launcher = Simulated(seconds=lambda t: (1 - float(str(t.options["sparsity"]))) / density)
+    asked = make.trial(
+        "block-sparse", 2**20, {"sparsity": 0.9}, time_budget=1.0, memory_budget=16 * make.GIB
+    )
+    with Store(tmp_path) as store:
+        records = drive(densest([asked]), launcher, store, make.environment)
+    assert {(r.purpose, r.trial.workload.seq_len) for r in records} == {("density", 2**20)}
+    assert maximum_rows(records) == []
+    (row,) = least_sparsities(records)
+    assert 1 - density <= row["least_sparsity"] <= 1 - density + max(0.001, 0.011 * density)
+    assert row["too_dense"] < 1 - density
+    assert (row["limited_by"], row["confirmations"]) == ("time", 1)
+    assert launcher.ran[-1].options["sparsity"] == row["least_sparsity"]
+
+
+def test_a_length_for_which_nothing_is_sparse_enough_has_no_least_sparsity(tmp_path: Path) -> None:
+    launcher = Simulated(peak=lambda t: 2.0 * make.GIB)
+    asked = make.trial("block-sparse", 2**20, {"sparsity": 0.9}, memory_budget=make.GIB)
+    with Store(tmp_path) as store:
+        (row,) = least_sparsities(drive(densest([asked]), launcher, store, make.environment))
+    assert (row["least_sparsity"], row["limited_by"]) == (None, "memory")
+    assert row["too_dense"] > 0.999
+
+
+def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_path: Path) -> None:
+    launcher, outlook = foreseeing()
+    asked = [make.trial(name, memory_budget=2**24, repeats=0) for name in ("ring", "ulysses")]
+    with Store(tmp_path) as store:
+        records = drive(scaling(asked, [1, 2], 2, None, outlook), launcher, store, make.environment)
+    maxima = [r["max_tokens"] for r in maximum_rows(records)]
+    assert len(maxima) == 4
+    timed = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
+    assert timed == [min(maxima) // 8, min(maxima) // 4, min(maxima) // 2]
+    worlds = {(r.trial.implementation, r.trial.world_size) for r in records}
+    assert len(worlds) == 4
+    assert sum(r.purpose == "measure" for r in records) == 3 * 4 * 2

@@ -22,6 +22,7 @@ from longseq_bench.search import (
     Answer,
     Ask,
     Bracket,
+    Expected,
     longest,
     tolerance,
 )
@@ -40,9 +41,11 @@ class Seen:
     failed: set[int] = field(default_factory=set)
 
 
-def run(machine: Machine, start: int = 2048, ceiling: int = CEILING) -> Seen:
+def run(
+    machine: Machine, start: int = 2048, ceiling: int = CEILING, expected: Expected | None = None
+) -> Seen:
     """Play a search to its end; a search that does not end is a failure."""
-    search, seen = longest(start, ceiling), Seen(Bracket(0, None, None, 0))
+    search, seen = longest(start, ceiling, expected), Seen(Bracket(0, None, None, 0))
     ask = next(search)
     for _ in range(MOST_RUNS + 10):
         assert 1 <= ask.tokens <= ceiling
@@ -272,3 +275,99 @@ def test_contradictions_widen_the_tolerance_but_not_for_ever() -> None:
     assert [tolerance(10**6, c) for c in (0, 1, 2, 4, 40)] == [
         10_000, 20_000, 40_000, 160_000, 160_000,
     ]  # fmt: skip
+
+
+# ---- with an expectation -----------------------------------------------------------------------
+
+
+def told_by(machine: Machine, memory: float = 1.0, time: float = 1.0) -> Expected:
+    """The loads of a machine without noise, each off by a factor; that of time is known to be."""
+
+    def loads(n: int) -> dict[str, float]:
+        exact = machine(n).loads
+        return {"memory": memory * exact["memory"], "time": time * exact["time"]}
+
+    return Expected(loads, {"time": 6.0})
+
+
+def one_of(draw: random.Random) -> tuple[Machine, Machine]:
+    """A drawn machine, and the same without its noise."""
+    kind, seed = draw.choice([smooth, noisy, crashing, flaky]), draw.random()
+    return kind(random.Random(seed)), smooth(random.Random(seed))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_promises_hold_whatever_is_expected(part: int) -> None:
+    """10,000 limits in all, noisy or not monotone, the expectation off by up to three times: never
+    a length that was not run, never one below another that passed."""
+    for seed in range(part * 2500, (part + 1) * 2500):
+        draw = random.Random(f"expected {seed}")
+        machine, quiet = one_of(draw)
+        off = 3 ** draw.uniform(-1, 1), 6 ** draw.uniform(-1, 1)
+        ceiling = int(10 ** draw.uniform(0, 9))
+        seen = run(machine, 2048, ceiling, told_by(quiet, *off))
+        assert_promises(seen, ceiling)
+
+
+def test_a_good_expectation_needs_five_runs_at_most_and_mostly_fewer() -> None:
+    counts = []
+    for seed in range(400):
+        draw = random.Random(f"good {seed}")
+        machine = smooth(draw)
+        off = draw.uniform(0.98, 1.02)
+        seen = run(machine, expected=told_by(machine, off, draw.uniform(0.3, 3)))
+        assert_closed(seen)
+        counts.append(len(seen.asks))
+    assert max(counts) <= 8
+    assert sum(counts) / len(counts) <= 5
+
+
+def test_the_first_run_is_just_under_what_is_expected() -> None:
+    def line(n: int) -> Answer:
+        return loads_of(n, n / 100_000, 0.0)
+
+    seen = run(line, expected=told_by(line))
+    asked = [ask.tokens for ask in seen.asks]
+    assert asked[0] == pytest.approx(99_500, abs=200)
+    assert {ask.predicted for ask in seen.asks} == {seen.asks[0].predicted}
+    assert seen.asks[0].predicted == pytest.approx(100_000, rel=0.002)
+    assert len(asked) == 3
+
+
+def test_what_is_roughly_known_is_met_far_from_its_edge() -> None:
+    """A pass that takes six times as long as expected is still inside the limit."""
+
+    def slow(n: int) -> Answer:
+        return loads_of(n, n / 1e6, (n / 50_000) ** 2)
+
+    seen = run(slow, expected=told_by(slow, time=1.0))
+    assert seen.asks[0].tokens == pytest.approx(50_000 / 6**0.5, rel=0.02)
+    assert not seen.failed & {seen.asks[0].tokens, seen.asks[1].tokens}
+
+
+def test_an_expectation_that_fails_is_left_step_by_step() -> None:
+    def line(n: int) -> Answer:
+        return loads_of(n, n / 80_000, 0.0)
+
+    seen = run(line, expected=told_by(lambda n: loads_of(n, n / 100_000, 0.0)))
+    asked = [ask.tokens for ask in seen.asks]
+    assert asked[:4] == [int(asked[0] * share) for share in (1, 0.97, 0.9, 0.7)]
+    assert_closed(seen)
+
+
+@pytest.mark.parametrize("loads", [{}, {"memory": 0.0}], ids=["nothing told", "nothing taken"])
+def test_an_expectation_of_nothing_is_no_expectation(loads: dict[str, float]) -> None:
+    def line(n: int) -> Answer:
+        return loads_of(n, n / 80_000, 0.0)
+
+    plain, other = run(line), run(line, expected=Expected(lambda n: loads))
+    assert [a.tokens for a in other.asks] == [a.tokens for a in plain.asks]
+
+
+def test_an_expectation_beyond_the_ceiling_asks_for_the_ceiling() -> None:
+    def line(n: int) -> Answer:
+        return loads_of(n, n / 80_000, 0.0)
+
+    seen = run(line, ceiling=5000, expected=told_by(line))
+    assert [ask.tokens for ask in seen.asks] == [5000, 5000]
+    assert seen.bracket == Bracket(5000, None, 5000, 1)

@@ -158,7 +158,7 @@ def test_a_newer_schema_is_skipped_and_named(tmp_path: Path) -> None:
     file.write_text(file.read_text() + newer + "\n" + newer + "\n")
     loaded = load(tmp_path)
     assert (loaded.records, loaded.newer) == (some(2), {7: [3, 4]})
-    said = "2 lines (3, 4) are written by a newer longseq (schema 7); this one reads 1"
+    said = "2 lines (3, 4) are written by a newer longseq (schema 7); this one reads 2"
     assert loaded.notes == [said]
     file.write_text(newer + "\n")
     with pytest.raises(StoreError, match=r"line 1 is written by a newer longseq \(schema 7\)"):

@@ -17,6 +17,7 @@ import pytest
 from longseq_bench import cost, table
 from longseq_bench.errors import UnknownNameError, UserError
 from longseq_bench.model import Outcome, Phase, Record, Status
+from longseq_bench.reports.samples import samples_table
 from longseq_bench.stats import median_interval
 from longseq_bench.table import (
     maxima,
@@ -721,3 +722,56 @@ def test_json_and_rows_need_neither_torch_nor_pandas() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "set()\n"
+
+
+# ---- what must not be taken for each other -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"keep": "nothing"}, {"allocator": "expandable"}, {"world_size": 2}, {"heads": 4},
+     {"memory_budget": 2**27}, {"options": {"chunk": 3}}, {"threads": 1}, {"mode": "train"}],
+)  # fmt: skip
+def test_memory_alone_is_that_of_the_same_search(other: dict[str, Any]) -> None:
+    def search(tokens: int, **fields: Any) -> list[Record]:
+        of = make.trial("ring", **{"memory_budget": 2**26, "repeats": 0, **fields})
+        return [make.step(tokens, of=of), make.step(tokens + 64, "oom", of=of)]
+
+    whole = search(4000, time_budget=1.0)
+    rows = maximum_rows([*search(8000, fit_only=True), *whole])
+    assert [row["fits_tokens"] for row in rows] == [None, 8000]
+    rows = maximum_rows([*search(8000, fit_only=True, **other), *whole])
+    assert [row["fits_tokens"] for row in rows] == [None, None]
+
+
+def test_memory_alone_is_told_where_it_is_a_limit() -> None:
+    of = make.trial("ring", memory_budget=2**26, repeats=0)
+    whole = [make.step(4000, of=of), make.step(4064, "timeout", of=of)]
+    alone = of.but(fit_only=True)
+    for steps in ([make.step(9000, of=alone)], [make.step(9000, "unsupported", of=alone)]):
+        assert maximum_rows([*steps, *whole])[-1]["fits_tokens"] is None
+
+
+def test_standard_memory_is_that_of_a_pass_that_keeps_what_it_made() -> None:
+    rows = sweep_rows([
+        make.record(make.trial("dense", 4096), make.measured(0.1, 1000.0)),
+        make.record(make.trial("dense", 4096, keep="nothing"), make.measured(0.1, 700.0)),
+        make.record(make.trial("ring", 4096), make.measured(0.1, 10.0)),
+    ])  # fmt: skip
+    assert [row["dense_peak_bytes"] for row in rows] == [1000.0] * 3
+    assert rows[-1]["memory_reduction"] == 100.0
+
+
+def test_a_speed_up_is_against_the_same_settings_on_one_rank() -> None:
+    one = make.record(make.trial("ring", 4096, keep="inputs", mode="train"), make.measured(1.0))
+    for keep, speedup in (("inputs", 2.0), ("all", None)):
+        two = make.trial("ring", 4096, keep=keep, mode="train", world_size=2)
+        rows = sweep_rows([one, make.record(two, make.measured(0.5, ranks=2))])
+        assert rows[-1]["speedup"] == speedup
+
+
+def test_the_samples_say_what_sets_a_run_apart() -> None:
+    trial = make.trial("ring", 4096, fit_only=True, keep="nothing")
+    table = samples_table([make.record(trial)])
+    row = dict(zip((c.name for c in table.columns), table.rows[0], strict=True))
+    assert (row["fit_only"], row["keep"], row["allocator"]) == (True, "nothing", "default")

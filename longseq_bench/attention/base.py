@@ -17,12 +17,18 @@ from torch import Tensor
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.shard import Shard
 from longseq_bench.cost import Cost, dense_cost
-from longseq_bench.errors import WorldError
+from longseq_bench.errors import UnsupportedError, WorldError
 from longseq_bench.model import DType, Workload
 from longseq_bench.registry import Registry
 
 Positions = NDArray[np.int64]
 Counts = NDArray[np.int_] | NDArray[np.bool_]
+
+
+NO_OVER = (
+    "this needs its inputs to the end; on one rank ring and collective with a chunk don't, nor, on "
+    "a CPU, do block-sparse, dilated and hilbert"
+)
 
 
 class Attention(ABC):
@@ -35,6 +41,12 @@ class Attention(ABC):
     summary: ClassVar[str]
     many_ranks: ClassVar[bool] = False
     """Whether it can be spread over ranks."""
+
+    overlaps: bool = True
+    """Whether transfers between ranks go on while it computes."""
+
+    on_host: bool = False
+    """Whether q, k, v and the output lie in the host's memory instead of the device's."""
 
     planning_s: float = 0.0
     """Seconds of the last call that went into planning by its inputs; part of the call."""
@@ -64,6 +76,19 @@ class Attention(ABC):
     @abstractmethod
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (B, Hq, N, D); k, v (B, Hk, N, D) -> out (B, Hq, N, D), differentiable in train."""
+
+    def anew(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Gradients of q, k, v from the inputs alone; None where that is no other than a forward
+        and a backward. over: that of q goes over q. Raises UnsupportedError where it can't."""
+        if over:
+            raise UnsupportedError(f"keep=nothing: {NO_OVER}")
+        return None
+
+    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The output over q; not differentiable. Raises UnsupportedError where it can't be."""
+        raise UnsupportedError(f"keep=nothing: {NO_OVER}")
 
     @abstractmethod
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:

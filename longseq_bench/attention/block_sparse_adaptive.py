@@ -22,15 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.attention.base import implementation
+from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.attention.layouts import LayoutAttention
 from longseq_bench.comm.group import Group
+from longseq_bench.dry import is_dry, place
 from longseq_bench.errors import UserError
 from longseq_bench.kernels import sparse
 from longseq_bench.kernels.core import attend, refuse_second_derivative, uncast
 from longseq_bench.kernels.spans import Part, sum_by_heads
 from longseq_bench.model import Workload
-from longseq_bench.patterns.blocks import check_sparsity
+from longseq_bench.patterns.blocks import check_sparsity, make_layout
 from longseq_bench.patterns.layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of
 from longseq_bench.patterns.top import top_layout
@@ -84,7 +85,7 @@ class AdaptiveBlockSparse(LayoutAttention):
             draw = torch.Generator().manual_seed(self._seed)
             made = (torch.randn(w.head_dim, w.head_dim, generator=draw) for _ in range(2))
             near = (torch.eye(w.head_dim) + m * _SPREAD / math.sqrt(w.head_dim) for m in made)
-            self.matrices = tuple(m.to(device).requires_grad_(w.train) for m in near)
+            self.matrices = tuple(m.to(place(device)).requires_grad_(w.train) for m in near)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start = time.perf_counter()
@@ -95,6 +96,9 @@ class AdaptiveBlockSparse(LayoutAttention):
         if self.scorer == "learned" and self.workload.train:
             return _Learned.apply(q, k, v, *self.matrices, self, pooled)  # type: ignore[no-any-return, no-untyped-call]
         return attend(q, k, v, self._made(self._chosen), self.workload.train)
+
+    # the layout is chosen by a call, so nothing goes without one
+    anew, over = Attention.anew, Attention.over
 
     @property
     def kernel_blocks(self) -> sparse.Blocks | None:
@@ -117,6 +121,9 @@ class AdaptiveBlockSparse(LayoutAttention):
 
     def _layout(self, queries: Tensor, keys: Tensor, head: int) -> BlockLayout:
         w = self.workload
+        if is_dry():
+            # no scores, so no choice by them: as many blocks
+            return make_layout("local-window", w.seq_len, self.block, self.sparsity, w.causal)
         kv = head * w.kv_heads // w.heads
         # (B, rows, D) as (rows, B D): one product sums over the batch too
         q, k = self._through((queries[:, head], keys[:, kv]))

@@ -10,6 +10,7 @@ from longseq_bench.attention.sharded import Sharded
 from longseq_bench.comm.couriers import Courier, Gather
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import Name
+from longseq_bench.kernels.core import Core, Tiles
 from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
 from longseq_bench.model import Workload
 
@@ -30,11 +31,17 @@ class Collective(Sharded):
     ) -> None:
         super().__init__(workload, group, order)
         self.chunk = chunk
+        self.overlaps = chunk is not None
 
     def courier(self) -> Courier:
         most = max(self.counts())
         tokens = most if self.chunk is None else max(1, self.chunk // self.group.size)
         return Gather(self.group, self.counts(), min(most, tokens))
+
+    def core(self) -> Core:
+        # one call takes all rows, and is not over before it has read all of them
+        whole = self.group.size == 1 and self.chunk is None
+        return Tiles(self.tiles) if whole else super().core()
 
     def tiles(self) -> Iterator[RowBlock]:
         w = self.workload

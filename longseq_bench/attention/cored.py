@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.kernels import local
-from longseq_bench.kernels.core import Core, attend
+from longseq_bench.kernels.core import Core, Frugal, attend, uncast
 
 
 class CoredAttention(Attention):
@@ -22,6 +22,22 @@ class CoredAttention(Attention):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, self.core(), train=self.workload.train)
+
+    def anew(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        core = self.core()
+        if not isinstance(core, Frugal):
+            return super().anew(grad_out, q, k, v, over)
+        with torch.no_grad(), uncast(q):
+            return core.anew(grad_out, q, k, v, over)
+
+    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        core = self.core()
+        if not isinstance(core, Frugal):
+            return super().over(q, k, v)
+        with torch.no_grad(), uncast(q):
+            return core.over(q, k, v)
 
     def plan(self, device: str) -> None:
         self._kernel = local.name(device, getattr(torch, self.workload.dtype))

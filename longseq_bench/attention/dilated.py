@@ -182,12 +182,14 @@ class Dilated(TiledAttention):
     def _hops(self) -> int:
         """How far pieces go until nobody needs them."""
         size, pairs = self.group.size, self._pairs()
-        return max(
-            hop
-            for hop in range(size)
-            for owner in range(size)
-            if hop == 0 or self._needed(owner, (owner + hop) % size, pairs)
-        )
+
+        def needed(hop: int) -> bool:
+            return any(self._needed(r, (r + hop) % size, pairs) for r in range(size))
+
+        if self.workload.causal and not self._permuted:
+            # only what lies behind is seen: who is further off shares no segment either
+            return next((hop - 1 for hop in range(1, size) if not needed(hop)), size - 1)
+        return next((hop for hop in range(size - 1, 0, -1) if needed(hop)), 0)
 
     def _needed(self, owner: int, rank: int, pairs: tuple[Pair, ...]) -> bool:
         """Whether a rank's queries see any key of the owner's."""

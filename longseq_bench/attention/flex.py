@@ -16,6 +16,7 @@ from torch import Tensor
 
 from longseq_bench.attention.base import ExactAttention, implementation
 from longseq_bench.comm.group import Group
+from longseq_bench.dry import is_dry
 from longseq_bench.errors import UnsupportedError
 from longseq_bench.kernels.flex_blocks import compiled, why_not
 from longseq_bench.model import Workload
@@ -56,6 +57,8 @@ class Flex(ExactAttention):
         w = self.workload
         if reason := why_not(device, w.train):
             raise UnsupportedError(reason)
+        if is_dry():
+            raise UnsupportedError("what torch compiles can't be walked without data")
         if w.causal:
             self._mask = self._causal_mask(device)
         if device not in _compile_s:

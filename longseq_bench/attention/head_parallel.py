@@ -28,6 +28,7 @@ class HeadParallel(CoredAttention, ExactAttention):
 
     summary = "heads split over ranks, each with the whole sequence (model parallel); exact"
     many_ranks = True
+    overlaps = False
 
     def __init__(
         self,

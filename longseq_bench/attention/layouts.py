@@ -97,7 +97,8 @@ def core_of(kernel: str, layouts: tuple[BlockLayout, ...], heads: int, causal: b
 
     Kernels are imported when they are asked for: some need libraries of their own.
     """
-    if kernel == "native":
+    if kernel == "native" or (kernel == "triton" and not sparse.has_triton()):
+        # without Triton it is asked for in walks alone; what is held is the same
         own = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
         shape = (heads, layouts[0].seq_len)
         parts = [Part(spans_of(x), of) for x, of in zip(layouts, own, strict=True)]

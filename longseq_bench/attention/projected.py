@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from longseq_bench.dry import place
+
 NAMES = ("q", "k", "v", "out")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -29,7 +31,7 @@ class Projected(nn.Module):
         for name in NAMES:
             # orthogonal, so that scores stay as spread as those of the inputs
             made = torch.linalg.qr(torch.randn(head_dim, head_dim, generator=draw))[0]
-            self.weights[name] = nn.Parameter(made.to(device, dtype))
+            self.weights[name] = nn.Parameter(made.to(place(device), dtype))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (B, Hq, N, D); k, v (B, Hk, N, D) -> (B, Hq, N, D)."""

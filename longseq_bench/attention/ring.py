@@ -23,8 +23,9 @@ from longseq_bench.comm import couriers, deepspeed
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import Name
 from longseq_bench.cost import Cost, dense_cost, key_bytes_per_token
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.errors import UnsupportedError, WorldError
 from longseq_bench.kernels.core import Core
+from longseq_bench.kernels.streamed import Streamed
 from longseq_bench.kernels.tiles import RowBlock
 from longseq_bench.model import DTYPE_BYTES, DType, Workload
 
@@ -56,7 +57,15 @@ class Ring(Sharded):
             Literal["float32", "bfloat16", "float16"] | None,
             "what keys and values travel as; none: as they are",
         ] = None,
+        offload: Annotated[
+            Literal["none", "host"],
+            "host: q, k, v and the output lie in the host's memory (pinned; on a CPU a mapped "
+            "file) and stream past the device; one rank",
+        ] = "none",
     ) -> None:
+        self.offload, self.on_host = offload, offload == "host"
+        if self.on_host and group.size > 1:
+            raise WorldError("offload=host runs on one rank")
         self.chunk, self.queries = chunk, queries
         self.wire: DType | None = wire_dtype if wire_dtype != workload.dtype else None
         self.transport = transport
@@ -71,6 +80,7 @@ class Ring(Sharded):
 
     def plan(self, device: str) -> None:
         super().plan(device)
+        self.device = device
         if self.group.size == 1:
             return
         if self.transport == "deepspeed":
@@ -100,6 +110,8 @@ class Ring(Sharded):
         return self.transport == "fairscale" and self.group.size > 1
 
     def core(self) -> Core:
+        if self.on_host:
+            return Streamed(self.tiles, self.device)
         if self.queries == "full" and self.group.size > 1:
             return FullQueries(self.courier(), self.own_rows())
         return super().core()
@@ -151,5 +163,5 @@ class Ring(Sharded):
         return Cost(flops, whole.floor_bytes, sent)
 
     def facts(self) -> dict[str, Any]:
-        here = super().facts()
+        here = super().facts() | ({"offload": self.offload} if self.on_host else {})
         return here | {"transport": self.transport} if self.group.size > 1 else here

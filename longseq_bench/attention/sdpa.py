@@ -12,6 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import ExactAttention, implementation
 from longseq_bench.comm.group import Group
+from longseq_bench.dry import is_dry, refuse_if_one_call
+from longseq_bench.errors import UnsupportedError
+from longseq_bench.kernels import local
 from longseq_bench.model import Workload
 
 _BACKENDS = {
@@ -42,6 +45,10 @@ class Sdpa(ExactAttention):
         self._ran: str = backend
 
     def plan(self, device: str) -> None:
+        if is_dry():
+            if self.backend not in ("auto", "flash"):
+                raise UnsupportedError(f"backend={self.backend} can't be walked without data")
+            return
         w = self.workload
         dtype = getattr(torch, w.dtype)
         like = torch.empty(1, w.heads, 64, w.head_dim, dtype=dtype, device=device)
@@ -53,6 +60,10 @@ class Sdpa(ExactAttention):
             self._ran = names.get(choice, "unknown")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if is_dry():
+            # the kernel that torch chooses on the device, not the one it has for meta tensors
+            return local.call(q, k, v, self.workload.causal)
+        refuse_if_one_call()
         chosen: AbstractContextManager[Any] = (
             nullcontext() if self.backend == "auto" else sdpa_kernel(_BACKENDS[self.backend])
         )

@@ -18,7 +18,7 @@ from longseq_bench.comm.orders import Name, Order, positions_of
 from longseq_bench.comm.shard import Shard
 from longseq_bench.cost import Cost, dense_cost, key_bytes_per_token
 from longseq_bench.errors import WorldError
-from longseq_bench.kernels.core import Core
+from longseq_bench.kernels.core import Core, WholeTiles
 from longseq_bench.model import Workload
 
 
@@ -38,9 +38,9 @@ class Sharded(TiledAttention, ExactAttention):
         """How keys and values come by."""
 
     def core(self) -> Core:
-        return (
-            super().core() if self.group.size == 1 else Travelling(self.courier(), self.own_rows())
-        )
+        if self.group.size == 1:
+            return WholeTiles(self.tiles)
+        return Travelling(self.courier(), self.own_rows())
 
     def counts(self) -> tuple[int, ...]:
         """Tokens of each rank."""

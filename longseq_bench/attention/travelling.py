@@ -16,6 +16,7 @@ from torch import Tensor
 
 from longseq_bench.comm.couriers import Courier, Own, Pair, Piece
 from longseq_bench.comm.orders import Stair, cut, even, stairs
+from longseq_bench.dry import STEPS, some
 from longseq_bench.kernels import tiles
 from longseq_bench.kernels.core import Triple
 from longseq_bench.kernels.tiles import ALL, RowBlock, wide
@@ -60,7 +61,7 @@ class Travelling:
         lse = out.new_full(q.shape[:3], -math.inf)
 
         def see(pair: Pair, blocks: Iterable[RowBlock]) -> None:
-            for block in blocks if self.courier.group.computes else ():
+            for block in some(blocks, STEPS) if self.courier.group.computes else ():
                 tiles.merge(q, *pair, block, out, lse)
 
         def own(share: int, shares: int) -> None:
@@ -76,7 +77,7 @@ class Travelling:
         totals = wide_zeros((k, v))
 
         def see(pair: Pair, blocks: Iterable[RowBlock], sums: Pair) -> None:
-            for block in blocks if self.courier.group.computes else ():
+            for block in some(blocks, STEPS) if self.courier.group.computes else ():
                 own = dq[:, block.heads, block.rows]
                 tiles.add_gradients((grad_out, q, out), pair, lse, block, own, sums)
 

@@ -27,6 +27,7 @@ class Ulysses(CoredAttention, ExactAttention):
 
     summary = "all-to-all turns shards of tokens into shards of heads and back; exact"
     many_ranks = True
+    overlaps = False
 
     def __init__(
         self,

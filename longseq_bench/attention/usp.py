@@ -29,6 +29,7 @@ class Usp(CoredAttention, ExactAttention):
 
     summary = "Ulysses inside groups of ranks, a ring across them; exact"
     many_ranks = True
+    overlaps = False
 
     def __init__(
         self,

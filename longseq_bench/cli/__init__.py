@@ -17,7 +17,9 @@ from longseq_bench.cli.doctor import doctor
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import listing
 from longseq_bench.cli.maxlen import maxlen
+from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
+from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.errors import LauncherError, UserError
 
@@ -35,6 +37,8 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(maxlen)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
+app.command()(plan)
+app.command()(scaling)
 app.command()(report)
 app.command("list")(listing)
 app.command()(doctor)

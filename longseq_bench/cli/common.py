@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 
     from longseq_bench.catalogue import Catalogue
     from longseq_bench.cli.watch import Progressing
+    from longseq_bench.hardware import Hardware
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.plan import Plan
+    from longseq_bench.predict import Outlook
 
 FAILED = ("wrong", "crashed", "error")
 MEMORY_SHARE = 0.8
+MOST_RECORDS = 2000
+"""Past ones that are read for rates."""
+
 _COARSE, _FINE = 2**30, 64 * 2**20
 
 
@@ -96,6 +101,53 @@ def default_out() -> Path:
 def command_line() -> str:
     """This command, as a person would type it again."""
     return shlex.join(["longseq", *sys.argv[1:]])
+
+
+def outlook(launcher: Launcher, catalogue: Catalogue, device: Device, out: Path | None) -> Outlook:
+    """What trials on this machine may be expected to take, by its records below results/ but those
+    of `out`: a search that is resumed there has to ask what it asked before."""
+    from longseq_bench.predict import Outlook, Pace
+
+    past = past_records(Path("results"), out)
+    return Outlook(launcher.foresee, Pace(hardware_here(catalogue, device), past))
+
+
+def past_records(folder: Path, but: Path | None = None) -> list[Record]:
+    """Records of this machine below a folder, the newest files first, as many as tell enough."""
+    from longseq_bench.environment import collect
+    from longseq_bench.errors import StoreError
+    from longseq_bench.store import RECORDS, load
+
+    here, found = collect().fingerprint, []
+    paths = [p for p in folder.rglob(RECORDS) if but is None or p.parent.resolve() != but.resolve()]
+    for path in sorted(paths, key=lambda p: -p.stat().st_mtime):
+        try:
+            found += [r for r in load(path).records if r.environment.fingerprint == here]
+        except StoreError:
+            continue
+        if len(found) > MOST_RECORDS:
+            break
+    return found
+
+
+def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
+    """The profile of this machine's device: one that its name tells, or a guess."""
+    from longseq_bench.environment import collect
+    from longseq_bench.hardware import profiles, this_cpu
+
+    info, here = catalogue.devices[device], collect()
+    cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
+    if device == "cpu":
+        return cpu
+    words = re.split(r"[^a-z0-9]+", info.name.lower())
+    ours = profiles()
+    found = next((one for name, one in ours.items() if name in words), None)
+    known = found or ours["gtx1080"]
+    # of a card that nobody described all is a guess, and it has the dtypes that it says
+    flops = dict.fromkeys(info.dtypes, max(known.flops.values())) | known.flops
+    named = info.name if found else f"{info.name}, guessed from {known.name}"
+    changes = {"name": named, "memory": info.total_bytes or known.memory, "flops": flops}
+    return known.model_copy(update=changes)
 
 
 def carry_out(

@@ -1,4 +1,4 @@
-"""`longseq launch -- sweep|maxlen ...`: the same over many hosts."""
+"""`longseq launch -- sweep|maxlen|scaling ...`: the same over many hosts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from longseq_bench.model import Outcome, Trial
     from longseq_bench.places import Site
 
-COMMANDS = ("sweep", "maxlen")
+COMMANDS = ("sweep", "maxlen", "scaling")
 
 
 def launch(
     command: Annotated[
-        list[str], typer.Argument(help="sweep or maxlen, with its arguments.", metavar="COMMAND …")
+        list[str],
+        typer.Argument(help="sweep, maxlen or scaling, with its own.", metavar="COMMAND …"),
     ],
     nnodes: Annotated[int | None, typer.Option(min=1, help="Hosts. Default: 1.")] = None,
     nproc_per_node: Annotated[

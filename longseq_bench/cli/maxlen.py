@@ -2,80 +2,60 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longseq_bench.cli import asked
+
 if TYPE_CHECKING:
     from longseq_bench.catalogue import Catalogue
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.model import Record, Trial
+    from longseq_bench.predict import Outlook
 
 DEFAULT_TIME_S = 30.0
 """Seconds a pass where none are asked: the command then ends in minutes on any machine."""
 
 
-class DeviceName(StrEnum):
-    """Kinds of device."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class DTypeName(StrEnum):
-    """Element types."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class ModeName(StrEnum):
-    """What a pass is."""
-
-    forward = "forward"
-    train = "train"
-
-
 def maxlen(
     impl: Annotated[list[str], typer.Option(help="Implementation; give it again for more.")],
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", "-o", help="An option of theirs, NAME=VALUE; more than once."),
-    ] = None,
+    option: asked.Options = None,
     memory_budget: Annotated[
         str | None, typer.Option(help="A rank's: 7.9GiB, 512MiB. Default: 80 % of what is free.")
     ] = None,
-    time_budget: Annotated[
-        str | None, typer.Option(help="Seconds one pass may take: 60s, 2min. Default: 30s.")
-    ] = None,
-    dtype: Annotated[DTypeName, typer.Option()] = DTypeName.float32,
-    heads: Annotated[int, typer.Option(help="Query heads.")] = 8,
-    kv_heads: Annotated[
-        int | None, typer.Option(help="Key and value heads. Default: as many as heads.")
-    ] = None,
+    time_budget: asked.TimeBudget = None,
+    dtype: Annotated[asked.DTypeName, typer.Option()] = asked.DTypeName.float32,
+    heads: asked.Heads = 8,
+    kv_heads: asked.KvHeads = None,
     head_dim: Annotated[int, typer.Option()] = 64,
     batch: Annotated[int, typer.Option()] = 1,
-    causal: Annotated[bool, typer.Option("--causal")] = False,
-    mode: Annotated[ModeName, typer.Option(help="train: forward and backward.")] = ModeName.forward,
-    device: Annotated[DeviceName, typer.Option()] = DeviceName.cpu,
+    causal: asked.Causal = False,
+    mode: asked.Mode = asked.ModeName.forward,
+    keep: asked.Keep = asked.KeepName.all,
+    device: Annotated[asked.DeviceName, typer.Option()] = asked.DeviceName.cpu,
+    allocator: asked.Allocator = asked.AllocatorName.default,
     world_size: Annotated[
         int | None, typer.Option(min=1, help="Ranks that share a sequence; on cuda a device each.")
     ] = None,
     ceiling: Annotated[
         str | None, typer.Option(help="Ask for no more tokens than this: 1M.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads a rank.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for records and report. Default: a new one under results/."),
+    sparsity: Annotated[
+        str | None,
+        typer.Option(help="auto: the least with which --target fits. Else: -o sparsity=0.99."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, progress on stderr.")
+    target: Annotated[str | None, typer.Option(help="Tokens, with --sparsity auto: 1M.")] = None,
+    fit_only: Annotated[
+        bool,
+        typer.Option("--fit-only", help="Also how far memory alone goes: loops capped, unchecked."),
     ] = False,
+    threads: asked.Threads = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: asked.Out = None,
+    as_json: asked.AsJson = False,
 ) -> int:
     """Search for the longest sequence each implementation takes here.
 
@@ -83,27 +63,102 @@ def maxlen(
     process, and the shortest that was run and failed, within 1 % or 64 tokens, with what limited
     it: memory, time, a kernel's limit, numerics. Tokens are those of all ranks together.
     """
-    from longseq_bench.cli.common import console, default_ranks, make_launcher
+    from longseq_bench.cli.common import default_ranks
     from longseq_bench.units import parse_bytes, parse_seconds
 
-    memory = parse_bytes(memory_budget) if memory_budget else None
-    seconds = parse_seconds(time_budget) if time_budget else DEFAULT_TIME_S
     ranks = world_size or default_ranks()
-    most = _ceiling(ceiling, ranks)
-    shape = _workload(
-        batch=batch, heads=heads, kv_heads=kv_heads if kv_heads is not None else heads,
-        head_dim=head_dim, dtype=dtype.value, causal=causal, mode=mode.value,
+    asked.check_keep(keep, mode)
+    shape = asked.workload(
+        batch=batch, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, causal=causal,
+        mode=mode,
     )  # fmt: skip
+    far = _Limits(_ceiling(ceiling, ranks), _target(sparsity, target, option or []), fit_only)
+    return _answer(
+        impl, option or [], far, out, as_json,
+        workload=shape, device=device.value, world_size=ranks, threads=threads, seed=seed,
+        memory_budget=parse_bytes(memory_budget) if memory_budget else None,
+        time_budget=parse_seconds(time_budget) if time_budget else DEFAULT_TIME_S,
+        keep=keep.value, allocator=allocator.value,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """How far to search: tokens at most; or the least sparsity for so many; memory alone too."""
+
+    ceiling: int | None
+    target: int | None
+    fit_only: bool
+
+
+def _answer(
+    names: list[str], assignments: list[str], limits: _Limits, out: Path | None, as_json: bool,
+    **fields: Any,
+) -> int:  # fmt: skip
+    """Ask the machine, make the trials, search."""
+    from longseq_bench.cli.common import console, make_launcher, outlook
+    from longseq_bench.errors import UserError
+
+    if limits.target and limits.ceiling:
+        raise UserError("--ceiling is for a search of tokens; --target says how many there are")
+    if limits.target and limits.fit_only:
+        raise UserError("--fit-only looks at memory, which no sparsity changes; leave it out")
     with make_launcher() as launcher:
         with console(stderr=True).status("looking at this machine …"):
             catalogue = launcher.catalogue()
-        trials = _trials(
-            catalogue, impl, option or [],
-            workload=shape, device=device.value, world_size=ranks, memory_budget=memory,
-            time_budget=seconds, threads=threads, seed=seed, out=out,
-        )  # fmt: skip
+        trials = _trials(catalogue, names, assignments, out, **fields)
         launcher.check(trials)
-        return _search(trials, most, launcher, out, as_json)
+        ahead = outlook(launcher, catalogue, trials[0].device, out)
+        if limits.target:
+            return _densest(trials, limits.target, launcher, ahead, out, as_json)
+        if limits.fit_only:
+            alone = [t.but(fit_only=True, time_budget=None) for t in trials]
+            trials = [one for pair in zip(alone, trials, strict=True) for one in pair]
+        return _search(trials, limits.ceiling, launcher, ahead, out, as_json)
+
+
+def _target(sparsity: str | None, target: str | None, assignments: list[str]) -> int | None:
+    """The length for which the least sparsity is wanted; None where none is. Raises UserError for
+    half a question."""
+    from longseq_bench.errors import UserError
+
+    if sparsity is None and target is None:
+        return None
+    if sparsity is None:
+        raise UserError("--target is for --sparsity auto; a search goes to --ceiling at most")
+    if sparsity != "auto":
+        raise UserError(f"--sparsity {sparsity}: only auto; a value is an option, -o sparsity=0.99")
+    if target is None:
+        raise UserError("--sparsity auto needs --target, the tokens that have to fit")
+    if any(word.startswith("sparsity=") for word in assignments):
+        raise UserError("--sparsity auto searches what -o sparsity sets; leave one of them out")
+    return asked.tokens("--target", target)
+
+
+def _densest(
+    trials: list[Trial], tokens: int, launcher: Launcher, ahead: Outlook, out: Path | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Search the least sparsity of each. Raises UserError for what has none."""
+    from longseq_bench import plan
+    from longseq_bench.cli.common import carry_out, console, exit_code, print_json
+    from longseq_bench.cli.tables import sparsities_table
+    from longseq_bench.cli.watch import SearchProgress
+    from longseq_bench.errors import UserError
+    from longseq_bench.table import least_sparsities
+
+    for trial in trials:
+        if "sparsity" not in trial.options:
+            raise UserError(f"{trial.implementation} has no sparsity; block-sparse has")
+    watcher = SearchProgress(console(stderr=True))
+    steps = plan.densest([t.at(tokens) for t in trials], ahead)
+    records = carry_out(steps, launcher, out, watcher)
+    rows = least_sparsities(records)
+    if as_json:
+        print_json({"schema": 1, "results": rows})
+    else:
+        console().print(sparsities_table(rows))
+    return exit_code(records)
 
 
 def _ceiling(text: str | None, ranks: int) -> int | None:
@@ -118,64 +173,34 @@ def _ceiling(text: str | None, ranks: int) -> int | None:
     return tokens
 
 
-def _workload(**fields: Any) -> dict[str, Any]:
-    """The workload's fields, checked. Raises UserError with the sentence of the first fault."""
-    from pydantic import ValidationError
-
-    from longseq_bench.errors import UserError
-    from longseq_bench.model import Workload
-
-    try:
-        Workload(seq_len=1, **fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = "--" + "-".join(str(p) for p in first["loc"]).replace("_", "-")
-        said = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{name}: {said}" if first["loc"] else said) from None
-    if fields["kv_heads"] == 0:
-        raise UserError("--kv-heads: 0 heads can't hold keys; leave it out for as many as heads")
-    return {"seq_len": 1, **fields}
-
-
 def _trials(
     catalogue: Catalogue, names: list[str], assignments: list[str], out: Path | None, **fields: Any
 ) -> list[Trial]:
     """One trial an implementation. An option goes to every implementation that has it."""
     from longseq_bench.cli.common import check_device, default_memory
-    from longseq_bench.config import parse_assignments
     from longseq_bench.model import Trial
-    from longseq_bench.options import unknown_option
 
     device, ranks = fields["device"], fields["world_size"]
     check_device(catalogue, device, fields["workload"]["dtype"], ranks)
-    given = parse_assignments(assignments)
-    known = {n: {s.name for s in catalogue.entry(n, "--impl").options} for n in names}
-    for name in given:
-        if not any(name in options for options in known.values()):
-            every = {o for options in known.values() for o in options}
-            raise unknown_option(name, given[name], every, ", ".join(names))
+    implementations = asked.chosen(catalogue, names, assignments)
     fields["memory_budget"] = fields["memory_budget"] or default_memory(device, out, ranks)
     return [
-        Trial(
-            implementation=name,
-            options=catalogue.options(name, {k: v for k, v in given.items() if k in known[name]}),
-            repeats=0,
-            **fields,
-        )
-        for name in dict.fromkeys(names)
+        Trial(implementation=name, options=options, repeats=0, **fields)
+        for name, options in implementations.items()
     ]
 
 
 def _search(
-    trials: list[Trial], ceiling: int | None, launcher: Launcher, out: Path | None, as_json: bool
-) -> int:
+    trials: list[Trial], ceiling: int | None, launcher: Launcher, ahead: Outlook,
+    out: Path | None, as_json: bool,
+) -> int:  # fmt: skip
     from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.table import maxlen_json
 
     watcher = SearchProgress(console(stderr=True))
-    records = carry_out(plan.maxlen(trials, ceiling), launcher, out, watcher)
+    records = carry_out(plan.maxlen(trials, ceiling, ahead), launcher, out, watcher)
     if as_json:
         print_json(maxlen_json(records))
     else:

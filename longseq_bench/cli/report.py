@@ -21,6 +21,9 @@ def report(
     baseline: Annotated[
         str | None, typer.Option(help="Implementation whose speed is 1; default: that of config.")
     ] = None,
+    beside: Annotated[
+        Path | None, typer.Option(help="YAML of others' maxima, a column beside ours.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Rows and maxima as one JSON document on stdout.")
     ] = False,
@@ -29,6 +32,7 @@ def report(
     from longseq_bench.cli.common import console, print_json
     from longseq_bench.errors import UserError
     from longseq_bench.reports import write_report
+    from longseq_bench.reports.elsewhere import read
     from longseq_bench.store import load
     from longseq_bench.table import maxlen_json, sweep_json
 
@@ -43,8 +47,9 @@ def report(
     if not wanted:
         raise UserError("--format names no format; write md,csv")
     paths = write_report(
-        records, folder, wanted, kind, baseline or _baseline_of(results[0], records), notes
-    )
+        records, folder, wanted, kind, baseline or _baseline_of(results[0], records), notes,
+        read(beside) if beside else None,
+    )  # fmt: skip
     if as_json:
         print_json({**sweep_json(records), **maxlen_json(records)})
     for path in paths:

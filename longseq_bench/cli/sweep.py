@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from longseq_bench.config import SweepConfig
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.model import Device, Record
+    from longseq_bench.predict import Outlook
 
 
 def sweep(
@@ -33,7 +34,7 @@ def sweep(
 
     Run it again with the same --out to go on where it stopped: what is finished is not run again.
     """
-    from longseq_bench.cli.common import console, default_ranks, make_launcher
+    from longseq_bench.cli.common import console, default_ranks, make_launcher, outlook
     from longseq_bench.config import load
 
     screen = console(stderr=True)
@@ -44,7 +45,8 @@ def sweep(
             _check_baseline(asked)
         if dry_run:
             return _list_trials(asked, as_json)
-        return _run(asked, launcher, out, as_json)
+        ahead = outlook(launcher, launcher.catalogue(), asked.trials[0].device, out)
+        return _run(asked, launcher, ahead, out, as_json)
 
 
 def _with_budget(config: SweepConfig, out: Path | None) -> SweepConfig:
@@ -75,14 +77,16 @@ def _check_baseline(config: SweepConfig) -> None:
         baseline_label(rows, config.baseline)
 
 
-def _run(config: SweepConfig, launcher: Launcher, out: Path | None, as_json: bool) -> int:
+def _run(
+    config: SweepConfig, launcher: Launcher, ahead: Outlook, out: Path | None, as_json: bool
+) -> int:
     from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.watch import SweepProgress
     from longseq_bench.table import sweep_json
 
     watcher = SweepProgress(console(stderr=True), config.trials, config.rounds)
-    steps = plan.sweep(config.trials, config.rounds)
+    steps = plan.sweep(config.trials, config.rounds, ahead)
     records = carry_out(steps, launcher, out, watcher, config.baseline, config.text)
     if as_json:
         print_json(sweep_json(records))

@@ -16,7 +16,9 @@ from longseq_bench.cli.watch import option_value, option_words
 from longseq_bench.doctor import Finding
 from longseq_bench.model import Environment, Record, Trial
 from longseq_bench.reports.groups import grouped, least_peak, name_of, spread_out, workload_words
+from longseq_bench.reports.growth import dense_words, least_words
 from longseq_bench.reports.sparse import is_sparse
+from longseq_bench.scaling import Complexity, Exponent, Reached
 from longseq_bench.table import maximum_rows, speeds, sweep_rows
 from longseq_bench.units import (
     format_bytes,
@@ -98,7 +100,7 @@ def _lengths_table(rows: Sequence[dict[str, Any]], baseline: str | None) -> Tabl
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
     """A column and how soon it is left out where the terminal is narrow: 0 never, 1 first."""
 
     heading: str
@@ -111,11 +113,11 @@ class _Column:
 
 
 @dataclass(frozen=True)
-class _Fitted:
+class Fitted:
     """Rows under as many columns as the terminal has room for, their labels wrapped."""
 
     rows: Sequence[dict[str, Any]]
-    columns: Sequence[_Column]
+    columns: Sequence[Column]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Table | str]:
         shown = list(self.columns)
@@ -135,51 +137,51 @@ class _Fitted:
         if out := [c.heading for c in self.columns if c not in shown]:
             yield f"[dim]no room for {escape(', '.join(out))}: see the report[/dim]"
 
-    def _width(self, shown: Sequence[_Column]) -> int:
+    def _width(self, shown: Sequence[Column]) -> int:
         return sum(column.width(self.rows) + GAP for column in shown)
 
 
-def _with_sparse(rows: Sequence[dict[str, Any]], baseline: str | None) -> _Fitted:
+def _with_sparse(rows: Sequence[dict[str, Any]], baseline: str | None) -> Fitted:
     """Rows of one rank of which some skip pairs."""
     columns = [
-        _Column("tokens", lambda r: format_tokens(r["tokens"])),
-        _Column("time", lambda r: _time(r)[0]),
-        _Column("±", lambda r: _time(r)[1], 3),
-        _Column("density", _density),
-        _Column("of ideal", _of_ideal),
-        _Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 5),
-        _Column("FLOP/s", _flop_rate, 2),
-        _Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
+        Column("tokens", lambda r: format_tokens(r["tokens"])),
+        Column("time", lambda r: _time(r)[0]),
+        Column("±", lambda r: _time(r)[1], 3),
+        Column("density", _density),
+        Column("of ideal", _of_ideal),
+        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 5),
+        Column("FLOP/s", _flop_rate, 2),
+        Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
     ]
     if baseline:
-        columns.append(_Column(f"× {baseline}", lambda r: _shown(r["speed"], _times), 4))
-    return _Fitted(rows, columns)
+        columns.append(Column(f"× {baseline}", lambda r: _shown(r["speed"], _times), 4))
+    return Fitted(rows, columns)
 
 
-def _over_ranks(rows: Sequence[dict[str, Any]], baseline: str | None) -> _Fitted:
+def _over_ranks(rows: Sequence[dict[str, Any]], baseline: str | None) -> Fitted:
     """Rows of which some ran on several ranks."""
     columns = [
-        _Column("tokens", lambda r: format_tokens(r["tokens"])),
-        _Column("ranks", lambda r: str(r["world_size"])),
-        _Column("a rank", lambda r: _shown(r["tokens_per_rank"], format_tokens), 6),
-        _Column("time", lambda r: _time(r)[0]),
-        _Column("±", lambda r: _time(r)[1], 5),
-        _Column("speed-up", lambda r: _shown(r["speedup"], _times)),
-        _Column("efficiency", lambda r: _shown(r["efficiency"], format_share), 9),
-        _Column("exposed", lambda r: _shown(r["exposed_share"], format_share)),
-        _Column("sent", lambda r: _shown(r["bytes_sent"], format_bytes), 4),
-        _Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes)),
-        _Column("least", lambda r: _shown(least_peak(r), format_bytes), 3),
-        _Column("max/min", lambda r: _shown(r["imbalance"], _times), 7),
-        _Column("FLOP/s", _flop_rate, 2),
-        _Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
+        Column("tokens", lambda r: format_tokens(r["tokens"])),
+        Column("ranks", lambda r: str(r["world_size"])),
+        Column("a rank", lambda r: _shown(r["tokens_per_rank"], format_tokens), 6),
+        Column("time", lambda r: _time(r)[0]),
+        Column("±", lambda r: _time(r)[1], 5),
+        Column("speed-up", lambda r: _shown(r["speedup"], _times)),
+        Column("efficiency", lambda r: _shown(r["efficiency"], format_share), 9),
+        Column("exposed", lambda r: _shown(r["exposed_share"], format_share)),
+        Column("sent", lambda r: _shown(r["bytes_sent"], format_bytes), 4),
+        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes)),
+        Column("least", lambda r: _shown(least_peak(r), format_bytes), 3),
+        Column("max/min", lambda r: _shown(r["imbalance"], _times), 7),
+        Column("FLOP/s", _flop_rate, 2),
+        Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
     ]
     if any(map(is_sparse, rows)):
-        columns.insert(5, _Column("density", _density, 10))
+        columns.insert(5, Column("density", _density, 10))
     if baseline:
         heading = f"× {baseline}"
-        columns.append(_Column(heading, lambda r: _shown(r["speed"], _times), 8))
-    return _Fitted(rows, columns)
+        columns.append(Column(heading, lambda r: _shown(r["speed"], _times), 8))
+    return Fitted(rows, columns)
 
 
 def maxima_table(records: Sequence[Record]) -> RenderableType:
@@ -190,34 +192,37 @@ def maxima_table(records: Sequence[Record]) -> RenderableType:
     return Group(table, "", *sentences)
 
 
-def _maxima_over_ranks(rows: Sequence[dict[str, Any]]) -> _Fitted:
+def _maxima_over_ranks(rows: Sequence[dict[str, Any]]) -> Fitted:
     columns = [
-        _Column("ranks", lambda r: str(r["world_size"])),
-        _Column("longest", lambda r: f"[bold]{r['max_tokens']:,}[/bold]"),
-        _Column("a rank", lambda r: _shown(r["tokens_per_rank"], lambda n: f"{n:,}"), 3),
-        _Column("first failure", lambda r: _shown(r["first_failure"], lambda n: f"{n:,}")),
-        _Column("limited by", lambda r: str(r["limited_by"])),
-        _Column("of floor", lambda r: _shown(r["fraction_of_floor"], format_share), 5),
-        _Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 4),
-        _Column("max/min", lambda r: _shown(r["imbalance"], _times), 2),
-        _Column("runs", lambda r: str(r["runs"]), 1),
+        Column("ranks", lambda r: str(r["world_size"])),
+        Column("longest", lambda r: f"[bold]{r['max_tokens']:,}[/bold]"),
+        Column("a rank", lambda r: _shown(r["tokens_per_rank"], lambda n: f"{n:,}"), 3),
+        Column("first failure", lambda r: _shown(r["first_failure"], lambda n: f"{n:,}")),
+        Column("limited by", lambda r: str(r["limited_by"])),
+        Column("of floor", lambda r: _shown(r["fraction_of_floor"], format_share), 5),
+        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 4),
+        Column("max/min", lambda r: _shown(r["imbalance"], _times), 2),
+        Column("runs", lambda r: str(r["runs"]), 1),
     ]
-    return _Fitted(rows, columns)
+    return Fitted(rows, _with_fits(columns, 2, rows))
 
 
-def _maxima(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("", no_wrap=True, overflow="ellipsis")
-    for heading in ("longest", "first failure", "limited by", "of floor", "peak", "runs"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            escape(row["label"]), f"[bold]{row['max_tokens']:,}[/bold]",
-            _shown(row["first_failure"], lambda n: f"{n:,}"), row["limited_by"],
-            _shown(row["fraction_of_floor"], format_share),
-            _shown(row["peak_bytes"], format_bytes), str(row["runs"]),
-        )  # fmt: skip
-    return table
+def _maxima(rows: Sequence[dict[str, Any]]) -> Fitted:
+    columns = [
+        Column("longest", lambda r: f"[bold]{r['max_tokens']:,}[/bold]"),
+        Column("first failure", lambda r: _shown(r["first_failure"], lambda n: f"{n:,}"), 6),
+        Column("limited by", lambda r: str(r["limited_by"])),
+        Column("of floor", lambda r: _shown(r["fraction_of_floor"], format_share), 5),
+        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 3),
+        Column("runs", lambda r: str(r["runs"]), 1),
+    ]
+    return Fitted(rows, _with_fits(columns, 1, rows))
+
+
+def _with_fits(columns: list[Column], at: int, rows: Sequence[dict[str, Any]]) -> Sequence[Column]:
+    """With how far memory alone goes, where that was asked."""
+    alone = Column("memory alone", lambda r: _shown(r["fits_tokens"], lambda n: f"{n:,}"), 4)
+    return [*columns[:at], alone, *columns[at:]] if any(r["fits_tokens"] for r in rows) else columns
 
 
 def _sentence(row: dict[str, Any]) -> str:
@@ -227,6 +232,8 @@ def _sentence(row: dict[str, Any]) -> str:
     if not row["max_tokens"]:
         return f"{name}: no length passed ({row['failure_reason']})"
     times = f", {format_seconds(row['time_budget'])} a pass" if row["time_budget"] else ""
+    if row["fit_only"]:
+        return f"{name}: memory holds {row['max_tokens']:,} tokens under {budget}; nothing computed"
     again = f"confirmed {row['confirmations']}×" if row["confirmations"] else "not confirmed"
     limit = (
         f"limited by: {row['limited_by']}"
@@ -235,6 +242,61 @@ def _sentence(row: dict[str, Any]) -> str:
     )
     what = f"{row['max_tokens']:,} tokens ({row['dtype']}, {row['mode']})"
     return f"{name}: {what} under {budget}{times}; {limit}; {again}"
+
+
+def scaling_tables(maxima: Sequence[Reached], times: Sequence[Complexity]) -> RenderableType:
+    """Theory, expectation and measurement over ranks; exponents in tokens and ranks."""
+    reached = [{"label": one.label, "one": one} for one in maxima]
+    longest = Fitted(reached, [
+        Column("ranks", lambda r: str(r["one"].world_size)),
+        Column("theory", lambda r: _shown(r["one"].theory, lambda n: f"{n:,}"), 2),
+        Column("expected", lambda r: _shown(r["one"].expected, lambda n: f"{n:,}")),
+        Column("found", lambda r: f"[bold]{r['one'].actual:,}[/bold]"),
+        Column("of expected", lambda r: _of_expected(r["one"]), 1),
+        Column("limited by", lambda r: _shown(r["one"].limited_by, str), 3),
+    ])  # fmt: skip
+    fits = [{"label": one.label, "one": one} for one in times]
+    fitted = Fitted(fits, [
+        Column("of", lambda r: r["one"].quantity),
+        Column("tokens ^", lambda r: _shown(r["one"].tokens, _exponent)),
+        Column("by formula", lambda r: _shown(r["one"].formula_tokens, lambda x: f"{x:.2f}"), 2),
+        Column("ranks ^", lambda r: _shown(r["one"].ranks, _exponent)),
+        Column("by formula", lambda r: _shown(r["one"].formula_ranks, lambda x: f"{x:.2f}"), 3),
+        Column("points", lambda r: str(r["one"].points), 4),
+    ])  # fmt: skip
+    said = (
+        "[dim]theory: the floor of all ranks' budgets · expected: one rank's times the ranks, "
+        "where memory limits both · exponents with their 95 % interval · by formula: FLOPs over "
+        "the ranks, and the floor[/dim]"
+    )
+    parts: list[RenderableType] = [longest, ""] if reached else []
+    parts += [fitted, ""] if fits else []
+    return Group(*parts, said)
+
+
+def _of_expected(one: Reached) -> str:
+    return format_share(one.actual / one.expected) if one.expected else NONE
+
+
+def sparsities_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """The least sparsity with which a length fits."""
+    several = [Column("ranks", lambda r: str(r["world_size"]))] if spread_out(rows) else []
+    return Fitted(rows, [
+        *several,
+        Column("tokens", lambda r: format_tokens(r["tokens"])),
+        Column("passed", lambda r: f"[bold]{_shown(least_words(r['least_sparsity']), str)}[/bold]"),
+        Column("failed", lambda r: _shown(dense_words(r["too_dense"]), str)),
+        Column("limited by", lambda r: _shown(r["limited_by"], str)),
+        Column("time", lambda r: _shown(r["time_s"], format_seconds), 2),
+        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 3),
+        Column("runs", lambda r: str(r["runs"]), 1),
+    ])  # fmt: skip
+
+
+def _exponent(one: Exponent) -> str:
+    if one.low is None or one.high is None:
+        return f"{one.value:.2f}"
+    return f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})"
 
 
 def trials_table(trials: Sequence[Trial], rounds: int) -> RenderableType:

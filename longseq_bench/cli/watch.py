@@ -119,8 +119,13 @@ class SearchProgress(Progressing):
         super().__init__(console)
         self._passed: dict[str, int] = {}
         self._failed: dict[str, int] = {}
+        self._sparsities: dict[str, tuple[float, float]] = {}
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
+        if step.purpose == "density":
+            self._narrow(step, record)
+            super().ends(step, record, found)
+            return
         search = step.trial.at(1).but(round=0, repeats=0).key
         tokens = step.trial.workload.seq_len
         if record.outcome.fits:
@@ -129,6 +134,17 @@ class SearchProgress(Progressing):
             self._failed[search] = min(tokens, self._failed.get(search, tokens))
         super().ends(step, record, found)
         self._live.update(self._task, left=self._bracket(search, step.predicted_tokens))
+
+    def _narrow(self, step: Step, record: Record) -> None:
+        """Of a search for the least sparsity: the least that passed, the largest that failed."""
+        options = {k: v for k, v in step.trial.options.items() if k != "sparsity"}
+        search = step.trial.but(round=0, repeats=0, options=options).key
+        low, high = self._sparsities.get(search, (0.0, 1.0))
+        at = float(str(step.trial.options["sparsity"]))
+        low, high = (low, min(high, at)) if record.outcome.fits else (max(low, at), high)
+        self._sparsities[search] = low, high
+        words = f"[sparsity {low:.5f} failed … {high:.5f} passed]"
+        self._live.update(self._task, left=words)
 
     def _bracket(self, search: str, predicted: int | None) -> str:
         low, high = self._passed.get(search, 0), self._failed.get(search)

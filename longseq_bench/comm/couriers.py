@@ -13,14 +13,16 @@ Shapes: k, v (B, Hk, N, D) of this rank; a piece (B, Hk, M, D).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from longseq_bench.comm.group import Group, Pending
 from longseq_bench.comm.orders import even
+from longseq_bench.dry import STEPS, some
 
 Pair = tuple[Tensor, Tensor]
 
@@ -67,9 +69,9 @@ class Courier(ABC):
         units = [-(-count // self._unit) for count in counts]
         whole = -(-max(units) // max(1, tokens // self._unit))
         self.pieces = min(whole, max(1, min(units)))
-        self.most = max(
-            len(self.piece(rank, i)) for rank in range(len(counts)) for i in range(self.pieces)
-        )
+        # of ranks that hold as many one is enough
+        owners = {count: rank for rank, count in enumerate(counts)}.values()
+        self.most = max(len(self.piece(rank, i)) for rank in owners for i in range(self.pieces))
 
     @abstractmethod
     def tour(self, k: Tensor, v: Tensor, visit: Visit, own: Own) -> None:
@@ -156,7 +158,7 @@ class Ring(Courier):
         return self.group.exchange(send, receive, (rank + hops) % size, (rank - hops) % size)
 
     def tour(self, k: Tensor, v: Tensor, visit: Visit, own: Own) -> None:
-        steps = self._steps()
+        steps = self._some_steps()
         belt = _Belt(self, k, v)
         coming = belt.start(steps[0]) if steps else Pending()
         own(0, len(steps) + 1)
@@ -169,7 +171,7 @@ class Ring(Courier):
             own(at + 1, len(steps) + 1)
 
     def tour_back(self, k: Tensor, v: Tensor, visit: VisitBack, own: Own, totals: Pair) -> None:
-        steps = self._steps()
+        steps = self._some_steps()
         belt = _Belt(self, k, v)
         leaving, arriving = (Slot(k, self.most, k.dtype) for _ in range(2))
         coming = belt.start(steps[0]) if steps else Pending()
@@ -201,8 +203,15 @@ class Ring(Courier):
         sums = sum(self.counts[(rank - hop) % size] for hop in range(1, self.hops + 1))
         return 2 * shown * token_bytes + sums * gradient_bytes
 
-    def _steps(self) -> list[_Step]:
-        return [_Step(i, hop) for i in range(self.pieces) for hop in range(1, self.hops + 1)]
+    def _steps(self) -> Iterator[_Step]:
+        hops = range(1, self.hops + 1)
+        return (_Step(i, hop) for i in range(self.pieces) for hop in hops)
+
+    def _some_steps(self) -> list[_Step]:
+        """All; where loops are capped the first and the last, at which sums go home."""
+        last = [_Step(self.pieces - 1, self.hops)] if self.hops and self.pieces else []
+        count = self.pieces * self.hops - len(last)
+        return [*some(islice(self._steps(), count), STEPS), *last]
 
     def _piece_at(self, step: _Step) -> Piece:
         """The piece that is at this rank in a step."""
@@ -263,24 +272,24 @@ class Gather(Courier):
     def tour(self, k: Tensor, v: Tensor, visit: Visit, own: Own) -> None:
         rooms = [self._room(k) for _ in range(min(2, self.pieces))]
         under_way = self._gather(k, v, 0, rooms[0])
-        for index in range(self.pieces):
+        for index in some(range(self.pieces), STEPS):
             own(index, self.pieces)
             under_way.wait()
             here = rooms[index % len(rooms)]
             if index + 1 < self.pieces:
                 under_way = self._gather(k, v, index + 1, rooms[(index + 1) % len(rooms)])
-            for owner in self._others():
+            for owner in some(self._others(), STEPS):
                 piece = self.piece(owner, index)
                 visit(_present(k, v, here, piece), piece)
 
     def tour_back(self, k: Tensor, v: Tensor, visit: VisitBack, own: Own, totals: Pair) -> None:
         room = self._room(k)
-        for index in range(self.pieces):
+        for index in some(range(self.pieces), STEPS):
             under_way = self._gather(k, v, index, room)
             own(index, self.pieces)
             under_way.wait()
             sums = [torch.zeros(r.shape, dtype=k.dtype, device=k.device) for r in room]
-            for owner in self._others():
+            for owner in some(self._others(), STEPS):
                 piece = self.piece(owner, index)
                 grads = visit(_present(k, v, room, piece), piece)
                 for whole, grad in zip(sums, grads, strict=True):
@@ -317,7 +326,7 @@ class Gather(Courier):
         for total, whole in zip(totals, sums, strict=True):
             back = torch.empty_like(whole)
             self.group.all_to_all(back, whole).wait()
-            for rank in range(self.group.size):
+            for rank in some(range(self.group.size), STEPS):
                 if rank != self.group.rank:
                     total[:, :, mine.own].add_(back[rank, :, :, : len(mine)])
 

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from longseq_bench.dry import device_of, is_dry
+
 PATIENCE = timedelta(days=7)
 """Nothing waits as long: the launcher owns the clock, and tells a hang from a lost peer."""
 
@@ -26,6 +28,7 @@ class Traffic:
     """What a rank has sent, and which half of a pass is switched off while the other is timed."""
 
     bytes_sent: int = 0
+    transfers: int = 0
     communicates: bool = True
     computes: bool = True
 
@@ -41,6 +44,16 @@ class Pending:
         for work in self._works:
             work.wait()
         self._works.clear()
+
+
+class _Holding:
+    """A transfer that is not made, and what it would hold until it is waited for."""
+
+    def __init__(self, *given: Tensor) -> None:
+        self._given = given
+
+    def wait(self) -> None:
+        """It is over at once."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,8 @@ class Group:
         if self.size == 1 or not self.traffic.communicates:
             return Pending()
         self.count(*send)
+        if is_dry():
+            return Pending()
         ops = [dist.P2POp(dist.isend, t, self._peer(to), self.data) for t in send]
         ops += [dist.P2POp(dist.irecv, t, self._peer(source), self.data) for t in receive]
         return Pending(dist.batch_isend_irecv(ops))
@@ -122,7 +137,11 @@ class Group:
         if self.size == 1 or not self.traffic.communicates:
             out[self.rank].copy_(own)
             return Pending()
-        self.traffic.bytes_sent += (self.size - 1) * own.nbytes
+        self._add((self.size - 1) * own.nbytes)
+        if is_dry():
+            return Pending([_Holding(own)])
+        if device_of(out) == "cpu":
+            return self._pairwise(list(out), [own] * self.size)
         # one after the other along the first dimension is what every backend takes
         joined = out.flatten(0, 1)
         return Pending([dist.all_gather_into_tensor(joined, own, self.data, async_op=True)])
@@ -132,7 +151,9 @@ class Group:
         if self.size == 1 or not self.traffic.communicates:
             out.copy_(given[self.rank])
             return Pending()
-        self.traffic.bytes_sent += (self.size - 1) * out.nbytes
+        self._add((self.size - 1) * out.nbytes)
+        if is_dry():
+            return Pending()
         joined = given.flatten(0, 1)
         return Pending([dist.reduce_scatter_tensor(out, joined, group=self.data, async_op=True)])
 
@@ -153,13 +174,35 @@ class Group:
             return Pending()
         own = given_sizes[self.rank] if given_sizes else given.shape[0] // self.size
         row = given[:1].nbytes if given.shape[0] else 0
-        self.traffic.bytes_sent += (given.shape[0] - own) * row
+        self._add((given.shape[0] - own) * row)
+        if is_dry():
+            return Pending([_Holding(given)])
+        if device_of(out) == "cpu":
+            parts = torch.split(out, out_sizes or out.shape[0] // self.size)
+            sent = torch.split(given, given_sizes or given.shape[0] // self.size)
+            return self._pairwise(parts, sent)
         work = dist.all_to_all_single(out, given, out_sizes, given_sizes, self.data, async_op=True)
         return Pending([work])
 
+    def _pairwise(self, out: Sequence[Tensor], given: Sequence[Tensor]) -> Pending:
+        """Start sending given[r] to each rank r, whose part comes into out[r].
+
+        gloo's own gather holds its result once more, and drops what it holds some time after the
+        wait; these hold nothing.
+        """
+        out[self.rank].copy_(given[self.rank])
+        others = [r for r in range(self.size) if r != self.rank]
+        ops = [dist.P2POp(dist.isend, given[r], self._peer(r), self.data) for r in others]
+        ops += [dist.P2POp(dist.irecv, out[r], self._peer(r), self.data) for r in others]
+        return Pending(dist.batch_isend_irecv(ops))
+
     def count(self, *sent: Tensor) -> None:
         """Add to the bytes sent, for transports that send by themselves."""
-        self.traffic.bytes_sent += sum(t.nbytes for t in sent)
+        self._add(sum(t.nbytes for t in sent))
+
+    def _add(self, sent: int) -> None:
+        self.traffic.bytes_sent += sent
+        self.traffic.transfers += 1
 
     # ---- what is not ---------------------------------------------------------------------------
 
@@ -169,17 +212,17 @@ class Group:
 
     def total(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks of a tensor on the CPU, in place."""
-        if self.size > 1:
+        if self.size > 1 and not is_dry():
             dist.all_reduce(tensor, group=self.control)
         return tensor
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        if self.size > 1:
+        if self.size > 1 and not is_dry():
             dist.barrier(group=self.control)
 
     def _agreed(self, values: Sequence[float], how: Any) -> list[float]:
-        if self.size == 1:
+        if self.size == 1 or is_dry():
             return list(values)
         together = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(together, how, group=self.control)

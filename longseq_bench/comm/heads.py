@@ -18,6 +18,7 @@ from torch import Tensor
 
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import even
+from longseq_bench.dry import STEPS, some
 
 LEAST_TRANSFER = 256
 TRANSFERS = 16
@@ -69,7 +70,7 @@ class AllToAll(HeadExchange):
         size, rank = self.group.size, self.group.rank
         b, _, _, d = shard.shape
         whole = shard.new_empty(b, stage.each, sum(self.counts), d)
-        for part in range(self.parts):
+        for part in some(range(self.parts), STEPS):
             spans = [even(count, self.parts, part) for count in self.counts]
             mine = slice(*spans[rank])
             given = [shard[:, stage.of(r), mine] for r in range(size)]
@@ -82,7 +83,7 @@ class AllToAll(HeadExchange):
 
     def to_tokens(self, whole: Tensor, shard: Tensor, stage: Stage) -> None:
         size, rank = self.group.size, self.group.rank
-        for part in range(self.parts):
+        for part in some(range(self.parts), STEPS):
             spans = [even(count, self.parts, part) for count in self.counts]
             mine = slice(*spans[rank])
             given = [

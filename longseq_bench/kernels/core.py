@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from longseq_bench import dry
 from longseq_bench.errors import UnsupportedError
 from longseq_bench.kernels import local, tiles
 
@@ -29,6 +31,19 @@ class Core(Protocol):
         ...
 
 
+@runtime_checkable
+class Frugal(Core, Protocol):
+    """A core that reads rows of q for the last time before it has their result."""
+
+    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The output, written over q."""
+        ...
+
+    def anew(self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool) -> Triple:
+        """Gradients of q, k, v without what a forward left; that of q over q where asked."""
+        ...
+
+
 class Tiles:
     """A plan of tiles on one device; see kernels/tiles.py."""
 
@@ -46,6 +61,16 @@ class Tiles:
         return tiles.backward(grad_out, q, k, v, out, lse, self._plan)
 
 
+class WholeTiles(Tiles):
+    """A plan in whose blocks every row and head is once."""
+
+    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tiles.over(q, k, v, self._plan)
+
+    def anew(self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool) -> Triple:
+        return tiles.anew(grad_out, q, k, v, self._plan, over)
+
+
 class Fused:
     """One call of the fused kernel: every query sees every key, or, causal, those before it."""
 
@@ -55,6 +80,7 @@ class Fused:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
+        dry.refuse_if_one_call()
         return local.forward(q, k, v, self._causal)
 
     def backward(
@@ -71,10 +97,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, core: Core, train: bool) -> Tensor:
         return core.forward(q, k, v, False)[0]
 
 
-def uncast(q: Tensor) -> torch.autocast:
-    """Inside, what is called gets its inputs as they are, forward as backward, also under the
-    caller's autocast."""
-    return torch.autocast(q.device.type, enabled=False)
+def uncast(t: Tensor) -> AbstractContextManager[Any]:
+    """Inside, kernels are called in the dtype of their inputs, forward as backward, whatever
+    autocast would have."""
+    if t.device.type == "meta":
+        return nullcontext()
+    return torch.autocast(t.device.type, enabled=False)
 
 
 def refuse_second_derivative() -> None:

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from longseq_bench.dry import some
 from longseq_bench.errors import UserError
 from longseq_bench.kernels import local, tiles
 from longseq_bench.kernels.core import Triple
@@ -67,7 +68,7 @@ class Gathered:
             space = _Space(room, k)
             tensors = q[b], k[b], v[b]
             own_lse = None if lse is None else lse[b]
-            for batch in batches:
+            for batch in some(batches):
                 self._batch_forward(batch, tensors, out[b], own_lse, space)
         for block in self._blocks(others, q):
             out[:, :, block.rows] = 0

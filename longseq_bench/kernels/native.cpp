@@ -477,14 +477,23 @@ static void backward_tile(const Problem &p, int64_t b, int64_t index, int64_t ti
     }
 }
 
+static bool converts(const Problem &p) { return p.dtype || p.dim % BATCH; }
+
+// What a thread holds while it works.
+static int64_t held(const Problem &p, bool back) {
+    const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
+    const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
+    const int64_t floats = (back ? 5 : 3) * tile + (back ? 2 : 1) * s + (converts(p) ? 2 * keys : 0) +
+                           BATCH * dim + 5 * ROWS;
+    return (floats * sizeof(float) + 63) / 64 * 64;
+}
+
 // One block of memory for all of it; lanes that no query fills are multiplied too, so it starts at 0.
 static float *scratch(const Problem &p, bool back, Scratch &w) {
     const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
-    const bool convert = p.dtype || p.dim % BATCH;
+    const bool convert = converts(p);
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
-    const int64_t floats = (back ? 5 : 3) * tile + (back ? 2 : 1) * s + (convert ? 2 * keys : 0) +
-                           BATCH * dim + 5 * ROWS;
-    const size_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
+    const size_t bytes = held(p, back);
     float *base = (float *)aligned_alloc(64, bytes), *next = base;
     if (!base) return 0;
     memset(base, 0, bytes);
@@ -546,6 +555,7 @@ int forward(const Problem *p) { return EACH(forward_all); }
 int backward(const Problem *p) { return EACH(backward_all); }
 // How wide its vectors are, and the size of what it is given, so that both sides agree.
 int lanes() { return LANES; }
+int thread_bytes(const Problem *p, int back) { return (int)held(*p, back); }
 int problem_bytes() { return sizeof(Problem); }
 int has_float16() {
 #if defined(__FLT16_MAX__)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from longseq_bench.dry import is_capped
 from longseq_bench.kernels.spans import NO_INDEX, Index, Ints32, Part
 from longseq_bench.kernels.tiles import wide
 from longseq_bench.patterns.spans import Spans
@@ -25,6 +26,8 @@ def forward(
     causal: bool, index: Index = NO_INDEX, merge: bool = False,
 ) -> None:  # fmt: skip
     """As SpanKernel."""
+    if is_capped():
+        return
     for part in parts:
         for queries, keys, _ in tiles_of(part.spans):
             rows, columns = _rows(queries, index.q_row, q), _rows(keys, index.k_row, k)
@@ -51,6 +54,8 @@ def backward(
     index: Index = NO_INDEX, merge: bool = False, bias: Sequence[NDArray[np.float32]] = (),
 ) -> None:  # fmt: skip
     """As SpanKernel."""
+    if is_capped():
+        return
     scale = 1 / math.sqrt(q.shape[-1])
     for i, part in enumerate(parts):
         for queries, keys, run_of in tiles_of(part.spans):

@@ -119,21 +119,30 @@ class SpanCore:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
+        self._check(q, k, v)
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
+        self._kernel.forward(q, k, v, out, lse, self._parts(), *self._how)
+        return out, lse
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         if q.shape[1:3] != self._shape or k.shape[2] != self._shape[1] or k.shape != v.shape:
             heads, tokens = self._shape
             raise UserError(
                 f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, but it was "
                 f"planned for {heads} query heads and {tokens} tokens"
             )
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
-        self._kernel.forward(q, k, v, out, lse, self._parts(), *self._how)
-        return out, lse
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        return self._gradients(grad_out, q, k, v, out, lse, torch.empty_like(q))
+
+    def _gradients(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        dq: Tensor,
+    ) -> Triple:  # fmt: skip
+        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
 
         def add(heads: range, sums: tuple[Tensor, Tensor]) -> None:
             self._kernel.backward(
@@ -142,6 +151,17 @@ class SpanCore:
 
         sum_by_heads(dk, dv, add)
         return dq, dk, dv
+
+    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A kernel has read a tile's queries before it writes their output."""
+        self._check(q, k, v)
+        self._kernel.forward(q, k, v, q, None, self._parts(), *self._how)
+        return q
+
+    def anew(self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool) -> Triple:
+        out, lse = self.forward(q, k, v, True)
+        assert lse is not None
+        return self._gradients(grad_out, q, k, v, out, lse, q if over else torch.empty_like(q))
 
 
 def sum_by_heads(

@@ -8,11 +8,13 @@ flex     FlexAttention compiled by torch, block layouts only; for comparison, ne
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from longseq_bench.dry import is_dry
 from longseq_bench.errors import UnsupportedError
 from longseq_bench.kernels import flex_blocks, native, plain_spans
 from longseq_bench.kernels.spans import SpanKernel
@@ -64,6 +66,11 @@ def said(
     return facts
 
 
+def has_triton() -> bool:
+    """Whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
 def span_kernel(name: str) -> SpanKernel:
     """The kernel of spans of that name: the compiled one, or its plain twin."""
     return native if name == "native" else plain_spans
@@ -92,5 +99,7 @@ def _why_not_triton(device: str, dtype: str, blocks: Blocks) -> str | None:
     try:
         from longseq_bench.kernels import triton_blocks
     except ImportError as error:
+        if is_dry():
+            return None  # of hardware that is not here
         return f"{type(error).__name__}: {error}"
     return triton_blocks.why_not(blocks.block, blocks.head_dim, getattr(torch, dtype))

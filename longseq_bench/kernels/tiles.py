@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from longseq_bench.dry import is_dry, refuse_if_one_call, some
 from longseq_bench.kernels import local
 
 Index = slice | Tensor
@@ -72,8 +73,9 @@ def forward(
     """Output and, where kept, the log-sum-exp (-inf for rows that see nothing)."""
     out: Tensor | None = None
     lse: Tensor | None = None
-    for block in plan():
+    for block in some(plan()):
         if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
+            refuse_if_one_call()
             return local.forward(q, k, v, block.whole.causal)
         if out is None:
             out = torch.zeros_like(q)
@@ -87,7 +89,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v. Sums run in float32 whatever the inputs are."""
     dq = dk = dv = None
-    for block in plan():
+    for block in some(plan()):
         if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
             return local.backward(grad_out, q, k, v, out, lse, block.whole.causal)
         if dq is None or dk is None or dv is None:
@@ -98,6 +100,45 @@ def backward(
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dk = dk.to(k.dtype)
     return dq, dk, dv.to(v.dtype)
+
+
+def over(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+    """The output, written over q. Every row and head is in one block of the plan."""
+    for block in some(plan()):
+        acc, _ = _alone(q, k, v, block)
+        _store(q, block, acc)
+        del acc
+    return q
+
+
+def anew(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, plan: Plan, over: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v where no output was kept: each row block's is computed again. `over`:
+    that of q is written over q. Every row and head is in one block of the plan."""
+    dq = q if over else torch.zeros_like(q)
+    dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
+    group = q.shape[1] // k.shape[1]
+    for block in some(plan()):
+        acc, lse = _alone(q, k, v, block)
+        out = acc.to(q.dtype)
+        del acc
+        do, rows = (_take(t, block.heads, block.rows) for t in (grad_out, q))
+        of_rows = torch.zeros_like(out, dtype=wide(q))
+        _add_rows((do, rows, out), (k, v), group, lse, block, of_rows, (dk, dv))
+        _store(dq, block, of_rows)
+        del do, rows, out, of_rows
+    dk = dk.to(k.dtype)
+    return dq, dk, dv.to(v.dtype)
+
+
+def _alone(q: Tensor, k: Tensor, v: Tensor, block: RowBlock) -> tuple[Tensor, Tensor]:
+    """One row block's output and log-sum-exp, wide, in tensors of their own."""
+    rows = _take(q, block.heads, block.rows)
+    acc = torch.zeros_like(rows, dtype=wide(q))
+    acc_lse = acc.new_full(acc.shape[:3], -math.inf)
+    _merge_pieces(rows, (k, v), q.shape[1] // k.shape[1], block, acc, acc_lse)
+    return acc, acc_lse
 
 
 def block_forward(
@@ -134,7 +175,7 @@ def _merge_pieces(
     acc_lse: Tensor,
 ) -> None:
     """q, acc and acc_lse are those of the block's rows and heads."""
-    for heads, kv_heads, piece in _calls(block, group):
+    for heads, kv_heads, piece in some(calls(block, group)):
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
         part, part_lse = local.forward(
             _take(q, heads, piece.rows),
@@ -143,7 +184,7 @@ def _merge_pieces(
             piece.causal,
             piece.mask,
         )
-        _merge(acc, acc_lse, heads, piece.rows, part, part_lse)
+        join(acc, acc_lse, heads, piece.rows, part, part_lse)
         del k, v, part, part_lse
 
 
@@ -175,9 +216,23 @@ def add_gradients(
     output are those of the whole softmax.  acc: dq of the block's rows and heads; d_keys: dk and
     dv of all these keys.  All three are wide.
     """
-    own = [_take(t, block.heads, block.rows) for t in queries]
+    grad_out, q, out = (_take(t, block.heads, block.rows) for t in queries)
     own_lse = _take(lse, block.heads, block.rows)
-    for heads, kv_heads, piece in _calls(block, queries[0].shape[1] // keys[0].shape[1]):
+    group = queries[0].shape[1] // keys[0].shape[1]
+    _add_rows((grad_out, q, out), keys, group, own_lse, block, acc, d_keys)
+
+
+def _add_rows(
+    own: tuple[Tensor, Tensor, Tensor],
+    keys: tuple[Tensor, Tensor],
+    group: int,
+    own_lse: Tensor,
+    block: RowBlock,
+    acc: Tensor,
+    d_keys: tuple[Tensor, Tensor],
+) -> None:
+    """`add_gradients` of the block's own rows and heads, already taken."""
+    for heads, kv_heads, piece in some(calls(block, group)):
         grad_out, q, out = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
         row_lse = _take(own_lse, heads, piece.rows)
@@ -189,7 +244,7 @@ def add_gradients(
         del parts
 
 
-def _calls(block: RowBlock, group: int) -> Iterator[tuple[slice, slice, Piece]]:
+def calls(block: RowBlock, group: int) -> Iterator[tuple[slice, slice, Piece]]:
     """What one kernel call can take: query heads (relative to the block), key heads, the piece."""
     first = block.heads.start
     for piece in block.pieces:
@@ -211,15 +266,20 @@ def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
             yield slice(own[0], own[-1] + 1, step), slice(kv, kv + 1)
 
 
-def _merge(
+def join(
     acc: Tensor, acc_lse: Tensor, heads: slice, rows: Index, part: Tensor, lse: Tensor
 ) -> None:
-    """Two softmaxes become one: weights are the shares of their denominators, in place.
+    """Two softmaxes become one, in place, of some rows and heads of acc: weights are the shares of
+    their denominators.
 
     acc + sigmoid(lse - acc_lse) (part - acc) is the sum of both weighted by exp(lse) without a
     temporary of the output's size; a side at -inf has weight 0, both at -inf stay 0.
     """
     old, old_lse = _take(acc, heads, rows), _take(acc_lse, heads, rows)
+    if is_dry():
+        # what is held meanwhile; each of the operations takes a millisecond without data
+        torch.empty_like(lse), part.to(old.dtype)
+        return
     weight = torch.sigmoid(lse - old_lse).nan_to_num_(0.0).unsqueeze(-1)
     old.lerp_(part if part.dtype == old.dtype else part.to(old.dtype), weight)
     torch.logaddexp(old_lse, lse, out=old_lse)

@@ -31,6 +31,7 @@ from torch import Tensor
 from triton.language import tensor
 from triton.runtime.errors import OutOfResources
 
+from longseq_bench.dry import device_of, is_dry
 from longseq_bench.errors import KernelLimitError, UnsupportedError
 from longseq_bench.patterns.layout import BlockLayout, Ints
 
@@ -229,7 +230,7 @@ class TritonBlocks:
             raise UnsupportedError(f"{len(self.layouts)} layouts for {heads} query heads")
         if {k.dtype, v.dtype} != {q.dtype}:
             raise UnsupportedError("q, k and v need one dtype")
-        if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        if device_of(q) != "cuda" and not triton.knobs.runtime.interpret:
             raise UnsupportedError(f"the Triton kernels need a CUDA device, not {q.device.type}")
 
     def _constants(self, q: Tensor, k: Tensor, tile: Shape) -> dict[str, Any]:
@@ -261,6 +262,8 @@ class TritonBlocks:
     def _launch(self, kernel: str, q: Tensor, run: Callable[[Shape], None]) -> None:
         """Runs it with the tile that suits, or with the largest smaller one that the device has
         the shared memory for."""
+        if is_dry():
+            return
         key = (kernel, q.shape[3], q.dtype)
         tile = self._shapes.get(key) or shape(kernel, self.block, q.shape[3], q.dtype)
         on_device = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()

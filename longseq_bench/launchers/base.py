@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from longseq_bench.catalogue import Catalogue
-from longseq_bench.model import Outcome, Trial
+from longseq_bench.model import Foresight, Outcome, Trial
+
+WALK_S = 10.0
+"""How long trials that are about to be run may be walked without data."""
 
 OnPhase = Callable[[str, str], None]
 """Told (phase, part) as a trial goes on."""
@@ -33,6 +36,11 @@ class Launcher(ABC):
     def check(self, trials: Sequence[Trial]) -> None:
         """Raises UserError for the first trial whose options make no sense together, and for an
         implementation that suits the ranks of none of its trials."""
+
+    @abstractmethod
+    def foresee(self, trials: Sequence[Trial], limit: float = WALK_S) -> list[Foresight]:
+        """What each trial would take, without running it; no device is needed. What is not known
+        after so many seconds is said to be so."""
 
     @abstractmethod
     def run(self, trial: Trial, on_phase: OnPhase) -> Launched:

@@ -28,7 +28,7 @@ import psutil
 from longseq_bench.catalogue import Catalogue
 from longseq_bench.errors import LauncherError, UserError
 from longseq_bench.launchers import _child
-from longseq_bench.launchers.base import Launched, Launcher, OnPhase
+from longseq_bench.launchers.base import WALK_S, Launched, Launcher, OnPhase
 from longseq_bench.launchers.crew import GRACE_S, PHASE_LIMIT_S, Crew
 from longseq_bench.launchers.deaths import (
     kernel_kills,
@@ -37,7 +37,7 @@ from longseq_bench.launchers.deaths import (
     shared_files,
 )
 from longseq_bench.launchers.looks import Output, kill_strays, leaving, look, stacks
-from longseq_bench.model import Outcome, Trial
+from longseq_bench.model import Foresight, Outcome, Trial
 from longseq_bench.units import format_bytes
 
 PRELOAD = [
@@ -104,6 +104,17 @@ class Forked(Launcher):
         for mistake in self._ask("check", asked):
             raise UserError(mistake)
 
+    def foresee(self, trials: Sequence[Trial], limit: float = WALK_S) -> list[Foresight]:
+        asked = json.dumps([t.model_dump(mode="json") for t in trials])
+        try:
+            answers = self._ask("foresee", asked, limit)
+        except LauncherError as error:
+            # an implementation that dies or sleeps does so in a walk too: the trial will tell
+            last = str(error).split(": ", 1)[-1]
+            why = f"the walk without data died, or did not end within {limit:.0f} s ({last})"
+            return [Foresight(unsupported=why)] * len(trials)
+        return [Foresight.model_validate(seen) for seen in answers]
+
     def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
         outcome, signal_number = self._attempt(trial, on_phase)
         if not trial.memory_budget or not memory_may_be_why(outcome, signal_number):
@@ -129,11 +140,11 @@ class Forked(Launcher):
         )
         return first.model_copy(update={"status": "oom", "reason": reason})
 
-    def _ask(self, request: str, payload: str) -> Any:
-        """A child's answer to a question. Raises LauncherError where none comes."""
+    def _ask(self, request: str, payload: str, limit: float = PHASE_LIMIT_S) -> Any:
+        """A child's answer to a question. Raises LauncherError where none comes in time."""
         child, message = self._start(request, payload), None
         try:
-            end = time.monotonic() + PHASE_LIMIT_S
+            end = time.monotonic() + limit
             while child.pipe.poll(max(0.0, end - time.monotonic())):
                 message = child.hear()
                 if message is None or "answer" in message:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from longseq_bench.catalogue import Catalogue, DeviceInfo
 from longseq_bench.cost import attention_flops, floor_bytes
-from longseq_bench.launchers.base import Launched, Launcher, OnPhase
-from longseq_bench.model import Measurement, Outcome, Trial
+from longseq_bench.launchers.base import WALK_S, Launched, Launcher, OnPhase
+from longseq_bench.model import Foresight, Measurement, Outcome, Trial
 
 Formula = Callable[[Trial], float]
 FLOPS_PER_S = 1e11
@@ -17,6 +17,7 @@ class Simulated(Launcher):
     """Says what a machine would that follows the formulas; it measures nothing.
 
     peak: bytes of a rank.  seconds: of one pass.  dies: an outcome that comes before either.
+    foresees: by which factor what is foreseen of the peak is off.
     By default memory and work are spread evenly over the ranks, and communication is free.
     """
 
@@ -25,7 +26,9 @@ class Simulated(Launcher):
         peak: Formula = lambda t: 1.05 * floor_bytes(t.workload) / t.world_size,
         seconds: Formula = lambda t: attention_flops(t.workload) / FLOPS_PER_S / t.world_size,
         dies: Callable[[Trial], Outcome | None] = lambda t: None,
+        foresees: Formula = lambda t: 1.0,
     ) -> None:
+        self._foresees = foresees
         self._peak, self._seconds, self._dies = peak, seconds, dies
         self.ran: list[Trial] = []
 
@@ -34,6 +37,17 @@ class Simulated(Launcher):
 
     def check(self, trials: Sequence[Trial]) -> None:
         """A formula takes any options."""
+
+    def foresee(self, trials: Sequence[Trial], limit: float = WALK_S) -> list[Foresight]:
+        """The formulas, off by what `foresees` makes of them."""
+        return [
+            Foresight(
+                peak_bytes=int(self._foresees(t) * self._peak(t)),
+                flops=attention_flops(t.workload) / t.world_size,
+                floor_bytes=floor_bytes(t.workload),
+            )
+            for t in trials
+        ]
 
     def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
         self.ran.append(trial)

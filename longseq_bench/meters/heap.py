@@ -17,7 +17,7 @@ _STATUS = Path("/proc/self/status")
 
 
 class HeapPeak(Meter):
-    """Peak bytes beyond what was resident at the start."""
+    """Peak bytes beyond what was resident at the start, and what of it is `kept` at the end."""
 
     name = "heap peak (VmHWM)"
 
@@ -38,6 +38,7 @@ class HeapPeak(Meter):
         # code first run meanwhile is resident too, but nobody allocated it
         code = max(0, status_bytes("RssFile") - self._files)
         self.peak = max(0, status_bytes("VmHWM") - self._before - code)
+        self.kept = max(0, status_bytes("VmRSS") - self._before - code)
 
     def measurements(self) -> list[Measurement]:
         return [Measurement(name="peak", unit="B", samples=(self.peak,))]

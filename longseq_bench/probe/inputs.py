@@ -15,6 +15,8 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.comm.shard import Positions
+from longseq_bench.kernels import host
+from longseq_bench.model import Keep
 from longseq_bench.probe.holdings import mark, rows_held, together
 
 WHOLE_ROWS = 512
@@ -27,12 +29,25 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 @dataclass
 class Pass:
-    """What one pass takes and leaves: q (B, Hq, N, D), k, v (B, Hk, M, D), out like q."""
+    """What one pass takes and leaves: q (B, Hq, N, D), k, v (B, Hk, M, D), out like q.
+
+    keep: of Trial.  drawn_q: on the host, where a pass writes over q.  aside: an output that the
+    pass itself would drop is put on the host, where it can be checked.
+    """
 
     inputs: Triple
     grad_out: Tensor | None
     out: Tensor | None = None
     grads: Triple | None = None
+    keep: Keep = "all"
+    drawn_q: Tensor | None = None
+    aside: bool = True
+
+    @property
+    def drawn(self) -> Triple:
+        """The inputs as they were before any pass."""
+        q, k, v = self.inputs
+        return (q if self.drawn_q is None else self.drawn_q), k, v
 
 
 def checked_rows(seq_len: int, seed: int, ends: Tensor | None = None) -> Tensor:
@@ -63,16 +78,23 @@ def _edges(ends: Tensor) -> Tensor:
     return ends[turns, turns % 2][:: -(-len(ends) // (4 * EDGE_ROWS))]
 
 
-def draw(attention: Attention, device: str, seed: int, rows: Tensor) -> Pass:
+def draw(attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep = "all") -> Pass:
     """Seeded normal q, k, v of this rank; in train an output gradient that is zero outside those
     of `rows` that it holds."""
     w, shard = attention.workload, attention.shard
     dtype = getattr(torch, w.dtype)
-    fill = _filler(attention, device, seed)
+    # what lies on the host is filled there
+    place = "cpu" if attention.on_host and device != "meta" else device
+    fill = _filler(attention, place, seed)
+
+    def empty(shape: tuple[int, ...]) -> Tensor:
+        if attention.on_host:
+            return host.zeros(shape, dtype, device)
+        return torch.empty(shape, dtype=dtype, device=device)
 
     def normal(name: str, heads: range, tokens: Positions) -> Tensor:
         shape = (len(shard.batch), len(heads), len(tokens), w.head_dim)
-        made = torch.empty(shape, dtype=dtype, device=device)
+        made = empty(shape)
         fill(made, name, heads, tokens)
         return made.requires_grad_(w.train)
 
@@ -81,16 +103,17 @@ def draw(attention: Attention, device: str, seed: int, rows: Tensor) -> Pass:
         normal("k", shard.kv_heads, shard.keys),
         normal("v", shard.kv_heads, shard.keys),
     )
+    drawn = host.copy(inputs[0], device) if keep == "nothing" else None
     if not w.train:
-        return Pass(inputs, None)
+        return Pass(inputs, None, keep=keep, drawn_q=drawn)
     # laid out as (B, N, Hq, D), as a model's next layer gives it and fused kernels take it uncopied
     b, h, n, d = inputs[0].shape
-    grad_out = torch.empty((b, n, h, d), dtype=dtype, device=device).zero_().transpose(1, 2)
+    grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
     local, _ = rows_held(shard.queries, rows)
-    own = torch.empty((b, h, len(local), d), dtype=dtype, device=device)
+    own = torch.empty((b, h, len(local), d), dtype=dtype, device=place)
     fill(own, "grad_out", shard.heads, shard.queries)
-    grad_out[:, :, local.to(device)] = own
-    return Pass(inputs, grad_out)
+    grad_out[:, :, local.to(place)] = own
+    return Pass(inputs, grad_out, keep=keep, drawn_q=drawn)
 
 
 Fill = Callable[[Tensor, str, range, Positions], None]
@@ -99,6 +122,8 @@ Fill = Callable[[Tensor, str, range, Positions], None]
 def _filler(attention: Attention, device: str, seed: int) -> Fill:
     """Fills a tensor (B, H, tokens, D) of that name and part. On one rank all numbers come from
     one generator, in turn; on several each row of the batch and head has its own."""
+    if device == "meta":
+        return lambda made, name, heads, tokens: None
     if attention.group.size == 1:
         one = torch.Generator(device).manual_seed(seed)
 

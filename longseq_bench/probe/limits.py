@@ -15,19 +15,26 @@ import sys
 import torch
 
 from longseq_bench.meters.heap import status_bytes
+from longseq_bench.model import Allocator
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_PERTURB = -1, -3, -6
+_FILL = 0x01
+"""Blocks are filled with its complement when they are given out, 0xFE: -1.7e38 in float32 and
+bfloat16, so that what is read before it is written is no small number."""
 _MAP_FROM = 128 * 1024
 _DYNAMIC_MAX = 32 * 1024 * 1024
 """Where glibc's own dynamic threshold ends (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
 
 
 def exact_heap() -> str | None:
-    """Make the heap's size follow its use, from now on. Returns why it can't, or None.
+    """Make what is resident follow what is allocated, from now on. Returns why it can't, or None.
 
-    To be called before the warm-up, so that the warm-up leaves no free blocks behind.
+    Blocks are filled as they are given out: a page that nobody has written counts against a budget
+    and would not be in a peak. To be called before the warm-up, so that the warm-up leaves no free
+    blocks behind.
     """
-    reason = _mallopt({_M_MMAP_THRESHOLD: _MAP_FROM, _M_TRIM_THRESHOLD: 0})
+    settings = {_M_MMAP_THRESHOLD: _MAP_FROM, _M_TRIM_THRESHOLD: 0, _M_PERTURB: _FILL}
+    reason = _mallopt(settings)
     if reason is None:
         # what imports freed would otherwise be used first, outside the budget
         ctypes.CDLL(None).malloc_trim(0)
@@ -36,7 +43,9 @@ def exact_heap() -> str | None:
 
 def fast_heap() -> str | None:
     """The state that glibc's dynamic thresholds settle into, for timing."""
-    return _mallopt({_M_MMAP_THRESHOLD: _DYNAMIC_MAX, _M_TRIM_THRESHOLD: 2 * _DYNAMIC_MAX})
+    return _mallopt(
+        {_M_MMAP_THRESHOLD: _DYNAMIC_MAX, _M_TRIM_THRESHOLD: 2 * _DYNAMIC_MAX, _M_PERTURB: 0}
+    )
 
 
 def mapped_bytes() -> int:
@@ -76,6 +85,11 @@ def limit_cuda(budget: int) -> None:
             f"{outside} of {budget} bytes are in use outside the allocator"
         )
     torch.cuda.set_per_process_memory_fraction(allowed / total)
+
+
+def use_allocator(name: Allocator) -> None:
+    """Set CUDA's caching allocator before it has given anything out."""
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{name == 'expandable'}")
 
 
 def _mallopt(settings: dict[int, int]) -> str | None:

@@ -15,6 +15,7 @@ class Notes:
 
     pass_s: seconds of the pass under the budget, of the slowest rank.
     slowest: of each timed pass, the slowest rank's seconds.
+    exact: whether the pass under the budget had its peak taken exactly, which slows it down.
     """
 
     rank: int = 0
@@ -23,6 +24,7 @@ class Notes:
     own_pass_s: float = 0.0
     pass_s: float = 0.0
     slowest: list[float] = field(default_factory=list)
+    exact: bool = False
 
     def add(self, name: str, unit: str, *samples: float) -> None:
         """Samples of this rank."""

@@ -7,7 +7,7 @@ import torch
 from longseq_bench.attention.base import Attention
 from longseq_bench.comm.group import Group
 from longseq_bench.errors import UnsupportedError
-from longseq_bench.kernels import local
+from longseq_bench.kernels import host, local
 from longseq_bench.model import Trial, Workload
 from longseq_bench.probe.inputs import Pass, draw
 from longseq_bench.probe.tell import Teller
@@ -27,11 +27,20 @@ def run_pass(attention: Attention, one: Pass, teller: Teller | None = None, part
         matrix.grad = None
     if teller:
         teller.enter("forward", part)
-    one.out = attention(*one.inputs)
+    if one.keep == "all":
+        one.out = attention(*one.inputs)
+    else:
+        _forward_alone(attention, one)
     if one.grad_out is None:
         return
     if teller:
         teller.enter("backward", part)
+    if one.keep != "all":
+        one.grads = attention.anew(one.grad_out, *one.inputs, one.keep == "nothing")
+        if one.grads is not None:
+            return
+        one.out = attention(*one.inputs)
+    assert one.out is not None
     if matrices:
         # the hooks that sum gradients over ranks run in a backward that accumulates
         torch.autograd.backward(one.out, one.grad_out)
@@ -47,6 +56,40 @@ def run_pass(attention: Attention, one: Pass, teller: Teller | None = None, part
     one.out = one.out.detach()
 
 
+def _forward_alone(attention: Attention, one: Pass) -> None:
+    """A forward of which nothing is kept for a backward; what comes out is put aside where there
+    is one, as whoever asked for it has used it by then."""
+    if one.keep == "nothing" and one.grad_out is None:
+        one.out = attention.over(*one.inputs)
+        return
+    with torch.no_grad():
+        out = attention(*one.inputs)
+    if one.grad_out is None:
+        one.out = out
+    elif one.aside:
+        one.out = host.copy(out, out.device.type)
+
+
+def meaningless(trial: Trial) -> str | None:
+    """Which setting has no meaning for such a trial."""
+    if trial.keep == "inputs" and not trial.workload.train:
+        return "keep=inputs is of mode=train; a forward alone keeps nothing more"
+    if trial.allocator != "default" and trial.device != "cuda":
+        return f"allocator={trial.allocator} is of device=cuda"
+    return None
+
+
+def bytes_of(attention: Attention, trial: Trial) -> int:
+    """What a rank sends in a pass, by formula: where nothing is kept, forward is run twice."""
+    sent = attention.cost().bytes_sent
+    if trial.keep == "all" or not trial.workload.train or attention.group.size == 1:
+        return sent
+    alone = trial.workload.model_copy(update={"mode": "forward"})
+    forward = type(attention)(alone, attention.group, **trial.options)
+    forward.plan(trial.device)
+    return sent + forward.cost().bytes_sent
+
+
 def meet(group: Group, teller: Teller | None = None) -> None:
     """Wait until every rank is here, so that what follows begins together. Never timed."""
     if group.size == 1:
@@ -60,7 +103,8 @@ def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
     """A short pass of the same kind: threads, libraries, connections and caches come before the
     budget."""
     attention = _short(make, trial, group)
-    one = draw(attention, trial.device, trial.seed, torch.zeros(1, dtype=torch.long))
+    rows = torch.zeros(1, dtype=torch.long)
+    one = draw(attention, trial.device, trial.seed, rows, trial.keep)
     run_pass(attention, one)
     if trial.device == "cpu":
         _hold_library_buffers(attention.workload)
@@ -102,7 +146,10 @@ def synchronize(device: str) -> None:
 
 
 def _hold_library_buffers(w: Workload) -> None:
-    """One call of the fused kernel at its largest tiles, whatever the implementation calls."""
+    """One call of the fused kernel at its largest tiles, and a matrix product as large as makes MKL
+    take its own, whatever the implementation calls."""
+    rows = torch.zeros(torch.get_num_threads(), 2 * WARM_UP_TOKENS, w.head_dim)
+    torch.bmm(rows, rows.transpose(1, 2))
     shape = (torch.get_num_threads(), 1, WARM_UP_TOKENS, w.head_dim)
     q, k, v = (torch.zeros(shape, dtype=getattr(torch, w.dtype)) for _ in range(3))
     out, lse = local.forward(q, k, v)

@@ -33,6 +33,7 @@ def timed(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: 
     """
     group = attention.group
     one.out = one.grads = None
+    one.aside = False
     if one.grad_out is not None:
         one.grad_out.normal_()
     whole, halves = clock_for(trial.device), _Halves(attention, one, trial.device)

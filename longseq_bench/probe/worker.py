@@ -21,6 +21,7 @@ from longseq_bench.model import DTYPE_BYTES, Outcome, Trial
 from longseq_bench.options import specs_of
 from longseq_bench.places import Place
 from longseq_bench.probe.faults import outcome_of
+from longseq_bench.probe.foresee import foresee
 from longseq_bench.probe.probe import probe
 from longseq_bench.probe.tell import Teller
 from longseq_bench.probe.world import connect, share_cores
@@ -34,7 +35,7 @@ IMPLEMENTATIONS.load_built_ins()
 
 def serve(request: str, payload: str, pipe: Connection, listener: socket | None = None) -> None:
     """Answer one request: `trial` ends with an Outcome, `catalogue` with what can be run here,
-    `check` with what is wrong with trials.
+    `check` with what is wrong with trials, `foresee` with what trials would take.
 
     listener: of rank 0 among several, the open socket at which they meet.
     """
@@ -43,6 +44,9 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
         teller.answer(catalogue().model_dump(mode="json"))
     elif request == "check":
         teller.answer(mistakes([Trial.model_validate(trial) for trial in json.loads(payload)]))
+    elif request == "foresee":
+        trials = [Trial.model_validate(trial) for trial in json.loads(payload)]
+        teller.answer([seen.model_dump(mode="json") for seen in foresee(trials)])
     else:
         asked = json.loads(payload)
         trial, place = Trial.model_validate(asked["trial"]), Place(**asked["place"])

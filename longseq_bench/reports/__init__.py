@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from longseq_bench.errors import StoreError
 from longseq_bench.model import Record
+
+if TYPE_CHECKING:
+    from longseq_bench.reports.elsewhere import Elsewhere
 
 __all__ = ["write_report"]
 
@@ -18,11 +22,12 @@ def write_report(
     kind: str = "summary",
     baseline: str | None = None,
     notes: Sequence[str] = (),
+    elsewhere: Elsewhere | None = None,
 ) -> list[Path]:
     """Write `report.<format>` for each format into `out_dir`, made if need be; returns the paths.
 
     baseline: the label or implementation whose speed is 1.  notes: sentences to print with it,
-    such as those from reading the records.
+    such as those from reading the records.  elsewhere: maxima of others to stand beside.
     Raises UnknownNameError for a kind, format or baseline that is not there, and StoreError where
     there is no record or `out_dir` can't be written. Nothing is written before all is rendered.
     """
@@ -31,7 +36,7 @@ def write_report(
     if not records:
         raise StoreError("there is no record to report on")
     build, renderers = KINDS.get(kind), {name: FORMATS.get(name) for name in formats}
-    document = build(Source(records, baseline, tuple(notes)))
+    document = build(Source(records, baseline, tuple(notes), elsewhere))
     texts = {Path(out_dir) / f"report.{name}": make(document) for name, make in renderers.items()}
     try:
         Path(out_dir).mkdir(parents=True, exist_ok=True)

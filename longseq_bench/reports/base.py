@@ -17,7 +17,8 @@ from typing import Any
 from longseq_bench.model import Environment, Record, Trial
 from longseq_bench.registry import Registry
 from longseq_bench.reports.document import Document
-from longseq_bench.table import Row, add_labels, maximum_rows, speeds, sweep_rows
+from longseq_bench.reports.elsewhere import Elsewhere
+from longseq_bench.table import Row, add_labels, maximum_rows, set_apart, speeds, sweep_rows
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Source:
     records: Sequence[Record]
     baseline: str | None = None
     notes: Sequence[str] = field(default=())
+    elsewhere: Elsewhere | None = None
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -46,7 +48,13 @@ class Source:
     @property
     def maxima(self) -> list[Row]:
         """One row a search for the longest length."""
-        return self._tables[1]
+        rows, beside = self._tables[1], self.elsewhere
+        return [{**row, "elsewhere": beside.tokens(row) if beside else None} for row in rows]
+
+    @property
+    def elsewhere_said(self) -> str:
+        """Where the figures beside the maxima come from."""
+        return self.elsewhere.source if self.elsewhere else ""
 
     @cached_property
     def environments(self) -> dict[str, Environment]:
@@ -65,7 +73,9 @@ class Source:
 
     def label(self, trial: Trial) -> str:
         """What this report calls the trial's implementation and options."""
-        return self._labels[_how(trial.implementation, trial.options)]
+        how = _how(trial.implementation, trial.options)
+        settings = set_apart(trial.model_dump(include={"fit_only", "keep", "allocator", "options"}))
+        return self._labels.get(how, trial.implementation) + settings
 
     @cached_property
     def _tables(self) -> tuple[list[Row], list[Row]]:
@@ -76,7 +86,10 @@ class Source:
     @cached_property
     def _labels(self) -> dict[str, str]:
         both = [*self._tables[0], *self._tables[1]]
-        return {_how(row["implementation"], row["options"]): row["label"] for row in both}
+        return {
+            _how(row["implementation"], row["options"]): row["label"].removesuffix(set_apart(row))
+            for row in both
+        }
 
 
 KINDS: Registry[Callable[[Source], Document]] = Registry(

@@ -23,7 +23,7 @@ def findings(source: Source) -> list[str]:
         said += _of_ranks(group, where)
     for row in source.maxima:
         said.append(_of_maximum(row, source.maxima, workload_words(row, source.machines)))
-    return said + list(_wrong(source.rows)) + list(_miscounted(source))
+    return said + list(_wrong(source.rows)) + list(_thrashing(source)) + list(_miscounted(source))
 
 
 def time_of(row: Row) -> Spread | float | None:
@@ -190,6 +190,9 @@ def _of_maximum(row: Row, maxima: Sequence[Row], where: str) -> str:
     name = name_of(row)
     if not row["max_tokens"]:
         return f"{name} passed at no length ({where}); {_limit(row)}."
+    if row["fit_only"]:
+        tokens = format_tokens(row["max_tokens"])
+        return f"{name}: memory holds {tokens} tokens ({where}); nothing was computed there."
     floor = ""
     if row["fraction_of_floor"] is not None:
         floor = f", {format_share(row['fraction_of_floor'])} of the floor"
@@ -227,6 +230,16 @@ def _wrong(rows: list[Row]) -> Iterator[str]:
             yield (
                 f"{name_of(row)} gave a wrong output at {format_tokens(row['tokens'])} tokens "
                 f"({row['reason'] or 'no reason was recorded'}); no speed is shown for it."
+            )
+
+
+def _thrashing(source: Source) -> Iterator[str]:
+    for row in (*source.rows, *source.maxima):
+        if retries := row["alloc_retries"]:
+            tokens = format_tokens(row["tokens"] if "tokens" in row else row["max_tokens"])
+            yield (
+                f"{name_of(row)} at {tokens} tokens made the allocator give back its cached memory "
+                f"and ask again {_count(round(retries), 'time')} (thrashing)."
             )
 
 

@@ -10,7 +10,7 @@ from longseq_bench.units import format_bytes, format_seconds
 
 SAME_TABLE = (
     "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
-    "memory_budget", "time_budget", "threads",
+    "memory_budget", "time_budget", "threads", "fit_only",
 )  # fmt: skip
 
 

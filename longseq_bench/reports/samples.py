@@ -14,6 +14,7 @@ _OF_RECORD = (
     "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
     "world_size", "memory_budget", "time_budget", "threads", "repeats", "seed", "round", "key",
     "status", "reason", "phase", "wall_s", "processes", "predicted_tokens", "dense_source",
+    "fit_only", "keep", "allocator", "foreseen_peak_bytes", "foreseen_s",
 )  # fmt: skip
 _OF_MEASUREMENT = (
     "measurement", "unit", "rank", "samples", "median", "smallest", "largest", "values",
@@ -53,6 +54,8 @@ def _identity(record: Record) -> tuple[Cell, ...]:
         **trial.workload.model_dump(exclude={"seq_len"}),
         **trial.model_dump(exclude={"workload", "options"}),
         "options": json.dumps(trial.options, sort_keys=True),
+        "foreseen_peak_bytes": record.foreseen and record.foreseen.peak_bytes,
+        "foreseen_s": record.foreseen and record.foreseen.seconds,
         "status": outcome.status,
         "reason": outcome.reason,
         "phase": outcome.phase,

@@ -11,6 +11,7 @@ from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Cell, Column, Document, Kind, Section, Table
 from longseq_bench.reports.findings import findings, time_of
 from longseq_bench.reports.groups import grouped, least_peak, spread_out, workload_words
+from longseq_bench.reports.growth import growth, least_sparse
 from longseq_bench.reports.ranks import each_rank, hangs, said_of_ranks
 from longseq_bench.reports.samples import samples_table
 from longseq_bench.reports.sparse import sparse
@@ -70,6 +71,9 @@ _MAXIMA = (
     _plain("Implementation", "text", "label"),
     _of_ranks("Ranks", "count", "world_size"),
     _plain("Max tokens", "tokens", "max_tokens"),
+    _plain("Memory alone", "tokens", "fits_tokens", False),
+    _plain("Elsewhere", "tokens", "elsewhere", False),
+    Field("Times that", "ratio", lambda row: _beside(row), False),
     _of_ranks("Tokens a rank", "tokens", "tokens_per_rank"),
     _plain("First failure", "tokens", "first_failure"),
     _plain("Limited by", "text", "limited_by"),
@@ -102,6 +106,8 @@ def build(source: Source) -> Document:
         _lengths(source),
         sparse(source),
         _maxima(source),
+        least_sparse(source),
+        *growth(source),
         each_rank(source),
         _how_it_ran(source),
         _failures(source),
@@ -191,10 +197,44 @@ def _maxima(source: Source) -> Section:
             "and bytes/token (peak over all tokens) are a rank's, imbalance is the largest peak "
             "over the least."
         )
+    said += list(_settings_said(source))
     groups = grouped(source.maxima)
     return Section(
         "Longest lengths", said, tables=[_rows_table(g, source, _MAXIMA) for g in groups]
     )
+
+
+def _settings_said(source: Source) -> Iterator[str]:
+    """What settings make of a maximum that must not be taken for another."""
+    rows = source.maxima
+    if any(row["fit_only"] for row in rows):
+        yield (
+            "Fits only, and memory alone: passes whose loops were cut short, under the same "
+            "budget; whether memory is there is known, and nothing was checked or timed."
+        )
+    if any(row["keep"] == "inputs" for row in rows):
+        yield (
+            "Recomputed: between forward and backward only q, k and v are kept; what forward left "
+            "is computed again."
+        )
+    if any(row["keep"] == "nothing" for row in rows):
+        yield (
+            "Over its inputs: results lie where inputs did that are no longer needed, so it takes "
+            "less than the floor, which counts both."
+        )
+    if any(row["options"].get("offload", "none") != "none" for row in rows):
+        yield (
+            "Offloaded: q, k, v and the output lie in the host's memory, so the device's budget "
+            "and the floor don't bound their length."
+        )
+    if any(row["elsewhere"] is not None for row in rows):
+        yield f"Elsewhere: {source.elsewhere_said}."
+
+
+def _beside(row: Row) -> float | None:
+    """Of what was run as a whole and left its inputs alone."""
+    alike = row["elsewhere"] and not row["fit_only"] and row["keep"] != "nothing"
+    return row["max_tokens"] / row["elsewhere"] if alike else None
 
 
 def _rows_table(group: Sequence[Row], source: Source, fields: Sequence[Field]) -> Table:

@@ -42,13 +42,14 @@ ROW = {
     "effective_flops", "sparsity_asked", "token_density", "uncovered", "dense_time_s",
     "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense", "share_of_ideal",
     "share_low", "share_high", "dense_flops", "dense_peak_bytes", "dense_memory_source",
-    "memory_reduction",
+    "memory_reduction", "keep", "allocator", "alloc_retries",
 }  # fmt: skip
 RESULT = {
     "implementation", "options", "device", "dtype", "mode", "max_tokens", "first_failure",
     "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor", "peak_bytes",
     "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s", "world_size",
-    "tokens_per_rank", "rank_peaks", "imbalance",
+    "tokens_per_rank", "rank_peaks", "imbalance", "fits_tokens", "keep", "allocator",
+    "alloc_retries",
 }  # fmt: skip
 BUDGET_8MIB = ("--memory-budget", "8MiB", "--heads", "8", "--head-dim", "64", "--threads", "1")
 

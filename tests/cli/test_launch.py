@@ -47,7 +47,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["doctor"], "unknown command 'doctor' in longseq launch; known: maxlen, sweep"),
+        (["doctor"], "unknown command 'doctor' in longseq launch; known: maxlen, scaling, sweep"),
         (["--nnodes", "2", "sweep", "c"], "--nnodes 2 needs --node-rank"),
         (["--nnodes", "0", "sweep", "c"], "--nnodes"),
         ([], "COMMAND"),

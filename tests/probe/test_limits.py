@@ -10,8 +10,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.probe import limits
 
 MIB = 2**20
 pytestmark = pytest.mark.skipif(
@@ -100,3 +102,13 @@ def test_the_peak_is_what_was_needed_at_most(tensors: int, each: int) -> None:
     told = said(tensors, each, [])
     assert told["peak"] == pytest.approx(tensors * each, rel=0.02)
     assert int(told["after"]) < MIB / 4
+
+
+def test_the_allocator_is_set_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", said.append)
+    limits.use_allocator("expandable")
+    limits.use_allocator("default")
+    assert said == ["expandable_segments:True", "expandable_segments:False"]

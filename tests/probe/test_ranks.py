@@ -348,7 +348,7 @@ class Told(Meter):
 def bounded(group: Group, over: int | None) -> Outcome:
     """A trial whose first pass seems to take more than the budget on one rank."""
     peaks = iter([2e9 if group.rank == over else 1e6, 1e6])
-    with patch.object(probing, "_peak_meter", lambda device: Told(next(peaks))):
+    with patch.object(probing, "_peak_meter", lambda device, of: Told(next(peaks))):
         return tried(group, asked(memory_budget=10**9, time_budget=600.0))
 
 

@@ -1,0 +1,153 @@
+"""Predicted beside measured: peaks, maxima, and times at twice the calibrated length.
+
+    python benchmarks/prediction.py
+
+Peaks: each implementation, forward and train, on one rank and two, at three lengths, float32.
+Maxima: what a search found under 64 MiB a rank beside what was predicted for it. Times: rates
+learnt from runs at one length, held against runs at twice that, both medians of several passes. The
+last column of each is predicted over measured, less one; the exit code is 1 where one is beyond its
+limit (memory 3 %, sdpa 5 %, maxima 3 %, times 25 %).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from longseq_bench.environment import collect
+from longseq_bench.hardware import this_cpu
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.model import Mode, Record, Trial, Workload
+from longseq_bench.plan import CEILING_TOKENS, maxlen
+from longseq_bench.predict import Outlook, Pace, longest_fit, predicted
+from longseq_bench.runner import drive
+from longseq_bench.table import maximum_rows
+
+MIB = 2**20
+LONG, SHORT = (4096, 8192, 16384), (1024, 2048, 3072)
+CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
+    "dense": ({}, SHORT, 1),
+    "sdpa": ({}, LONG, 1),
+    "ring": ({}, LONG, 2),
+    "collective": ({}, LONG, 2),
+    "ulysses": ({}, LONG, 2),
+    "block-sparse": ({"sparsity": 0.9}, LONG, 2),
+    "hilbert": ({}, LONG, 2),
+    "dilated": ({}, LONG, 2),
+}
+"""Options, lengths, and ranks at most."""
+
+MODES: tuple[Mode, ...] = ("forward", "train")
+MEMORY_LIMIT, SDPA_LIMIT, TIME_LIMIT = 0.03, 0.05, 0.25
+
+
+class Nothing:
+    """Keeps no record."""
+
+    def find(self, trial: Trial, fingerprint: str) -> None:
+        return None
+
+    def append(self, record: Record) -> Record:
+        return record
+
+
+def trials(launcher: Forked, dtype: str, budget: int) -> Iterator[tuple[Trial, tuple[int, ...]]]:
+    catalogue = launcher.catalogue()
+    for name, (options, lengths, most) in CASES.items():
+        for mode in MODES:
+            for ranks in range(1, most + 1):
+                shape = Workload(seq_len=1024, mode=mode, dtype=dtype)
+                yield Trial(
+                    implementation=name, options=catalogue.options(name, options), workload=shape,
+                    world_size=ranks, memory_budget=budget, repeats=0,
+                ), lengths  # fmt: skip
+
+
+def limit(name: str) -> float:
+    return SDPA_LIMIT if name == "sdpa" else MEMORY_LIMIT
+
+
+def row(trial: Trial, tokens: int, foreseen: float, seen: float, most: float, unit: float) -> bool:
+    off = foreseen / seen - 1
+    w = trial.workload
+    flag = "" if abs(off) <= most else "  <-- beyond"
+    print(
+        f"{trial.implementation:14} {w.mode:8} {w.dtype:9} {trial.world_size:2} {tokens:8,} "
+        f"{foreseen / unit:10.3f} {seen / unit:10.3f} {100 * off:+7.2f} %{flag}",
+        flush=True,
+    )
+    return abs(off) <= most
+
+
+def peaks(launcher: Forked, dtype: str) -> bool:
+    print("\npeak of the fullest rank, MiB: predicted, measured, off", flush=True)
+    good = True
+    for trial, lengths in trials(launcher, dtype, 8 * 2**30):
+        seen = launcher.foresee([trial.at(n) for n in lengths])
+        for n, one in zip(lengths, seen, strict=True):
+            outcome = launcher.run(trial.at(n), lambda phase, part: None).outcome
+            peak = outcome.largest("peak")
+            if one.unsupported or not peak:
+                print(f"{trial.implementation} {n}: {one.unsupported or outcome.reason}")
+                good = False
+                continue
+            good &= row(trial, n, one.peak_bytes, peak, limit(trial.implementation), MIB)
+    return good
+
+
+def maxima(launcher: Forked, dtype: str, pace: Pace, budget: int) -> bool:
+    print(f"\nlongest under {budget // MIB} MiB a rank, tokens: predicted, found, off", flush=True)
+    good, outlook = True, Outlook(launcher.foresee, pace)
+    for trial, _ in trials(launcher, dtype, budget):
+        one = longest_fit(trial, launcher.foresee, pace, CEILING_TOKENS)
+        assert not isinstance(one, str), one
+        records = drive(maxlen([trial], None, outlook), launcher, Nothing(), collect)
+        (found,) = maximum_rows(records)
+        tokens = one.trial.workload.seq_len
+        good &= row(trial, len(records), tokens, found["max_tokens"], MEMORY_LIMIT, 1)
+    return good
+
+
+def paces(launcher: Forked, dtype: str) -> bool:
+    print("\none pass, s, at twice the calibrated length: predicted, measured, off", flush=True)
+    good, here = True, collect()
+    cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
+    for trial, lengths in trials(launcher, dtype, 8 * 2**30):
+        tokens = lengths[-1]
+        records = []
+        for n in (tokens // 2, tokens):
+            run = trial.at(n).but(repeats=7, time_cap=5.0)
+            outcome = launcher.run(run, lambda phase, part: None).outcome
+            records.append(Record(
+                trial=run, outcome=outcome, environment=here, started_at="", wall_s=0.0
+            ))  # fmt: skip
+        made = predicted(trial.at(tokens), launcher.foresee, Pace(cpu, records[:1]))
+        took = sorted(records[1].outcome.samples("time"))
+        assert not isinstance(made, str), made
+        good &= row(trial, tokens, made.times.total, took[len(took) // 2], TIME_LIMIT, 1)
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--only", choices=["peaks", "maxima", "times"])
+    parser.add_argument("--budget", type=int, default=64, help="MiB a rank, of maxima")
+    asked = parser.parse_args()
+    here = collect()
+    pace = Pace(this_cpu(here.cpu, here.cores, here.memory_bytes))
+    good = True
+    with Forked() as launcher:
+        if asked.only in (None, "peaks"):
+            good &= peaks(launcher, asked.dtype)
+        if asked.only in (None, "maxima"):
+            good &= maxima(launcher, asked.dtype, pace, asked.budget * MIB)
+        if asked.only in (None, "times"):
+            good &= paces(launcher, asked.dtype)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

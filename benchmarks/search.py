@@ -1,0 +1,154 @@
+"""How many runs a search takes, beside doubling and bisection to the same bracket.
+
+    python benchmarks/search.py
+
+Twelve cases on a CPU: three implementations, two modes, two memory budgets. Each is searched both
+ways in turn, from nothing; runs are processes, confirmations among them, and seconds are of the
+whole search, what was foreseen included. The exit code is 1 where ours takes more than 5 runs on
+average or 8 in any, or where the plain way does not take 3 times as long in all. How many times it
+would be without the plain way's shortest runs is told as well. Two more cases, which time limits,
+follow; they count for nothing, since noise decides how many runs they take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+from longseq_bench.environment import collect
+from longseq_bench.hardware import this_cpu
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.model import Mode, Record, Trial, Workload
+from longseq_bench.plan import maxlen
+from longseq_bench.predict import Outlook, Pace
+from longseq_bench.runner import drive
+from longseq_bench.search import tolerance
+from longseq_bench.table import maximum_rows
+
+MIB = 2**20
+MODES: tuple[Mode, ...] = ("forward", "train")
+Case = tuple[str, dict[str, Any], Mode, int, float | None]
+"""Name, options, mode, bytes, seconds a pass."""
+
+IMPLEMENTATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("ring", {}),
+    ("block-sparse", {"sparsity": 0.99}),
+    ("hilbert", {}),
+)
+TWELVE: list[Case] = [
+    (name, options, mode, budget * MIB, None)
+    for name, options in IMPLEMENTATIONS
+    for mode in MODES
+    for budget in (32, 64)
+]
+TIMED: list[Case] = [
+    ("sdpa", {}, "forward", 2048 * MIB, 1.0),
+    ("block-sparse", {"sparsity": 0.9}, "forward", 2048 * MIB, 0.5),
+]
+
+STARTS = (64, 512)
+"""Doubling starts at 1 token, as what expects nothing has to; told is also what it would be from
+here."""
+
+MOST_MEAN, MOST_ANY, LEAST_RATIO = 5.0, 8, 3.0
+
+
+class Nothing:
+    """Keeps no record."""
+
+    def find(self, trial: Trial, fingerprint: str) -> None:
+        return None
+
+    def append(self, record: Record) -> Record:
+        return record
+
+
+def ours(trial: Trial, launcher: Forked, pace: Pace) -> tuple[int, int, int | None]:
+    """Runs, and the bracket."""
+    outlook = Outlook(launcher.foresee, pace)
+    records = drive(maxlen([trial], None, outlook), launcher, Nothing(), collect)
+    (row,) = maximum_rows(records)
+    return len(records), row["max_tokens"], row["first_failure"]
+
+
+Ran = list[tuple[int, float]]
+"""Tokens and seconds of each run."""
+
+
+def plain(trial: Trial, launcher: Forked) -> tuple[Ran, int, int]:
+    """Doubling until one fails, then the middle until the bracket is as narrow, then once more."""
+    runs: Ran = []
+
+    def passes(tokens: int) -> bool:
+        start = time.perf_counter()
+        status = launcher.run(trial.at(tokens), lambda phase, part: None).outcome.status
+        runs.append((tokens, time.perf_counter() - start))
+        return status == "ok"
+
+    low, high = 0, 1
+    while passes(high):
+        low, high = high, 2 * high
+    while high - low > tolerance(low):
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    passes(low)
+    return runs, low, high
+
+
+def both(case: Case, launcher: Forked, pace: Pace) -> tuple[int, float, Ran]:
+    """One case both ways, printed: our runs, our seconds, the plain way's runs."""
+    name, options, mode, budget, seconds = case
+    trial = Trial(
+        implementation=name, options=launcher.catalogue().options(name, options),
+        workload=Workload(seq_len=1, mode=mode), memory_budget=budget, time_budget=seconds,
+        repeats=0,
+    )  # fmt: skip
+    start = time.perf_counter()
+    runs, low, high = ours(trial, launcher, pace)
+    middle = time.perf_counter()
+    other, plain_low, plain_high = plain(trial, launcher)
+    took, plain_took = middle - start, time.perf_counter() - middle
+    limit = f" {seconds:g} s" if seconds else ""
+    print(
+        f"{f'{name} {mode} {budget // MIB} MiB{limit}':36} {runs:4}  {low:>7,} to {high or 0:>7,} "
+        f"{took:6.1f}      {len(other):4}  {plain_low:>7,} to {plain_high:>7,} {plain_took:6.1f}  "
+        f"{plain_took / took:6.2f}",
+        flush=True,
+    )
+    return runs, took, other
+
+
+def _later(ratio: Callable[[int], float]) -> str:
+    return ", ".join(f"{ratio(start):.2f} from {start} tokens" for start in STARTS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.parse_args()
+    here = collect()
+    pace = Pace(this_cpu(here.cpu, here.cores, here.memory_bytes))
+    print("case, float32                        runs  bracket                 s      plain: "
+          "bracket                 s  times ours")  # fmt: skip
+    with Forked() as launcher:
+        found = [both(case, launcher, pace) for case in TWELVE]
+        counts, seconds, others = zip(*found, strict=True)
+        plain_runs = [run for other in others for run in other]
+
+        def ratio(start: int) -> float:
+            return sum(s for n, s in plain_runs if n >= start) / sum(seconds)
+
+        print(f"{mean(counts):.2f} runs on average, {max(counts)} at most; {sum(seconds):.1f} s "
+              f"against {ratio(1) * sum(seconds):.1f} s in {len(plain_runs) / len(found):.1f}: "
+              f"{ratio(1):.2f} times, {_later(ratio)}")  # fmt: skip
+        for case in TIMED:
+            both(case, launcher, pace)
+    good = mean(counts) <= MOST_MEAN and max(counts) <= MOST_ANY and ratio(1) >= LEAST_RATIO
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

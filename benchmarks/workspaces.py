@@ -1,0 +1,92 @@
+"""What torch's fused CPU kernels hold inside themselves while they run: data/workspaces.yaml.
+
+    python benchmarks/workspaces.py
+
+Each kernel is called twice on tensors of several shapes, the second time under the exact heap
+meter; what its results take is taken off. Coefficients are fitted by least squares, no less than 0,
+and printed as the table has them, with the largest difference that they leave.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from longseq_bench.kernels import local
+from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.probe import limits
+
+TOKENS = ((128, 2048), (512, 1024), (1024, 1024), (1024, 8192), (4096, 4096), (2048, 16384))
+HEADS = ((8, 8), (8, 2), (1, 1))
+DIMS = (64, 128)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NAMES = ("thread_short", "thread", "thread_dim", "query", "key", "kv", "row")
+
+
+def inside(dtype: torch.dtype, backward: bool, n: int, m: int, hq: int, hk: int, d: int) -> int:
+    """Bytes beyond the results."""
+    q = torch.randn(1, hq, n, d).to(dtype)
+    k, v = (torch.randn(1, hk, m, d).to(dtype) for _ in range(2))
+    # laid out as a model's next layer gives it, which the kernel takes uncopied
+    grad = torch.randn(1, n, hq, d).to(dtype).transpose(1, 2)
+    out, lse = local.forward(q, k, v)
+
+    def call() -> Any:
+        return local.backward(grad, q, k, v, out, lse) if backward else local.forward(q, k, v)
+
+    call()
+    meter = HeapPeak()
+    with meter:
+        made = call()
+    return meter.peak - sum(t.untyped_storage().nbytes() for t in made)
+
+
+def features(threads: int, n: int, m: int, hq: int, hk: int, d: int) -> list[float]:
+    """What each coefficient is multiplied by."""
+    return [
+        threads * (n < 768), threads * (n >= 768), threads * d,
+        hq * n * d, hq * m * d, hk * m * d, hq * n,
+    ]  # fmt: skip
+
+
+def fitted(rows: list[list[float]], seen: list[float]) -> tuple[dict[str, float], float]:
+    """Coefficients, and the largest difference left, in bytes."""
+    a, b = np.array(rows), np.array(seen)
+    keep = list(range(len(NAMES)))
+    while True:
+        # a column at a time leaves where its coefficient would be negative
+        found = np.linalg.lstsq(a[:, keep], b, rcond=None)[0]
+        if (found >= 0).all():
+            break
+        del keep[int(found.argmin())]
+    whole = np.zeros(len(NAMES))
+    whole[keep] = found
+    return dict(zip(NAMES, whole.round(4).tolist(), strict=True)), float(abs(a @ whole - b).max())
+
+
+def main() -> None:
+    limits.exact_heap()
+    # MKL keeps the buffers of its first large product, which no call is charged for
+    rows = torch.zeros(torch.get_num_threads(), 2048, 64)
+    torch.bmm(rows, rows.transpose(1, 2))
+    threads = torch.get_num_threads()
+    table: dict[str, Any] = {}
+    for backward, dtype in itertools.product((False, True), DTYPES):
+        rows, seen = [], []
+        for (n, m), (hq, hk), d in itertools.product(TOKENS, HEADS, DIMS):
+            rows.append(features(threads, n, m, hq, hk, d))
+            seen.append(float(inside(dtype, backward, n, m, hq, hk, d)))
+        found, left = fitted(rows, seen)
+        name = "_scaled_dot_product_flash_attention_for_cpu" + ("_backward" if backward else "")
+        kind = str(dtype).removeprefix("torch.")
+        table.setdefault(name, {})[kind] = found
+        print(f"# {name} {kind}: off by {left / 2**20:.2f} MiB at most of {max(seen) / 2**20:.1f}")
+    print(yaml.safe_dump(table, sort_keys=False))
+
+
+if __name__ == "__main__":
+    main()

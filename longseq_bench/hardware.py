@@ -1,0 +1,142 @@
+"""Profiles of hardware that need not be here: data/hardware.yaml, and users' own files."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from longseq_bench.errors import ConfigError, UnknownNameError, UserError
+from longseq_bench.model import Device, DType, Frozen, Mode
+from longseq_bench.units import parse_bytes
+
+HERE = "cpu"
+"""The name of this machine's own processor."""
+
+CPU_FLOPS_A_CORE = 4e10
+"""A guess for a core of a CPU of which no record tells more; float32. Half of it for the others,
+which not all processors have units for."""
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Link(Frozen):
+    """One direction of a device's network: latency in s a transfer, bandwidth in bytes/s."""
+
+    latency: float = Field(ge=0, allow_inf_nan=False)
+    bandwidth: Positive
+
+
+class Hardware(Frozen):
+    """One device and its networks; data/hardware.yaml says what each key means."""
+
+    name: str
+    device: Device
+    memory: int = Field(gt=0)
+    flops: dict[DType, Positive] = Field(min_length=1)
+    bandwidth: Positive
+    reaches: dict[Mode, Share]
+    per_node: int = Field(ge=1)
+    inside: Link
+    between: Link
+    source: str
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _read_memory(cls, value: Any) -> Any:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+    @field_validator("reaches")
+    @classmethod
+    def _has_both(cls, value: dict[Mode, float]) -> dict[Mode, float]:
+        if missing := [mode for mode in get_args(Mode) if mode not in value]:
+            raise ValueError(f"has no {' and no '.join(missing)}")
+        return value
+
+    def link(self, ranks: int) -> Link:
+        """The slowest network that a ring over so many ranks crosses."""
+        return self.inside if ranks <= self.per_node else self.between
+
+    def rate(self, dtype: DType, mode: Mode) -> float:
+        """FLOP/s that fused attention reaches. Raises UserError for a dtype it does not have."""
+        if dtype not in self.flops:
+            known = ", ".join(self.flops)
+            raise UserError(f"{self.name} has no {dtype} here; its profile has {known}")
+        return self.flops[dtype] * self.reaches[mode]
+
+
+def this_cpu(name: str, cores: int, memory: int) -> Hardware:
+    """A profile of a CPU by its cores alone; records of the machine tell more."""
+    flops = CPU_FLOPS_A_CORE * cores
+    between = Link(latency=1e-4, bandwidth=1e9)
+    return Hardware(
+        name=name, device="cpu", memory=memory,
+        flops={"float32": flops, "bfloat16": flops / 2, "float16": flops / 2},
+        bandwidth=1e10, reaches={"forward": 1.0, "train": 1.0}, per_node=cores,
+        inside=Link(latency=1e-4, bandwidth=5e8), between=between,
+        source="a guess by its cores",
+    )  # fmt: skip
+
+
+def profiles(own: Path | None = None) -> dict[str, Hardware]:
+    """All profiles by name. Raises ConfigError for a file that can't be read, naming the key."""
+    text = files("longseq_bench").joinpath("data/hardware.yaml").read_text(encoding="utf-8")
+    found = _read(text, "data/hardware.yaml")
+    if own is not None:
+        try:
+            found |= _read(own.read_text(encoding="utf-8"), str(own))
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"{own} can't be read: {why}") from None
+        if HERE in found:
+            raise ConfigError(f"{own}: {HERE} is this machine's processor; name it otherwise")
+    return found
+
+
+def profile(name: str, own: Path | None = None) -> Hardware:
+    """The profile of that name. Raises UnknownNameError with the nearest one."""
+    known = profiles(own)
+    if name.lower() not in known:
+        raise UnknownNameError("hardware", name, [*known, HERE], str(own) if own else "")
+    return known[name.lower()]
+
+
+def _read(text: str, place: str) -> dict[str, Hardware]:
+    try:
+        data = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{place}: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{place}: profiles by name are wanted, not {type(data).__name__}")
+    return {str(name).lower(): _profile(str(name), entry, place) for name, entry in data.items()}
+
+
+def _profile(name: str, entry: Any, place: str) -> Hardware:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{place}: {name} is no profile; it needs {', '.join(_KEYS)}")
+    for key in entry:
+        if key not in _KEYS:
+            raise UnknownNameError("key", str(key), _KEYS, f"{name} of {place}")
+    if missing := [key for key in _KEYS if key not in entry]:
+        raise ConfigError(f"{place}: {name} has no {' and no '.join(missing)}")
+    try:
+        return Hardware.model_validate(entry)
+    except (ValidationError, UserError) as error:
+        raise ConfigError(f"{place}: {name}: {_first(error)}") from None
+
+
+def _first(error: Exception) -> str:
+    """The sentence of the first fault, with its key."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+
+
+_KEYS = tuple(Hardware.model_fields)

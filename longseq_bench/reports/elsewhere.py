@@ -1,0 +1,65 @@
+"""Maxima that others measured, to stand beside ours: a YAML file with their source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import Field, ValidationError
+
+from longseq_bench.errors import ConfigError
+from longseq_bench.model import DType, Frozen, Mode, OptionValue
+from longseq_bench.table import Row
+
+
+class Figure(Frozen):
+    """A maximum of others. What is not named may be anything."""
+
+    implementation: str
+    tokens: int = Field(ge=1)
+    dtype: DType | None = None
+    mode: Mode | None = None
+    heads: int | None = None
+    head_dim: int | None = None
+    world_size: int | None = None
+    memory_budget: int | None = Field(default=None, description="bytes")
+    options: dict[str, OptionValue] = Field(default_factory=dict)
+
+    def is_of(self, row: Row) -> bool:
+        """Whether it stands beside a maximum of ours."""
+        named = self.model_dump(exclude={"implementation", "tokens", "options"})
+        return (
+            row["implementation"] == self.implementation
+            and all(value in (None, row[name]) for name, value in named.items())
+            and all(row["options"].get(name) == value for name, value in self.options.items())
+        )
+
+
+class Elsewhere(Frozen):
+    """Figures of one source."""
+
+    source: str
+    maxima: tuple[Figure, ...] = Field(min_length=1)
+
+    def tokens(self, row: Row) -> int | None:
+        """The first figure that is of such a maximum."""
+        return next((one.tokens for one in self.maxima if one.is_of(row)), None)
+
+
+def read(path: Path) -> Elsewhere:
+    """Raises ConfigError for what is no such file, with the place in it."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    try:
+        return Elsewhere.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(
+            f"{path}: {place}: {first['msg'].lower()}; it has source and maxima, a list of "
+            "implementation and tokens"
+        ) from None

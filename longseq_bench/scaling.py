@@ -1,0 +1,175 @@
+"""How maxima and times grow with tokens and ranks: theory, expectation, measurement, and exponents.
+
+Pure: from the rows of table.py. A power law is fitted in logarithms by least squares, with 95 %
+intervals of its exponents by Student's t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from longseq_bench.table import Row
+
+T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+"""Student's t at 97.5 % for 1 to 20 degrees of freedom; beyond, 1.96 + 2.4 over them."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The maximum on some ranks beside what it could be.
+
+    theory: the floor of all ranks' budgets, as O(n/p) memory has it.  expected: the maximum on one
+    rank times the ranks; None where there is none, or where one of the two was limited by anything
+    but memory: time grows otherwise.
+    """
+
+    label: str
+    world_size: int
+    theory: int | None
+    expected: int | None
+    actual: int
+    limited_by: str | None
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """Of a power law: the fitted one, and between what it lies with 95 % certainty (None where
+    there are as few points as parameters)."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """How a quantity goes with tokens n and ranks p: fitted, and by formula.
+
+    quantity: time (s) or memory (peak bytes of a rank).  The formulas are those of FLOPs, which all
+    ranks share, and of the floor.  ranks: None where all ran on as many, or where tokens and ranks
+    went together and can't be told apart; tokens then too.
+    """
+
+    label: str
+    quantity: Literal["time", "memory"]
+    points: int
+    tokens: Exponent | None
+    ranks: Exponent | None
+    formula_tokens: float | None
+    formula_ranks: float | None
+
+
+def reached(maxima: Iterable[Row]) -> list[Reached]:
+    """One a maximum, those of one implementation together, by ascending ranks."""
+    groups: dict[object, list[Row]] = defaultdict(list)
+    for row in maxima:
+        groups[_same_but_ranks(row)].append(row)
+    found = []
+    for group in groups.values():
+        alone = next((r for r in group if r["world_size"] == 1), None)
+        for row in sorted(group, key=lambda r: int(r["world_size"])):
+            ranks = row["world_size"]
+            found.append(
+                Reached(
+                    row["label"], ranks, row["floor_tokens"],
+                    _expected(alone, row), row["max_tokens"], row["limited_by"],
+                )
+            )  # fmt: skip
+    return found
+
+
+def _expected(alone: Row | None, row: Row) -> int | None:
+    if alone is None or not alone["max_tokens"]:
+        return None
+    by_memory = {alone["limited_by"], row["limited_by"]} == {"memory"}
+    return alone["max_tokens"] * row["world_size"] if by_memory else None
+
+
+def complexities(rows: Iterable[Row]) -> list[Complexity]:
+    """Time and memory of each implementation that was swept at three lengths or more."""
+    groups: dict[object, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["status"] == "ok":
+            groups[_same_but_ranks(row)].append(row)
+    return [
+        one
+        for group in groups.values()
+        for one in (_time(_known(group, "time_s")), _memory(_known(group, "peak_bytes")))
+        if one
+    ]
+
+
+def _known(group: Sequence[Row], name: str) -> list[Row]:
+    known = [row for row in group if row[name]]
+    return known if len({row["tokens"] for row in known}) >= 3 else []
+
+
+def _time(group: Sequence[Row]) -> Complexity | None:
+    work = [row for row in group if row["flops"]]
+    logs = [math.log(row["flops"]) for row in work]
+    formula = None
+    if len({row["tokens"] for row in work}) >= 2:
+        formula = power_law([[math.log(row["tokens"]) for row in work]], logs)[0].value
+    return _complexity(group, "time", "time_s", formula)
+
+
+def _memory(group: Sequence[Row]) -> Complexity | None:
+    return _complexity(group, "memory", "peak_bytes", 1.0)
+
+
+def _complexity(
+    group: Sequence[Row], quantity: Literal["time", "memory"], name: str, formula: float | None
+) -> Complexity | None:
+    if not group:
+        return None
+    several = len({row["world_size"] for row in group}) > 1
+    columns = [[math.log(row["tokens"]) for row in group]]
+    if several:
+        columns.append([math.log(row["world_size"]) for row in group])
+    fitted = power_law(columns, [math.log(row[name]) for row in group])
+    of_tokens = fitted[0] if fitted else None
+    of_ranks = fitted[1] if fitted and several else None
+    shared = -1.0 if several else None
+    return Complexity(group[0]["label"], quantity, len(group), of_tokens, of_ranks, formula, shared)
+
+
+def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list[Exponent]:
+    """Exponents of a power law in some quantities, given as logarithms, with a free factor; none
+    where the quantities went together, so that no data could tell them apart."""
+    a = np.column_stack([np.ones(len(logs)), *columns])
+    b = np.asarray(logs)
+    found, _, rank, _ = np.linalg.lstsq(a, b, rcond=None)
+    free = len(logs) - a.shape[1]
+    if rank < a.shape[1]:
+        return []
+    if free < 1:
+        return [Exponent(float(x), None, None) for x in found[1:]]
+    left = float(((a @ found - b) ** 2).sum()) / free
+    spread = np.sqrt(left * np.diag(np.linalg.inv(a.T @ a)))[1:] * _student(free)
+    return [
+        Exponent(float(x), float(x - s), float(x + s))
+        for x, s in zip(found[1:], spread, strict=True)
+    ]
+
+
+def _student(free: int) -> float:
+    return T_95[free - 1] if free <= len(T_95) else 1.96 + 2.4 / free
+
+
+def _same_but_ranks(row: Row) -> object:
+    names = ("implementation", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads",
+             "head_dim", "memory_budget", "fit_only", "keep", "allocator",
+             "fingerprint")  # fmt: skip
+    return (
+        *(row[name] for name in names),
+        tuple(sorted((k, str(v)) for k, v in row["options"].items())),
+    )

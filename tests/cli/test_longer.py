@@ -1,0 +1,91 @@
+"""`maxlen` with what goes longer, and its table: by a machine that follows formulas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longseq_bench.cli import run
+from longseq_bench.cost import floor_bytes
+from longseq_bench.launchers import forked
+from longseq_bench.model import Trial
+from longseq_bench.store import load
+from tests.cli.test_cli import Ranks
+
+Capture = pytest.CaptureFixture[str]
+
+
+def held(trial: Trial) -> float:
+    """Bytes of a pass: results over inputs save a quarter."""
+    return floor_bytes(trial.workload) * (0.8 if trial.keep == "nothing" else 1.05)
+
+
+@pytest.fixture(autouse=True)
+def _simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forked, "Forked", lambda: Ranks(peak=held))
+
+
+def found(capfd: Capture, *arguments: str) -> list[dict[str, Any]]:
+    asked = ["maxlen", "--impl", "ring", "--memory-budget", "64MiB", "--out", "out", "--json"]
+    assert run([*asked, *arguments]) == 0
+    results: list[dict[str, Any]] = json.loads(capfd.readouterr().out)["results"]
+    return results
+
+
+def test_inputs_that_are_spent_take_it_below_the_floor_and_say_so(capfd: Capture) -> None:
+    (row,) = found(capfd, "--keep", "nothing")
+    assert (row["keep"], row["allocator"]) == ("nothing", "default")
+    assert row["fraction_of_floor"] == pytest.approx(1 / 0.8, rel=0.02)
+    assert "ring (over its inputs)" in Path("out/report.md").read_text()
+    assert {r.trial.keep for r in load(Path("out")).records} == {"nothing"}
+
+
+def test_memory_alone_stands_beside_the_longest_that_was_run(capfd: Capture) -> None:
+    alone, whole = found(capfd, "--fit-only", "--time-budget", "1ms")
+    assert (alone["fit_only"], whole["fit_only"]) == (True, False)
+    assert whole["fits_tokens"] == alone["max_tokens"] > whole["max_tokens"]
+    assert run(["report", "out"]) == 0
+    text = Path("out/report.md").read_text()
+    assert "memory holds" in text
+    assert "ring (fits only) takes" not in text
+    assert run(["maxlen", "--impl", "ring", "--memory-budget", "64MiB", "--fit-only"]) == 0
+    assert "nothing computed" in " ".join(capfd.readouterr().out.split())
+
+
+def test_what_has_no_sparsity_is_refused(capfd: Capture) -> None:
+    asked = ["maxlen", "--impl", "ring", "--memory-budget", "4GiB"]
+    assert run([*asked, "--sparsity", "auto", "--target", "64k"]) == 2
+    assert "ring has no sparsity" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--keep", "inputs"], "--keep inputs is for --mode train"),
+        (["--target", "1M"], "--target is for --sparsity auto"),
+        (["--sparsity", "auto"], "--sparsity auto needs --target"),
+        (["--sparsity", "0.9"], "only auto"),
+        (["--sparsity", "auto", "--target", "1M", "--fit-only"], "leave it out"),
+        (["--sparsity", "auto", "--target", "1M", "--ceiling", "1k"], "--ceiling is for"),
+        (["--sparsity", "auto", "--target", "1e30"], "--target 1e30 is more than"),
+        (["--keep", "some"], "--keep"),
+        (["--allocator", "mine"], "--allocator"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: Capture) -> None:
+    assert run(["maxlen", "--impl", "ring", "--memory-budget", "64MiB", *arguments]) == 2
+    assert said in " ".join(capfd.readouterr().err.split())
+
+
+def test_figures_of_others_stand_beside_by_their_file(capfd: Capture) -> None:
+    found(capfd)
+    Path("others.yaml").write_text(
+        "source: a report\nmaxima: [{implementation: ring, tokens: 100}]\n"
+    )
+    assert run(["report", "out", "--beside", "others.yaml"]) == 0
+    assert "| Elsewhere |" in Path("out/report.md").read_text()
+    assert run(["report", "out", "--beside", "nowhere.yaml"]) == 2

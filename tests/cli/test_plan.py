@@ -1,0 +1,241 @@
+"""`longseq plan` and `scaling` from the command line: what they say, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longseq_bench.cli import run
+from longseq_bench.environment import collect
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.model import Foreseen, Record
+from longseq_bench.store import Store, load
+from tests import make
+
+Capture = pytest.CaptureFixture[str]
+SHAPE = ("--dtype", "bfloat16", "--heads", "32", "--kv-heads", "8", "--head-dim", "128")
+H200 = ("--gpu", "h200", *SHAPE)
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record of this machine's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def document(capfd: Capture, *arguments: str) -> dict[str, Any]:
+    assert run([*arguments, "--json"]) == 0
+    told: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return told
+
+
+def test_a_plan_needs_no_device_and_says_that_it_is_one(capfd: Capture) -> None:
+    told = document(capfd, "plan", "--impl", "ring", *H200, "--world-size", "8", "--mode", "train")
+    assert (told["predicted"], told["hardware"]["name"]) == (True, "NVIDIA H200 SXM")
+    (row,) = told["results"]
+    floor = row["tokens"] * (2 * 2 * 40 * 128 * 2 + 4 * 32)
+    assert row["peak_bytes"] <= row["memory_budget"] == 139 * 2**30
+    assert row["fraction_of_floor"] == pytest.approx(floor / (8 * 139 * 2**30))
+    assert 0.5 < row["fraction_of_floor"] <= 1
+    assert row["seconds"] == max(row["compute_s"], row["memory_s"]) + row["exposed_s"]
+    assert row["bytes_sent"] > 0
+    assert row["rate_source"] == "profile of NVIDIA H200 SXM"
+    assert run(["plan", "--impl", "ring", *H200]) == 0
+    printed = capfd.readouterr().out
+    assert "predicted, nothing was run" in printed
+    assert "time from profile of NVIDIA H200 SXM" in printed
+
+
+def test_more_ranks_go_further(capfd: Capture) -> None:
+    asked = ("plan", "--impl", "ring", *H200, "--world-size")
+    tokens = [document(capfd, *asked, p)["results"][0]["tokens"] for p in ("2", "8")]
+    assert 3.5 < tokens[1] / tokens[0] < 4.1
+
+
+def test_a_kernel_that_is_not_in_the_table_is_named(capfd: Capture) -> None:
+    (row,) = document(capfd, "plan", "--impl", "sdpa", *H200)["results"]
+    assert row["untabled"] == ["_scaled_dot_product_flash_attention bfloat16"]
+    assert run(["plan", "--impl", "sdpa", *H200]) == 0
+    assert "is not in the table: not counted" in capfd.readouterr().out
+
+
+def test_a_target_that_fits_is_told_with_its_peak(capfd: Capture) -> None:
+    (row,) = document(capfd, "plan", "--impl", "ring", *H200, "--target", "1M")["results"]
+    assert (row["tokens"], row["fits"], row["world_size"]) == (2**20, True, 1)
+
+
+def test_a_target_that_can_not_fit_names_the_smallest_world_that_can(capfd: Capture) -> None:
+    asked = ["plan", "--impl", "ring", *H200, "--target", "100M", "--world-size", "2"]
+    assert run(asked) == 2
+    said = capfd.readouterr().err.strip().splitlines()[-1]
+    assert "100M tokens don't fit in 139 GiB on 2 rank(s); ring fits them with --world-size" in said
+    ranks = said.rsplit(" ", 1)[1]
+    assert run([*asked[:-1], ranks]) == 0
+    assert run([*asked[:-1], str(int(ranks) // 2)]) == 2
+
+
+def test_what_cannot_be_planned_says_why_beside_what_can(capfd: Capture) -> None:
+    told = document(capfd, "plan", "--impl", "sdpa", "--impl", "ring", *H200, "--world-size", "2")
+    sdpa, ring = told["results"]
+    assert "runs on one rank" in sdpa["unsupported"]
+    assert ring["fits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--impl", "ring", "--gpu", "h20"], "unknown hardware 'h20'; did you mean 'h200'?"),
+        (
+            ["--impl", "rng", "--gpu", "h200"],
+            "unknown implementation 'rng' in --impl; did you",
+        ),
+        ([], "--impl: name an implementation"),
+        (
+            ["--impl", "ring", *SHAPE, "--gpu", "gtx1080"],
+            "NVIDIA GTX 1080 has no bfloat16 here",
+        ),
+        (["--impl", "ring", "--hardware", "none.yaml", "--gpu", "x"], "none.yaml can't be read"),
+        (["--impl", "ring", "--target", "many"], "many"),
+        (["--impl", "ring", "--keep", "inputs"], "--keep inputs is for --mode train"),
+        (["--impl", "ring", "--target", "1e300"], "--target 1e300 is more than"),
+        (["--impl", "ring", "--records", "nowhere"], "--records nowhere: there is no such folder"),
+        (["--impl", "ring", "--target", "1", "--world-size", "4"], "nothing could be predicted"),
+        (["--accuracy"], "no record of this machine keeps what was predicted"),
+        (["--impl", "ring", "-o", "chunks=3"], "unknown option 'chunks'"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: Capture) -> None:
+    assert run(["plan", *arguments]) == 2
+    told = capfd.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+
+
+def past(folder: Path, off: float, **fields: Any) -> Record:
+    with Forked() as launcher:
+        options = launcher.catalogue().options("ring", {})
+    trial = make.trial("ring", 4096, options, memory_budget=2**30, **fields)
+    made = make.record(trial, make.outcome(peak=1000.0, time=[2.0] * 3, flops=4e9))
+    kept = made.model_copy(
+        update={
+            "environment": collect(),
+            "foreseen": Foreseen(peak_bytes=int(1000 * off), seconds=1.0),
+        }
+    )
+    with Store(folder) as store:
+        store.append(kept)
+    return kept
+
+
+def test_past_errors_stand_beside_what_is_predicted(capfd: Capture) -> None:
+    past(Path("results/earlier"), 1.04)
+    assert run(["plan", "--accuracy"]) == 0
+    printed = capfd.readouterr().out
+    assert "+4.0 %" in printed
+    assert "-50.0 %" in printed
+    told = document(capfd, "plan", "--accuracy")
+    (one,) = told["accuracy"]
+    assert (one["implementation"], one["time_errors"]) == ("ring", [-0.5])
+    assert one["memory_errors"] == [pytest.approx(0.04)]
+
+
+def test_rates_of_this_machine_are_used_for_this_machine_alone(capfd: Capture) -> None:
+    past(Path("results/earlier"), 1.0)
+    asked = ("plan", "--impl", "ring", "--target", "8k", "--memory", "1GiB")
+    for gpu, more, source in (
+        ("cpu", (), "1 record(s), nearest at 4,096"), ("CPU", (), "1 record(s)"),
+        ("h200", (), "profile of NVIDIA H200"), ("cpu", ("--causal",), "profile of"),
+        ("cpu", ("--mode", "train", "--keep", "inputs"), "profile of"),
+    ):  # fmt: skip
+        (row,) = document(capfd, *asked, "--gpu", gpu, *more)["results"]
+        assert row["rate_source"].startswith(source), (gpu, more)
+
+
+def test_the_error_beside_a_prediction_is_of_its_own_kind(capfd: Capture) -> None:
+    past(Path("results/a"), 1.04)
+    past(Path("results/b"), 1.5, dtype="bfloat16")
+    past(Path("results/c"), 1.9, keep="nothing")
+    for more, error in (
+        ((), "+4.0 %"), (("--dtype", "bfloat16"), "+50.0 %"), (("--keep", "nothing"), "+90.0 %"),
+    ):  # fmt: skip
+        assert run(["plan", "--impl", "ring", "--target", "8k", "--memory", "1GiB", *more]) == 0
+        assert error in capfd.readouterr().out
+    assert run(["plan", "--impl", "ring", "--target", "8k", "--memory", "1GiB", "--causal"]) == 0
+    assert run(["plan", "--impl", "ring", "--target", "8k", "--mode", "train"]) == 0
+    assert "+4.0 %" not in capfd.readouterr().out.split("train")[1]
+
+
+def test_a_plan_says_what_is_kept_and_fits_a_narrow_terminal(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["plan", "--impl", "ring", *H200, "--world-size", "64"]) == 0
+    plain = capfd.readouterr().out
+    assert "…" not in plain
+    assert " 64 " in plain
+    assert run(["plan", "--impl", "ring", *H200, "--keep", "nothing"]) == 0
+    assert "ring (over its inputs)" in capfd.readouterr().out
+
+
+def test_options_of_a_world_are_taken_in_that_world(capfd: Capture) -> None:
+    asked = ("plan", "--impl", "usp", *H200, "--world-size", "4", "--target", "64k")
+    (row,) = document(capfd, *asked, "-o", "ulysses=2", "-o", "ring=2")["results"]
+    assert row["fits"]
+    assert run([*asked, "-o", "ulysses=3", "-o", "ring=2"]) == 2
+
+
+def test_what_lies_on_the_host_is_planned_as_far_as_it_can_be_walked(capfd: Capture) -> None:
+    asked = ("plan", "--impl", "ring", "-o", "offload=host", *H200)
+    (row,) = document(capfd, *asked)["results"]
+    assert row["fits"]
+    assert row["fraction_of_floor"] >= 0.9
+
+
+def test_causal_work_is_that_of_the_busiest_rank(capfd: Capture) -> None:
+    asked = ("plan", "--impl", "ring", *H200, "--causal", "--world-size", "8", "--target", "1M")
+    (even,) = document(capfd, *asked)["results"]
+    (last,) = document(capfd, *asked, "-o", "order=contiguous")["results"]
+    assert last["compute_s"] / even["compute_s"] == pytest.approx(15 / 8, rel=0.01)
+
+
+def test_recomputation_sends_a_forward_more(capfd: Capture) -> None:
+    asked = ("plan", "--impl", "collective", *H200, "--world-size", "4", "--target", "64k",
+             "--mode", "train")  # fmt: skip
+    (once,) = document(capfd, *asked)["results"]
+    (again,) = document(capfd, *asked, "--keep", "inputs")["results"]
+    assert again["bytes_sent"] / once["bytes_sent"] == pytest.approx(4 / 3, rel=0.01)
+
+
+# ---- scaling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_study_searches_each_world_and_times_them_all(capfd: Capture, tmp_path: Path) -> None:
+    told = document(
+        capfd, "scaling", "--impl", "ring", "--world-sizes", "1,2", "--memory-budget", "16MiB",
+        "--threads", "1", "--out", "study",
+    )  # fmt: skip
+    one, two = told["maxima"]
+    assert (one["world_size"], two["world_size"]) == (1, 2)
+    assert two["expected"] == 2 * one["actual"]
+    assert 0.7 < two["actual"] / two["expected"] <= 1.0
+    fit, held = told["complexity"]
+    assert (fit["label"], fit["quantity"], fit["points"]) == ("ring", "time", 6)
+    assert (fit["formula_tokens"], fit["formula_ranks"]) == (pytest.approx(2.0), -1.0)
+    assert held["quantity"] == "memory"
+    assert 0.3 < held["tokens"]["value"] < 1.2
+    assert (held["formula_tokens"], held["formula_ranks"]) == (1.0, -1.0)
+    assert {row["world_size"] for row in told["rows"]} == {1, 2}
+    records = load(tmp_path / "study").records
+    assert {r.purpose for r in records} >= {"edge", "confirm", "measure"}
+    assert all(r.foreseen and r.foreseen.peak_bytes for r in records)
+
+
+@pytest.mark.parametrize("worlds", ["1,x", "0", "", "1;2", "²"])
+def test_worlds_that_are_none_are_refused(worlds: str, capfd: Capture) -> None:
+    assert run(["scaling", "--impl", "ring", "--world-sizes", worlds]) == 2
+    assert "is no list of numbers of ranks" in capfd.readouterr().err

@@ -1,0 +1,107 @@
+"""Tensors in the host's memory: the same attention, under a budget that does not hold them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longseq_bench.errors import UnsupportedError
+from longseq_bench.kernels import host
+from longseq_bench.kernels.core import Tiles, attend
+from longseq_bench.kernels.streamed import Streamed
+from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.meters.heap import HeapPeak
+from tests.make import trial
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MIB = 2**20
+exact = pytest.mark.skipif(HeapPeak.why_not() is not None, reason="no exact heap peak here")
+N, TILE = 300, 64
+
+
+def plan(causal: bool, heads: int) -> Any:
+    """Tiles of rows with the keys before them in pieces, and the triangle."""
+
+    def tiles() -> Any:
+        for first in range(0, heads, 2):
+            own = slice(first, first + 2)
+            for start in range(0, N, TILE):
+                rows = slice(start, min(start + TILE, N))
+                last = start if causal else N
+                steps = range(0, last, 100)
+                pieces = [Piece(ALL, slice(k, min(k + 100, last)), own) for k in steps]
+                pieces += [Piece(ALL, rows, own, causal=True)] * causal
+                yield RowBlock(rows, own, tuple(pieces))
+
+    return tiles
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_it_is_the_same_attention(causal: bool, kv_heads: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, h, N, 16).to(dtype) for h in (4, kv_heads, kv_heads)]
+    grad = torch.randn(2, 4, N, 16).to(dtype)
+    found = []
+    for core in (Streamed(plan(causal, 4), "cpu"), Tiles(plan(causal, 4))):
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        out = attend(*leaves, core, True)
+        found.append((out, *torch.autograd.grad(out, leaves, grad)))
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for streamed, tiled in zip(*found, strict=True):
+        torch.testing.assert_close(streamed, tiled, **close)
+
+
+def test_a_mapped_tensor_has_no_name_and_starts_at_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = host.zeros((2, 3, 5), torch.bfloat16, "cpu")
+    assert (made.shape, made.dtype, int(made.count_nonzero())) == ((2, 3, 5), torch.bfloat16, 0)
+    made += 1
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(host.zeros_like(made, torch.float32), torch.zeros(2, 3, 5))
+
+
+def test_no_room_for_a_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(handle: int, start: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(
+        UnsupportedError, match=r"4,000 bytes are needed in .*: No space left on device"
+    ):
+        host.zeros((1000,), torch.float32, "cpu")
+    assert list(tmp_path.iterdir()) == []
+
+
+@exact
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_keys_and_values_may_exceed_the_budget_three_times(launcher: Forked, mode: str) -> None:
+    options = launcher.catalogue().options("ring", {"offload": "host"})
+    budget = 8 * MIB if mode == "forward" else 16 * MIB
+    tokens = 3 * budget // (2 * 8 * 64 * 4) + 1
+    one = trial("ring", tokens, options, memory_budget=budget, repeats=0, mode=mode)
+    outcome = launcher.run(one, lambda phase, part: None).outcome
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert (outcome.largest("max_error") or 1) < 2e-5
+    assert (outcome.largest("peak") or 0) <= budget
+    assert outcome.facts["offload"] == "host"
+    held = one.but(options={**options, "offload": "none"})
+    assert launcher.run(held, lambda phase, part: None).outcome.status == "oom"
+    (seen,) = launcher.foresee([one])
+    assert seen.peak_bytes < budget
+
+
+def test_it_runs_on_one_rank(launcher: Forked) -> None:
+    options = launcher.catalogue().options("ring", {"offload": "host"})
+    one = trial("ring", 1024, options, world_size=2, repeats=0)
+    outcome = launcher.run(one, lambda phase, part: None).outcome
+    assert (outcome.status, outcome.reason) == ("unsupported", "offload=host runs on one rank")

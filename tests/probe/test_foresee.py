@@ -1,0 +1,162 @@
+"""What is foreseen without data, against what a process of its own then measures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.meters.storages import StoragePeak
+from longseq_bench.model import Trial
+from longseq_bench.probe.inside import Inside
+from tests.make import trial
+
+MIB = 2**20
+exact = pytest.mark.skipif(HeapPeak.why_not() is not None, reason="no exact heap peak here")
+
+
+def asked(launcher: Forked, name: str, tokens: int, ranks: int = 1, **fields: Any) -> Trial:
+    options = launcher.catalogue().options(name, fields.pop("options", {}))
+    return trial(name, tokens, options, world_size=ranks, repeats=0, threads=1, **fields)
+
+
+@exact
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize(
+    ("name", "ranks", "most"),
+    [
+        ("dense", 1, 0.03), ("sdpa", 1, 0.05), ("ring", 1, 0.03), ("ring", 2, 0.03),
+        ("collective", 2, 0.03), ("ulysses", 2, 0.03), ("block-sparse", 1, 0.03),
+        ("block-sparse", 2, 0.03), ("hilbert", 1, 0.03), ("dilated", 2, 0.03),
+    ],
+)  # fmt: skip
+def test_the_peak_is_foreseen(
+    launcher: Forked, name: str, ranks: int, most: float, mode: str
+) -> None:
+    one = asked(launcher, name, 2048 if name == "dense" else 8192, ranks, mode=mode)
+    (seen,) = launcher.foresee([one])
+    measured = launcher.run(one, lambda phase, part: None).outcome.largest("peak")
+    assert seen.unsupported is None
+    assert seen.peak_bytes == pytest.approx(measured, rel=most)
+
+
+def test_work_and_bytes_are_a_ranks_own(launcher: Forked) -> None:
+    alone, shared = launcher.foresee(
+        [asked(launcher, "ring", 4096), asked(launcher, "ring", 4096, 4)]
+    )
+    assert shared.flops == pytest.approx(alone.flops / 4)
+    assert (alone.bytes_sent, alone.transfers) == (0, 0)
+    # the keys and values of three others, in float32
+    assert shared.bytes_sent == 3 * 1024 * 2 * 8 * 64 * 4
+    assert shared.transfers > 3
+    assert shared.peak_bytes < 0.4 * alone.peak_bytes
+
+
+def test_a_thousand_ranks_are_walked_in_a_moment(launcher: Forked) -> None:
+    one = asked(launcher, "ring", 2**20 * 1024, 1024, mode="train", dtype="bfloat16")
+    (seen,) = launcher.foresee([one.but(device="cuda")])
+    floor = 2**20 * (2 * 4 * 8 * 64 * 2 + 4 * 8)
+    assert seen.unsupported is None
+    assert floor < seen.peak_bytes < 2 * floor
+    assert seen.bytes_sent > 1000 * 2**20 * 2 * 8 * 64 * 2
+
+
+def test_what_cannot_be_foreseen_says_why(launcher: Forked) -> None:
+    seen = launcher.foresee(
+        [
+            asked(launcher, "sdpa", 1024, 2),
+            asked(launcher, "ulysses", 1024, 3),
+            asked(launcher, "sdpa", 1024),
+        ]
+    )
+    assert "runs on one rank" in (seen[0].unsupported or "")
+    assert "can't be split over 3 ranks" in (seen[1].unsupported or "")
+    assert seen[2].unsupported is None
+
+
+def test_nothing_is_held_that_is_let_go() -> None:
+    meter = StoragePeak("cpu")
+    with meter:
+        a = torch.zeros(1000)
+        b = a.view(10, 100) + 1
+        del a
+        c = b * 2
+        del b, c
+        d = torch.zeros(500)
+    assert (meter.peak, meter.now) == (8000, 2000)
+    del d
+    assert meter.now == 0
+
+
+def test_a_backward_is_seen_too() -> None:
+    meter, a = StoragePeak("cpu"), torch.zeros(1000, requires_grad=True)
+    with meter:
+        total = (a * 2).sum()
+        before = meter.now
+        total.backward()
+    assert before < 4000 <= meter.now
+
+
+def test_what_a_kernel_holds_inside_counts_while_it_runs() -> None:
+    meter = StoragePeak("cpu", lambda op, args, kwargs: 5000 if "mul" in str(op) else 0)
+    with meter:
+        a = torch.zeros(1000)
+        b = a * 2
+        del b
+        c = torch.zeros(1500)
+    assert (meter.peak, meter.at_peak_inside) == (13000, 5000)
+    assert meter.now == 10000
+    del a, c
+
+
+def test_the_table_is_by_threads_rows_and_elements_and_says_what_it_lacks() -> None:
+    row = {
+        "thread": 100,
+        "thread_short": 10,
+        "thread_dim": 1,
+        "query": 2,
+        "kv": 3,
+        "key": 5,
+        "row": 7,
+    }
+    table = {"_scaled_dot_product_flash_attention_for_cpu": {"float32": row}}
+    q, k = torch.empty(2, 4, 1000, 8, device="meta"), torch.empty(2, 2, 50, 8, device="meta")
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    told = Inside(3, table)
+    expected = 3 * (100 + 8) + 2 * 4 * 8 * (2 * 1000 + 5 * 50) + 3 * k.numel() + 7 * 2 * 4 * 1000
+    assert told(op, (q, k, k), {}) == expected
+    assert told(op, (q[:, :, :700], k, k), {}) == (
+        3 * (10 + 8) + 2 * 4 * 8 * (2 * 700 + 5 * 50) + 3 * k.numel() + 7 * 2 * 4 * 700
+    )
+    assert (told.untabled, told(torch.ops.aten.mul.Tensor, (q, q), {})) == (set(), 0)
+    assert told(op, (q.bfloat16(), k.bfloat16(), k.bfloat16()), {}) == 0
+    assert told.untabled == {"_scaled_dot_product_flash_attention_for_cpu bfloat16"}
+
+
+# ---- memory alone ------------------------------------------------------------------------------
+
+
+@exact
+def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(launcher: Forked) -> None:
+    whole = asked(launcher, "ring", 16384, memory_budget=400 * MIB)
+    measured = launcher.run(whole, lambda phase, part: None).outcome.largest("peak")
+    outcome = launcher.run(whole.but(fit_only=True), lambda phase, part: None).outcome
+    assert outcome.status == "ok"
+    assert outcome.largest("peak") == pytest.approx(measured, rel=0.03)
+    assert outcome.facts["fit_only"] == "loops capped; nothing was checked"
+    assert [outcome.samples(name) for name in ("pass_time", "time", "max_error")] == [()] * 3
+    assert whole.key != whole.but(fit_only=True).key
+
+
+@exact
+def test_a_capped_pass_meets_the_budget_as_a_whole_one_does(launcher: Forked) -> None:
+    one = asked(launcher, "ring", 16384, fit_only=True)
+    (seen,) = launcher.foresee([one])
+    for share, status in ((0.95, "oom"), (1.1, "ok")):
+        budget = int(share * seen.peak_bytes)
+        outcome = launcher.run(one.but(memory_budget=budget), lambda phase, part: None).outcome
+        assert outcome.status == status

@@ -1,0 +1,199 @@
+"""What a pass leaves alone: recomputation, and results that go over spent inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.comm.group import Group
+from longseq_bench.errors import UnsupportedError
+from longseq_bench.kernels import native
+from longseq_bench.launchers.forked import Forked
+from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.model import Keep, Outcome, Workload
+from longseq_bench.probe.inputs import draw
+from longseq_bench.probe.passes import run_pass
+from tests.make import trial
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MIB = 2**20
+exact = pytest.mark.skipif(HeapPeak.why_not() is not None, reason="no exact heap peak here")
+needs_compiler = pytest.mark.skipif(native.why_not() is not None, reason="no compiler here")
+
+OVER: list[Any] = [
+    ("ring", {"chunk": 100}),
+    ("collective", {"chunk": 64}),
+    pytest.param("block-sparse", {"sparsity": 0.5, "block": 32}, marks=needs_compiler),
+    pytest.param("dilated", {"segments": (64, 128), "dilation": (1, 2)}, marks=needs_compiler),
+    pytest.param("hilbert", {"segments": (64, 128), "dilation": (1, 2)}, marks=needs_compiler),
+]
+"""What can write over its inputs."""
+
+
+def passed(name: str, options: dict[str, Any], keep: Keep, **shape: Any) -> tuple[Tensor, ...]:
+    """Output and gradients of one pass."""
+    w = Workload(seq_len=330, heads=4, head_dim=16, **shape)
+    attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
+    one = draw(attention, "cpu", 0, torch.arange(330), keep)
+    attention.plan("cpu")
+    run_pass(attention, one)
+    assert one.out is not None
+    return one.out, *(one.grads or ())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("name", "options"), OVER)
+def test_results_over_inputs_are_the_same(
+    name: str, options: dict[str, Any], causal: bool, mode: str, dtype: str
+) -> None:
+    shape = {"causal": causal, "mode": mode, "dtype": dtype, "kv_heads": 2}
+    plain = passed(name, options, "all", **shape)
+    for keep in ("inputs", "nothing") if mode == "train" else ("nothing",):
+        found = passed(name, options, keep, **shape)  # type: ignore[arg-type]
+        loose = 1e-5 if dtype == "float32" else 2e-2
+        for got, want in zip(found, plain, strict=True):
+            torch.testing.assert_close(got, want, rtol=loose, atol=loose)
+
+
+@pytest.mark.parametrize(("name", "options"), OVER)
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_they_are_where_q_was(name: str, options: dict[str, Any], mode: Any) -> None:
+    w = Workload(seq_len=330, heads=4, head_dim=16, mode=mode)
+    attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
+    one = draw(attention, "cpu", 0, torch.arange(330), "nothing")
+    before = one.inputs[0].detach().clone()
+    attention.plan("cpu")
+    run_pass(attention, one)
+    result = one.out if mode == "forward" else (one.grads or (None,))[0]
+    assert result is not None
+    assert result.data_ptr() == one.inputs[0].data_ptr()
+    assert torch.equal(one.drawn[0], before)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "dense", "collective", "block-sparse-adaptive"])
+def test_others_compute_forward_again_and_refuse_to_overwrite(name: str) -> None:
+    plain = passed(name, {}, "all", mode="train")
+    for got, want in zip(passed(name, {}, "inputs", mode="train"), plain, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    for mode in ("forward", "train"):
+        with pytest.raises(UnsupportedError, match="needs its inputs to the end"):
+            passed(name, {}, "nothing", mode=mode)
+
+
+def run(launcher: Forked, name: str, tokens: int, **fields: Any) -> Outcome:
+    asked = trial(name, tokens, launcher.catalogue().options(name, {}), **fields)
+    return launcher.run(asked, lambda phase, part: None).outcome
+
+
+@exact
+@pytest.mark.parametrize(
+    ("keep", "mode", "tensors"), [("inputs", "train", 7), ("nothing", "train", 6),
+                                  ("nothing", "forward", 3)],
+)  # fmt: skip
+def test_a_trial_takes_as_many_tensors_and_no_more(
+    launcher: Forked, keep: str, mode: str, tensors: int
+) -> None:
+    """Of eight in training, four forward; checked and timed as any other."""
+    outcome = run(launcher, "ring", 8192, keep=keep, mode=mode, repeats=1)
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    whole = 8192 * 8 * 64 * 4
+    peak = outcome.largest("peak") or 0
+    assert tensors * whole < peak < (tensors + 0.6) * whole
+    assert len(outcome.samples("time")) == 1
+    assert set(outcome.facts["errors"]) == {"out", *(("dq", "dk", "dv") if mode == "train" else ())}
+    (seen,) = launcher.foresee(
+        [trial("ring", 8192, launcher.catalogue().options("ring", {}), keep=keep, mode=mode)]
+    )  # fmt: skip
+    assert seen.peak_bytes == pytest.approx(peak, rel=0.03)
+
+
+def test_on_two_ranks_forward_is_run_again(launcher: Forked) -> None:
+    outcome = run(
+        launcher, "ring", 2048, keep="inputs", mode="train", world_size=2, causal=True, repeats=1
+    )
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    twice = outcome.largest("bytes_sent") or 0
+    once = run(launcher, "ring", 2048, mode="train", world_size=2, causal=True, repeats=1)
+    assert twice > 1.2 * (once.largest("bytes_sent") or np.inf)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"keep": "inputs"}, "keep=inputs is of mode=train"),
+        ({"keep": "nothing", "world_size": 2}, "needs its inputs to the end"),
+        ({"allocator": "expandable"}, "allocator=expandable is of device=cuda"),
+    ],
+)
+def test_what_has_no_meaning_is_unsupported(
+    launcher: Forked, fields: dict[str, Any], said: str
+) -> None:
+    outcome = run(launcher, "ring", 512, repeats=0, **fields)
+    assert (outcome.status, said in (outcome.reason or "")) == ("unsupported", True), outcome.reason
+
+
+@exact
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_a_pass_that_only_its_accounting_made_late_is_judged_by_its_own_results(
+    launcher: Forked, mode: str
+) -> None:
+    """What is timed again after it writes over the results that the check looks at."""
+    fields = {"keep": "nothing", "mode": mode, "repeats": 0, "memory_budget": 256 * MIB}
+    once = run(launcher, "ring", 3000, **fields)
+    outcome = run(launcher, "ring", 3000, time_budget=0.97 * once.facts["pass_s"], **fields)
+    assert outcome.status in ("ok", "timeout"), outcome.reason
+    assert (outcome.largest("max_error") or 0) < 1e-4
+
+
+def test_a_compressed_transfer_is_compared_with_a_pass_on_the_same_inputs(
+    launcher: Forked,
+) -> None:
+    options = launcher.catalogue().options("ring", {"wire_dtype": "float16"})
+    asked = trial("ring", 512, options, keep="nothing", repeats=0)
+    outcome = launcher.run(asked, lambda phase, part: None).outcome
+    assert outcome.status == "ok"
+    assert outcome.largest("wire_error") == 0.0
+
+
+def test_bytes_of_a_recomputed_pass_are_those_of_the_formula(launcher: Forked) -> None:
+    for name in ("ring", "collective", "ulysses"):
+        outcome = run(launcher, name, 1024, keep="inputs", mode="train", world_size=2, repeats=0)
+        assert outcome.status == "ok"
+        assert outcome.samples("bytes_sent") == outcome.samples("bytes_formula")
+
+
+@exact
+@pytest.mark.parametrize(("mode", "dtype"), [("forward", "float32"), ("train", "bfloat16")])
+def test_pages_of_mapped_files_are_in_no_peak(launcher: Forked, mode: str, dtype: str) -> None:
+    options = launcher.catalogue().options("ring", {"offload": "host"})
+    asked = trial("ring", 4096, options, mode=mode, dtype=dtype, kv_heads=1, repeats=0,
+                  memory_budget=64 * MIB)  # fmt: skip
+    (seen,) = launcher.foresee([asked])
+    outcome = launcher.run(asked, lambda phase, part: None).outcome
+    assert outcome.status == "ok"
+    assert outcome.facts["memory_meter"] == "tensor peak (storages)"
+    assert outcome.largest("peak") == pytest.approx(seen.peak_bytes, rel=0.03)
+
+
+def test_a_kernel_that_does_it_in_one_call_cannot_be_cut_short(launcher: Forked) -> None:
+    for name in ("collective", "dense", "sdpa"):
+        outcome = run(launcher, name, 512, fit_only=True, repeats=0)
+        assert (outcome.status, "can't be cut short" in (outcome.reason or "")) == (
+            "unsupported", True,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [2])
+def test_threads_do_not_meet_in_what_is_written_over(launcher: Forked, threads: int) -> None:
+    for name in ("ring", "block-sparse", "hilbert"):
+        for mode in ("forward", "train"):
+            outcome = run(launcher, name, 1500, keep="nothing", mode=mode, threads=threads,
+                          repeats=0, causal=True, kv_heads=2)  # fmt: skip
+            assert (outcome.status, outcome.reason) == ("ok", None)

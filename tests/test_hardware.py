@@ -1,0 +1,118 @@
+"""Profiles of hardware: ours can be read, a user's file adds to them, and mistakes are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from longseq_bench.errors import UserError
+from longseq_bench.hardware import Hardware, profile, profiles, this_cpu
+
+GOOD = {
+    "name": "A card",
+    "device": "cuda",
+    "memory": "16GiB",
+    "flops": {"float16": 1e14},
+    "bandwidth": 1e12,
+    "reaches": {"forward": 0.5, "train": 0.4},
+    "per_node": 4,
+    "inside": {"latency": 1e-5, "bandwidth": 1e10},
+    "between": {"latency": 2e-5, "bandwidth": 1e9},
+    "source": "made up",
+}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return tmp_path / "mine.yaml"
+
+
+def write(own: Path, **changes: object) -> Path:
+    entry = {k: v for k, v in {**GOOD, **changes}.items() if v is not None}
+    own.write_text(yaml.safe_dump({"card": entry}))
+    return own
+
+
+def test_ours_are_all_there_and_say_where_they_come_from() -> None:
+    known = profiles()
+    assert {"gtx1080", "a100", "h100", "h200", "b200"} <= set(known)
+    for one in known.values():
+        assert one.source
+        assert 0 < one.reaches["train"] <= one.reaches["forward"] <= 1
+        assert one.link(1) == one.link(one.per_node) == one.inside
+        assert one.link(one.per_node + 1) == one.between
+        assert one.between.bandwidth < one.inside.bandwidth < one.bandwidth
+
+
+def test_the_rate_is_the_share_of_the_dtypes_peak() -> None:
+    card = Hardware.model_validate(GOOD)
+    assert (card.rate("float16", "forward"), card.rate("float16", "train")) == (5e13, 4e13)
+    assert card.memory == 16 * 2**30
+    with pytest.raises(UserError, match="A card has no bfloat16 here; its profile has float16"):
+        card.rate("bfloat16", "forward")
+
+
+def test_a_file_of_ones_own_adds_and_replaces(own: Path) -> None:
+    write(own)
+    own.write_text(own.read_text() + own.read_text().replace("card:", "H200:"))
+    assert profile("card", own).name == profile("h200", own).name == "A card"
+    assert profile("H100", own) == profiles()["h100"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"memory": None, "inside": None}, "card has no memory and no inside"),
+        ({"memry": 1}, "unknown key 'memry' in card of .*; did you mean 'memory'"),
+        ({"memory": "many"}, "card: .*many"),
+        ({"bandwidth": -1}, "card: bandwidth: .*greater than 0"),
+        ({"inside": {"latency": 1}}, "card: inside.bandwidth: .*required"),
+        ({"flops": {"float12": 1}}, "card: flops.float12"),
+        ({"device": "tpu"}, "card: device: .*'cpu' or 'cuda'"),
+        ({"reaches": {"forward": 0.5}}, "card: reaches: has no train"),
+        ({"reaches": {"forward": 0, "train": 0.5}}, "card: reaches.forward: .*greater than 0"),
+        ({"flops": {"float32": 0}}, "card: flops.float32: .*greater than 0"),
+        ({"flops": {"float32": float("nan")}}, "card: flops.float32: .*"),
+        ({"flops": {}}, "card: flops: .*at least 1"),
+    ],
+)
+def test_a_mistake_in_a_profile_is_named_with_its_key(
+    own: Path, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        profile("card", write(own, **changes))
+    assert "mine.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("- a", "profiles by name are wanted"), ("a: [", "mine.yaml"), ("card: 3", "card is no prof")],
+)
+def test_what_is_no_file_of_profiles_is_refused(own: Path, text: str, said: str) -> None:
+    own.write_text(text)
+    with pytest.raises(UserError, match=said):
+        profiles(own)
+
+
+def test_unknown_hardware_names_the_nearest_and_a_missing_file_its_path(own: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown hardware 'h20'.*; did you mean 'h200'"):
+        profile("h20")
+    with pytest.raises(UserError, match=r"mine\.yaml can't be read: No such file"):
+        profiles(own)
+
+
+def test_a_file_that_is_no_text_and_a_name_that_is_taken_are_refused(own: Path) -> None:
+    own.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="it is not UTF-8"):
+        profiles(own)
+    own.write_text(write(own).read_text().replace("card:", "cpu:", 1))
+    with pytest.raises(UserError, match="cpu is this machine's processor"):
+        profiles(own)
+
+
+def test_a_cpu_is_guessed_by_its_cores() -> None:
+    one, two = (this_cpu("a processor", cores, 2**30) for cores in (1, 2))
+    assert two.rate("float32", "forward") == 2 * one.rate("float32", "forward")
+    assert "guess" in one.source

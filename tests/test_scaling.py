@@ -1,0 +1,161 @@
+"""What is said of growth: theory, expectation, and exponents that can be recomputed."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from longseq_bench.cost import attention_flops
+from longseq_bench.model import Record
+from longseq_bench.scaling import complexities, power_law, reached
+from longseq_bench.table import maximum_rows, sweep_rows
+from tests import make
+
+MIB = 2**20
+
+
+def searched(
+    ranks: int, passed: int, failed: int, name: str = "ring", **fields: Any
+) -> list[Record]:
+    trial = make.trial(name, world_size=ranks, memory_budget=64 * MIB, repeats=0, **fields)
+    oom = make.outcome("oom", "no room", "forward")
+    return [
+        make.record(trial.at(passed), make.outcome(peak=1.0), purpose="edge"),
+        make.record(trial.at(failed), oom, purpose="edge"),
+    ]
+
+
+def test_theory_expectation_and_what_was_found_stand_together_by_ranks() -> None:
+    records = searched(4, 25_000, 25_100) + searched(1, 8_000, 8_050) + searched(2, 15_000, 15_100)
+    found = reached(maximum_rows(records))
+    floor = 64 * MIB // (2 * 16 * 64 * 4)
+    assert [(r.world_size, r.theory, r.expected, r.actual) for r in found] == [
+        (1, floor, 8_000, 8_000), (2, 2 * floor, 16_000, 15_000), (4, 4 * floor, 32_000, 25_000),
+    ]  # fmt: skip
+    assert {r.limited_by for r in found} == {"memory"}
+
+
+def test_without_one_rank_nothing_is_expected_and_others_are_not_mixed_in() -> None:
+    records = searched(2, 15_000, 15_100) + searched(1, 9_000, 9_100, "ulysses")
+    records += searched(1, 7_000, 7_100, mode="train")
+    by_name = {
+        (r.label, r.world_size, r.actual): r.expected for r in reached(maximum_rows(records))
+    }
+    assert by_name["ring", 2, 15_000] is None
+    assert by_name["ulysses", 1, 9_000] == 9_000
+
+
+def timed(tokens: int, ranks: int, seconds: float, name: str = "ring") -> Record:
+    trial = make.trial(name, tokens, world_size=ranks)
+    flops = attention_flops(trial.workload)
+    each = {"time": [seconds], "flops": flops}
+    return make.record(trial, make.on_ranks(*[each] * ranks))
+
+
+def test_exponents_are_those_of_the_rows() -> None:
+    records = [timed(n, p, 1e-9 * n**1.8 * p**-0.7) for n in (1024, 2048, 4096) for p in (1, 2, 4)]
+    (one,) = complexities(sweep_rows(records))
+    assert (one.label, one.quantity, one.points) == ("ring", "time", 9)
+    assert one.tokens is not None
+    assert one.tokens.value == pytest.approx(1.8)
+    assert one.ranks is not None
+    assert one.ranks.value == pytest.approx(-0.7)
+    assert one.formula_tokens == pytest.approx(2.0)
+    assert one.tokens.low == pytest.approx(1.8)
+
+
+def test_a_study_needs_three_lengths_and_what_failed_is_left_out() -> None:
+    two = [timed(n, 1, 1.0) for n in (1024, 2048)]
+    assert complexities(sweep_rows(two)) == []
+    late = make.record(
+        make.trial("ring", 4096), make.outcome("timeout", "late", "time", time=[9.0])
+    )
+    assert complexities(sweep_rows([*two, late])) == []
+    (one,) = complexities(sweep_rows([*two, timed(4096, 1, 4.0)]))
+    assert (one.ranks, one.points) == (None, 3)
+
+
+def test_memory_has_its_exponents_beside_those_of_the_floor() -> None:
+    records = [
+        make.record(
+            make.trial("ring", n, world_size=p), make.measured(0.1, 5.0 * n**1.2 / p, ranks=p)
+        )
+        for n in (1024, 2048, 4096)
+        for p in (1, 2)
+    ]
+    one = next(c for c in complexities(sweep_rows(records)) if c.quantity == "memory")
+    assert one.tokens is not None
+    assert one.ranks is not None
+    assert one.tokens.value == pytest.approx(1.2, rel=1e-3)
+    assert one.ranks.value == pytest.approx(-1.0, rel=1e-3)
+    assert (one.formula_tokens, one.formula_ranks) == (1.0, -1.0)
+
+
+def test_what_went_together_has_no_exponents() -> None:
+    """Weak scaling: tokens grow as ranks do, so nothing can tell the two apart."""
+    records = [timed(1024 * p, p, 1e-9 * (1024 * p) ** 2 / p) for p in (1, 2, 4)]
+    (one,) = complexities(sweep_rows(records))
+    assert (one.tokens, one.ranks, one.points) == (None, None, 3)
+
+
+def test_intervals_of_two_quantities_are_their_own() -> None:
+    first = [math.log(n) for n in (1, 2, 4, 8, 1, 2, 4, 8)]
+    second = [math.log(p) for p in (1, 1, 1, 1, 4, 4, 4, 4)]
+    noise = [0.05, -0.02, 0.01, -0.04, 0.03, 0.0, -0.05, 0.02]
+    logs = [2 * a - b + e for a, b, e in zip(first, second, noise, strict=True)]
+    one, two = power_law([first, second], logs)
+    assert one.low is not None and one.high is not None  # noqa: PT018
+    assert two.low is not None and two.high is not None  # noqa: PT018
+    # the spread of a slope is s / sqrt(sum of squares about the mean), t(5) = 2.571
+    s = math.sqrt(_residual(first, second, logs) / 5)
+    of_first = 2.571 * s / math.sqrt(sum((x - sum(first) / 8) ** 2 for x in first))
+    of_second = 2.571 * s / math.sqrt(sum((x - sum(second) / 8) ** 2 for x in second))
+    assert one.high - one.value == pytest.approx(of_first, rel=1e-6)
+    assert two.high - two.value == pytest.approx(of_second, rel=1e-6)
+    assert of_first != pytest.approx(of_second, rel=0.05)
+
+
+def _residual(first: list[float], second: list[float], logs: list[float]) -> float:
+    """Both columns are orthogonal about their means, so slopes are those of each alone."""
+
+    def mean(xs: list[float]) -> float:
+        return sum(xs) / len(xs)
+
+    def slope(xs: list[float]) -> float:
+        over = sum((x - mean(xs)) * y for x, y in zip(xs, logs, strict=True))
+        return over / sum((x - mean(xs)) ** 2 for x in xs)
+
+    a, b = slope(first), slope(second)
+    level = mean(logs) - a * mean(first) - b * mean(second)
+    rows = zip(first, second, logs, strict=True)
+    return sum((y - level - a * x - b * z) ** 2 for x, z, y in rows)
+
+
+def test_one_degree_of_freedom_has_the_widest_interval() -> None:
+    (one,) = power_law([[0.0, 1.0, 2.0]], [0.0, 1.1, 2.0])
+    assert one.high is not None
+    # residuals are -1/30, 2/30, -1/30: s = sqrt(6/900), over sqrt(2), times t(1) = 12.706
+    assert one.high - one.value == pytest.approx(
+        12.706 * math.sqrt(6 / 900) / math.sqrt(2), rel=1e-6
+    )
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """95 % of them, by 400 draws: between 92 and 98."""
+    draw, held = random.Random(0), 0
+    logs = [math.log(n) for n in (1024, 2048, 4096, 8192, 16384)]
+    for _ in range(400):
+        seconds = [2.0 * x + draw.gauss(0, 0.1) for x in logs]
+        (one,) = power_law([logs], seconds)
+        assert one.low is not None
+        assert one.high is not None
+        held += one.low <= 2.0 <= one.high
+    assert 0.92 <= held / 400 <= 0.98
+
+
+def test_as_few_points_as_parameters_leave_no_interval() -> None:
+    (one,) = power_law([[0.0, 1.0]], [0.0, 3.0])
+    assert (one.value, one.low, one.high) == (pytest.approx(3.0), None, None)
