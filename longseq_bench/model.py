@@ -162,8 +162,9 @@ class Foresight(Frozen):
     """What a trial would take, seen without running it, on the rank that needs most.
 
     inside_bytes: of the peak, what a fused kernel holds inside itself, by a table; untabled: fused
-    kernels that are not in the table, so that theirs is missing.  flops, bytes_sent, transfers: of
-    that rank, a pass.  overlaps: transfers go on while it computes.
+    kernels that are not in the table, so that theirs is missing.  flops: of a rank on average, a
+    pass; busiest: those of the rank with most, over that.  bytes_sent, transfers: of the fullest
+    rank, a pass.  overlaps: transfers go on while it computes.
     unsupported: why nothing is known.
     """
 
@@ -171,6 +172,7 @@ class Foresight(Frozen):
     inside_bytes: int = 0
     untabled: tuple[str, ...] = ()
     flops: float = 0.0
+    busiest: float = 1.0
     floor_bytes: int = 0
     bytes_sent: int = 0
     transfers: int = 0

@@ -127,11 +127,15 @@ def curve(trial: Trial, budget: int, foresee: Foresee, ceiling: int) -> Curve | 
 
 @dataclass(frozen=True)
 class Rate:
-    """FLOP/s of a rank; by which factor it may be off; where it comes from."""
+    """FLOP/s of a rank; by which factor it may be off; where it comes from.
+
+    exposed: seconds that communication added to a pass, a byte sent; None where no record tells.
+    """
 
     flops: float
     rough: float
     source: str
+    exposed: float | None = None
 
 
 class Pace:
@@ -139,7 +143,7 @@ class Pace:
 
     def __init__(self, hardware: Hardware, records: Iterable[Record] = ()) -> None:
         self.hardware = hardware
-        self._alike: dict[tuple[object, ...], list[tuple[int, float]]] = {}
+        self._alike: dict[tuple[object, ...], list[tuple[int, float, float]]] = {}
         self._network: list[float] = []
         for record in records:
             self._learn(record)
@@ -149,10 +153,14 @@ class Pace:
         if outcome.status != "ok" or trial.device != self.hardware.device:
             return
         flops, seconds = outcome.largest("flops"), took(record)
-        if seconds and flops:
-            alike = self._alike.setdefault(_alike(trial), [])
-            alike.append((trial.workload.seq_len, flops / trial.world_size / seconds))
         sent, apart = outcome.largest("bytes_sent"), per_iteration(record, "communication_time")
+        if seconds and flops:
+            # with communication switched off, where that was timed: it grows otherwise
+            computing = per_iteration(record, "compute_time")
+            busy = min(seconds, median(computing)) if computing and sent else seconds
+            alike = self._alike.setdefault(_alike(trial), [])
+            rate = flops / trial.world_size / busy
+            alike.append((trial.workload.seq_len, rate, (seconds - busy) / sent if sent else 0.0))
         if sent and apart:
             self._network.append(sent / median(apart))
 
@@ -163,9 +171,9 @@ class Pace:
         if known:
             tokens = trial.workload.seq_len
             nearest = min(known, key=lambda one: abs(math.log(one[0] / tokens)))[0]
-            rates = [rate for n, rate in known if n == nearest]
+            rates, added = zip(*((r, e) for n, r, e in known if n == nearest), strict=True)
             source = f"{len(known)} record(s), nearest at {nearest:,} tokens"
-            return Rate(median(rates), ROUGH_RECORD, source)
+            return Rate(median(rates), ROUGH_RECORD, source, median(added))
         w = trial.workload
         rate = self.hardware.rate(w.dtype, w.mode)
         if w.train and trial.keep != "all":
@@ -217,12 +225,16 @@ def times(trial: Trial, seen: Foresight, pace: Pace, rate: Rate | None = None) -
 
     rate: another than that of this length.
     """
-    link = pace.hardware.link(trial.world_size)
-    compute = seen.flops / (rate or pace.rate(trial)).flops
+    link, rate = pace.hardware.link(trial.world_size), rate or pace.rate(trial)
+    # a rate of records is that of all ranks, however uneven their work
+    uneven = seen.busiest if rate.exposed is None else 1.0
+    compute = seen.flops * uneven / rate.flops
     memory = TOUCHES * seen.peak_bytes / pace.hardware.bandwidth
     transfers = seen.transfers * link.latency + seen.bytes_sent / pace.bandwidth(trial.world_size)
     exposed = transfers
-    if seen.overlaps and seen.transfers:
+    if rate.exposed is not None:
+        exposed = rate.exposed * seen.bytes_sent
+    elif seen.overlaps and seen.transfers:
         exposed = max(transfers - max(compute, memory), transfers / seen.transfers)
     return Times(compute, memory, transfers, exposed)
 

@@ -174,6 +174,22 @@ def test_all_but_the_first_transfer_hides_behind_computing() -> None:
     assert made.exposed == pytest.approx(made.transfers / 4)
 
 
+def test_what_communication_added_to_a_pass_grows_with_its_bytes_and_not_with_its_work() -> None:
+    trial = asked(1024, world_size=2)
+    flops = attention_flops(trial.workload)
+    each = {"time": [1.0], "compute_time": [0.6], "communication_time": [0.5], "flops": flops,
+            "bytes_sent": 1e6}  # fmt: skip
+    pace = Pace(NETWORK, [make.record(trial, make.on_ranks(each, each))])
+    for work, sent, seconds in ((1, 1e6, 1.0), (4, 2e6, 4 * 0.6 + 2 * 0.4)):
+        seen = Foresight(flops=work * flops / 2, bytes_sent=int(sent), transfers=3, busiest=1.9)
+        assert times(trial, seen, pace).total == pytest.approx(seconds)
+
+
+def test_a_profile_waits_for_the_busiest_rank() -> None:
+    seen = Foresight(flops=CPU.rate("float32", "forward"), busiest=1.5)
+    assert times(asked(world_size=2), seen, Pace(NETWORK)).compute == pytest.approx(1.5)
+
+
 def test_the_network_of_records_is_believed() -> None:
     record = make.record(
         asked(1024, world_size=2),

@@ -75,7 +75,10 @@ def _foresee(trial: Trial, threads: int) -> Foresight:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Foresight(unsupported=f"can't be walked without data: {first[:200]}")
     fullest = max(seen, key=lambda one: one.peak_bytes)
-    return fullest.model_copy(update={"flops": fullest.flops * busiest})
+    ranks = trial.world_size
+    return fullest.model_copy(
+        update={"flops": fullest.flops / ranks, "busiest": max(1.0, busiest * ranks)}
+    )
 
 
 def _plan_once(make: type[Attention], trial: Trial) -> None:
