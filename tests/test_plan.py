@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -388,3 +389,42 @@ def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_p
     worlds = {(r.trial.implementation, r.trial.world_size) for r in records}
     assert len(worlds) == 4
     assert sum(r.purpose == "measure" for r in records) == 3 * 4 * 2
+
+
+def test_ten_thousand_simulated_searches_end_at_a_length_that_was_run(tmp_path: Path) -> None:
+    """Limits at random, noisy, not monotone, and predictions off by up to 3 times."""
+    draw = random.Random(5)
+    for _ in range(10_000):
+        off = 3 ** draw.uniform(-1, 1)
+        fixed, noise = draw.uniform(0, 0.3), draw.choice([0.0, 0.0, 0.02])
+        bump, period = draw.choice([0.0, 0.05]), draw.randint(50, 900)
+
+        def peak(
+            t: Trial, fixed: float = fixed, noise: float = noise, bump: float = bump,
+            period: int = period,
+        ) -> float:  # fmt: skip
+            tokens = t.workload.seq_len
+            shape = 1 + bump * (tokens // period % 2) + noise * draw.uniform(-1, 1)
+            return 16 * 2**20 * fixed + floor_bytes(t.workload) * shape
+
+        launcher = Simulated(peak=peak, foresees=lambda t, off=off: off)  # type: ignore[misc]
+        outlook = Outlook(launcher.foresee, Pace(this_cpu("simulated", 2, make.GIB)))
+        asked = make.trial("ring", memory_budget=16 * 2**20, repeats=0)
+        records = drive(maxlen([asked], None, outlook), launcher, Unkept(), make.environment)
+        (row,) = maximum_rows(records)
+        passed = {t.workload.seq_len for t in launcher.ran}
+        failed = {r.trial.workload.seq_len for r in records if r.outcome.status != "ok"}
+        good = passed - failed
+        assert row["max_tokens"] == max(good, default=0)
+        assert row["confirmations"] >= 1 or not good
+        assert len(records) <= 20
+
+
+class Unkept:
+    """Keeps no record."""
+
+    def find(self, trial: Trial, fingerprint: str) -> None:
+        return None
+
+    def append(self, record: Record) -> Record:
+        return record
