@@ -38,7 +38,7 @@ def predictions_table(
         rows.append({"label": name, "one": one})
         notes += _notes(one, name, trial)
     parts: list[RenderableType] = [_heading(trials[0], there)]
-    parts += [Fitted(rows, _columns(known)), ""] if rows else []
+    parts += [Fitted(rows, _columns(known), "--json has it"), ""] if rows else []
     parts += [escape(note) for note in dict.fromkeys(notes)]
     return Group(*parts, _SAID)
 

@@ -118,6 +118,7 @@ class Fitted:
 
     rows: Sequence[dict[str, Any]]
     columns: Sequence[Column]
+    hint: str = "see the report"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Table | str]:
         shown = list(self.columns)
@@ -135,7 +136,7 @@ class Fitted:
             table.add_row(escape(row["label"]), *(column.cell(row) for column in shown))
         yield table
         if out := [c.heading for c in self.columns if c not in shown]:
-            yield f"[dim]no room for {escape(', '.join(out))}: see the report[/dim]"
+            yield f"[dim]no room for {escape(', '.join(out))}: {self.hint}[/dim]"
 
     def _width(self, shown: Sequence[Column]) -> int:
         return sum(column.width(self.rows) + GAP for column in shown)

@@ -72,7 +72,7 @@ _MAXIMA = (
     _of_ranks("Ranks", "count", "world_size"),
     _plain("Max tokens", "tokens", "max_tokens"),
     _plain("Memory alone", "tokens", "fits_tokens", False),
-    _plain("Elsewhere", "tokens", "elsewhere", False),
+    _plain("Elsewhere", "count", "elsewhere", False),
     Field("Times that", "ratio", lambda row: _beside(row), False),
     _of_ranks("Tokens a rank", "tokens", "tokens_per_rank"),
     _plain("First failure", "tokens", "first_failure"),
