@@ -22,7 +22,7 @@ from longseq_bench.launchers.forked import Forked
 from longseq_bench.model import Mode, Record, Trial, Workload
 from longseq_bench.plan import CEILING_TOKENS, maxlen
 from longseq_bench.predict import Outlook, Pace, longest_fit, predicted
-from longseq_bench.runner import drive
+from longseq_bench.runner import Unkept, drive
 from longseq_bench.table import maximum_rows
 
 MIB = 2**20
@@ -41,16 +41,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
 
 MODES: tuple[Mode, ...] = ("forward", "train")
 MEMORY_LIMIT, SDPA_LIMIT, TIME_LIMIT = 0.03, 0.05, 0.25
-
-
-class Nothing:
-    """Keeps no record."""
-
-    def find(self, trial: Trial, fingerprint: str) -> None:
-        return None
-
-    def append(self, record: Record) -> Record:
-        return record
 
 
 def trials(
@@ -105,7 +95,7 @@ def maxima(launcher: Forked, dtype: str, pace: Pace, budget: int) -> bool:
     for trial, _ in trials(launcher, dtype, budget):
         one = longest_fit(trial, launcher.foresee, pace, CEILING_TOKENS)
         assert not isinstance(one, str), one
-        records = drive(maxlen([trial], None, outlook), launcher, Nothing(), collect)
+        records = drive(maxlen([trial], None, outlook), launcher, Unkept(), collect)
         (found,) = maximum_rows(records)
         tokens = one.trial.workload.seq_len
         good &= row(trial, len(records), tokens, found["max_tokens"], MEMORY_LIMIT, 1)

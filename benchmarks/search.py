@@ -22,10 +22,10 @@ from typing import Any
 from longseq_bench.environment import collect
 from longseq_bench.hardware import this_cpu
 from longseq_bench.launchers.forked import Forked
-from longseq_bench.model import Mode, Record, Trial, Workload
+from longseq_bench.model import Mode, Trial, Workload
 from longseq_bench.plan import maxlen
 from longseq_bench.predict import Outlook, Pace
-from longseq_bench.runner import drive
+from longseq_bench.runner import Unkept, drive
 from longseq_bench.search import tolerance
 from longseq_bench.table import maximum_rows
 
@@ -57,20 +57,10 @@ here."""
 MOST_MEAN, MOST_ANY, LEAST_RATIO = 5.0, 8, 3.0
 
 
-class Nothing:
-    """Keeps no record."""
-
-    def find(self, trial: Trial, fingerprint: str) -> None:
-        return None
-
-    def append(self, record: Record) -> Record:
-        return record
-
-
 def ours(trial: Trial, launcher: Forked, pace: Pace) -> tuple[int, int, int | None]:
     """Runs, and the bracket."""
     outlook = Outlook(launcher.foresee, pace)
-    records = drive(maxlen([trial], None, outlook), launcher, Nothing(), collect)
+    records = drive(maxlen([trial], None, outlook), launcher, Unkept(), collect)
     (row,) = maximum_rows(records)
     return len(records), row["max_tokens"], row["first_failure"]
 

@@ -16,6 +16,7 @@ from longseq_bench.cost import floor_tokens
 from longseq_bench.model import Foreseen, Purpose, Record, Trial
 from longseq_bench.predict import ROUGH_GUESS, Outlook
 from longseq_bench.search import Answer, Expected, longest
+from longseq_bench.table import maximum_of
 
 FIRST_TOKENS = 2048
 """The first length of a search at most: a pass of it takes milliseconds."""
@@ -103,10 +104,10 @@ def densest(trials: Sequence[Trial], outlook: Outlook | None = None) -> Plan:
     records: list[Record] = []
     for trial in trials:
         search = longest(PARTS // 1000, PARTS, _expected_density(trial, outlook))
-        ask, seen = next(search), [*records]
+        ask, before = next(search), len(records)
         while True:
             options = {**trial.options, "sparsity": round(1 - ask.tokens / PARTS, 9)}
-            visit = sum(r.trial.options == options for r in records[len(seen) :])
+            visit = sum(r.trial.options == options for r in records[before:])
             run = trial.but(options=options, round=visit, repeats=int(ask.purpose == "confirm"))
             records.append((yield Step(run, "density", foresee=_Told(outlook, [run]).of(run))))
             try:
@@ -136,28 +137,21 @@ def scaling(
     """The longest length of each trial in each world; then times at an eighth, a quarter and half
     of the least maximum above 0, in every world in turn."""
     spread = [trial.but(world_size=ranks) for trial in trials for ranks in worlds]
-    records = yield from maxlen(spread, ceiling, outlook)
-    longest = [_longest(records, trial) for trial in spread]
-    least = min((n for n in longest if n), default=0)
+    records: list[Record] = []
+    maxima: list[int] = []
+    for trial in spread:
+        found = yield from _maxlen(trial, ceiling, outlook)
+        maxima.append(maximum_of(found)["max_tokens"])
+        records += found
+    least = min((n for n in maxima if n), default=0)
     lengths = [n for n in (least // share for share in SHARES) if n >= max(worlds)]
     timed = [
         trial.at(n).but(repeats=TIMED, round=0)
         for n in lengths
-        for trial, most in zip(spread, longest, strict=True)
+        for trial, most in zip(spread, maxima, strict=True)
         if most
     ]
     return records + (yield from sweep(timed, rounds, outlook))
-
-
-def _longest(records: Sequence[Record], trial: Trial) -> int:
-    """The longest length of a trial that passed and never failed."""
-    runs: dict[int, bool] = {}
-    for record in records:
-        of = record.trial
-        if of.at(1).but(repeats=0, round=0) == trial.at(1).but(repeats=0, round=0):
-            n = of.workload.seq_len
-            runs[n] = runs.get(n, True) and record.outcome.status == "ok"
-    return max((n for n, passed in runs.items() if passed), default=0)
 
 
 def _maxlen(trial: Trial, ceiling: int | None, outlook: Outlook | None) -> Plan:

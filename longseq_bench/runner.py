@@ -16,10 +16,20 @@ from longseq_bench.plan import Plan, Step
 
 
 class Keeper(Protocol):
-    """Where records are found and kept; a Store, or nothing at all for a dry run."""
+    """Where records are found and kept: a Store, or Unkept."""
 
     def find(self, trial: Trial, fingerprint: str) -> Record | None: ...
     def append(self, record: Record) -> Record: ...
+
+
+class Unkept:
+    """Keeps no record."""
+
+    def find(self, trial: Trial, fingerprint: str) -> Record | None:
+        return None
+
+    def append(self, record: Record) -> Record:
+        return record
 
 
 class Watcher:

@@ -263,11 +263,16 @@ def maximum_of(records: Sequence[Record]) -> Row:
 
 
 def _density_key(record: Record) -> Hashable:
-    return record.trial.but(repeats=0, round=0, options=_but_sparsity(record)).key
+    return whichever_sparsity(record.trial)
 
 
-def _but_sparsity(record: Record) -> dict[str, OptionValue]:
-    return {k: v for k, v in record.trial.options.items() if k != "sparsity"}
+def whichever_sparsity(trial: Trial) -> str:
+    """Equal for the runs of one search for the least sparsity."""
+    return trial.but(repeats=0, round=0, options=_but_sparsity(trial)).key
+
+
+def _but_sparsity(trial: Trial) -> dict[str, OptionValue]:
+    return {k: v for k, v in trial.options.items() if k != "sparsity"}
 
 
 def _least_sparsity(steps: Sequence[Record]) -> Row:
@@ -282,7 +287,7 @@ def _least_sparsity(steps: Sequence[Record]) -> Row:
     failed = next((r.outcome for r in reversed(runs) if not r.outcome.fits), None)
     return {
         **_identity(steps[0]),
-        "options": _but_sparsity(steps[0]),
+        "options": _but_sparsity(steps[0].trial),
         "tokens": steps[0].trial.workload.seq_len,
         "least_sparsity": least,
         "too_dense": max(denser, default=None),

@@ -30,7 +30,7 @@ PARENT_MAY = {
     "search": set(),
     "hardware": set(),
     "predict": {"hardware", "table"},
-    "plan": {"search", "predict"},
+    "plan": {"search", "predict", "table"},
     "store": set(),
     "table": {"store", "stats", "yardsticks"},
     "scaling": {"table"},

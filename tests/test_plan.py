@@ -14,7 +14,7 @@ from longseq_bench.launchers.simulated import Simulated
 from longseq_bench.model import Environment, Foresight, Outcome, Record, Trial
 from longseq_bench.plan import Plan, Step, densest, maxlen, scaling, sweep
 from longseq_bench.predict import Outlook, Pace
-from longseq_bench.runner import Watcher, drive
+from longseq_bench.runner import Unkept, Watcher, drive
 from longseq_bench.store import Store
 from longseq_bench.table import least_sparsities, maximum_rows
 from tests import make
@@ -418,13 +418,3 @@ def test_ten_thousand_simulated_searches_end_at_a_length_that_was_run(tmp_path: 
         assert row["max_tokens"] == max(good, default=0)
         assert row["confirmations"] >= 1 or not good
         assert len(records) <= 20
-
-
-class Unkept:
-    """Keeps no record."""
-
-    def find(self, trial: Trial, fingerprint: str) -> None:
-        return None
-
-    def append(self, record: Record) -> Record:
-        return record

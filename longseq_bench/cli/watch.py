@@ -17,7 +17,7 @@ from longseq_bench.model import OptionValue, Record, Trial
 from longseq_bench.plan import Step
 from longseq_bench.runner import Watcher
 from longseq_bench.stats import median_interval
-from longseq_bench.table import per_iteration
+from longseq_bench.table import per_iteration, whichever_sparsity
 from longseq_bench.units import format_bytes, format_seconds, format_tokens
 
 _MARKS = {"ok": ("✓", "green"), "oom": ("○", "yellow"), "timeout": ("○", "yellow"),
@@ -137,8 +137,7 @@ class SearchProgress(Progressing):
 
     def _narrow(self, step: Step, record: Record) -> None:
         """Of a search for the least sparsity: the least that passed, the largest that failed."""
-        options = {k: v for k, v in step.trial.options.items() if k != "sparsity"}
-        search = step.trial.but(round=0, repeats=0, options=options).key
+        search = whichever_sparsity(step.trial)
         low, high = self._sparsities.get(search, (0.0, 1.0))
         at = float(str(step.trial.options["sparsity"]))
         low, high = (low, min(high, at)) if record.outcome.fits else (max(low, at), high)

@@ -119,8 +119,8 @@ def _fits(
     attention: Attention, trial: Trial, rows: Tensor, teller: Teller, notes: Notes
 ) -> Outcome:
     """Whether the memory of a pass is there. Of loops whose turns are alike only the first are
-    taken, so nothing of what comes out is looked at, and pages that nothing wrote are not resident:
-    the peak is that of tensors, with what the table says of fused kernels."""
+    taken, so nothing of what comes out is looked at, and what is left out would hold is not in the
+    process: the peak is that of tensors, with what the table says of fused kernels."""
     dry.cap()
     meet(attention.group, teller)
     meter = StoragePeak(trial.device, Inside(torch.get_num_threads()))
