@@ -14,9 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+from pydantic.dataclasses import dataclass
 
 SCHEMA = 2
 
@@ -116,6 +120,15 @@ class Trial(Frozen):
         """16 hex digits that name this trial: equal trials, equal keys, on any machine."""
         return _digest(self.model_dump(mode="json"))
 
+    def but_for(self, *names: str) -> Hashable:
+        """Equal for trials that differ in these fields, of theirs or of the workload, alone.
+
+        Much cheaper than a key, and of no meaning outside of this process.
+        """
+        # 1, 1.0 and True are equal, but three options
+        options = None if "options" in names else repr(sorted(self.options.items()))
+        return options, *_fields_but(names)(self)
+
     def at(self, seq_len: int) -> Trial:
         """The same trial at another length."""
         workload = self.workload.model_copy(update={"seq_len": seq_len})
@@ -126,7 +139,19 @@ class Trial(Frozen):
         return Trial.model_validate({**self.model_dump(), **changes})
 
 
-class Measurement(Frozen):
+@lru_cache(maxsize=64)
+def _fields_but(names: tuple[str, ...]) -> Callable[[Trial], tuple[Any, ...]]:
+    own = [name for name in Trial.model_fields if name not in ("options", "workload", *names)]
+    inner = [f"workload.{name}" for name in Workload.model_fields if name not in names]
+    return attrgetter(*own, *inner)
+
+
+# Slots, and no model: a record has a dozen or more, and a model takes three times the memory.
+@dataclass(
+    frozen=True, slots=True, kw_only=True,
+    config=ConfigDict(extra="forbid", ser_json_inf_nan="strings"),
+)  # fmt: skip
+class Measurement:
     """Raw samples of one quantity on one rank, in SI units (s, B, FLOP, 1)."""
 
     name: str
@@ -151,7 +176,7 @@ class Outcome(Frozen):
 
     def samples(self, name: str) -> tuple[float, ...]:
         """All samples of a measurement, over ranks; empty where it was not taken."""
-        return tuple(s for m in self.measurements if m.name == name for s in m.samples)
+        return tuple([s for m in self.measurements if m.name == name for s in m.samples])
 
     def largest(self, name: str) -> float | None:
         """The largest sample of a measurement over ranks; None where it was not taken."""
@@ -209,9 +234,7 @@ class Environment(Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def fingerprint(self) -> str:
-        return _digest(
-            self.model_dump(mode="json", exclude={"load", "clock_mhz", "commit", "fingerprint"})
-        )
+        return _fingerprint(_lasting(self), tuple(sorted(self.variables.items())))
 
     @model_validator(mode="before")
     @classmethod
@@ -219,6 +242,17 @@ class Environment(Frozen):
         if isinstance(data, dict):
             data = {k: v for k, v in data.items() if k != "fingerprint"}
         return data
+
+
+_PASSING = {"load", "clock_mhz", "commit"}
+_LASTING = [name for name in Environment.model_fields if name not in {"variables", *_PASSING}]
+_lasting: Callable[[Environment], tuple[Any, ...]] = attrgetter(*_LASTING)
+
+
+@lru_cache(maxsize=1024)
+def _fingerprint(lasting: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
+    # A report asks every record for it several times, and few are of different ones.
+    return _digest({**dict(zip(_LASTING, lasting, strict=True)), "variables": dict(variables)})
 
 
 class Record(Frozen):

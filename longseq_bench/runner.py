@@ -45,6 +45,25 @@ class Watcher:
         """Its record is on disk; `found`: it was there already."""
 
 
+class Watchers(Watcher):
+    """Several, told one after the other."""
+
+    def __init__(self, *each: Watcher) -> None:
+        self.each = each
+
+    def starts(self, step: Step) -> None:
+        for watcher in self.each:
+            watcher.starts(step)
+
+    def phase(self, phase: str, part: str) -> None:
+        for watcher in self.each:
+            watcher.phase(phase, part)
+
+    def ends(self, step: Step, record: Record, found: bool) -> None:
+        for watcher in self.each:
+            watcher.ends(step, record, found)
+
+
 def drive(
     plan: Plan,
     launcher: Launcher,

@@ -10,11 +10,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
 
-from longseq_bench.table import Row
+from longseq_bench.table import STANDARD, Row
 
 T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
@@ -55,8 +56,9 @@ class Complexity:
     """How a quantity goes with tokens n and ranks p: fitted, and by formula.
 
     quantity: time (s) or memory (peak bytes of a rank).  The formulas are those of FLOPs, which all
-    ranks share, and of the floor.  ranks: None where all ran on as many, or where tokens and ranks
-    went together and can't be told apart; tokens then too.
+    ranks share, and of the floor, or of standard attention's score matrix.  ranks: None where all
+    ran on as many, or where tokens and ranks went together and can't be told apart; tokens then
+    too.
     """
 
     label: str
@@ -109,7 +111,7 @@ def complexities(rows: Iterable[Row]) -> list[Complexity]:
 
 
 def _known(group: Sequence[Row], name: str) -> list[Row]:
-    known = [row for row in group if row[name]]
+    known = [row for row in group if row[name] and row[name] > 0]
     return known if len({row["tokens"] for row in known}) >= 3 else []
 
 
@@ -123,7 +125,9 @@ def _time(group: Sequence[Row]) -> Complexity | None:
 
 
 def _memory(group: Sequence[Row]) -> Complexity | None:
-    return _complexity(group, "memory", "peak_bytes", 1.0)
+    # a whole score matrix is quadratic; the floor is linear
+    whole = bool(group) and group[0]["implementation"] == STANDARD
+    return _complexity(group, "memory", "peak_bytes", 2.0 if whole else 1.0)
 
 
 def _complexity(
@@ -145,6 +149,8 @@ def _complexity(
 def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list[Exponent]:
     """Exponents of a power law in some quantities, given as logarithms, with a free factor; none
     where the quantities went together, so that no data could tell them apart."""
+    if len(columns) == 1:
+        return _line(columns[0], logs)
     a = np.column_stack([np.ones(len(logs)), *columns])
     b = np.asarray(logs)
     found, _, rank, _ = np.linalg.lstsq(a, b, rcond=None)
@@ -159,6 +165,22 @@ def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list
         Exponent(float(x), float(x - s), float(x + s))
         for x, s in zip(found[1:], spread, strict=True)
     ]
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> list[Exponent]:
+    """The same in one quantity, in closed form: of reports with many lines it is most of the
+    work."""
+    n, mean_x, mean_y = len(x), fmean(x), fmean(y)
+    spread_x = sum((a - mean_x) ** 2 for a in x)
+    if spread_x <= 1e-12 * n * max(mean_x**2, 1e-12):
+        return []
+    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread_x
+    free = n - 2
+    if free < 1:
+        return [Exponent(slope, None, None)]
+    left = sum((b - mean_y - slope * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True)) / free
+    half = math.sqrt(left / spread_x) * _student(free)
+    return [Exponent(slope, slope - half, slope + half)]
 
 
 def _student(free: int) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb
-from statistics import median
+from functools import cache
 
 CONFIDENCE = 0.95
 
@@ -20,13 +19,23 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
         raise ValueError("no samples")
     ordered = sorted(samples)
     n = len(ordered)
-    tail, outside = 0.0, 0
+    outside = _outside(n)
+    middle = ordered[n // 2] if n % 2 else (ordered[n // 2 - 1] + ordered[n // 2]) / 2
+    return ordered[outside], middle, ordered[n - 1 - outside]
+
+
+@cache
+def _outside(n: int) -> int:
+    """How many of n samples lie outside the interval at either end."""
+    tail, outside, term = 0, 0, 1
+    most = (1 - CONFIDENCE) / 2
     for i in range(n // 2):
-        tail += comb(n, i) / 2**n
-        if 2 * tail > 1 - CONFIDENCE:
+        tail += term
+        # in whole numbers, which neither round nor overflow
+        if tail > int(most * 2**53) << (n - 53) if n > 53 else tail > most * 2**n:
             break
-        outside = i
-    return ordered[outside], median(ordered), ordered[n - 1 - outside]
+        outside, term = i, term * (n - i) // (i + 1)
+    return outside
 
 
 def settled(samples: Sequence[float], within: float) -> bool:

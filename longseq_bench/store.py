@@ -20,9 +20,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from longseq_bench.errors import StoreError, nearest
+from longseq_bench.lean import Lean, keep_uncollected, no_collecting
 from longseq_bench.model import SCHEMA, Record, Trial
 
 RECORDS = "records.jsonl"
@@ -35,22 +36,23 @@ class Loaded:
     """What could be read: records in file order, and what could not be.
 
     broken: line numbers, from 1, of lines that are not a record.
-    newer: line numbers by schema, of lines that a newer longseq wrote.
+    newer: line numbers by schema, of lines that a newer longseq wrote.  writers: its version.
     notes: one sentence each on what was skipped, for the user to see.
     """
 
     records: list[Record]
     broken: list[int] = field(default_factory=list)
     newer: dict[int, list[int]] = field(default_factory=dict)
+    writers: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 class NewerSchemaError(Exception):
     """A line of a schema that this version does not know; never leaves this file."""
 
-    def __init__(self, schema: int) -> None:
+    def __init__(self, schema: int, writer: str | None) -> None:
         super().__init__(schema)
-        self.schema = schema
+        self.schema, self.writer = schema, writer
 
 
 class Store:
@@ -236,28 +238,46 @@ def _is_record(line: bytes) -> bool:
     return True
 
 
+_OPENINGS = tuple(f'{{"schema":{known},'.encode() for known in range(1, SCHEMA + 1))
+
+
 def _parse(line: bytes) -> Record:
     """One line as a Record. Raises NewerSchemaError, or ValueError where it is not a record."""
+    # As every line is written; of what is written otherwise, or fails, it is found out slowly why.
+    if line.startswith(_OPENINGS) and line.count(b'"schema"') == 1:
+        with suppress(ValueError):
+            return Record.model_validate_json(line)
     data = json.loads(line)
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise ValueError("no schema")
     if schema > SCHEMA:
-        raise NewerSchemaError(schema)
+        raise NewerSchemaError(schema, _writer(data))
     return Record.model_validate(data)
 
 
+def _writer(data: dict[str, Any]) -> str | None:
+    """The version of longseq that wrote a line, as far as a later schema still says it there."""
+    environment = data.get("environment")
+    version = environment.get("longseq") if isinstance(environment, dict) else None
+    return version if isinstance(version, str) else None
+
+
 def _read(file: Path) -> Loaded:
-    loaded = Loaded([])
+    loaded, lean = Loaded([]), Lean()
     torn = None
-    for number, line in _lines(file):
-        try:
-            loaded.records.append(_parse(line))
-        except NewerSchemaError as error:
-            loaded.newer.setdefault(error.schema, []).append(number)
-        except (ValueError, RecursionError):
-            loaded.broken.append(number)
-            torn = None if line.endswith(b"\n") else number
+    with no_collecting():
+        for number, line in _lines(file):
+            try:
+                loaded.records.append(lean.record(_parse(line)))
+            except NewerSchemaError as error:
+                loaded.newer.setdefault(error.schema, []).append(number)
+                if error.writer:
+                    loaded.writers.setdefault(error.schema, error.writer)
+            except (ValueError, RecursionError):
+                loaded.broken.append(number)
+                torn = None if line.endswith(b"\n") else number
+        keep_uncollected(loaded.records)
     loaded.notes.extend(_skipped(loaded, torn))
     return loaded
 
@@ -277,9 +297,13 @@ def _skipped(loaded: Loaded, torn: int | None) -> Iterator[str]:
         yield f"line {torn} is not finished: its writer is still at work or was killed"
     for schema, numbers in sorted(loaded.newer.items()):
         yield (
-            f"{_counted(numbers)} written by a newer longseq (schema {schema}); "
-            f"this one reads {SCHEMA}"
+            f"{_counted(numbers)} written by a newer longseq (schema {schema}"
+            f"{_reads(loaded.writers.get(schema))}); this one reads {SCHEMA}"
         )
+
+
+def _reads(version: str | None) -> str:
+    return f", which longseq {version} reads" if version else ""
 
 
 def _counted(numbers: list[int]) -> str:

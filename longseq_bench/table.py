@@ -16,14 +16,16 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from longseq_bench.cost import attention_flops, floor_bytes, floor_tokens
 from longseq_bench.errors import UnknownNameError, UserError
-from longseq_bench.model import OptionValue, Record, Status, Trial, Workload
+from longseq_bench.lean import no_collecting
+from longseq_bench.model import Measurement, OptionValue, Record, Status, Trial, Workload
 from longseq_bench.stats import median_interval
 from longseq_bench.yardsticks import ratio, share_interval, share_of_ideal, standard_bytes
 
@@ -99,7 +101,9 @@ fits_tokens: of a search of whole passes, the maximum of such a one beside it; n
 The budget, the peak and bytes_per_token (peak over all tokens) are a rank's; floor_tokens is what
 fits in all ranks' budgets together.
 """
-MAXIMUM_FIELDS = (*MAXLEN_FIELDS, "failure_reason", "threads", "fingerprint", "host", "label")
+MAXIMUM_FIELDS = (
+    *MAXLEN_FIELDS, "failure_reason", "threads", "fingerprint", "host", "label", "density_achieved",
+)  # fmt: skip
 
 SEVERITY: tuple[Status, ...] = (
     "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",
@@ -143,12 +147,18 @@ def sweep_rows(records: Iterable[Record]) -> list[Row]:
     row. Times in seconds, sizes in bytes, peaks the largest over ranks and rounds; time_low_s and
     time_high_s are the 95 % interval of the median, with fewer than 6 samples their whole range.
     """
-    groups = _grouped((r for r in records if r.purpose == "measure"), _row_key)
-    merged = [_merged(group) for group in groups]
-    _add_scaling(merged)
-    _add_standard(merged)
-    add_labels(merged)
-    return merged
+    return [row for row, _ in swept(records)]
+
+
+def swept(records: Iterable[Record]) -> list[tuple[Row, list[Record]]]:
+    """The rows of `sweep_rows`, each with the records that it is made from, in file order."""
+    with no_collecting():
+        groups = list(_grouped((r for r in records if r.purpose == "measure"), _row_key))
+        merged = [_merged(group) for group in groups]
+        _add_scaling(merged)
+        _add_standard(merged)
+        add_labels(merged)
+    return list(zip(merged, groups, strict=True))
 
 
 def maximum_rows(records: Iterable[Record]) -> list[Row]:
@@ -218,13 +228,22 @@ def plain(frame: pandas.DataFrame) -> list[Row]:
 
 def sweep_json(records: Iterable[Record]) -> Row:
     """{"schema", "rows"}: each row has exactly SWEEP_FIELDS; what is not a number is null."""
-    return {"schema": DOCUMENT, "rows": [_json(row, SWEEP_FIELDS) for row in sweep_rows(records)]}
+    return rows_json(sweep_rows(records))
+
+
+def rows_json(table: Iterable[Row]) -> Row:
+    """As `sweep_json`, of rows that are made already."""
+    return {"schema": DOCUMENT, "rows": [_json(row, SWEEP_FIELDS) for row in table]}
 
 
 def maxlen_json(records: Iterable[Record]) -> Row:
     """{"schema", "results"}: each result has exactly MAXLEN_FIELDS."""
-    found = maximum_rows(records)
-    return {"schema": DOCUMENT, "results": [_json(row, MAXLEN_FIELDS) for row in found]}
+    return maxima_json(maximum_rows(records))
+
+
+def maxima_json(table: Iterable[Row]) -> Row:
+    """As `maxlen_json`, of maxima that are found already."""
+    return {"schema": DOCUMENT, "results": [_json(row, MAXLEN_FIELDS) for row in table]}
 
 
 def maximum_of(records: Sequence[Record]) -> Row:
@@ -244,8 +263,8 @@ def maximum_of(records: Sequence[Record]) -> Row:
     passed = [n for n, runs in by_length.items() if all(r.outcome.fits for r in runs)]
     longest = max(passed, default=0)
     failed = min((n for n in by_length if n > longest), default=None)
-    at_maximum = by_length.get(longest, [])
-    peak = _most(r.outcome.largest("peak") for r in at_maximum)
+    at_maximum = _Runs.of(by_length.get(longest, []))
+    peak = _largest(at_maximum, "peak")
     return {
         **_identity(steps[0]),
         "max_tokens": longest,
@@ -255,20 +274,22 @@ def maximum_of(records: Sequence[Record]) -> Row:
         "bytes_per_token": None if peak is None else peak / longest,
         "predicted_tokens": _first_prediction(steps),
         "runs": sum(max(1, r.processes // r.trial.world_size) for r in steps),
-        "confirmations": max(len(at_maximum) - 1, 0),
+        "confirmations": max(len(at_maximum.records) - 1, 0),
         "wall_s": sum(r.wall_s for r in steps),
         "alloc_retries": _largest(at_maximum, "alloc_retries"),
+        "density_achieved": _largest(at_maximum, "density_achieved"),
         **_shares(at_maximum),
     }
 
 
 def _density_key(record: Record) -> Hashable:
-    return whichever_sparsity(record.trial)
+    return whichever_sparsity(record.trial), record.environment.fingerprint
 
 
-def whichever_sparsity(trial: Trial) -> str:
+def whichever_sparsity(trial: Trial) -> Hashable:
     """Equal for the runs of one search for the least sparsity."""
-    return trial.but(repeats=0, round=0, options=_but_sparsity(trial)).key
+    options = repr(sorted(_but_sparsity(trial).items()))
+    return options, trial.but_for("repeats", "round", "options")
 
 
 def _but_sparsity(trial: Trial) -> dict[str, OptionValue]:
@@ -282,7 +303,7 @@ def _least_sparsity(steps: Sequence[Record]) -> Row:
     good = {s: runs for s, runs in by_sparsity.items() if all(r.outcome.fits for r in runs)}
     least = min(good, default=None)
     denser = [s for s in by_sparsity if s not in good and (least is None or s < least)]
-    at = good[least] if least is not None else []
+    at = _Runs.of(good[least] if least is not None else [])
     runs = by_sparsity[max(denser)] if denser else []
     failed = next((r.outcome for r in reversed(runs) if not r.outcome.fits), None)
     return {
@@ -293,20 +314,20 @@ def _least_sparsity(steps: Sequence[Record]) -> Row:
         "too_dense": max(denser, default=None),
         "limited_by": None if failed is None else LIMITED_BY[failed.status],
         "time_s": _median_of(at, "time"),
-        "peak_bytes": _whole(_most(r.outcome.largest("peak") for r in at)),
-        "confirmations": max(len(at) - 1, 0),
+        "peak_bytes": _whole(_largest(at, "peak")),
+        "confirmations": max(len(at.records) - 1, 0),
         "runs": len(steps),
     }
 
 
 def add_labels(table: Sequence[Row]) -> None:
-    """Set `label`: the implementation, and those of its options that differ within the table."""
-    names: dict[str, set[str]] = defaultdict(set)
+    """Set `label`: the implementation, and those of its options that differ within the table.
+
+    An option that a row has not is no value of it: its longseq did not have the option yet.
+    """
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in table:
-        names[row["implementation"]].update(row["options"])
-    for row in table:
-        for name in names[row["implementation"]]:
+        for name in row["options"]:
             values[row["implementation"], name].add(_option(row, name))
     for row in table:
         differing = [n for n in row["options"] if len(values[row["implementation"], n]) > 1]
@@ -348,14 +369,16 @@ def _grouped(
 
 
 def _row_key(record: Record) -> Hashable:
-    trial = record.trial.model_copy(update={"round": 0, "seed": 0})
-    return trial.key, record.environment.fingerprint
+    return record.trial.but_for("round", "seed"), record.environment.fingerprint
 
 
 def _search_key(record: Record) -> Hashable:
     # How often a step was timed is no part of the question: probes take one pass, others more.
-    same = {"round": 0, "seed": 0, "repeats": 0, "time_cap": 1.0}
-    return record.trial.at(1).model_copy(update=same).key, record.environment.fingerprint
+    same = record.trial.but_for("seq_len", "round", "seed", "repeats", "time_cap")
+    return same, record.environment.fingerprint
+
+
+_SHAPE = tuple(name for name in Workload.model_fields if name != "seq_len")
 
 
 def _identity(record: Record) -> Row:
@@ -372,15 +395,43 @@ def _identity(record: Record) -> Row:
         "fit_only": trial.fit_only,
         "keep": trial.keep,
         "allocator": trial.allocator,
-        **workload.model_dump(exclude={"seq_len"}),
+        **{name: getattr(workload, name) for name in _SHAPE},
         "fingerprint": record.environment.fingerprint,
         "host": record.environment.host,
     }
 
 
-def _merged(rounds: Sequence[Record]) -> Row:
+_Named = Mapping[str, Sequence[Measurement]]
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of one trial with their measurements by name, of each and of all: found once, asked
+    for often."""
+
+    records: Sequence[Record]
+    named: Sequence[_Named]
+    together: _Named
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> _Runs:
+        named = [_by_name(record.outcome.measurements) for record in records]
+        every = chain.from_iterable(record.outcome.measurements for record in records)
+        return cls(records, named, named[0] if len(named) == 1 else _by_name(every))
+
+
+def _by_name(measurements: Iterable[Measurement]) -> _Named:
+    named: dict[str, list[Measurement]] = {}
+    for one in measurements:
+        named.setdefault(one.name, []).append(one)
+    return named
+
+
+def _merged(records: Sequence[Record]) -> Row:
     """One row of all rounds of a trial."""
-    worst = min(rounds, key=lambda record: SEVERITY.index(record.outcome.status))
+    worst = min(records, key=lambda record: SEVERITY.index(record.outcome.status))
+    rounds = _Runs.of(records)
+    timed = rounds if worst.outcome.status == "ok" else _Runs.of([])
     tokens = worst.trial.workload.seq_len
     row = {
         **_identity(worst),
@@ -388,10 +439,11 @@ def _merged(rounds: Sequence[Record]) -> Row:
         "status": worst.outcome.status,
         "reason": worst.outcome.reason,
         "phase": worst.outcome.phase,
-        **_timing(rounds if worst.outcome.status == "ok" else []),
+        **_timing(timed),
         "plan_time_s": _median_of(rounds, "plan_time"),
         "peak_bytes": _whole(_largest(rounds, "peak")),
-        **{name: _largest(rounds, name) for name in _LARGEST},
+        **dict.fromkeys(_LARGEST),
+        **{name: _largest(rounds, name) for name in rounds.together.keys() & set(_LARGEST)},
         **_shares(rounds),
         **_traffic(rounds),
     }
@@ -400,7 +452,8 @@ def _merged(rounds: Sequence[Record]) -> Row:
     row["effective_flops"] = ratio(row["flops"], time_s)
     row["dense_peak_bytes"] = standard_bytes(worst.trial.workload)
     row |= _densities(row, worst.trial.workload)
-    return row | _beside_dense(row, rounds if worst.outcome.status == "ok" else [])
+    row |= _beside_dense(row, timed)
+    return row
 
 
 def _densities(row: Row, workload: Workload) -> Row:
@@ -416,12 +469,13 @@ def _densities(row: Row, workload: Workload) -> Row:
     }
 
 
-def _beside_dense(row: Row, rounds: Sequence[Record]) -> Row:
+def _beside_dense(row: Row, rounds: _Runs) -> Row:
     """Dense attention's time on the same inputs, and the row's own set against it."""
     source, times = _dense_times(rounds)
     low, middle, high = median_interval(times) if times else (None, None, None)
     bounded = len(times) > 1 and row["samples"] > 1
-    whole = row["dense_flops"] or attention_flops(rounds[0].trial.workload) if rounds else None
+    ran = rounds.records
+    whole = row["dense_flops"] or attention_flops(ran[0].trial.workload) if ran else None
     density, own = ratio(row["flops"], whole), (row["time_low_s"], row["time_high_s"])
     least, most = share_interval((low, high), density, own) if bounded else (None, None)
     return {
@@ -436,18 +490,18 @@ def _beside_dense(row: Row, rounds: Sequence[Record]) -> Row:
     }
 
 
-def _dense_times(rounds: Sequence[Record]) -> tuple[str | None, list[float]]:
+def _dense_times(rounds: _Runs) -> tuple[str | None, list[float]]:
     """Where dense times come from, and the times of that source: of rounds that differ, those
     that ran whole passes before those that computed them."""
     times: dict[str, list[float]] = defaultdict(list)
-    for record in rounds:
-        if found := per_iteration(record, "dense_time"):
+    for record, named in zip(rounds.records, rounds.named, strict=True):
+        if found := _slowest(record, named.get("dense_time")):
             times[str(record.outcome.facts.get("dense", "not recorded"))] += found
     source = next((s for s in times if s == "measured"), next(iter(times), None))
     return source, times[source] if source else []
 
 
-def _timing(rounds: Sequence[Record]) -> Row:
+def _timing(rounds: _Runs) -> Row:
     times, computing = _iterations(rounds, "time"), _iterations(rounds, "compute_time")
     low, middle, high = median_interval(times) if times else (None, None, None)
     return {
@@ -468,6 +522,8 @@ def _exposure(times: Sequence[float], computing: Sequence[float]) -> Row:
     if not times or not computing:
         return dict.fromkeys(("exposed_share", "exposed_low", "exposed_high"))
     full, compute = median_interval(times), median_interval(computing)
+    if not min(full):
+        return dict.fromkeys(("exposed_share", "exposed_low", "exposed_high"))
     low, middle, high = (max(0.0, 1 - c / t) for c, t in zip(reversed(compute), full, strict=True))
     bounded = len(times) > 1 and len(computing) > 1
     return {
@@ -477,7 +533,7 @@ def _exposure(times: Sequence[float], computing: Sequence[float]) -> Row:
     }
 
 
-def _shares(runs: Sequence[Record]) -> Row:
+def _shares(runs: _Runs) -> Row:
     """What each rank holds: tokens, and the peak of its memory."""
     peaks = _each_rank(runs, "peak", max)
     return {
@@ -492,10 +548,15 @@ def _imbalance(peaks: Sequence[float | None]) -> float | None:
     return max(known) / min(known) if len(known) == len(peaks) > 1 else None
 
 
-def _traffic(rounds: Sequence[Record]) -> Row:
+_TRAFFIC = ("bytes_sent", "bytes_formula", "rank_bytes", "rank_formulas", "bytes_unlike")
+
+
+def _traffic(rounds: _Runs) -> Row:
     """Bytes sent: counted and by formula, the largest rank's and each one's, and where they are
     not the same. Every round is looked at, so that one that differs is not hidden."""
-    pairs = [pair for record in rounds for pair in _counts(record)]
+    if rounds.together.keys().isdisjoint(("bytes_sent", "bytes_formula")):
+        return dict.fromkeys(_TRAFFIC)
+    pairs = [pair for named in rounds.named for pair in _counts(named)]
     counted, stated = (_each_rank(rounds, n, max) for n in ("bytes_sent", "bytes_formula"))
     return {
         "bytes_sent": _whole(_largest(rounds, "bytes_sent")),
@@ -506,22 +567,26 @@ def _traffic(rounds: Sequence[Record]) -> Row:
     }
 
 
-def _counts(record: Record) -> Iterable[tuple[int, int, int]]:
+def _counts(named: _Named) -> Iterable[tuple[int, int, int]]:
     """(rank, bytes counted, bytes by formula) of each rank that has both."""
-    counted, stated = _by_rank([record], "bytes_sent"), _by_rank([record], "bytes_formula")
+    if "bytes_sent" not in named or "bytes_formula" not in named:
+        return
+    counted, stated = (_by_rank(named[n]) for n in ("bytes_sent", "bytes_formula"))
     for rank in sorted(counted.keys() & stated.keys()):
         for one, other in zip(counted[rank], stated[rank], strict=False):
-            yield rank, round(one), round(other)
+            if math.isfinite(one) and math.isfinite(other):
+                yield rank, round(one), round(other)
 
 
 def _add_scaling(table: Sequence[Row]) -> None:
     """Set speedup and efficiency: against the same trial on one rank, where it was timed."""
     alone: dict[Hashable, Row] = {}
-    for row in table:
+    keys = [same_but_ranks(row) for row in table]
+    for row, key in zip(table, keys, strict=True):
         if row["world_size"] == 1 and row["time_s"] is not None:
-            alone.setdefault(same_but_ranks(row), row)
-    for row in table:
-        row |= _scaling(row, alone.get(same_but_ranks(row)))
+            alone.setdefault(key, row)
+    for row, key in zip(table, keys, strict=True):
+        row |= _scaling(row, alone.get(key))
 
 
 def _add_standard(table: Sequence[Row]) -> None:
@@ -550,7 +615,7 @@ def _scaling(row: Row, alone: Row | None) -> Row:
     if alone is None or not row["time_s"]:
         return dict.fromkeys(("speedup", "speedup_low", "speedup_high", "efficiency"))
     speedup = alone["time_s"] / row["time_s"]
-    bounded = row["samples"] > 1 and alone["samples"] > 1
+    bounded = row["samples"] > 1 and alone["samples"] > 1 and row["time_low_s"] > 0
     return {
         "speedup": speedup,
         "speedup_low": alone["time_low_s"] / row["time_high_s"] if bounded else None,
@@ -571,47 +636,61 @@ def per_iteration(record: Record, name: str) -> list[float]:
     Iterations that not every rank of the trial finished are left out. In the measurement's own
     unit.
     """
-    ranks = _by_rank([record], name)
+    return _slowest(record, [m for m in record.outcome.measurements if m.name == name])
+
+
+def _slowest(record: Record, taken: Sequence[Measurement] | None) -> list[float]:
+    if not taken:
+        return []
+    if record.trial.world_size == len(taken) == 1:
+        return list(taken[0].samples)
+    ranks = _by_rank(taken)
     if len(ranks) < record.trial.world_size:
         return []
     return [max(together) for together in zip(*ranks.values(), strict=False)]
 
 
-def _iterations(rounds: Sequence[Record], name: str) -> list[float]:
-    return list(chain.from_iterable(per_iteration(r, name) for r in rounds))
+def _iterations(rounds: _Runs, name: str) -> list[float]:
+    if name not in rounds.together:
+        return []
+    each = zip(rounds.records, rounds.named, strict=True)
+    found = list(chain.from_iterable(_slowest(record, named.get(name)) for record, named in each))
+    # of a sample that is no number nothing can be said, and so of none of them
+    return found if all(map(math.isfinite, found)) else []
 
 
-def _by_rank(runs: Sequence[Record], name: str) -> dict[int, list[float]]:
-    """Samples of a measurement by rank, one run after the other."""
-    ranks: dict[int, list[float]] = defaultdict(list)
-    for measurement in chain.from_iterable(r.outcome.measurements for r in runs):
-        if measurement.name == name:
-            ranks[measurement.rank].extend(measurement.samples)
+def _by_rank(taken: Iterable[Measurement]) -> dict[int, list[float]]:
+    """Samples by rank, one run after the other."""
+    ranks: dict[int, list[float]] = {}
+    for measurement in taken:
+        ranks.setdefault(measurement.rank, []).extend(measurement.samples)
     return ranks
 
 
 def _each_rank(
-    runs: Sequence[Record], name: str, of: Callable[[list[float]], float]
+    runs: _Runs, name: str, of: Callable[[list[float]], float]
 ) -> list[float | None] | None:
     """A figure a rank, in their order; None for a rank without, or where no rank has any."""
-    ranks = {rank: samples for rank, samples in _by_rank(runs, name).items() if samples}
+    taken = runs.together.get(name)
+    if not taken:
+        return None
+    ranks = {rank: samples for rank, samples in _by_rank(taken).items() if samples}
     if not ranks:
         return None
-    return [of(ranks[i]) if i in ranks else None for i in range(runs[0].trial.world_size)]
+    return [of(ranks[i]) if i in ranks else None for i in range(runs.records[0].trial.world_size)]
 
 
-def _median_of(rounds: Sequence[Record], name: str) -> float | None:
+def _median_of(rounds: _Runs, name: str) -> float | None:
     samples = _iterations(rounds, name)
     return median(samples) if samples else None
 
 
-def _largest(rounds: Sequence[Record], name: str) -> float | None:
-    return _most(chain.from_iterable(r.outcome.samples(name) for r in rounds))
-
-
-def _most(values: Iterable[float | None]) -> float | None:
+def _largest(runs: _Runs, name: str) -> float | None:
     """The largest; not a number where any is not, which max() would hide by its order."""
-    known = [value for value in values if value is not None]
+    taken = runs.together.get(name)
+    if not taken:
+        return None
+    known = [sample for one in taken for sample in one.samples]
     return math.nan if any(map(math.isnan, known)) else max(known, default=None)
 
 
@@ -649,6 +728,8 @@ def _first_prediction(steps: Sequence[Record]) -> int | None:
 
 def _option(row: Row, name: str) -> str:
     value: OptionValue = row["options"].get(name, "")
+    if type(value) is int:  # the most frequent, as JSON has it
+        return str(value)
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)

@@ -47,6 +47,21 @@ def parse_seconds(text: str | int | float) -> float:
     return value
 
 
+def parse_share(text: str, what: str) -> float:
+    """A fraction between 0 and 1 from "5%", "5 %", "0.05".
+
+    what: what the user calls it. Raises UnitError for anything else: "5" may mean either.
+    """
+    number = text.strip()
+    try:
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        raise UnitError(f"{what} {text!r} is no share; write 5% or 0.05") from None
+    if not 0 < value < 1:
+        raise UnitError(f"{what} {text!r} is not between 0 and 100 %; write 5% or 0.05")
+    return value
+
+
 def _quantity(
     text: str | int | float, scale: dict[str, float] | dict[str, int], what: str, hint: str
 ) -> float:

@@ -8,6 +8,7 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from longseq_bench.model import (
@@ -113,11 +114,7 @@ def on_ranks(
 ) -> Outcome:
     """An Outcome of as many ranks as there are mappings, each a rank's measurements."""
     each = [outcome(status, reason, phase, facts, **samples) for samples in ranks]
-    known = [
-        m.model_copy(update={"rank": rank})
-        for rank, one in enumerate(each)
-        for m in one.measurements
-    ]
+    known = [replace(m, rank=rank) for rank, one in enumerate(each) for m in one.measurements]
     return outcome(status, reason, phase, facts).model_copy(update={"measurements": tuple(known)})
 
 

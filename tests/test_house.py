@@ -31,11 +31,14 @@ PARENT_MAY = {
     "hardware": set(),
     "predict": {"hardware", "table"},
     "plan": {"search", "predict", "table"},
-    "store": set(),
-    "table": {"store", "stats", "yardsticks"},
+    "lean": set(),
+    "store": {"lean"},
+    "table": {"store", "stats", "yardsticks", "lean"},
     "scaling": {"table"},
-    "reports": {"table", "stats", "scaling"},
-    "compare": {"table", "stats", "reports"},
+    "significance": set(),
+    "matching": {"table"},
+    "compare": {"table", "matching", "significance"},
+    "reports": {"table", "stats", "scaling", "compare", "lean", "hardware"},
     "doctor": {"catalogue", "environment"},
     "launchers": {"catalogue"},
     "runner": {"plan", "launchers", "store", "environment"},
@@ -197,7 +200,9 @@ def loads(*arguments: str | Path) -> set[str]:
     return set(heavy)
 
 
-COMMANDS = ("sweep", "maxlen", "plan", "scaling", "launch", "report", "list", "doctor")
+COMMANDS = (
+    "sweep", "maxlen", "plan", "scaling", "launch", "report", "show", "compare", "list", "doctor",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -213,6 +218,13 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / RECORDS).write_text(record().model_dump_json(by_alias=True) + "\n")
     assert "torch" not in loads("report", tmp_path)
     assert (tmp_path / "report.md").exists()
+
+
+def test_a_look_at_records_loads_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / RECORDS).write_text(record().model_dump_json(by_alias=True) + "\n")
+    looks = (["show", tmp_path], ["report", tmp_path, "--format", "terminal"])
+    for arguments in looks:
+        assert not loads(*arguments) & {"torch", "pandas", "psutil"}
 
 
 @pytest.mark.slow

@@ -154,9 +154,10 @@ def test_samples_are_taken_over_ranks() -> None:
 
 
 def test_samples_that_are_no_numbers_survive_json() -> None:
-    sent = Measurement(name="max_error", unit="1", samples=(float("inf"), 0.5, float("nan")))
-    back = Measurement.model_validate_json(sent.model_dump_json())
-    assert back.samples[:2] == sent.samples[:2]
+    measured = Measurement(name="max_error", unit="1", samples=(float("inf"), 0.5, float("nan")))
+    outcome = Outcome(status="ok", measurements=(measured,))
+    (back,) = Outcome.model_validate_json(outcome.model_dump_json()).measurements
+    assert back.samples[:2] == measured.samples[:2]
     assert back.samples[2] != back.samples[2]
 
 
@@ -194,6 +195,49 @@ def test_the_fingerprint_is_written_and_worked_out_anew() -> None:
     assert json.loads(line)["fingerprint"] == environment().fingerprint
     forged = {**json.loads(line), "fingerprint": "0" * 16}
     assert Environment.model_validate(forged).fingerprint == environment().fingerprint
+
+
+def test_names_of_trials_and_machines_are_for_ever() -> None:
+    """Results of other versions are found again by them."""
+    spread = trial(
+        "hilbert", 2048, {"segments": (512, 1024), "dilation": (1, 2), "mix": "softmax"},
+        batch=2, heads=4, causal=True, mode="train", world_size=2, memory_budget=201326592,
+        time_budget=20.0, repeats=8, time_cap=0.3, threads=1, round=1,
+    )  # fmt: skip
+    assert spread.key == "bb7a88548c98c291"
+    assert trial("ring", options={"chunk": 4096, "wire": None}).key == "d1ca31ab311c6736"
+    known = {"host": "vm", "os": "Linux 6.18.44-fc-v669", "cpu": "Intel(R) Xeon(R) Processor",
+             "cores": 2, "memory_bytes": 25276502016, "python": "3.11.7", "torch": "2.13.0+cpu",
+             "longseq": "0.1.0"}  # fmt: skip
+    assert Environment.model_validate(known).fingerprint == "81c5323238662500"
+    prints = {
+        Environment.model_validate(
+            {**known, "gpus": ("H200",), "variables": dict(pairs)}
+        ).fingerprint
+        for pairs in ([("A", "1"), ("B", "2")], [("B", "2"), ("A", "1")])
+    }
+    assert prints == {"07d1a8d351801da8"}
+
+
+def test_trials_but_for_some_fields() -> None:
+    one = trial("ring", 1024, {"chunk": 8, "order": "zigzag"})
+    assert one.but(round=2, seed=9).but_for("round", "seed") == one.but_for("round", "seed")
+    assert one.at(9).but_for("seq_len") == one.but_for("seq_len")
+    assert one.but(options={"chunk": 9}).but_for("options") == one.but_for("options")
+    assert one.but(options={"order": "zigzag", "chunk": 8}).but_for() == one.but_for()
+    workload = one.workload
+    others = [
+        one.at(9), one.but(round=1), one.but(keep="inputs"), one.but(workload=workload, threads=2),
+        one.but(options={"chunk": 8}), trial("sdpa", 1024, one.options),
+        one.but(workload=workload.model_copy(update={"causal": True})),
+    ]  # fmt: skip
+    assert len({other.but_for() for other in [one, *others]}) == len(others) + 1
+
+
+def test_options_that_are_equal_numbers_are_not_one_trial() -> None:
+    alike: list[OptionValue] = [1, 1.0, True, "1", (1,)]
+    trials = [trial(options={"a": value}) for value in alike]
+    assert len({one.but_for() for one in trials}) == len({t.key for t in trials}) == len(alike)
 
 
 def test_divisors() -> None:

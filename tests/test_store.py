@@ -159,10 +159,66 @@ def test_a_newer_schema_is_skipped_and_named(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     assert (loaded.records, loaded.newer) == (some(2), {7: [3, 4]})
     said = "2 lines (3, 4) are written by a newer longseq (schema 7); this one reads 2"
+    known = json.dumps({"schema": 8, "environment": {"longseq": "0.9.0"}})
+    (tmp_path / "later.jsonl").write_text(file.read_text() + known + "\n")
+    assert load(tmp_path / "later.jsonl").notes[-1] == (
+        "line 5 is written by a newer longseq (schema 8, which longseq 0.9.0 reads); "
+        "this one reads 2"
+    )
     assert loaded.notes == [said]
     file.write_text(newer + "\n")
     with pytest.raises(StoreError, match=r"line 1 is written by a newer longseq \(schema 7\)"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept"),
+    [("1", True), ("2", True), ("0", False), ("-1", False), ("true", False), ('"2"', False),
+     ("2.0", False), ("null", False), (None, False)],
+)  # fmt: skip
+@pytest.mark.parametrize("last", [False, True])
+def test_a_schema_is_a_whole_number_wherever_it_stands(
+    tmp_path: Path, schema: str | None, kept: bool, last: bool
+) -> None:
+    file = filled(tmp_path, 1)
+    opening = f'{{"schema":{SCHEMA},'
+    whole = file.read_text().strip()
+    assert whole.startswith(opening)
+    inner, said = whole.removeprefix(opening)[:-1], f'"schema":{schema}'
+    fields = [inner] if schema is None else [inner, said] if last else [said, inner]
+    file.write_text(whole + "\n" + "{" + ",".join(fields) + "}\n")
+    loaded = load(tmp_path)
+    assert loaded.broken == ([] if kept else [2])
+    assert [str(r.schema_) for r in loaded.records] == [str(SCHEMA), *[schema] * kept]
+
+
+def test_of_a_schema_that_is_said_twice_the_last_counts(tmp_path: Path) -> None:
+    file = filled(tmp_path, 1)
+    line = file.read_text().strip()
+    for said in ("true", "7"):
+        with file.open("a") as stream:
+            stream.write(f'{line[:-1]},"schema":{said}}}\n')
+    loaded = load(tmp_path)
+    assert (len(loaded.records), loaded.broken, loaded.newer) == (1, [2], {7: [3]})
+
+
+def test_a_line_may_be_written_otherwise(tmp_path: Path) -> None:
+    """With spaces, in another order, with a word that only Python's reader takes."""
+    file = filled(tmp_path, 1)
+    line = json.loads(file.read_text())
+    line["outcome"]["facts"] = {"note": "\ud800", "schema": 9, "share": float("nan")}
+    file.write_text(json.dumps(line) + "\n" + json.dumps(line, sort_keys=True) + "\n")
+    loaded = load(tmp_path)
+    assert loaded.broken == []
+    assert [r.outcome.facts["note"] for r in loaded.records] == ["\ud800"] * 2
+
+
+def test_what_records_share_is_shared_and_equal(tmp_path: Path) -> None:
+    filled(tmp_path, 3)
+    one, two, three = load(tmp_path).records
+    assert one.environment is two.environment is three.environment
+    assert one.environment == make.environment()
+    assert [one, two, three] == some(3)
 
 
 def test_a_second_writer_is_refused_and_told_who(tmp_path: Path) -> None:

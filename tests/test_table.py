@@ -20,6 +20,7 @@ from longseq_bench.model import Outcome, Phase, Record, Status
 from longseq_bench.reports.samples import samples_table
 from longseq_bench.stats import median_interval
 from longseq_bench.table import (
+    least_sparsities,
     maxima,
     maximum_of,
     maximum_rows,
@@ -775,3 +776,23 @@ def test_the_samples_say_what_sets_a_run_apart() -> None:
     table = samples_table([make.record(trial)])
     row = dict(zip((c.name for c in table.columns), table.rows[0], strict=True))
     assert (row["fit_only"], row["keep"], row["allocator"]) == (True, "nothing", "default")
+
+
+# searches for the least sparsity
+
+
+def test_runs_of_one_search_for_the_least_sparsity_differ_in_nothing_else() -> None:
+    base = make.trial("block-sparse", options={"sparsity": 0.5, "block": 64})
+    same = [
+        base.but(repeats=1),
+        base.but(round=2),
+        base.but(options={"block": 64, "sparsity": 0.9}),
+    ]
+    others = [
+        base.but(options={"sparsity": 0.5, "block": 32}),
+        base.but(options={"sparsity": 0.5, "block": 64, "seed": 0}),
+        base.at(8192),
+        base.but(seed=1),
+    ]
+    records = [make.record(one, purpose="density") for one in [base, *same, *others]]
+    assert [row["runs"] for row in least_sparsities(records)] == [4, 1, 1, 1, 1]

@@ -1,6 +1,7 @@
 """The command line: one file a command; errors become exit codes here and nowhere else.
 
-0 done · 2 bad input · 3 a trial ended wrong, crashed or error · 130 interrupted
+0 done · 2 bad input · 3 a trial ended wrong, crashed or error · 4 compare --fail-on: worse ·
+130 interrupted
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import typer
 
 from longseq_bench import __version__
+from longseq_bench.cli.compare import compare
 from longseq_bench.cli.doctor import doctor
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import listing
@@ -20,10 +22,11 @@ from longseq_bench.cli.maxlen import maxlen
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
+from longseq_bench.cli.show import show
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.errors import LauncherError, UserError
 
-BAD_INPUT, FAILED_TRIALS, INTERRUPTED = 2, 3, 130
+BAD_INPUT, FAILED_TRIALS, REGRESSED, INTERRUPTED = 2, 3, 4, 130
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -40,6 +43,8 @@ app.command(context_settings={"allow_interspersed_args": False})(launch)
 app.command()(plan)
 app.command()(scaling)
 app.command()(report)
+app.command()(show)
+app.command()(compare)
 app.command("list")(listing)
 app.command()(doctor)
 
@@ -59,6 +64,11 @@ def _main(
     pass
 
 
+def _printable(text: str) -> str:
+    """Without what a terminal would obey, which a name in a record may hold."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     try:
@@ -70,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return BAD_INPUT
     except (UserError, LauncherError) as error:
-        print(f"longseq: {error}", file=sys.stderr)
+        print(f"longseq: {_printable(str(error))}", file=sys.stderr)
         return BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
         print("longseq: interrupted; every finished record is on disk", file=sys.stderr)

@@ -7,10 +7,11 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from longseq_bench.catalogue import Catalogue
+    from longseq_bench.cli.live import Live
     from longseq_bench.cli.watch import Progressing
     from longseq_bench.hardware import Hardware
     from longseq_bench.launchers.base import Launcher
@@ -82,7 +84,11 @@ def console(stderr: bool = False) -> Console:
     """A console of rich on stdout or stderr."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=stderr)
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # which rich would make an exit code of its own
+
+    return Piped(stderr=stderr, highlight=False, soft_wrap=stderr)
 
 
 def print_json(document: Any) -> None:
@@ -110,6 +116,51 @@ def outlook(launcher: Launcher, catalogue: Catalogue, device: Device, out: Path 
 
     past = past_records(Path("results"), out)
     return Outlook(launcher.foresee, Pace(hardware_here(catalogue, device), past))
+
+
+def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
+    """Records of results folders and files, and notes on what could not be read; of a folder that
+    holds none itself those of all folders below it.
+
+    Raises StoreError where there are none.
+    """
+    from longseq_bench.errors import StoreError
+    from longseq_bench.store import RECORDS, load
+
+    files: dict[Path, Path] = {}
+    for path in paths:
+        try:
+            below = sorted(path.rglob(RECORDS)) if path.is_dir() else []
+            own = path / RECORDS if (path / RECORDS).is_file() else path
+            some = below if below and own == path else [own]
+            files |= {file.resolve(): file for file in some if file.resolve() not in files}
+        except (OSError, RuntimeError) as error:
+            raise StoreError(f"results {str(path)[:200]} can't be read: {error}") from None
+    loaded = [load(file) for file in files.values()]
+    records, copies = _once([one.records for one in loaded])
+    notes = [note for one in loaded for note in one.notes]
+    if copies:
+        notes.append(f"{copies} records are there more than once, as copies; each is taken once")
+    return records, notes
+
+
+def _once(files: list[list[Record]]) -> tuple[list[Record], int]:
+    """The records of several files without what is in an earlier one too, as where a folder was
+    copied; and how many such there were."""
+    kept, copies = list(files[0]) if files else [], 0
+    known: dict[tuple[object, ...], list[Record]] = {}
+    for earlier, later in pairwise(files):
+        for record in earlier:
+            known.setdefault(_moment(record), []).append(record)
+        new = [record for record in later if record not in known.get(_moment(record), ())]
+        copies += len(later) - len(new)
+        kept += new
+    return kept, copies
+
+
+def _moment(record: Record) -> tuple[object, ...]:
+    """Hardly the same for two runs."""
+    return record.started_at, record.wall_s, record.trial.implementation, record.trial.round
 
 
 def past_records(folder: Path, but: Path | None = None) -> list[Record]:
@@ -157,27 +208,34 @@ def carry_out(
     watcher: Progressing,
     baseline: str | None = None,
     config: str | None = None,
+    live: Live | None = None,
 ) -> list[Record]:
     """Run a plan into a results folder, watched, and write its report beside the records.
 
-    config: a sweep's YAML, kept beside them too. Raises StoreError for a folder that can't be used.
+    config: a sweep's YAML, kept beside them too.  live: a page that is served meanwhile.
+    Raises StoreError for a folder that can't be used.
     """
+    from longseq_bench.cli.tables import plain
     from longseq_bench.environment import collect
     from longseq_bench.reports import write_report
-    from longseq_bench.runner import drive
+    from longseq_bench.runner import Watchers, drive
     from longseq_bench.store import Store
 
     screen = watcher.console
     with Store(out or default_out()) as store:
         for note in store.notes:
-            screen.print(f"[yellow]{note}[/yellow]")
+            screen.print(plain(note, "yellow"))
         if config is not None:
             _keep(config, store.folder)
-        with watcher:
-            records = drive(steps, launcher, store, collect, watcher, command_line())
-        paths = write_report(records, store.folder, baseline=baseline, notes=store.notes)
+        with watcher, live or nullcontext():
+            told = Watchers(watcher, live) if live else watcher
+            records = drive(steps, launcher, store, collect, told, command_line())
+        paths = write_report(
+            records, store.folder, beside=False, baseline=baseline, notes=store.notes
+        )
     for path in [store.path, *paths]:
-        screen.print(f"wrote {path}")
+        screen.print(plain(f"wrote {path}"))
+    screen.print(plain(f"charts and a page: longseq report {store.folder} --format md,html"))
     return records
 
 

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from longseq_bench.model import Record
 
+TERMINAL = "terminal"
+"""The format that writes no file."""
+CONFIG, RECORDS = "config.yaml", "records.jsonl"
+
 
 def report(
-    results: Annotated[list[Path], typer.Argument(help="Results folders or records.jsonl files.")],
-    formats: Annotated[str, typer.Option("--format", help="With commas: md,csv.")] = "md,csv",
+    results: Annotated[
+        list[Path],
+        typer.Argument(help="Results folders, folders of such, or records.jsonl files."),
+    ],
+    formats: Annotated[
+        str, typer.Option("--format", help="With commas: html,md,csv,json; terminal prints.")
+    ] = "md,csv",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to. Default: that of the first results.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="Which report.")] = "summary",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="With commas: summary, extreme, devices, scaling, capabilities, implementations; "
+            "all; auto: those that there are rows for."
+        ),
+    ] = "summary",
     baseline: Annotated[
         str | None, typer.Option(help="Implementation whose speed is 1; default: that of config.")
     ] = None,
@@ -28,43 +45,92 @@ def report(
         bool, typer.Option("--json", help="Rows and maxima as one JSON document on stdout.")
     ] = False,
 ) -> int:
-    """Write a report from records: Markdown and CSV, every number from the records."""
-    from longseq_bench.cli.common import console, print_json
-    from longseq_bench.errors import UserError
-    from longseq_bench.reports import write_report
+    """Write reports from records, or print them: every number comes from the records."""
+    from longseq_bench.cli.common import console, print_json, read_results
+    from longseq_bench.cli.tables import plain
     from longseq_bench.reports.elsewhere import read
-    from longseq_bench.store import load
     from longseq_bench.table import maxlen_json, sweep_json
 
-    loaded = [load(path) for path in results]
-    records = [record for one in loaded for record in one.records]
-    notes = [note for one in loaded for note in one.notes]
+    wanted, kinds = _wanted(formats, as_json), _names(kind, "--kind summary")
+    records, notes = read_results(results)
     screen = console(stderr=True)
     for note in notes:
-        screen.print(f"[yellow]{note}[/yellow]")
+        screen.print(plain(note, "yellow"))
     folder = out or (results[0] if results[0].is_dir() else results[0].parent)
-    wanted = [f.strip() for f in formats.split(",") if f.strip()]
-    if not wanted:
-        raise UserError("--format names no format; write md,csv")
-    paths = write_report(
-        records, folder, wanted, kind, baseline or _baseline_of(results[0], records), notes,
-        read(beside) if beside else None,
+    paths = _write(
+        wanted, folder, records, kinds, baseline or _baseline_of(results[0], records), notes,
+        read(beside) if beside else None, shlex.join(map(str, results)), _configs(results),
     )  # fmt: skip
     if as_json:
         print_json({**sweep_json(records), **maxlen_json(records)})
     for path in paths:
-        screen.print(f"wrote {path}")
+        screen.print(plain(f"wrote {path}"))
     return 0
+
+
+def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) -> list[Path]:
+    """Write and print the reports; returns the files' paths. given: as `documents` takes it."""
+    from longseq_bench.cli.common import console
+    from longseq_bench.cli.page import print_documents
+    from longseq_bench.lean import no_collecting
+    from longseq_bench.reports import documents, write_documents
+
+    if "html" in wanted:
+        from longseq_bench.reports.html import prepare
+
+        prepare()
+    with no_collecting():
+        made = documents(records, *given)
+        paths = write_documents(made, folder, [name for name in wanted if name != TERMINAL])
+    if TERMINAL in wanted:
+        print_documents(made, console())
+    return paths
+
+
+def _wanted(text: str, as_json: bool) -> list[str]:
+    """Formats by name, this command's own among them. Raises UserError for one that is not there,
+    and where two would share stdout."""
+    from longseq_bench.errors import UnknownNameError, UserError
+    from longseq_bench.reports.base import FORMATS
+
+    known, names = [*FORMATS.names(), TERMINAL], _names(text, "--format md,csv")
+    for name in names:
+        if name not in known:
+            raise UnknownNameError("report format", name, known)
+    if as_json and TERMINAL in names:
+        raise UserError("--format terminal and --json would both print on stdout; ask for one")
+    return names
+
+
+def _names(text: str, example: str) -> list[str]:
+    from longseq_bench.errors import UserError
+
+    names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
+    if not names:
+        raise UserError(f"{example.split()[0]} names one at least; write {example}")
+    return names
+
+
+def _configs(results: list[Path]) -> dict[str, str]:
+    """The text of each sweep's config that was kept beside its records, by where it lies."""
+    found = {}
+    for path in results:
+        folder = path if path.is_dir() else path.parent
+        kept = [folder / CONFIG] if (folder / RECORDS).is_file() else folder.glob(f"*/{CONFIG}")
+        for config in sorted(kept):
+            with suppress(OSError, ValueError):
+                found[str(config)] = config.read_text(encoding="utf-8")
+    return found
 
 
 def _baseline_of(results: Path, records: list[Record]) -> str | None:
     """The baseline that the sweep's own config names, kept beside its records, if it ran."""
     import yaml
 
-    config = (results if results.is_dir() else results.parent) / "config.yaml"
+    config = (results if results.is_dir() else results.parent) / CONFIG
     try:
         kept = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     named = kept.get("baseline") if isinstance(kept, dict) else None
     ran = {record.trial.implementation for record in records}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from longseq_bench.cli.live import Live
+    from longseq_bench.cli.watch import SweepProgress
     from longseq_bench.config import SweepConfig
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.model import Device, Record
@@ -26,6 +28,12 @@ def sweep(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout, progress on stderr.")
     ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the report as a page on 127.0.0.1 meanwhile.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(help="Of --live. Default: any that is free.", show_default=False)
+    ] = None,
 ) -> int:
     """Run every combination of a config, interleaved, and report.
 
@@ -36,7 +44,10 @@ def sweep(
     """
     from longseq_bench.cli.common import console, default_ranks, make_launcher, outlook
     from longseq_bench.config import load
+    from longseq_bench.errors import UserError
 
+    if port is not None and not live:
+        raise UserError("--port is that of --live, which is not given")
     screen = console(stderr=True)
     with make_launcher() as launcher:
         with screen.status("looking at this machine …"):
@@ -46,7 +57,7 @@ def sweep(
         if dry_run:
             return _list_trials(asked, as_json)
         ahead = outlook(launcher, launcher.catalogue(), asked.trials[0].device, out)
-        return _run(asked, launcher, ahead, out, as_json)
+        return _run(asked, launcher, ahead, out, as_json, (port or 0) if live else None)
 
 
 def _with_budget(config: SweepConfig, out: Path | None) -> SweepConfig:
@@ -78,8 +89,9 @@ def _check_baseline(config: SweepConfig) -> None:
 
 
 def _run(
-    config: SweepConfig, launcher: Launcher, ahead: Outlook, out: Path | None, as_json: bool
-) -> int:
+    config: SweepConfig, launcher: Launcher, ahead: Outlook, out: Path | None, as_json: bool,
+    port: int | None,
+) -> int:  # fmt: skip
     from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.watch import SweepProgress
@@ -87,13 +99,37 @@ def _run(
 
     watcher = SweepProgress(console(stderr=True), config.trials, config.rounds)
     steps = plan.sweep(config.trials, config.rounds, ahead)
-    records = carry_out(steps, launcher, out, watcher, config.baseline, config.text)
+    page = None if port is None else _live(watcher, config.baseline, port)
+    records = carry_out(steps, launcher, out, watcher, config.baseline, config.text, page)
     if as_json:
         print_json(sweep_json(records))
     else:
         _show(records, config.baseline)
     _refuse_hopeless_time(records)
     return exit_code(records)
+
+
+def _live(watcher: SweepProgress, baseline: str | None, port: int) -> Live:
+    """A page of the sweep, which says where it is before anything runs."""
+    from longseq_bench.cli.live import Live
+    from longseq_bench.errors import UserError
+    from longseq_bench.reports import documents
+    from longseq_bench.reports.document import Document
+    from longseq_bench.reports.html import page
+
+    def draw(records: list[Record], running: bool, said: str) -> str:
+        if not records:
+            made = [Document("summary", "A sweep", ["No trial has ended yet."], [])]
+        else:
+            try:
+                made = documents(records, baseline=baseline)
+            except UserError:  # the baseline has not run yet, or has no label of its own so far
+                made = documents(records)
+        return page(made[0], live=running, running=said)
+
+    served = Live(draw, lambda: watcher.said, port)
+    watcher.console.print(f"live: {served.url}")
+    return served
 
 
 def _refuse_hopeless_time(records: list[Record]) -> None:

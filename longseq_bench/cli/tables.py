@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from longseq_bench.catalogue import Catalogue, Entry
 from longseq_bench.cli.watch import option_value, option_words
-from longseq_bench.doctor import Finding
 from longseq_bench.model import Environment, Record, Trial
-from longseq_bench.reports.groups import grouped, least_peak, name_of, spread_out, workload_words
+from longseq_bench.reports.groups import (
+    grouped,
+    is_sparse,
+    least_peak,
+    name_of,
+    spread_out,
+    workload_words,
+)
 from longseq_bench.reports.growth import dense_words, least_words
-from longseq_bench.reports.sparse import is_sparse
 from longseq_bench.scaling import Complexity, Exponent, Reached
 from longseq_bench.table import maximum_rows, speeds, sweep_rows
 from longseq_bench.units import (
@@ -28,6 +38,9 @@ from longseq_bench.units import (
     format_tokens,
 )
 
+if TYPE_CHECKING:
+    from longseq_bench.doctor import Finding
+
 _COLOURS = {"ok": "green", "oom": "yellow", "timeout": "yellow", "unsupported": "dim"}
 _STATES = {
     "ok": "[green]ok[/green]",
@@ -36,7 +49,9 @@ _STATES = {
 }
 NONE = "—"
 COMPUTED = "†"
-GAP, NARROWEST_LABEL = 2, 20
+GAP, NARROWEST_LABEL, LONGEST_WORD = 2, 20, 32
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_OBEYED = frozenset({"Cc", "Cf", "Cs"})
 _RANKS_SAID = (
     "[dim]a rank: the most tokens that one rank holds · peak, sent: of the rank with most · "
     "exposed: share of the time that communication adds to computing · speed-up: over one rank, "
@@ -59,114 +74,221 @@ def rows_table(records: Sequence[Record], baseline: str | None) -> RenderableTyp
     machines = dict.fromkeys((row["fingerprint"] for row in rows), "")
     parts: list[RenderableType] = []
     for group in grouped(rows):
-        parts += [f"[bold]{escape(workload_words(group[0], machines))}[/bold]"]
+        parts += [f"[bold]{safe(workload_words(group[0], machines))}[/bold]"]
         parts += [_group_table(group, baseline), ""]
-    said = [_RANKS_SAID, ""] if spread_out(rows) else []
-    said += _said_of_sparse(rows)
+    said = [line for legend in legends(rows) for line in (legend, "")]
     return Group(*parts, *said, *(_failure(r) for r in rows if r["status"] != "ok"))
 
 
-def _group_table(group: Sequence[dict[str, Any]], baseline: str | None) -> RenderableType:
-    if spread_out(group):
-        return _over_ranks(group, baseline)
-    return (_with_sparse if any(map(is_sparse, group)) else _lengths_table)(group, baseline)
+def sweep_columns(rows: Sequence[dict[str, Any]], baseline: str | None = None) -> list[Column]:
+    """What is told of a group of swept rows, by what there is in it. Its labels come before."""
+    if spread_out(rows):
+        return _over_ranks(rows, baseline)
+    return _with_sparse(baseline) if any(map(is_sparse, rows)) else _of_lengths(baseline)
 
 
-def _said_of_sparse(rows: Sequence[dict[str, Any]]) -> list[str]:
-    if not any(map(is_sparse, rows)):
-        return []
-    computed = any(_of_ideal(row).endswith(COMPUTED) for row in rows)
-    return [_SPARSE_SAID.format(computed=_COMPUTED_SAID if computed else ""), ""]
+def _group_table(group: Sequence[dict[str, Any]], baseline: str | None) -> Fitted:
+    return Fitted(group, sweep_columns(group, baseline))
 
 
-def _lengths_table(rows: Sequence[dict[str, Any]], baseline: str | None) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("", no_wrap=True, overflow="ellipsis")
-    for heading in ("tokens", "time", "±", "peak", "FLOP/s", "error"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    if baseline:
-        table.add_column(f"× {escape(baseline)}", justify="right", no_wrap=True)
-    for row in rows:
-        time, spread = _time(row)
-        cells = [
-            escape(row["label"]), format_tokens(row["tokens"]), time, spread,
-            _shown(row["peak_bytes"], format_bytes), _flop_rate(row),
-            _shown(row["max_error"], lambda e: f"{e:.0e}"),
-        ]  # fmt: skip
-        if baseline:
-            cells.append(_shown(row["speed"], lambda s: f"{s:.2f}"))
-        table.add_row(*cells)
-    return table
+def legends(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the columns of `sweep_columns` mean, as far as it has to be said."""
+    said = [_RANKS_SAID] if spread_out(rows) else []
+    if any(map(is_sparse, rows)):
+        computed = any(_of_ideal(row).endswith(COMPUTED) for row in rows)
+        said.append(_SPARSE_SAID.format(computed=_COMPUTED_SAID if computed else ""))
+    return said
+
+
+def visible(text: str) -> str:
+    """Any text without what a terminal would obey: escape sequences, control characters, marks of
+    direction."""
+    kept = _SEQUENCE.sub("", text)
+    return "".join(c for c in kept if c == " " or unicodedata.category(c) not in _OBEYED)
+
+
+def one_line(text: str) -> str:
+    """Any text as one line, and no more than is to be seen of it."""
+    return visible(" ".join(text.split()))
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Any text as one line that shows just that text."""
+    return Text(one_line(text), style)
+
+
+def safe(text: str) -> str:
+    """The same as rich markup, to stand inside other markup."""
+    return escape(one_line(text))
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column and how soon it is left out where the terminal is narrow: 0 never, 1 first."""
+    """A column and how soon it is left out where the terminal is narrow: 0 never, 1 first.
+
+    cell: rich markup, or a Text, which is taken as it is.
+    wraps: the width down to which its cells may take several lines; 0: they stay whole.
+    """
 
     heading: str
-    cell: Callable[[dict[str, Any]], str]
+    cell: Callable[[dict[str, Any]], str | Text]
     leaves: int = 0
+    wraps: int = 0
+    justify: Literal["left", "right"] = "right"
 
-    def width(self, rows: Iterable[dict[str, Any]]) -> int:
-        cells = (Text.from_markup(self.cell(row)).cell_len for row in rows)
-        return max(len(self.heading), *cells)
+
+@dataclass(frozen=True)
+class _Written:
+    """A column whose cells are written, and how wide they are."""
+
+    column: Column
+    cells: Sequence[Text]
+
+    @property
+    def heading(self) -> str:
+        """In as many lines as it was given."""
+        return "\n".join(map(one_line, self.column.heading.split("\n")))
+
+    @cached_property
+    def natural(self) -> int:
+        headings = map(len, self.heading.split("\n"))
+        return max([*headings, *(cell.cell_len for cell in self.cells)])
+
+    @cached_property
+    def least(self) -> int:
+        """Of lines that end between words: a figure in a name is not folded either."""
+        if not self.column.wraps:
+            return self.natural
+        words = (len(word) for cell in self.cells for word in cell.plain.split())
+        return min(self.natural, max(self.column.wraps, min(LONGEST_WORD, max(words, default=0))))
+
+    @property
+    def folded(self) -> int:
+        """Of lines that may end inside a long word."""
+        return min(self.natural, self.column.wraps or self.natural)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Rows under as many columns as the terminal has room for, their labels wrapped."""
+    """Rows under as many columns as the terminal has room for, their labels wrapped.
+
+    heading: of the labels.  hint: where one finds what there was no room for.
+    """
 
     rows: Sequence[dict[str, Any]]
     columns: Sequence[Column]
     hint: str = "see the report"
+    heading: str = ""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Table | str]:
-        shown = list(self.columns)
-        label = max(len(row["label"]) for row in self.rows)
-        while (room := options.max_width - self._width(shown)) < min(label, NARROWEST_LABEL):
-            leaving = [column for column in shown if column.leaves]
-            if not leaving:
-                break
-            shown.remove(min(leaving, key=lambda column: column.leaves))
-        table = Table(box=None, padding=(0, 1), pad_edge=False)
-        table.add_column("", max_width=max(room, 1), overflow="fold")
-        for column in shown:
-            table.add_column(escape(column.heading), justify="right", no_wrap=True)
-        for row in self.rows:
-            table.add_row(escape(row["label"]), *(column.cell(row) for column in shown))
-        yield table
-        if out := [c.heading for c in self.columns if c not in shown]:
-            yield f"[dim]no room for {escape(', '.join(out))}: {self.hint}[/dim]"
-
-    def _width(self, shown: Sequence[Column]) -> int:
-        return sum(column.width(self.rows) + GAP for column in shown)
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterable[Segment | Text]:
+        label = Column(self.heading, lambda r: plain(r["label"]), 0, NARROWEST_LABEL, "left")
+        every = [_written(column, self.rows) for column in (label, *self.columns)]
+        shown, least = _fitting(every, options.max_width)
+        widths = _widths(shown, least, options.max_width)
+        headings = [Text(one.heading, "table.header") for one in shown]
+        # not rich's own table, which takes ten times as long over thousands of rows
+        for cells in chain([headings], zip(*(one.cells for one in shown), strict=True)):
+            for line in _lines(cells, shown, widths, console):
+                yield from line.render(console, end="\n")
+        if out := [one.column.heading for one in every if one not in shown]:
+            yield plain(f"no room for {', '.join(out)}: {self.hint}", "dim")
 
 
-def _with_sparse(rows: Sequence[dict[str, Any]], baseline: str | None) -> Fitted:
-    """Rows of one rank of which some skip pairs."""
+def _lines(
+    cells: Sequence[Text], shown: Sequence[_Written], widths: Sequence[int], console: Console
+) -> Iterable[Text]:
+    """The lines of one row, as many as its longest cell takes."""
+    folded = [
+        [*cell.wrap(console, width, overflow="fold")]
+        if cell.cell_len > width or "\n" in cell.plain
+        else [cell]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    for parts in zip_longest(*folded, fillvalue=Text()):
+        line, at = Text(), 0
+        for part, one, width in zip(parts, shown, widths, strict=True):
+            part.rstrip()
+            before = width - part.cell_len if one.column.justify == "right" else 0
+            if part.plain:
+                line.append(" " * (at + before - line.cell_len))
+                line.append_text(part)
+            at += width + GAP
+        yield line
+
+
+def _written(column: Column, rows: Iterable[dict[str, Any]]) -> _Written:
+    cells = (column.cell(row) for row in rows)
+    return _Written(
+        column, [c if isinstance(c, Text) else Text.from_markup(c, emoji=False) for c in cells]
+    )
+
+
+def _fitting(every: Sequence[_Written], room: int) -> tuple[list[_Written], list[int]]:
+    """The columns that there is room for, and how wide each is at least.
+
+    First those leave that may; then words are folded; then, from the right, the others leave.
+    """
+
+    def fits(widths: Sequence[int]) -> bool:
+        return sum(width + GAP for width in widths) - GAP <= room
+
+    shown = list(every)
+    while not fits([one.least for one in shown]):
+        leaving = [one for one in shown if one.column.leaves]
+        if not leaving:
+            break
+        shown.remove(min(leaving, key=lambda one: one.column.leaves))
+    if fits([one.least for one in shown]):
+        return shown, [one.least for one in shown]
+    while len(shown) > 1 and not fits([one.folded for one in shown]):
+        shown.pop()
+    return shown, [one.folded for one in shown]
+
+
+def _widths(shown: Sequence[_Written], least: Sequence[int], room: int) -> list[int]:
+    """Of each column: what it takes at least, and its share of what is left."""
+    left = max(0, room - sum(width + GAP for width in least) + GAP)
+    wanted = [one.natural - width for one, width in zip(shown, least, strict=True)]
+    share = min(1.0, left / sum(wanted)) if any(wanted) else 1.0
+    return [width + int(more * share) for width, more in zip(least, wanted, strict=True)]
+
+
+def _of_lengths(baseline: str | None) -> list[Column]:
+    """Rows of one rank that see every pair."""
     columns = [
         Column("tokens", lambda r: format_tokens(r["tokens"])),
-        Column("time", lambda r: _time(r)[0]),
-        Column("±", lambda r: _time(r)[1], 3),
-        Column("density", _density),
-        Column("of ideal", _of_ideal),
+        Column("time", lambda r: time_words(r)[0]),
+        Column("±", lambda r: time_words(r)[1], 3),
         Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 5),
         Column("FLOP/s", _flop_rate, 2),
         Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
     ]
-    if baseline:
-        columns.append(Column(f"× {baseline}", lambda r: _shown(r["speed"], _times), 4))
-    return Fitted(rows, columns)
+    return [*columns, *_beside(baseline, 4)]
 
 
-def _over_ranks(rows: Sequence[dict[str, Any]], baseline: str | None) -> Fitted:
+def _beside(baseline: str | None, leaves: int) -> list[Column]:
+    if not baseline:
+        return []
+    return [Column(f"× {baseline}", lambda r: _shown(r["speed"], _times), leaves)]
+
+
+def _with_sparse(baseline: str | None) -> list[Column]:
+    """Rows of one rank of which some skip pairs."""
+    columns = _of_lengths(baseline)
+    columns[3:3] = [Column("density", _density), Column("of ideal", _of_ideal)]
+    return columns
+
+
+def _over_ranks(rows: Sequence[dict[str, Any]], baseline: str | None) -> list[Column]:
     """Rows of which some ran on several ranks."""
     columns = [
         Column("tokens", lambda r: format_tokens(r["tokens"])),
         Column("ranks", lambda r: str(r["world_size"])),
         Column("a rank", lambda r: _shown(r["tokens_per_rank"], format_tokens), 6),
-        Column("time", lambda r: _time(r)[0]),
-        Column("±", lambda r: _time(r)[1], 5),
+        Column("time", lambda r: time_words(r)[0]),
+        Column("±", lambda r: time_words(r)[1], 5),
         Column("speed-up", lambda r: _shown(r["speedup"], _times)),
         Column("efficiency", lambda r: _shown(r["efficiency"], format_share), 9),
         Column("exposed", lambda r: _shown(r["exposed_share"], format_share)),
@@ -179,21 +301,22 @@ def _over_ranks(rows: Sequence[dict[str, Any]], baseline: str | None) -> Fitted:
     ]
     if any(map(is_sparse, rows)):
         columns.insert(5, Column("density", _density, 10))
-    if baseline:
-        heading = f"× {baseline}"
-        columns.append(Column(heading, lambda r: _shown(r["speed"], _times), 8))
-    return Fitted(rows, columns)
+    return [*columns, *_beside(baseline, 8)]
 
 
 def maxima_table(records: Sequence[Record]) -> RenderableType:
     """A search's results: the bracket, what limited it, how near the floor."""
     rows = maximum_rows(records)
-    sentences = [escape(_sentence(row)) for row in rows]
-    table = _maxima_over_ranks(rows) if spread_out(rows) else _maxima(rows)
-    return Group(table, "", *sentences)
+    sentences = [plain(_sentence(row)) for row in rows]
+    return Group(Fitted(rows, maxima_columns(rows)), "", *sentences)
 
 
-def _maxima_over_ranks(rows: Sequence[dict[str, Any]]) -> Fitted:
+def maxima_columns(rows: Sequence[dict[str, Any]]) -> Sequence[Column]:
+    """What is told of searches for the longest length. Their labels come before."""
+    return _maxima_over_ranks(rows) if spread_out(rows) else _maxima(rows)
+
+
+def _maxima_over_ranks(rows: Sequence[dict[str, Any]]) -> Sequence[Column]:
     columns = [
         Column("ranks", lambda r: str(r["world_size"])),
         Column("longest", lambda r: f"[bold]{r['max_tokens']:,}[/bold]"),
@@ -205,10 +328,10 @@ def _maxima_over_ranks(rows: Sequence[dict[str, Any]]) -> Fitted:
         Column("max/min", lambda r: _shown(r["imbalance"], _times), 2),
         Column("runs", lambda r: str(r["runs"]), 1),
     ]
-    return Fitted(rows, _with_fits(columns, 2, rows))
+    return _with_fits(columns, 2, rows)
 
 
-def _maxima(rows: Sequence[dict[str, Any]]) -> Fitted:
+def _maxima(rows: Sequence[dict[str, Any]]) -> Sequence[Column]:
     columns = [
         Column("longest", lambda r: f"[bold]{r['max_tokens']:,}[/bold]"),
         Column("first failure", lambda r: _shown(r["first_failure"], lambda n: f"{n:,}"), 6),
@@ -217,7 +340,7 @@ def _maxima(rows: Sequence[dict[str, Any]]) -> Fitted:
         Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 3),
         Column("runs", lambda r: str(r["runs"]), 1),
     ]
-    return Fitted(rows, _with_fits(columns, 1, rows))
+    return _with_fits(columns, 1, rows)
 
 
 def _with_fits(columns: list[Column], at: int, rows: Sequence[dict[str, Any]]) -> Sequence[Column]:
@@ -348,13 +471,13 @@ def findings_table(machine: Environment, findings: Sequence[Finding]) -> Rendera
     return Group(f"[bold]{escape(machine.host)}[/bold]: {escape(machine.cpu)}, {machine.os}", table)
 
 
-def _time(row: dict[str, Any]) -> tuple[str, str]:
+def time_words(row: dict[str, Any]) -> tuple[str, str]:
     """The median and its spread; what became of it where there is none."""
     if row["time_s"] is None:
         colour = _COLOURS.get(row["status"], "red")
         return f"[{colour}]{row['status']}[/{colour}]", NONE
     off = max(row["time_high_s"] - row["time_s"], row["time_s"] - row["time_low_s"])
-    spread = f"{off / row['time_s']:.0%}" if row["samples"] > 1 else NONE
+    spread = f"{off / row['time_s']:.0%}" if row["samples"] > 1 and row["time_s"] else NONE
     return format_seconds(row["time_s"]), spread
 
 
@@ -372,11 +495,11 @@ def _of_ideal(row: dict[str, Any]) -> str:
     return _shown(row["share_of_ideal"], lambda share: format_share(share) + mark)
 
 
-def _failure(row: dict[str, Any]) -> str:
+def _failure(row: dict[str, Any]) -> Text:
     where = f" in {row['phase']}" if row["phase"] else ""
     what = f"{name_of(row)} at {format_tokens(row['tokens'])}"
     said = f"{what}: {row['status']}{where}: {row['reason']}"
-    return f"[yellow]{escape(said)}[/yellow]"
+    return plain(said, "yellow")
 
 
 def _times(ratio: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -87,6 +87,7 @@ class SweepProgress(Progressing):
         self._total = len(self._weights)
         self._spent = self._done = 0.0
         self._began = time.monotonic()
+        self.said = f"0 of {self._total} done"
         self._live.update(self._task, total=self._left)
 
     def starts(self, step: Step) -> None:
@@ -107,8 +108,8 @@ class SweepProgress(Progressing):
             self._done += _weight(trial)
         to_go = self._left * self._spent / self._done if self._done else 0.0
         done = self._total - len(self._weights)
-        left = f"{done} of {self._total} done, about {format_seconds(to_go)} to go"
-        self._live.update(self._task, advance=weight, left=left)
+        self.said = f"{done} of {self._total} done, about {format_seconds(to_go)} to go"
+        self._live.update(self._task, advance=weight, left=self.said)
         super().ends(step, record, found)
 
 
@@ -119,7 +120,7 @@ class SearchProgress(Progressing):
         super().__init__(console)
         self._passed: dict[str, int] = {}
         self._failed: dict[str, int] = {}
-        self._sparsities: dict[str, tuple[float, float]] = {}
+        self._sparsities: dict[Hashable, tuple[float, float]] = {}
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
         if step.purpose == "density":

@@ -10,7 +10,7 @@ after a failure all get a moment to say theirs, and the cause is looked for amon
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from longseq_bench.launchers.deaths import outcome_of_exit
@@ -225,7 +225,7 @@ class Crew:
             reason = self._named(root, chosen, alike)
             chosen = chosen.model_copy(update={"reason": reason})
         measured = [
-            m.model_copy(update={"rank": rank})
+            replace(m, rank=rank)
             for rank, one in enumerate(self._ranks)
             for m in (one.outcome.measurements if one.outcome else ())
         ]

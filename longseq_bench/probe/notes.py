@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from longseq_bench.model import Measurement, Outcome
@@ -33,7 +33,7 @@ class Notes:
 
     def take(self, measurements: Iterable[Measurement]) -> None:
         """What a meter saw on this rank."""
-        self.measurements += [m.model_copy(update={"rank": self.rank}) for m in measurements]
+        self.measurements += [replace(m, rank=self.rank) for m in measurements]
 
     def join(self, later: Notes) -> None:
         """Add what was noted apart."""

@@ -2,46 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longseq_bench.errors import StoreError
+from longseq_bench.errors import StoreError, UserError
+from longseq_bench.lean import no_collecting
 from longseq_bench.model import Record
 
 if TYPE_CHECKING:
+    from longseq_bench.reports.base import Files
+    from longseq_bench.reports.document import Document
     from longseq_bench.reports.elsewhere import Elsewhere
 
-__all__ = ["write_report"]
+__all__ = ["documents", "write_documents", "write_report"]
+
+ALL, AUTO = "all", "auto"
+"""Names for every kind, and for those that the records have rows for."""
 
 
 def write_report(
     records: Sequence[Record],
     out_dir: str | Path,
     formats: Sequence[str] = ("md", "csv"),
-    kind: str = "summary",
-    baseline: str | None = None,
-    notes: Sequence[str] = (),
-    elsewhere: Elsewhere | None = None,
+    kinds: Sequence[str] = ("summary",),
+    beside: bool = True,
+    **given: object,
 ) -> list[Path]:
-    """Write `report.<format>` for each format into `out_dir`, made if need be; returns the paths.
+    """Write reports in each format into `out_dir`, made if need be; returns the main files' paths.
 
-    baseline: the label or implementation whose speed is 1.  notes: sentences to print with it,
-    such as those from reading the records.  elsewhere: maxima of others to stand beside.
+    The file of a summary is `report.<format>`, that of another kind `<kind>.<format>`; charts and
+    tables that a format keeps apart lie in a folder beside it; beside: write these too.
+    given: baseline, notes, elsewhere, place, as `documents` takes them.
     Raises UnknownNameError for a kind, format or baseline that is not there, and StoreError where
     there is no record or `out_dir` can't be written. Nothing is written before all is rendered.
     """
-    from longseq_bench.reports.base import FORMATS, KINDS, Source
+    from longseq_bench.reports.base import FORMATS
+
+    for name in formats:
+        FORMATS.get(name)
+    made = documents(records, kinds, **given)  # type: ignore[arg-type]
+    return write_documents(made, out_dir, formats, beside)
+
+
+def write_documents(
+    made: Sequence[Document], out_dir: str | Path, formats: Sequence[str], beside: bool = True
+) -> list[Path]:
+    """Write documents in each format into `out_dir`, as `write_report` does."""
+    from longseq_bench.reports.base import FORMATS
+
+    renderers = {name: FORMATS.get(name) for name in formats}
+    if not beside:
+        made = [document.without_charts() for document in made]
+    files = [
+        _checked(name, render(document)) for document in made for name, render in renderers.items()
+    ]
+    if not beside:
+        files = [dict([next(iter(written.items()))]) for written in files]
+    try:
+        return [_write(Path(out_dir), written) for written in files]
+    except OSError as error:
+        raise StoreError(f"report folder {out_dir} can't be written: {error.strerror}") from None
+
+
+def documents(
+    records: Sequence[Record],
+    kinds: Sequence[str] = ("summary",),
+    baseline: str | None = None,
+    notes: Sequence[str] = (),
+    elsewhere: Elsewhere | None = None,
+    place: str = "RESULTS",
+    configs: Mapping[str, str] | None = None,
+) -> list[Document]:
+    """Reports before any format. kinds: names of them, `all`, or `auto`.
+
+    baseline: the label or implementation whose speed is 1.  notes: sentences to print with it,
+    such as those from reading the records.  elsewhere: maxima of others to stand beside.
+    place: the results as the user names them.  configs: texts by where they were kept.
+    Raises UnknownNameError for a kind or baseline that is not there, StoreError for no record.
+    """
+    from longseq_bench.reports.base import KINDS, Source
 
     if not records:
         raise StoreError("there is no record to report on")
-    build, renderers = KINDS.get(kind), {name: FORMATS.get(name) for name in formats}
-    document = build(Source(records, baseline, tuple(notes), elsewhere))
-    texts = {Path(out_dir) / f"report.{name}": make(document) for name, make in renderers.items()}
-    try:
-        Path(out_dir).mkdir(parents=True, exist_ok=True)
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"report folder {out_dir} can't be written: {error.strerror}") from None
-    return list(texts)
+    names = [name for kind in kinds for name in (KINDS.names() if kind in (ALL, AUTO) else [kind])]
+    builders = [KINDS.get(name) for name in dict.fromkeys(names)]
+    source = Source(records, baseline, tuple(notes), elsewhere, place, configs or {})
+    with no_collecting():
+        made = [build(source) for build in builders]
+    return [d for d in made if AUTO not in kinds or d.kind in kinds or d.suited]
+
+
+def _write(folder: Path, files: Files) -> Path:
+    """Write the files of one report in one format; what an earlier one left beside it goes, by the
+    names that reports give such files and no others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for inner in {Path(name).parent for name in files} - {Path()}:
+        suffixes = {Path(name).suffix for name in files if Path(name).parent == inner}
+        for old in (folder / inner).glob("*"):
+            if _OURS.fullmatch(old.stem) and old.suffix in suffixes and old.is_file():
+                old.unlink()
+        (folder / inner).mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+    return folder / next(iter(files))
+
+
+_OURS = re.compile(r"\d\d+-[a-z0-9-]*")
+
+
+def _checked(name: str, files: object) -> Files:
+    """What a format made, which may be another package's. Raises UserError for what can't be
+    written below the report's folder."""
+    if not isinstance(files, dict) or not files:
+        made = "nothing" if not files else type(files).__name__
+        raise UserError(f"report format {name!r} made {made}, not texts by the names of files")
+    for file, text in files.items():
+        path = Path(str(file))
+        if path.is_absolute() or ".." in path.parts or not isinstance(text, str):
+            raise UserError(
+                f"report format {name!r}: {file!r} is no text of a file below the report"
+            )
+    return files

@@ -1,7 +1,7 @@
 """The two contracts of a report: a kind says what it tells, a format says how it is written.
 
 kind     Source -> Document; @KINDS.register("summary")
-format   Document -> str;    @FORMATS.register("md"), the name being the file's suffix
+format   Document -> Files;  @FORMATS.register("md"), the name being the main file's suffix
 
 Neither sees a device. Other packages add theirs through the entry-point groups
 `longseq_bench.report_kinds` and `longseq_bench.report_formats`.
@@ -9,9 +9,10 @@ Neither sees a device. Other packages add theirs through the entry-point groups
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 from longseq_bench.model import Environment, Record, Trial
@@ -20,18 +21,25 @@ from longseq_bench.reports.document import Document
 from longseq_bench.reports.elsewhere import Elsewhere
 from longseq_bench.table import Row, add_labels, maximum_rows, set_apart, speeds, sweep_rows
 
+Files = dict[str, str]
+"""Text by file name, below the folder of the report; the main file first."""
+
 
 @dataclass(frozen=True)
 class Source:
     """What a report is made from: records, and the tables computed from them.
 
     baseline: whose speed is 1; None for no comparison.  notes: sentences from reading the records.
+    place: the results as the user named them, for commands that the report tells.
+    configs: text of sweeps' configs, by where they were kept.
     """
 
     records: Sequence[Record]
     baseline: str | None = None
     notes: Sequence[str] = field(default=())
     elsewhere: Elsewhere | None = None
+    place: str = "RESULTS"
+    configs: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -40,16 +48,18 @@ class Source:
         Raises UserError where the baseline is not among them.
         """
         rows = self._tables[0]
-        if not rows or not self.baseline:
-            return [{**row, "speed": None} for row in rows]
-        relative = speeds(rows, self.baseline)
-        return [{**row, "speed": speed} for row, speed in zip(rows, relative, strict=True)]
+        known = speeds(rows, self.baseline) if rows and self.baseline else repeat(None, len(rows))
+        for row, speed in zip(rows, known, strict=True):
+            row["speed"] = speed
+        return rows
 
-    @property
+    @cached_property
     def maxima(self) -> list[Row]:
         """One row a search for the longest length."""
         rows, beside = self._tables[1], self.elsewhere
-        return [{**row, "elsewhere": beside.tokens(row) if beside else None} for row in rows]
+        for row in rows:
+            row["elsewhere"] = beside.tokens(row) if beside else None
+        return rows
 
     @property
     def elsewhere_said(self) -> str:
@@ -73,15 +83,25 @@ class Source:
 
     def label(self, trial: Trial) -> str:
         """What this report calls the trial's implementation and options."""
-        how = _how(trial.implementation, trial.options)
-        settings = set_apart(trial.model_dump(include={"fit_only", "keep", "allocator", "options"}))
-        return self._labels.get(how, trial.implementation) + settings
+        settings = (trial.fit_only, trial.keep, trial.allocator)
+        known = (trial.implementation, repr(trial.options), *settings)
+        if known not in self._said:
+            how = _how(trial.implementation, trial.options)
+            row = dict(zip(("fit_only", "keep", "allocator"), settings, strict=True))
+            apart = set_apart({**row, "options": trial.options})
+            self._said[known] = self._labels.get(how, trial.implementation) + apart
+        return self._said[known]
 
     @cached_property
     def _tables(self) -> tuple[list[Row], list[Row]]:
         rows, maxima = sweep_rows(self.records), maximum_rows(self.records)
         add_labels([*rows, *maxima])
         return rows, maxima
+
+    @cached_property
+    def _said(self) -> dict[tuple[Any, ...], str]:
+        """Labels of trials asked for so far: every record is asked for its own several times."""
+        return {}
 
     @cached_property
     def _labels(self) -> dict[str, str]:
@@ -95,7 +115,7 @@ class Source:
 KINDS: Registry[Callable[[Source], Document]] = Registry(
     "report kind", "longseq_bench.reports", "longseq_bench.report_kinds"
 )
-FORMATS: Registry[Callable[[Document], str]] = Registry(
+FORMATS: Registry[Callable[[Document], Files]] = Registry(
     "report format", "longseq_bench.reports", "longseq_bench.report_formats"
 )
 

@@ -1,4 +1,4 @@
-"""What a report says, before any format: sections of sentences and tables of raw values.
+"""What a report says, before any format: sections of sentences, tables and charts of raw values.
 
 Values are in SI units (s, B, FLOP, 1); how they are written is decided here once, by the kind of
 their column, so that every format prints the same figure.
@@ -6,8 +6,9 @@ their column, so that every format prints the same figure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from longseq_bench.units import (
@@ -68,24 +69,116 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """What an axis of a chart shows. log: begins logarithmic; a reader may change that."""
+
+    name: str
+    kind: Kind
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured value of a series, with its interval where it has one; words for a tooltip.
+
+    In bars x is not looked at: the series is the bar.
+    """
+
+    series: str
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A series failed at x: how, in words."""
+
+    series: str
+    x: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What measured values are set against, computed and not measured: a dashed line, or, in bars,
+    a tick a bar."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture of rows. `name` is short and names its file; `title` says of which workload.
+
+    said: what it shows, in a sentence, for those who don't see it.
+    """
+
+    name: str
+    title: str
+    said: str
+    x: Axis
+    y: Axis
+    points: tuple[Point, ...]
+    failures: tuple[Mark, ...] = ()
+    guides: tuple[Guide, ...] = ()
+    shape: Literal["lines", "dots", "bars"] = "lines"
+
+    @property
+    def series(self) -> list[str]:
+        """Every series, also one that only failed, in order of first appearance."""
+        return list(
+            dict.fromkeys([*(p.series for p in self.points), *(m.series for m in self.failures)])
+        )
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading, then paragraphs, points, tables and literal lines, in this order."""
+    """A heading, then paragraphs, points, charts, tables and literal lines, in this order."""
 
     title: str
     paragraphs: Sequence[str] = ()
     points: Sequence[str] = ()
     tables: Sequence[Table] = ()
     code: Sequence[str] = ()
+    charts: Sequence[Chart] = ()
+    wanting: bool = False
+    """Its rows are missing: it says what to run."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is more in it than words about what there would be."""
+        return bool(self.points or self.tables or self.code or self.charts)
 
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report. `data` is the tidy table behind it, for formats that are read by programs."""
+    """A whole report. `data` is the tidy table behind it, for formats that are read by programs;
+    it is made when it is first asked for. suited: the records have what it is about."""
 
+    kind: str
     title: str
     paragraphs: Sequence[str]
     sections: Sequence[Section]
-    data: Table = field(default_factory=lambda: Table("data", (), ()))
+    make_data: Callable[[], Table] = field(default=lambda: Table("data", (), ()), repr=False)
+    suited: bool = True
+
+    @cached_property
+    def data(self) -> Table:
+        """One row a measurement."""
+        return self.make_data()
+
+    @property
+    def stem(self) -> str:
+        """What its files are named for."""
+        return "report" if self.kind == "summary" else self.kind
+
+    def without_charts(self) -> Document:
+        """The same in words and tables alone."""
+        return replace(self, sections=[replace(s, charts=()) for s in self.sections])
 
 
 def format_cell(cell: Cell, kind: Kind) -> str:

@@ -4,26 +4,49 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Spread, format_cell
-from longseq_bench.reports.groups import grouped, least_peak, name_of, spread_out, workload_words
+from longseq_bench.reports.groups import (
+    exact_and_sparse,
+    grouped,
+    least_peak,
+    name_of,
+    spread_out,
+    workload_words,
+)
 from longseq_bench.table import Row, same_but_ranks
 from longseq_bench.units import format_bytes, format_seconds, format_share, format_tokens
+
+MOST_SAID = 50
+"""Sentences of one kind, and names in one sentence: as many as somebody reads."""
 
 
 def findings(source: Source) -> list[str]:
     """What was run, what is fastest and leanest where, what several ranks bring and cost, how long
-    each got, what was wrong."""
-    said = [_what_was_run(source)]
-    for group in grouped(source.rows):
-        where = workload_words(group[0], source.machines)
-        said += _of_group(group, where)
-        said += _of_ranks(group, where)
-    for row in source.maxima:
-        said.append(_of_maximum(row, source.maxima, workload_words(row, source.machines)))
-    return said + list(_wrong(source.rows)) + list(_thrashing(source)) + list(_miscounted(source))
+    each got, what was wrong; of each kind the first MOST_SAID."""
+    kinds = (
+        _of_groups(source), _of_maxima(source), _wrong(source.rows), _thrashing(source),
+        _miscounted(source),
+    )  # fmt: skip
+    return [_what_was_run(source), *(sentence for kind in kinds for sentence in first_said(kind))]
+
+
+def first_said(sentences: Iterable[str]) -> list[str]:
+    """The first MOST_SAID sentences of one kind, then one on how many more there are."""
+    said = list(sentences)
+    more = len(said) - MOST_SAID
+    if more <= 0:
+        return said
+    return [*said[:MOST_SAID], f"… and {more:,} more of this kind; the tables have them."]
+
+
+def first_named(names: Iterable[str], between: str = ", ") -> str:
+    """The first MOST_SAID names of a sentence, then how many more there are."""
+    named = list(names)
+    more = len(named) - MOST_SAID
+    return between.join(named if more <= 0 else [*named[:MOST_SAID], f"… and {more:,} more"])
 
 
 def time_of(row: Row) -> Spread | float | None:
@@ -45,50 +68,64 @@ def _what_was_run(source: Source) -> str:
     )
 
 
+def _of_groups(source: Source) -> Iterator[str]:
+    for group in grouped(source.rows):
+        where = workload_words(group[0], source.machines)
+        yield from _of_group(group, where)
+        yield from _of_ranks(group, where)
+
+
 def _of_group(group: list[Row], where: str) -> Iterator[str]:
-    by_length: dict[int, list[Row]] = defaultdict(list)
-    for row in group:
-        if row["status"] == "ok" and row["time_s"] is not None:
+    timed = [row for row in group if row["status"] == "ok" and row["time_s"]]
+    classes = exact_and_sparse(timed)
+    for what, some in classes.items():
+        by_length: dict[int, list[Row]] = defaultdict(list)
+        for row in some:
             by_length[row["tokens"]].append(row)
-    shared = [tokens for tokens, rows in by_length.items() if len(rows) > 1]
-    if shared:
-        rows, at = by_length[max(shared)], f"At {format_tokens(max(shared))} tokens ({where})"
-        yield f"{at}, {_fastest(rows)}"
-        if lean := _leanest(rows):
-            yield f"{at}, {lean}"
+        shared = [tokens for tokens, rows in by_length.items() if len(rows) > 1]
+        if shared:
+            rows, at = by_length[max(shared)], f"At {format_tokens(max(shared))} tokens ({where})"
+            kind = f" {what}" if len(classes) > 1 else ""
+            yield f"{at}, {_fastest(rows, kind)}"
+            if lean := _leanest(rows, kind):
+                yield f"{at}, {lean}"
     if longest := _longest_ok(group):
         yield f"The longest lengths swept that were ok ({where}): {longest}."
 
 
-def _fastest(rows: list[Row]) -> str:
-    """No winner is named where the two intervals overlap."""
-    first, second = sorted(rows, key=lambda row: float(row["time_s"]))[:2]
+def _fastest(rows: list[Row], kind: str) -> str:
+    """No winner is named where the two intervals overlap. kind: of which they all are."""
+    ordered = sorted(rows, key=lambda row: float(row["time_s"]))
+    first, second = ordered[:2]
     one, two = (f"{name_of(r)} ({format_cell(time_of(r), 'seconds')})" for r in (first, second))
     if min(first["samples"], second["samples"]) < 2:
         return (
-            f"{one} took least of {len(rows)}, the next is {two}; single passes are among them, so "
-            f"how far off that may be is not known."
+            f"{one} took least of {len(rows)}{kind}, the next is {two}; single passes are among "
+            f"them, so how far off that may be is not known."
         )
-    if first["time_high_s"] >= second["time_low_s"]:
-        return f"{one} and {two} can't be told apart: their intervals overlap."
+    alike = [r for r in ordered if r["samples"] > 1 and r["time_low_s"] <= first["time_high_s"]]
+    if len(alike) > 1:
+        names = [f"{name_of(r)} ({format_cell(time_of(r), 'seconds')})" for r in alike]
+        words = f"{', '.join(names[:-1])} and {names[-1]}"
+        return f"{words} can't be told apart: their intervals overlap."
     ratio = format_cell(second["time_s"] / first["time_s"], "ratio")
-    return f"{one} is the fastest of {len(rows)}, {ratio} as fast as the next, {two}."
+    return f"{one} is the fastest of {len(rows)}{kind}, {ratio} as fast as the next, {two}."
 
 
-def _leanest(rows: list[Row]) -> str | None:
+def _leanest(rows: list[Row], kind: str) -> str | None:
     known = sorted((r for r in rows if r["peak_bytes"] is not None), key=lambda r: r["peak_bytes"])
     if len(known) < 2 or known[0]["peak_bytes"] == known[1]["peak_bytes"]:
         return None
     one, two = (f"{name_of(r)} ({format_bytes(r['peak_bytes'])})" for r in known[:2])
     a_rank = " a rank" if spread_out(rows) else ""
-    return f"{one} has the lowest peak memory{a_rank} of {len(known)}, the next is {two}."
+    return f"{one} has the lowest peak memory{a_rank} of {len(known)}{kind}, the next is {two}."
 
 
 def _of_ranks(group: list[Row], where: str) -> Iterator[str]:
     """Of each number of ranks, at the longest length that several ran, else at the longest."""
     by_ranks: dict[int, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in group:
-        if row["world_size"] > 1 and row["time_s"] is not None:
+        if row["world_size"] > 1 and row["time_s"]:
             by_ranks[row["world_size"]][row["tokens"]].append(row)
     for ranks, by_length in sorted(by_ranks.items()):
         shared = [tokens for tokens, rows in by_length.items() if len(rows) > 1]
@@ -110,7 +147,7 @@ def _exposed(rows: list[Row]) -> str | None:
     alike = [r for r in known if _bound(r, "exposed_low", 0.0) <= most]
     last = f"; most, {words[id(known[-1])]}" if len(alike) < len(known) > 2 else ""
     if len(alike) > 1:
-        names = ", ".join(words[id(r)] for r in alike)
+        names = first_named(words[id(r)] for r in alike)
         return f"these expose least communication and can't be told apart: {names}{last}."
     one, two = (words[id(r)] for r in known[:2])
     return f"{one} exposes least communication of {len(known)}, the next is {two}{last}."
@@ -133,7 +170,7 @@ def _scaled(rows: list[Row]) -> str | None:
     alike = [r for r in known if _bound(r, "speedup_high", math.inf) >= least]
     last = f"; worst, {words[id(known[-1])]}" if len(alike) < len(known) > 2 else ""
     if len(alike) > 1:
-        names = ", ".join(words[id(r)] for r in alike)
+        names = first_named(words[id(r)] for r in alike)
         return f"these scale best and can't be told apart: {names}{last}."
     one, two = (words[id(r)] for r in known[:2])
     return f"{one} scales best of {len(known)}, the next is {two}{last}."
@@ -174,10 +211,11 @@ def _longest_ok(group: list[Row]) -> str:
     for row in sorted(group, key=lambda row: -int(row["tokens"])):
         if row["status"] != "ok" and row["tokens"] > passed.get(name_of(row), 0):
             failed[name_of(row)] = row
-    return "; ".join(
+    reached = (
         f"{name} {format_tokens(tokens)}{_then(failed.get(name))}"
         for name, tokens in passed.items()
     )
+    return first_named(reached, "; ")
 
 
 def _then(failure: Row | None) -> str:
@@ -186,10 +224,25 @@ def _then(failure: Row | None) -> str:
     return f" ({failure['status']} at {format_tokens(failure['tokens'])})"
 
 
-def _of_maximum(row: Row, maxima: Sequence[Row], where: str) -> str:
+def _of_maxima(source: Source) -> Iterator[str]:
+    alone = on_one_rank(source.maxima)
+    for row in source.maxima:
+        yield _of_maximum(row, alone, workload_words(row, source.machines))
+
+
+def on_one_rank(maxima: Iterable[Row]) -> Mapping[Hashable, Row]:
+    """The first maximum on one rank of each search that may have been on several too."""
+    alone: dict[Hashable, Row] = {}
+    for row in maxima:
+        if row["world_size"] == 1:
+            alone.setdefault(same_but_ranks(row), row)
+    return alone
+
+
+def _of_maximum(row: Row, alone: Mapping[Hashable, Row], where: str) -> str:
     name = name_of(row)
     if not row["max_tokens"]:
-        return f"{name} passed at no length ({where}); {_limit(row)}."
+        return f"{name} passed at no length ({where}); {limit_words(row)}."
     if row["fit_only"]:
         tokens = format_tokens(row["max_tokens"])
         return f"{name}: memory holds {tokens} tokens ({where}); nothing was computed there."
@@ -202,22 +255,22 @@ def _of_maximum(row: Row, maxima: Sequence[Row], where: str) -> str:
     )
     return (
         f"{name} takes {format_tokens(row['max_tokens'])} tokens ({where}){floor}"
-        f"{_grown(row, maxima)}, {sure}; {_limit(row)}."
+        f"{_grown(row, alone)}, {sure}; {limit_words(row)}."
     )
 
 
-def _grown(row: Row, maxima: Sequence[Row]) -> str:
+def _grown(row: Row, alone: Mapping[Hashable, Row]) -> str:
     """How many times as long as on one rank, where that was searched too."""
     if row["world_size"] == 1:
         return ""
-    same = same_but_ranks(row)
-    alone = [r for r in maxima if r["world_size"] == 1 and same_but_ranks(r) == same]
-    if not alone or not alone[0]["max_tokens"]:
+    one = alone.get(same_but_ranks(row))
+    if one is None or not one["max_tokens"]:
         return ""
-    return f", {format_cell(row['max_tokens'] / alone[0]['max_tokens'], 'ratio')} one rank's"
+    return f", {format_cell(row['max_tokens'] / one['max_tokens'], 'ratio')} one rank's"
 
 
-def _limit(row: Row) -> str:
+def limit_words(row: Row) -> str:
+    """What ended a search, where and at which length."""
     if row["first_failure"] is None:
         return "no longer length failed, so this is where the search stopped, not a limit"
     phase = f" in {row['failure_phase']}" if row["failure_phase"] else ""

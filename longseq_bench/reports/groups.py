@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from longseq_bench.table import Row
@@ -17,8 +18,9 @@ SAME_TABLE = (
 def grouped(rows: Iterable[Row]) -> list[list[Row]]:
     """Rows that differ in length, implementation and ranks only, in order of first appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
+    same = itemgetter(*SAME_TABLE)
     for row in rows:
-        groups.setdefault(tuple(row[name] for name in SAME_TABLE), []).append(row)
+        groups.setdefault(same(row), []).append(row)
     return list(groups.values())
 
 
@@ -40,6 +42,11 @@ def workload_words(row: Row, machines: Mapping[str, str]) -> str:
     return ", ".join(words)
 
 
+def capital(words: str) -> str:
+    """Words as a title begins."""
+    return words[0].upper() + words[1:]
+
+
 def spread_out(rows: Iterable[Row]) -> bool:
     """Whether any row ran on several ranks: then what is said of ranks has something to say."""
     return any(row["world_size"] > 1 for row in rows)
@@ -54,3 +61,18 @@ def name_of(row: Row) -> str:
     """What a sentence calls a row: its label, with the ranks where there are several."""
     ranks = row["world_size"]
     return f"{row['label']} on {ranks} ranks" if ranks > 1 else str(row["label"])
+
+
+def is_sparse(row: Row) -> bool:
+    """Whether a row's pattern skips anything that dense attention sees."""
+    density = row["density_achieved"]
+    return density is not None and density < 1
+
+
+def exact_and_sparse(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows by whether they are "exact" or "sparse", where there are any: the two compute different
+    things, so none of the one is better or worse than one of the other."""
+    found: dict[str, list[Row]] = {"exact": [], "sparse": []}
+    for row in rows:
+        found["sparse" if is_sparse(row) else "exact"].append(row)
+    return {what: some for what, some in found.items() if some}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
-from longseq_bench.reports.groups import grouped, workload_words
+from longseq_bench.reports.groups import capital, grouped, workload_words
 from longseq_bench.scaling import Exponent, complexities, reached
 from longseq_bench.table import least_sparsities
 
@@ -40,20 +41,22 @@ def growth(source: Source) -> Iterator[Section]:
                 )
                 for one in reached(group)
             )  # fmt: skip
-            tables.append(Table(workload_words(group[0], source.machines), _REACHED, rows))
+            tables.append(Table(capital(workload_words(group[0], source.machines)), _REACHED, rows))
     said = (
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
         "maximum on one rank times the ranks, where memory limited both."
     )
-    yield Section("Longest lengths over ranks", [said], tables=tables)
+    pictures = drawn.charts(source, source.maxima, drawn.over_ranks)
+    yield Section("Longest lengths over ranks", [said], tables=tables, charts=pictures)
     yield Section("How time and memory grow", [_FITTED], tables=list(_fits(source)))
 
 
 _FITTED = (
     "Exponents of a power law in tokens and ranks, fitted in logarithms to the medians of time and "
     "to the peaks of a rank, with 95 % intervals, as if what is left over were noise. By formula: "
-    "time, of the FLOPs stated, shared by the ranks; memory, of the floor. Ranks of a CPU share "
-    "its cores, so their time need not shrink. A dash where tokens and ranks went together."
+    "time, of the FLOPs stated, shared by the ranks; memory, of the floor, of dense its scores. "
+    "Ranks of a CPU share its cores, so their time need not shrink. A dash where tokens and ranks "
+    "went together."
 )
 
 
@@ -61,25 +64,26 @@ def _fits(source: Source) -> Iterator[Table]:
     for group in grouped(source.rows):
         rows = tuple(
             (
-                one.label, one.quantity, _exponent(one.tokens), _formula(one.formula_tokens),
-                _exponent(one.ranks), _formula(one.formula_ranks), one.points,
+                one.label, one.quantity, exponent_words(one.tokens), _formula(one.formula_tokens),
+                exponent_words(one.ranks), _formula(one.formula_ranks), one.points,
             )
             for one in complexities(group)
         )  # fmt: skip
         if rows:
-            yield Table(workload_words(group[0], source.machines), _COMPLEXITY, rows)
+            yield Table(capital(workload_words(group[0], source.machines)), _COMPLEXITY, rows)
 
 
 def _formula(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"
+    return None if value is None else f"{value:z.2f}"
 
 
-def _exponent(one: Exponent | None) -> str | None:
+def exponent_words(one: Exponent | None) -> str | None:
+    """A fitted exponent with its interval."""
     if one is None:
         return None
     if one.low is None or one.high is None:
-        return f"{one.value:.2f}"
-    return f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})"
+        return f"{one.value:z.2f}"
+    return f"{one.value:z.2f} ({one.low:z.2f} to {one.high:z.2f})"
 
 
 def least_sparse(source: Source) -> Section:
@@ -87,7 +91,7 @@ def least_sparse(source: Source) -> Section:
     rows = least_sparsities(source.records)
     tables = [
         Table(
-            workload_words(group[0], source.machines),
+            capital(workload_words(group[0], source.machines)),
             _SPARSITIES,
             tuple(
                 (

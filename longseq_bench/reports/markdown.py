@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from longseq_bench.reports.base import FORMATS
+from longseq_bench.reports.base import FORMATS, Files
+from longseq_bench.reports.csv import slug
 from longseq_bench.reports.document import Document, Section, Table, format_cell
 
 _SPECIAL = re.compile(r"([\\`*#|>\[\]~$])")
@@ -15,13 +16,25 @@ _LINE_MARK = re.compile(r"^([+=-])")
 
 
 @FORMATS.register("md")
-def render(document: Document) -> str:
+def render(document: Document) -> Files:
+    """`<stem>.md`, and `<stem>-charts/NN-name.svg` for each chart."""
+    from longseq_bench.reports.charts import svg
+
+    charts = [chart for section in document.sections for chart in section.charts]
+    names = {
+        id(c): f"{document.stem}-charts/{i:02d}-{slug(c.name)}.svg" for i, c in enumerate(charts, 1)
+    }
+    pictures = {names[id(chart)]: svg(chart) for chart in charts}
+    return {f"{document.stem}.md": _text(document, names)} | pictures
+
+
+def _text(document: Document, names: Mapping[int, str]) -> str:
     """The whole document, ending in one line end."""
     lines = [f"# {escape(document.title)}", ""]
     for paragraph in document.paragraphs:
         lines += [_line(paragraph), ""]
     for section in document.sections:
-        lines += _section(section)
+        lines += _section(section, names)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -37,7 +50,9 @@ def _line(text: str) -> str:
     return _LIST_NUMBER.sub(r"\1\\\2", _LINE_MARK.sub(r"\\\1", escape(text)))
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
+    from longseq_bench.reports.charts import notes
+
     yield from (f"## {escape(section.title)}", "")
     for paragraph in section.paragraphs:
         yield from (_line(paragraph), "")
@@ -45,6 +60,10 @@ def _section(section: Section) -> Iterator[str]:
         yield f"- {_line(point)}"
     if section.points:
         yield ""
+    for chart in section.charts:
+        yield from (f"![{escape(f'{chart.title}. {chart.said}')}]({names[id(chart)]})", "")
+        if signs := " ".join(notes(chart)):
+            yield from (_line(signs), "")
     for table in section.tables:
         yield from _table(table)
     if section.code:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from longseq_bench.model import Record
+from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MISSING, Column, Section, Table
-from longseq_bench.reports.groups import grouped, spread_out, workload_words
+from longseq_bench.reports.findings import MOST_SAID
+from longseq_bench.reports.groups import capital, grouped, spread_out, workload_words
 from longseq_bench.table import Row
 from longseq_bench.units import format_bytes, format_seconds, format_tokens
 
@@ -42,21 +44,33 @@ def each_rank(source: Source) -> Section:
         "From the first rank to the last. Time is the rank's median, peak its largest; sent is "
         "what it was counted to send in one pass, beside what it should send by formula."
     ]
-    return Section("Ranks", said, tables=tables)
+    pictures = drawn.charts(source, source.rows, drawn.speedup)
+    return Section("Ranks", said + drawn.cut(source.rows), tables=tables, charts=pictures)
 
 
 def hangs(source: Source) -> Iterator[Section]:
-    """Where each rank stood when a trial was ended for hanging, once for equal trials."""
+    """Where each rank stood when a trial was ended for hanging, once for equal trials; of many, the
+    first MOST_SAID."""
+    hung = list(_hung(source))
+    for record, stacks in hung[:MOST_SAID]:
+        said = [f"{_where(source, record)}: {record.outcome.reason or 'no reason recorded'}."]
+        yield Section(_title(source, record), said, code=list(_standing(stacks)))
+    if more := len(hung[MOST_SAID:]):
+        said = [f"{more:,} more trials hung; the records have where their ranks stood."]
+        yield Section("Further hangs", points=said)
+
+
+def _hung(source: Source) -> Iterator[tuple[Record, Mapping[str, Any]]]:
+    """The first record of each trial of whose ranks it is known where they stood."""
     seen = set()
     for record in source.records:
         stacks = record.outcome.facts.get("stacks")
         if record.outcome.status != "hang" or not isinstance(stacks, Mapping) or not stacks:
             continue
-        trial = record.trial.but(round=0, seed=0).key, record.environment.fingerprint
+        trial = record.trial.but_for("round", "seed"), record.environment.fingerprint
         if trial not in seen:
             seen.add(trial)
-            said = [f"{_where(source, record)}: {record.outcome.reason or 'no reason recorded'}."]
-            yield Section(_title(source, record), said, code=list(_standing(stacks)))
+            yield record, stacks
 
 
 def _table(
@@ -67,7 +81,7 @@ def _table(
     cells: Callable[[Row], tuple[Any, ...]],
 ) -> Table:
     title = before + workload_words(group[0], source.machines)
-    return Table(title[0].upper() + title[1:], columns, tuple(cells(row) for row in group))
+    return Table(capital(title), columns, tuple(cells(row) for row in group))
 
 
 def _swept(row: Row) -> tuple[Any, ...]:
@@ -101,7 +115,7 @@ def _where(source: Source, record: Record) -> str:
     shape["fingerprint"] = record.environment.fingerprint
     phase = f" in {record.outcome.phase}" if record.outcome.phase else ""
     words = workload_words(shape, source.machines)
-    return f"{words[0].upper() + words[1:]}; ended{phase}"
+    return f"{capital(words)}; ended{phase}"
 
 
 def _standing(stacks: Mapping[str, Any]) -> Iterator[str]:

@@ -6,10 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table, format_cell
-from longseq_bench.reports.findings import time_of
-from longseq_bench.reports.groups import grouped, name_of, spread_out, workload_words
+from longseq_bench.reports.findings import first_named, first_said, time_of
+from longseq_bench.reports.groups import (
+    capital,
+    grouped,
+    is_sparse,
+    name_of,
+    spread_out,
+    workload_words,
+)
 from longseq_bench.table import Row
 from longseq_bench.units import format_share, format_tokens
 
@@ -41,12 +49,6 @@ _ONE_RANK = (
 )
 
 
-def is_sparse(row: Row) -> bool:
-    """Whether a row's pattern skips anything that dense attention sees."""
-    density = row["density_achieved"]
-    return density is not None and density < 1
-
-
 def sparse(source: Source) -> Section:
     """A table a workload of the rows that skip something, after a sentence on which does best."""
     rows = [row for row in source.rows if is_sparse(row)]
@@ -54,18 +56,20 @@ def sparse(source: Source) -> Section:
         return Section("Sparse attention")
     groups = grouped(rows)
     said = [_SAID, *[_ONE_RANK] * spread_out(rows)]
-    points = [
+    points = first_said(
         sentence
         for group in groups
         for sentence in _best(group, workload_words(group[0], source.machines))
-    ]
-    return Section("Sparse attention", said, points, [_table(source, group) for group in groups])
+    )
+    tables = [_table(source, group) for group in groups]
+    pictures = drawn.shares(source, rows)
+    return Section("Sparse attention", said, points, tables, charts=pictures)
 
 
 def _table(source: Source, group: Sequence[Row]) -> Table:
     title = workload_words(group[0], source.machines)
     rows = tuple(_cells(row) for row in group)
-    return Table(title[0].upper() + title[1:], _COLUMNS, rows)
+    return Table(capital(title), _COLUMNS, rows)
 
 
 def _cells(row: Row) -> tuple[Any, ...]:
@@ -113,7 +117,7 @@ def _best(group: Sequence[Row], where: str) -> Iterator[str]:
             f"first comes from a single pass, so how far off it may be is not known."
         )
     elif len(alike) > 1:
-        names = ", ".join(words[id(row)] for row in alike)
+        names = first_named(words[id(row)] for row in alike)
         yield f"{at}, these reach the highest share of ideal and can't be told apart: {names}."
     else:
         one, two = (words[id(row)] for row in rows[:2])

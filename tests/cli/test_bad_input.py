@@ -390,7 +390,7 @@ def test_results_without_a_record_are_refused_by_report_and_filled_by_sweep(
     [
         (["kepd"], "results kepd do not exist; did you mean kept?"),
         ([f"kept/{RECORDS}x"], f"results kept/{RECORDS}x do not exist; did you mean kept/"),
-        (["."], f"results folder . holds no {RECORDS}; did you mean kept?"),
+        (["bare"], f"results folder bare holds no {RECORDS}"),
         (["kept", "--format", "md,cvs"], "unknown report format 'cvs'; did you mean 'csv'?"),
         (["kept", "--format", ""], "format"),
         (["kept", "--format", ","], "format"),
@@ -405,6 +405,7 @@ def test_results_without_a_record_are_refused_by_report_and_filled_by_sweep(
 def test_a_report_that_can_not_be_is_refused(
     arguments: list[str], sentence: str, tmp_path: Path, capfd: Capture
 ) -> None:
+    Path("bare").mkdir()
     Path("kept").mkdir()
     (Path("kept") / RECORDS).write_bytes(_line("sdpa") + _line("dense"))
     before = state(tmp_path)

@@ -412,7 +412,7 @@ def results(tmp_path: Path) -> Path:
 
 def test_a_report_is_written_beside_the_records(results: Path, capfd: Capture) -> None:
     assert run(["report", str(results)]) == 0
-    assert files(results) == {RECORDS, "report.md", "report.csv"}
+    assert {RECORDS, "report.md", "report.csv", "report-charts/01-maxima.svg"} < files(results)
     said = capfd.readouterr()
     assert said.out == ""
     assert f"wrote {results / 'report.md'}" in said.err.replace("\n", "")
@@ -425,7 +425,9 @@ def test_a_report_goes_where_and_as_what_it_is_asked(
     results: Path, tmp_path: Path, capfd: Capture
 ) -> None:
     assert run(["report", str(results / RECORDS), "--format", "csv", "--out", "elsewhere"]) == 0
-    assert files(tmp_path / "elsewhere") == {"report.csv"}
+    tables = "report-tables/02-lengths-swept-forward-float32-not-causal-batch-1-8-heads-of.csv"
+    assert {"report.csv", tables} < files(tmp_path / "elsewhere")
+    assert all(name.endswith(".csv") for name in files(tmp_path / "elsewhere"))
     assert files(results) == {RECORDS}
 
 
@@ -447,3 +449,20 @@ def test_speeds_are_relative_to_the_baseline_that_is_named(results: Path) -> Non
     named = (results / "report.md").read_text()
     assert "Speed is the time of dense over the row's" in own
     assert "Speed is the time of sdpa over the row's" in named
+
+
+def test_records_that_are_named_twice_are_read_once(
+    results: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    """A file and its folder, a link to it, and a copy of it whose records are the same runs."""
+    (tmp_path / "link").symlink_to(results)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / RECORDS).write_bytes((results / RECORDS).read_bytes())
+    alone = document(capfd, "report", results / RECORDS, "--json")
+    again = (results, results / RECORDS, tmp_path / "link")
+    assert document(capfd, "report", *again, "--json") == alone
+    assert run(["report", str(results), str(copy), "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out) == alone
+    assert "are there more than once, as copies; each is taken once" in said.err

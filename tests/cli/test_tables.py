@@ -7,10 +7,18 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from longseq_bench.cli.tables import maxima_table, rows_table, trials_table
+from longseq_bench.cli.tables import (
+    Column,
+    Fitted,
+    maxima_table,
+    rows_table,
+    sweep_columns,
+    trials_table,
+)
 from longseq_bench.cli.watch import outcome_words, trial_words
 from longseq_bench.cost import attention_flops
 from longseq_bench.model import Record
+from longseq_bench.table import sweep_rows
 from tests import make
 
 MIB = 2**20
@@ -108,6 +116,23 @@ def test_the_least_important_go_first() -> None:
             if word not in shown and word not in gone:
                 gone.append(word)
     assert gone == ["error", "FLOP/s", "least", "sent", "±", "a rank", "max/min", "× sdpa"]
+
+
+@pytest.mark.parametrize("width", range(20, 80, 6))
+def test_where_nothing_may_leave_columns_leave_whole(width: int) -> None:
+    rows = sweep_rows(several())
+    told = lines(Fitted(rows, sweep_columns(rows)), width)
+    assert max(map(len, told)) <= width
+    left_out = " ".join(" ".join(told).split()).partition("no room for ")[2].partition(":")[0]
+    for word in ("tokens", "ranks", "time", "speed-up", "exposed", "peak"):
+        assert (word in told[0].split()) != (word in left_out.split(", ")), word
+    for time in ("80.2 ms", "62.7 ms"):
+        assert any(time in line for line in told) != ("time" in left_out.split(", "))
+
+
+def test_a_cell_is_not_made_a_picture() -> None:
+    column = Column("x", lambda row: ":smile:")
+    assert lines(Fitted([{"label": ":smile:"}], [column]), 40)[1] == ":smile:  :smile:"
 
 
 def searched(ranks: int) -> list[Record]:

@@ -23,7 +23,7 @@ RECORDS = [
 
 
 def rendered(records: list[Record]) -> str:
-    return FORMATS.get("csv")(KINDS.get("summary")(Source(records)))
+    return FORMATS.get("csv")(KINDS.get("summary")(Source(records)))["report.csv"]
 
 
 def test_every_sample_comes_back() -> None:

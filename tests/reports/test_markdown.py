@@ -32,14 +32,18 @@ def parsed(markdown: str) -> dict[str, list[str]]:
     return found
 
 
+def page(document: Document) -> str:
+    return render(document)["report.md"]
+
+
 def one(text: str) -> Document:
     table = Table(text, (Column(text), Column("n", "count")), ((text, 1), (None, 2)))
-    return Document(text, [text], [Section(text, [text], [text, "last"], [table])])
+    return Document("summary", text, [text], [Section(text, [text], [text, "last"], [table])])
 
 
 def check_reads_back(text: str) -> None:
     said = " ".join(text.split())
-    found = parsed(render(one(text)))
+    found = parsed(page(one(text)))
     assert found["h1"] == found["h2"] == found["h3"] == [said]
     assert found["p"] == [said, said, said, "last"]
     assert found["th"] == [said, "n"]
@@ -60,8 +64,8 @@ def test_any_text_shows_as_it_is(text: str) -> None:
 
 def test_the_whole_page() -> None:
     table = Table("T", (Column("name"), Column("size", "bytes")), (("a", 2048), ("b", None)))
-    page = render(Document("Title", ["Said."], [Section("S", ["P."], ["x"], [table], ["run me"])]))
-    assert page == (
+    section = Section("S", ["P."], ["x"], [table], ["run me"])
+    assert page(Document("summary", "Title", ["Said."], [section])) == (
         "# Title\n\nSaid.\n\n## S\n\nP.\n\n- x\n\n### T\n\n"
         "| name | size |\n| --- | ---: |\n| a | 2 KiB |\n| b | — |\n\n"
         "```\nrun me\n```\n"
@@ -70,5 +74,7 @@ def test_the_whole_page() -> None:
 
 def test_backticks_do_not_end_a_block_of_code() -> None:
     lines = ["echo ```", "````", "end"]
-    tokens = MarkdownIt("commonmark").parse(render(Document("T", [], [Section("S", code=lines)])))
+    tokens = MarkdownIt("commonmark").parse(
+        page(Document("summary", "T", [], [Section("S", code=lines)]))
+    )
     assert [t.content for t in tokens if t.type == "fence"] == ["\n".join(lines) + "\n"]

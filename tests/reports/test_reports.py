@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from longseq_bench.errors import StoreError, UnknownNameError
+from longseq_bench.errors import StoreError, UnknownNameError, UserError
 from longseq_bench.model import Record
-from longseq_bench.reports import write_report
+from longseq_bench.reports import documents, write_report
 from longseq_bench.reports.base import FORMATS, KINDS, Source
 from tests import make
 
@@ -52,8 +53,10 @@ def test_a_format_writes_every_kind_the_same_way_twice(format_name: str, name: s
             FORMATS.get(format_name)(KINDS.get(kind)(Source(SETS[name]))) for _ in range(2)
         )
         assert first == second
-        assert first.endswith("\n")
-        assert "nan" not in first
+        stem = "report" if kind == "summary" else kind
+        assert next(iter(first)) == f"{stem}.{format_name}"
+        assert all(text for text in first.values())
+        assert not any(re.search(r"\bnan\b", t) for n, t in first.items() if n[-4:] != "html")
 
 
 def test_the_files_are_named_for_their_format(tmp_path: Path) -> None:
@@ -72,7 +75,7 @@ def test_mistakes_are_named_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match=r"report format 'cvs'; did you mean 'csv'"):
         write_report(records, folder, formats=["md", "cvs"])
     with pytest.raises(UnknownNameError, match=r"report kind 'sumary'; did you mean 'summary'"):
-        write_report(records, folder, kind="sumary")
+        write_report(records, folder, kinds=["sumary"])
     with pytest.raises(UnknownNameError, match=r"baseline 'sdap' in the results; did you mean"):
         write_report(records, folder, baseline="sdap")
     with pytest.raises(StoreError, match="no record to report on"):
@@ -93,3 +96,44 @@ def test_reports_need_neither_torch_nor_pandas() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "set()\n"
+
+
+def test_only_what_an_earlier_report_wrote_is_removed(tmp_path: Path) -> None:
+    """A picture of the user's own beside ours stays."""
+    charts = tmp_path / "report-charts"
+    charts.mkdir()
+    for name in ("mine.svg", "99-old-chart.svg", "07-notes.txt"):
+        (charts / name).write_text("kept")
+    write_report(SETS["ranks"], tmp_path, formats=["md"])
+    left = {path.name for path in charts.iterdir()}
+    assert {"mine.svg", "07-notes.txt"} < left
+    assert "99-old-chart.svg" not in left
+    assert any(name.startswith("01-") for name in left)
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "a\x1b[31mb\x1b]0;t\x07", "a\nb", "\u2028", "\u202e"])
+def test_control_characters_end_neither_the_drawing_nor_the_report(name: str) -> None:
+    """vl-convert ends the whole process on some of them."""
+    records = [make.record(make.trial(name, n)) for n in (1024, 2048)]
+    for document in documents(records, ["all"]):
+        files = FORMATS.get("md")(document)
+        assert len(files) > 1 or not any(s.charts for s in document.sections)
+        assert "\x1b" not in "".join(text for file, text in files.items() if file[-3:] == "svg")
+
+
+@pytest.mark.parametrize("seconds", [1e-320, 1e300, float("inf"), float("nan")])
+def test_what_no_scale_holds_is_not_drawn(seconds: float) -> None:
+    records = [make.record(make.trial("sdpa", n), make.measured(seconds)) for n in (10**18, 2048)]
+    for document in documents(records, ["all"]):
+        assert f"# {document.title}" in FORMATS.get("md")(document)[f"{document.stem}.md"]
+
+
+@pytest.mark.parametrize("made", ["text", {}, {"../out.txt": "x"}, {"/out.txt": "x"}, {"a": b"x"}])
+def test_a_format_of_another_package_that_makes_no_files_is_named(
+    made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FORMATS._things, "odd", lambda document: made)
+    with pytest.raises(UserError, match="report format 'odd'"):
+        write_report(SETS["one row"], tmp_path / "out", formats=["odd"])
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.txt").exists()

@@ -1,0 +1,287 @@
+"""What a report of many records takes: `python benchmarks/report.py`.
+
+Makes 100,000 records of sweeps and searches, runs `longseq report` on them and prints its seconds,
+its memory and the size of each file it writes, beside what is asked: under 20 s, 1 GiB and 20 MB a
+file. Two shapes: mixed, with rounds, searches, failures and two ranks on many workloads; distinct,
+where no two records are of one trial, so that each is a row. The exit code is 1 where a limit is
+missed. Options: --records 100000 --shape mixed --format html --kind summary --seed 0 --keep FOLDER;
+--stages tells instead what reading, tabulating and each report before its format take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+from longseq_bench.model import Environment, Measurement, Outcome, Record, Trial
+
+MOST_S, MOST_BYTES, MOST_RSS = 20.0, 20 * 10**6, 2**30
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("sdpa", {"backend": "auto"}),
+    ("sdpa", {"backend": "math"}),
+    ("dense", {}),
+    ("ring", {"chunk": 4096, "order": "zigzag", "wire_dtype": None}),
+    ("ring", {"chunk": 1024, "order": "zigzag", "wire_dtype": None}),
+    ("collective", {"chunk": 4096}),
+    ("hilbert", {"segments": (512, 1024), "dilation": (1, 2), "mix": "softmax"}),
+    ("dilated", {"segments": (2048, 4096), "dilation": (1, 4)}),
+    *(
+        ("block-sparse", {"pattern": pattern, "sparsity": sparsity, "block": 128, "seed": 0})
+        for pattern, sparsity in product(("local-window", "hilbert"), (0.5, 0.9, 0.99))
+    ),
+)
+SPREADS = ("ring", "collective", "hilbert", "dilated")
+MODES = ("forward", "train")
+DTYPES = ("float32", "bfloat16")
+CAUSAL = (False, True)
+LENGTHS = tuple(2**n for n in range(10, 20))
+SHAPES = tuple(product((1, 2, 4, 8), (4, 8, 16, 32), (32, 64, 96, 128)))
+FAILURES = (
+    ("oom", "backward", "tried to allocate {0:,} bytes beyond the budget of 1 GiB"),
+    ("timeout", "time", "one pass took longer than the 20 s allowed"),
+    ("wrong", "check", "the largest error is 0.{0}, more than 0.01"),
+    ("unsupported", "plan", "head_dim {0} is no power of two"),
+    ("crashed", "forward", "its process died of signal 9 (killed)"),
+)
+FAILED, PROBES = 0.15, 7
+SEARCHED, SPARSITIES = 0.6, 0.3
+"""The share of what is swept on a workload that is searched for its maximum too, and for its least
+sparsity."""
+HOST: dict[str, Any] = {
+    "os": "Linux 6.1", "cpu": "Some CPU", "cores": 2, "memory_bytes": 2**34, "python": "3.11.7",
+    "torch": "2.13.0+cpu", "longseq": "0.1.0", "commit": "efa39d5838ee", "clock_mhz": 2600.0,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--shape", choices=("mixed", "distinct", "both"), default="both")
+    parser.add_argument("--format", default="html")
+    parser.add_argument("--kind", default="summary")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="folder for the records, which are kept there")
+    parser.add_argument("--stages", action="store_true")
+    asked = parser.parse_args()
+    missed = False
+    for shape in ("mixed", "distinct") if asked.shape == "both" else (asked.shape,):
+        with tempfile.TemporaryDirectory() as passing:
+            folder = (asked.keep or Path(passing)) / shape
+            size = write(folder, shape, asked.records, asked.seed)
+            print(f"{shape}: {asked.records:,} records, {size / 1e6:.0f} MB", flush=True)
+            if asked.stages:
+                run([sys.executable, "-c", STAGES, str(folder), asked.kind])
+            else:
+                missed |= report(folder, asked.format, asked.kind)
+    sys.exit(1 if missed else 0)
+
+
+def report(folder: Path, formats: str, kind: str) -> bool:
+    """Run `longseq report`, print what it took; whether a limit was missed."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-m", "longseq_bench", "report", str(folder), "--out", out]
+        wall, cpu, rss = run([*command, "--format", formats, "--kind", kind])
+        files = sorted(p for p in Path(out).rglob("*") if p.is_file())
+        print(f"  wall  {wall:8.1f} s    under {MOST_S:.0f} s; {cpu:.1f} s of CPU")
+        print(f"  peak  {rss / 2**20:8.0f} MiB  under {MOST_RSS / 2**20:.0f} MiB")
+        for file in files:
+            size = file.stat().st_size
+            print(f"  size  {size / 1e6:8.1f} MB   under {MOST_BYTES / 1e6:.0f} MB; {file.name}")
+        largest = max(file.stat().st_size for file in files)
+    return wall >= MOST_S or rss >= MOST_RSS or largest >= MOST_BYTES
+
+
+STAGES = """
+import resource, sys, time
+from longseq_bench.reports import documents
+from longseq_bench.store import load
+from longseq_bench.table import least_sparsities, maximum_rows, sweep_rows
+
+def timed(what, work):
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = work()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"  {what:<16} {wall:6.2f} s, {cpu:6.2f} s of CPU, peak {mib:5.0f} MiB", flush=True)
+    return found
+
+records = timed("load", lambda: load(sys.argv[1]).records)
+for tabulate in (sweep_rows, maximum_rows, least_sparsities):
+    timed(tabulate.__name__, lambda: len(tabulate(records)))
+made = timed("documents", lambda: documents(records, sys.argv[2].split(",")))
+for document in made:
+    points = sum(len(s.points) for s in document.sections)
+    tables = [t for s in document.sections for t in s.tables]
+    rows = sum(len(t.rows) for t in tables)
+    print(f"  {document.kind}: {points:,} sentences, {len(tables):,} tables, {rows:,} rows")
+"""
+
+
+def run(command: list[str]) -> tuple[float, float, int]:
+    """Seconds on the wall and of CPU, and peak bytes, of a command and what it waited for."""
+    start = time.perf_counter()
+    child = subprocess.Popen(command)
+    # Not RUSAGE_CHILDREN: its peak is that of the largest child so far.
+    _, status, used = os.wait4(child.pid, 0)
+    wall = time.perf_counter() - start
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        sys.exit(f"{' '.join(command[:5])} … ended with {child.returncode}")
+    return wall, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+
+
+def write(folder: Path, shape: str, count: int, seed: int) -> int:
+    """Write records.jsonl with as many records; its bytes. The same for the same seed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(seed)
+    made = mixed(rng) if shape == "mixed" else distinct(rng)
+    with open(folder / "records.jsonl", "w", encoding="utf-8") as stream:
+        for record in islice(made, count):
+            stream.write(record.model_dump_json(by_alias=True) + "\n")
+        return stream.tell()
+
+
+def mixed(rng: random.Random) -> Iterator[Record]:
+    """Sweeps of 2 or 3 rounds and searches in turn, over as many workloads as it takes."""
+    for shape, mode, dtype, causal in product(SHAPES, MODES, DTYPES, CAUSAL):
+        where = Environment(host="bench", load=(round(rng.random(), 2), 0.5, 0.5), **HOST)
+        workload = _workload(shape, mode, dtype, causal)
+        for name, options in VARIANTS:
+            for world in (1, 2) if name in SPREADS else (1,):
+                for tokens in LENGTHS:
+                    yield from _rounds(rng, _trial(name, options, tokens, workload, world), where)
+                if rng.random() < SEARCHED:
+                    yield from _search(rng, name, options, workload, world, where)
+            if "sparsity" in options and rng.random() < SPARSITIES:
+                yield from _sparsities(rng, name, options, rng.choice(LENGTHS), workload, where)
+
+
+def distinct(rng: random.Random) -> Iterator[Record]:
+    """No two of one trial: few workloads, many options."""
+    where = Environment(host="bench", load=(0.5, 0.5, 0.5), **HOST)
+    for chunk in range(16, 16 * 10_000, 16):
+        for mode, dtype, causal in product(MODES, DTYPES, CAUSAL):
+            workload = _workload((1, 8, 64), mode, dtype, causal)
+            for name, tokens in product(("ring", "collective", "tiled", "sdpa"), LENGTHS):
+                trial = _trial(name, {"chunk": chunk}, tokens, workload, 1)
+                yield _record(trial, where, _outcome(rng, trial, 10, rng.random() < FAILED))
+
+
+def _workload(shape: tuple[int, int, int], mode: str, dtype: str, causal: bool) -> dict[str, Any]:
+    batch, heads, head_dim = shape
+    return {
+        "batch": batch, "heads": heads, "head_dim": head_dim, "dtype": dtype, "causal": causal,
+        "mode": mode,
+    }  # fmt: skip
+
+
+def _trial(
+    name: str, options: dict[str, Any], tokens: int, workload: dict[str, Any], world: int,
+    **more: Any,
+) -> Trial:  # fmt: skip
+    return Trial.model_validate(
+        {
+            "implementation": name, "options": options, "world_size": world, "repeats": 20,
+            "workload": {"seq_len": tokens, **workload}, "memory_budget": 2**30,
+            "time_budget": 20.0, "time_cap": 0.5, **more,
+        }
+    )  # fmt: skip
+
+
+def _record(trial: Trial, where: Environment, outcome: Outcome, **more: Any) -> Record:
+    return Record(
+        trial=trial, outcome=outcome, environment=where, started_at="2026-11-21T12:13:38+00:00",
+        wall_s=0.25, processes=trial.world_size,
+        command="longseq sweep configs/many.yaml --out results/many", **more,
+    )  # fmt: skip
+
+
+def _rounds(rng: random.Random, trial: Trial, where: Environment) -> Iterator[Record]:
+    fails = rng.random() < FAILED
+    for i in range(rng.choice((2, 3))):
+        outcome = _outcome(rng, trial, rng.randint(5, 20), fails)
+        yield _record(trial.model_copy(update={"round": i}), where, outcome)
+
+
+def _search(
+    rng: random.Random, name: str, options: dict[str, Any], workload: dict[str, Any], world: int,
+    where: Environment,
+) -> Iterator[Record]:  # fmt: skip
+    """Probes round the maximum, of which some fail, then runs at it."""
+    longest = rng.randint(2000, 200_000)
+    for i in range(PROBES):
+        confirms, fails = i > PROBES - 3, i in (1, PROBES - 3)
+        tokens = longest + rng.randint(1, 50) if fails else longest if confirms else longest - 10
+        trial = _trial(name, options, tokens, workload, world, repeats=0)
+        purpose = "confirm" if confirms else "probe"
+        outcome = _outcome(rng, trial, 0, fails, FAILURES[0])
+        yield _record(trial, where, outcome, purpose=purpose, predicted_tokens=longest)
+
+
+def _sparsities(
+    rng: random.Random, name: str, options: dict[str, Any], tokens: int, workload: dict[str, Any],
+    where: Environment,
+) -> Iterator[Record]:  # fmt: skip
+    for sparsity in (0.1, 0.3, 0.4, 0.35):
+        trial = _trial(name, {**options, "sparsity": sparsity}, tokens, workload, 1)
+        outcome = _outcome(rng, trial, 5, sparsity < 0.35, FAILURES[0])
+        yield _record(trial, where, outcome, purpose="density")
+
+
+def _outcome(
+    rng: random.Random, trial: Trial, samples: int, fails: bool,
+    failure: tuple[str, str, str] | None = None,
+) -> Outcome:  # fmt: skip
+    if fails:
+        status, phase, reason = failure or rng.choice(FAILURES)
+        said = reason.format(rng.randrange(10, 10**6))
+        return Outcome.model_validate({"status": status, "phase": phase, "reason": said})
+    measured = [m for rank in range(trial.world_size) for m in _measured(rng, trial, samples, rank)]
+    facts = {"pass_s": rng.random(), "memory_meter": "heap peak (VmHWM)", "kernel": "flash (CPU)",
+             "errors": {"out": rng.random() * 1e-6}, "timer": "clock"}  # fmt: skip
+    return Outcome(status="ok", measurements=tuple(measured), facts=facts)
+
+
+def _measured(rng: random.Random, trial: Trial, samples: int, rank: int) -> Iterator[Measurement]:
+    tokens = trial.workload.seq_len
+
+    def of(name: str, unit: str, *values: float) -> Measurement:
+        return Measurement(name=name, unit=unit, samples=values, rank=rank)
+
+    def noisy(seconds: float) -> list[float]:
+        return [seconds * (1 + 0.05 * rng.random()) for _ in range(samples)]
+
+    seconds = tokens * 1e-5 * (0.5 + rng.random())
+    yield of("own_tokens", "1", tokens / trial.world_size)
+    yield of("plan_time", "s", rng.random() * 1e-4)
+    yield of("peak", "B", float(tokens * rng.randint(8000, 20000)))
+    yield of("pass_time", "s", seconds * 1.1)
+    yield of("flops", "FLOP", 2048.0 * tokens**2)
+    yield of("floor", "B", 8192.0 * tokens)
+    yield of("bytes_sent", "B", 4096.0 * tokens * (trial.world_size - 1))
+    yield of("bytes_formula", "B", 4096.0 * tokens * (trial.world_size - 1))
+    if "sparsity" in trial.options:
+        yield of("density_asked", "1", 1 - float(str(trial.options["sparsity"])))
+        yield of("density_achieved", "1", 0.99 - float(str(trial.options["sparsity"])) * 0.98)
+        yield of("dense_time", "s", *noisy(seconds * 3))
+    yield of("max_error", "1", rng.random() * 1e-6)
+    yield of("zero_rows", "1", 0.0)
+    if samples:
+        yield of("time", "s", *noisy(seconds))
+        yield of("cpu_time", "s", *noisy(seconds * 1.9))
+        if trial.world_size > 1:
+            yield of("compute_time", "s", *noisy(seconds * 0.8))
+            yield of("communication_time", "s", *noisy(seconds * 0.2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Charts as Vega-Lite, written by Altair; as SVG, drawn by vl-convert without a browser.
+
+One description makes both the picture beside a Markdown report and the chart of a page, so that
+both show the same figures. Names of series are data there, never part of an expression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from longseq_bench.reports.document import Axis, Chart, Guide, Kind, Mark, Point, format_cell
+
+if TYPE_CHECKING:
+    import altair
+
+PALETTE = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#4d4d4d",
+)  # fmt: skip
+"""Apart for those who see colours otherwise too (after Okabe and Ito, 2008), on white and black."""
+DASHES: tuple[list[int], ...] = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
+SHAPES = ("circle", "square", "triangle-up", "diamond")
+CROSS = "M-1,-1L1,1M1,-1L-1,1"
+MOST_SERIES, MOST_POINTS = len(PALETTE) * len(DASHES), 2000
+WIDTH, HEIGHT, BAR = 620, 320, 26
+MOST_TICKS = 9
+"""Of lengths or ranks that were run, each gets its tick where there are no more."""
+HOWS = ("linear", "log")
+
+_LABELS: dict[Kind, str] = {
+    "tokens": "v >= 1048576 ? format(v / 1048576, '.3~r') + 'M' : "
+    "v >= 1024 ? format(v / 1024, '.3~r') + 'k' : format(v, '.3~r')",
+    "bytes": "v >= 1073741824 ? format(v / 1073741824, '.3~r') + ' GiB' : "
+    "v >= 1048576 ? format(v / 1048576, '.3~r') + ' MiB' : "
+    "v >= 1024 ? format(v / 1024, '.3~r') + ' KiB' : format(v, '.3~r') + ' B'",
+    "seconds": "format(v, '.3~s') + 's'",
+    "flop_rate": "format(v, '.3~s') + 'FLOP/s'",
+    "share": "format(v, '.3~%')",
+    "ratio": "format(v, '.3~r') + '×'",
+    "count": "format(v, '.3~s')",
+}
+
+
+Held = dict[str, list[dict[str, Any]]]
+"""Rows of a chart by the names that its layers call them."""
+LEAST = 1e-250
+
+
+def svg(chart: Chart) -> str:
+    """A picture with its legend, on white, with its description for screen readers."""
+    import vl_convert
+
+    return str(vl_convert.vegalite_to_svg(spec(chart, page=False)))
+
+
+def spec(chart: Chart, page: bool) -> dict[str, Any]:
+    """Vega-Lite of a chart. page: as wide as its place, without title and legend, which the page
+    writes itself; its parameter `hidden` lists the series that are not shown."""
+    import altair as alt
+
+    chart, held = _clean(chart), Held()
+    drawn = (
+        _bars(chart, held, 260 if page else 420)
+        if chart.shape == "bars"
+        else _plot(chart, held, legend=not page)
+    )
+    hidden = alt.param(name="hidden", value=[])
+    height: Any = BAR * max(len(_shown(chart)), 2) if chart.shape == "bars" else HEIGHT
+    layers = [layer.transform_filter("indexof(hidden, datum.s) < 0") for layer in drawn]
+    if page and chart.shape != "bars":
+        layers[0] = layers[0].add_params(
+            alt.selection_interval(
+                name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]"
+            )
+        )
+    whole = alt.layer(*layers, *_guides(chart, held)).add_params(hidden)
+    whole = whole.properties(height=height, width="container" if page else WIDTH)
+    if not page:
+        whole = whole.properties(title=chart.title, background="white", padding=8)
+        whole = whole.configure_legend(labelLimit=320, symbolStrokeWidth=2, symbolLimit=0)
+    whole = whole.properties(description=chart.said).configure_title(anchor="start", limit=900)
+    # checked against the schema by a test: of many charts it takes as long as all else
+    return {**whole.to_dict(validate=False), "datasets": held}
+
+
+def colours(chart: Chart) -> dict[str, tuple[str, list[int]]]:
+    """Colour and dash of each series that is drawn."""
+    n = len(PALETTE)
+    return {s: (PALETTE[i % n], DASHES[i // n]) for i, s in enumerate(_shown(chart))}
+
+
+def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
+    """The axes, "x" and "y", that can be either: scale and labels as "linear" and as "log"."""
+    import altair as alt
+
+    rows = _rows(chart)
+    values = {
+        "x": [row["x"] for row in rows],
+        "y": [row[end] for row in rows for end in ("y", "lo") if row[end] is not None],
+    }
+    channels = {"x": (alt.X, chart.x), "y": (alt.Y, chart.y)}
+    return {
+        name: {how: _written(channel, name, replace(axis, log=how == "log"), rows) for how in HOWS}
+        for name, (channel, axis) in channels.items()
+        if chart.shape != "bars" and values[name] and min(values[name]) > 0
+    }
+
+
+def left_out(chart: Chart) -> int:
+    """How many series there is no room for."""
+    return len(chart.series) - len(_shown(chart))
+
+
+def notes(chart: Chart) -> Iterator[str]:
+    """What a chart's signs mean, and what it lacks."""
+    if chart.failures:
+        yield "× at the top: a length that failed; Failures says how."
+    if chart.guides:
+        sign = "Grey tick" if chart.shape == "bars" else "Dashed grey"
+        yield f"{sign}: computed, not measured."
+    if more := left_out(chart):
+        yield f"Not drawn for want of room: {more} of {len(chart.series)} series."
+    if len(chart.points) > MOST_POINTS:
+        yield f"Only the first {MOST_POINTS:,} of {len(chart.points):,} points are drawn."
+
+
+def _shown(chart: Chart) -> list[str]:
+    return chart.series[:MOST_SERIES]
+
+
+def _plot(chart: Chart, held: Held, legend: bool) -> list[altair.Chart]:
+    """Lines or dots, with intervals, and a cross at the top where a length failed."""
+    import altair as alt
+
+    rows = _rows(chart)
+    x, y = _axis(alt.X, "x:Q", chart.x, rows), _axis(alt.Y, "y:Q", chart.y, rows)
+    colour, dash, shape = _scales(chart, legend)
+    tip = [alt.Tooltip("w:N", title=" ")]
+    base = _chart(rows, held).encode(x=x)
+    dots = base.mark_point(filled=True, size=46, opacity=1).encode(
+        y=y, color=colour, shape=shape, tooltip=tip
+    )
+    bars = base.mark_rule(strokeWidth=1.5, opacity=0.7).transform_filter(
+        "isValid(datum.lo)"
+    ).encode(y=alt.Y("lo:Q"), y2="hi:Q", color=colour)  # fmt: skip
+    layers = [dots, bars]
+    if chart.shape == "lines":
+        line = base.mark_line(strokeWidth=1.8).encode(y=y, color=colour, strokeDash=dash)
+        layers.insert(0, line)
+    return [*layers, *_crosses(chart, held, x, colour)]
+
+
+def _crosses(chart: Chart, held: Held, x: Any, colour: Any) -> list[altair.Chart]:
+    import altair as alt
+
+    place = {series: i for i, series in enumerate(_shown(chart))}
+    marks = [
+        {
+            "s": m.series,
+            "x": m.x,
+            "row": 6 + 8 * (place[m.series] % 8),
+            "w": _told(m.series, m.words),
+        }
+        for m in chart.failures
+        if m.series in place
+    ]
+    if not marks:
+        return []
+    base = _chart(marks[:MOST_POINTS], held)
+    return [
+        base.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1).encode(
+            x=x,
+            y=alt.value(0),
+            # without `sort` Vega-Lite writes the names into an expression
+            yOffset=alt.YOffset("row:Q", scale=None, sort="ascending"),
+            color=colour,
+            tooltip=[alt.Tooltip("w:N", title=" ")],
+        )
+    ]
+
+
+def _bars(chart: Chart, held: Held, room: int) -> list[altair.Chart]:
+    """A bar a series, with its interval, and a tick where its limit is. room: for names, in px."""
+    import altair as alt
+
+    rows = _rows(chart)
+    colour, _, _ = _scales(chart, legend=False)
+    y = alt.Y("s:N", sort=None, title=None, axis=alt.Axis(labelLimit=room))
+    label = alt.Axis(labelExpr=_label(chart.y.kind, log=False), title=chart.y.name)
+    tip = [alt.Tooltip("w:N", title=" ")]
+    base = _chart(rows, held).encode(y=y)
+    x = alt.X("y:Q", axis=label, scale=alt.Scale(zero=True))
+    drawn = [base.mark_bar(height=BAR * 0.55).encode(x=x, color=colour, tooltip=tip)]
+    if any(row["lo"] is not None for row in rows):
+        bounded = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5)
+        drawn.append(bounded.encode(x=alt.X("lo:Q"), x2="hi:Q"))
+    for guide in chart.guides:
+        limits = [_row(chart, p) for p in guide.points if p.series in _shown(chart)]
+        ticks = _chart(limits, held).mark_tick(
+            thickness=2.5, height=BAR * 0.9, color="#888888"
+        )  # fmt: skip
+        drawn.append(ticks.encode(y=y, x=alt.X("y:Q", axis=label), tooltip=tip))
+    return drawn
+
+
+def _guides(chart: Chart, held: Held) -> list[altair.Chart]:
+    """Dashed lines with their names at their ends; in bars they are ticks already."""
+
+    if chart.shape == "bars":
+        return []
+    lines = []
+    for guide in chart.guides:
+        rows = [{"x": p.x, "y": p.y, "s": guide.name} for p in guide.points]
+        base = _chart(rows, held).encode(x="x:Q", y="y:Q")
+        lines.append(base.mark_line(strokeDash=[4, 4], color="#888888", strokeWidth=1.5))
+        last = _chart(rows[-1:], held).encode(x="x:Q", y="y:Q", text="s:N")
+        lines.append(last.mark_text(align="right", dy=-7, color="#888888"))
+    return lines
+
+
+def _rows(chart: Chart) -> list[dict[str, Any]]:
+    shown = set(_shown(chart))
+    points = (p for p in chart.points if p.series in shown and _drawable(p.x) and _drawable(p.y))
+    return [_row(chart, p) for p in islice(points, MOST_POINTS)]
+
+
+def _drawable(value: float) -> bool:
+    """Whether a scale can hold it: finite, and within what logarithms of floats can tell apart."""
+    return value == 0 or LEAST < abs(value) < 1 / LEAST
+
+
+def _clean(chart: Chart) -> Chart:
+    """Without control characters in its words, on which the drawer ends the process."""
+
+    def words(text: str) -> str:
+        if text.isprintable():
+            return text
+        return "".join(c if c.isprintable() else " " for c in text)
+
+    def point(p: Point) -> Point:
+        low, high = (float(e) if e is not None and _drawable(e) else None for e in (p.low, p.high))
+        return Point(words(p.series), float(p.x), float(p.y), low, high, words(p.words))
+
+    drawn: dict[str, list[Point]] = {series: [] for series in _shown(chart)}
+    for p in chart.points:
+        some = drawn.get(p.series)
+        if some is not None and len(some) < MOST_POINTS and _drawable(p.x) and _drawable(p.y):
+            some.append(p)
+    held = chain.from_iterable(drawn.values())
+    return replace(
+        chart,
+        title=words(chart.title), said=words(chart.said), points=tuple(map(point, held)),
+        failures=tuple(
+            Mark(words(m.series), float(m.x), words(m.words))
+            for m in chart.failures
+            if _drawable(m.x)
+        ),
+        guides=tuple(
+            Guide(words(g.name), tuple(map(point, filter(lambda p: _drawable(p.y), g.points))))
+            for g in chart.guides
+        ),
+    )  # fmt: skip
+
+
+def _row(chart: Chart, p: Point) -> dict[str, Any]:
+    value = format_cell(p.y, chart.y.kind)
+    where = [] if chart.shape == "bars" else [f"{chart.x.name} {format_cell(p.x, chart.x.kind)}"]
+    words = ", ".join([*where, f"{chart.y.name} {value}", *[p.words] * bool(p.words)])
+    told = _told(p.series, words)
+    return {"s": p.series, "x": p.x, "y": p.y, "lo": p.low, "hi": p.high, "w": told}
+
+
+def _told(series: str, words: str) -> str:
+    return f"{series}: {words}"
+
+
+def _chart(rows: list[dict[str, Any]], held: Held) -> altair.Chart:
+    """A chart of rows that are held apart: Altair would copy and check them at every step."""
+    import altair as alt
+
+    name = f"rows {len(held)}"
+    held[name] = rows
+    return alt.Chart(alt.NamedData(name=name))
+
+
+def _axis(channel: Any, field: str, axis: Axis, rows: Sequence[dict[str, Any]]) -> Any:
+    import altair as alt
+
+    values = [row[field[0]] for row in rows]
+    kind: dict[str, Any] = {"type": "linear", "zero": False, "nice": False, "padding": 12}
+    if axis.log and values and min(values) > 0:
+        kind = kind | {"type": "log", "base": 2 if axis.kind == "tokens" else 10}
+        del kind["zero"]
+    words = _label(axis.kind, log=kind["type"] == "log")
+    label = alt.Axis(labelExpr=words, title=axis.name, labelOverlap=True)
+    exact = sorted(set(values))
+    if axis.kind in ("tokens", "count") and field[0] == "x" and len(exact) <= MOST_TICKS:
+        label.values = exact
+    elif kind["type"] == "log" and axis.kind in ("tokens", "bytes"):
+        label.values = _powers(values) or alt.Undefined
+    return channel(field, scale=alt.Scale(**kind), axis=label)
+
+
+def _powers(values: Sequence[float]) -> list[int]:
+    """Powers of two among and next to the values, where two lie among them; else Vega's own are
+    better."""
+    first, last = math.ceil(math.log2(min(values))), math.floor(math.log2(max(values)))
+    return [2**i for i in range(max(first - 1, 0), last + 2)] if first < last else []
+
+
+def _written(channel: Any, name: str, axis: Axis, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    made = _axis(channel, f"{name}:Q", axis, rows).to_dict()
+    return {part: made[part] for part in ("scale", "axis")}
+
+
+def _label(kind: Kind, log: bool) -> str:
+    words = _LABELS.get(kind, "format(v, '.3~r')")
+    if kind == "tokens" and not log:  # steps of a linear axis are no powers of two
+        words = "format(v, ',')"
+    return words.replace("v ", "datum.value ").replace("(v,", "(datum.value,")
+
+
+def _scales(chart: Chart, legend: bool = True) -> tuple[Any, Any, Any]:
+    """Colour, dash and shape of the series, the same in every layer."""
+    import altair as alt
+
+    looks, names = colours(chart), _shown(chart)
+    key: Any = alt.Legend(title=None, orient="bottom", columns=2) if legend else None
+
+    def scale(each: list[Any]) -> altair.Scale:
+        return alt.Scale(domain=names, range=each)
+
+    shapes = [SHAPES[i // len(PALETTE)] for i in range(len(names))]
+    return (
+        alt.Color("s:N", scale=scale([looks[s][0] for s in names]), legend=key),
+        alt.StrokeDash("s:N", scale=scale([looks[s][1] for s in names]), legend=key),
+        alt.Shape("s:N", scale=scale(shapes), legend=key),
+    )

@@ -1,0 +1,138 @@
+"""Sparsity against length and against memory: what skipping more makes room for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from longseq_bench.reports import drawn
+from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
+from longseq_bench.reports.findings import time_of
+from longseq_bench.reports.groups import capital, grouped, is_sparse, workload_words
+from longseq_bench.reports.growth import least_sparse
+from longseq_bench.reports.whole import wanting
+from longseq_bench.table import Row
+from longseq_bench.units import format_tokens
+
+_LENGTHS = (
+    Column("Implementation"), Column("Ranks", "count"), Column("Sparsity"),
+    Column("Longest ok", "tokens"), Column("First failure", "tokens"), Column("Failed by"),
+    Column("Known by"), Column("Runs", "count"),
+)  # fmt: skip
+_MEMORY = (
+    Column("Implementation"), Column("Tokens", "tokens"), Column("Sparsity"),
+    Column("Sparsity of pairs", "share"), Column("Time", "seconds"), Column("Peak memory", "bytes"),
+    Column("Standard attention's", "bytes"), Column("Which is"), Column("Times less", "ratio"),
+)  # fmt: skip
+
+
+def against_length(source: Source) -> Section:
+    """The longest length of each sparsity, by search and by sweep; the least sparsity of each
+    length that was searched for one."""
+    tables = [
+        Table(capital(title), _LENGTHS, tuple(rows)) for title, rows in _lengths(source) if rows
+    ]
+    least = least_sparse(source)
+    if not tables and not least.tables:
+        return wanting(
+            "Sparsity against length", "sparse attention with a sparsity of its own",
+            "longseq maxlen --impl block-sparse -o sparsity=0.99",
+            "longseq maxlen --impl block-sparse --sparsity auto --target 1M",
+        )  # fmt: skip
+    said = [
+        "Longest ok is a search's maximum, or the longest length of a sweep that was ok; lengths "
+        "between those of a sweep were not tried. First failure is the shortest failed one above."
+    ]
+    return Section(
+        "Sparsity against length",
+        [*said, *(least.paragraphs if least.tables else [])],
+        tables=[*tables, *least.tables],
+        charts=drawn.shares(source, [r for r in source.rows if is_sparse(r)]),
+    )
+
+
+def _lengths(source: Source) -> Iterator[tuple[str, list[tuple[Cell, ...]]]]:
+    for group in grouped(row for row in source.maxima if "sparsity" in row["options"]):
+        rows = [_searched(row) for row in _by_sparsity(group) if confirmed(row)]
+        yield f"{workload_words(group[0], source.machines)}, by search", rows
+    for group in grouped(row for row in source.rows if "sparsity" in row["options"]):
+        series: dict[tuple[str, int], list[Row]] = defaultdict(list)
+        for row in _by_sparsity(group):
+            series[row["label"], row["world_size"]].append(row)
+        rows = [_swept(some) for some in series.values()]
+        yield f"{workload_words(group[0], source.machines)}, swept", rows
+
+
+def _by_sparsity(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda r: (r["implementation"], float(r["options"]["sparsity"])))
+
+
+def _searched(row: Row) -> tuple[Cell, ...]:
+    return (
+        row["label"], row["world_size"], _sparsity(row), row["max_tokens"] or None,
+        row["first_failure"], row["limited_by"], "search", row["runs"],
+    )  # fmt: skip
+
+
+def _swept(rows: Sequence[Row]) -> tuple[Cell, ...]:
+    ok = max((r["tokens"] for r in rows if r["status"] == "ok"), default=None)
+    failed = [r for r in rows if r["status"] != "ok" and r["tokens"] > (ok or 0)]
+    first = min(failed, key=lambda r: int(r["tokens"]), default=None)
+    return (
+        rows[0]["label"], rows[0]["world_size"], _sparsity(rows[0]), ok,
+        first["tokens"] if first else None, first["status"] if first else None, "sweep", None,
+    )  # fmt: skip
+
+
+def _sparsity(row: Row) -> str | None:
+    asked = row["options"].get("sparsity")
+    return None if asked is None else f"{float(asked):.6g}"
+
+
+def against_memory(source: Source) -> Section:
+    """Peak memory by sparsity at one length, beside standard attention's."""
+    known = [
+        r
+        for r in source.rows
+        if "sparsity" in r["options"] and r["status"] == "ok" and r["memory_reduction"] is not None
+    ]
+    if not known:
+        return wanting(
+            "Memory by sparsity", "peak of sparse attention on one rank",
+            "longseq sweep configs/sparsity.yaml",
+        )  # fmt: skip
+    tables: list[Table] = []
+    points: list[str] = []
+    for group in grouped(known):
+        where = workload_words(group[0], source.machines)
+        ordered = sorted(group, key=lambda r: (r["tokens"], float(r["options"]["sparsity"])))
+        rows = tuple(_held(row) for row in ordered)
+        tables.append(Table(capital(where), _MEMORY, rows))
+        points += _least_and_most(ordered, where)
+    said = [
+        "Standard attention's memory is measured where the implementation dense ran on the same "
+        "workload, else computed by formula."
+    ]
+    return Section("Memory by sparsity", said, points, tables)
+
+
+def _held(row: Row) -> tuple[Cell, ...]:
+    pairs = None if row["token_density"] is None else 1 - row["token_density"]
+    return (
+        row["label"], row["tokens"], _sparsity(row), pairs, time_of(row), row["peak_bytes"],
+        row["dense_peak_bytes"], row["dense_memory_source"], row["memory_reduction"],
+    )  # fmt: skip
+
+
+def _least_and_most(rows: Sequence[Row], where: str) -> Iterator[str]:
+    """How far apart peaks are at the longest length: what is skipped saves time, not tensors."""
+    at = [r for r in rows if r["tokens"] == rows[-1]["tokens"]]
+    least, most = (of(at, key=lambda r: int(r["peak_bytes"])) for of in (min, max))
+    ratio = format_cell(most["peak_bytes"] / least["peak_bytes"], "ratio")
+    if ratio != format_cell(1.0, "ratio"):
+        yield (
+            f"At {format_tokens(at[0]['tokens'])} tokens ({where}) the largest peak of {len(at)} "
+            f"rows, {most['label']}, is {ratio} the least, {least['label']}."
+        )

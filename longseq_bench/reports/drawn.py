@@ -1,0 +1,300 @@
+"""Rows as charts: which column against which, with intervals, failures and what they stand beside.
+
+Each takes the rows of one workload and gives a chart, or None where there is nothing to see.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from longseq_bench.cost import floor_bytes_per_token
+from longseq_bench.model import Workload
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import Axis, Chart, Guide, Kind, Mark, Point, format_cell
+from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
+from longseq_bench.table import Row
+from longseq_bench.units import format_bytes, format_seconds, format_tokens
+
+MOST_CHARTS = 12
+"""In one section: a reader looks at no more, and the tables have all."""
+
+TOKENS = Axis("Tokens", "tokens", log=True)
+Maker = Callable[[Sequence[Row], str], Chart | None]
+
+
+def charts(source: Source, rows: Iterable[Row], *makers: Maker) -> list[Chart]:
+    """Charts of each workload among rows, in their order, as many as are looked at."""
+    made = []
+    for group in grouped(rows)[: MOST_CHARTS // len(makers)]:
+        where = workload_words(group[0], source.machines)
+        found = (make(group, capital(where)) for make in makers)
+        made += [chart for chart in found if chart is not None]
+    return made
+
+
+def cut(rows: Iterable[Row], makers: int = 1) -> list[str]:
+    """A sentence where there are more workloads than `charts` draws."""
+    groups, drawn = len(grouped(rows)), MOST_CHARTS // makers
+    if groups <= drawn:
+        return []
+    return [f"Charts are of the first {drawn} of {groups} workloads; the tables have all."]
+
+
+def time(rows: Sequence[Row], where: str) -> Chart | None:
+    """Median time against tokens, with its 95 % interval."""
+    points = [
+        Point(name_of(r), r["tokens"], r["time_s"], *_ends(r, "time_low_s", "time_high_s"))
+        for r in rows
+        if r["time_s"]
+    ]  # fmt: skip
+    return _lines("time", where, "Time", "seconds", points, rows)
+
+
+def throughput(rows: Sequence[Row], where: str) -> Chart | None:
+    """Tokens of all ranks a second against tokens."""
+    points = [
+        Point(name_of(r), r["tokens"], r["tokens_per_s"], *_rates(r))
+        for r in rows
+        if r["tokens_per_s"]
+    ]
+    return _lines("throughput", where, "Tokens/s", "count", points, rows)
+
+
+def memory(rows: Sequence[Row], where: str) -> Chart | None:
+    """Peak of a rank against tokens; the floor beside it where all ran on one rank."""
+    points = [
+        Point(name_of(r), r["tokens"], r["peak_bytes"])
+        for r in rows
+        if r["peak_bytes"] and r["status"] == "ok"
+    ]
+    guides = []
+    if points and all(r["world_size"] == 1 for r in rows):
+        a_token = floor_bytes_per_token(_workload(rows[0]))
+        ends = (min(p.x for p in points), max(p.x for p in points))
+        guides = [Guide("floor", tuple(Point("floor", x, x * a_token) for x in ends))]
+    return _lines("memory", where, "Peak memory", "bytes", points, rows, guides)
+
+
+def speedup(rows: Sequence[Row], where: str) -> Chart | None:
+    """How many times as fast as the same on one rank, against ranks; the ideal beside it. Of those
+    that ran on several."""
+    several = {r["label"] for r in rows if r["world_size"] > 1 and r["speedup"]}
+    points = [
+        Point(
+            f"{r['label']}, {format_tokens(r['tokens'])} tokens", r["world_size"], r["speedup"],
+            r["speedup_low"], r["speedup_high"],
+        )
+        for r in rows
+        if r["speedup"] and r["label"] in several
+    ]  # fmt: skip
+    if len({p.x for p in points}) < 2:
+        return None
+    most = max(p.x for p in points)
+    ideal = Guide("ideal", tuple(Point("ideal", float(n), float(n)) for n in (1, most)))
+    return _chart(
+        "speed-up", where, Axis("Ranks", "count"), Axis("Speed-up", "ratio"), points, guides=[ideal]
+    )
+
+
+def pays(rows: Sequence[Row], where: str) -> Chart | None:
+    """How many times as fast as the same on one rank, against tokens."""
+    points = [
+        Point(name_of(r), r["tokens"], r["speedup"], r["speedup_low"], r["speedup_high"])
+        for r in rows
+        if r["speedup"] and r["world_size"] > 1
+    ]
+    even = [Guide("as fast as one rank", tuple(Point("", p.x, 1.0) for p in _ends_of(points)))]
+    return _lines("speed-up", where, "Speed-up", "ratio", points, rows, even, log=False)
+
+
+def shares(source: Source, rows: Iterable[Row]) -> list[Chart]:
+    """Share of ideal against sparsity: a chart a workload and length, the longest first."""
+    by_length: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_length[row["tokens"]].append(row)
+    made = [charts(source, by_length[n], _share) for n in sorted(by_length, reverse=True)]
+    return [chart for some in made for chart in some][:MOST_CHARTS]
+
+
+def _share(rows: Sequence[Row], where: str) -> Chart | None:
+    where = f"{where}, {format_tokens(rows[0]['tokens'])} tokens"
+    points = [
+        Point(
+            _but_sparsity(r), 1 - r["token_density"],
+            r["share_of_ideal"], r["share_low"], r["share_high"],
+            "" if r["dense_source"] == "measured" else f"dense time {r['dense_source']}",
+        )
+        for r in sorted(rows, key=lambda r: -float(r["token_density"] or 0))
+        if r["share_of_ideal"] and r["token_density"] is not None and r["token_density"] < 1
+    ]  # fmt: skip
+    if not points:
+        return None
+    ends = (min(p.x for p in points), max(p.x for p in points))
+    ideal = [Guide("what is skipped costs nothing", tuple(Point("", x, 1.0) for x in ends))]
+    sparsity, ideal_share = Axis("Sparsity (of pairs)", "share"), Axis("Share of ideal", "share")
+    return _chart("share-of-ideal", where, sparsity, ideal_share, points, guides=ideal)
+
+
+_APART = ("dtype", "causal", "batch", "heads", "kv_heads", "head_dim", "time_budget", "threads")
+
+
+def maxima(source: Source) -> list[Chart]:
+    """Longest lengths as bars, each beside the tokens whose floor fills the budget: a chart a
+    machine, device, mode and budget; what else differs is told at the bar."""
+    together: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in source.maxima:
+        if row["max_tokens"]:
+            names = ("fingerprint", "device", "mode", "memory_budget")
+            together[tuple(row[name] for name in names)].append(row)
+    made = [_maxima(source, rows) for rows in together.values()]
+    return [chart for chart in made if chart is not None][:MOST_CHARTS]
+
+
+def _maxima(source: Source, rows: Sequence[Row]) -> Chart | None:
+    apart = [name for name in _APART if len({row[name] for row in rows}) > 1]
+    named = {id(row): ", ".join([name_of(row), *(_told(row, n) for n in apart)]) for row in rows}
+    points = [
+        Point(named[id(r)], 0, r["max_tokens"], words=f"limited by {r['limited_by']}") for r in rows
+    ]
+    floors = tuple(Point(named[id(r)], 0, r["floor_tokens"]) for r in rows if r["floor_tokens"])
+    row, machine = rows[0], source.machines[rows[0]["fingerprint"]]
+    budget = f", {format_bytes(row['memory_budget'])} budget a rank" if row["memory_budget"] else ""
+    where = f"{row['mode']}, {row['device']}{budget}" + (f", machine {machine}" if machine else "")
+    return _chart(
+        "maxima", where, Axis("", "text"), Axis("Max tokens", "tokens"), points,
+        guides=[Guide("floor", floors)] if floors else [], shape="bars",
+    )  # fmt: skip
+
+
+def _told(row: Row, name: str) -> str:
+    value = row[name]
+    if name == "causal":
+        return "causal" if value else "not causal"
+    if name == "time_budget":
+        return f"{format_seconds(value)} a pass" if value else "no time limit"
+    return str(value) if name == "dtype" else f"{name} {value}"
+
+
+def over_ranks(rows: Sequence[Row], where: str) -> Chart | None:
+    """Longest lengths against ranks, beside what the floor allows."""
+    points = [Point(r["label"], r["world_size"], r["max_tokens"]) for r in rows if r["max_tokens"]]
+    if len({p.x for p in points}) < 2:
+        return None
+    floors = sorted({(r["world_size"], r["floor_tokens"]) for r in rows if r["floor_tokens"]})
+    theory = Guide("theory: the floor", tuple(Point("", float(x), float(y)) for x, y in floors))
+    axes = Axis("Ranks", "count", log=True), Axis("Max tokens", "tokens", log=True)
+    return _chart("maxima-over-ranks", where, *axes, points, guides=[theory] if floors else [])
+
+
+def each_peak(rows: Sequence[Row], where: str) -> Chart | None:
+    """The peak of each rank as bars, at the longest length that most ran."""
+    several = [r for r in rows if r["world_size"] > 1 and r["rank_peaks"] and r["status"] == "ok"]
+    if not several:
+        return None
+    lengths = [r["tokens"] for r in several]
+    tokens = max(sorted(set(lengths)), key=lambda n: (lengths.count(n), n))
+    points = [
+        Point(f"{r['label']}, rank {rank} of {r['world_size']}", 0, peak)
+        for r in several
+        if r["tokens"] == tokens
+        for rank, peak in enumerate(r["rank_peaks"])
+        if peak is not None
+    ]
+    at = f"{where}, {format_tokens(tokens)} tokens"
+    axes = Axis("", "text"), Axis("Peak memory", "bytes")
+    return _chart("rank-memory", at, *axes, points, shape="bars")
+
+
+def roofline(rows: Sequence[Row], where: str) -> Chart | None:
+    """FLOP/s against FLOPs a byte of the floor; the highest rate among them is the roof."""
+    points = []
+    for r in rows:
+        if r["effective_flops"] and r["flops"] and r["world_size"] == 1:
+            floor = floor_bytes_per_token(_workload(r)) * r["tokens"]
+            at = f"{format_tokens(r['tokens'])} tokens"
+            points.append(Point(r["label"], r["flops"] / floor, r["effective_flops"], words=at))
+    if len({p.x for p in points}) < 2:
+        return None
+    best = max(points, key=lambda p: p.y)
+    roof = Guide(
+        f"highest here: {best.series}", tuple(Point("", p.x, best.y) for p in _ends_of(points))
+    )
+    axes = Axis("FLOPs a byte of the floor", "count", True), Axis("FLOP/s", "flop_rate", True)
+    return _chart("roofline", where, *axes, points, guides=[roof], shape="dots")  # fmt: skip
+
+
+def _lines(
+    name: str, where: str, what: str, kind: Kind, points: Sequence[Point], rows: Sequence[Row],
+    guides: Sequence[Guide] = (), log: bool = True,
+) -> Chart | None:  # fmt: skip
+    """A quantity against tokens; where one length alone was run, bars."""
+    if len({p.x for p in points}) == 1:
+        at = f"{where}, {format_tokens(int(points[0].x))} tokens"
+        return _chart(name, at, Axis("", "text"), Axis(what, kind), points, shape="bars")
+    axis = Axis(what, kind, log)
+    return _chart(name, where, TOKENS, axis, points, tuple(_failed(rows)), guides)
+
+
+def _chart(
+    name: str, where: str, x: Axis, y: Axis, points: Sequence[Point],
+    failures: Sequence[Mark] = (), guides: Sequence[Guide] = (), shape: str = "lines",
+) -> Chart | None:  # fmt: skip
+    if not points:
+        return None
+    # of a name that begins with capitals, like FLOPs, they stay
+    along = x.name if x.name[1:2].isupper() else x.name.lower()
+    across = f" against {along}" if along else ""
+    title = f"{y.name}{across}: {where[0].lower() + where[1:]}"
+    said = _said(y, points, failures)
+    kept = tuple(points), tuple(failures), tuple(guides)
+    return Chart(name, title, said, x, y, *kept, shape)  # type: ignore[arg-type]
+
+
+def _said(y: Axis, points: Sequence[Point], failures: Sequence[Mark]) -> str:
+    """The picture in a sentence, for those who don't see it."""
+    series = len({p.series for p in points})
+    least, most = min(points, key=lambda p: p.y), max(points, key=lambda p: p.y)
+    if len(points) == 1:
+        return f"{y.name} of {most.series}: {format_cell(most.y, y.kind)}."
+    words = (
+        f"{y.name} of {series} series, from {format_cell(least.y, y.kind)} ({least.series}) to "
+        f"{format_cell(most.y, y.kind)} ({most.series})"
+    )
+    return words + (f"; {_trials(len(failures))} failed." if failures else ".")
+
+
+def _trials(n: int) -> str:
+    return f"{n} trial{'s' if n > 1 else ''}"
+
+
+def _failed(rows: Sequence[Row]) -> Iterator[Mark]:
+    for r in rows:
+        if r["status"] not in ("ok", "unsupported"):  # which is not tried at any length
+            where = f" in {r['phase']}" if r["phase"] else ""
+            yield Mark(name_of(r), r["tokens"], f"{r['status']}{where} at {r['tokens']:,} tokens")
+
+
+def _ends(row: Row, low: str, high: str) -> tuple[float | None, float | None]:
+    """An interval, which a single sample has not."""
+    return (row[low], row[high]) if row["samples"] > 1 else (None, None)
+
+
+def _rates(row: Row) -> tuple[float | None, float | None]:
+    low, high = _ends(row, "time_low_s", "time_high_s")
+    done = row["tokens_per_s"] * row["time_s"]
+    return (done / high, done / low) if low and high else (None, None)
+
+
+def _ends_of(points: Sequence[Point]) -> list[Point]:
+    ordered = sorted(points, key=lambda p: p.x)
+    return [ordered[0], ordered[-1]] if ordered else []
+
+
+def _but_sparsity(row: Row) -> str:
+    return " ".join(part for part in name_of(row).split(" ") if not part.startswith("sparsity="))
+
+
+def _workload(row: Row) -> Workload:
+    names = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode")
+    return Workload(seq_len=1, **{name: row[name] for name in names})

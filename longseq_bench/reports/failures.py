@@ -1,0 +1,91 @@
+"""What was not ok, and what is missing from rows that were, each with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from longseq_bench.model import Outcome, Record
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import Cell, Column, Section, Table
+
+_FAILED = (
+    Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
+    Column("Asked for"), Column("Status"), Column("Phase"), Column("Reason"),
+)  # fmt: skip
+_MISSING = (
+    Column("Implementation"), Column("Tokens", "tokens"), Column("Not measured"), Column("Reason"),
+)  # fmt: skip
+
+
+def failures(source: Source) -> Section:
+    """Runs that were not ok, and figures that ok rows lack, equal ones counted."""
+    tables = [
+        _counted("Runs that were not ok", _FAILED, _failed(source), source),
+        _counted("Figures that are missing from ok rows", _MISSING, _missing(source), source),
+    ]
+    return Section("Failures", tables=[table for table in tables if table.rows])
+
+
+def _counted(
+    title: str,
+    columns: Sequence[Column],
+    found: Iterable[tuple[Record, tuple[Cell, ...]]],
+    source: Source,
+) -> Table:
+    """Equal rows once with their count; which machine is said where there are several."""
+    several = len(source.environments) > 1
+    machine = (Column("Machine"),) if several else ()
+    rows = Counter(
+        (source.machines[record.environment.fingerprint], *cells) if several else cells
+        for record, cells in found
+    )
+    shown = (*machine, *columns, Column("Runs", "count"))
+    return Table(title, shown, tuple((*row, count) for row, count in rows.items()))
+
+
+def _failed(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
+    for record in source.records:
+        trial, outcome = record.trial, record.outcome
+        if outcome.status != "ok":
+            what = (
+                _label(source, record),
+                trial.workload.seq_len,
+                trial.world_size,
+                record.purpose,
+            )
+            reason = outcome.reason or "none was recorded"
+            yield record, (*what, outcome.status, outcome.phase, reason)
+
+
+def _label(source: Source, record: Record) -> str:
+    """A label; in a search for the least sparsity with that sparsity, by which its runs differ."""
+    label, sparsity = source.label(record.trial), record.trial.options.get("sparsity")
+    return f"{label} sparsity={sparsity}" if record.purpose == "density" else label
+
+
+def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
+    for record in source.records:
+        trial, outcome = record.trial, record.outcome
+        if outcome.status != "ok" or record.purpose != "measure":
+            continue
+        untimed = "no timed pass was recorded" if trial.repeats else "none was asked (repeats 0)"
+        wanted = {
+            "time": untimed,
+            "peak": outcome.facts.get("heap") or "the memory meter gave no peak",
+            "flops": "the implementation stated no FLOPs",
+            "max_error": "the output's error was not recorded",
+        }
+        if trial.world_size > 1:
+            apart = "no pass without communication was recorded" if trial.repeats else untimed
+            wanted |= {"compute_time": apart, "bytes_sent": "no bytes were counted"}
+        if min(outcome.samples("density_achieved"), default=1.0) < 1:
+            wanted["dense_time"] = untimed if not trial.repeats else _no_dense(outcome)
+        there = {one.name for one in outcome.measurements if one.samples}
+        for what, reason in wanted.items():
+            if what not in there:
+                yield record, (source.label(trial), trial.workload.seq_len, what, str(reason))
+
+
+def _no_dense(outcome: Outcome) -> str:
+    return str(outcome.facts.get("dense", "no dense pass was recorded"))

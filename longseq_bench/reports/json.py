@@ -1,0 +1,63 @@
+"""A document as JSON: its sentences, and every table and chart as raw values in SI units."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from longseq_bench.reports.base import FORMATS, Files
+from longseq_bench.reports.document import Cell, Document, Section, Spread, Table
+
+SCHEMA = 1
+
+
+@FORMATS.register("json")
+def render(document: Document) -> Files:
+    """One JSON document; what is not known, or not finite, is null."""
+    text = json.dumps(as_json(document), indent=1, ensure_ascii=False, allow_nan=False)
+    return {f"{document.stem}.json": text + "\n"}
+
+
+def as_json(document: Document) -> dict[str, Any]:
+    """{"schema", "kind", "title", "paragraphs", "sections"}."""
+    return {
+        "schema": SCHEMA,
+        "kind": document.kind,
+        "title": document.title,
+        "paragraphs": list(document.paragraphs),
+        "sections": [_section(section) for section in document.sections],
+    }
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {
+        "title": section.title,
+        "paragraphs": list(section.paragraphs),
+        "points": list(section.points),
+        "charts": [finite(asdict(chart)) for chart in section.charts],
+        "tables": [_table(table) for table in section.tables],
+        "code": list(section.code),
+    }
+
+
+def _table(table: Table) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "columns": [asdict(column) for column in table.columns],
+        "rows": [[finite(_cell(cell)) for cell in row] for row in table.rows],
+    }
+
+
+def _cell(cell: Cell) -> Any:
+    return asdict(cell) if isinstance(cell, Spread) else cell
+
+
+def finite(value: Any) -> Any:
+    """The same with null for what JSON can't hold: not a number, infinite."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,136 @@
+"""Each mode that was run on this machine: whether it works, and how far off its output is."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from longseq_bench.reports import drawn
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import Cell, Column, Section, Table
+from longseq_bench.reports.findings import time_of
+from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
+from longseq_bench.reports.spread import SWEEP_RANKS
+from longseq_bench.reports.whole import wanting
+from longseq_bench.table import SEVERITY, Row
+
+_MODES = (
+    Column("Implementation"), Column("Ranks", "count"), Column("Dtype"), Column("Mode"),
+    Column("Works"), Column("Masks"), Column("Largest error", "error"), Column("Longest", "tokens"),
+    Column("Trials", "count"), Column("What failed"),
+)  # fmt: skip
+_GAINS = (
+    Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
+    Column("Time", "seconds"), Column("Speed-up", "ratio"), Column("At least", "ratio"),
+    Column("At most", "ratio"), Column("Efficiency", "share"), Column("Bytes sent a rank", "bytes"),
+)  # fmt: skip
+BY_LENGTH = ("oom", "timeout", "limit")
+"""How a trial ends that is too long; nothing is wrong with what it computes."""
+
+_SAID = (
+    "Works: trials were ok, so their output (in training their gradients too) passed the check "
+    "against a float64 reference, but for those that their length ended (out of memory or time, a "
+    "kernel's limit); partly: some ended otherwise. The error is the largest of any of its "
+    "outputs, over lengths and masks. What the records have no trial of is not in this table."
+)
+
+
+def modes(source: Source) -> Section:
+    """A row an implementation, number of ranks, dtype and mode, on each machine."""
+    by_device: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in source.rows:
+        by_device[row["fingerprint"], row["device"]].append(row)
+    if not by_device:
+        return wanting("Modes run here", "sweep", SWEEP_RANKS, "longseq list")
+    tables, points = [], []
+    for (fingerprint, device), rows in by_device.items():
+        machine = source.machines[fingerprint]
+        title = f"On {device}" + (f", machine {machine}" if machine else "")
+        modes_of = tuple(_mode(some) for some in _by_mode(rows))
+        tables.append(Table(title, _MODES, modes_of))
+        points += _works(rows, title)
+    return Section("Modes run here", [_SAID], points, tables)
+
+
+def _by_mode(rows: Sequence[Row]) -> list[list[Row]]:
+    return _split(rows, "label", "world_size", "dtype", "mode")
+
+
+def _split(rows: Sequence[Row], *names: str) -> list[list[Row]]:
+    found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        found[tuple(row[name] for name in names)].append(row)
+    return list(found.values())
+
+
+def _mode(rows: Sequence[Row]) -> tuple[Cell, ...]:
+    passed = [row for row in rows if row["status"] == "ok"]
+    errors = [row["max_error"] for row in passed if row["max_error"] is not None]
+    return (
+        *(rows[0][name] for name in ("label", "world_size", "dtype", "mode")), _verdict(rows),
+        _masks(passed), max(errors, default=None),
+        max((row["tokens"] for row in passed), default=None), len(rows), _failed(rows),
+    )  # fmt: skip
+
+
+def _verdict(rows: Sequence[Row]) -> str:
+    passed = sum(row["status"] == "ok" for row in rows)
+    ended = sum(row["status"] in BY_LENGTH for row in rows)
+    return "no" if not passed else "yes" if passed + ended == len(rows) else "partly"
+
+
+def _masks(rows: Sequence[Row]) -> str | None:
+    words = {True: "causal", False: "not causal"}
+    return ", ".join(dict.fromkeys(words[row["causal"]] for row in rows)) or None
+
+
+def _failed(rows: Sequence[Row]) -> str | None:
+    """Statuses with their counts, the worst first; the reason where all had one."""
+    bad = [row for row in rows if row["status"] != "ok"]
+    counts = Counter(row["status"] for row in bad)
+    words = [f"{counts[s]} {s}" for s in SEVERITY if counts[s]]
+    reasons = {row["reason"] for row in bad if row["reason"]}
+    said = f": {reasons.pop()}" if len(reasons) == 1 else ""
+    return ", ".join(words) + said if words else None
+
+
+def _works(rows: Sequence[Row], where: str) -> list[str]:
+    verdicts: dict[str, list[str]] = defaultdict(list)
+    for some in _split(rows, "label", "world_size"):
+        verdicts[_verdict(some)].append(name_of(some[0]))
+    begins = {"yes": "work", "partly": "work in part", "no": "do not work"}
+    return [
+        f"{where} {begin}, {len(verdicts[verdict])} of {sum(map(len, verdicts.values()))}: "
+        f"{', '.join(verdicts[verdict])}."
+        for verdict, begin in begins.items()
+        if verdicts[verdict]
+    ]
+
+
+def gains(source: Source) -> Section:
+    """Speed-up and efficiency by length, and from which length ranks pay."""
+    known = [row for row in source.rows if row["world_size"] > 1 and row["speedup"] is not None]
+    if not known:
+        return wanting(
+            "Speed-up and efficiency by length", "trial timed on one rank and on several",
+            SWEEP_RANKS,
+        )  # fmt: skip
+    tables = []
+    for group in grouped(known):
+        rows = tuple(_gain(row) for row in sorted(group, key=lambda r: (r["label"], r["tokens"])))
+        where = workload_words(group[0], source.machines)
+        tables.append(Table(capital(where), _GAINS, rows))
+    said = (
+        "Against the same trial on one rank; at least and at most are what the intervals of both "
+        "times leave possible."
+    )
+    pictures = drawn.charts(source, known, drawn.pays)
+    title = "Speed-up and efficiency by length"
+    return Section(title, [said, *drawn.cut(known)], tables=tables, charts=pictures)
+
+
+def _gain(row: Row) -> tuple[Cell, ...]:
+    return (
+        row["label"], row["tokens"], row["world_size"], time_of(row), row["speedup"],
+        row["speedup_low"], row["speedup_high"], row["efficiency"], row["bytes_sent"],
+    )  # fmt: skip

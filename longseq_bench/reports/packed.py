@@ -1,0 +1,50 @@
+"""A column as its distinct texts, in order of value, and one small number a row.
+
+Sorting by the numbers is sorting by value, and a hundred thousand rows take what their differences
+take: a page can hold them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from longseq_bench.reports.document import Cell, Kind, Spread, format_cell
+
+MISSING_CODE = -1
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """texts: what stands in the cells, least value first.  codes: which of them, a row; -1 where
+    there is none."""
+
+    texts: list[str]
+    codes: list[int]
+
+
+def pack(cells: Sequence[Cell], kind: Kind) -> Packed:
+    """Numbers before words, words by the numbers in them; one text may stand for several values
+    that follow each other."""
+    # Not a set: its order of words changes from process to process.
+    distinct = sorted(dict.fromkeys(cell for cell in cells if cell is not None), key=_order)
+    texts: list[str] = []
+    codes: dict[Cell, int] = {None: MISSING_CODE}
+    for cell in distinct:
+        text = format_cell(cell, kind)
+        if not texts or texts[-1] != text:
+            texts.append(text)
+        codes[cell] = len(texts) - 1
+    return Packed(texts, [codes[cell] for cell in cells])
+
+
+def _order(cell: str | int | float | Spread) -> tuple[Any, ...]:
+    if isinstance(cell, str):
+        parts = _NUMBER.split(cell.casefold())
+        return (1, [float(p) if i % 2 else p for i, p in enumerate(parts)], cell)
+    value = cell.value if isinstance(cell, Spread) else cell
+    return (0, value) if value == value else (2,)

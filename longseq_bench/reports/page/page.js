@@ -1,0 +1,505 @@
+// What a reader can do with a report: sort, filter, hide series, change axes, and, where it is
+// served, see it grow. Every figure is in the page already; nothing is fetched but the page itself.
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const MISSING = "—";
+  const STEP = 200; // rows more at a time
+
+  // ---- light and dark: the system's, until the reader says otherwise ----------------------------
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const remembered = (value) => {
+    try {
+      if (value !== undefined) localStorage.setItem("longseq-theme", value);
+      return localStorage.getItem("longseq-theme");
+    } catch {
+      return value; // no storage here: it lasts as long as the page
+    }
+  };
+
+  function wear(theme) {
+    if (theme === "light" || theme === "dark") root.dataset.theme = theme;
+  }
+
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+
+  function themeButton() {
+    const button = document.getElementById("theme");
+    const say = () => {
+      button.textContent = isDark() ? "Light" : "Dark";
+      button.setAttribute("aria-label", `${button.textContent} colours`);
+    };
+    button.addEventListener("click", () => {
+      const theme = isDark() ? "light" : "dark";
+      wear(theme);
+      remembered(theme);
+      say();
+    });
+    dark.addEventListener("change", say);
+    say();
+  }
+
+  // ---- small things -----------------------------------------------------------------------------
+
+  const all = (node, query) => [...node.querySelectorAll(query)];
+  const data = (node) => JSON.parse(node.querySelector("script").textContent);
+  const press = (button, on) => button.setAttribute("aria-pressed", String(on));
+  const number = (n) => n.toLocaleString("en-US");
+
+  function write(node, text) {
+    if (node.textContent !== text) node.textContent = text; // else it would be read out again
+  }
+
+  const covers = (label, text) =>
+    text === label || text.startsWith(`${label} on `) || text.startsWith(`${label}, `);
+
+  // ---- which implementations are shown, in all charts and tables --------------------------------
+
+  class Chooser {
+    constructor(node) {
+      this.node = node;
+      this.picks = all(node, ".pick");
+      for (const pick of this.picks) {
+        pick.addEventListener("click", () => this.set([pick], this.hidden.has(pick.value)));
+      }
+      node.querySelector("[name=all]").addEventListener("click", () => this.set(this.picks, true));
+      node.querySelector("[name=none]").addEventListener("click", () => this.set(this.picks, false));
+      this.hidden = new Set();
+      this.say();
+    }
+
+    set(picks, on) {
+      const labels = picks.map((pick) => pick.value);
+      for (const label of labels) on ? this.hidden.delete(label) : this.hidden.add(label);
+      this.say();
+      for (const thing of things.values()) thing.choose?.(labels, on);
+    }
+
+    say() {
+      for (const pick of this.picks) press(pick, !this.hidden.has(pick.value));
+      const n = this.picks.length;
+      const shown = this.picks.filter((pick) => !this.hidden.has(pick.value)).length;
+      write(this.node.querySelector(".count"), shown === n ? `all ${n} shown` : `${shown} of ${n} shown`);
+    }
+
+    state() {
+      return { hidden: [...this.hidden], open: this.node.open };
+    }
+
+    restore({ hidden, open }) {
+      this.hidden = new Set(hidden);
+      this.node.open = open;
+      this.say();
+    }
+  }
+
+  // ---- charts -----------------------------------------------------------------------------------
+
+  // The SVG takes the colour of the text round it, so that it follows the page into the dark and
+  // onto paper without being drawn again.
+  const LOOK = {
+    background: "transparent",
+    font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
+    view: { stroke: "transparent" },
+    rule: { color: "currentColor" },
+    axis: {
+      labelColor: "currentColor", labelOpacity: 0.75, labelFontSize: 12,
+      titleColor: "currentColor", titleFontSize: 12, titleFontWeight: 500, titlePadding: 8,
+      gridColor: "currentColor", gridOpacity: 0.1,
+      domainColor: "currentColor", domainOpacity: 0.35, tickColor: "currentColor", tickOpacity: 0.35,
+    },
+  };
+  const HOW = {
+    actions: false,
+    ast: true, // expressions are interpreted: the page's policy lets no text become a function
+    config: LOOK,
+    defaultStyle: false,
+    logLevel: 1,
+    renderer: "svg",
+    tooltip: { disableDefaultStyle: true },
+  };
+  const coarse = matchMedia("(pointer: coarse)");
+
+  // Give every x or y that has a scale of its own another one; the others share it.
+  function rescale(part, axis, made) {
+    if (Array.isArray(part)) return part.map((one) => rescale(one, axis, made));
+    if (part === null || typeof part !== "object") return part;
+    const copy = {};
+    for (const [name, value] of Object.entries(part)) {
+      const channel = name === "encoding" && value[axis]?.scale;
+      copy[name] = channel ? { ...value, [axis]: { ...value[axis], ...made } } : name === "datasets" ? value : rescale(value, axis, made);
+    }
+    return copy;
+  }
+
+  class Figure {
+    constructor(node) {
+      this.node = node;
+      this.place = node.querySelector(".chart");
+      this.hidden = new Set();
+      this.logs = all(node, ".settings input");
+      this.keys = all(node, ".legend .pick");
+      ({ spec: this.plain, axes: this.axes, series: this.series } = data(node));
+      this.keys.forEach((key, i) => {
+        key.addEventListener("click", () => this.flip(this.series[i]));
+      });
+      for (const box of this.logs) box.addEventListener("change", () => this.draw());
+    }
+
+    choose(labels, on) {
+      // of a label its series too: on several ranks, at a length, of a rank
+      for (const series of this.series) {
+        if (labels.some((label) => covers(label, series))) on ? this.hidden.delete(series) : this.hidden.add(series);
+      }
+      this.press();
+    }
+
+    flip(series) {
+      this.hidden.has(series) ? this.hidden.delete(series) : this.hidden.add(series);
+      this.press();
+    }
+
+    press() {
+      this.keys.forEach((key, i) => press(key, !this.hidden.has(this.series[i])));
+      this.view?.signal("hidden", this.left()).runAsync();
+    }
+
+    left() {
+      return this.series.filter((series) => this.hidden.has(series));
+    }
+
+    spec() {
+      let spec = this.plain;
+      for (const box of this.logs) {
+        spec = rescale(spec, box.name, this.axes[box.name][box.checked ? "log" : "linear"]);
+      }
+      const params = spec.params
+        .filter((param) => param.name !== "zoom" || !coarse.matches) // a finger scrolls the page
+        .map((param) => (param.name === "hidden" ? { ...param, value: this.left() } : param));
+      return { ...spec, params };
+    }
+
+    async draw() {
+      const turn = (this.turn = (this.turn ?? 0) + 1);
+      try {
+        const made = await window.vegaEmbed(this.place, this.spec(), HOW);
+        if (turn !== this.turn) return made.finalize();
+        this.made?.finalize();
+        this.made = made;
+        this.view = made.view;
+      } catch (error) {
+        this.place.textContent = `This chart can't be drawn here: ${error.message}`;
+      }
+    }
+
+    state() {
+      return {
+        hidden: [...this.hidden],
+        logs: this.logs.map((box) => [box.name, box.checked]),
+      };
+    }
+
+    restore({ hidden, logs }) {
+      this.hidden = new Set(hidden);
+      this.press();
+      for (const [name, on] of logs) {
+        for (const box of this.logs) if (box.name === name) box.checked = on;
+      }
+    }
+  }
+
+  const near = new IntersectionObserver(
+    (seen) => {
+      for (const { target, isIntersecting } of seen) {
+        if (isIntersecting) drawOnce(things.get(target.dataset.key));
+      }
+    },
+    { rootMargin: "400px" },
+  );
+
+  function drawOnce(thing) {
+    if (!(thing instanceof Figure) || thing.turn || !window.vegaEmbed) return;
+    near.unobserve(thing.node);
+    thing.draw();
+  }
+
+  // ---- tables -----------------------------------------------------------------------------------
+
+  // A column is its distinct texts, least value first, and a code a row: -1 where there is none. A
+  // short table says them in its cells, a long one in data beside it.
+  function columnsOf(node, rows, width) {
+    if (node.querySelector("script")) return data(node);
+    return Array.from({ length: width }, (_, j) => {
+      const column = { dict: [], codes: [] };
+      for (const row of rows) {
+        const cell = row.cells[j];
+        const code = Number(cell.dataset.k ?? -1);
+        if (code >= 0) column.dict[code] = cell.textContent;
+        column.codes.push(code);
+      }
+      return column;
+    });
+  }
+
+  class Grid {
+    constructor(node) {
+      this.node = node;
+      this.heads = all(node, "th");
+      this.body = node.querySelector("tbody");
+      this.made = [...this.body.rows]; // by row; later ones are made when they are shown
+      this.columns = columnsOf(node, this.made, this.heads.length);
+      this.total = this.columns[0]?.codes.length ?? 0;
+      this.label = this.columns[Number(node.dataset.label)];
+      this.hidden = new Set();
+      this.words = [];
+      this.limit = STEP;
+      this.field = node.querySelector("input");
+      this.field.hidden = this.total < 6;
+      this.field.addEventListener("input", () => this.filter(this.field.value));
+      this.heads.forEach((head, j) => {
+        head.firstElementChild.addEventListener("click", () => this.sort(j));
+      });
+      this.more = node.querySelector(".more");
+      this.more.firstElementChild.addEventListener("click", () => this.show(this.limit + STEP));
+      this.show(STEP);
+    }
+
+    choose(labels, on) {
+      for (const label of labels) on ? this.hidden.delete(label) : this.hidden.add(label);
+      if (this.label?.dict.some((text) => labels.some((label) => covers(label, text)))) this.show(this.limit);
+    }
+
+    filter(text) {
+      this.words = text.toLowerCase().split(/\s+/).filter(Boolean);
+      this.show(STEP);
+    }
+
+    sort(j) {
+      const next = { none: "ascending", ascending: "descending", descending: "none" };
+      const way = next[this.column === j ? this.way : "none"];
+      [this.column, this.way] = way === "none" ? [undefined, "none"] : [j, way];
+      this.heads.forEach((head, i) => {
+        if (i === this.column) head.setAttribute("aria-sort", way);
+        else head.removeAttribute("aria-sort");
+      });
+      this.show(this.limit);
+    }
+
+    // Places of the rows that are asked for, in their order; a missing value is last either way.
+    found() {
+      const tests = this.words.map((word) =>
+        this.columns.map((c) => c.dict.map((text) => text.toLowerCase().includes(word))),
+      );
+      const gone = this.label?.dict.map((text) => [...this.hidden].some((label) => covers(label, text))) ?? [];
+      const rows = [];
+      for (let i = 0; i < this.total; i++) {
+        if (gone[this.label?.codes[i]]) continue;
+        if (tests.every((test) => this.columns.some((c, j) => test[j][c.codes[i]]))) rows.push(i);
+      }
+      if (this.column === undefined) return rows;
+      const { codes } = this.columns[this.column];
+      const sign = this.way === "ascending" ? 1 : -1;
+      return rows.sort((a, b) => {
+        if (codes[a] < 0 || codes[b] < 0) return (codes[a] < 0) - (codes[b] < 0) || a - b;
+        return sign * (codes[a] - codes[b]) || a - b;
+      });
+    }
+
+    row(i) {
+      if (this.made[i]) return this.made[i];
+      const row = document.createElement("tr");
+      this.columns.forEach((column, j) => {
+        const cell = row.insertCell();
+        const look = this.heads[j].className;
+        cell.textContent = column.dict[column.codes[i]] ?? MISSING;
+        cell.className = look === "status" ? `status is-${cell.textContent.split(" ", 1)}` : look;
+      });
+      return (this.made[i] = row);
+    }
+
+    show(limit) {
+      this.limit = limit;
+      const rows = this.found();
+      const shown = Math.min(limit, rows.length);
+      this.body.replaceChildren(...rows.slice(0, shown).map((i) => this.row(i)));
+      this.more.hidden = shown === rows.length;
+      this.node.querySelector(".scroll").classList.toggle("tall", shown > 30);
+      const words = [rows.length === this.total ? "" : `${number(rows.length)} of `, number(this.total), this.total === 1 ? " row" : " rows"];
+      if (shown < rows.length) words.push(`, the first ${number(shown)} here`);
+      write(this.node.querySelector(".count"), words.join(""));
+    }
+
+    state() {
+      const { scrollLeft: left, scrollTop: top } = this.node.querySelector(".scroll");
+      const { column, way, limit } = this;
+      return { hidden: [...this.hidden], text: this.field.value, column, way, limit, left, top };
+    }
+
+    restore({ hidden, text, column, way, limit, left, top }) {
+      this.hidden = new Set(hidden);
+      this.field.value = text;
+      this.filter(text);
+      if (column < this.heads.length) {
+        this.sort(column);
+        if (way === "descending") this.sort(column);
+      }
+      this.show(limit);
+      this.scroll(left, top);
+    }
+
+    scroll(left, top) {
+      Object.assign(this.node.querySelector(".scroll"), { scrollLeft: left, scrollTop: top });
+    }
+  }
+
+  // ---- the page ---------------------------------------------------------------------------------
+
+  let things = new Map(); // by data-key
+
+  const kindOf = (node) => (node.matches("figure") ? Figure : node.matches("details") ? Chooser : Grid);
+
+  // Make what is in the page answer. before: what was in the page that it takes the place of.
+  function start(before = new Map()) {
+    things = new Map();
+    const chosen = before.get("implementations")?.state().hidden ?? [];
+    for (const node of all(document, "[data-key]")) {
+      const key = node.dataset.key;
+      const old = before.get(key);
+      const source = root.dataset.live && node.outerHTML;
+      if (old && old.source === source) {
+        const state = old.state();
+        node.replaceWith(old.node);
+        things.set(key, old);
+        old.scroll?.(state.left, state.top);
+        continue;
+      }
+      const thing = new (kindOf(node))(node);
+      thing.source = source;
+      things.set(key, thing);
+      if (old instanceof thing.constructor) thing.restore(old.state());
+      else thing.choose?.(chosen, false);
+      old?.made?.finalize?.();
+    }
+    for (const thing of things.values()) {
+      if (thing instanceof Figure && !thing.turn) near.observe(thing.node);
+    }
+    copyButtons();
+    follow();
+  }
+
+  function copyButtons() {
+    if (!navigator.clipboard) return;
+    for (const block of all(document, ".code")) {
+      const button = document.createElement("button");
+      Object.assign(button, { type: "button", className: "copy", textContent: "Copy" });
+      button.addEventListener("click", async () => {
+        try {
+          await navigator.clipboard.writeText(block.querySelector("code").textContent);
+          button.textContent = "Copied";
+          setTimeout(() => (button.textContent = "Copy"), 1500);
+        } catch {
+          button.hidden = true; // not allowed here
+        }
+      });
+      block.append(button);
+    }
+  }
+
+  // Mark the section that is being read in the table of contents.
+  let reading;
+  function follow() {
+    reading?.disconnect();
+    reading = new IntersectionObserver(
+      (seen) => {
+        for (const { target, isIntersecting } of seen) {
+          if (!isIntersecting) continue;
+          for (const link of all(document, "nav a")) {
+            if (link.hash === `#${target.id}`) link.setAttribute("aria-current", "true");
+            else link.removeAttribute("aria-current");
+          }
+        }
+      },
+      { rootMargin: "-15% 0px -80% 0px" },
+    );
+    for (const section of all(document, "section")) reading.observe(section);
+  }
+
+  // ---- a page that is served: it asks whether there is more -------------------------------------
+
+  let version, ended, text;
+
+  async function poll() {
+    const say = (words) => write(document.querySelector(".state"), words);
+    try {
+      const state = await (await answer("state")).json();
+      if (state.version !== version) await refresh();
+      version = state.version;
+      ended = !state.running;
+      say(state.said || (ended ? "The run has ended." : ""));
+    } catch {
+      say("No answer; this is what was known last.");
+    }
+    if (!ended) setTimeout(poll, Number(root.dataset.live));
+  }
+
+  async function answer(address) {
+    const reply = await fetch(address, { cache: "no-store" });
+    if (!reply.ok) throw new Error(`${address}: ${reply.status}`);
+    return reply;
+  }
+
+  async function refresh() {
+    const next = await (await answer(location.pathname + location.search)).text();
+    if (next === text) return;
+    text = next;
+    const fresh = new DOMParser().parseFromString(next, "text/html");
+    const [mark, focused] = [landmark(), focus()];
+    document.title = fresh.title;
+    for (const part of ["nav", "main"]) {
+      document.querySelector(part).replaceWith(document.adoptNode(fresh.querySelector(part)));
+    }
+    start(things);
+    refocus(focused);
+    const now = mark && find(mark.name);
+    if (now) scrollBy({ top: now.getBoundingClientRect().top - mark.top, behavior: "instant" });
+  }
+
+  // What is read at the moment, and where on the screen it stands: it has to stay there.
+  function landmark() {
+    const node = all(document, "main [data-key], main section").find((one) => {
+      const { top, bottom } = one.getBoundingClientRect();
+      return bottom > 0 && (top >= 0 || one.dataset.key) && !one.matches("details");
+    });
+    return node && { name: node.dataset.key ?? node.id, top: node.getBoundingClientRect().top };
+  }
+
+  function find(name) {
+    return all(document, "main [data-key], main section").find((one) => (one.dataset.key ?? one.id) === name);
+  }
+
+  const REACHED = "button, input, summary, [tabindex]";
+
+  function focus() {
+    const node = document.activeElement?.closest("main [data-key]");
+    return node && { key: node.dataset.key, at: all(node, REACHED).indexOf(document.activeElement) };
+  }
+
+  function refocus(focused) {
+    const node = focused && things.get(focused.key)?.node;
+    if (node) all(node, REACHED)[focused.at]?.focus({ preventScroll: true });
+  }
+
+  // ---- begin ------------------------------------------------------------------------------------
+
+  root.classList.add("js");
+  wear(remembered());
+  addEventListener("beforeprint", () => {
+    for (const thing of things.values()) drawOnce(thing);
+  });
+  addEventListener("DOMContentLoaded", () => {
+    themeButton();
+    start();
+    if (root.dataset.live) poll();
+  });
+})();

@@ -1,0 +1,54 @@
+"""Longest lengths on other hardware: computed from the bytes a token that were measured here."""
+
+from __future__ import annotations
+
+from longseq_bench.hardware import profiles
+from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import Column, Section, Table
+from longseq_bench.reports.groups import capital, grouped, workload_words
+from longseq_bench.reports.whole import wanting
+from longseq_bench.units import format_bytes
+
+_SAID = (
+    "Computed, not measured: the memory of one device over the bytes a token of a search here that "
+    "memory ended on one rank. As if a kernel there held what it holds here, which "
+    "needs not be so; neither its time nor its kernels' limits are in it. longseq plan predicts "
+    "these too."
+)
+
+
+def projected(source: Source) -> Section:
+    """A table a workload of maxima that memory limits, a column a profile of hardware."""
+    known = [
+        row
+        for row in source.maxima
+        if row["world_size"] == 1 and row["limited_by"] == "memory" and row["bytes_per_token"]
+        if confirmed(row) and row["options"].get("offload", "none") == "none"
+    ]
+    if not known:
+        return wanting(
+            "On other hardware, computed", "search on one rank that memory ended",
+            "longseq maxlen --impl ring --memory-budget 64MiB",
+        )  # fmt: skip
+    others = list(profiles().values())
+    names = [f"{one.name}, {format_bytes(one.memory)}" for one in others]
+    columns = (
+        Column("Implementation"), Column("Bytes/token", "bytes"),
+        *(Column(name, "tokens") for name in names),
+    )  # fmt: skip
+    tables = [
+        Table(
+            capital(workload_words(group[0], source.machines)),
+            columns,
+            tuple(
+                (
+                    row["label"], row["bytes_per_token"],
+                    *(int(one.memory / row["bytes_per_token"]) for one in others),
+                )
+                for row in group
+            ),
+        )
+        for group in grouped(known)
+    ]  # fmt: skip
+    return Section("On other hardware, computed", [_SAID], tables=tables)

@@ -1,0 +1,194 @@
+"""Segments and dilation: what each configuration takes, what dilation brings, what the curve
+costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import Cell, Column, Section, Spread, Table, format_cell
+from longseq_bench.reports.findings import time_of
+from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
+from longseq_bench.reports.whole import wanting
+from longseq_bench.table import Row
+from longseq_bench.units import format_share, format_tokens
+
+ALONG, CURVE = "dilated", "hilbert"
+"""The same segments and rates along the sequence, and along the curve."""
+
+_MAXIMA = (
+    Column("Implementation"), Column("Segments"), Column("Dilation"), Column("Ranks", "count"),
+    Column("Max tokens", "tokens"), Column("Limited by"), Column("Peak memory", "bytes"),
+)  # fmt: skip
+_SWEPT = (
+    Column("Implementation"), Column("Segments"), Column("Dilation"), Column("Ranks", "count"),
+    Column("Tokens", "tokens"), Column("Time", "seconds"), Column("Tokens/s", "count"),
+    Column("Pairs seen", "share"), Column("Uncovered", "share"),
+    Column("Speed of dilation", "ratio"), Column("Pairs without, times", "ratio"),
+)  # fmt: skip
+_CURVE = (
+    Column("Segments"), Column("Dilation"), Column("Ranks", "count"), Column("Tokens", "tokens"),
+    Column("Along the sequence", "seconds"), Column("Along the curve", "seconds"),
+    Column("The curve takes", "ratio"),
+)  # fmt: skip
+_SAID = (
+    "Speed of dilation: the time of the same segments with every rate 1 over the row's. Dilation "
+    "also sees fewer pairs: beside it stands how many times as many pairs are seen without. Pairs "
+    "seen is the share of the pairs that dense attention sees; uncovered the share of (token, "
+    "head) pairs that see nothing."
+)
+
+
+def segments(source: Source) -> Section:
+    """Maxima and times by segments and dilation, with dilation's effect."""
+    rows = [row for row in source.rows if _segmented(row) and row["status"] == "ok"]
+    found = [row for row in source.maxima if _segmented(row) and confirmed(row)]
+    tables = [*_maxima(source, found), *_swept(source, rows)]
+    if not tables:
+        return wanting(
+            "Segments and dilation", "attention with segments",
+            "longseq sweep configs/hilbert.yaml",
+            "longseq maxlen --impl dilated --impl hilbert -o segments=4096,8192 -o dilation=1,2",
+        )  # fmt: skip
+    return Section("Segments and dilation", [_SAID], list(_effects(source, rows)), tables)
+
+
+def _segmented(row: Row) -> bool:
+    return "segments" in row["options"] and "dilation" in row["options"]
+
+
+def _maxima(source: Source, found: Sequence[Row]) -> Iterator[Table]:
+    for group in grouped(found):
+        rows = tuple(
+            (
+                row["implementation"], *_configuration(row), row["world_size"], row["max_tokens"],
+                row["limited_by"], row["peak_bytes"],
+            )
+            for row in group
+        )  # fmt: skip
+        yield Table(f"Longest lengths: {workload_words(group[0], source.machines)}", _MAXIMA, rows)
+
+
+def _swept(source: Source, swept: Sequence[Row]) -> Iterator[Table]:
+    for group in grouped(swept):
+        timed = _timed(group)
+        rows = tuple(_cells(row, undilated(timed, row)) for row in group)
+        where = workload_words(group[0], source.machines)
+        yield Table(capital(where), _SWEPT, rows)
+
+
+def _cells(row: Row, without: Row | None) -> tuple[Cell, ...]:
+    pairs = times_pairs(without, row) if without else None
+    return (
+        row["implementation"], *_configuration(row), row["world_size"], row["tokens"],
+        time_of(row), row["tokens_per_s"], row["token_density"], row["uncovered"],
+        ratio_of(without, row) if without else None, pairs,
+    )  # fmt: skip
+
+
+def _configuration(row: Row) -> tuple[str, str]:
+    return _list(row["options"]["segments"]), _list(row["options"]["dilation"])
+
+
+def _list(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+Timed = dict[tuple[object, ...], Row]
+
+
+def _timed(rows: Sequence[Row]) -> Timed:
+    """Rows that were timed, by implementation, options and what else a twin shares."""
+    return {
+        _named(row, row["implementation"], row["options"]): row for row in rows if row["time_s"]
+    }
+
+
+def _named(row: Row, implementation: str, options: Mapping[str, object]) -> tuple[object, ...]:
+    same = (row[name] for name in ("tokens", "world_size", "keep", "allocator"))
+    return implementation, *same, *sorted((name, _list(value)) for name, value in options.items())
+
+
+def undilated(timed: Timed, row: Row) -> Row | None:
+    """The same with every rate 1, where the row's are not and both were timed."""
+    rates = _rates(row)
+    if not row["time_s"] or all(rate == 1 for rate in rates):
+        return None
+    options = row["options"] | {"dilation": [1] * len(rates)}
+    return timed.get(_named(row, row["implementation"], options))
+
+
+def _rates(row: Row) -> list[int]:
+    value = row["options"]["dilation"]
+    return list(value) if isinstance(value, list | tuple) else [int(value)]
+
+
+def ratio_of(over: Row, under: Row) -> Spread | float:
+    """The time of one over that of another, with what the intervals of both leave possible."""
+    value = over["time_s"] / under["time_s"]
+    if min(over["samples"], under["samples"]) < 2:
+        return float(value)
+    return Spread(
+        value, over["time_low_s"] / under["time_high_s"], over["time_high_s"] / under["time_low_s"]
+    )
+
+
+def times_pairs(over: Row, under: Row) -> float | None:
+    """How many times as many pairs one sees."""
+    one, two = over["token_density"], under["token_density"]
+    return one / two if one is not None and two else None
+
+
+def _effects(source: Source, rows: Sequence[Row]) -> Iterator[str]:
+    """Of each workload, where dilation speeds up most, and whether that is more than it skips."""
+    for group in grouped(rows):
+        timed = _timed(group)
+        pairs = [(row, without) for row in group if (without := undilated(timed, row))]
+        if pairs:
+            row, without = max(pairs, key=lambda one: one[1]["time_s"] / one[0]["time_s"])
+            faster = without["time_s"] / row["time_s"]
+            fewer = times_pairs(without, row)
+            seen = f" and sees {format_cell(fewer, 'ratio')} fewer pairs" if fewer else ""
+            none = row["uncovered"]
+            bare = f", {format_share(none)} of (token, head) pairs see nothing" if none else ""
+            yield (
+                f"Dilation brings most to {name_of(row)} at {format_tokens(row['tokens'])} tokens "
+                f"({workload_words(row, source.machines)}): it is {format_cell(faster, 'ratio')} "
+                f"as fast as with every rate 1{seen}{bare}."
+            )
+
+
+def curve(source: Source) -> Section:
+    """The same segments along the curve and along the sequence, side by side."""
+    tables, points = [], []
+    for group in grouped(row for row in source.rows if _segmented(row) and row["status"] == "ok"):
+        timed = _timed(group)
+        pairs = [
+            (row, other)
+            for row in timed.values()
+            if row["implementation"] == ALONG
+            if (other := timed.get(_named(row, CURVE, row["options"])))
+        ]
+        if not pairs:
+            continue
+        where = workload_words(group[0], source.machines)
+        rows = tuple(_beside(row, other) for row, other in pairs)
+        tables.append(Table(capital(where), _CURVE, rows))
+        ratios = sorted(other["time_s"] / row["time_s"] for row, other in pairs)
+        words = (format_cell(r, "ratio") for r in (ratios[0], ratios[-1]))
+        ends = " to ".join(dict.fromkeys(words))
+        points.append(f"The curve takes {ends} the time of the sequence ({where}).")
+    if not tables:
+        return wanting(
+            "Along the curve and along the sequence", "pair of the same segments along both",
+            "longseq sweep configs/hilbert.yaml",
+        )  # fmt: skip
+    return Section("Along the curve and along the sequence", points=points, tables=tables)
+
+
+def _beside(row: Row, other: Row) -> tuple[Cell, ...]:
+    return (
+        *_configuration(row), row["world_size"], row["tokens"], time_of(row), time_of(other),
+        ratio_of(other, row),
+    )  # fmt: skip

@@ -1,0 +1,159 @@
+"""One rank against several: batch, length, time, memory of each rank, and where maxima end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from longseq_bench.reports import drawn
+from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import MISSING, Cell, Column, Section, Table, format_cell
+from longseq_bench.reports.findings import on_one_rank, time_of
+from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
+from longseq_bench.reports.ranks import BETWEEN
+from longseq_bench.reports.whole import wanting
+from longseq_bench.table import Row, same_but_ranks
+from longseq_bench.units import format_bytes, format_share, format_tokens
+
+_BATCHES = (
+    Column("Implementation"), Column("Batch", "count"), Column("Tokens", "tokens"),
+    Column("Ranks", "count"), Column("Status"), Column("Time", "seconds"),
+    Column("Tokens/s", "count"), Column("Memory of each rank"), Column("Imbalance", "ratio"),
+)  # fmt: skip
+_AGAINST = (
+    Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
+    Column("Time on one", "seconds"), Column("Time", "seconds"), Column("Speed-up", "ratio"),
+    Column("Efficiency", "share"), Column("Peak on one", "bytes"),
+    Column("Peak of a rank", "bytes"), Column("Exposed", "share"),
+)  # fmt: skip
+_MAXIMA = (
+    Column("Implementation"), Column("Ranks", "count"), Column("Max on one rank", "tokens"),
+    Column("Max on all", "tokens"), Column("Times as long", "ratio"), Column("Limited by"),
+)  # fmt: skip
+SWEEP_RANKS = "longseq sweep configs/parallel.yaml"
+
+
+def batches(source: Source) -> Section:
+    """Every trial on several ranks, with its batch and each rank's memory."""
+    several = [row for row in source.rows if row["world_size"] > 1]
+    if not several:
+        return wanting("Batch, length, time and memory", "trial on several ranks", SWEEP_RANKS)
+    tables = [
+        Table(_title(source, group[0]), _BATCHES, tuple(_batch(row) for row in group))
+        for group in grouped(several)
+    ]
+    said = (
+        "Memory is the peak of each rank, from the first to the last; imbalance the largest over "
+        "the least. Time is the slowest rank's."
+    )
+    pictures = drawn.charts(source, several, drawn.each_peak)
+    points = list(_uneven(source, several))
+    return Section(
+        "Batch, length, time and memory",
+        [said, *drawn.cut(several)],
+        points,
+        tables,
+        charts=pictures,
+    )
+
+
+def _batch(row: Row) -> tuple[Cell, ...]:
+    peaks = row["rank_peaks"] or []
+    each = BETWEEN.join(MISSING if p is None else format_bytes(p) for p in peaks) or None
+    return (
+        row["label"], row["batch"], row["tokens"], row["world_size"], row["status"], time_of(row),
+        row["tokens_per_s"], each, row["imbalance"],
+    )  # fmt: skip
+
+
+def _uneven(source: Source, rows: list[Row]) -> Iterator[str]:
+    for group in grouped(rows):
+        known = [row for row in group if row["imbalance"] is not None]
+        if known:
+            worst = max(known, key=lambda row: float(row["imbalance"]))
+            if format_cell(worst["imbalance"], "ratio") == format_cell(1.0, "ratio"):
+                continue
+            yield (
+                f"Least even ({workload_words(worst, source.machines)}): {name_of(worst)} at "
+                f"{format_tokens(worst['tokens'])} tokens, the largest peak "
+                f"{format_cell(worst['imbalance'], 'ratio')} the least."
+            )
+
+
+def against_one(source: Source) -> Section:
+    """The same on one rank and on several: times and peaks of sweeps, maxima of searches."""
+    tables = [*_times(source), *_lengths(source)]
+    if not tables:
+        return wanting(
+            "Single against many", "trial that ran on one rank and on several", SWEEP_RANKS,
+            "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
+        )  # fmt: skip
+    said = (
+        "The same total work on one rank and on several. Ranks of a CPU share its cores and its "
+        "memory; threads a rank say how many of the cores each has."
+    )
+    return Section("Single against many", [said], list(_gains(source)), tables)
+
+
+def _times(source: Source) -> Iterator[Table]:
+    for group in grouped(source.rows):
+        alone = on_one_rank(row for row in group if row["time_s"])
+        rows = [
+            _against(row, one)
+            for row in group
+            if row["speedup"] and row["world_size"] > 1
+            if (one := alone.get(same_but_ranks(row)))
+        ]
+        if rows:
+            yield Table(_title(source, group[0]), _AGAINST, tuple(rows))
+
+
+def _against(row: Row, alone: Row) -> tuple[Cell, ...]:
+    return (
+        row["label"], row["tokens"], row["world_size"], time_of(alone), time_of(row),
+        row["speedup"], row["efficiency"], alone["peak_bytes"], row["peak_bytes"],
+        row["exposed_share"],
+    )  # fmt: skip
+
+
+def _lengths(source: Source) -> Iterator[Table]:
+    for group in grouped(source.maxima):
+        rows = [
+            (
+                row["label"], row["world_size"], alone["max_tokens"], row["max_tokens"],
+                row["max_tokens"] / alone["max_tokens"], row["limited_by"],
+            )
+            for row, alone in _grown(group)
+        ]  # fmt: skip
+        if rows:
+            title = f"longest lengths: {workload_words(group[0], source.machines)}"
+            yield Table(capital(title), _MAXIMA, tuple(rows))
+
+
+def _grown(group: list[Row]) -> Iterator[tuple[Row, Row]]:
+    """Maxima on several ranks, each with that on one, of whole passes that reached any length."""
+    alone = on_one_rank(group)
+    for row in group:
+        one = alone.get(same_but_ranks(row)) if row["world_size"] > 1 and confirmed(row) else None
+        if one is not None and one["max_tokens"]:
+            yield row, one
+
+
+def _gains(source: Source) -> Iterator[str]:
+    for group in grouped(source.maxima):
+        pairs = _grown(group)
+        found = [(row, alone) for row, alone in pairs if row["max_tokens"] > alone["max_tokens"]]
+        if found:
+            row, alone = max(found, key=lambda one: one[0]["max_tokens"] / one[1]["max_tokens"])
+            grown = row["max_tokens"] / alone["max_tokens"]
+            yield (
+                f"Ranks lengthen {row['label']} most ({workload_words(row, source.machines)}): "
+                f"{row['world_size']} ranks take {row['max_tokens']:,} tokens, one takes "
+                f"{alone['max_tokens']:,}: {format_cell(grown, 'ratio')}, "
+                f"{format_share(grown / row['world_size'])} of as many times as there are ranks."
+            )
+
+
+def _title(source: Source, row: Row) -> str:
+    words = workload_words(row, source.machines)
+    return capital(words)

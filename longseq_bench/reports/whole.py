@@ -1,0 +1,68 @@
+"""A whole report round the sections that a kind calls its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import Document, Section
+from longseq_bench.reports.failures import failures
+from longseq_bench.reports.provenance import (
+    configs,
+    dates,
+    hardware,
+    how_it_ran,
+    machines_said,
+    reproduce,
+)
+from longseq_bench.reports.ranks import hangs
+from longseq_bench.reports.samples import samples_table
+
+
+def whole(
+    kind: str, title: str, source: Source, own: Sequence[Section], suited: bool = True
+) -> Document:
+    """What every report begins and ends with, round a kind's own sections: dates and machines,
+    failures, how each ran, how to run it again. suited: the records have what the kind is about."""
+    ending = [
+        failures(source), *hangs(source), hardware(source), how_it_ran(source), reproduce(source),
+        *configs(source),
+    ]  # fmt: skip
+    notes = [f"Note: {note}" for note in source.notes]
+    records = source.records  # alone: what is made of the source is not kept for the data
+    return Document(
+        kind,
+        title,
+        [dates(source.records), *machines_said(source), *notes],
+        [section for section in (*own, *ending) if section.holds],
+        lambda: samples_table(records),
+        suited=suited,
+    )
+
+
+def wanting(title: str, what: str, *commands: str) -> Section:
+    """A section whose rows are missing: what there is none of, and the commands that make it."""
+    return Section(title, [f"There is no {what} among these records. To have it:"],
+                   code=commands, wanting=True)  # fmt: skip
+
+
+SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
+SWEEP = "longseq sweep configs/quickstart.yaml"
+SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
+"""Commands that make rows of a kind; what they need is in the checkout."""
+
+
+def needed(section: Section, what: str, *commands: str) -> Section:
+    """The section, or, where it holds nothing, what there is none of and how to have it."""
+    return section if section.holds else wanting(section.title, what, *commands)
+
+
+def recommended(*rules: Iterable[str], title: str = "Recommendations") -> Section:
+    """What the rules came to, in their order."""
+    points = [sentence for rule in rules for sentence in rule]
+    said = (
+        "Each follows from rows of this report, which stand in its brackets; other rows would give "
+        "other sentences."
+    )
+    section = Section(title, [said], points)
+    return needed(section, "pair of rows that a choice could rest on", SEARCH, SWEEP)

@@ -1,0 +1,195 @@
+"""`longseq compare`: sides as a user names them, exit codes, files, and the JSON of programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longseq_bench.cli import run
+from longseq_bench.model import Record
+from longseq_bench.store import RECORDS
+from tests import make
+
+Capture = pytest.CaptureFixture[str]
+STEADY = (0.100, 0.101, 0.099, 0.1005, 0.0995)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, by in (("old", 1.0), ("again", 1.001), ("slow", 1.1)):
+        keep(name, [r for n in (64, 128) for r in rounds(by, seq_len=n)])
+
+
+def rounds(by: float = 1.0, commit: str = "abc1234", **fields: Any) -> list[Record]:
+    return [
+        make.record(
+            make.trial(round=i, **fields), make.measured(by * t, samples=3),
+            make.environment(commit=commit),
+        )
+        for i, t in enumerate(STEADY)
+    ]  # fmt: skip
+
+
+def keep(folder: str, records: list[Record]) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    lines = (record.model_dump_json(by_alias=True) + "\n" for record in records)
+    (Path(folder) / RECORDS).write_text("".join(lines))
+
+
+def told(capfd: Capture, *arguments: str, code: int = 0) -> str:
+    assert run(["compare", *arguments]) == code
+    said = capfd.readouterr()
+    return " ".join((said.out if code in (0, 4) else said.err).split())
+
+
+# ---- what it says and how it ends --------------------------------------------------------------
+
+
+def test_the_same_is_said_to_be_the_same(capfd: Capture) -> None:
+    said = told(capfd, "old", "again", "--fail-on", "5%")
+    assert "B is slower in none of 2 trials, faster in none; 2 the same within noise" in said
+    assert "Nothing was found to be worse by 5 %." in said
+    assert "same within noise" in told(capfd, "old", "old")
+
+
+def test_slower_is_exit_code_4_only_if_asked(capfd: Capture) -> None:
+    said = told(capfd, "old", "slow", "--fail-on", "5%", code=4)
+    assert "--fail-on 5 %: sdpa at 64 is 10 % slower. sdpa at 128 is 10 % slower." in said
+    assert "1.100" in said
+    told(capfd, "old", "slow", "--fail-on", "0.05", code=4)
+    told(capfd, "old", "slow", "--fail-on", "20%")
+    assert "B is slower in 2 of 2 trials" in told(capfd, "old", "slow")
+    assert "B is slower in none" in told(capfd, "old", "slow", "--least", "50%")
+    told(capfd, "slow", "old", "--fail-on", "5%")
+
+
+@pytest.mark.parametrize("name", ["--fail-on", "--level", "--least"])
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [("5", "is not between"), ("0", "is not between"), ("-1%", "is not"), ("nan", "is not between"),
+     ("much", "is no share; write 5% or 0.05")],
+)  # fmt: skip
+def test_a_share_that_may_mean_two_things_is_refused(
+    name: str, share: str, said: str, capfd: Capture
+) -> None:
+    assert f"longseq: {name} '{share}' {said}" in told(
+        capfd, "old", "slow", f"{name}={share}", code=2
+    )
+
+
+def test_machines_are_refused_unless_told(capfd: Capture) -> None:
+    where = make.environment("beta", cpu="Other CPU")
+    keep("far", [r.model_copy(update={"environment": where}) for r in rounds(2.0, seq_len=64)])
+    said = told(capfd, "old", "far", code=2)
+    assert "unlike machines (host alpha and beta; CPU Test CPU and Other CPU); --across" in said
+    said = told(capfd, "old", "far", "--across")
+    assert "B is slower in 1 of 1 trial," in said
+    assert "What differs: host alpha and beta; CPU Test CPU and Other CPU." in said
+
+
+def test_no_trial_in_common_is_bad_input(capfd: Capture) -> None:
+    keep("other", rounds(seq_len=999))
+    said = told(capfd, "old", "other", code=2)
+    assert "in common: A has sdpa at 64, 128 tokens; B has sdpa at 999 tokens" in said
+    assert "results nowhere do not exist" in told(capfd, "old", "nowhere", code=2)
+
+
+# ---- commits -----------------------------------------------------------------------------------
+
+
+def commits() -> None:
+    keep("results/one", rounds(1.0, "aaa111") + rounds(1.3, "bbb222"))
+    keep("results/deep/two", rounds(1.3, "aab333-dirty", seq_len=64))
+
+
+def test_a_side_may_be_a_commit(capfd: Capture) -> None:
+    commits()
+    assert "B is slower in 1 of 1 trial" in told(capfd, "results/one@aaa", "results/one@bbb222")
+    assert "B is slower in 1 of 1 trial" in told(capfd, "@aaa111", "@bbb")
+    assert "B is faster" not in told(capfd, "@aab", "results@aab333-dirty")
+    long = "bbb222" + "0" * 34
+    assert "1 of 1 trial" in told(capfd, f"results/one/{RECORDS}@aaa", f"@{long}")
+
+
+@pytest.mark.parametrize(
+    ("side", "said"),
+    [
+        ("@fff", "results has no record of commit 'fff'; there: aab333-dirty, aaa111, bbb222"),
+        ("@aa", "commit 'aa' in results may be aab333-dirty or aaa111; write it out"),
+        ("results/one@", "results/one has no record of commit ''; there: aaa111, bbb222"),
+        ("nowhere@aaa", "results nowhere do not exist"),
+    ],
+)
+def test_a_commit_that_is_not_there_names_those_that_are(
+    side: str, said: str, capfd: Capture
+) -> None:
+    commits()
+    assert said in told(capfd, side, "old", code=2)
+
+
+def test_a_commit_written_out_is_not_the_one_that_goes_on(capfd: Capture) -> None:
+    keep("both", rounds(1.0, "aaa111", seq_len=64) + rounds(1.3, "aaa111-dirty", seq_len=64))
+    assert "B is slower in 1 of 1 trial" in told(capfd, "both@aaa111", "both@aaa111-d")
+
+
+def test_a_folder_with_an_at_in_its_name_is_that_folder(capfd: Capture) -> None:
+    keep("my@abc", rounds(seq_len=64))
+    assert "1 the same" in told(capfd, "my@abc", "old")
+
+
+# ---- files and data ----------------------------------------------------------------------------
+
+
+def test_files_are_written_where_asked(capfd: Capture) -> None:
+    asked = ("--format", "md,json,csv", "--out", "made", "--fail-on", "5%")
+    told(capfd, "old", "slow", *asked, code=4)
+    assert {p.name for p in Path("made").iterdir() if p.is_file()} == {
+        "compare.md", "compare.json", "compare.csv",
+    }  # fmt: skip
+    assert "sdpa at 64 is 10 % slower" in Path("made/compare.md").read_text()
+    assert json.loads(Path("made/compare.json").read_text())["kind"] == "compare"
+    before = {str(p) for p in Path().rglob("*")}
+    assert "did you mean" in told(capfd, "old", "slow", "--format", "mdd", "--out", "x", code=2)
+    assert "--format" in told(capfd, "old", "slow", "--out", "x", code=2)
+    told(capfd, "old", "slow")
+    assert {str(p) for p in Path().rglob("*")} == before
+
+
+def test_the_json_document(capfd: Capture) -> None:
+    assert run(["compare", "old", "slow", "--json", "--fail-on", "5%"]) == 4
+    document = json.loads(capfd.readouterr().out)
+    assert set(document) == {
+        "schema", "a", "b", "level", "least", "fail_on", "worse", "summary", "notes", "times",
+        "peaks", "maxima", "turned", "failed_alike", "only_a", "only_b", "differences",
+    }  # fmt: skip
+    assert (document["a"], document["b"], document["fail_on"]) == ("old", "slow", 0.05)
+    assert len(document["worse"]) == 2
+    row = document["times"][0]
+    assert {"implementation", "options", "tokens", "ratio", "low", "high", "p", "adjusted",
+            "seen_from", "free", "verdict", "reason", "note", "a_s", "b_s", "a_rounds",
+            "b_rounds"} <= set(row)  # fmt: skip
+    assert row["ratio"] == pytest.approx(1.1)
+    assert row["verdict"] == "slower"
+    assert row["low"] < 1.1 < row["high"]
+
+
+def test_names_are_shown_as_they_are(capfd: Capture) -> None:
+    keep("odd", rounds(implementation="x[red]|<y"))
+    assert "x[red]|<y 4k" in told(capfd, "odd", "odd")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_it_fits_the_terminal(width: int, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["compare", "old", "slow"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    (head,) = [line for line in lines if "ratio" in line and "tokens" in line]
+    for word in ("interval", "seen from") if width == 120 else ("ratio",):
+        assert word in head
+    assert sum("slower" in line and "1.100" in line for line in lines) == 2

@@ -1,0 +1,450 @@
+"""`longseq show`: which rows are chosen, in which order, what they look like, and that it fits."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from longseq_bench.cli import run
+from longseq_bench.cli.sparks import Scale, bar, samples_line, slots_of
+from longseq_bench.cli.where import KINDS, condition, ordered
+from longseq_bench.model import Record
+from longseq_bench.store import RECORDS
+from longseq_bench.table import (
+    MAXIMUM_FIELDS,
+    ROW_FIELDS,
+    sweep_json,
+    sweep_rows,
+    swept,
+)
+from tests import make
+
+MIB = 2**20
+ROOT = Path(__file__).parents[2]
+REAL = ("quickstart", "parallel", "extreme", "hilbert")
+Capture = pytest.CaptureFixture[str]
+
+
+def mixed() -> list[Record]:
+    """Two lengths, two dtypes, two worlds, options, a failure and a row without a time."""
+    ring = {"order": "zigzag", "chunk": 64}
+    at = {"flops": 1e9, "own_tokens": 2048}
+    return [
+        make.record(make.trial("sdpa", 1024), make.measured(0.004, MIB // 2, **at)),
+        make.record(make.trial("sdpa", 4096), make.measured(0.08, 3 * MIB, **at)),
+        make.record(make.trial("ring", 4096, ring), make.measured(0.1, 2 * MIB, **at)),
+        make.record(
+            make.trial("ring", 4096, ring | {"chunk": 128}, world_size=2),
+            make.measured(0.0625, 2 * MIB, ranks=2, compute_time=0.05, **at),
+        ),
+        make.record(make.trial("sdpa", 1024, dtype="bfloat16"), make.measured(0.003, MIB)),
+        make.record(make.trial("ring", 8192, ring), make.outcome("oom", "no memory", "forward")),
+        make.record(make.trial("ring", 1024, ring, repeats=0), make.outcome(peak=4 * MIB)),
+    ]
+
+
+def written(folder: Path, records: list[Record]) -> Path:
+    lines = (record.model_dump_json(by_alias=True) + "\n" for record in records)
+    (folder / RECORDS).write_text("".join(lines))
+    return folder
+
+
+def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
+    code = run(["show", *map(str, arguments)])
+    said = capfd.readouterr()
+    assert (code, said.err) == (0, ""), said.err
+    return said.out.splitlines()
+
+
+def document(capfd: Capture, *arguments: str | Path) -> dict[str, Any]:
+    return dict(json.loads("\n".join(shown(capfd, *arguments, "--json"))))
+
+
+def refusal(capfd: Capture, *arguments: str | Path) -> str:
+    code = run(["show", *map(str, arguments)])
+    said = capfd.readouterr()
+    assert (code, said.out) == (2, "")
+    (line,) = said.err.strip().splitlines()
+    return line.removeprefix("longseq: ")
+
+
+# ---- which rows --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "places"),
+    [
+        ("implementation=ring", [2, 3, 5, 6]),
+        ("impl = ring", [2, 3, 5, 6]),
+        ("impl==ring", [2, 3, 5, 6]),
+        ("impl!=ring", [0, 1, 4]),
+        ("impl~DP", [0, 1, 4]),
+        ("label~chunk=128", [3]),
+        ("status!=ok", [5]),
+        ("status=oom", [5]),
+        ("reason~memory", [5]),
+        ("phase!=forward", [0, 1, 2, 3, 4, 6]),
+        ("phase=none", [0, 1, 2, 3, 4, 6]),
+        ("tokens=4k", [1, 2, 3]),
+        ("tokens>=4k", [1, 2, 3, 5]),
+        ("tokens>4096", [5]),
+        ("tokens<=1k", [0, 4, 6]),
+        ("tokens<4k", [0, 4, 6]),
+        ("time<10ms", [0, 4]),
+        ("time_s>=0.1s", [2]),
+        ("time=none", [5, 6]),
+        ("time!=none", [0, 1, 2, 3, 4]),
+        ("time!=100ms", [0, 1, 3, 4, 5, 6]),
+        ("peak>1MiB", [1, 2, 3, 6]),
+        ("peak<=1MiB", [0, 4]),
+        ("peak=512KiB", [0]),
+        ("ranks=2", [3]),
+        ("world-size>1", [3]),
+        ("dtype=bfloat16", [4]),
+        ("causal=no", [0, 1, 2, 3, 4, 5, 6]),
+        ("causal=yes", []),
+        ("exposed=20%", [3]),
+        ("exposed<0.1", []),
+        ("efficiency>=80%", [0, 1, 2, 4]),
+        ("speed-up>=2x", "unknown field 'speed-up' in --where; did you mean 'speedup'?"),
+        ("speedup<=1×", [0, 1, 2, 4]),
+        ("rate>20G", [0]),
+        ("effective_flops>20GFLOP/s", [0]),
+        ("flops>=1g", [0, 1, 2, 3]),
+        ("max_error<1e-5", [0, 1, 2, 3, 4]),
+        ("option.chunk=64", [2, 5, 6]),
+        ("option.chunk!=64", [0, 1, 3, 4]),
+        ("option.chunk>64", [3]),
+        ("option.order~zag", [2, 3, 5, 6]),
+        ("option.order=none", [0, 1, 4]),
+    ],
+)
+def test_an_expression_chooses_rows(expression: str, places: list[int] | str) -> None:
+    rows = sweep_rows(mixed())
+    if isinstance(places, str):
+        with pytest.raises(Exception, match=r"unknown field") as caught:
+            condition(expression, rows)
+        assert str(caught.value) == places
+        return
+    holds = condition(expression, rows).holds
+    assert [i for i, row in enumerate(rows) if holds(row)] == places
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("time", "80ms"), ("tokens", "4k"), ("peak", "2MiB"), ("ranks", "1")]
+)
+def test_operators_share_out_the_rows(field: str, value: str) -> None:
+    rows = sweep_rows(mixed())
+
+    def those(sign: str, wanted: str = value) -> set[int]:
+        holds = condition(f"{field}{sign}{wanted}", rows).holds
+        return {i for i, row in enumerate(rows) if holds(row)}
+
+    every = set(range(len(rows)))
+    assert those("<") | those("=") == those("<=")
+    assert those(">") | those("=") == those(">=")
+    assert those("!=") == every - those("=")
+    assert sum(map(len, (those("<"), those("="), those(">"), those("=", "none")))) == len(every)
+
+
+def test_every_field_of_rows_and_maxima_can_be_asked_for() -> None:
+    lists = {"options", "rank_times", "rank_peaks", "rank_bytes", "rank_formulas", "bytes_unlike"}
+    assert set(KINDS) == {*ROW_FIELDS, *MAXIMUM_FIELDS} - lists
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--where", "tokns=4k"], "unknown field 'tokns' in --where; did you mean 'tokens'?"),
+        (["--sort", "-pek"], "unknown field 'pek' in --sort; did you mean 'peak'?"),
+        (["--columns", "time,statsu"],
+         "unknown field 'statsu' in --columns; did you mean 'status'?"),
+        (["--where", "option.chnk=1"], "unknown option 'chnk' in --where; did you mean 'chunk'?"),
+        (["--sort", "option.chnk"], "unknown option 'chnk' in --sort; did you mean 'chunk'?"),
+        (["--where", "tokens"], "--where 'tokens' can't be read; write FIELD=VALUE, tokens>=4k, "
+         "label~ring"),
+        (["--where", "tokens=4q"], "--where 'tokens=4q': tokens '4q' can't be read; write 4096, 4k "
+         "or 1M"),
+        (["--where", "time<fast"], "--where 'time<fast': time 'fast' can't be read; write 60s, "
+         "500ms or 2min"),
+        (["--where", "peak>-1"], "--where 'peak>-1': bytes '-1' can't be read; write 512MiB or "
+         "7.9GiB"),
+        (["--where", "exposed>much"], "--where 'exposed>much': 'much' is no number; write 0.5 or "
+         "50%"),
+        (["--where", "status=okay"],
+         "unknown status 'okay' in --where 'status=okay'; did you mean 'ok'?"),
+        (["--where", "dtype=bf16"],
+         "unknown dtype 'bf16' in --where 'dtype=bf16'; did you mean 'bfloat16'?"),
+        (["--where", "status>ok"], "--where 'status>ok': status has no order; compare it with = or "
+         "!="),
+        (["--where", "time~5"], "--where 'time~5': time_s is no text; ~ looks for a part of text"),
+        (["--where", "time<none"], "--where 'time<none': a missing value has no order; compare it "
+         "with = or !="),
+        (["--where", "causal=maybe"], "--where 'causal=maybe': 'maybe' is neither yes nor no"),
+        (["--where", "option.chunk>x"], "--where 'option.chunk>x': 'x' is no number; write 64 or "
+         "1k"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(
+    tmp_path: Path, capfd: Capture, arguments: list[str], sentence: str
+) -> None:
+    assert refusal(capfd, written(tmp_path, mixed()), *arguments) == sentence
+
+
+def test_all_conditions_hold_and_it_says_of_how_many(tmp_path: Path, capfd: Capture) -> None:
+    folder = written(tmp_path, mixed())
+    both = ["--where", "impl=ring", "--where", "tokens>4k"]
+    (row,) = document(capfd, folder, *both)["rows"]
+    assert (row["implementation"], row["tokens"]) == ("ring", 8192)
+    told = shown(capfd, folder, *both)
+    assert told[:2] == [
+        "7 records read: 6 ok, 1 oom",
+        "7 rows, of which 1 matches impl=ring and tokens>4k",
+    ]
+    assert "ring chunk=64 at 8k: oom in forward: no memory" in told
+
+
+def test_nothing_that_matches_is_said(tmp_path: Path, capfd: Capture) -> None:
+    told = shown(capfd, written(tmp_path, mixed()), "--where", "causal=yes")
+    assert told == ["7 records read: 6 ok, 1 oom", "7 rows, of which none matches causal=yes"]
+
+
+def test_json_is_that_of_the_report_filtered_and_sorted(tmp_path: Path, capfd: Capture) -> None:
+    records = mixed()
+    folder = written(tmp_path, records)
+    whole = json.loads(json.dumps(sweep_json(records)))
+    assert document(capfd, folder) == {**whole, "results": []}
+    some = document(capfd, folder, "--where", "impl=sdpa", "--sort", "-time", "--limit", "2")
+    assert some["rows"] == [whole["rows"][1], whole["rows"][0]]
+
+
+# ---- searches ----------------------------------------------------------------------------------
+
+
+def searched() -> list[Record]:
+    short = make.trial("ring", memory_budget=64 * MIB, repeats=0)
+    return [
+        make.step(1024), make.step(2048, "oom"),
+        make.step(4096, of=short), make.step(8192, "timeout", of=short),
+    ]  # fmt: skip
+
+
+def test_searches_have_a_table_of_their_own(tmp_path: Path, capfd: Capture) -> None:
+    folder = written(tmp_path, [*mixed(), *searched()])
+    told = shown(capfd, folder, "--where", "tokens>=4k")
+    assert told[1:3] == [
+        "7 rows, of which 4 match tokens>=4k", "2 searches, of which 1 matches tokens>=4k",
+    ]  # fmt: skip
+    (at,) = [i for i, line in enumerate(told) if line.startswith("Longest lengths: ")]
+    assert any(line.split()[:4] == ["ring", "4,096", "8,192", "time"] for line in told[at:])
+    found = document(capfd, folder, "--where", "limited_by=memory")
+    assert [row["max_tokens"] for row in found["results"]] == [1024]
+    assert found["rows"] == []
+
+
+def test_what_searches_do_not_have_leaves_them_out(tmp_path: Path, capfd: Capture) -> None:
+    folder = written(tmp_path, [*mixed(), *searched()])
+    told = shown(capfd, folder, "--where", "status!=ok")
+    assert "2 searches left out: searches have no status" in told
+    assert not any(line.startswith("Longest") for line in told)
+
+
+# ---- order -------------------------------------------------------------------------------------
+
+
+def test_missing_values_come_last_either_way() -> None:
+    rows = sweep_rows(mixed())
+    for descending in (False, True):
+        times = [row["time_s"] for row in ordered(rows, [("time_s", descending)])]
+        known = [row["time_s"] for row in rows if row["time_s"] is not None]
+        assert times == [*sorted(known, reverse=descending), None, None]
+
+
+def test_equal_rows_keep_their_order_and_a_second_field_breaks_ties() -> None:
+    rows = sweep_rows(mixed())
+    by_tokens = ordered(rows, [("tokens", True)])
+    assert [rows.index(row) for row in by_tokens] == [5, 1, 2, 3, 0, 4, 6]
+    twice = ordered(rows, [("tokens", False), ("peak_bytes", True)])
+    assert [rows.index(row) for row in twice] == [6, 4, 0, 1, 2, 3, 5]
+    chunks = ordered(rows, [("option.chunk", True)])
+    assert [rows.index(row) for row in chunks] == [3, 2, 5, 6, 0, 1, 4]
+
+
+def test_a_limit_says_how_many_are_left(tmp_path: Path, capfd: Capture) -> None:
+    told = shown(capfd, written(tmp_path, mixed()), "--sort", "-time", "--limit", "2")
+    assert told[-1] == "5 rows more not shown (--limit)"
+    labels = [line.split()[0] for line in told if "1%" in line]
+    assert labels == ["ring", "sdpa"]
+
+
+# ---- sparklines --------------------------------------------------------------------------------
+
+
+def expected(samples: list[float]) -> str:
+    """The same by counting: how many eighths of the height lie at or below a sample."""
+    low, middle = min(samples), sorted(samples)
+    centre = (middle[(len(samples) - 1) // 2] + middle[len(samples) // 2]) / 2
+    height = max(max(samples) - low, 0.1 * centre)
+    steps = [low + height * i / 8 for i in range(1, 8)]
+    return "".join("▁▂▃▄▅▆▇█"[sum(sample >= step for step in steps)] for sample in samples)
+
+
+@pytest.mark.parametrize(
+    ("samples", "line"),
+    [
+        ([], ""),
+        ([3.0], "▁"),
+        ([2.0, 2.0, 2.0], "▁▁▁"),
+        ([1.0, 1.001, 0.999], "▁▁▁"),
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "▁▂▃▄▅▆▇█"),
+        ([1.0, 1.0, 9.0, 1.0], "▁▁█▁"),
+        ([1.0, math.inf, 1.0], "▁▁"),
+    ],
+)
+def test_samples_are_drawn_as_they_came(samples: list[float], line: str) -> None:
+    assert samples_line(samples, 24) == line
+
+
+def test_samples_are_those_of_another_computation() -> None:
+    draw = random.Random(5)
+    for count in range(1, 25):
+        samples = [draw.lognormvariate(0, draw.choice([0.001, 0.1, 1])) for _ in range(count)]
+        assert samples_line(samples, 24) == expected(samples)
+
+
+def test_an_outlier_is_seen_where_several_share_a_place() -> None:
+    line = samples_line([1.0] * 50 + [5.0] + [1.0] * 49, 10)
+    assert line == "▁▁▁▁▁█▁▁▁▁"
+
+
+def test_a_logarithmic_scale_has_equal_steps_for_equal_ratios() -> None:
+    scale = Scale(1.0, 256.0, log=True)
+    assert "".join(scale.character(2.0**i) for i in range(9)) == "▁▂▃▄▅▆▇██"
+
+
+def test_a_place_is_a_length_and_a_failure_is_a_cross() -> None:
+    slots = slots_of([1024, 2048, 4096, 8192], 8)
+    line = slots.line([(1024, 1.0), (2048, 8.0)], [8192], Scale(1.0, 8.0))
+    assert line == "▁█·×"
+    assert slots_of(range(100), 10).line([(55, 1.0)], [99], Scale(0.0, 1.0)) == "·····█···×"
+
+
+def test_a_bar_is_as_long_as_its_share() -> None:
+    assert [bar(v, 8.0, 4) for v in (8.0, 4.0, 1.0, 0.25, 0.0001)] == ["████", "██", "▌", "▏", "▏"]
+    assert [bar(v, 8.0, 4) for v in (0.0, -1.0, math.nan)] == ["", "", ""]
+
+
+def rounds() -> list[Record]:
+    """One trial visited twice, the later visit first in the file, and slower; one other length."""
+    late = make.record(
+        make.trial("sdpa", 1024, round=1), make.outcome(time=[2.0, 2.0], peak=MIB, max_error=0.0),
+        started_at="2026-11-21T10:00:00Z",
+    )  # fmt: skip
+    early = make.record(
+        make.trial("sdpa", 1024), make.outcome(time=[1.0, 1.5], peak=MIB, max_error=0.0)
+    )
+    longer = make.record(
+        make.trial("sdpa", 2048), make.outcome(time=[4.0], peak=MIB, max_error=0.0)
+    )
+    failed = make.record(make.trial("sdpa", 4096), make.outcome("oom", "full", "forward"))
+    return [late, early, longer, failed]
+
+
+def test_rows_keep_the_records_they_are_made_from() -> None:
+    records = rounds()
+    assert [made_from for _, made_from in swept(records)] == [
+        [records[0], records[1]], [records[2]], [records[3]],
+    ]  # fmt: skip
+    assert [row for row, _ in swept(records)] == sweep_rows(records)
+
+
+def test_passes_are_in_order_of_time_and_series_over_lengths(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    told = shown(capfd, written(tmp_path, rounds()))
+    assert any(line.split()[:5] == ["sdpa", "1k", "1.75", "s", "43%"] and "▁▅██" in line
+               for line in told)  # fmt: skip
+    (series,) = [line.split() for line in told if "→" in line]
+    assert series == ["sdpa", "▁█×", "1.75", "s", "→", "4", "s", "oom", "at", "4k"]
+    assert "tokens 1k to 4k · ▁ 1.75 s, █ 4 s, logarithmic · × failed" in told
+
+
+def test_a_series_is_whole_though_its_rows_are_not(tmp_path: Path, capfd: Capture) -> None:
+    told = shown(capfd, written(tmp_path, rounds()), "--limit", "1")
+    assert any("1.75 s → 4 s" in line for line in told)
+    assert told[-1] == "2 rows more not shown (--limit)"
+
+
+def test_machines_are_told_apart_where_there_are_several(tmp_path: Path, capfd: Capture) -> None:
+    one, other = make.record(), make.record(where=make.environment("beta"))
+    assert not any("machine" in line for line in shown(capfd, written(tmp_path, [one])))
+    told = " ".join(" ".join(shown(capfd, written(tmp_path, [one, other]))).split())
+    for record in (one, other):
+        environment = record.environment
+        assert f"machine {environment.host} {environment.fingerprint[:6]}" in told
+
+
+def test_failures_alone_are_shown(tmp_path: Path, capfd: Capture) -> None:
+    failed = [
+        make.record(make.trial("sdpa", n), make.outcome("oom", "full", "forward"))
+        for n in (1024, 2048)
+    ]
+    told = shown(capfd, written(tmp_path, failed))
+    assert "sdpa at 1k and 1 more row: oom in forward: full" in told
+    assert not any("→" in line for line in told)
+
+
+# ---- what it looks like ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("name", REAL)
+def test_no_line_is_wider_than_the_terminal_and_no_figure_cut(
+    name: str, width: int, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    folder = ROOT / "results" / "xeon2" / name
+    told = shown(capfd, folder, "--limit", "40")
+    assert max(map(cell_len, told)) <= width
+    assert not any("…" in line for line in told)
+    assert any(line.startswith("no room for") for line in told) or width > 60 or name == "extreme"
+    if name != "quickstart":
+        return
+    medians = [f"{row['time_s'] * 1e3:.3g} ms" for row in document(capfd, folder)["rows"]]
+    times = [line for line in told if "k  " in line and " ms" in line]
+    assert len(times) == len(medians) == 21
+    assert all(median in line for median, line in zip(medians, times, strict=True))
+
+
+def test_columns_are_those_asked_for(tmp_path: Path, capfd: Capture) -> None:
+    told = shown(capfd, written(tmp_path, mixed()), "--columns", "tokens,causal,option.chunk,time",
+                 "--where", "tokens>=4k", "--where", "ranks=1", "--where", "impl=ring")  # fmt: skip
+    at = next(i for i, line in enumerate(told) if "option.chunk" in line)
+    assert told[at].split() == ["tokens", "causal", "option.chunk", "time"]
+    assert told[at + 1].split() == ["ring", "chunk=64", "4k", "no", "64", "100", "ms"]
+    assert told[at + 2].split() == ["ring", "chunk=64", "8k", "no", "64", "oom"]
+
+
+HOSTILE = "[red]a[/blue]\n\x1b[2J\x1b]0;t\x07|<b>:smile:\x9b2J\u202e\\"
+
+
+def test_hostile_names_are_text(tmp_path: Path, capfd: Capture) -> None:
+    at = {"options": {"order": HOSTILE}}
+    records = [
+        make.record(make.trial(HOSTILE, 1024)),
+        make.record(make.trial(HOSTILE, 2048, **at)),
+        make.record(make.trial(HOSTILE, 4096), make.outcome("error", HOSTILE, "forward")),
+        make.record(where=make.environment(HOSTILE)),
+        make.step(1024, of=make.trial(HOSTILE, memory_budget=MIB)),
+    ]
+    folder = written(tmp_path, records)
+    told = "\n".join(shown(capfd, folder, "--columns", "tokens,host,reason,option.order,passes"))
+    assert not {c for c in told if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"} - {"\n"}
+    flat = "".join(told.split())
+    assert flat.count("[red]a[/blue]]0;t|<b>:smile:2J\\") >= 6

@@ -1,0 +1,371 @@
+"""`longseq report --format terminal`: all that a document says, within the width, as plain text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from longseq_bench.cli import run
+from longseq_bench.cli.common import console
+from longseq_bench.cli.page import print_document
+from longseq_bench.model import Record
+from longseq_bench.reports import documents
+from longseq_bench.reports.base import KINDS
+from longseq_bench.reports.document import (
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Document,
+    Guide,
+    Mark,
+    Point,
+    Section,
+    Spread,
+    Table,
+    format_cell,
+)
+from longseq_bench.store import RECORDS, load
+from tests import make
+
+RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
+REAL = ("quickstart", "parallel")
+WIDTHS = (60, 80, 120, 200)
+Capture = pytest.CaptureFixture[str]
+
+
+def printed(document: Document, width: int) -> list[str]:
+    screen = Console(file=StringIO(), width=width, color_system=None, highlight=False)
+    print_document(document, screen)
+    return str(screen.file.getvalue()).splitlines()  # type: ignore[attr-defined]
+
+
+@cache
+def records(name: str) -> tuple[Record, ...]:
+    return tuple(load(RESULTS / name).records)
+
+
+@cache
+def real(name: str, kind: str) -> Document:
+    return documents(records(name), [kind])[0]
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+BEFORE = 5
+"""Lines of the headings that `of` puts before."""
+
+
+def of(*tables: Table, charts: tuple[Chart, ...] = ()) -> Document:
+    return Document("one", "Title", [], [Section("Section", tables=tables, charts=charts)])
+
+
+# ---- everything is there -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", KINDS.names())
+@pytest.mark.parametrize("name", REAL)
+def test_every_section_of_every_kind_is_printed(name: str, kind: str, width: int) -> None:
+    document = real(name, kind)
+    told = printed(document, width)
+    code = {line for section in document.sections for line in section.code}
+    assert code <= set(told)
+    assert max(cell_len(line) for line in told if line not in code) <= width
+    assert not any("…" in line for line in told)
+    said, at = squeezed("\n".join(told)), 0
+    for section in document.sections:
+        title = [i for i, line in enumerate(told) if line == section.title]
+        assert [i for i in title if i >= at], section.title
+        at = next(i for i in title if i >= at)
+        for sentence in (*section.paragraphs, *(f"• {p}" for p in section.points)):
+            assert squeezed(sentence) in said
+        for table in section.tables:
+            assert "\n".join(printed(of(table), width)[BEFORE:]) in "\n".join(told[at:])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", REAL)
+def test_figures_of_a_row_stand_whole_beside_its_name(name: str, width: int) -> None:
+    for table in (t for section in real(name, "summary").sections for t in section.tables):
+        told = printed(of(table), width)
+        assert squeezed(table.title) in squeezed("".join(told))
+        shown = [i for i, c in enumerate(table.columns)
+                 if i and c.kind != "text" and c.name not in gone(told)]  # fmt: skip
+        for row in table.rows:
+            figures = [format_cell(row[i], table.columns[i].kind) for i in shown]
+            first = format_cell(row[0], table.columns[0].kind).split()[0]
+            assert any(
+                line.startswith(first) and all(f" {figure}" in line for figure in figures)
+                for line in told
+            ), (row, figures)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_medians_of_a_real_sweep_are_whole(width: int) -> None:
+    document = real("quickstart", "summary")
+    (section,) = [s for s in document.sections if s.title == "Lengths swept"]
+    (table,) = section.tables
+    told = printed(document, width)
+    at = next(i for i, column in enumerate(table.columns) if column.name == "Time")
+    for row in table.rows:
+        time, tokens = format_cell(row[at], "seconds"), format_cell(row[1], "tokens")
+        assert any(line.startswith(f"{row[0]} ") and f"  {time}" in line
+                   and (width == 60 or f" {tokens} " in line) for line in told)  # fmt: skip
+
+
+def test_failures_alone_make_a_report() -> None:
+    failed = [
+        make.record(make.trial("sdpa", n), make.outcome("oom", "[bold]full", "forward"))
+        for n in (1024, 2048)
+    ]
+    for kind in KINDS.names():
+        (document,) = documents(failed, [kind])
+        told = printed(document, 80)
+        assert any("[bold]full" in line for line in told)
+        assert max(len(line) for line in told if "longseq " not in line) <= 80
+
+
+def test_a_point_hangs_by_its_mark_and_no_sentence_is_too_long_to_read() -> None:
+    words = " ".join(f"word{i}" for i in range(40))
+    document = Document("one", "Title", [words], [Section("Section", [], [words, words])])
+    for width in (40, 400):
+        told = printed(document, width)
+        points = told[told.index("Section") + 2 :]
+        assert {line[:2] for line in points} == {"• ", "  "}
+        assert [line[:2] for line in points].count("• ") == 2
+        assert min(width, 100) - 7 <= max(map(len, told)) <= min(width, 100)
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+WIDE = Table(
+    "Wide",
+    (Column("Name"), Column("Same", "count"), Column("Empty", "bytes"), Column("Tokens", "tokens"),
+     Column("Median time", "seconds"), Column("Tokens/s", "count"), Column("Reason")),
+    tuple(
+        (f"name {i}", 7, None, 1024 * i, Spread(0.0123 * i, 0.012 * i, 0.0126 * i), 123456 * i,
+         f"sentence {i} is long enough to take more than one line of a narrow terminal")
+        for i in (1, 2)
+    ),
+)  # fmt: skip
+
+
+def gone(told: list[str]) -> list[str]:
+    said = " ".join(" ".join(told).split()).partition("no room for ")[2].partition(":")[0]
+    return [word for word in said.split(", ") if word]
+
+
+def test_columns_leave_by_what_they_tell() -> None:
+    order: list[str] = []
+    for width in range(200, 15, -1):
+        order += [name for name in gone(printed(of(WIDE), width)) if name not in order]
+    assert order == ["Empty", "Same", "Reason", "Tokens/s", "Tokens", "Median time"]
+
+
+def test_what_is_shown_and_what_is_not_is_every_column() -> None:
+    for width in range(20, 130):
+        told = printed(of(WIDE), width)
+        said = " ".join(told).partition("no room for ")[0]
+        for column in WIDE.columns:
+            shown = all(word in said for word in column.name.split())
+            assert shown != (column.name in gone(told)), (width, column.name)
+        assert max(map(len, told)) <= width
+
+
+@pytest.mark.parametrize("width", range(70, 140, 7))
+def test_long_words_wrap_and_figures_stay_whole(width: int) -> None:
+    told = printed(of(WIDE), width)
+    (row,) = [line for line in told if line.startswith("name 2")]
+    assert "24.6 ms ±2.4 %" in row
+    assert "2k" in row.split()
+    if "Reason" not in gone(told):
+        start = row.index("sentence")
+        lines = [line[start:] for line in told[told.index(row) :] if not line.startswith("no room")]
+        assert " ".join(" ".join(lines).split()) == WIDE.rows[1][-1]
+
+
+def test_headings_take_lines_and_figures_stand_under_them() -> None:
+    table = Table("", (Column("Name"), Column("Two long words", "count")), (("a", 5), ("b", 12345)))
+    assert printed(of(table), 40)[BEFORE:] == [
+        "Name     Two",
+        "        long",
+        "       words",
+        "a          5",
+        "b     12,345",
+    ]
+
+
+# ---- charts ------------------------------------------------------------------------------------
+
+
+def chart(**changes: object) -> Chart:
+    points = [("ring", 1024, 1.0), ("ring", 2048, 4.0), ("ring", 4096, 16.0),
+              ("sdpa", 1024, 2.0), ("sdpa", 4096, 256.0)]  # fmt: skip
+    made = Chart(
+        "time", "Time of a pass", "It grows.", Axis("tokens", "tokens", True),
+        Axis("time", "seconds", True), tuple(Point(*p) for p in points),
+        (Mark("sdpa", 8192, "oom"), Mark("dense", 1024, "oom"), Mark("dense", 2048, "oom")),
+        (Guide("limit", (Point("limit", 1024, 8.0), Point("limit", 8192, 60.0))),),
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def row_of(told: list[str], name: str) -> list[str]:
+    return next(line.split() for line in told if line.startswith(name))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_lines_are_sparklines_with_their_ends_in_words(width: int) -> None:
+    told = printed(of(charts=(chart(),)), width)
+    assert {"Time of a pass", "It grows."} <= set(told)
+    # eight steps of a factor of two: 1 2 4 8 16 32 64 128, to 256
+    assert row_of(told, "ring")[:7] == ["ring", "▁▃▅·", "1", "s", "→", "16", "s"]
+    assert row_of(told, "sdpa")[1:8] == ["▂·█×", "2", "s", "→", "4", "min", "16"]
+    assert row_of(told, "dense")[1:3] == ["××··", "—"]
+    assert row_of(told, "limit (computed)")[2:] == ["8", "s", "→", "60", "s"]
+    assert "oom at 1k, 2k" in " ".join(" ".join(told).split())
+    legend = "tokens 1k to 8k · ▁ 1 s, █ 4 min 16 s, logarithmic · × failed"
+    assert squeezed(legend) in squeezed("".join(told))
+    assert max(map(len, told)) <= width
+
+
+def test_many_places_share_characters_and_it_is_said() -> None:
+    points = tuple(Point("a", float(i), float(i)) for i in range(1, 201))
+    dots = chart(points=points, failures=(), guides=(), shape="dots", x=Axis("n", "count"),
+                 y=Axis("t", "seconds"))  # fmt: skip
+    told = printed(of(charts=(dots,)), 80)
+    line = row_of(told, "a")[1]
+    assert len(line) == 20
+    assert line == "".join(sorted(line))
+    assert set(line) == set("▁▂▃▄▅▆▇█")
+    assert any("a character is the median of several" in line for line in told)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_bars_have_their_figures_beside_them(width: int) -> None:
+    points = (Point("ring", 0, 2.0, 1.9, 2.1), Point("sdpa", 0, 4.0))
+    limits = (Guide("ideal", (Point("ring", 0, 1.5),)),)
+    bars = chart(points=points, failures=(Mark("dense", 0, "oom"),), guides=limits, shape="bars")
+    told = printed(of(charts=(bars,)), width)
+    ring, sdpa = row_of(told, "ring"), row_of(told, "sdpa")
+    assert len(sdpa[1]) == 2 * len(ring[1]) >= 8
+    assert set(sdpa[1] + ring[1]) == {"█"}
+    assert ring[2:] == ["2", "s", "±5", "%", "1.5", "s"]
+    assert sdpa[2:] == ["4", "s", "—"]
+    assert row_of(told, "dense") == ["dense", "—", "—", "oom"]
+    assert max(map(len, told)) <= width
+
+
+def test_a_chart_of_nothing_says_what_it_would_be() -> None:
+    told = printed(of(charts=(chart(points=(), failures=(), guides=()),)), 80)
+    assert told[-2:] == ["Time of a pass", "It grows."]
+
+
+# ---- hostile text ------------------------------------------------------------------------------
+
+HOSTILE = "[red]a[/blue]\n\x1b[2J\x1b]0;t\x07|<b>:smile:\x9b2J\u202e\\"
+SHOWN = "[red]a[/blue] ]0;t|<b>:smile:2J\\"
+
+
+def hostile() -> Document:
+    cells: tuple[Cell, ...] = (HOSTILE, HOSTILE, 5)
+    table = Table(HOSTILE, (Column(HOSTILE), Column(HOSTILE), Column(HOSTILE, "count")), (cells,))
+    lines = chart(
+        name=HOSTILE, title=HOSTILE, said=HOSTILE, x=Axis(HOSTILE, "tokens"),
+        y=Axis(HOSTILE, "seconds"), points=(Point(HOSTILE, 1, 1.0), Point(HOSTILE, 2, 2.0)),
+        failures=(Mark(HOSTILE, 3, HOSTILE),), guides=(Guide(HOSTILE, (Point(HOSTILE, 1, 1.0),)),),
+    )  # fmt: skip
+    charts = (lines, replace(lines, shape="bars"))
+    section = Section(HOSTILE, [HOSTILE], [HOSTILE], [table], [HOSTILE], charts)
+    return Document("one", HOSTILE, [HOSTILE], [section])
+
+
+def test_hostile_text_is_text() -> None:
+    told = "\n".join(printed(hostile(), 300))
+    assert not {c for c in told if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"} - {"\n"}
+    whole = squeezed(told)
+    # title, paragraph; of the section: title, paragraph, point, code; of the table: title, cells;
+    # of lines: title, said, series, guide, heading, failure, legend; of bars: title, said, two
+    # bars, failed series, two headings, failure; and three headings that take two lines
+    for part in SHOWN.split():
+        assert whole.count(part) == 2 + 4 + 3 + 7 + 8 + 3
+    assert sum(line.endswith("  failed") and SHOWN in line for line in told.splitlines()) == 2
+
+
+def test_hostile_text_is_text_on_a_terminal_with_colours() -> None:
+    screen = Console(file=StringIO(), width=200, force_terminal=True, color_system="truecolor",
+                     highlight=False)  # fmt: skip
+    print_document(hostile(), screen)
+    told = str(screen.file.getvalue())  # type: ignore[attr-defined]
+    assert "\x1b[2J" not in told
+    assert "\x1b]" not in told
+    assert "\x07" not in told
+    assert "[red]a[/blue]" in told
+    assert "\x1b[31m" not in told
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / RECORDS).write_text(make.record().model_dump_json(by_alias=True) + "\n")
+    return tmp_path
+
+
+def test_terminal_prints_and_writes_nothing(folder: Path, capfd: Capture) -> None:
+    assert run(["report", str(folder), "--format", "terminal"]) == 0
+    said = capfd.readouterr()
+    (document,) = documents(load(folder).records, place=str(folder))
+    assert said.out.splitlines() == printed(document, console().width)
+    assert said.err == ""
+    assert [path.name for path in folder.iterdir()] == [RECORDS]
+
+
+def test_terminal_and_files(folder: Path, capfd: Capture) -> None:
+    assert run(["report", str(folder), "--format", "md,terminal"]) == 0
+    said = capfd.readouterr()
+    assert said.out.startswith("How long a sequence attention takes here\n═")
+    assert said.err.splitlines() == [f"wrote {folder / 'report.md'}"]
+    assert (folder / "report.md").exists()
+
+
+def test_columns_is_the_width_where_there_is_no_terminal(
+    folder: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widest = []
+    for width in ("60", "100"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert run(["report", str(folder), "--format", "terminal"]) == 0
+        widest.append(max(map(len, capfd.readouterr().out.splitlines()[:20])))
+    assert widest[0] <= 60 < widest[1] <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--format", "terminal", "--json"],
+         "--format terminal and --json would both print on stdout; ask for one"),
+        (["--format", "termnal"], "unknown report format 'termnal'; did you mean 'terminal'?"),
+        (["--format", ","], "--format names one at least; write --format md,csv"),
+        (["--kind", ","], "--kind names one at least; write --kind summary"),
+        (["--kind", "sumary", "--format", "terminal"],
+         "unknown report kind 'sumary'; did you mean 'summary'?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_nothing_is_written(
+    folder: Path, capfd: Capture, arguments: list[str], sentence: str
+) -> None:
+    code = run(["report", str(folder), *arguments])
+    said = capfd.readouterr()
+    assert (code, said.out, said.err) == (2, "", f"longseq: {sentence}\n")
+    assert [path.name for path in folder.iterdir()] == [RECORDS]

@@ -1,0 +1,387 @@
+"""Recommendations follow the rows: the winner swapped, dropped, failed or not told apart.
+
+A rule is asked of rows made from what each implementation is worth, larger being better; NAMED
+says how its sentences name the best.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import pytest
+
+from longseq_bench.model import Record, Status
+from longseq_bench.reports.advice import fastest, leanest, longest, ranks_pay, sparse_pays
+from longseq_bench.reports.base import KINDS, Source
+from longseq_bench.reports.bottleneck import bottleneck
+from longseq_bench.reports.document import Section
+from longseq_bench.reports.findings import findings
+from longseq_bench.reports.segments import curve, segments
+from longseq_bench.reports.sparse import sparse
+from longseq_bench.reports.spread import against_one, batches
+from longseq_bench.reports.standard import beside_standard
+from longseq_bench.reports.uses import uses
+from tests import make
+from tests.reports.made import on_one, spread, took, took_on
+
+Worth = Mapping[str, float]
+TOKENS = 8192
+MIB = 2**20
+
+
+def timed(worth: Worth, status: Status = "ok", n: int = 9, **more: float) -> list[Record]:
+    """Each timed at one length."""
+    if status != "ok":
+        return [make.record(make.trial(x, TOKENS), make.outcome(status)) for x in worth]
+    return [on_one(name, TOKENS, 1 / value, n, **more) for name, value in worth.items()]
+
+
+def in_memory(worth: Worth, status: Status = "ok") -> list[Record]:
+    """Each with a peak."""
+    if status != "ok":
+        return timed(worth, status)
+    return [on_one(name, TOKENS, 0.1, peak=5 * MIB / value) for name, value in worth.items()]
+
+
+def beside_dense(worth: Worth, status: Status = "ok") -> list[Record]:
+    """Each sparse, timed beside dense attention."""
+    if status != "ok":
+        return timed(worth, status)
+    flops = 4 * TOKENS**2 * 512 * 0.1
+    kept = {"density_achieved": 0.1, "flops": flops, "dense_time": spread(1.0, 8)}
+    return [on_one(name, TOKENS, 1 / value, 9, **kept) for name, value in worth.items()]
+
+
+def on_two(worth: Worth, status: Status = "ok") -> list[Record]:
+    """Each on one rank, in a second, and on two."""
+    found = []
+    for name, value in worth.items():
+        one = make.trial(name, TOKENS)
+        two = one.but(world_size=2)
+        bad = make.outcome(status)
+        found.append(make.record(one, took(one, 1.0)))
+        found.append(make.record(two, took_on(two, 1 / value) if status == "ok" else bad))
+    return found
+
+
+def unevenly(worth: Worth, status: Status = "ok") -> list[Record]:
+    """Each on two ranks, of which one holds more."""
+    found = []
+    for name, value in worth.items():
+        each = [{"time": spread(1.0, 8), "peak": MIB * more} for more in (1.0, 1 + value)]
+        trial = make.trial(name, TOKENS, world_size=2)
+        bad = make.outcome(status)
+        found.append(make.record(trial, make.on_ranks(*each) if status == "ok" else bad))
+    return found
+
+
+def searched(
+    worth: Worth, status: Status = "ok", budget: int = 2**28, density: float | None = None,
+    open_: bool = False, **fields: object,
+) -> list[Record]:  # fmt: skip
+    """Each with a maximum of so many thousand tokens, and a failure a token above it."""
+    found = []
+    for name, value in worth.items():
+        best = round(value * 1000)
+        of = make.trial(name, 1, memory_budget=budget, repeats=0, **fields)
+        more = {} if density is None else {"density_achieved": density}
+        came_to = make.outcome(status, pass_time=0.1, peak=1e6, **more)
+        found.append(make.record(of.at(best), came_to, purpose="probe"))
+        if not open_:
+            failed = make.outcome("oom", phase="forward")
+            found.append(make.record(of.at(best + 1), failed, purpose="edge"))
+    return found
+
+
+def on_more_ranks(worth: Worth, status: Status = "ok") -> list[Record]:
+    """Each searched on one rank, to a thousand tokens, and on two."""
+    two = searched(worth, status, world_size=2)
+    return [*searched(dict.fromkeys(worth, 1)), *two]
+
+
+def dilated(worth: Worth, status: Status = "ok") -> list[Record]:
+    """Each with segments, without dilation and so many times as fast with it."""
+    found = []
+    for name, value in worth.items():
+        for rate, time in ((1, 1.0), (2, 1 / value)):
+            options = {"segments": (1024,), "dilation": (rate,)}
+            if status == "ok":
+                found.append(on_one(name, TOKENS, time, options=options))
+            else:
+                trial = make.trial(name, TOKENS, options)
+                found.append(make.record(trial, make.outcome(status)))
+    return found
+
+
+def points(section: Callable[[Source], Section]) -> Callable[[Source], Iterable[str]]:
+    """The sentences of a section."""
+    return lambda source: section(source).points
+
+
+def of_use(source: Source) -> Iterator[str]:
+    """Who is named for the first use case, exact and sparse."""
+    for table in uses(source).tables:
+        name, _, exact, why, _, other, its, _ = table.rows[0]
+        yield f"{name}: {exact} ({why}); {other} ({its})"
+
+
+def held_back(source: Source) -> Iterator[str]:
+    """Who is held back by communication."""
+    for table in bottleneck(source).tables:
+        yield from (f"{row[7]} holds {row[0]}" for row in table.rows if row[7] != "compute")
+
+
+class Rule(NamedTuple):
+    """Sentences of a source, rows from what each is worth, and how the best is named."""
+
+    said: Callable[[Source], Iterable[str]]
+    rows: Callable[..., list[Record]]
+    named: str
+    fewest: int = 1
+    """How many it takes for one to be named."""
+
+    def best(self, worth: Worth, **more: object) -> str | None:
+        """Who is named, if anyone."""
+        told = "\n".join(self.said(Source(self.rows(worth, **more))))
+        found = re.search(self.named, told)
+        return found[1] if found else None
+
+
+RULES = {
+    "longest exact": Rule(longest, searched, r"by exact attention \([^)]*\): (\w+) \("),
+    "longest sparse": Rule(
+        longest,
+        lambda worth, **more: searched(worth, density=0.1, **more),
+        r"by sparse attention \([^)]*\): (\w+) \(",
+    ),
+    "fastest": Rule(fastest, timed, r"At 8k tokens, (\w+) is the fastest exact", 2),
+    "fastest sparse": Rule(fastest, beside_dense, r"At 8k tokens, (\w+) is the fastest sparse", 2),
+    "fastest of a summary": Rule(findings, timed, r", (\w+) \([^)]*\) is the fastest of", 2),
+    "lowest peak": Rule(findings, in_memory, r", (\w+) \([^)]*\) has the lowest peak", 2),
+    "scales best": Rule(findings, on_two, r", (\w+) \([^)]*\) scales best", 2),
+    "share of ideal": Rule(
+        points(sparse), beside_dense, r", (\w+) \([^)]*\) reaches the highest share", 2
+    ),
+    "lengthens": Rule(points(against_one), on_more_ranks, r"Ranks lengthen (\w+) most"),
+    "least even": Rule(points(batches), unevenly, r"Least even \([^)]*\): (\w+) on 2"),
+    "dilation": Rule(points(segments), dilated, r"brings most to (\w+) dilation=\(?2"),
+    "use by time": Rule(of_use, timed, r"conversation: (\w+) \(ran"),
+    "use by sparse time": Rule(of_use, beside_dense, r"\); (\w+) \(ran"),
+    "use by maximum": Rule(
+        of_use,
+        lambda worth, **more: searched({k: 10 * v for k, v in worth.items()}, **more),
+        r"conversation: (\w+) \(takes",
+    ),
+}
+FIRST, SECOND = {"one": 3.0, "two": 2.0, "three": 1.2}, {"one": 2.0, "two": 3.0, "three": 1.2}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_best_is_named_and_the_other_when_they_are_swapped(name: str) -> None:
+    assert RULES[name].best(FIRST) == "one"
+    assert RULES[name].best(SECOND) == "two"
+    assert RULES[name].best(dict(reversed(FIRST.items()))) == "one"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_without_the_best_the_next_is_named(name: str) -> None:
+    rest = {other: worth for other, worth in FIRST.items() if other != "one"}
+    assert RULES[name].best(rest) == "two"
+    last = RULES[name].best({"three": 1.2})
+    assert last == ("three" if RULES[name].fewest == 1 else None)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_where_all_failed_nobody_is_named(name: str) -> None:
+    assert RULES[name].best(FIRST, status="oom") is None
+
+
+SINGLES = ("fastest", "fastest of a summary")
+
+
+@pytest.mark.parametrize("name", SINGLES)
+def test_single_passes_take_no_part(name: str) -> None:
+    rule = RULES[name]
+    assert rule.best(FIRST, n=1) is None
+    records = timed({"one": 3.0}, n=1) + timed({"two": 2.0, "three": 1.2})
+    assert "one is the fastest" not in "".join(rule.said(Source(records)))
+
+
+def test_a_single_pass_does_not_hide_the_fastest_of_the_others() -> None:
+    records = timed({"one": 3.0}, n=1) + timed({"two": 2.0, "three": 1.2})
+    (said,) = fastest(Source(records))
+    assert said.startswith("At 8k tokens, two is the fastest exact attention")
+
+
+ALIKE = ("fastest", "fastest sparse", "fastest of a summary", "scales best", "share of ideal")
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_whose_intervals_overlap_are_not_told_apart(name: str) -> None:
+    near = {"one": 2.0, "two": 1.995, "three": 1.2}
+    assert RULES[name].best(near) is None
+    told = "\n".join(RULES[name].said(Source(RULES[name].rows(near))))
+    assert re.search(r"can't be told apart|no \w+ attention is the fastest", told)
+    assert re.search(r"one \([^)]*\)(,| and) two \(", told)
+
+
+def test_brackets_that_overlap_name_no_longest() -> None:
+    records = searched({"one": 8.0}) + searched({"two": 7.0}, open_=True)
+    (said,) = longest(Source(records))
+    assert "their brackets overlap, so none is named the longest" in said
+    assert "one (8,000 tokens" in said
+    assert "two (7,000 tokens, no longer length failed" in said
+
+
+@pytest.mark.parametrize("rule", [longest, fastest])
+def test_exact_and_sparse_are_never_compared(
+    rule: Callable[[Source], Iterable[str]],
+) -> None:
+    if rule is longest:
+        records = searched({"one": 2, "two": 1}) + searched({"s": 90, "t": 80}, density=0.1)
+    else:
+        records = timed({"one": 2, "two": 1}) + beside_dense({"s": 90, "t": 80})
+    exact, other = rule(Source(records))
+    assert re.search(r"\bone\b", exact)
+    assert re.search(r"\bs\b", other)
+    assert not re.search(r"\b(s|t)\b \(", exact)
+    assert not re.search(r"\b(one|two)\b", other)
+
+
+def test_one_exact_and_one_sparse_are_no_choice() -> None:
+    assert not list(fastest(Source(timed({"one": 2}) + beside_dense({"s": 90}))))
+
+
+def test_a_use_has_its_own_place_for_sparse_attention() -> None:
+    (said,) = of_use(Source(timed({"one": 2}) + beside_dense({"s": 90})))
+    assert re.match(r"a conversation: one \(ran .*\); s \(ran ", said)
+    (said,) = of_use(Source(beside_dense({"s": 90})))
+    assert said.startswith("a conversation: None (None); s (ran")
+
+
+UNLIKE = ({"fit_only": True}, {"keep": "nothing"})
+
+
+@pytest.mark.parametrize("fields", UNLIKE)
+def test_what_was_no_whole_pass_is_never_recommended(fields: dict[str, object]) -> None:
+    short = searched({"far": 90}, **fields)
+    both = [*short, *searched({"one": 20})]
+    for rule in (longest, of_use):
+        assert not list(rule(Source(short)))
+        assert "far" not in "".join(rule(Source(both)))
+        assert "one" in "".join(rule(Source(both)))
+    two = [*short, *searched({"far": 200}, world_size=2, **fields)]
+    assert not against_one(Source(two)).points
+    assert not bottleneck(Source(two)).tables
+    assert not list(leanest(Source(searched({"far": 20}, budget=2**30, **fields))))
+
+
+def test_who_wastes_its_budget_is_said_and_only_then() -> None:
+    records = searched({"full": 8.0, "half": 4.0}, budget=2**26)
+    (said,) = leanest(Source(records))
+    assert said.startswith("Leave their budget to other things than the floor (")
+    assert said.endswith("): half (51.2 %: 4,000 tokens of 8,192).")
+    assert not list(leanest(Source(searched({"half": 4.0}, budget=2**26, open_=True))))
+
+
+@pytest.mark.parametrize(
+    ("rule", "rows", "against"),
+    [(ranks_pay, on_two, "one rank"), (sparse_pays, beside_dense, "dense attention")],
+)
+def test_a_verdict_follows_its_interval(
+    rule: Callable[[Source], Iterator[str]], rows: Callable[..., list[Record]], against: str
+) -> None:
+    def verdicts(worth: Worth) -> dict[str, str]:
+        said = [re.match(r"(\w+).* \(.*cpu\): (.*)\.", s) for s in rule(Source(rows(worth)))]
+        return {name: s[1] for s in said if s for name in re.findall(r"\b(up|same|down)\b", s[2])}
+
+    assert verdicts({"up": 2, "same": 1, "down": 0.5}) == {
+        "up": "Faster", "same": "Not", "down": "Slower"
+    }  # fmt: skip
+    assert verdicts({"up": 0.5, "same": 2, "down": 1}) == {
+        "up": "Slower", "same": "Faster", "down": "Not"
+    }  # fmt: skip
+    assert all(against in sentence for sentence in rule(Source(rows({"up": 2}))))
+    assert not list(rule(Source(rows({"up": 2}, status="crashed"))))
+
+
+def test_ranks_pay_from_the_length_above_which_they_always_do() -> None:
+    def of(*speedups: float) -> str:
+        found = []
+        for i, value in enumerate(speedups):
+            one = make.trial("a", 1024 * 2**i)
+            two = one.but(world_size=2)
+            found += [make.record(one, took(one, 1.0)), make.record(two, took_on(two, 1 / value))]
+        (said,) = ranks_pay(Source(found))
+        return said.split(" (")[0]
+
+    assert of(0.5, 1.5, 1.8) == "Faster than one rank from 2k tokens"
+    assert of(1.5, 0.5, 1.8) == "Faster than one rank from 4k tokens"
+    assert (
+        of(1.5, 1.8, 1.9)
+        == "Faster than one rank from 1k tokens, the shortest timed more than once"
+    )
+    assert of(1.5, 1.8, 0.5).startswith("Not known to be faster than one rank at the longest")
+    assert of(0.5, 0.6, 0.7) == "Slower than one rank at every length timed more than once"
+
+
+def test_what_holds_back_follows_what_is_exposed() -> None:
+    def of(share: float, **more: object) -> tuple[object, object]:
+        trial = make.trial("a", TOKENS, world_size=2)
+        section = bottleneck(Source([make.record(trial, took_on(trial, 1.0, share=share, **more))]))
+        ((*_, what, why),) = section.tables[0].rows
+        return what, why
+
+    assert of(0.8) == ("compute", "exposed 20.0 %")
+    assert of(0.3) == ("communication", "exposed 70.0 %")
+    what, why = of(0.499)
+    assert what == "either"
+    assert re.fullmatch(r"exposed 50\.1 % \(4\d\.\d % to 5\d\.\d %\)", str(why))
+    assert list(held_back(Source(searched({"a": 9}, world_size=2)))) == ["memory holds a"]
+
+
+def test_the_curve_is_set_against_the_same_segments() -> None:
+    def pair(straight: float, curved: float, other: int = 2) -> Section:
+        options = [{"segments": (1024,), "dilation": (rate,)} for rate in (2, other)]
+        one = on_one("dilated", TOKENS, straight, options=options[0])
+        return curve(Source([one, on_one("hilbert", TOKENS, curved, options=options[1])]))
+
+    assert pair(1.0, 2.0).points[0].startswith("The curve takes 2× the time of the sequence")
+    assert pair(2.0, 1.0).points[0].startswith("The curve takes 0.5× the time of the sequence")
+    assert pair(1.0, 2.0, other=3).wanting
+
+
+FAILED = [
+    make.record(make.trial("one", TOKENS, world_size=2), make.outcome("oom")),
+    make.record(make.trial("one", TOKENS), make.outcome("crashed")),
+    make.step(TOKENS, "oom"),
+]
+ADVICE = {
+    **dict.fromkeys(("extreme", "devices", "scaling", "implementations"), "Recommendations"),
+    "capabilities": "Where it begins to pay",
+}
+
+
+@pytest.mark.parametrize("kind", ADVICE)
+def test_where_all_failed_the_section_says_what_to_run(kind: str) -> None:
+    document = KINDS.get(kind)(Source(FAILED))
+    (section,) = (s for s in document.sections if s.title == ADVICE[kind])
+    assert section.wanting
+    assert not section.points
+    assert all(line.startswith("longseq ") for line in section.code)
+    assert "There is no pair of rows" in section.paragraphs[0]
+
+
+@pytest.mark.parametrize("section", [uses, segments, curve, against_one, beside_standard])
+def test_a_section_without_rows_says_what_to_run(section: Callable[[Source], Section]) -> None:
+    assert section(Source(FAILED)).wanting
+    assert section(Source(FAILED)).code
+
+
+def test_ranks_that_shorten_lengthen_nobody() -> None:
+    records = [*searched({"a": 8}), *searched({"a": 7}, world_size=2)]
+    section = against_one(Source(records))
+    assert section.tables
+    assert not section.points

@@ -1,0 +1,663 @@
+"""The page, as a file and in a browser: what it says, what it lets a reader do, what it loads."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longseq_bench.reports import documents
+from longseq_bench.reports import html as html_format
+from longseq_bench.reports.document import (
+    Axis,
+    Chart,
+    Column,
+    Document,
+    Guide,
+    Mark,
+    Point,
+    Section,
+    Spread,
+    Table,
+)
+from longseq_bench.reports.html import page, render
+from longseq_bench.reports.packed import pack
+from longseq_bench.store import load
+
+ROOT = Path(__file__).parents[2]
+NASTY = [
+    "<script>window.ran = 1</script>", "</script><script>window.ran = 1</script>",
+    '"><img src=x onerror="window.ran = 1">', "a|b", "two\nlines", "it's \"said\" `so`",
+    "{{ 7 * 7 }}", "</style></title><b>", "<!-- <script>", "' + (window.ran = 1) + '", "&lt;&amp;",
+    "a\u2028b",
+]  # fmt: skip
+
+
+# ---- documents made by hand ----------------------------------------------------------------------
+
+
+THREE = ("sdpa", "ring", "dense")
+
+
+def chart(names: tuple[str, ...] = THREE, said: str = "Time by tokens.") -> Chart:
+    points = tuple(
+        Point(name, n, 1e-9 * n * n * (i + 1), 0.9e-9 * n * n * (i + 1), 1.1e-9 * n * n * (i + 1))
+        for i, name in enumerate(names)
+        for n in (1024, 2048, 4096)
+    )
+    return Chart(
+        "time", said, said, Axis("Tokens", "tokens", True), Axis("Time", "seconds", True), points,
+        (Mark(names[-1], 8192, "oom in forward"),),
+        (Guide("ideal", (Point("", 1024, 1e-3), Point("", 4096, 16e-3))),),
+    )  # fmt: skip
+
+
+def bars(names: tuple[str, ...] = ("sdpa", "ring")) -> Chart:
+    points = tuple(Point(name, 0, 1000.0 * (i + 1)) for i, name in enumerate(names))
+    x, y = Axis("", "text"), Axis("Max tokens", "tokens")
+    return Chart("maxima", "Longest", "The longest.", x, y, points, shape="bars")
+
+
+COLUMNS = (Column("Implementation"), Column("Status"), Column("Time", "seconds"))
+ROWS = (
+    ("sdpa", "ok", Spread(0.5, 0.4, 0.6)),
+    ("ring", "oom", None),
+    ("dense", "ok", 12.0),
+    ("hilbert 16", "wrong", 0.0009),
+    ("hilbert 4", "timeout", 90.0),
+    ("dilated", "ok", 2.0),
+)
+SORTED = ["hilbert 16", "sdpa", "dilated", "dense", "hilbert 4", "ring"]
+"""By time; what has none is last."""
+
+
+def small() -> Document:
+    lines = ["longseq sweep x.yaml", "<longseq>"]
+    return Document(
+        "summary", "A report", ["Said first."],
+        [
+            Section("Summary", points=["One.", "Two."]),
+            Section("Lengths", ["Words."], [], [Table("By time", COLUMNS, ROWS)], lines,
+                    [chart(), bars()]),
+        ],
+    )  # fmt: skip
+
+
+def long(n: int = 5000) -> Document:
+    columns = (Column("Implementation"), Column("Tokens", "tokens"), Column("Time", "seconds"))
+    times = [None if i % 100 == 3 else (i * 37 % n) / 10 for i in range(n)]
+    rows = [(f"way {i % 7}", 1 + i, time) for i, time in enumerate(times)]
+    rows[-1] = (NASTY[2], n, 0.5)
+    return Document(
+        "summary", "Long", [], [Section("All", tables=[Table("Rows", columns, tuple(rows))])]
+    )
+
+
+@cache
+def small_page() -> str:
+    return page(small())
+
+
+@cache
+def long_page() -> str:
+    return page(long())
+
+
+def nasty(text: str) -> Section:
+    table = Table(text, (Column("Implementation"), Column(text)), ((text, text), ("b", None)))
+    charts = [chart((text, "other"), text), bars((text,))]
+    return Section(text, [text], [text], [table], [text], charts)
+
+
+@cache
+def nasty_page() -> str:
+    return page(Document("x", NASTY[0], [NASTY[1]], [nasty(text) for text in NASTY]))
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+class Parts(HTMLParser):
+    """Text by element, and the attributes of each."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open = tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self._open, data))
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+    def policy(self) -> dict[str, list[str]]:
+        (meta,) = [a for a in self.of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+        parts = [part.split() for part in (meta["content"] or "").split(";")]
+        return {name: values for name, *values in parts}
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_the_policy_names_each_script_by_its_hash_and_nothing_else(live: bool) -> None:
+    text = page(small(), live)
+    parts = Parts(text)
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == 2
+    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    policy = parts.policy()
+    assert policy["script-src"] == [f"'sha256-{one}'" for one in hashes]
+    assert policy["default-src"] == ["'none'"]
+    assert policy["connect-src"] == ["'self'" if live else "'none'"]
+
+
+def test_nothing_lies_outside_the_file() -> None:
+    parts = Parts(small_page())
+    links = [a.get("href") or "" for _, a in parts.tags if "href" in a]
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert not [a for _, a in parts.tags if a.get("src")]
+    assert "@import" not in small_page()
+
+
+def test_the_same_document_is_the_same_page() -> None:
+    assert render(small()) == render(small())
+    assert list(render(small())) == ["report.html"]
+
+
+def test_vega_comes_along_only_where_it_draws() -> None:
+    assert "vegaEmbed=" not in page(long(3))
+    assert "vegaEmbed=" in small_page()
+    assert "vegaEmbed=" in page(long(3), live=True)
+
+
+def test_data_can_neither_end_its_element_nor_be_another_name() -> None:
+    written = nasty_page()
+    datas = re.findall(r'<script type="application/json">(.*?)</script>', written, re.DOTALL)
+    assert not re.search("[<>&\u2028\u2029]", "".join(datas))
+    assert [json.loads(data)["series"] for data in datas[::2]] == [[t, "other"] for t in NASTY]
+    assert len(re.findall(r"<script\b", written.split("<body>")[1])) == 2 * len(NASTY) + 1
+    assert Parts(written).of("img") == []
+
+
+def test_a_script_cannot_end_before_its_end() -> None:
+    assert html_format._inline('a("</script>","<!--")\r\nb\rc') == 'a("<\\/script>","<\\!--")\nb\nc'
+
+
+def test_what_can_be_read_without_scripts() -> None:
+    parts = Parts(small_page())
+    words = "".join(text for tag, text in parts.texts if tag not in ("script", "style"))
+    for said in ("Said first.", "One.", "Words.", "By time", "hilbert 16", "500 ms ±20 %"):
+        assert said in words
+    assert "Time by tokens. It is drawn where scripts may run" in words
+    assert [a.get("class") for a in parts.of("td")][1::3] == [
+        f"status is-{row[1]}" for row in ROWS
+    ]  # fmt: skip
+
+
+def test_a_chart_says_what_its_signs_mean_and_what_it_lacks() -> None:
+    names = tuple(f"way {i}" for i in range(40))
+    words = page(Document("x", "x", [], [Section("x", charts=[chart(names)])]))
+    assert "× at the top: a length that failed; Failures says how." in words
+    assert "Dashed grey: computed, not measured." in words
+    assert "Not drawn for want of room: 8 of 40 series." in words
+
+
+def test_values_sort_before_words_and_words_by_their_numbers() -> None:
+    cells = ["b 10", 3.0, None, "b 9", Spread(2.0, 1.0, 3.0), "a", 3, float("nan"), "b 9"]
+    packed = pack(cells, "count")
+    assert packed.texts == ["2 ±50 %", "3", "a", "b 9", "b 10", "not a number"]
+    assert packed.codes == [4, 1, -1, 3, 0, 2, 1, 5, 3]
+
+
+def test_figures_that_read_alike_keep_their_order() -> None:
+    packed = pack([1.0001, 1.0, Spread(1.00005, 0.9, 1.1)], "seconds")
+    assert packed.texts == ["1 s", "1 s ±10 %", "1 s"]
+    assert packed.codes == [2, 0, 1]
+
+
+def test_a_long_table_is_data_beside_its_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = page(long())
+    assert written.count("<tr>") == 201
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', written)
+    label, tokens, seconds = json.loads(data)
+    assert label["dict"] == [NASTY[2], *(f"way {i}" for i in range(7))]
+    assert tokens["codes"] == list(range(5000))
+    assert seconds["codes"][3] == -1
+    monkeypatch.setattr(html_format, "MOST_ROWS", 700)
+    assert "Here are the first 700 of 5,000 rows; the report in CSV has all." in page(long())
+
+
+def test_data_that_is_too_much_is_cut_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html_format, "MOST_BYTES", 30_000)
+    written = page(long())
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', written)
+    held = len(json.loads(data)[0]["codes"])
+    assert len(data) <= 30_000
+    assert 1000 < held < 5000
+    assert f"Here are the first {held:,} of 5,000 rows" in written
+    monkeypatch.setattr(html_format, "MOST_BYTES", 500)
+    assert "Here are the first 200 of 5,000 rows" in page(long())
+    assert '<script type="application/json">' not in page(long())
+
+
+# ---- the browser ---------------------------------------------------------------------------------
+
+FLAGS = (
+    "headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync",
+    "disable-background-networking", "disable-component-update", "disable-dev-shm-usage",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One browser for all; where CI runs, it has to be there."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    browser, control = shutil.which("chromium"), shutil.which("chromedriver")
+    if not browser or not control:
+        missing = "chromium or chromedriver is not installed: the page was not opened"
+        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=Service(control))
+    yield started
+    started.quit()
+
+
+class Reader:
+    """Somebody who reads a page: every look is JavaScript in the page, clicks are clicks."""
+
+    def __init__(self, driver: Any, folder: Path) -> None:
+        self.driver, self.folder = driver, folder
+        driver.get("about:blank")
+        driver.get_log("performance"), driver.get_log("browser")
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        self.prefers("light")
+
+    def open(self, text: str) -> Reader:
+        path = self.folder / "page.html"
+        path.write_text(text, encoding="utf-8")
+        self.driver.get(path.as_uri())
+        return self
+
+    def run(self, script: str, *given: Any) -> Any:
+        return self.driver.execute_script(script, *given)
+
+    def look(self, expression: str) -> Any:
+        return self.run(f"return {expression}")
+
+    def click(self, query: str, at: int = 0) -> None:
+        self.run("document.querySelectorAll(arguments[0])[arguments[1]].click()", query, at)
+
+    def mouse(self, event: str, query: str, **given: Any) -> None:
+        """A real event of the mouse over the middle of what the query finds first."""
+        there = "const there = document.querySelector(arguments[0]);"
+        self.run(f"{there} there.scrollIntoView({{block: 'center', behavior: 'instant'}})", query)
+        middle = "return [b.x + b.width / 2, b.y + b.height / 2]"
+        x, y = self.run(f"{there} const b = there.getBoundingClientRect(); {middle}", query)
+        told = {"type": event, "x": x, "y": y, **given}
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", told)
+
+    def type(self, text: str, at: int = 0) -> None:
+        from selenium.webdriver.common.by import By
+
+        field = self.driver.find_elements(By.CSS_SELECTOR, ".tools input")[at]
+        field.clear()
+        field.send_keys(text)
+
+    def waits(self, expression: str) -> None:
+        self.until(lambda: self.look(expression), expression)
+
+    def until(self, true: Callable[[], Any], what: str) -> None:
+        for _ in range(500):
+            if true():
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"never came: {what}")
+
+    def drawn(self, charts: int = 1) -> Reader:
+        """Scrolls to every chart, until it is drawn."""
+        for i in range(charts):
+            self.run("document.querySelectorAll('figure')[arguments[0]].scrollIntoView()", i)
+            self.waits(f"!!document.querySelectorAll('figure')[{i}].querySelector('svg.marks')")
+        return self
+
+    def prefers(self, scheme: str) -> None:
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    def column(self, j: int = 0, grid: int = 0) -> list[str]:
+        rows = f"[...document.querySelectorAll('.grid')[{grid}].querySelectorAll('tbody tr')]"
+        return list(self.look(f"{rows}.map((row) => row.cells[{j}].textContent)"))
+
+    def count(self, grid: int = 0) -> str:
+        return str(self.look(f"document.querySelectorAll('.grid .count')[{grid}].textContent"))
+
+    def marks(self, kind: str = "line mark", figure: int = 0) -> int:
+        """Series drawn in a chart, the guide not counted."""
+        query = f"path[aria-roledescription='{kind}']:not([stroke='#888888'])"
+        return int(
+            self.look(
+                f"document.querySelectorAll('figure')[{figure}].querySelectorAll(\"{query}\").length"
+            )
+        )
+
+    def asked_for(self) -> set[str]:
+        """Schemes and hosts of every address that was requested since it was last asked."""
+        events = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
+        sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        return {re.sub(r"^([a-z]+:(//[^/]*)?).*", r"\1", one["request"]["url"]) for one in sent}
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+@pytest.fixture
+def reader(driver: Any, tmp_path: Path) -> Reader:
+    return Reader(driver, tmp_path)
+
+
+@cache
+def quickstart() -> str:
+    folder = ROOT / "results" / "xeon2" / "quickstart"
+    (document,) = documents(load(folder).records)
+    return page(document)
+
+
+def test_a_real_report_asks_for_nothing_and_complains_of_nothing(reader: Reader) -> None:
+    reader.open(quickstart())
+    assert reader.look("document.querySelectorAll('.grid').length") >= 5
+    assert "sdpa" in reader.column()
+    assert reader.asked_for() == {"file://"}
+    assert reader.complaints() == []
+
+
+def test_charts_ask_for_nothing_and_complain_of_nothing(reader: Reader) -> None:
+    reader.open(small_page()).drawn(2)
+    assert reader.marks() == 3
+    assert reader.marks("bar", 1) == 2
+    assert reader.look("document.querySelectorAll('.role-legend').length") == 0
+    assert reader.asked_for() <= {"file://", "data:", "blob:"}
+    assert reader.complaints() == []
+
+
+def test_a_chart_is_drawn_when_it_comes_near(reader: Reader) -> None:
+    far = Document("x", "x", [], [Section("x", ["Words. " * 9000], charts=[chart()])])
+    reader.open(page(far))
+    assert reader.marks() == 0
+    reader.run("dispatchEvent(new Event('beforeprint'))")
+    reader.waits("!!document.querySelector('svg.marks')")
+    assert reader.marks() == 3
+
+
+def test_a_click_on_the_legend_hides_a_line_and_another_brings_it_back(reader: Reader) -> None:
+    reader.open(small_page()).drawn()
+    pressed = "document.querySelector('.legend .pick').getAttribute('aria-pressed')"
+    for left, state in ((2, "false"), (3, "true")):
+        reader.click(".legend .pick")
+        reader.until(lambda n=left: reader.marks() == n, f"{left} lines")  # type: ignore[misc]
+        assert reader.look(pressed) == state
+
+
+def test_an_implementation_goes_from_every_chart_and_table(reader: Reader) -> None:
+    reader.open(small_page()).drawn(2)
+    reader.click(".chooser .pick")
+    reader.until(lambda: reader.marks() == 2, "two lines")
+    reader.until(lambda: reader.marks("bar", 1) == 1, "one bar")
+    assert reader.column() == [row[0] for row in ROWS if row[0] != "sdpa"]
+    assert reader.count() == "5 of 6 rows"
+    reader.click(".chooser [name=none]")
+    assert reader.column() == []
+    reader.click(".chooser [name=all]")
+    assert len(reader.column()) == 6
+
+
+def test_an_axis_is_logarithmic_as_the_reader_likes(reader: Reader) -> None:
+    reader.open(small_page()).drawn()
+    y = "document.querySelectorAll('.role-axis-label')[1].textContent"
+    before = reader.look(y)
+    reader.click(".settings input", 1)
+    reader.waits(f"{y} !== {json.dumps(before)}")
+    assert reader.marks() == 3
+    reader.click(".settings input", 1)
+    reader.waits(f"{y} === {json.dumps(before)}")
+    assert reader.look("document.querySelectorAll('.settings').length") == 1  # bars have none
+
+
+def test_what_is_hidden_stays_so_when_an_axis_changes(reader: Reader) -> None:
+    reader.open(small_page()).drawn()
+    reader.click(".legend .pick")
+    reader.click(".settings input")
+    reader.waits("document.querySelectorAll('.role-axis-label')[0].textContent.includes(',')")
+    assert reader.marks() == 2
+
+
+def test_the_wheel_zooms_with_ctrl_alone_and_a_double_click_resets(reader: Reader) -> None:
+    reader.open(small_page()).drawn()
+    y = "document.querySelectorAll('.role-axis-label')[1].textContent"
+    wheel = {"deltaX": 0, "deltaY": -300}
+    before = reader.look(y)
+    reader.mouse("mouseWheel", "figure svg.marks", modifiers=2, **wheel)
+    reader.waits(f"{y} !== {json.dumps(before)}")
+    for event in ("mousePressed", "mouseReleased") * 2:
+        reader.mouse(event, "figure svg.marks", button="left", clickCount=2)
+    reader.until(lambda: sorted(reader.look(y)) == sorted(before), "the axis as it was")
+    place = reader.look("scrollY")
+    reader.mouse("mouseWheel", "figure svg.marks", **wheel)
+    reader.waits(f"scrollY < {place}")
+    assert sorted(reader.look(y)) == sorted(before)
+
+
+def test_a_table_sorts_by_value_and_back(reader: Reader) -> None:
+    reader.open(small_page())
+    as_made = [row[0] for row in ROWS]
+    orders = [SORTED, [*SORTED[-2::-1], SORTED[-1]], as_made]
+    for order, said in zip(orders, ("ascending", "descending", None), strict=True):
+        reader.click("th button", 2)
+        assert reader.column() == order
+        assert reader.look("document.querySelectorAll('th')[2].getAttribute('aria-sort')") == said
+
+
+def test_a_filter_wants_every_word_and_counts(reader: Reader) -> None:
+    reader.open(small_page())
+    assert reader.count() == "6 rows"
+    reader.type("HILB  time")
+    assert reader.column() == ["hilbert 4"]
+    assert reader.count() == "1 of 6 rows"
+    reader.click("th button", 2)
+    assert reader.column() == ["hilbert 4"]
+    reader.type("nothing such")
+    assert reader.count() == "0 of 6 rows"
+
+
+def test_a_long_table_answers_with_all_its_rows(reader: Reader) -> None:
+    reader.open(long_page())
+    assert len(reader.column()) == 200
+    assert reader.count() == "5,000 rows, the first 200 here"
+    reader.click(".more button")
+    assert reader.column(1)[-1] == "400"
+    reader.click("th button", 2)
+    reader.click("th button", 2)
+    assert reader.column(2)[:2] == ["8 min 20 s", "8 min 20 s"]
+    assert len(reader.column()) == 400
+    reader.click("th button", 2)
+    reader.type("way 4,99")
+    assert reader.column(1) == [f"{n:,}" for n in range(4990, 5000)]
+    assert reader.count() == "10 of 5,000 rows"
+    reader.type("onerror")
+    assert reader.column() == [NASTY[2]]
+    assert reader.look("document.images.length") == 0
+
+
+def test_keys_reach_and_press_what_sorts(reader: Reader) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    reader.open(small_page())
+    sorts = "document.activeElement.matches('th:nth-child(3) button')"
+    for _ in range(60):
+        ActionChains(reader.driver).send_keys(Keys.TAB).perform()
+        if reader.look(sorts):
+            break
+    assert reader.look(sorts)
+    assert reader.look("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    ActionChains(reader.driver).send_keys(Keys.ENTER).perform()
+    assert reader.column() == SORTED
+
+
+PAPER = "getComputedStyle(document.body).backgroundColor"
+LABEL = "getComputedStyle(document.querySelector('.role-axis-label text')).fill"
+
+
+def test_colours_follow_the_system_until_the_reader_says_otherwise(reader: Reader) -> None:
+    reader.open(small_page()).drawn()
+    light = [reader.look(PAPER), reader.look(LABEL)]
+    reader.prefers("dark")
+    dark = [reader.look(PAPER), reader.look(LABEL)]
+    assert light[0] == "rgb(255, 255, 255)"
+    assert not set(light) & set(dark)
+    reader.click("#theme")
+    assert [reader.look(PAPER), reader.look(LABEL)] == light
+    reader.driver.refresh()
+    reader.run("localStorage.clear()")
+    assert reader.look(PAPER) == light[0]
+
+
+def test_a_telephone_shows_it_without_a_scroll_to_the_side(reader: Reader) -> None:
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    reader.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    for text in (small_page(), quickstart()):
+        reader.open(text)
+        assert reader.look("document.documentElement.clientWidth") == 390
+        assert reader.look("document.documentElement.scrollWidth") <= 390
+    reader.open(small_page()).drawn(2)
+    assert reader.look("document.documentElement.scrollWidth") <= 390
+
+
+def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:
+    shown = "document.querySelector({}).textContent"
+    reader.open(nasty_page())
+    reader.run("dispatchEvent(new Event('beforeprint'))")
+    reader.waits(f"document.querySelectorAll('svg.marks').length === {2 * len(NASTY)}")
+    assert reader.look("window.ran") is None
+    assert reader.look("document.images.length") == 0
+    assert reader.look(shown.format("'h1'")) == NASTY[0]
+    for i, text in enumerate(NASTY):
+        assert reader.column(1, i) == [text, "—"]
+        keys = f"document.querySelectorAll('.legend')[{2 * i}].querySelector('span').textContent"
+        assert reader.look(keys) == text
+        code = f"document.querySelectorAll('pre code')[{i}].textContent"
+        assert reader.look(code) == text
+        assert reader.marks("line mark", 2 * i) == 2
+    reader.mouse("mouseMoved", "path[aria-roledescription=point]")
+    tip = "document.querySelector('#vg-tooltip-element')"
+    reader.waits(f"!!{tip} && {tip}.textContent.includes({json.dumps(NASTY[0])})")
+    reader.click(".legend .pick")
+    reader.until(lambda: reader.marks() == 1, "one line")
+    assert reader.look("window.ran") is None
+    assert reader.complaints() == []
+
+
+# ---- a page that is served -----------------------------------------------------------------------
+
+
+class Served:
+    """A server whose page and state a test sets."""
+
+    def __init__(self, document: Document) -> None:
+        served = self
+        self.state: dict[str, Any] = {"version": 1, "running": True, "said": "2 of 3 runs"}
+        self.text = page(document, live=True, running="Starting.")
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                is_state = self.path.endswith("/state")
+                body = (json.dumps(served.state) if is_state else served.text).encode()
+                self.send_response(200)
+                kind = "application/json" if is_state else "text/html; charset=utf-8"
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+
+    def becomes(self, document: Document) -> None:
+        self.text = page(document, live=True)
+        self.state = {**self.state, "version": self.state["version"] + 1}
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+STATE = "document.querySelector('.state').textContent"
+
+
+def test_a_served_page_grows_and_keeps_what_its_reader_has_set(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html_format, "POLL_MS", 50)
+    served = Served(small())
+    try:
+        reader.driver.get(f"http://127.0.0.1:{served.server.server_port}/")
+        reader.waits(f"{STATE} === '2 of 3 runs'")
+        reader.drawn()
+        reader.click(".legend .pick", 1)
+        reader.type("hilbert")
+        reader.click("th button", 2)
+        before = small()
+        grown = Table("By time", COLUMNS, (*ROWS, ("hilbert 64", "ok", 0.01)))
+        lengths = Section("Lengths", ["Words."], [], [grown], [], list(before.sections[1].charts))
+        served.becomes(Document("summary", "Grown", [], [before.sections[0], lengths]))
+        reader.waits("document.title === 'Grown'")
+        assert reader.column() == ["hilbert 16", "hilbert 64", "hilbert 4"]
+        assert reader.count() == "3 of 7 rows"
+        assert reader.look("document.querySelectorAll('.legend .pick')[1].ariaPressed") == "false"
+        assert reader.marks() == 2
+        assert reader.complaints() == []
+    finally:
+        served.close()
+    reader.waits(f"{STATE}.startsWith('No answer')")
+
+
+def test_a_served_page_says_that_the_run_has_ended(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html_format, "POLL_MS", 50)
+    served = Served(small())
+    try:
+        reader.driver.get(f"http://127.0.0.1:{served.server.server_port}/")
+        served.state = {"version": 1, "running": False, "said": "3 of 3 runs, done"}
+        reader.waits(f"{STATE} === '3 of 3 runs, done'")
+    finally:
+        served.close()
+    time.sleep(0.3)  # six times as long as it would take to ask again
+    assert reader.complaints() == []
+    assert reader.look(STATE) == "3 of 3 runs, done"

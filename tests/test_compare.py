@@ -1,0 +1,392 @@
+"""Comparisons: what is matched, what is said of it, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from longseq_bench.compare import Comparison, Turned, called, compare, regressions, unseen
+from longseq_bench.errors import UserError
+from longseq_bench.model import Environment, Record
+from longseq_bench.reports.base import FORMATS
+from longseq_bench.reports.comparison import comparison, gate_said
+from tests import make
+
+MIB = 2**20
+ALPHA = make.environment("alpha")
+STEADY = (0.100, 0.101, 0.099, 0.1005, 0.0995)
+
+
+def rounds(
+    name: str = "sdpa", times: Sequence[float] = STEADY, where: Environment = ALPHA,
+    peak: float = MIB, at: str = "2026-11-21T09:00:00Z", ranks: int = 1, **fields: Any,
+) -> list[Record]:  # fmt: skip
+    """A record a time, each a process whose passes lie round it."""
+    return [
+        make.record(
+            make.trial(name, round=i, world_size=ranks, **fields),
+            make.measured(time, peak, samples=5, ranks=ranks), where, started_at=at,
+        )
+        for i, time in enumerate(times)
+    ]  # fmt: skip
+
+
+def times(by: float) -> list[float]:
+    return [by * t for t in STEADY]
+
+
+def swept(*by: float) -> list[Record]:
+    """Lengths of 64, 128 and so on, each so many times as slow."""
+    return [r for i, factor in enumerate(by) for r in rounds(times=times(factor), seq_len=64 << i)]
+
+
+def only(found: Comparison) -> Any:
+    (row,) = found.timed
+    return row
+
+
+# ---- times -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by", "verdict"), [(1.1, "slower"), (0.9, "faster"), (1.0, "same"), (1.005, "same")]
+)
+def test_a_ratio_with_its_interval_and_what_it_means(by: float, verdict: str) -> None:
+    row = only(compare(rounds(), rounds(times=times(by))))
+    assert row.verdict == verdict
+    assert row.ratio == pytest.approx(by)
+    assert row.b_s / row.a_s == pytest.approx(row.ratio)
+    assert row.shift.low < by < row.shift.high
+    assert row.a_rounds == pytest.approx(STEADY)
+
+
+def test_the_processes_are_what_is_counted_and_not_their_passes() -> None:
+    """Fifty passes of two processes say no more of processes than two."""
+    wide = (0.1, 0.12)
+    few = only(compare(rounds(times=wide), rounds(times=times(1.1)[:2])))
+    many = [
+        r.model_copy(update={"outcome": make.measured(t, samples=50)})
+        for r, t in zip(rounds(times=wide), wide, strict=True)
+    ]
+    assert only(compare(many, rounds(times=times(1.1)[:2]))).shift.p == pytest.approx(few.shift.p)
+
+
+def test_the_slowest_rank_is_the_time() -> None:
+    a = rounds("ring", ranks=2)
+    each = [
+        make.record(r.trial, make.on_ranks({"time": [0.1] * 3}, {"time": [0.2 + i / 1000] * 3}))
+        for i, r in enumerate(a)
+    ]
+    assert only(compare(a, each)).b_s == pytest.approx(0.202, rel=1e-3)
+
+
+def test_less_than_the_least_effect_is_not_told() -> None:
+    exact = [0.1 + i * 1e-6 for i in range(5)]
+    a, b = rounds(times=exact), rounds(times=[1.03 * t for t in exact])
+    assert only(compare(a, b)).verdict == "slower"
+    assert only(compare(a, b, least=0.05)).verdict == "same"
+
+
+def test_all_rows_are_tested_together() -> None:
+    """What is found alone at 5 % is not, among thirty that hold their level together."""
+    a, b = rounds(times=STEADY[:3]), rounds(times=[1.03 * t for t in STEADY[:3]])
+    assert only(compare(a, b)).verdict == "slower"
+    more = [r for i in range(29) for r in rounds(seq_len=64 + i, times=(0.1, 0.11, 0.09))]
+    assert compare(a + more, b + more).timed[0].verdict == "same"
+    assert compare(a, b, level=0.001).timed[0].verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "reason"),
+    [(1, 1, "one process a side"), (1, 5, "A has one process only"), (5, 1, "B has one process")],
+)
+def test_one_process_decides_nothing(of_a: int, of_b: int, reason: str) -> None:
+    found = compare(rounds(times=STEADY[:of_a]), rounds(times=times(3)[:of_b]))
+    row = only(found)
+    assert (row.verdict, row.shift) == ("undecided", None)
+    assert reason in row.reason
+    assert "rounds: 3 or more" in row.reason
+    assert "1 trial undecided" in found.said[0]
+    assert regressions(found, 0.05) == []
+    assert unseen(found, 0.05) == 1
+
+
+def test_the_sentence_counts_rows() -> None:
+    said = compare(swept(1, 1, 1), swept(1.2, 1, 0.8)).said[0]
+    assert said.startswith("B is slower in 1 of 3 trials, faster in 1; 1 the same within noise")
+    assert "the smallest difference that could be seen is 1.5 %)." in said
+
+
+# ---- what is the same trial --------------------------------------------------------------------
+
+
+def test_how_often_it_was_looked_at_is_no_part_of_a_trial() -> None:
+    b = rounds(times=times(1.1), repeats=3, time_cap=0.5, seed=7)
+    assert only(compare(rounds(), b)).verdict == "slower"
+
+
+@pytest.mark.parametrize(
+    "field", [{"seq_len": 64}, {"causal": True}, {"threads": 1}, {"keep": "nothing"}]
+)
+def test_anything_else_is(field: dict[str, Any]) -> None:
+    found = compare(rounds() + rounds("ring"), rounds() + rounds("ring", **field))
+    assert [t.what["implementation"] for t in found.timed] == ["sdpa"]
+    assert (len(found.only_a), len(found.only_b)) == (1, 1)
+    assert "1 trial or search is only in B." in found.said
+
+
+def test_budgets_may_differ_and_are_told() -> None:
+    found = compare(rounds(memory_budget=64 * MIB), rounds(memory_budget=128 * MIB, time_budget=5))
+    assert only(found).note == "memory budgets 64 MiB and 128 MiB; time budgets none and 5 s"
+    both = rounds(memory_budget=64 * MIB) + rounds(memory_budget=128 * MIB, times=times(2))
+    found = compare(both, both)
+    assert [t.ratio for t in found.timed] == [1, 1]
+    assert [t.note for t in found.timed] == ["", ""]
+
+
+def test_software_may_differ_and_is_told() -> None:
+    newer = make.environment("alpha", torch="2.14.0", commit="def5678", memory_bytes=8 * 2**30 + 9)
+    found = compare(rounds(), rounds(where=newer))
+    assert only(found).verdict == "same"
+    assert [(d.name, d.a, d.b) for d in found.differences] == [
+        ("commit", "abc1234", "def5678"), ("torch", "2.13.0", "2.14.0"),
+    ]  # fmt: skip
+
+
+def test_an_environment_of_the_same_software_comes_first() -> None:
+    newer = make.environment("alpha", torch="2.14.0")
+    b = rounds(times=times(2)) + rounds(times=times(3), where=newer, at="2026-12-01T00:00:00Z")
+    assert only(compare(rounds(), b)).ratio == pytest.approx(2)
+    assert only(compare(rounds(where=make.environment("alpha", torch="1")), b)).ratio > 2.9
+
+
+UNLIKE = [
+    {"cpu": "Other CPU"}, {"cores": 4}, {"memory_bytes": 9 * 2**30}, {"gpus": ("H100",)},
+    {"driver": "550"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", UNLIKE)
+def test_unlike_machines_are_refused_unless_told(field: dict[str, Any]) -> None:
+    b = rounds(times=times(2), where=make.environment("alpha", **field))
+    with pytest.raises(UserError, match=r"measured on unlike machines \(.* and .*\); --across"):
+        compare(rounds(), b)
+    found = compare(rounds(), b, across=True)
+    assert only(found).verdict == "slower"
+    assert len(found.differences) == 1
+
+
+def test_across_prefers_the_same_machine() -> None:
+    other = make.environment("beta")
+    b = rounds(times=times(1.5)) + rounds(times=times(9), where=other, at="2027-01-01T00:00:00Z")
+    assert only(compare(rounds(), b, across=True)).ratio == pytest.approx(1.5)
+    assert len(compare(rounds(), b).only_b) == 1
+
+
+def test_nothing_in_common_names_what_there_is() -> None:
+    with pytest.raises(UserError, match="A has sdpa at 4k tokens; B has ring, hilbert at 64"):
+        compare(rounds(), rounds("ring", seq_len=64) + rounds("hilbert", seq_len=64))
+    with pytest.raises(UserError, match="B has searches of sdpa"):
+        compare(rounds(), [make.step(64)])
+
+
+# ---- memory, maxima, failures ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("peak", "verdict"), [(1.2, "more"), (0.8, "less"), (1.005, "same")])
+def test_peaks(peak: float, verdict: str) -> None:
+    (row,) = compare(rounds(), rounds(peak=peak * MIB)).peaks
+    assert (row.verdict, row.ratio) == (verdict, pytest.approx(peak, rel=1e-5))
+
+
+def test_peaks_whose_rounds_overlap_are_the_same() -> None:
+    b = rounds(times=STEADY[:1], peak=MIB) + rounds(times=STEADY[1:2], peak=2 * MIB)
+    (row,) = compare(rounds(), b).peaks
+    assert (row.verdict, row.ratio) == ("same", 2.0)
+
+
+def search(passed: int, failed: int | None, how: Any = "oom", **fields: Any) -> list[Record]:
+    steps = [make.step(passed, **fields)] if passed else []
+    return steps + ([make.step(failed, how, **fields)] if failed else [])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        (search(1000, 1010), search(1005, 1015), "same"),
+        (search(1000, 1010), search(1010, 1020), "longer"),
+        (search(1000, 1010), search(990, 1000), "shorter"),
+        (search(1000, None), search(5000, None), "same"),
+        (search(1000, 1010), search(0, 64), "shorter"),
+        (search(1000, 1010, "timeout"), search(950, 960, "timeout"), "undecided"),
+        (search(1000, 1010, "timeout"), search(800, 810, "timeout"), "shorter"),
+    ],
+)
+def test_maxima_by_their_brackets(a: list[Record], b: list[Record], verdict: str) -> None:
+    (row,) = compare(a, b).maxima
+    assert row.verdict == verdict
+    assert ("one search a side" in row.reason) == (verdict == "undecided")
+
+
+def test_searches_with_unlike_budgets_are_not_the_same() -> None:
+    other = make.trial(memory_budget=128 * MIB, repeats=0)
+    both = search(1000, 1010)
+    found = compare(both, both + search(2000, 2010, of=other))
+    assert [m.ratio for m in found.maxima] == [1.0]
+    assert [row["memory_budget"] for row in found.only_b] == [128 * MIB]
+
+
+def failed(status: Any, **fields: Any) -> list[Record]:
+    return [make.record(make.trial(**fields), make.outcome(status, f"{status}!"))]
+
+
+def turned(a: list[Record], b: list[Record]) -> Turned:
+    (one,) = compare(a, b).turned
+    return one
+
+
+def test_what_no_longer_runs_is_broken_and_has_no_time() -> None:
+    assert turned(rounds(), failed("wrong")).verdict == "broken"
+    assert turned(failed("oom"), rounds()).verdict == "mended"
+    assert turned(failed("oom"), failed("crashed")).verdict == "otherwise"
+    assert compare(rounds(), rounds() + failed("wrong", round=9)).timed == ()
+    alike = compare(failed("oom"), failed("oom"))
+    assert (alike.turned, alike.failed_alike) == ((), 1)
+    assert "1 trial failed in both the same way." in alike.said
+
+
+# ---- the gate ----------------------------------------------------------------------------------
+
+
+def test_the_gate_names_what_is_worse() -> None:
+    assert regressions(compare(rounds(), rounds(times=times(1.1))), 0.05) == [
+        "sdpa at 4k is 10 % slower"
+    ]
+    assert regressions(compare(rounds(), rounds(times=times(1.1))), 0.2) == []
+    assert regressions(compare(rounds(), rounds(times=times(0.5))), 0.05) == []
+    more = compare(rounds(), rounds(peak=1.5 * MIB))
+    assert regressions(more, 0.05) == ["sdpa at 4k takes 50 % more memory"]
+    shorter = compare(search(1000, 1010), search(900, 910))
+    assert regressions(shorter, 0.05) == ["sdpa reaches 10 % fewer tokens"]
+    assert regressions(shorter, 0.2) == []
+    broken = compare(rounds(causal=True), failed("wrong", causal=True))
+    assert regressions(broken, 0.05) == ["sdpa at 4k (causal) is no longer ok: wrong: wrong!"]
+
+
+def test_a_smaller_budget_breaks_nothing() -> None:
+    a, b = rounds(memory_budget=2 * MIB), failed("oom", memory_budget=MIB)
+    found = compare(a, b)
+    assert turned(a, b).budgets
+    assert regressions(found, 0.05) == []
+    assert regressions(compare(a, failed("wrong", memory_budget=MIB)), 0.05)
+
+
+def test_the_gate_says_where_it_is_blind() -> None:
+    wide = (0.1, 0.12, 0.11)
+    found = compare(rounds(times=wide), rounds(times=wide))
+    assert gate_said(found, 0.05) == [
+        "Nothing was found to be worse by 5 %.",
+        "In 1 of 1 timed trials 5 % could not have been told from noise; more rounds would.",
+    ]
+    assert len(gate_said(compare(rounds(), rounds()), 0.05)) == 1
+
+
+# ---- what is told beside it --------------------------------------------------------------------
+
+
+def notes(a: list[Record], b: list[Record]) -> str:
+    return " ".join(compare(a, b).notes)
+
+
+def test_a_shift_of_all_rows_is_told() -> None:
+    a = swept(1, 1, 1)
+    assert "All 3 trials moved together: B is 10 % slower" in notes(a, swept(1.1, 1.12, 1.09))
+    assert "moved together" not in notes(a, swept(1.1, 1.12, 0.99))
+    assert "moved together" not in notes(a, a)
+
+
+def test_the_machine_is_told_where_it_was_busy() -> None:
+    busy = make.environment("alpha", load=(5.0, 3.0, 2.0))
+    idle = make.environment("alpha", load=(1.0, 1.0, 1.0))
+    assert "load was 1.0 with A and 5.0 with B" in notes(rounds(where=idle), rounds(where=busy))
+    assert "load" not in notes(rounds(where=idle), rounds(where=idle))
+    waited = [
+        r.model_copy(update={"outcome": make.measured(t, samples=5, cpu_time=[t] * 5)})
+        for r, t in zip(rounds(), STEADY, strict=True)
+    ]
+    assert "50 % less processor time a second" in notes(rounds(), waited)
+    assert "processor" not in notes(rounds(), rounds())
+
+
+def test_the_order_of_measuring_is_told() -> None:
+    later = rounds(at="2026-11-22T09:00:00Z")
+    assert "All of A was measured before B" in notes(rounds(), later)
+    assert "All of B was measured before A" in notes(later, rounds())
+    assert "measured before" not in notes(rounds(), rounds() + later)
+
+
+def test_several_commits_and_what_is_left_out_are_told() -> None:
+    mixed = rounds(times=STEADY[:2]) + rounds(
+        times=STEADY[2:], where=make.environment("alpha", commit="fff")
+    )
+    assert "B has records of 2 commits, taken together: abc1234, fff." in notes(rounds(), mixed)
+    density = make.record(make.trial(options={"sparsity": 0.9}), purpose="density")
+    assert "not compared (1 records)" in notes(rounds(), [*rounds(), density])
+
+
+# ---- the document ------------------------------------------------------------------------------
+
+HOSTILE = "a|b<i>\n[x]`"
+
+
+def everything() -> Comparison:
+    """Rows of every kind, with names that are no plain words."""
+    a, b = [], []
+    for n, by in ((64, 1.2), (128, 1.0)):
+        a += rounds(HOSTILE, seq_len=n)
+        b += rounds(HOSTILE, times(by), peak=1.5 * MIB, seq_len=n)
+    a += rounds("once", times=STEADY[:1]) + rounds("gone") + search(1000, 1010)
+    b += rounds("once", times=STEADY[:1]) + failed("wrong", implementation="gone")
+    b += search(900, 910) + rounds("ring", ranks=2)
+    return compare(a, b, ("old|", "new<"))
+
+
+@pytest.mark.parametrize("name", FORMATS.names())
+def test_every_format_tells_it_the_same_way_twice(name: str) -> None:
+    render = FORMATS.get(name)
+    first, second = (render(comparison(everything(), 0.05)) for _ in range(2))
+    assert first == second
+    main = next(iter(first))
+    assert main == f"compare.{name}"
+    assert "<i>" not in first[main] or name in ("csv", "json")
+
+
+def test_markdown_holds_each_row_on_a_line_of_its_own() -> None:
+    text = FORMATS.get("md")(comparison(everything(), 0.05))["compare.md"]
+    lines = text.splitlines()
+    slow = [line for line in lines if "slower |" in line]
+    assert len(slow) == 1
+    assert slow[0].startswith(r"| a\|b&lt;i\> \[x\]\` | 64 | 100 ms | 120 ms | 1.2× | 20.0 % |")
+    for said in (
+        "## Worse by 5 % or more", "is no longer ok: wrong", "## Peak memory", "## Longest lengths",
+        "1,000 to 1,010", "900 to 910", "## In one of them only", "ring on 2 ranks at 4k",
+        "same within noise", "one process a side",
+    ):  # fmt: skip
+        assert said in text, said
+    assert not any(line.count("nan") for line in lines)
+
+
+def test_the_tidy_data_are_the_processes() -> None:
+    data = comparison(everything()).data
+    found = [dict(zip([c.name for c in data.columns], row, strict=True)) for row in data.rows]
+    sdpa = [r["median_s"] for r in found if r["tokens"] == 64 and r["side"] == "B"]
+    assert sdpa == pytest.approx(times(1.2))
+
+
+def test_names_tell_workloads_apart() -> None:
+    a = [*rounds(), *rounds(mode="train", dtype="bfloat16", causal=True)]
+    assert [called(t.what) for t in compare(a, a).timed] == [
+        "sdpa at 4k", "sdpa at 4k (train, bfloat16, causal)",
+    ]  # fmt: skip

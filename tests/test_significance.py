@@ -1,0 +1,162 @@
+"""The test behind a comparison: against printed tables, permutations, and simulated noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import combinations
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from longseq_bench.significance import Pair, Shift, holm, quantile, shifts, two_sided
+
+Noise = Callable[[Random], float]
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "printed"),
+    [
+        (0.05, 1, 12.706), (0.05, 2, 4.303), (0.05, 3, 3.182), (0.05, 4, 2.776), (0.05, 10, 2.228),
+        (0.05, 29, 2.045), (0.01, 1, 63.657), (0.01, 5, 4.032), (0.01, 12, 3.055),
+        (0.001, 2, 31.599), (0.001, 7, 5.408), (0.1, 6, 1.943), (0.2, 40, 1.303),
+    ],
+)  # fmt: skip
+def test_student_is_that_of_printed_tables(share: float, free: int, printed: float) -> None:
+    assert quantile(share, free) == pytest.approx(printed, abs=6e-4)
+    assert two_sided(printed, free) == pytest.approx(share, rel=1e-3)
+    assert two_sided(-printed, free) == two_sided(printed, free)
+
+
+def test_a_row_of_its_own_is_welchs_test() -> None:
+    """By hand: logs 0, 1, 2 and 4, 5, 9; variances 1 and 7; error √(8/3), 64/(1/2+49/2) = 2.56
+    degrees of freedom, so 2."""
+    a, b = ([math.exp(x) for x in xs] for xs in ((0, 1, 2), (4, 5, 9)))
+    (found,) = shifts([(a, b)])
+    assert found.free == 2
+    assert found.ratio == pytest.approx(math.exp(5))
+    t = 5 / math.sqrt(8 / 3)
+    assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
+    assert found.adjusted == found.p
+    half = 4.302653 * math.sqrt(8 / 3)
+    assert math.log(found.high) == pytest.approx(5 + half, abs=1e-4)
+    assert math.log(found.low) == pytest.approx(5 - half, abs=1e-4)
+    assert math.log1p(found.seen_from) == pytest.approx(half, abs=1e-4)
+
+
+def test_the_other_way_round_is_the_inverse() -> None:
+    rows = noisy(Random(3), [0.02] * 6, 4)
+    turned = [(b, a) for a, b in rows]
+    for one, other in zip(shifts(rows), shifts(turned), strict=True):
+        assert one.ratio == pytest.approx(1 / other.ratio)
+        assert one.low == pytest.approx(1 / other.high)
+        assert one.p == pytest.approx(other.p)
+
+
+def test_p_is_near_that_of_all_permutations() -> None:
+    rng = Random(5)
+    for shift in (0.0, 0.02, 0.03):
+        ((a, b),) = noisy(rng, [0.02], 6, shift)
+        logs = [math.log(x) for x in (*a, *b)]
+        seen = abs(fmean(logs[6:]) - fmean(logs[:6]))
+        ways = list(combinations(range(12), 6))
+        farther = sum(
+            abs(2 * sum(logs[i] for i in way) - sum(logs)) / 6 >= seen - 1e-12 for way in ways
+        )
+        assert shifts([(a, b)])[0].p == pytest.approx(farther / len(ways), abs=0.03)
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
+    assert holm([]) == []
+
+
+def test_rows_that_agree_lend_each_other_what_they_know() -> None:
+    rows = noisy(Random(1), [0.02] * 20, 2)
+    alone = [shifts([row])[0] for row in rows]
+    assert max(s.free for s in alone) <= 2
+    assert min(s.free for s in shifts(rows)) > 2
+    assert [s.ratio for s in shifts(rows)] == [s.ratio for s in alone]
+
+
+def test_a_noisier_row_keeps_its_own_noise() -> None:
+    """Its error is what its own values say, though thirty rows say less."""
+    rows, loud = noisy(Random(2), [0.02] * 30, 3), noisy(Random(2), [0.1], 3)[0]
+
+    def error(found: Shift) -> float:
+        return math.log(found.high / found.ratio) / quantile(0.05, found.free)
+
+    beside, alone = shifts([*rows, loud])[-1], shifts([loud])[0]
+    assert beside.free > alone.free
+    assert error(beside) == pytest.approx(error(alone))
+
+
+def test_no_noise_is_no_division_by_none() -> None:
+    same, apart = shifts([([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [2.0, 2.0])])
+    assert (same.ratio, same.p, apart.ratio, apart.p) == (1.0, 1.0, pytest.approx(2.0), 0.0)
+    wild = shifts([([1e-9, 1.0], [1.0, 1e9])] * 30)[0]
+    assert math.isfinite(wild.high)
+    with pytest.raises(ValueError, match="fewer than two"):
+        shifts([([1.0], [1.0, 2.0])])
+
+
+# ---- simulated: how often it is wrong, how often it is right ------------------------------------
+
+NORMAL: Noise = lambda rng: rng.gauss(0, 1)  # noqa: E731
+SCALES: dict[str, Callable[[Random, int], list[float]]] = {
+    "alike": lambda rng, n: [0.02] * n,
+    "unlike": lambda rng, n: [0.02 * math.exp(rng.gauss(0, 0.7)) for _ in range(n)],
+    "one loud": lambda rng, n: [0.2, *[0.02] * (n - 1)],
+    "a quarter loud": lambda rng, n: [0.1] * max(1, n // 4) + [0.02] * (n - max(1, n // 4)),
+}
+
+
+def heavy(rng: Random) -> float:
+    """Student's t with 3 degrees of freedom."""
+    return rng.gauss(0, 1) / math.sqrt(rng.gammavariate(1.5, 2) / 3)
+
+
+def noisy(
+    rng: Random, scales: list[float], rounds: int, shift: float = 0.0, noise: Noise = NORMAL
+) -> list[Pair]:
+    """A row a scale: rounds a side, the second shifted, in logarithms."""
+    return [
+        tuple([math.exp(by + s * noise(rng)) for _ in range(rounds)] for by in (0, shift))
+        for s in scales
+    ]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 6])
+@pytest.mark.parametrize("rows", [1, 5, 30])
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_false_alarm_is_as_rare_as_stated(scale: str, rows: int, rounds: int) -> None:
+    """5 % of comparisons at most, of which 12 of 120 would be seen by chance once in a hundred."""
+    alarms = 0
+    for i in range(120):
+        rng = Random(f"{scale} {rows} {rounds} {i}")
+        noise = heavy if i % 2 else NORMAL
+        made = noisy(rng, SCALES[scale](rng, rows), rounds, 0.0, noise)
+        alarms += any(s.adjusted <= 0.05 for s in shifts(made))
+    assert alarms <= 12
+
+
+@pytest.mark.parametrize(("rounds", "rows", "least"), [(5, 1, 0.95), (5, 12, 0.95), (3, 21, 0.85)])
+def test_a_tenth_slower_is_found_beside_two_percent_of_noise(
+    rounds: int, rows: int, least: float
+) -> None:
+    found = 0
+    for i in range(40):
+        made = noisy(Random(i), [0.02] * rows, rounds, math.log(1.1))
+        found += sum(s.adjusted <= 0.05 and s.ratio > 1 for s in shifts(made))
+    assert found / (40 * rows) >= least
+
+
+def test_by_itself_every_row_would_raise_many_alarms() -> None:
+    """What Holm is for: with 30 rows the level of one is not that of all."""
+    alone = 0
+    for i in range(60):
+        made = shifts(noisy(Random(i), [0.02] * 30, 5))
+        alone += any(s.p <= 0.05 for s in made)
+    assert alone > 20
