@@ -19,12 +19,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def enter(
-    request: str, payload: str, pipe: Connection, output: str, listener: socket | None = None
+    request: str, payload: str, pipe: Connection, output: int, listener: socket | None = None
 ) -> None:
     """Answer one request in a session of its own, with everything printed going to a file, where
     SIGUSR1 writes what each thread is doing.
 
-    listener: of rank 0 among several, the open socket at which they meet.
+    output: the descriptor of that file. listener: of rank 0 among several, the open socket at which
+    they meet.
     """
     os.setsid()
     _die_with_parent()
@@ -51,12 +52,9 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _redirect(output: str) -> None:
+def _redirect(output: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    fd = os.open(output, os.O_WRONLY | os.O_APPEND)
-    # the parent has it open too; so nothing is left behind, however either ends
-    os.unlink(output)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)

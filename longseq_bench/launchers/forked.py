@@ -36,7 +36,8 @@ from longseq_bench.launchers.deaths import (
     remove_shared,
     shared_files,
 )
-from longseq_bench.launchers.looks import Output, kill_strays, leaving, look, stacks
+from longseq_bench.launchers.looks import kill_strays, leaving, look, stacks
+from longseq_bench.launchers.output import Output
 from longseq_bench.model import Foresight, Outcome, Trial
 from longseq_bench.units import format_bytes
 
@@ -193,7 +194,7 @@ class Forked(Launcher):
         output = Output()
         process = self._context.Process(
             target=_child.enter,
-            args=(request, payload, sender, output.path, listener),
+            args=(request, payload, sender, output, listener),
             daemon=False,
         )
         try:

@@ -1,21 +1,20 @@
-"""Processes seen from outside: what they print, who works and who waits, where each one is, and
-what they leave behind. Of this host, for every launcher."""
+"""Processes seen from outside: who works and who waits, where each one is, and what they leave
+behind. Of this host, for every launcher."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
 from longseq_bench.launchers.crew import GRACE_S, Look
 from longseq_bench.launchers.deaths import stack_lines
+from longseq_bench.launchers.output import Output
 from longseq_bench.model import Outcome
 
 LOOK_S, LOOKS = 0.5, 10
@@ -24,30 +23,8 @@ LOOK_S, LOOKS = 0.5, 10
 STACKS_S, STACKS_STEP_S = 1.0, 0.05
 """How long ranks may take to write where they are, and how often that is looked at."""
 
-PRINTED_BYTES, STACK_BYTES = 4000, 2**16
-"""How much of the end of a process's output is read."""
-
-
-class Output:
-    """A file that a process prints to: made here, opened and unlinked there."""
-
-    def __init__(self) -> None:
-        handle, self.path = tempfile.mkstemp(prefix="longseq-", suffix=".out")
-        self._file = os.fdopen(handle, "rb")
-
-    def written(self) -> int:
-        """How many bytes are in it so far."""
-        return os.fstat(self._file.fileno()).st_size
-
-    def printed(self, start: int = 0, most: int = PRINTED_BYTES) -> str:
-        """The end of what is in it, from byte `start` on."""
-        self._file.seek(max(start, self.written() - most))
-        return self._file.read().decode(errors="replace")
-
-    def close(self) -> None:
-        """Its end, also where the process did not get so far as to unlink it."""
-        self._file.close()
-        Path(self.path).unlink(missing_ok=True)
+STACK_BYTES = 2**16
+"""How much of the end of a process's output is read for its stack."""
 
 
 def look(pids: Mapping[int, int], several: bool) -> dict[int, Look]:

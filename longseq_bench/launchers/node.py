@@ -35,7 +35,8 @@ from longseq_bench.launchers.deaths import (
     signal_name,
 )
 from longseq_bench.launchers.forked import PRELOAD
-from longseq_bench.launchers.looks import Output, kill_strays, look, stacks
+from longseq_bench.launchers.looks import kill_strays, look, stacks
+from longseq_bench.launchers.output import Output
 from longseq_bench.places import LOOPBACK
 
 AGENT_PRELOAD = [*PRELOAD, "longseq_bench.probe.elastic"]
@@ -124,11 +125,11 @@ class Node:
         self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(order.ranks, pipes, strict=True)}
         self._words, theirs = self._context.Pipe(duplex=False)
         self._own = _Rank(self._words)
-        paths = [rank.output.path for rank in self._ranks.values()]
+        outputs = [rank.output for rank in self._ranks.values()]
         senders = [sender for _, sender in pipes]
         self._process = self._context.Process(
             target=_agent.enter,
-            args=(json.dumps(asdict(order)), theirs, senders, paths, self._own.output.path),
+            args=(json.dumps(asdict(order)), theirs, senders, outputs, self._own.output),
         )
         self._open: dict[Any, int | None] = {one.pipe: r for r, one in self._ranks.items()}
         try:

@@ -1,0 +1,45 @@
+"""The file that a process prints to. It never has a name, so nothing of it can be left behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+PRINTED_BYTES = 4000
+"""How much of the end of a process's output is read."""
+
+
+class Output:
+    """What a process prints, seen from the one that starts it.
+
+    Handed to that process among its arguments, it arrives as the number of a descriptor to print
+    to.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (DupFd(self._file.fileno()),)
+
+    def written(self) -> int:
+        """How many bytes are in it so far."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def printed(self, start: int = 0, most: int = PRINTED_BYTES) -> str:
+        """The end of what is in it, from byte `start` on."""
+        size = self.written()
+        start = max(start, size - most)
+        # the offset belongs to who prints: reading must not move it
+        return os.pread(self._file.fileno(), size - start, start).decode(errors="replace")
+
+    def close(self) -> None:
+        """Read no more of it; who prints may go on."""
+        self._file.close()
+
+
+def _arrived(handle: Any) -> int:
+    """The descriptor in the process that was started."""
+    return int(handle.detach())
