@@ -5,7 +5,10 @@ import sys
 
 def main() -> None:
     """Run the command line and end with its exit code."""
-    from longseq_bench.cli import run
+    try:
+        from longseq_bench.cli import run
+    except KeyboardInterrupt:
+        sys.exit(130)
 
     sys.exit(run(sys.argv[1:]))
 

@@ -8,6 +8,7 @@ nobody can tell it from any other.
 import atexit
 import ctypes
 import os
+import signal
 import sys
 import warnings
 
@@ -17,6 +18,10 @@ PR_SET_CHILD_SUBREAPER = 36
 
 if sys.platform.startswith("linux"):
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+# Ctrl-C is the parent's: held back since this was started, ignored from now on
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 _server = os.getpid()
 

@@ -27,7 +27,7 @@ import psutil
 
 from longseq_bench.catalogue import Catalogue
 from longseq_bench.errors import LauncherError, UserError
-from longseq_bench.launchers import _child
+from longseq_bench.launchers import _child, server
 from longseq_bench.launchers.base import WALK_S, Launched, Launcher, OnPhase
 from longseq_bench.launchers.crew import GRACE_S, PHASE_LIMIT_S, Crew
 from longseq_bench.launchers.deaths import (
@@ -36,6 +36,7 @@ from longseq_bench.launchers.deaths import (
     remove_shared,
     shared_files,
 )
+from longseq_bench.launchers.interrupts import uninterrupted
 from longseq_bench.launchers.looks import kill_strays, leaving, look, stacks
 from longseq_bench.launchers.output import Output
 from longseq_bench.model import Foresight, Outcome, Trial
@@ -143,15 +144,16 @@ class Forked(Launcher):
 
     def _ask(self, request: str, payload: str, limit: float = PHASE_LIMIT_S) -> Any:
         """A child's answer to a question. Raises LauncherError where none comes in time."""
-        child, message = self._start(request, payload), None
+        children, message = list[_Child](), None
         try:
+            child = self._start(children, request, payload)
             end = time.monotonic() + limit
             while child.pipe.poll(max(0.0, end - time.monotonic())):
                 message = child.hear()
                 if message is None or "answer" in message:
                     break
         finally:
-            printed, _ = _end([child], [child] if message else [])
+            printed, _ = _end(children, children if message else [])
         if not message or "answer" not in message:
             last = printed[0].strip().splitlines()[-1:] or ["it said nothing"]
             raise LauncherError(f"a child process can't be started here: {last[0]}")
@@ -171,12 +173,13 @@ class Forked(Launcher):
                 crew.judge(looks, stacks(pids, outputs) if crew.hangs(looks) else {})
         finally:
             spoke = [child for rank, child in enumerate(children) if rank not in crew.running]
-            _, strays = _end(children, spoke)
-            remove_shared(shared)
+            with uninterrupted():
+                _, strays = _end(children, spoke)
+                remove_shared(shared)
         return leaving(crew.outcome(), strays), crew.signal_number
 
     def _start_ranks(self, trial: Trial, children: list[_Child]) -> None:
-        """Start a child a rank; each is among `children` as soon as it is there."""
+        """Start a child a rank."""
         size = trial.world_size
         listener = create_server(("127.0.0.1", 0), backlog=size) if size > 1 else None
         try:
@@ -184,12 +187,24 @@ class Forked(Launcher):
             for rank in range(size):
                 place = {"rank": rank, "size": size, "local_rank": rank, "port": port}
                 asked = json.dumps({"trial": trial.model_dump(mode="json"), "place": place})
-                children.append(self._start("trial", asked, None if rank else listener))
+                self._start(children, "trial", asked, None if rank else listener)
         finally:
             if listener:
                 listener.close()
 
-    def _start(self, request: str, payload: str, listener: socket | None = None) -> _Child:
+    def _start(
+        self,
+        children: list[_Child],
+        request: str,
+        payload: str,
+        listener: socket | None = None,
+    ) -> _Child:
+        """Start a child; it is among `children` as soon as it is there, whoever interrupts."""
+        with uninterrupted(server.give_up):
+            children.append(self._child(request, payload, listener))
+        return children[-1]
+
+    def _child(self, request: str, payload: str, listener: socket | None) -> _Child:
         receiver, sender = self._context.Pipe(duplex=False)
         output = Output()
         process = self._context.Process(
@@ -198,10 +213,10 @@ class Forked(Launcher):
             daemon=False,
         )
         try:
-            process.start()
-        except OSError as error:
+            server.start(process)
+        except LauncherError:
             output.close()
-            raise LauncherError(f"the fork server can't be started: {error}") from error
+            raise
         finally:
             sender.close()
         return _Child(process, receiver, output)

@@ -15,9 +15,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -26,7 +25,7 @@ from typing import Any
 import psutil
 
 from longseq_bench.errors import LauncherError
-from longseq_bench.launchers import _agent
+from longseq_bench.launchers import _agent, server
 from longseq_bench.launchers.crew import GRACE_S
 from longseq_bench.launchers.deaths import (
     kernel_kills,
@@ -35,6 +34,7 @@ from longseq_bench.launchers.deaths import (
     signal_name,
 )
 from longseq_bench.launchers.forked import PRELOAD
+from longseq_bench.launchers.interrupts import uninterrupted
 from longseq_bench.launchers.looks import kill_strays, look, stacks
 from longseq_bench.launchers.output import Output
 from longseq_bench.places import LOOPBACK
@@ -63,22 +63,6 @@ class Order:
     @property
     def ranks(self) -> range:
         return range(self.node * self.per, (self.node + 1) * self.per)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the end: nobody could find processes again that are started by halves."""
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 class _Rank:
@@ -115,7 +99,7 @@ class Node:
 
     def start(self, order: Order) -> None:
         """Start the agent, which starts the ranks. Raises LauncherError where it can't be."""
-        with _uninterrupted():
+        with uninterrupted():
             self._start(order)
 
     def _start(self, order: Order) -> None:
@@ -133,11 +117,11 @@ class Node:
         )
         self._open: dict[Any, int | None] = {one.pipe: r for r, one in self._ranks.items()}
         try:
-            self._process.start()
-        except OSError as error:
+            server.start(self._process)
+        except LauncherError:
             self._order = None
             self._close()
-            raise LauncherError(f"the fork server can't be started: {error}") from error
+            raise
         finally:
             for sender in (*senders, theirs):
                 sender.close()
@@ -224,7 +208,7 @@ class Node:
     def end(self) -> list[str]:
         """Dismiss the ranks where all are done, kill what is left, and say what they left behind.
         Does nothing where no trial is under way."""
-        with _uninterrupted():
+        with uninterrupted():
             return self._end() if self._order else []
 
     def _end(self) -> list[str]:

@@ -116,6 +116,16 @@ def asleep_in_a_pass(sweep: Sweep) -> bool:
     return len(trials) == 1 and _is_idle(trials[0])
 
 
+def commands(sweep: Sweep) -> list[list[str]]:
+    found = []
+    for process in sweep.processes():
+        try:
+            found.append(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
 def _leads(process: psutil.Process) -> bool:
     try:
         return os.getsid(process.pid) == process.pid
@@ -186,6 +196,23 @@ def test_ctrl_c_ends_with_130_and_every_finished_record(start: Callable[[], Swee
     said = sweep.said.read_text()
     assert "Traceback" not in said
     assert said.count("✓") == 5
+    assert said.splitlines()[-1] == "longseq: interrupted; every finished record is on disk"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
+def test_ctrl_c_while_the_fork_server_is_still_importing(
+    start: Callable[[], Sweep], seconds: float
+) -> None:
+    """The first seconds of every command: nobody has to look at a traceback of it."""
+    Path("sweep.yaml").write_text(SMALL)
+    sweep = start()
+    sweep.wait_until(lambda: any("forkserver" in " ".join(c) for c in commands(sweep)))
+    time.sleep(seconds)
+    os.killpg(sweep.process.pid, signal.SIGINT)
+    assert sweep.process.wait(timeout=SOON_S) == 130
+    assert sweep.left() == []
+    said = sweep.said.read_text()
+    assert "Traceback" not in said
     assert said.splitlines()[-1] == "longseq: interrupted; every finished record is on disk"
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
-from longseq_bench.launchers import _child
+from longseq_bench.launchers import _child, server
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.launchers.output import Output
 
@@ -50,13 +50,13 @@ def test_ctrl_c_while_a_child_is_started_leaves_no_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = Forked()
-    monkeypatch.setattr(ForkServerProcess, "start", _interrupted)
+    monkeypatch.setattr(server, "start", _interrupted)
     with pytest.raises(KeyboardInterrupt):
-        launcher._start("catalogue", "")
+        launcher._start([], "catalogue", "")
     assert list(folder.iterdir()) == []
 
 
-def _interrupted(self: ForkServerProcess) -> None:
+def _interrupted(process: BaseProcess) -> None:
     raise KeyboardInterrupt
 
 

@@ -1,0 +1,61 @@
+"""Ctrl-C in the middle of starting a process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from longseq_bench.launchers.interrupts import blocked, uninterrupted
+
+
+def interrupted(then: Callable[[], object], hurry: Callable[[], None] = lambda: None) -> None:
+    """Something during which a Ctrl-C comes."""
+    with uninterrupted(hurry):
+        signal.raise_signal(signal.SIGINT)
+        then()
+
+
+def test_it_waits_for_the_end() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(lambda: done.append("ended"), lambda: done.append("hurried"))
+    assert done == ["hurried", "ended"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_what_fails_for_its_sake_is_not_told() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(_fail)
+    with pytest.raises(EOFError), uninterrupted():
+        _fail()
+
+
+def _fail() -> None:
+    raise EOFError
+
+
+def test_in_other_threads_it_changes_nothing() -> None:
+    handlers = []
+
+    def inside() -> None:
+        with uninterrupted():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGINT)]
+
+
+def test_what_is_started_while_it_is_blocked_is_born_deaf() -> None:
+    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    command = [sys.executable, "-c", code]
+    with blocked():
+        assert subprocess.check_output(command) == b"True\n"
+    assert subprocess.check_output(command) == b"False\n"
