@@ -277,13 +277,19 @@ def longest_fit(trial: Trial, foresee: Foresee, pace: Pace, ceiling: int) -> Pre
     found = curve(trial, trial.memory_budget, foresee, ceiling)
     if isinstance(found, str):
         return found
+    walked = dict(found.points)
+
+    def again(trials: Sequence[Trial]) -> list[Foresight]:
+        lengths = [one.workload.seq_len for one in trials]
+        return [walked[n] for n in lengths] if walked.keys() >= set(lengths) else foresee(trials)
+
     low = edge(found, trial.memory_budget, ceiling)
     for _ in range(4):
-        made = predicted(trial.at(max(low, trial.world_size)), foresee, pace)
+        made = predicted(trial.at(max(low, trial.world_size)), again, pace)
         if isinstance(made, str):
             # so long that it can't be walked: the longest that was
             fits = [n for n, seen in found.points if seen.peak_bytes <= trial.memory_budget]
-            return predicted(trial.at(max(fits)), foresee, pace) if fits else made
+            return predicted(trial.at(max(fits)), again, pace) if fits else made
         if made.fits:
             return made
         # a little over: the line between two lengths lay under the truth

@@ -69,5 +69,7 @@ class Sharded(TiledAttention, ExactAttention):
         return here | {"piece": self.courier().most} if self.group.size > 1 else here
 
     def _shard(self) -> Shard:
-        keys = self.order.positions(self.group.rank)
-        return Shard.of_tokens(self.workload, positions_of(self.rows()), keys)
+        runs = self.order.runs(self.group.rank)
+        keys = positions_of(runs)
+        queries = keys if self.rows() == runs else positions_of(self.rows())
+        return Shard.of_tokens(self.workload, queries, keys)

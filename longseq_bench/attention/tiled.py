@@ -48,11 +48,17 @@ class TiledAttention(CoredAttention):
         tile = min(chunk, TILE_ROWS, w.seq_len)
         # keys are views; only their gradients take memory, a chunk at a time
         for heads in self.head_runs(min(chunk, w.seq_len) if w.train else tile):
+            every = () if w.causal else _keys_before(w.seq_len, chunk, heads)
             for start in range(0, w.seq_len, tile):
                 rows = slice(start, min(start + tile, w.seq_len))
-                last = start if w.causal else w.seq_len
-                steps = range(0, last, chunk)
-                pieces = [Piece(ALL, slice(k, min(k + chunk, last)), heads) for k in steps]
+                pieces = every
                 if w.causal:
-                    pieces.append(Piece(ALL, rows, heads, causal=True))
-                yield RowBlock(rows, heads, tuple(pieces))
+                    diagonal = Piece(ALL, rows, heads, causal=True)
+                    pieces = (*_keys_before(start, chunk, heads), diagonal)
+                yield RowBlock(rows, heads, pieces)
+
+
+def _keys_before(last: int, chunk: int, heads: slice) -> tuple[Piece, ...]:
+    """The first `last` keys, `chunk` of them at a time, seen by every row of a block."""
+    steps = range(0, last, chunk)
+    return tuple(Piece(ALL, slice(k, min(k + chunk, last)), heads) for k in steps)

@@ -54,7 +54,8 @@ class Order:
 
 def positions_of(runs: tuple[range, ...]) -> NDArray[np.int64]:
     """All positions of some runs, in their order."""
-    return np.concatenate([np.arange(r.start, r.stop, r.step) for r in runs] or [np.arange(0)])
+    parts = [np.arange(r.start, r.stop, r.step) for r in runs] or [np.arange(0)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def cut(runs: tuple[range, ...], start: int, stop: int) -> tuple[range, ...]:

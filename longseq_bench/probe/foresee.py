@@ -64,8 +64,12 @@ def _foresee(trial: Trial, threads: int) -> Foresight:
         if trial.device == "cpu" and (reason := make.unavailable(trial.device)):
             return Foresight(unsupported=reason)
         _plan_once(make, trial)
-        seen = [_of_rank(make, trial, rank) for rank in _fullest(make, trial)]
-        busiest = max(_share(one) for one in _ends(make, trial))
+        ends = _ends(make, trial)
+        busiest = max(_share(one) for one in ends)
+        ends, seen = _fullest(ends), []
+        while ends:
+            # one after the other: a plan takes memory for as long as it is there
+            seen.append(_of_rank(ends.pop(0), trial))
     except LongseqError as error:
         return Foresight(unsupported=str(error))
     except MemoryError:
@@ -88,15 +92,12 @@ def _plan_once(make: type[Attention], trial: Trial) -> None:
         make(short.workload, Group(0, trial.world_size), **trial.options).plan(trial.device)
 
 
-def _fullest(make: type[Attention], trial: Trial) -> list[int]:
+def _fullest(ends: list[Attention]) -> list[Attention]:
     """Ranks that may need most: the one with most tokens of the first and the last. Where tokens
     are as many, what is fetched may not be, so a layout's ranks are both looked at."""
-    made = _ends(make, trial)
-    ends = [one.group.rank for one in made]
-    if isinstance(made[0], LayoutAttention):
+    if isinstance(ends[0], LayoutAttention):
         return ends
-    held = [len(one.shard.queries) for one in made]
-    return [ends[held.index(max(held))]]
+    return [max(ends, key=lambda one: len(one.shard.queries))]
 
 
 def _ends(make: type[Attention], trial: Trial) -> list[Attention]:
@@ -105,8 +106,7 @@ def _ends(make: type[Attention], trial: Trial) -> list[Attention]:
     return [make(trial.workload, Group(r, trial.world_size), **trial.options) for r in ranks]
 
 
-def _of_rank(make: type[Attention], trial: Trial, rank: int) -> Foresight:
-    attention = make(trial.workload, Group(rank, trial.world_size), **trial.options)
+def _of_rank(attention: Attention, trial: Trial) -> Foresight:
     inside, heap = Inside(torch.get_num_threads()), _PlanHeap(trial.device)
     meter = StoragePeak("meta", inside)
     with meter:

@@ -59,6 +59,22 @@ def test_each_death_is_named(
     assert run(launcher, "sdpa").status == "ok"
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("bad-sleeps", {"walks": True}), ("bad-exits", {})],
+)
+def test_who_dies_or_sleeps_in_a_walk_is_not_foreseen(
+    launcher: Forked, name: str, options: dict[str, bool]
+) -> None:
+    taken = launcher.catalogue().options(name, options)
+    asked, before = trial(name, 2048, taken, heads=2), descendants()
+    seen = launcher.foresee([asked, asked], limit=1.0)
+    assert len(seen) == 2
+    for one in seen:
+        assert "died, or did not end within 1 s" in (one.unsupported or ""), one
+    assert descendants() == before
+
+
 def test_a_sleeper_is_ended_at_its_limit(launcher: Forked) -> None:
     before, start = descendants(), time.monotonic()
     outcome = run(launcher, "bad-sleeps", time_budget=0.3)

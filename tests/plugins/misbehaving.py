@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from longseq_bench.attention.base import ExactAttention
 from longseq_bench.attention.ring import Ring
 from longseq_bench.comm.group import Group
+from longseq_bench.dry import is_dry
 from longseq_bench.errors import KernelLimitError, UnsupportedError
 from longseq_bench.model import Workload
 
@@ -54,8 +55,15 @@ class Exits(Sound):
 
 
 class Sleeps(Sound):
+    def __init__(
+        self, workload: Workload, group: Group, *, walks: Annotated[bool, "in walks too"] = False
+    ) -> None:
+        super().__init__(workload, group)
+        self.walks = walks
+
     def fault(self) -> None:
-        time.sleep(600)
+        if self.walks or not is_dry():
+            time.sleep(600)
 
 
 class Grandchild(Sound):
@@ -67,7 +75,7 @@ class Grandchild(Sound):
 class Eats(Sound):
     def fault(self) -> None:
         self.kept = []
-        while True:
+        while not is_dry():
             self.kept.append(torch.ones(2**18))
 
 
