@@ -10,7 +10,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
 
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == 130:
+        import signal
+
+        # a second Ctrl-C would end what is cleaned up at the exit with a traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

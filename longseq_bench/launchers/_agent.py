@@ -6,25 +6,27 @@ Nothing heavy is imported at the top, since the parent names `enter` to start an
 
 from __future__ import annotations
 
-import os
+import json
 from multiprocessing.connection import Connection
+from socket import socket
 
 from longseq_bench.launchers import _child
+from longseq_bench.launchers.handing import take
 
 
-def enter(
-    order: str, words: Connection, pipes: list[Connection], outputs: list[int], own: int
-) -> None:
+def enter(order: str, words: Connection, takes: socket, own: int) -> None:
     """Start the ranks that an order (JSON) asks this host for, and stay until they have ended.
 
-    words: to say what becomes of them. pipes, outputs: a rank each; own: the agent's own output.
-    Outputs are descriptors.
+    words: to say what becomes of them. takes: where a pipe to speak by and a descriptor to print
+    to come from, of each rank, all pipes first. own: the agent's own descriptor to print to.
     """
-    os.setsid()
-    _child._die_with_parent()
-    _child._redirect(own)
-    words.send_bytes(b'{"server": %d}' % os.getppid())
+    server = _child.cut_off(own)
+    ranks = json.loads(order)["per"]
+    with takes:
+        descriptors = take(takes, 2 * ranks)
+    pipes = [Connection(number, readable=False) for number in descriptors[:ranks]]
+    words.send_bytes(b'{"server": %d}' % server)
 
     from longseq_bench.probe.elastic import supervise
 
-    supervise(order, words, pipes, outputs)
+    supervise(order, words, pipes, descriptors[ranks:])

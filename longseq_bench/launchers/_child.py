@@ -27,28 +27,38 @@ def enter(
     output: the descriptor of that file. listener: of rank 0 among several, the open socket at which
     they meet.
     """
-    os.setsid()
-    _die_with_parent()
-    _redirect(output)
+    server = cut_off(output)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    pipe.send_bytes(b'{"server": %d}' % os.getppid())
+    pipe.send_bytes(b'{"server": %d}' % server)
 
     from longseq_bench.probe.worker import serve
 
     serve(request, payload, pipe, listener)
 
 
-def _die_with_parent() -> None:
+def cut_off(output: int) -> int:
+    """Lead a session, end with the fork server, print to a descriptor. Returns the server's pid."""
+    os.setsid()
+    # the server ignores it; here, where no terminal sends it any more, it is what it always is
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    preloaded = sys.modules.get("longseq_bench.launchers._server")
+    # one that died a moment ago has left this to who adopts orphans
+    server = preloaded.PID if preloaded else os.getppid()
+    _die_with_parent(server)
+    _redirect(output)
+    return int(server)
+
+
+def _die_with_parent(server: int) -> None:
     """Ctrl-C and kill -9 of the tool end the trial too: the fork server goes, then this."""
     if not sys.platform.startswith("linux"):
         return
     # every child is handed this end of the pipe by which the fork server knows that the tool lives
     with suppress(AttributeError, TypeError, OSError):
         os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() != server:
         os._exit(1)
 
 

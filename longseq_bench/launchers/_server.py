@@ -23,12 +23,12 @@ if sys.platform.startswith("linux"):
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-_server = os.getpid()
+PID = os.getpid()
 
 
 def _end_descendants() -> None:
     """The tool is gone, however it went: so must be all that it started."""
-    if os.getpid() == _server:
+    if os.getpid() == PID:
         for process in psutil.Process().children(recursive=True):
             process.kill()
 

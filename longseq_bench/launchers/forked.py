@@ -153,7 +153,8 @@ class Forked(Launcher):
                 if message is None or "answer" in message:
                     break
         finally:
-            printed, _ = _end(children, children if message else [])
+            with uninterrupted():
+                printed, _ = _end(children, children if message else [])
         if not message or "answer" not in message:
             last = printed[0].strip().splitlines()[-1:] or ["it said nothing"]
             raise LauncherError(f"a child process can't be started here: {last[0]}")
@@ -200,7 +201,8 @@ class Forked(Launcher):
         listener: socket | None = None,
     ) -> _Child:
         """Start a child; it is among `children` as soon as it is there, whoever interrupts."""
-        with uninterrupted(server.give_up):
+        server.ready()
+        with uninterrupted():
             children.append(self._child(request, payload, listener))
         return children[-1]
 

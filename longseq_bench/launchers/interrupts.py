@@ -4,49 +4,38 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def _nothing() -> None:
-    pass
-
-
 @contextmanager
-def uninterrupted(hurry: Callable[[], None] = _nothing) -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Ctrl-C waits until the end: nobody could find processes again that are started by halves.
-    Raises KeyboardInterrupt then.
-
-    hurry: called at once by a Ctrl-C, to bring that end nearer; what fails of it is not told.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    What it would have done it does then. Changes nothing where it is ignored, or off the main
+    thread, which never sees it."""
+    before = signal.getsignal(signal.SIGINT)
+    here = threading.current_thread() is threading.main_thread()
+    if not here or before in (signal.SIG_IGN, None):
         yield
         return
     came: list[int] = []
-
-    def came_now(number: int, frame: object) -> None:
-        came.append(number)
-        hurry()
-
-    before = signal.signal(signal.SIGINT, came_now)
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
         yield
-    except Exception as error:
-        if came:
-            raise KeyboardInterrupt from error
-        raise
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
+        if came:
+            # also where something failed: for its sake, most likely
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """What is started in here is born with Ctrl-C held back, until it says otherwise itself; this
-    process gets it at the end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """What this thread starts in here is born with Ctrl-C held back, until it says otherwise
+    itself. Another thread of this process may still get it meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import psutil
 
+from longseq_bench.launchers import server as fork_server
 from longseq_bench.launchers.crew import GRACE_S, Look
 from longseq_bench.launchers.deaths import stack_lines
 from longseq_bench.launchers.output import Output
@@ -89,8 +90,8 @@ def _ask_where(pid: int) -> None:
 
 def kill_strays(server: int | None) -> list[str]:
     """End every process that a trial left to the fork server; one trial runs at a time. Returns
-    their names."""
-    if server is None:
+    their names. What is below any other process is nobody's to end."""
+    if not server or server != fork_server.pid():
         return []
     with suppress(psutil.NoSuchProcess):
         strays = psutil.Process(server).children(recursive=True)

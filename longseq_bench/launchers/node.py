@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from socket import socketpair
 from typing import Any
 
 import psutil
@@ -34,6 +35,7 @@ from longseq_bench.launchers.deaths import (
     signal_name,
 )
 from longseq_bench.launchers.forked import PRELOAD
+from longseq_bench.launchers.handing import hand
 from longseq_bench.launchers.interrupts import uninterrupted
 from longseq_bench.launchers.looks import kill_strays, look, stacks
 from longseq_bench.launchers.output import Output
@@ -99,6 +101,7 @@ class Node:
 
     def start(self, order: Order) -> None:
         """Start the agent, which starts the ranks. Raises LauncherError where it can't be."""
+        server.ready()
         with uninterrupted():
             self._start(order)
 
@@ -109,15 +112,21 @@ class Node:
         self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(order.ranks, pipes, strict=True)}
         self._words, theirs = self._context.Pipe(duplex=False)
         self._own = _Rank(self._words)
-        outputs = [rank.output for rank in self._ranks.values()]
         senders = [sender for _, sender in pipes]
+        ours, takes = socketpair()
         self._process = self._context.Process(
             target=_agent.enter,
-            args=(json.dumps(asdict(order)), theirs, senders, outputs, self._own.output),
+            args=(json.dumps(asdict(order)), theirs, takes, self._own.output),
         )
         self._open: dict[Any, int | None] = {one.pipe: r for r, one in self._ranks.items()}
         try:
             server.start(self._process)
+            takes.close()
+            speak = [sender.fileno() for sender in senders]
+            outputs = [rank.output.fileno() for rank in self._ranks.values()]
+            # of an agent that has ended, its end tells
+            with suppress(OSError):
+                hand(ours, speak + outputs)
         except LauncherError:
             self._order = None
             self._close()
@@ -125,6 +134,8 @@ class Node:
         finally:
             for sender in (*senders, theirs):
                 sender.close()
+            ours.close()
+            takes.close()
         self._open |= {self._words: None, self._process.sentinel: None}
 
     @property

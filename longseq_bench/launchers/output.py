@@ -1,7 +1,8 @@
-"""The file that a process prints to. It never has a name, so nothing of it can be left behind."""
+"""The file that a process prints to. It has no name, so nothing of it can be left behind."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from multiprocessing.reduction import DupFd
@@ -20,20 +21,27 @@ class Output:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        # a process that opens /dev/stdout again writes at an offset of its own
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
+
+    def fileno(self) -> int:
+        """The descriptor in this process."""
+        return self._file.fileno()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (DupFd(self._file.fileno()),)
+        return _arrived, (DupFd(self.fileno()),)
 
     def written(self) -> int:
         """How many bytes are in it so far."""
-        return os.fstat(self._file.fileno()).st_size
+        return os.fstat(self.fileno()).st_size
 
     def printed(self, start: int = 0, most: int = PRINTED_BYTES) -> str:
         """The end of what is in it, from byte `start` on."""
         size = self.written()
         start = max(start, size - most)
         # the offset belongs to who prints: reading must not move it
-        return os.pread(self._file.fileno(), size - start, start).decode(errors="replace")
+        return os.pread(self.fileno(), size - start, start).decode(errors="replace")
 
     def close(self) -> None:
         """Read no more of it; who prints may go on."""

@@ -10,36 +10,47 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.process import BaseProcess
 
 from longseq_bench.errors import LauncherError
-from longseq_bench.launchers.interrupts import blocked
-
-_served: set[int] = set()
-"""Servers that have started a child: those have done their imports."""
+from longseq_bench.launchers.interrupts import blocked, uninterrupted
 
 
-def start(process: BaseProcess) -> None:
-    """Start a child of the fork server, and the server first where there is none. Raises
-    LauncherError where it can't be started."""
+def ready() -> None:
+    """Have a server that has done its imports. Raises LauncherError where there can be none. Ctrl-C
+    ends one that is still busy with them: nothing that has to be found again is there by then."""
+    before = pid()
     try:
         # first, since it lets Ctrl-C through again where it has to be started
         resource_tracker.ensure_running()
-        with blocked():
+        with uninterrupted(), blocked():
             forkserver.ensure_running()
-        process.start()
+        if pid() != before:
+            first = get_context("forkserver").Process(target=_nothing)
+            first.start()
+            first.join()
     except (OSError, EOFError) as error:
         raise LauncherError(f"the fork server can't be started: {error}") from error
-    _served.add(_pid())
+    except KeyboardInterrupt:
+        if (new := pid()) and new != before:
+            with suppress(ProcessLookupError):
+                os.kill(new, signal.SIGKILL)
+        raise
 
 
-def give_up() -> None:
-    """End a server that is still busy with its imports: who waits for it waits no longer."""
-    if (pid := _pid()) and pid not in _served:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def start(process: BaseProcess) -> None:
+    """Start a child of a server that is ready. Raises LauncherError where it can't be started."""
+    try:
+        process.start()
+    except (OSError, EOFError, ValueError) as error:
+        raise LauncherError(f"a child of the fork server can't be started: {error}") from error
 
 
-def _pid() -> int:
+def pid() -> int:
+    """Of the server that this process has started; 0 where there is none."""
     return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0
+
+
+def _nothing() -> None:
+    pass

@@ -79,9 +79,15 @@ def _foresee(trial: Trial, threads: int) -> Foresight:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Foresight(unsupported=f"can't be walked without data: {first[:200]}")
     fullest = max(seen, key=lambda one: one.peak_bytes)
+    # where peaks are as good as equal, which is the fullest says nothing of who sends most
+    sends = max(seen, key=lambda one: one.bytes_sent)
     ranks = trial.world_size
     return fullest.model_copy(
-        update={"flops": fullest.flops / ranks, "busiest": max(1.0, busiest * ranks)}
+        update={
+            "flops": fullest.flops / ranks,
+            "busiest": max(1.0, busiest * ranks),
+            **sends.model_dump(include={"bytes_sent", "transfers", "overlaps"}),
+        }
     )
 
 

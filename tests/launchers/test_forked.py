@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from longseq_bench.errors import UnknownNameError
 from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.looks import kill_strays
 from longseq_bench.model import Outcome, Trial
 from tests.make import trial
 
@@ -73,6 +76,18 @@ def test_who_dies_or_sleeps_in_a_walk_is_not_foreseen(
     for one in seen:
         assert "died, or did not end within 1 s" in (one.unsupported or ""), one
     assert descendants() == before
+
+
+def test_what_is_below_other_processes_is_nobodys_to_end(launcher: Forked) -> None:
+    assert launcher.catalogue()
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        assert kill_strays(os.getpid()) == []
+        assert kill_strays(None) == []
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_sleeper_is_ended_at_its_limit(launcher: Forked) -> None:

@@ -13,9 +13,9 @@ import pytest
 from longseq_bench.launchers.interrupts import blocked, uninterrupted
 
 
-def interrupted(then: Callable[[], object], hurry: Callable[[], None] = lambda: None) -> None:
+def interrupted(then: Callable[[], object]) -> None:
     """Something during which a Ctrl-C comes."""
-    with uninterrupted(hurry):
+    with uninterrupted():
         signal.raise_signal(signal.SIGINT)
         then()
 
@@ -23,10 +23,23 @@ def interrupted(then: Callable[[], object], hurry: Callable[[], None] = lambda: 
 def test_it_waits_for_the_end() -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        interrupted(lambda: done.append("ended"), lambda: done.append("hurried"))
-    assert done == ["hurried", "ended"]
+        interrupted(lambda: done.append("ended"))
+    assert done == ["ended"]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_it_does_then_what_it_would_have_done(ignored: bool) -> None:
+    done: list[str] = []
+    own = signal.SIG_IGN if ignored else lambda number, frame: done.append("heard")
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        interrupted(lambda: done.append("ended"))
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == (["ended"] if ignored else ["ended", "heard"])
 
 
 def test_what_fails_for_its_sake_is_not_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -47,9 +48,9 @@ def test_whoever_reads_moves_nobody_who_prints(
 
 
 def test_ctrl_c_while_a_child_is_started_leaves_no_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: Forked, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = Forked()
+    monkeypatch.setattr(server, "ready", lambda: None)
     monkeypatch.setattr(server, "start", _interrupted)
     with pytest.raises(KeyboardInterrupt):
         launcher._start([], "catalogue", "")
@@ -60,7 +61,8 @@ def _interrupted(process: BaseProcess) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_child_gets_it_as_a_descriptor(folder: Path) -> None:
+def test_a_child_gets_it_as_a_descriptor(launcher: Forked) -> None:
+    assert launcher.catalogue()  # the server that all tests share is one that has torch loaded
     output = Output()
     child = multiprocessing.get_context("forkserver").Process(target=_prints, args=(output,))
     child.start()
@@ -70,6 +72,7 @@ def test_a_child_gets_it_as_a_descriptor(folder: Path) -> None:
 
 
 def _prints(output: int) -> None:
-    _child._redirect(output)
+    assert _child.cut_off(output) == os.getppid()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     os.write(1, b"out\n")
     os.write(2, b"err\n")
