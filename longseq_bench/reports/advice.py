@@ -9,24 +9,42 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain
+from operator import itemgetter
+from typing import NamedTuple
 
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import format_cell
 from longseq_bench.reports.findings import limit_words, time_of
 from longseq_bench.reports.groups import (
+    SAME_TABLE,
+    as_dense,
+    by_ranks,
+    density_of,
+    density_words,
     exact_and_sparse,
     grouped,
     is_sparse,
     name_of,
+    on_ranks,
     workload_words,
 )
 from longseq_bench.table import Row
 from longseq_bench.units import format_share, format_tokens
 
-Bounds = tuple[float, float, float]
-"""The least, the median and the most that intervals leave possible."""
 
+class Gain(NamedTuple):
+    """How many times as fast: the least, the median and the most that intervals leave possible,
+    and what is to be said of how that is known."""
+
+    low: float
+    middle: float
+    high: float
+    note: str = ""
+
+
+Gains = dict[int, Gain]
+"""By length."""
 
 MOST_FLOOR = 0.9
 """Of a budget that memory limits: what reaches more of the floor wastes nothing worth a word."""
@@ -34,13 +52,33 @@ MOST_FLOOR = 0.9
 
 def longest(source: Source) -> Iterator[str]:
     """Of each workload and budget, which takes the longest sequence: exact, and sparse."""
+    without = _without(source)
     for group in grouped(source.maxima):
         where = workload_words(group[0], source.machines)
-        for what, rows in exact_and_sparse(group).items():
-            for ranks, some in _by_ranks(rows).items():
-                found = [row for row in some if row["max_tokens"] and confirmed(row)]
-                if found:
-                    yield _longest(found, f"{what} attention{_on(ranks)}", where)
+        found = [row for row in group if row["max_tokens"] and confirmed(row)]
+        for what, rows in exact_and_sparse(found).items():
+            for ranks, some in by_ranks(rows).items():
+                others = without.get((_searched_on(some[0]), what == "sparse"), 0)
+                yield _longest(some, f"{what} attention{on_ranks(ranks)}", where, others)
+
+
+_searched_on = itemgetter("world_size", *(name for name in SAME_TABLE if name != "fit_only"))
+
+
+def _without(source: Source) -> dict[tuple[object, bool], int]:
+    """By workload with ranks, and whether sparse: how many were searched and have no confirmed
+    length. Whether one that passed nowhere is sparse is known by its other rows."""
+    skips = {r["implementation"] for r in chain(source.rows, source.maxima) if is_sparse(r)}
+    searched: dict[tuple[object, bool], dict[object, bool]] = defaultdict(dict)
+    for row in source.maxima:
+        known = row["density_achieved"] is not None
+        sparse = is_sparse(row) if known else row["implementation"] in skips
+        keep = "all" if row["keep"] == "nothing" else row["keep"]
+        options = repr(sorted(row["options"].items()))
+        who = (row["implementation"], options, keep, row["allocator"])
+        named = searched[_searched_on(row), sparse]
+        named[who] = named.get(who, False) or bool(row["max_tokens"] and confirmed(row))
+    return {key: sum(not found for found in named.values()) for key, named in searched.items()}
 
 
 def confirmed(row: Row) -> bool:
@@ -48,7 +86,7 @@ def confirmed(row: Row) -> bool:
     return not row["fit_only"] and row["keep"] != "nothing"
 
 
-def _longest(rows: Sequence[Row], what: str, where: str) -> str:
+def _longest(rows: Sequence[Row], what: str, where: str, others: int) -> str:
     ordered = sorted(rows, key=lambda row: -int(row["max_tokens"]))
     first = ordered[0]
     alike = [row for row in ordered if _reaches(row, first["max_tokens"])]
@@ -58,7 +96,8 @@ def _longest(rows: Sequence[Row], what: str, where: str) -> str:
         return f"{begin} {words}; their brackets overlap, so none is named the longest."
     rest = ordered[len(alike) :]
     if not rest:
-        return f"{begin} {words}, the only one that was searched."
+        of = f"of {others + 1:,} searched that reached a confirmed length"
+        return f"{begin} {words}, the only one {of if others else 'that was searched'}."
     times = format_cell(first["max_tokens"] / rest[0]["max_tokens"], "ratio")
     return f"{begin} {words}, {times} the next, {name_of(rest[0])} ({_maximum_words(rest[0])})."
 
@@ -75,71 +114,69 @@ def _maximum_words(row: Row) -> str:
     return f"{row['max_tokens']:,} tokens{seen}, {limit_words(row)}"
 
 
+class Contest(NamedTuple):
+    """Rows of one length that were timed more than once and are compared, the fastest first."""
+
+    tokens: int
+    rows: list[Row]
+
+    @property
+    def winners(self) -> list[Row]:
+        """The fastest, and all that can't be told from it."""
+        return [row for row in self.rows if row["time_low_s"] <= self.rows[0]["time_high_s"]]
+
+
+Failed = dict[str, dict[int, str]]
+"""By name: the lengths at which a row was not ok, each with its status."""
+
+
 def fastest(source: Source) -> Iterator[str]:
     """Of each workload, which is the fastest over which lengths: exact, and sparse."""
     for group in grouped(source.rows):
-        where = workload_words(group[0], source.machines)
+        where, failed = workload_words(group[0], source.machines), _failed(group)
         for what, rows in exact_and_sparse(group).items():
-            for ranks, some in _by_ranks(rows).items():
-                for density, alike in _by_sparsity(some).items():
-                    kind = f"{what} attention{density}{_on(ranks)}"
-                    yield from _ranges(alike, kind, where)
+            for some in by_ranks(rows).values():
+                for contests in _contests(some):
+                    for run in _runs(contests, failed):
+                        yield _fastest(run, what, where)
 
 
-def _by_ranks(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """Which runs on how many ranks is asked for, not chosen: rows of as many are compared."""
-    found: dict[int, list[Row]] = defaultdict(list)
+def _failed(rows: Sequence[Row]) -> Failed:
+    found: Failed = defaultdict(dict)
     for row in rows:
-        found[row["world_size"]].append(row)
-    return dict(sorted(found.items()))
-
-
-def _on(ranks: int) -> str:
-    return f" on {ranks} ranks" if ranks > 1 else ""
-
-
-def _by_sparsity(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """How much is skipped is asked for too: rows that were asked to skip as much are compared."""
-    found: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        asked = row["options"].get("sparsity")
-        found["" if asked is None else f" of sparsity {float(asked):.6g}"].append(row)
+        if row["status"] != "ok":
+            found[name_of(row)][row["tokens"]] = row["status"]
     return found
 
 
-def _ranges(rows: Sequence[Row], what: str, where: str) -> Iterator[str]:
-    """One sentence a run of lengths with the same winners."""
-    best = [(tokens, winners) for tokens, winners in _winners(rows) if winners]
-    for names, run in groupby(best, key=lambda one: [row["label"] for row in one[1]]):
-        lengths = list(run)
-        first, (last, winners) = lengths[0][0], lengths[-1]
-        span = format_tokens(last)
-        span = (
-            f"From {format_tokens(first)} to {span} tokens"
-            if first != last
-            else f"At {span} tokens"
-        )
-        words = ", ".join(
-            f"{row['label']} ({format_cell(time_of(row), 'seconds')})" for row in winners
-        )
-        at = f" at {format_tokens(last)}" if first != last else ""
-        if len(names) > 1:
-            yield f"{span}, the fastest {what} can't be told apart ({where}): {words}{at}."
-        else:
-            after = _next(rows, last, winners[0])
-            yield f"{span}, {names[0]} is the fastest {what} ({where}): {words}{at}{after}."
+def _contests(rows: Sequence[Row]) -> list[list[Contest]]:
+    """Of each density, by ascending length: rows that skip about as much at every length there.
 
-
-def _winners(rows: Sequence[Row]) -> Iterator[tuple[int, list[Row]]]:
-    """At each length that two or more were timed at: the fastest, and all that can't be told from
-    it. Single passes say nothing of their spread, so they take no part."""
+    How much is skipped is asked for, not chosen, so rows that skip less are none the worse for it.
+    Exact ones skip nothing, so all of them are of one density.
+    """
+    found: list[tuple[list[Contest], list[Row]]] = []  # with the least and the most dense row
     for tokens, timed in sorted(_timed(rows).items()):
-        if len(timed) > 1:
-            yield tokens, [row for row in timed if row["time_low_s"] <= timed[0]["time_high_s"]]
+        for alike in as_dense(timed):
+            if len(alike) < 2:
+                continue
+            near = (one for one in found if len(as_dense([*one[1], *alike])) == 1)
+            contests, ends = next(near, ([], []))
+            if not contests:
+                found.append((contests, ends))
+            contests.append(Contest(tokens, alike))
+            each = sorted([*ends, *alike], key=density_of)
+            ends[:] = each[0], each[-1]
+    return [contests for contests, _ in found]
+
+
+def _all_of(contests: Sequence[Contest]) -> list[Row]:
+    return [row for contest in contests for row in contest.rows]
 
 
 def _timed(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """Rows by length, the fastest first, of those that were timed more than once."""
+    """Rows by length, the fastest first, of those that were timed more than once: single passes say
+    nothing of their spread."""
     found: dict[int, list[Row]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: float(row["time_s"] or 0)):
         if row["time_s"] and row["samples"] > 1:
@@ -147,71 +184,113 @@ def _timed(rows: Sequence[Row]) -> dict[int, list[Row]]:
     return found
 
 
-def _next(rows: Sequence[Row], tokens: int, winner: Row) -> str:
-    at = [row for row in rows if row["tokens"] == tokens and row is not winner]
-    after = _timed(at)[tokens][0]
+def _runs(contests: Sequence[Contest], failed: Failed) -> list[list[Contest]]:
+    """Lengths one after another with the same winners, none of which failed in between."""
+    runs: list[list[Contest]] = []
+    for contest in contests:
+        if runs and _goes_on(runs[-1][-1], contest, failed):
+            runs[-1].append(contest)
+        else:
+            runs.append([contest])
+    return runs
+
+
+def _goes_on(one: Contest, other: Contest, failed: Failed) -> bool:
+    names = [name_of(row) for row in one.winners]
+    between = (n for name in names for n in failed.get(name, ()) if one.tokens < n < other.tokens)
+    return names == [name_of(row) for row in other.winners] and not any(between)
+
+
+def _fastest(run: Sequence[Contest], what: str, where: str) -> str:
+    first, last = run[0].tokens, run[-1]
+    whom = f"{what} attention{density_words(_all_of(run))}{on_ranks(last.rows[0]['world_size'])}"
+    words = ", ".join(
+        f"{row['label']} ({format_cell(time_of(row), 'seconds')})" for row in last.winners
+    )
+    at = f" at {format_tokens(last.tokens)}" if len(run) > 1 else ""
+    span = _span(first, last.tokens)
+    if len(last.winners) > 1:
+        return f"{span}, the fastest {whom} can't be told apart ({where}): {words}{at}."
+    winner, after = last.rows[:2]
     ratio = format_cell(after["time_s"] / winner["time_s"], "ratio")
-    return f", {ratio} as fast as the next, {after['label']}"
+    return (
+        f"{span}, {winner['label']} is the fastest {whom} ({where}): {words}{at}, {ratio} as fast "
+        f"as the next, {after['label']}."
+    )
+
+
+def _span(first: int, last: int) -> str:
+    if first == last:
+        return f"At {format_tokens(last)} tokens"
+    return f"From {format_tokens(first)} to {format_tokens(last)} tokens"
 
 
 def ranks_pay(source: Source) -> Iterator[str]:
     """From which length several ranks are faster than one, and which never are: a workload at a
     time."""
-    several = [r for r in source.rows if r["world_size"] > 1 and r["speedup_low"] is not None]
-    yield from _paying(source, several, "one rank", _speedup)
+    yield from _paying(source, "one rank", _speedup)
 
 
 def sparse_pays(source: Source) -> Iterator[str]:
     """From which length sparse attention is faster than dense on the same inputs."""
-    beside = [r for r in source.rows if is_sparse(r) and r["share_low"] is not None]
-    yield from _paying(source, beside, "dense attention", _over_dense)
+    yield from _paying(source, "dense attention", _over_dense)
 
 
-def _paying(
-    source: Source, rows: Sequence[Row], against: str, bounds: Callable[[Row], Bounds]
-) -> Iterator[str]:
-    for group in grouped(rows):
-        where = workload_words(group[0], source.machines)
+def _paying(source: Source, against: str, gain: Callable[[Row], Gain | None]) -> Iterator[str]:
+    for group in grouped(source.rows):
+        where, failed = workload_words(group[0], source.machines), _failed(group)
         told: dict[str, list[str]] = defaultdict(list)
-        for series in _series(group):
-            verdict, words = _pays({row["tokens"]: bounds(row) for row in series}, against)
-            told[verdict].append(f"{name_of(series[0])} ({words})")
+        for name, gains in _series(group, gain).items():
+            verdict, words = _pays(gains, failed.get(name, {}), against)
+            told[verdict].append(f"{name} ({words})")
         for verdict, names in sorted(told.items()):
             yield f"{verdict} ({where}): {', '.join(names)}."
 
 
-def _series(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows that differ in length alone, by ascending length."""
-    found: dict[str, list[Row]] = defaultdict(list)
+def _series(rows: Sequence[Row], gain: Callable[[Row], Gain | None]) -> dict[str, Gains]:
+    """By name and by ascending length: what rows that differ in length alone gain, where that is
+    known."""
+    found: dict[str, Gains] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: int(row["tokens"])):
-        found[name_of(row)].append(row)
-    return list(found.values())
+        if known := gain(row):
+            found[name_of(row)][row["tokens"]] = known
+    return found
 
 
-def _speedup(row: Row) -> Bounds:
-    return row["speedup_low"], row["speedup"], row["speedup_high"]
+def _speedup(row: Row) -> Gain | None:
+    if row["world_size"] == 1 or row["speedup_low"] is None:
+        return None
+    return Gain(row["speedup_low"], row["speedup"], row["speedup_high"])
 
 
-def _over_dense(row: Row) -> Bounds:
-    return (
-        row["dense_low_s"] / row["time_high_s"],
-        row["speed_over_dense"],
-        row["dense_high_s"] / row["time_low_s"],
-    )
+def _over_dense(row: Row) -> Gain | None:
+    if not is_sparse(row) or row["share_low"] is None:
+        return None
+    low, high = row["dense_low_s"] / row["time_high_s"], row["dense_high_s"] / row["time_low_s"]
+    source = str(row["dense_source"])
+    known = "computed" if source.startswith("computed") else source
+    note = "" if source == "measured" else f", dense time {known}"
+    return Gain(low, row["speed_over_dense"], high, note)
 
 
-def _pays(told: dict[int, Bounds], against: str) -> tuple[str, str]:
+def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]:
     """A verdict and its figures: faster from the shortest length above which every one that was
-    run is, by its interval."""
-    gains = [n for n in told if all(told[m][0] > 1 for m in told if m >= n)]
-    shown = sorted({min(gains), max(told)} if gains else {max(told)})
+    run is, by its interval, up to the longest, or to what failed above it."""
+    last = max(gains)
+    slow = {n for n, one in gains.items() if one.low <= 1} | {n for n in failed if n < last}
+    faster = [n for n in gains if n > max(slow, default=0)]
+    first = min(faster, default=last)
     words = ", ".join(
-        f"{format_cell(told[n][1], 'ratio')} at {format_tokens(n)} tokens" for n in shown
+        f"{format_cell(gains[n].middle, 'ratio')} at {format_tokens(n)} tokens{gains[n].note}"
+        for n in sorted({first, last})
     )
-    if gains:
-        since = ", the shortest timed more than once" if min(gains) == min(told) else ""
-        return f"Faster than {against} from {format_tokens(min(gains))} tokens{since}", words
-    if all(high < 1 for _, _, high in told.values()):
+    above = min((n for n in failed if n > last), default=None)
+    if faster and above is not None:
+        words += f", {failed[above]} at {format_tokens(above)}"
+    if faster:
+        since = ", the shortest timed more than once" if first == min(gains) else ""
+        return f"Faster than {against} from {format_tokens(first)} tokens{since}", words
+    if all(one.high < 1 for one in gains.values()):
         return f"Slower than {against} at every length timed more than once", words
     return (
         f"Not known to be faster than {against} at the longest length timed more than once",

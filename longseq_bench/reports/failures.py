@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -81,10 +82,14 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
             wanted |= {"compute_time": apart, "bytes_sent": "no bytes were counted"}
         if min(outcome.samples("density_achieved"), default=1.0) < 1:
             wanted["dense_time"] = untimed if not trial.repeats else _no_dense(outcome)
-        there = {one.name for one in outcome.measurements if one.samples}
         for what, reason in wanted.items():
-            if what not in there:
-                yield record, (source.label(trial), trial.workload.seq_len, what, str(reason))
+            samples = outcome.samples(what)
+            if not all(map(math.isfinite, samples)):
+                some = any(map(math.isfinite, samples))
+                reason = f"{'some of ' * some}its samples are not finite"
+            elif samples:
+                continue
+            yield record, (source.label(trial), trial.workload.seq_len, what, str(reason))
 
 
 def _no_dense(outcome: Outcome) -> str:

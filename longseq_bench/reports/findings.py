@@ -9,10 +9,14 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Spread, format_cell
 from longseq_bench.reports.groups import (
+    as_dense,
+    by_ranks,
+    density_words,
     exact_and_sparse,
     grouped,
     least_peak,
     name_of,
+    on_ranks,
     spread_out,
     workload_words,
 )
@@ -78,19 +82,31 @@ def _of_groups(source: Source) -> Iterator[str]:
 def _of_group(group: list[Row], where: str) -> Iterator[str]:
     timed = [row for row in group if row["status"] == "ok" and row["time_s"]]
     classes = exact_and_sparse(timed)
-    for what, some in classes.items():
-        by_length: dict[int, list[Row]] = defaultdict(list)
-        for row in some:
-            by_length[row["tokens"]].append(row)
-        shared = [tokens for tokens, rows in by_length.items() if len(rows) > 1]
-        if shared:
-            rows, at = by_length[max(shared)], f"At {format_tokens(max(shared))} tokens ({where})"
-            kind = f" {what}" if len(classes) > 1 else ""
-            yield f"{at}, {_fastest(rows, kind)}"
-            if lean := _leanest(rows, kind):
-                yield f"{at}, {lean}"
+    for rows in _shared(classes.get("exact", [])):
+        yield from _best(rows, where, " exact" if len(classes) > 1 else "")
+    for ranks, some in by_ranks(classes.get("sparse", [])).items():
+        for rows in _shared(some):
+            yield from _best(rows, where, f" sparse{density_words(rows)}{on_ranks(ranks)}")
     if longest := _longest_ok(group):
         yield f"The longest lengths swept that were ok ({where}): {longest}."
+
+
+def _shared(rows: list[Row]) -> list[list[Row]]:
+    """At the longest length at which several skip about as much: those that do, together."""
+    by_length: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_length[row["tokens"]].append(row)
+    for _, at in sorted(by_length.items(), reverse=True):
+        if several := [alike for alike in as_dense(at) if len(alike) > 1]:
+            return several
+    return []
+
+
+def _best(rows: list[Row], where: str, kind: str) -> Iterator[str]:
+    at = f"At {format_tokens(rows[0]['tokens'])} tokens ({where})"
+    yield f"{at}, {_fastest(rows, kind)}"
+    if lean := _leanest(rows, kind):
+        yield f"{at}, {lean}"
 
 
 def _fastest(rows: list[Row], kind: str) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from longseq_bench.table import Row
-from longseq_bench.units import format_bytes, format_seconds
+from longseq_bench.units import format_bytes, format_seconds, format_share
 
 SAME_TABLE = (
     "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
     "memory_budget", "time_budget", "threads", "fit_only",
 )  # fmt: skip
+
+
+NEAR = 0.9
+"""Of the highest density: rows that are as dense skip about as much."""
 
 
 def grouped(rows: Iterable[Row]) -> list[list[Row]]:
@@ -47,6 +52,19 @@ def capital(words: str) -> str:
     return words[0].upper() + words[1:]
 
 
+def by_ranks(rows: Iterable[Row]) -> dict[int, list[Row]]:
+    """Which runs on how many ranks is asked for, not chosen: rows of as many are compared."""
+    found: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["world_size"]].append(row)
+    return dict(sorted(found.items()))
+
+
+def on_ranks(ranks: int) -> str:
+    """How many ranks, where there are several: " on 2 ranks"."""
+    return f" on {ranks} ranks" if ranks > 1 else ""
+
+
 def spread_out(rows: Iterable[Row]) -> bool:
     """Whether any row ran on several ranks: then what is said of ranks has something to say."""
     return any(row["world_size"] > 1 for row in rows)
@@ -59,14 +77,36 @@ def least_peak(row: Row) -> int | None:
 
 def name_of(row: Row) -> str:
     """What a sentence calls a row: its label, with the ranks where there are several."""
-    ranks = row["world_size"]
-    return f"{row['label']} on {ranks} ranks" if ranks > 1 else str(row["label"])
+    return f"{row['label']}{on_ranks(row['world_size'])}"
 
 
 def is_sparse(row: Row) -> bool:
     """Whether a row's pattern skips anything that dense attention sees."""
     density = row["density_achieved"]
     return density is not None and density < 1
+
+
+def density_of(row: Row) -> float:
+    """The share that a row keeps, 0 to 1; exact attention skips nothing."""
+    return max(0.0, float(row["density_achieved"])) if is_sparse(row) else 1.0
+
+
+def as_dense(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows apart by how much they skip, the densest first: together are those that keep at least
+    NEAR of what the densest of them keeps, each in the order given."""
+    found, rest = [], list(rows)
+    while rest:
+        least = NEAR * max(map(density_of, rest))
+        found.append([row for row in rest if density_of(row) >= least])
+        rest = [row for row in rest if density_of(row) < least]
+    return found
+
+
+def density_words(rows: Sequence[Row]) -> str:
+    """Between what the densities of sparse rows lie: " of density 9.4 % to 10.0 %"; "" of exact."""
+    kept = [density_of(row) for row in rows]
+    ends = dict.fromkeys(format_share(one) for one in (min(kept), max(kept)))
+    return f" of density {' to '.join(ends)}" if is_sparse(rows[0]) else ""
 
 
 def exact_and_sparse(rows: Iterable[Row]) -> dict[str, list[Row]]:

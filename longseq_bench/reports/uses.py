@@ -8,7 +8,7 @@ from longseq_bench.reports.advice import confirmed
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
 from longseq_bench.reports.findings import limit_words, time_of
-from longseq_bench.reports.groups import capital, is_sparse, name_of, workload_words
+from longseq_bench.reports.groups import as_dense, capital, is_sparse, name_of, workload_words
 from longseq_bench.reports.whole import wanting
 from longseq_bench.table import Row
 from longseq_bench.units import format_bytes, format_share, format_tokens
@@ -36,9 +36,6 @@ _SAID = (
     "attention does, and whether it serves is not measured here. Its maximum is a search's, or "
     "the longest length swept where that is longer."
 )
-NEAR = 0.9
-"""Of the highest density: rows that are as dense skip about as much."""
-
 _SAME = (
     "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
     "threads",
@@ -93,25 +90,19 @@ def _approach(ran: Sequence[Row], reached: Sequence[Row]) -> tuple[list[Row], st
     timed = [r for r in ran if r["time_s"] and r["samples"] > 1]
     if timed:
         shortest = min(r["tokens"] for r in timed)
-        at = _least_sparse([r for r in timed if r["tokens"] == shortest])
+        at = as_dense(r for r in timed if r["tokens"] == shortest)[0]
         at.sort(key=lambda r: float(r["time_s"]))
         best = [r for r in at if r["time_low_s"] <= at[0]["time_high_s"]]
         words = ", ".join(f"{format_cell(time_of(r), 'seconds')}{_held(r)}" for r in best)
         alike = "; they can't be told apart" if len(best) > 1 else ""
         return best, f"ran at {format_tokens(shortest)}: {words}{alike}"
     if reached:
-        row = max(_least_sparse(reached), key=_length)
+        row = max(as_dense(reached)[0], key=_length)
         return [row], f"takes {_reach(row)}{_seen(row)}; {limit_words(row)}"
     if ran:
-        row = max(_least_sparse(ran), key=lambda r: int(r["tokens"]))
+        row = max(as_dense(ran)[0], key=lambda r: int(r["tokens"]))
         return [row], f"ran at {format_tokens(row['tokens'])}{_seen(row)}, not timed more than once"
     return [], None
-
-
-def _least_sparse(rows: Sequence[Row]) -> list[Row]:
-    """Of sparse rows those that skip least; exact ones skip nothing."""
-    densest = max(r["density_achieved"] or 1.0 for r in rows)
-    return [r for r in rows if (r["density_achieved"] or 1.0) >= NEAR * densest]
 
 
 def _maxima(best: Sequence[Row], swept: Sequence[Row], found: Sequence[Row]) -> str | None:

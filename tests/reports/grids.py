@@ -6,6 +6,7 @@ CODE    by section: the book -> the literal lines
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -70,7 +71,12 @@ def _missing(record: Record) -> Iterator[tuple[str, str]]:
         reasons["bytes_sent"] = "no bytes were counted"
     if any(kept < 1 for kept in outcome.samples("density_achieved")):
         reasons["dense_time"] = untimed or facts.get("dense", "no dense pass was recorded")
-    yield from ((what, why) for what, why in reasons.items() if not outcome.samples(what))
+    for what, why in reasons.items():
+        numbers = [math.isfinite(sample) for sample in outcome.samples(what)]
+        if False in numbers:
+            yield what, ("some of " if True in numbers else "") + "its samples are not finite"
+        elif not numbers:
+            yield what, why
 
 
 def hardware(book: Book) -> Iterator[Grid]:

@@ -136,12 +136,12 @@ def on_rank(record: Record, name: str, rank: int) -> list[float]:
 
 
 def iterations(records: Iterable[Record], name: str) -> list[float]:
-    """The slowest rank of each pass that every rank finished."""
+    """The slowest rank of each pass that every rank finished; none where one is no number."""
     found: list[float] = []
     for record in records:
         ranks = [on_rank(record, name, rank) for rank in range(record.trial.world_size)]
         found += [max(each) for each in zip(*ranks, strict=False)]
-    return found
+    return found if all(math.isfinite(s) for s in found) else []
 
 
 def each_rank(

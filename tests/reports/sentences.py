@@ -15,8 +15,9 @@ from itertools import groupby
 from typing import Any
 
 from longseq_bench.units import format_bytes, format_seconds, format_share, format_tokens
-from tests.reports.oracle import Book, Search, Swept, largest, per_pass
+from tests.reports.oracle import Book, Search, Swept, largest, options_text, per_pass
 from tests.reports.tables import (
+    as_much,
     baseline_of,
     bottlenecks,
     by,
@@ -33,6 +34,7 @@ from tests.reports.tables import (
     limit,
     longer,
     memory_by_sparsity,
+    seen,
     time_of,
     works,
 )
@@ -90,8 +92,7 @@ SAY = {
     "from a single pass, so how far off it may be is not known.",
     # recommendations
     "longest": "For the longest sequence by {what} ({where}): {one}, {ratio} the next, {two}.",
-    "longest alone": "For the longest sequence by {what} ({where}): {one}, the only one "
-    "that was searched.",
+    "longest alone": "For the longest sequence by {what} ({where}): {one}, the only one {of}.",
     "longest alike": "For the longest sequence by {what} ({where}): {each}; their "
     "brackets overlap, so none is named the longest.",
     "choose": "{span}, {name} is the fastest {what} ({where}): {one}{at}, {ratio} as fast as the "
@@ -113,6 +114,7 @@ SAY = {
     "takes {alone:,}: {ratio}, {share} of as many times as there are ranks.",
     "dilation": "Dilation brings most to {name} at {tokens} tokens ({where}): it is {ratio} as "
     "fast as with every rate 1{seen}{bare}.",
+    "no dilation": "Dilation brings no speed that can be told ({where}).",
     "curve": "The curve takes {ends} the time of the sequence ({where}).",
     "bottlenecks": "Of {n} ({where}): {each}.",
     "work": "{begin}, {n} of {all}: {names}.",
@@ -218,12 +220,17 @@ def summary(book: Book) -> Iterator[str]:
 def _swept(group: Sequence[Swept]) -> Iterator[str]:
     classes = list(apart(r for r in group if r.time))
     for what, some in classes:
-        kind = f" {what}" if len(classes) > 1 else ""
-        several = [rows for rows in by(lambda r: r.tokens, some) if len(rows) > 1]
-        if several:
-            rows = max(several, key=lambda rows: rows[0].tokens)
-            for rest in filter(None, (_fastest(rows, kind), _leanest(rows, kind))):
-                yield say("at", tokens=tokens_of(rows[0]), where=rows[0].where, rest=rest)
+        for beside in by(lambda r: r.ranks, some) if what == "sparse" else [some]:
+            lengths = by(lambda r: r.tokens, beside)
+            several = [rows for at in lengths for rows in as_much(at) if len(rows) > 1]
+            for rows in several:
+                if rows[0].tokens < max(other[0].tokens for other in several):
+                    continue
+                kind = f" {what}" if len(classes) > 1 else ""
+                if what == "sparse":
+                    kind = f" sparse{_keeping(rows)}{_on(rows[0])}"
+                for rest in filter(None, (_fastest(rows, kind), _leanest(rows, kind))):
+                    yield say("at", tokens=tokens_of(rows[0]), where=rows[0].where, rest=rest)
     each = []
     for rows in by(lambda r: r.name, sorted((r for r in group), key=lambda r: r.tokens)):
         if passed := [r for r in rows if r.ok]:
@@ -407,10 +414,31 @@ def longest(book: Book) -> Iterator[str]:
     for group in book.groups(book.searches):
         for what, some in apart(s for s in group if s.tokens and s.whole):
             for found in sorted(by(lambda s: s.ranks, some), key=lambda found: found[0].ranks):
-                yield _longest(found, f"{what} attention{_on(found[0])}", group[0].where)
+                others = _no_length(book, found[0])
+                yield _longest(found, f"{what} attention{_on(found[0])}", group[0].where, others)
 
 
-def _longest(found: list[Any], what: str, where: str) -> str:
+def _no_length(book: Book, found: Search) -> int:
+    """How many others, exact or sparse as it is, took no length that is confirmed."""
+    skip = {f.implementation for f in [*book.swept, *book.searches] if f.sparse}
+
+    def who(search: Search) -> Any:
+        whole = "all" if search.trial.keep == "nothing" else search.trial.keep
+        options = options_text(search.options)
+        return search.implementation, options, whole, search.trial.allocator
+
+    def alike(search: Search) -> bool:
+        told = largest(search.at, "density_achieved") is not None
+        skips = search.sparse if told else search.implementation in skip
+        # what may stand in one table is told by its last figure from what was cut short
+        there = search.group[:-1] == found.group[:-1] and search.ranks == found.ranks
+        return there and skips == found.sparse
+
+    beside = [s for s in book.searches if alike(s)]
+    return len({who(s) for s in beside} - {who(s) for s in beside if s.tokens and s.whole})
+
+
+def _longest(found: list[Any], what: str, where: str, others: int) -> str:
     found.sort(key=lambda s: -s.tokens)
     words = [f"{s.name} ({s.tokens:,} tokens{density_words(s)}, {limit(s)})" for s in found]
     most = found[0].tokens
@@ -423,7 +451,9 @@ def _longest(found: list[Any], what: str, where: str) -> str:
     if len(alike) > 1:
         return say("longest alike", each=", ".join(alike), **begin)
     if len(found) == 1:
-        return say("longest alone", one=words[0], **begin)
+        several = f"of {others + 1:,} searched that reached a confirmed length"
+        return say("longest alone", one=words[0], of=several if others else "that was searched",
+                   **begin)  # fmt: skip
     return say("longest", one=words[0], two=words[1], ratio=ratio(most / found[1].tokens), **begin)
 
 
@@ -432,33 +462,57 @@ def fastest(book: Book) -> Iterator[str]:
     for group in book.groups(book.swept):
         for what, found in apart(r for r in group if r.ends and r.time):
             for rows in sorted(by(lambda r: r.ranks, found), key=lambda rows: rows[0].ranks):
-                for alike in by(lambda r: r.options.get("sparsity"), rows):
-                    asked = alike[0].options.get("sparsity")
-                    skips = "" if asked is None else f" of sparsity {float(asked):.6g}"
-                    yield from _choices(alike, f"{what} attention{skips}{_on(alike[0])}")
+                for contests in _contests(rows):
+                    yield from _choices(contests, f"{what} attention", group)
+
+
+def _contests(rows: Sequence[Any]) -> list[list[list[Any]]]:
+    """Of each density: by length, those of two or more that see as much as all the others do."""
+    found: list[list[list[Any]]] = []
+    for at in sorted(by(lambda r: r.tokens, rows), key=lambda at: at[0].tokens):
+        for some in (some for some in as_much(at) if len(some) > 1):
+            for other in found:
+                each = [seen(r) for r in [*some, *(r for one in other for r in one)]]
+                if min(each) >= 0.9 * max(each):
+                    other.append(some)
+                    break
+            else:
+                found.append([some])
+    return found
+
+
+def _keeping(rows: Iterable[Any]) -> str:
+    each = sorted(seen(r) for r in rows)
+    ends = [format_share(each[0]), format_share(each[-1])]
+    return "" if each[0] == 1 else f" of density {' to '.join(dict.fromkeys(ends))}"
 
 
 def _on(figure: Any) -> str:
     return f" on {figure.ranks} ranks" if figure.ranks > 1 else ""
 
 
-def _choices(rows: Sequence[Any], what: str) -> Iterator[str]:
-    best = []
-    for at in sorted(by(lambda r: r.tokens, rows), key=lambda at: at[0].tokens):
+def _choices(contests: list[list[Any]], what: str, group: Sequence[Swept]) -> Iterator[str]:
+    best: list[tuple[Any, Any]] = []
+    for at in contests:
         at.sort(key=lambda r: r.time)
-        if len(at) > 1:
-            alike = [r for r in at if r.ends[0] <= at[0].ends[1]]
-            best.append((at[0].tokens, alike, at))
-    for _, run in groupby(best, key=lambda one: [r.label for r in one[1]]):
-        lengths = list(run)
-        first, (last, alike, at) = lengths[0][0], lengths[-1]
-        one = first == last
-        span = f"At {format_tokens(last)} tokens" if one else (
-            f"From {format_tokens(first)} to {format_tokens(last)} tokens"
-        )  # fmt: skip
+        names = [r.name for r in at if r.ends[0] <= at[0].ends[1]]
+        bad = [r.tokens for r in group if r.name in names and not r.ok]
+        # equal for those between which none of them failed
+        best.append(((names, sum(n < at[0].tokens for n in bad)), at))
+    for _, run in groupby(best, key=lambda one: one[0]):
+        lengths = [at for _, at in run]
+        at = lengths[-1]
+        first, last, one = tokens_of(lengths[0][0]), tokens_of(at[0]), len(lengths) == 1
+        span = f"At {last} tokens" if one else f"From {first} to {last} tokens"
+        alike = [r for r in at if r.ends[0] <= at[0].ends[1]]
         words = [f"{r.label} ({time_of(r)})" for r in alike]
-        told = {"span": span, "what": what, "where": at[0].where,
-                "at": "" if one else f" at {format_tokens(last)}"}  # fmt: skip
+        whom = f"{what}{_keeping(r for some in lengths for r in some)}{_on(at[0])}"
+        told = {
+            "span": span,
+            "what": whom,
+            "where": at[0].where,
+            "at": "" if one else f" at {last}",
+        }
         if len(alike) > 1:
             yield say("choose none", each=", ".join(words), **told)
         else:
@@ -482,29 +536,53 @@ def ranks_pay(book: Book) -> Iterator[str]:
 def sparse_pays(book: Book) -> Iterator[str]:
     """From which length sparse attention is faster than dense."""
     known = [r for r in book.swept if r.sparse and r.over_dense and r.ideal]
-    yield from _paying(book, known, "dense attention", lambda r: r.over_dense)
+    yield from _paying(book, known, "dense attention", lambda r: r.over_dense, _dense_is)
+
+
+def _dense_is(row: Any) -> str:
+    source = "computed" if row.dense[0].startswith("computed") else row.dense[0]
+    return "" if source == "measured" else f", dense time {source}"
 
 
 def _paying(
-    book: Book, rows: Sequence[Swept], against: str, bounds: Callable[[Any], Bounds]
-) -> Iterator[str]:
+    book: Book, rows: Sequence[Swept], against: str, bounds: Callable[[Any], Bounds],
+    note: Callable[[Any], str] = lambda row: "",
+) -> Iterator[str]:  # fmt: skip
     for group in book.groups(rows):
         verdicts = []
         for series in by(lambda r: r.name, sorted(group, key=lambda r: r.tokens)):
             known = {r.tokens: bounds(r) for r in series}
-            verdict, shown = _verdict(known, against)
-            words = ", ".join(f"{ratio(known[n][1])} at {format_tokens(n)} tokens" for n in shown)
-            verdicts.append((verdict, f"{series[0].name} ({words})"))
+            bad = [
+                r
+                for r in book.swept
+                if r.group == group[0].group and r.name == series[0].name and not r.ok
+            ]
+            verdict, shown = _verdict(known, {r.tokens for r in bad}, against)
+            each = [
+                f"{ratio(known[r.tokens][1])} at {tokens_of(r)} tokens{note(r)}"
+                for r in series
+                if r.tokens in shown
+            ]
+            above = [r for r in bad if r.tokens > max(known) and verdict.startswith("Faster")]
+            each += [f"{r.status} at {tokens_of(r)}" for r in sorted(above, key=_tokens)[:1]]
+            verdicts.append((verdict, f"{series[0].name} ({', '.join(each)})"))
         for same in by(lambda one: one[0], verdicts):
             each = ", ".join(words for _, words in same)
             yield say("verdict", verdict=same[0][0], where=group[0].where, each=each)
 
 
-def _verdict(known: dict[int, Bounds], against: str) -> tuple[str, list[int]]:
-    """Faster from the shortest length from which on every length was, by its interval."""
+def _tokens(row: Any) -> int:
+    return int(row.tokens)
+
+
+def _verdict(known: dict[int, Bounds], bad: set[int], against: str) -> tuple[str, list[int]]:
+    """Faster from the shortest length from which on every length was, by its interval, and none
+    failed up to the longest that is known."""
     last, gains = max(known), []
-    for n in sorted(known, reverse=True):
-        if known[n][0] <= 1:
+    for n in sorted({*known, *bad}, reverse=True):
+        if n > last:
+            continue
+        if n in bad or known[n][0] <= 1:
             break
         gains.append(n)
     if gains:
@@ -600,11 +678,13 @@ def lengthens(book: Book) -> Iterator[str]:
 
 
 def dilation(book: Book) -> Iterator[str]:
-    """Whom dilation speeds up most."""
+    """Whom dilation speeds up most, of those that it surely does."""
     for group in dilated(book):
         pairs = [p for p in group if p.other]
-        if pairs:
-            best = max(pairs, key=lambda p: p.other.time / p.row.time)
+        sure = [p for p in pairs if p.row.ends and p.other.ends]
+        sure = [p for p in sure if p.other.ends[0] > p.row.ends[1]]
+        if sure:
+            best = max(sure, key=lambda p: p.other.time / p.row.time)
             fewer, none = fewer_pairs(best), best.row.most("uncovered")
             yield say(
                 "dilation", name=best.row.name, tokens=tokens_of(best.row), where=best.row.where,
@@ -612,6 +692,8 @@ def dilation(book: Book) -> Iterator[str]:
                 seen=f" and sees {ratio(fewer)} fewer pairs" if fewer else "",
                 bare=f", {format_share(none)} of (token, head) pairs see nothing" if none else "",
             )  # fmt: skip
+        elif pairs:
+            yield say("no dilation", where=pairs[0].row.where)
 
 
 def curve(book: Book) -> Iterator[str]:

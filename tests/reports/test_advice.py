@@ -250,6 +250,85 @@ def test_exact_and_sparse_are_never_compared(
     assert not re.search(r"\b(one|two)\b", other)
 
 
+def at_lengths(name: str, time: float, statuses: dict[int, Status]) -> list[Record]:
+    """One over lengths of so many thousand tokens: timed, or what it came to."""
+    return [
+        on_one(name, 1024 * n, n * time)
+        if status == "ok"
+        else make.record(make.trial(name, 1024 * n), make.outcome(status))
+        for n, status in statuses.items()
+    ]
+
+
+@pytest.mark.parametrize("status", ["wrong", "oom", "unsupported"])
+def test_a_run_of_lengths_ends_where_its_winner_failed(status: Status) -> None:
+    def spans(one: dict[int, Status], two: dict[int, Status]) -> list[str]:
+        records = at_lengths("one", 0.01, one) + at_lengths("two", 0.02, two)
+        return [said.split(", the next")[0].split(" is ")[0] for said in fastest(Source(records))]
+
+    ok: dict[int, Status] = {1: "ok", 2: "ok", 4: "ok"}
+    apart = ["At 1k tokens, one", "At 4k tokens, one"]
+    assert spans(ok, ok) == ["From 1k to 4k tokens, one"]
+    assert spans(ok | {2: status}, ok) == apart
+    assert spans(ok | {2: status}, {1: "ok", 4: "ok"}) == apart
+    assert spans(ok, ok | {2: status}) == ["From 1k to 4k tokens, one"]
+    assert spans({1: "ok", 4: "ok"}, ok) == ["From 1k to 4k tokens, one"]
+    assert spans(ok | {8: status}, ok) == ["From 1k to 4k tokens, one"]
+
+
+def keeping(name: str, density: float, time: float, tokens: int = TOKENS, **more: object) -> Record:
+    """One that keeps so much."""
+    return on_one(name, tokens, time, density_achieved=density, **more)
+
+
+def test_only_what_skips_about_as_much_is_compared() -> None:
+    asked = {"sparsity": 0.9}
+    narrow = keeping("blocks", 0.03, 0.1, options={**asked, "window": 128})
+    wide = keeping("blocks", 0.5, 0.5, options={**asked, "window": 2048})
+    plain = keeping("other", 0.094, 0.2)
+    for rule in (fastest, findings):
+        said = "\n".join(rule(Source([narrow, wide, plain])))
+        assert "is the fastest" not in said
+        assert "the lowest peak" not in said
+        records = [narrow, wide, plain, keeping("third", 0.1, 0.3), keeping("fourth", 0.48, 0.6)]
+        said = "\n".join(rule(Source(records)))
+        assert len(re.findall("fastest", said)) == 2
+        assert re.search(r"other\b.* the fastest .*of density 9\.4 % to 10\.0 %.*next, third", said)
+        assert re.search(r"window=2048.* the fastest .*of density 48\.0 % to 50\.0 %", said)
+
+
+def test_densities_over_lengths_are_told_apart_too() -> None:
+    def spans(second: float) -> list[str]:
+        records = [
+            keeping(name, density, time, tokens)
+            for name, time in (("one", 0.1), ("two", 0.2))
+            for tokens, density in ((1024, 0.2), (4096, second))
+        ]
+        said = list(fastest(Source(records)))
+        return [re.sub(", one is the fastest| \\(forward.*", "", one) for one in said]
+
+    assert spans(0.19) == ["From 1k to 4k tokens sparse attention of density 19.0 % to 20.0 %"]
+    assert spans(0.05) == [
+        "At 1k tokens sparse attention of density 20.0 %",
+        "At 4k tokens sparse attention of density 5.0 %",
+    ]
+
+
+def test_a_summary_compares_sparse_attention_on_as_many_ranks() -> None:
+    records = []
+    for name, time in (("one", 0.1), ("two", 0.2)):
+        for ranks in (1, 2):
+            trial = make.trial(name, TOKENS, world_size=ranks)
+            how = took_on(trial, time / ranks, density_achieved=0.1) if ranks > 1 else took(
+                trial, time, density_achieved=0.1
+            )  # fmt: skip
+            records.append(make.record(trial, how))
+    said = [one for one in findings(Source(records)) if "fastest" in one]
+    assert len(said) == 2
+    assert re.search(r", one \(.* of 2 sparse of density 10.0 %, 2× .* next, two \(", said[0])
+    assert re.search(r", one on 2 .* of 2 sparse of density 10.0 % on 2 ranks, .*two on 2", said[1])
+
+
 def test_one_exact_and_one_sparse_are_no_choice() -> None:
     assert not list(fastest(Source(timed({"one": 2}) + beside_dense({"s": 90}))))
 
@@ -259,6 +338,28 @@ def test_a_use_has_its_own_place_for_sparse_attention() -> None:
     assert re.match(r"a conversation: one \(ran .*\); s \(ran ", said)
     (said,) = of_use(Source(beside_dense({"s": 90})))
     assert said.startswith("a conversation: None (None); s (ran")
+
+
+def test_the_only_one_with_a_length_is_not_called_the_only_one_searched() -> None:
+    def said(*others: Record, density: float | None = None) -> str:
+        (one,) = longest(Source([*searched({"one": 20}, density=density), *others]))
+        return one.rpartition(", the only one ")[2]
+
+    alone, two = "that was searched.", "of 2 searched that reached a confirmed length."
+    nowhere = searched({"two": 20}, status="wrong")
+    assert said() == alone
+    assert said(*nowhere) == two
+    assert said(*nowhere, *searched({"three": 90}, fit_only=True)) == two.replace("2", "3")
+    assert said(*searched({"two": 90}, fit_only=True)) == two
+    assert said(*searched({"two": 90}, keep="nothing")) == two
+    assert said(*searched({"one": 90}, fit_only=True)) == alone
+    assert said(*searched({"one": 90}, keep="nothing")) == alone
+    assert said(*searched({"two": 20}, status="wrong", world_size=2)) == alone
+    assert said(*searched({"two": 20}, status="wrong", causal=True)) == alone
+    # which kind one is that passed nowhere is known by its other rows
+    assert said(*nowhere, density=0.1) == alone
+    assert said(*nowhere, keeping("two", 0.1, 1.0), density=0.1) == two
+    assert said(*nowhere, keeping("two", 0.1, 1.0)) == alone
 
 
 UNLIKE = ({"fit_only": True}, {"keep": "nothing"})
@@ -325,6 +426,61 @@ def test_ranks_pay_from_the_length_above_which_they_always_do() -> None:
     )
     assert of(1.5, 1.8, 0.5).startswith("Not known to be faster than one rank at the longest")
     assert of(0.5, 0.6, 0.7) == "Slower than one rank at every length timed more than once"
+
+
+def test_ranks_do_not_pay_from_below_a_length_that_failed() -> None:
+    def of(*statuses: Status) -> str:
+        found = []
+        for i, status in enumerate(statuses):
+            one = make.trial("a", 1024 * 2**i)
+            two = one.but(world_size=2)
+            bad = make.outcome(status)
+            found.append(make.record(one, took(one, 1.0)))
+            found.append(make.record(two, took_on(two, 0.5) if status == "ok" else bad))
+        (said,) = ranks_pay(Source(found))
+        return re.sub(r" \(forward[^)]*\)", "", said)
+
+    since = ", the shortest timed more than once"
+    from_ = "Faster than one rank from"
+    assert of("ok", "wrong", "ok") == f"{from_} 4k tokens: a on 2 ranks (1.98× at 4k tokens)."
+    words = "a on 2 ranks (1.98× at 2k tokens, 1.98× at 4k tokens)."
+    assert of("unsupported", "ok", "ok") == f"{from_} 2k tokens{since}: {words}"
+    words = "a on 2 ranks (1.98× at 1k tokens, 1.98× at 2k tokens, oom at 4k)."
+    assert of("ok", "ok", "oom", "wrong") == f"{from_} 1k tokens{since}: {words}"
+
+
+def test_a_single_pass_in_between_is_no_failure() -> None:
+    found = []
+    for tokens, n in ((1024, 9), (2048, 1), (4096, 9)):
+        one = make.trial("a", tokens)
+        two = one.but(world_size=2)
+        found += [make.record(one, took(one, 1.0, n)), make.record(two, took_on(two, 0.5, n))]
+    (said,) = ranks_pay(Source(found))
+    assert said.startswith("Faster than one rank from 1k tokens")
+
+
+def test_speed_over_a_computed_dense_time_says_so() -> None:
+    def of(source: str) -> str:
+        dense = {"density_achieved": 0.1, "flops": 1e9, "dense_time": spread(1.0, 8)}
+        facts = {"dense": source}
+        (said,) = sparse_pays(Source([on_one("a", TOKENS, 0.5, facts=facts, **dense)]))
+        return said.rpartition(": ")[2]
+
+    assert of("measured") == "a (2× at 8k tokens)."
+    assert of("computed from 1,024 of 8,192 rows") == "a (2× at 8k tokens, dense time computed)."
+
+
+@pytest.mark.parametrize(("gain", "n"), [(0.5, 9), (1.002, 9), (3.0, 1)])
+def test_dilation_that_brings_no_speed_is_not_said_to(gain: float, n: int) -> None:
+    records = [
+        on_one("a", TOKENS, time, n, options={"segments": (1024,), "dilation": (rate,)})
+        for rate, time in ((1, 1.0), (2, 1 / gain))
+    ]
+    (said,) = segments(Source(records)).points
+    assert said.startswith("Dilation brings no speed that can be told (forward,")
+    sure = dilated({"b": 1.2})
+    (said,) = segments(Source([*records, *sure])).points
+    assert said.startswith("Dilation brings most to b dilation=2")
 
 
 def test_what_holds_back_follows_what_is_exposed() -> None:

@@ -64,6 +64,7 @@ MADE: dict[str, tuple[list[Record], dict[str, Any]]] = {
     "rich": (made.rich(), {"notes": ["line 7 is not a record and skipped"]}),
     "rich, beside others": (made.rich(), {"baseline": "sdpa", "elsewhere": OTHERS}),
     "sparse": (made.sparser(), {"baseline": "dense"}),
+    "odd": (made.odd(), {}),
     "two machines": (made.elsewhere_too([*made.rich(), *made.sparser()]), {}),
     "one row": ([make.record()], {}),
     "one failure": ([make.record(came_to=make.outcome("hang"), command=None)], {}),

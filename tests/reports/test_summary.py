@@ -195,6 +195,28 @@ def test_a_value_that_is_missing_has_its_reason() -> None:
     ]
 
 
+def test_samples_that_are_no_numbers_are_missing_figures() -> None:
+    nan, inf = float("nan"), float("inf")
+    known = {"flops": 1.0, "max_error": 0.0}
+    records = [
+        make.record(make.trial("one"), make.outcome(time=[nan, inf], peak=nan, **known)),
+        make.record(make.trial("two"), make.outcome(time=[0.1, nan], peak=1e6, **known)),
+        make.record(make.trial("three"), make.outcome(time=[0.1, 0.1], peak=inf, **known)),
+    ]
+    text = page(records)
+    rows = [row for row in tables(text, "Failures") if "Not measured" in row]
+    assert [(row["Implementation"], row["Not measured"], row["Reason"]) for row in rows] == [
+        ("one", "time", "its samples are not finite"),
+        ("one", "peak", "its samples are not finite"),
+        ("two", "time", "some of its samples are not finite"),
+        ("three", "peak", "its samples are not finite"),
+    ]
+    for row in tables(text, "Lengths swept"):
+        gone = [r["Not measured"] for r in rows if r["Implementation"] == row["Implementation"]]
+        shown = {"time": row["Time"], "peak": row["Peak memory"]}
+        assert {name: shown[name] == "—" for name in shown} == {n: n in gone for n in shown}
+
+
 def test_machines_are_split_and_said() -> None:
     records = [
         make.record(where=make.environment("alpha")),
