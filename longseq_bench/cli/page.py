@@ -18,10 +18,12 @@ from rich.text import Text
 from longseq_bench.cli.sparks import Scale, Slots, bar, scale_of, slots_of
 from longseq_bench.cli.tables import NARROWEST_LABEL, Column, Fitted, one_line, plain, visible
 from longseq_bench.reports.document import (
+    COMPUTED,
     MISSING,
     Cell,
     Chart,
     Document,
+    Guide,
     Mark,
     Point,
     Section,
@@ -163,7 +165,7 @@ def _print_lines(chart: Chart, screen: Console) -> None:
     slots = slots_of(places, max(LEAST_SLOTS, (screen.width - 2 * NARROWEST_LABEL) // 2))
     points, marks = _by_series(chart.points), _by_series(chart.failures)
     rows = [_series(chart, name, points[name], marks[name], slots, scale) for name in chart.series]
-    rows += [_guide(chart, guide.name, guide.points) for guide in chart.guides]
+    rows += [_guide(chart, guide) for guide in chart.guides]
     columns = [
         Column("", lambda row: str(row["line"]), justify="left"),
         Column(one_line(chart.y.name), lambda row: plain(row["said"]), 2, justify="left"),
@@ -191,9 +193,10 @@ def _series(
     return {"label": name, "line": line, "said": _ends(chart, points), "failed": failed}
 
 
-def _guide(chart: Chart, name: str, points: Iterable[Point]) -> dict[str, Any]:
-    said = _ends(chart, points)
-    return {"label": f"{name} (computed)", "line": "", "said": said, "failed": ""}
+def _guide(chart: Chart, guide: Guide) -> dict[str, Any]:
+    said = _ends(chart, guide.points)
+    label = f"{guide.name} (computed)" if guide.said == COMPUTED else guide.name
+    return {"label": label, "line": "", "said": said, "failed": ""}
 
 
 def _ends(chart: Chart, points: Iterable[Point]) -> str:

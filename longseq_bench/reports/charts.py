@@ -7,12 +7,13 @@ both show the same figures. Names of series are data there, never part of an exp
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from longseq_bench.reports.document import Axis, Chart, Guide, Kind, Mark, Point, format_cell
+from longseq_bench.reports.document import Chart, Kind, Mark, Point, format_cell
 
 if TYPE_CHECKING:
     import altair
@@ -26,6 +27,8 @@ SHAPES = ("circle", "square", "triangle-up", "diamond")
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
 MOST_SERIES, MOST_POINTS = len(PALETTE) * len(DASHES), 2000
 WIDTH, HEIGHT, BAR = 620, 320, 26
+LETTER, LINE, MOST_LINES = 6, 13, 6
+"""Of the names of bars: px of a letter and of a line, and how many lines one has at most."""
 MOST_TICKS = 9
 """Of lengths or ranks that were run, each gets its tick where there are no more."""
 HOWS = ("linear", "log")
@@ -62,13 +65,14 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
     import altair as alt
 
     chart, held = _clean(chart), Held()
+    room = 260 if page else 420
     drawn = (
-        _bars(chart, held, 260 if page else 420)
-        if chart.shape == "bars"
-        else _plot(chart, held, legend=not page)
+        _bars(chart, held, room) if chart.shape == "bars" else _plot(chart, held, legend=not page)
     )
     hidden = alt.param(name="hidden", value=[])
-    height: Any = BAR * max(len(_shown(chart)), 2) if chart.shape == "bars" else HEIGHT
+    height = HEIGHT
+    if chart.shape == "bars":
+        height = max(BAR, LINE * _lines(chart, room) + 6) * max(len(_shown(chart)), 2)
     layers = [layer.transform_filter("indexof(hidden, datum.s) < 0") for layer in drawn]
     if page and chart.shape != "bars":
         layers[0] = layers[0].add_params(
@@ -101,10 +105,10 @@ def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
         "x": [row["x"] for row in rows],
         "y": [row[end] for row in rows for end in ("y", "lo") if row[end] is not None],
     }
-    channels = {"x": (alt.X, chart.x), "y": (alt.Y, chart.y)}
+    channels = {"x": alt.X, "y": alt.Y}
     return {
-        name: {how: _written(channel, name, replace(axis, log=how == "log"), rows) for how in HOWS}
-        for name, (channel, axis) in channels.items()
+        name: {how: _written(channel, name, chart, how == "log", rows) for how in HOWS}
+        for name, channel in channels.items()
         if chart.shape != "bars" and values[name] and min(values[name]) > 0
     }
 
@@ -116,11 +120,14 @@ def left_out(chart: Chart) -> int:
 
 def notes(chart: Chart) -> Iterator[str]:
     """What a chart's signs mean, and what it lacks."""
-    if chart.failures:
-        yield "× at the top: a length that failed; Failures says how."
+    if chart.failures and chart.shape == "bars":
+        yield "× at the left: failed; Failures says how."
+    elif chart.failures:
+        what = "a length that failed" if chart.x.kind == "tokens" else "nothing passed there"
+        yield f"× at the top: {what}; Failures says how."
     if chart.guides:
         sign = "Grey tick" if chart.shape == "bars" else "Dashed grey"
-        yield f"{sign}: computed, not measured."
+        yield f"{sign}: {'; '.join(dict.fromkeys(guide.said for guide in chart.guides))}."
     if more := left_out(chart):
         yield f"Not drawn for want of room: {more} of {len(chart.series)} series."
     if len(chart.points) > MOST_POINTS:
@@ -136,7 +143,7 @@ def _plot(chart: Chart, held: Held, legend: bool) -> list[altair.Chart]:
     import altair as alt
 
     rows = _rows(chart)
-    x, y = _axis(alt.X, "x:Q", chart.x, rows), _axis(alt.Y, "y:Q", chart.y, rows)
+    x, y = _axis(alt.X, "x:Q", chart, rows), _axis(alt.Y, "y:Q", chart, rows)
     colour, dash, shape = _scales(chart, legend)
     tip = [alt.Tooltip("w:N", title=" ")]
     base = _chart(rows, held).encode(x=x)
@@ -154,18 +161,14 @@ def _plot(chart: Chart, held: Held, legend: bool) -> list[altair.Chart]:
 
 
 def _crosses(chart: Chart, held: Held, x: Any, colour: Any) -> list[altair.Chart]:
+    """At the top, those of one length below each other."""
     import altair as alt
 
-    place = {series: i for i, series in enumerate(_shown(chart))}
+    rows = _cross_rows(chart)
     marks = [
-        {
-            "s": m.series,
-            "x": m.x,
-            "row": 6 + 8 * (place[m.series] % 8),
-            "w": _told(m.series, m.words),
-        }
+        {"s": m.series, "x": m.x, "row": rows[m.series], "w": _told(m.series, m.words)}
         for m in chart.failures
-        if m.series in place
+        if m.series in rows
     ]
     if not marks:
         return []
@@ -182,13 +185,20 @@ def _crosses(chart: Chart, held: Held, x: Any, colour: Any) -> list[altair.Chart
     ]
 
 
+def _cross_rows(chart: Chart) -> dict[str, int]:
+    """How far from the top the crosses of each series are, in px."""
+    shown, failed = set(_shown(chart)), dict.fromkeys(m.series for m in chart.failures)
+    return {s: 6 + 8 * (i % 8) for i, s in enumerate(s for s in failed if s in shown)}
+
+
 def _bars(chart: Chart, held: Held, room: int) -> list[altair.Chart]:
-    """A bar a series, with its interval, and a tick where its limit is. room: for names, in px."""
+    """A bar a series, with its interval, and a tick where its limit is; a cross where it failed.
+    room: for names, in px."""
     import altair as alt
 
     rows = _rows(chart)
     colour, _, _ = _scales(chart, legend=False)
-    y = alt.Y("s:N", sort=None, title=None, axis=alt.Axis(labelLimit=room))
+    y = alt.Y("s:N", sort=None, title=None, axis=_names(chart, room))
     label = alt.Axis(labelExpr=_label(chart.y.kind, log=False), title=chart.y.name)
     tip = [alt.Tooltip("w:N", title=" ")]
     base = _chart(rows, held).encode(y=y)
@@ -203,7 +213,57 @@ def _bars(chart: Chart, held: Held, room: int) -> list[altair.Chart]:
             thickness=2.5, height=BAR * 0.9, color="#888888"
         )  # fmt: skip
         drawn.append(ticks.encode(y=y, x=alt.X("y:Q", axis=label), tooltip=tip))
+    marks = [
+        {"s": m.series, "w": _told(m.series, m.words)}
+        for m in chart.failures
+        if m.series in _shown(chart)
+    ]
+    if marks:
+        crosses = _chart(marks[:MOST_POINTS], held).mark_point(
+            shape=CROSS, size=50, strokeWidth=2, opacity=1
+        )  # fmt: skip
+        drawn.append(crosses.encode(y=y, x=alt.value(8), color=colour, tooltip=tip))
     return drawn
+
+
+def _names(chart: Chart, room: int) -> altair.Axis:
+    """Names of bars, in lines where they are long, so that two never look alike for a cut."""
+    import altair as alt
+
+    letters = room // LETTER
+    if all(len(name) <= letters for name in _shown(chart)):
+        return alt.Axis(labelLimit=room)
+    pattern = _lines_of(letters).replace("\\", "\\\\")
+    cut = f"truncate(datum.label, {MOST_LINES * letters}, 'center')"
+    wrapped = f"replace({cut}, regexp('{pattern}', 'gu'), '$1$2\\n')"
+    words = f"split(trim({wrapped}), '\\n')"
+    middle = {
+        # without it the first line is where the bar is, and the others below
+        "condition": [
+            {"test": f"length({words}) === {n}", "value": -LINE * (n - 1) / 2}
+            for n in range(2, _lines(chart, room) + 1)
+        ],
+        "value": 0,
+    }
+    return alt.Axis(
+        labelLimit=2 * room, labelExpr=words, labelLineHeight=LINE, labelOffset=middle
+    )  # fmt: skip
+
+
+def _lines(chart: Chart, room: int) -> int:
+    """How many the longest name of a bar takes."""
+    letters = room // LETTER
+    most, half = MOST_LINES * letters, (MOST_LINES * letters - 1) // 2
+    lines = 1
+    for name in _shown(chart):
+        cut = name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
+        lines = max(lines, len(re.findall(_lines_of(letters), cut)))
+    return lines
+
+
+def _lines_of(letters: int) -> str:
+    """A pattern of a line of a name, by words where they are short enough."""
+    return rf"(.{{1,{letters}}})(?:\s+|$)|(.{{{letters}}})"
 
 
 def _guides(chart: Chart, held: Held) -> list[altair.Chart]:
@@ -259,7 +319,10 @@ def _clean(chart: Chart) -> Chart:
             if _drawable(m.x)
         ),
         guides=tuple(
-            Guide(words(g.name), tuple(map(point, filter(lambda p: _drawable(p.y), g.points))))
+            replace(
+                g, name=words(g.name),
+                points=tuple(map(point, filter(lambda p: _drawable(p.y), g.points))),
+            )
             for g in chart.guides
         ),
     )  # fmt: skip
@@ -286,18 +349,28 @@ def _chart(rows: list[dict[str, Any]], held: Held) -> altair.Chart:
     return alt.Chart(alt.NamedData(name=name))
 
 
-def _axis(channel: Any, field: str, axis: Axis, rows: Sequence[dict[str, Any]]) -> Any:
+def _axis(channel: Any, field: str, chart: Chart, rows: Sequence[dict[str, Any]]) -> Any:
     import altair as alt
 
+    across = field[0] == "x"
+    axis = chart.x if across else chart.y
     values = [row[field[0]] for row in rows]
+    failed = [m.x for m in chart.failures] if across else []
     kind: dict[str, Any] = {"type": "linear", "zero": False, "nice": False, "padding": 12}
     if axis.log and values and min(values) > 0:
         kind = kind | {"type": "log", "base": 2 if axis.kind == "tokens" else 10}
         del kind["zero"]
+    crosses = _cross_rows(chart)
+    if crosses and not across:
+        # their place is their own: one on a point would seem to be that point's
+        kind["range"] = [HEIGHT, max(crosses.values())]
     words = _label(axis.kind, log=kind["type"] == "log")
     label = alt.Axis(labelExpr=words, title=axis.name, labelOverlap=True)
-    exact = sorted(set(values))
-    if axis.kind in ("tokens", "count") and field[0] == "x" and len(exact) <= MOST_TICKS:
+    if crosses and across:
+        label.grid = False  # it would be as long as that range, and end above the axis
+    run = sorted({*values, *failed})
+    exact = run if len(run) <= MOST_TICKS else sorted(set(values))
+    if axis.kind in ("tokens", "count") and across and len(exact) <= MOST_TICKS:
         label.values = exact
     elif kind["type"] == "log" and axis.kind in ("tokens", "bytes"):
         label.values = _powers(values) or alt.Undefined
@@ -311,8 +384,12 @@ def _powers(values: Sequence[float]) -> list[int]:
     return [2**i for i in range(max(first - 1, 0), last + 2)] if first < last else []
 
 
-def _written(channel: Any, name: str, axis: Axis, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    made = _axis(channel, f"{name}:Q", axis, rows).to_dict()
+def _written(
+    channel: Any, name: str, chart: Chart, log: bool, rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """An axis of a chart, "x" or "y", as if it began so."""
+    begun = replace(getattr(chart, name), log=log)
+    made = _axis(channel, f"{name}:Q", replace(chart, **{name: begun}), rows).to_dict()
     return {part: made[part] for part in ("scale", "axis")}
 
 

@@ -164,7 +164,8 @@ def _chart(rows: Sequence[Row], number: int) -> Chart:
         words = verdict_words(t)
         points.append(Point(name_of(row), row["tokens"], t.ratio, low, high, words))
     ends_x = sorted({p.x for p in points})
-    same = Guide("the same", tuple(Point("the same", x, 1.0) for x in (ends_x[0], ends_x[-1])))
+    even = tuple(Point("the same", x, 1.0) for x in (ends_x[0], ends_x[-1]))
+    same = Guide("the same", even, "no change")
     apart = [p for p in points if p.words in ("slower", "faster")]
     said = f"Times of B over those of A with their intervals: {len(points)} trials, of which "
     said += f"{len(apart)} are slower or faster."

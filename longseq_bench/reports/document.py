@@ -24,6 +24,8 @@ Kind = Literal[
 ]
 
 MISSING = "—"
+COMPUTED = "computed, not measured"
+"""What a guide of a chart is, unless it says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Guide:
-    """What measured values are set against, computed and not measured: a dashed line, or, in bars,
-    a tick a bar."""
+    """What measured values are set against: a dashed line, or, in bars, a tick a bar.
+
+    said: what it is, as it stands beside its sign; most are computed.
+    """
 
     name: str
     points: tuple[Point, ...]
+    said: str = COMPUTED
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from longseq_bench.cost import floor_bytes_per_token
 from longseq_bench.model import Workload
+from longseq_bench.reports.advice import confirmed
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Axis, Chart, Guide, Kind, Mark, Point, format_cell
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
@@ -71,7 +72,7 @@ def memory(rows: Sequence[Row], where: str) -> Chart | None:
     guides = []
     if points and all(r["world_size"] == 1 for r in rows):
         a_token = floor_bytes_per_token(_workload(rows[0]))
-        ends = (min(p.x for p in points), max(p.x for p in points))
+        ends = _span(points, rows)
         guides = [Guide("floor", tuple(Point("floor", x, x * a_token) for x in ends))]
     return _lines("memory", where, "Peak memory", "bytes", points, rows, guides)
 
@@ -104,7 +105,8 @@ def pays(rows: Sequence[Row], where: str) -> Chart | None:
         for r in rows
         if r["speedup"] and r["world_size"] > 1
     ]
-    even = [Guide("as fast as one rank", tuple(Point("", p.x, 1.0) for p in _ends_of(points)))]
+    level = tuple(Point("", p.x, 1.0) for p in _ends_of(points))
+    even = [Guide("as fast as one rank", level, "as fast as one rank")]
     return _lines("speed-up", where, "Speed-up", "ratio", points, rows, even, log=False)
 
 
@@ -139,14 +141,33 @@ def _share(rows: Sequence[Row], where: str) -> Chart | None:
 _APART = ("dtype", "causal", "batch", "heads", "kv_heads", "head_dim", "time_budget", "threads")
 
 
+_TOKENS_AS = {
+    "maxima": ("Max tokens", ""),
+    "maxima-over-inputs": ("Max tokens", "Longest lengths with results written over inputs"),
+    "maxima-fits": (
+        "Tokens that fit",
+        "Longest lengths that fit, memory alone, nothing checked or timed",
+    ),
+}
+"""What maxima are of, confirmed ones first: their axis, and how a title begins where not with it.
+None is drawn beside one of another sort."""
+
+
+def _sort(row: Row) -> str:
+    if row["fit_only"]:
+        return "maxima-fits"
+    return "maxima" if confirmed(row) else "maxima-over-inputs"
+
+
 def maxima(source: Source) -> list[Chart]:
     """Longest lengths as bars, each beside the tokens whose floor fills the budget: a chart a
-    machine, device, mode and budget; what else differs is told at the bar."""
+    sort, machine, device, mode and budget; what else differs is told at the bar."""
     together: dict[tuple[object, ...], list[Row]] = defaultdict(list)
-    for row in source.maxima:
-        if row["max_tokens"]:
-            names = ("fingerprint", "device", "mode", "memory_budget")
-            together[tuple(row[name] for name in names)].append(row)
+    names = ("fingerprint", "device", "mode", "memory_budget")
+    for sort in _TOKENS_AS:
+        for row in source.maxima:
+            if _sort(row) == sort:
+                together[(sort, *(row[name] for name in names))].append(row)
     made = [_maxima(source, rows) for rows in together.values()]
     return [chart for chart in made if chart is not None][:MOST_CHARTS]
 
@@ -155,15 +176,23 @@ def _maxima(source: Source, rows: Sequence[Row]) -> Chart | None:
     apart = [name for name in _APART if len({row[name] for row in rows}) > 1]
     named = {id(row): ", ".join([name_of(row), *(_told(row, n) for n in apart)]) for row in rows}
     points = [
-        Point(named[id(r)], 0, r["max_tokens"], words=f"limited by {r['limited_by']}") for r in rows
+        Point(named[id(r)], 0, r["max_tokens"], words=f"limited by {r['limited_by']}")
+        for r in rows
+        if r["max_tokens"]
+    ]
+    failures = [
+        Mark(named[id(r)], 0, f"no length passed, limited by {r['limited_by']}")
+        for r in _reached_none(rows)
     ]
     floors = tuple(Point(named[id(r)], 0, r["floor_tokens"]) for r in rows if r["floor_tokens"])
     row, machine = rows[0], source.machines[rows[0]["fingerprint"]]
     budget = f", {format_bytes(row['memory_budget'])} budget a rank" if row["memory_budget"] else ""
     where = f"{row['mode']}, {row['device']}{budget}" + (f", machine {machine}" if machine else "")
+    sort = _sort(row)
+    axis, title = _TOKENS_AS[sort]
     return _chart(
-        "maxima", where, Axis("", "text"), Axis("Max tokens", "tokens"), points,
-        guides=[Guide("floor", floors)] if floors else [], shape="bars",
+        sort, where, Axis("", "text"), Axis(axis, "tokens"), points, failures,
+        [Guide("floor", floors)] if floors else [], "bars", title, _searches(failures),
     )  # fmt: skip
 
 
@@ -176,15 +205,38 @@ def _told(row: Row, name: str) -> str:
     return str(value) if name == "dtype" else f"{name} {value}"
 
 
-def over_ranks(rows: Sequence[Row], where: str) -> Chart | None:
-    """Longest lengths against ranks, beside what the floor allows."""
+def _reached_none(rows: Sequence[Row]) -> list[Row]:
+    """Searches in which no length passed, of what is supported."""
+    return [r for r in rows if not r["max_tokens"] and r["limited_by"] != "unsupported"]
+
+
+def _searches(failures: Sequence[Mark]) -> str:
+    n = len(failures)
+    return f"{n} search{'es' if n > 1 else ''} passed at no length" if n else ""
+
+
+def over_ranks(source: Source) -> list[Chart]:
+    """Longest lengths against ranks, each sort by itself."""
+    by_sort = ([row for row in source.maxima if _sort(row) == sort] for sort in _TOKENS_AS)
+    made = [charts(source, rows, _over_ranks) for rows in by_sort]
+    return [chart for some in made for chart in some][:MOST_CHARTS]
+
+
+def _over_ranks(rows: Sequence[Row], where: str) -> Chart | None:
+    """Beside what the floor allows."""
     points = [Point(r["label"], r["world_size"], r["max_tokens"]) for r in rows if r["max_tokens"]]
-    if len({p.x for p in points}) < 2:
+    failures = [Mark(r["label"], r["world_size"], "no length passed") for r in _reached_none(rows)]
+    if len({p.x for p in points} | {m.x for m in failures}) < 2:
         return None
     floors = sorted({(r["world_size"], r["floor_tokens"]) for r in rows if r["floor_tokens"]})
     theory = Guide("theory: the floor", tuple(Point("", float(x), float(y)) for x, y in floors))
-    axes = Axis("Ranks", "count", log=True), Axis("Max tokens", "tokens", log=True)
-    return _chart("maxima-over-ranks", where, *axes, points, guides=[theory] if floors else [])
+    sort = _sort(rows[0])
+    axis, title = _TOKENS_AS[sort]
+    return _chart(
+        f"{sort}-over-ranks", where, Axis("Ranks", "count", log=True),
+        Axis(axis, "tokens", log=True), points, failures, [theory] if floors else [],
+        title=title and f"{title} against ranks", failed=_searches(failures),
+    )  # fmt: skip
 
 
 def each_peak(rows: Sequence[Row], where: str) -> Chart | None:
@@ -217,9 +269,8 @@ def roofline(rows: Sequence[Row], where: str) -> Chart | None:
     if len({p.x for p in points}) < 2:
         return None
     best = max(points, key=lambda p: p.y)
-    roof = Guide(
-        f"highest here: {best.series}", tuple(Point("", p.x, best.y) for p in _ends_of(points))
-    )
+    level = tuple(Point("", p.x, best.y) for p in _ends_of(points))
+    roof = Guide(f"highest here: {best.series}", level, "the highest rate measured here")
     axes = Axis("FLOPs a byte of the floor", "count", True), Axis("FLOP/s", "flop_rate", True)
     return _chart("roofline", where, *axes, points, guides=[roof], shape="dots")  # fmt: skip
 
@@ -228,44 +279,45 @@ def _lines(
     name: str, where: str, what: str, kind: Kind, points: Sequence[Point], rows: Sequence[Row],
     guides: Sequence[Guide] = (), log: bool = True,
 ) -> Chart | None:  # fmt: skip
-    """A quantity against tokens; where one length alone was run, bars."""
-    if len({p.x for p in points}) == 1:
-        at = f"{where}, {format_tokens(int(points[0].x))} tokens"
-        return _chart(name, at, Axis("", "text"), Axis(what, kind), points, shape="bars")
-    axis = Axis(what, kind, log)
-    return _chart(name, where, TOKENS, axis, points, tuple(_failed(rows)), guides)
+    """A quantity against tokens; where one length alone was run, bars. A cross a trial that
+    failed."""
+    failures = tuple(_failed(rows))
+    lengths = {int(p.x) for p in points} | {int(m.x) for m in failures}
+    if len(lengths) == 1:
+        at = f"{where}, {format_tokens(lengths.pop())} tokens"
+        return _chart(name, at, Axis("", "text"), Axis(what, kind), points, failures, shape="bars")
+    return _chart(name, where, TOKENS, Axis(what, kind, log), points, failures, guides)
 
 
 def _chart(
     name: str, where: str, x: Axis, y: Axis, points: Sequence[Point],
     failures: Sequence[Mark] = (), guides: Sequence[Guide] = (), shape: str = "lines",
+    title: str = "", failed: str = "",
 ) -> Chart | None:  # fmt: skip
+    """title: how it begins, where not with the axes. failed: how many did, where not trials."""
     if not points:
         return None
     # of a name that begins with capitals, like FLOPs, they stay
     along = x.name if x.name[1:2].isupper() else x.name.lower()
     across = f" against {along}" if along else ""
-    title = f"{y.name}{across}: {where[0].lower() + where[1:]}"
-    said = _said(y, points, failures)
+    title = f"{title or y.name + across}: {where[0].lower() + where[1:]}"
+    if failures and not failed:
+        failed = f"{len(failures)} trial{'s' if len(failures) > 1 else ''} failed"
+    said = _said(y, points) + (f"; {failed}." if failed else ".")
     kept = tuple(points), tuple(failures), tuple(guides)
     return Chart(name, title, said, x, y, *kept, shape)  # type: ignore[arg-type]
 
 
-def _said(y: Axis, points: Sequence[Point], failures: Sequence[Mark]) -> str:
-    """The picture in a sentence, for those who don't see it."""
+def _said(y: Axis, points: Sequence[Point]) -> str:
+    """The points in a sentence without its end, for those who don't see the picture."""
     series = len({p.series for p in points})
     least, most = min(points, key=lambda p: p.y), max(points, key=lambda p: p.y)
     if len(points) == 1:
-        return f"{y.name} of {most.series}: {format_cell(most.y, y.kind)}."
-    words = (
+        return f"{y.name} of {most.series}: {format_cell(most.y, y.kind)}"
+    return (
         f"{y.name} of {series} series, from {format_cell(least.y, y.kind)} ({least.series}) to "
         f"{format_cell(most.y, y.kind)} ({most.series})"
     )
-    return words + (f"; {_trials(len(failures))} failed." if failures else ".")
-
-
-def _trials(n: int) -> str:
-    return f"{n} trial{'s' if n > 1 else ''}"
 
 
 def _failed(rows: Sequence[Row]) -> Iterator[Mark]:
@@ -284,6 +336,14 @@ def _rates(row: Row) -> tuple[float | None, float | None]:
     low, high = _ends(row, "time_low_s", "time_high_s")
     done = row["tokens_per_s"] * row["time_s"]
     return (done / high, done / low) if low and high else (None, None)
+
+
+def _span(points: Sequence[Point], rows: Sequence[Row]) -> list[float]:
+    """The least and the largest x of points; where they have one alone, of failures too."""
+    found = {p.x for p in points}
+    if len(found) == 1:
+        found |= {m.x for m in _failed(rows)}
+    return [min(found), max(found)]
 
 
 def _ends_of(points: Sequence[Point]) -> list[Point]:

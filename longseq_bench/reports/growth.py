@@ -46,7 +46,7 @@ def growth(source: Source) -> Iterator[Section]:
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
         "maximum on one rank times the ranks, where memory limited both."
     )
-    pictures = drawn.charts(source, source.maxima, drawn.over_ranks)
+    pictures = drawn.over_ranks(source)
     yield Section("Longest lengths over ranks", [said], tables=tables, charts=pictures)
     yield Section("How time and memory grow", [_FITTED], tables=list(_fits(source)))
 

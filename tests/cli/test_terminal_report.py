@@ -238,6 +238,14 @@ def test_lines_are_sparklines_with_their_ends_in_words(width: int) -> None:
     assert max(map(len, told)) <= width
 
 
+def test_a_guide_that_is_no_formula_is_not_called_computed() -> None:
+    level = (Point("", 1024, 8.0), Point("", 4096, 8.0))
+    guides = (Guide("highest here: ring", level, "the highest rate measured here"),)
+    told = printed(of(charts=(chart(guides=guides),)), 80)
+    assert row_of(told, "highest here: ring")
+    assert "computed" not in "".join(told)
+
+
 def test_many_places_share_characters_and_it_is_said() -> None:
     points = tuple(Point("a", float(i), float(i)) for i in range(1, 201))
     dots = chart(points=points, failures=(), guides=(), shape="dots", x=Axis("n", "count"),

@@ -121,10 +121,11 @@ SAY = {
     "against": "Against {base} ({where}), of {n} {what}: {first} runs at {most} its speed, {last} "
     "runs at {least} its speed.",
     # pictures
-    "picture": "{y}{x}: {where}. {said}",
-    "one point": "{y} of {series}: {value}.",
+    "picture": "{title}: {where}. {said}",
+    "one point": "{y} of {series}: {value}{failed}.",
     "points": "{y} of {n} series, from {least} ({low}) to {most} ({high}){failed}.",
     "failed": "; {n} failed",
+    "reached none": "; {n} passed at no length",
 }
 
 FIXED = {
@@ -811,30 +812,34 @@ Points = Sequence[tuple[str, float, float]]
 """Of a picture: series, x, y."""
 
 
-def picture(y: str, kind: str, x: str, where: str, points: Points, failed: int = 0) -> str:
-    """The words of a picture."""
+def picture(
+    y: str, kind: str, x: str, where: str, points: Points, failed: str = "", title: str = ""
+) -> str:
+    """The words of a picture. failed: what it says of failures."""
     low, high = min(points, key=lambda p: p[2]), max(points, key=lambda p: p[2])
     least, most = cell(low[2], kind), cell(high[2], kind)
     n = len({p[0] for p in points})
     if len(points) == 1:
-        said = say("one point", y=y, series=low[0], value=least)
+        said = say("one point", y=y, series=low[0], value=least, failed=failed)
     else:
-        end = SAY["failed"].format(n=counted(failed, "trial")) if failed else ""
-        said = say("points", y=y, n=n, least=least, low=low[0], most=most, high=high[0], failed=end)
-    return say("picture", y=y, x=f" against {x}" if x else "", where=where, said=said)
+        said = say("points", y=y, n=n, least=least, low=low[0], most=most, high=high[0],
+                   failed=failed)  # fmt: skip
+    title = (title or y) + (f" against {x}" if x else "")
+    return say("picture", title=title, where=where, said=said)
 
 
 def lines(y: str, kind: str, group: Sequence[Swept], value: Callable[[Any], Any]) -> str | None:
-    """A quantity against tokens; at one length, bars, in which failures have no place."""
+    """A quantity against tokens; bars where nothing was measured or failed at another length."""
     points = [(r.name, r.tokens, v) for r in group if (v := value(r))]
     if not points:
         return None
-    where, lengths = group[0].where, {p[1] for p in points}
+    bad = [r.tokens for r in group if r.status not in ("ok", "unsupported")]
+    failed = SAY["failed"].format(n=counted(len(bad), "trial")) if bad else ""
+    where, lengths = group[0].where, {*bad, *(p[1] for p in points)}
     if len(lengths) == 1:
-        return picture(y, kind, "", f"{where}, {format_tokens(lengths.pop())} tokens", points)
-    return picture(
-        y, kind, "tokens", where, points, sum(r.status not in ("ok", "unsupported") for r in group)
-    )
+        at = f"{where}, {format_tokens(lengths.pop())} tokens"
+        return picture(y, kind, "", at, points, failed)
+    return picture(y, kind, "tokens", where, points, failed)
 
 
 def times(group: Sequence[Swept]) -> str | None:
@@ -937,20 +942,50 @@ def shares(book: Book) -> Iterator[str]:
     yield from made[:MOST]
 
 
+APART: dict[str, tuple[str, Callable[[Search], bool]]] = {
+    "": ("Max tokens", lambda s: not s.trial.fit_only and s.trial.keep != "nothing"),
+    "Longest lengths with results written over inputs": (
+        "Max tokens",
+        lambda s: not s.trial.fit_only and s.trial.keep == "nothing",
+    ),
+    "Longest lengths that fit, memory alone, nothing checked or timed": (
+        "Tokens that fit",
+        lambda s: s.trial.fit_only,
+    ),
+}
+"""Maxima that are never in one picture: a title, the axis, which."""
+
+
+def reached_none(searches: Iterable[Search]) -> str:
+    """How many passed at no length, of what is supported."""
+    n = sum(not s.tokens and s.limited_by != "unsupported" for s in searches)
+    return SAY["reached none"].format(n=counted(n, "search", "searches")) if n else ""
+
+
 def maxima(book: Book) -> Iterator[str]:
     """Maxima of a machine, device, mode and budget as bars, each told by what differs."""
 
     def same(s: Search) -> Any:
         return s.environment.fingerprint, s.trial.device, s.workload.mode, s.trial.memory_budget
 
-    for some in list(by(same, (s for s in book.searches if s.tokens)))[:MOST]:
+    together = [
+        (title, y, some)
+        for title, (y, among) in APART.items()
+        for some in by(same, filter(among, book.searches))
+        if any(s.tokens for s in some)
+    ]
+    for title, y, some in together[:MOST]:
         differ = [told for told in TOLD if len({told(s) for s in some}) > 1]
-        points = [(", ".join([s.name, *(told(s) for told in differ)]), 0, s.tokens) for s in some]
+        points = [
+            (", ".join([s.name, *(told(s) for told in differ)]), 0, s.tokens)
+            for s in some
+            if s.tokens
+        ]
         budget, machine = some[0].trial.memory_budget, book.machines[same(some[0])[0]]
         where = f"{some[0].workload.mode}, {some[0].trial.device}"
         where += f", {format_bytes(budget)} budget a rank" if budget else ""
         where += f", machine {machine}" if machine else ""
-        yield picture("Max tokens", "tokens", "", where, points)
+        yield picture(y, "tokens", "", where, points, reached_none(some), title)
 
 
 TOLD: list[Callable[[Search], str]] = [
@@ -967,10 +1002,16 @@ TOLD: list[Callable[[Search], str]] = [
 
 def over_ranks(book: Book) -> Iterator[str]:
     """Maxima against ranks."""
-    for group in list(book.groups(book.searches))[:MOST]:
-        points = [(s.label, s.ranks, s.tokens) for s in group if s.tokens]
-        if len({p[1] for p in points}) > 1:
-            yield picture("Max tokens", "tokens", "ranks", group[0].where, points)
+    found = []
+    for title, (y, among) in APART.items():
+        for group in list(book.groups(filter(among, book.searches)))[:MOST]:
+            points = [(s.label, s.ranks, s.tokens) for s in group if s.tokens]
+            none = reached_none(group)
+            ranks = {s.ranks for s in group if s.tokens or s.limited_by != "unsupported"}
+            if points and len(ranks) > 1:
+                at = group[0].where
+                found.append(picture(y, "tokens", "ranks", at, points, none, title))
+    yield from found[:MOST]
 
 
 PICTURES: dict[str, Rule] = {

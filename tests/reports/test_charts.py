@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import altair
 import pytest
 
+from longseq_bench.compare import compare
+from longseq_bench.model import Record
 from longseq_bench.reports import documents
-from longseq_bench.reports.charts import MOST_POINTS, MOST_SERIES, left_out, spec, svg
+from longseq_bench.reports.charts import (
+    BAR,
+    MOST_POINTS,
+    MOST_SERIES,
+    axes,
+    left_out,
+    notes,
+    spec,
+    svg,
+)  # fmt: skip
+from longseq_bench.reports.comparison import comparison
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
 from longseq_bench.reports.drawn import MOST_CHARTS, cut
 from longseq_bench.table import sweep_rows
 from tests import make
+from tests.reports import made
 from tests.reports.made import rich
 
 TOKENS, TIME = Axis("Tokens", "tokens", True), Axis("Time", "seconds", True)
@@ -97,3 +111,184 @@ def test_charts_of_workloads_that_are_not_drawn_are_said() -> None:
     assert len(swept.charts) <= MOST_CHARTS
     assert len(swept.tables) == MOST_CHARTS + 2
     assert any("Charts are of the first 4 of 14" in said for said in swept.paragraphs)
+
+
+# ---- what guides are -----------------------------------------------------------------------------
+
+
+def test_a_guide_is_called_computed_only_where_it_is() -> None:
+    said = {
+        (c.name, c.guides[0].name.partition(":")[0]): " ".join(notes(c))
+        for c in all_charts()
+        if c.guides
+    }
+    (roof,) = (words for (name, _), words in said.items() if name == "roofline")
+    assert roof == "Dashed grey: the highest rate measured here."
+    assert said["speed-up", "as fast as one rank"] == "Dashed grey: as fast as one rank."
+    assert "computed, not measured" in said["speed-up", "ideal"]
+    assert "computed, not measured" in said["memory", "floor"]
+    assert "Grey tick: computed, not measured." in said["maxima", "floor"]
+
+
+def test_of_a_comparison_the_line_is_no_change() -> None:
+    sides = [
+        [
+            make.record(make.trial("sdpa", n, round=i), make.measured(time * n / 1024))
+            for n in (1024, 2048)
+            for i, time in enumerate((0.1, 0.101, 0.102))
+        ]
+        for _ in "AB"
+    ]
+    (chart,) = (c for s in comparison(compare(*sides)).sections for c in s.charts)
+    assert list(notes(chart)) == ["Dashed grey: no change."]
+
+
+# ---- failures where little passed ----------------------------------------------------------------
+
+
+def swept_charts(*records: Record) -> dict[str, Chart]:
+    (document,) = documents(list(records))
+    return {c.name: c for s in document.sections if s.title == "Lengths swept" for c in s.charts}
+
+
+def test_failures_stay_where_one_length_alone_passed() -> None:
+    found = swept_charts(
+        made.on_one("sdpa", 1024, 0.01), made.failed("oom", "sdpa", 2048),
+        made.failed("wrong", "bad", 1024), made.failed("wrong", "bad", 2048),
+    )  # fmt: skip
+    assert set(found) == {"time", "memory", "throughput"}
+    for one in found.values():
+        assert one.shape == "lines"
+        assert {(p.series, p.x) for p in one.points} == {("sdpa", 1024)}
+        assert {(m.series, m.x) for m in one.failures} == {
+            ("sdpa", 2048), ("bad", 1024), ("bad", 2048),
+        }  # fmt: skip
+        assert one.series == ["sdpa", "bad"]
+        assert one.said.endswith("; 3 trials failed.")
+        assert "a length that failed" in " ".join(notes(one))
+    # both ends have their tick and the floor reaches from one to the other
+    assert axes(found["time"])["x"]["log"]["axis"]["values"] == [1024, 2048]
+    assert [p.x for p in found["memory"].guides[0].points] == [1024, 2048]
+
+
+def test_at_one_length_failures_are_beside_the_bars() -> None:
+    found = swept_charts(made.on_one("sdpa", 1024, 0.01), made.failed("wrong", "bad", 1024))
+    one = found["time"]
+    assert one.shape == "bars"
+    assert one.said == "Time of sdpa: 10 ms; 1 trial failed."
+    assert list(notes(one)) == ["× at the left: failed; Failures says how."]
+    (bar,), (cross,) = rows(one, 0), rows(one, 1)
+    assert (bar["s"], cross) == ("sdpa", {"s": "bad", "w": "bad: wrong at 1,024 tokens"})
+    assert svg(one).count("bad") > 1
+
+
+def test_where_nothing_passed_there_is_no_chart() -> None:
+    assert not swept_charts(made.failed("oom", "a", 1024), made.failed("oom", "a", 2048))
+
+
+def test_crosses_have_a_place_of_their_own() -> None:
+    """A cross on a point would seem to be that point's."""
+    chart = lines(
+        Point("a", 1024, 0.5), Point("a", 2048, 1.0),
+        failures=(Mark("b", 2048, "oom"), Mark("c", 2048, "oom")),
+    )  # fmt: skip
+    top = min(axes(chart)["y"]["log"]["scale"]["range"])
+    assert [m["row"] for m in rows(chart, 1)] == [6, 14]
+    assert top >= 14
+    assert "range" not in axes(lines(*chart.points))["y"]["log"]["scale"]
+
+
+# ---- longest lengths -----------------------------------------------------------------------------
+
+
+def searched(name: str, best: int, ranks: int = 1, **fields: Any) -> list[Record]:
+    """A search that ends at a length; at none where that is 0."""
+    given = {"memory_budget": 64 * made.MIB, "repeats": 0, "world_size": ranks, **fields}
+    of = make.trial(name, 1, **given)
+    steps = [make.step(best, of=of)] if best else []
+    return [*steps, make.step(best + 512, "oom", of=of, purpose="edge")]
+
+
+def maxima_charts(*searches: list[Record], title: str = "Longest lengths") -> list[Chart]:
+    (document,) = documents([record for one in searches for record in one])
+    return [c for s in document.sections if s.title == title for c in s.charts]
+
+
+def test_maxima_of_memory_alone_or_over_inputs_are_no_bars_among_confirmed_ones() -> None:
+    found = maxima_charts(
+        searched("ring", 2_000_000, fit_only=True), searched("sdpa", 9000, keep="nothing"),
+        searched("ring", 4000), searched("sdpa", 5000),
+    )  # fmt: skip
+    assert [[p.y for p in chart.points] for chart in found] == [[4000, 5000], [9000], [2_000_000]]
+    assert [chart.title for chart in found] == [
+        "Max tokens: forward, cpu, 64 MiB budget a rank",
+        "Longest lengths with results written over inputs: forward, cpu, 64 MiB budget a rank",
+        "Longest lengths that fit, memory alone, nothing checked or timed: forward, cpu, "
+        "64 MiB budget a rank",
+    ]
+    assert found[2].said == "Tokens that fit of ring (fits only): 2,000,000."
+
+
+def test_over_ranks_they_are_apart_too() -> None:
+    found = maxima_charts(
+        searched("ring", 8000, 1, fit_only=True), searched("ring", 16000, 2, fit_only=True),
+        searched("ring", 4000), searched("ring", 7000, 2), searched("ring", 9000, keep="nothing"),
+        title="Longest lengths over ranks",
+    )  # fmt: skip
+    assert [[p.y for p in chart.points] for chart in found] == [[4000, 7000], [8000, 16000]]
+    begins = "Longest lengths that fit, memory alone, nothing checked or timed against ranks: "
+    assert found[1].title.startswith(begins)
+
+
+def test_a_search_that_reached_none_is_drawn_and_counted() -> None:
+    (chart,) = maxima_charts(searched("ring", 4000), searched("slow", 0))
+    assert chart.series == ["ring", "slow"]
+    assert chart.failures == (Mark("slow", 0, "no length passed, limited by memory"),)
+    assert chart.said == "Max tokens of ring: 4,000; 1 search passed at no length."
+    (over,) = maxima_charts(
+        searched("ring", 4000), searched("ring", 0, 2), title="Longest lengths over ranks"
+    )
+    assert over.failures == (Mark("ring", 2, "no length passed"),)
+    assert "nothing passed there" in " ".join(notes(over))
+    assert not maxima_charts(searched("slow", 0))
+
+
+# ---- names of bars -------------------------------------------------------------------------------
+
+
+def bars(*names: str) -> Chart:
+    points = tuple(Point(name, 0, 2.0) for name in names)
+    return Chart("m", "M", "Said.", Axis("", "text"), TIME, points, shape="bars")
+
+
+def written(chart: Chart) -> list[str]:
+    """The texts of a picture."""
+    return re.findall(r"<(?:text|tspan)[^>]*>([^<]+)<", svg(chart))
+
+
+def test_names_of_bars_that_begin_alike_stay_apart() -> None:
+    long = "ring order=zigzag queries=partitioned transport=p2p wire_dtype=null"
+    names = f"{long} (fits only), bfloat16, no time limit", f"{long}, bfloat16, 30 s a pass"
+    told = written(bars(*names))
+    assert not [text for text in told if "…" in text]
+    for name in names:
+        assert name in " ".join(told)
+    for page in (True, False):
+        high, short = spec(bars(*names), page), spec(bars("a", "b"), page)
+        assert high["height"] > short["height"] == 2 * BAR
+        altair.Chart.from_dict(high, validate=True).to_dict(validate=True)
+
+
+def test_a_name_without_an_end_is_cut_in_its_middle() -> None:
+    told = written(bars("begin " + "x" * 5000 + " end", "y"))
+    assert any(text.startswith("begin") for text in told)
+    assert any("…" in text for text in told)
+    assert any(text.endswith(" end") for text in told)
+    assert spec(bars("x" * 5000), page=True)["height"] < 2 * 120
+
+
+def test_no_name_is_part_of_an_expression() -> None:
+    nasty = "'+alert(1)+' \\ " + "name " * 30
+    (axis,) = (layer["encoding"]["y"]["axis"] for layer in spec(bars(nasty), page=True)["layer"])
+    assert "datum.label" in axis["labelExpr"]
+    assert "alert" not in str(axis)

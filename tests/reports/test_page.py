@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -400,6 +401,20 @@ def test_charts_ask_for_nothing_and_complain_of_nothing(reader: Reader) -> None:
     assert reader.marks("bar", 1) == 2
     assert reader.look("document.querySelectorAll('.role-legend').length") == 0
     assert reader.asked_for() <= {"file://", "data:", "blob:"}
+    assert reader.complaints() == []
+
+
+def test_long_names_of_bars_are_whole_and_what_failed_is_crossed(reader: Reader) -> None:
+    long = "ring order=zigzag queries=partitioned transport=p2p wire_dtype=null"
+    names = f"{long} on 2 ranks", f"{long} on 4 ranks"
+    drawn = replace(bars(names), failures=(Mark("slow", 0, "no length passed"),))
+    reader.open(page(Document("x", "x", [], [Section("x", charts=[drawn])]))).drawn()
+    texts = "[...document.querySelectorAll('.role-axis-label text')].map((t) => {})"
+    lines = "[...t.querySelectorAll('tspan')].map((s) => s.textContent).join(' ')"
+    told = reader.look(texts.format(f"t.querySelector('tspan') ? {lines} : t.textContent"))
+    assert told[-3:] == [*names, "slow"]
+    assert reader.marks("bar") == 2
+    assert reader.look("document.querySelectorAll('path[aria-roledescription=point]').length") == 1
     assert reader.complaints() == []
 
 
