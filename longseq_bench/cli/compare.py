@@ -44,6 +44,7 @@ def compare(
     PATH@COMMIT takes the records of one commit below a folder, @COMMIT those below results/.
     """
     from longseq_bench.cli import REGRESSED
+    from longseq_bench.cli.output import ends
     from longseq_bench.compare import compare as beside
     from longseq_bench.compare import regressions
     from longseq_bench.errors import UserError
@@ -57,8 +58,10 @@ def compare(
     (ours, notes), (theirs, others) = _read(a), _read(b)
     found = beside(ours, theirs, (a, b), sure, told, across)
     notes = notes + others
-    _show(found, gate, as_json, notes, wanted, out or Path())
-    return REGRESSED if gate is not None and regressions(found, gate) else 0
+    code = REGRESSED if gate is not None and regressions(found, gate) else 0
+    with ends(code):
+        _show(found, gate, as_json, notes, wanted, out or Path())
+    return code
 
 
 def _show(

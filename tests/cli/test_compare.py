@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,19 @@ def test_slower_is_exit_code_4_only_if_asked(capfd: Capture) -> None:
     assert "B is slower in 2 of 2 trials" in told(capfd, "old", "slow")
     assert "B is slower in none" in told(capfd, "old", "slow", "--least", "50%")
     told(capfd, "slow", "old", "--fail-on", "5%")
+
+
+@pytest.mark.parametrize("more", [(), ("--json",), ("--format", "md", "--out", "made")])
+def test_the_gate_holds_without_a_reader(
+    more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreadable(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "nobody reads")
+
+    monkeypatch.setattr(sys, "stdout", Unreadable())
+    assert run(["compare", "old", "slow", "--fail-on", "5%", *more]) == 4
+    assert run(["compare", "old", "again", "--fail-on", "5%", *more]) == 0
 
 
 @pytest.mark.parametrize("name", ["--fail-on", "--level", "--least"])
