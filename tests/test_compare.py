@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.compare import Comparison, Turned, called, compare, regressions, unseen
+from longseq_bench.compare import (
+    Comparison,
+    Turned,
+    called,
+    check_gate,
+    compare,
+    regressions,
+    unseen,
+)
 from longseq_bench.errors import UserError
 from longseq_bench.model import Environment, Record
 from longseq_bench.reports.base import FORMATS
@@ -183,6 +191,42 @@ def test_across_prefers_the_same_machine() -> None:
     b = rounds(times=times(1.5)) + rounds(times=times(9), where=other, at="2027-01-01T00:00:00Z")
     assert only(compare(rounds(), b, across=True)).ratio == pytest.approx(1.5)
     assert len(compare(rounds(), b).only_b) == 1
+
+
+def test_what_is_in_both_on_unlike_machines_is_in_neither_alone() -> None:
+    """Some of B's trials and its search ran elsewhere: they are not "only in B"."""
+    other, spare = make.environment("beta", cpu="Other CPU"), make.environment("gamma")
+    b = rounds(seq_len=64) + rounds(where=other, times=times(2), seq_len=128)
+    b += rounds("ring", seq_len=64, where=spare) + rounds("new", where=other)
+    away = [r.model_copy(update={"environment": other}) for r in search(1000, 1010)]
+    a = swept(1, 1) + rounds("ring", seq_len=64) + rounds("gone") + search(1000, 1010)
+    found = compare(a, b + away)
+    assert [called(t.what) for t in found.timed] == ["sdpa at 64"]
+    assert [called(what) for what in found.unlike] == ["sdpa at 128", "ring at 64", "sdpa"]
+    assert [[called(w) for w in side] for side in (found.only_a, found.only_b)] == [
+        ["gone at 4k"], ["new at 4k"],
+    ]  # fmt: skip
+    assert found.said[-1] == (
+        "2 trials and 1 search are in both, but on unlike machines (host alpha and beta; CPU Test "
+        "CPU and Other CPU; host alpha and gamma): not compared; --across compares them."
+    )
+    with pytest.raises(UserError, match=r"\(host alpha and beta; .*\); --fail-on would pass that"):
+        check_gate(found)
+    text = FORMATS.get("md")(comparison(found))["compare.md"]
+    assert "## In both, on unlike machines" in text
+    assert "\n- sdpa at 128\n- ring at 64\n- sdpa, a search\n" in text
+    every = compare(a, b + away, across=True)
+    assert (every.unlike, len(every.timed), len(every.maxima)) == ((), 3, 1)
+    check_gate(every)
+
+
+def test_machines_that_changed_places_are_told() -> None:
+    beta = make.environment("beta")
+    a = rounds() + rounds(seq_len=64) + rounds(seq_len=128, where=beta)
+    b = rounds() + rounds(seq_len=64, where=beta) + rounds(seq_len=128)
+    (said,) = [line for line in compare(a, b).said if "unlike" in line]
+    assert said.startswith("2 trials are in both, but on unlike machines (host alpha and beta; ")
+    assert "host beta and alpha)" in said
 
 
 def test_nothing_in_common_names_what_there_is() -> None:

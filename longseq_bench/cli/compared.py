@@ -72,6 +72,7 @@ def comparison_json(found: Comparison, fail_on: float | None) -> dict[str, Any]:
         "failed_alike": found.failed_alike,
         "only_a": [_identity(what) for what in found.only_a],
         "only_b": [_identity(what) for what in found.only_b],
+        "unlike_machines": [_identity(what) for what in found.unlike],
         "differences": [asdict(one) for one in found.differences],
     }  # fmt: skip
     finite: dict[str, Any] = _finite(document)

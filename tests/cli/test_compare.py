@@ -108,6 +108,26 @@ def test_machines_are_refused_unless_told(capfd: Capture) -> None:
     assert "What differs: host alpha and beta; CPU Test CPU and Other CPU." in said
 
 
+def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> None:
+    slow = rounds(2.0, seq_len=128)
+    moved = [r.model_copy(update={"environment": make.environment("beta")}) for r in slow]
+    keep("mixed", rounds(seq_len=64) + moved)
+    said = told(capfd, "old", "mixed")
+    assert "1 trial is in both, but on unlike machines (host alpha and beta): not compared" in said
+    assert "only in" not in said
+    asked = ("old", "mixed", "--fail-on", "5%", "--format", "md", "--out", "made")
+    assert told(capfd, *asked, code=2) == (
+        "longseq: 1 trial is in both, but on unlike machines (host alpha and beta); --fail-on "
+        "would pass that unseen, --across compares it"
+    )
+    assert not Path("made").exists()
+    told(capfd, *asked, "--across", code=4)
+    assert run(["compare", "old", "mixed", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert [what["tokens"] for what in document["unlike_machines"]] == [128]
+    assert document["only_a"] == document["only_b"] == []
+
+
 def test_no_trial_in_common_is_bad_input(capfd: Capture) -> None:
     keep("other", rounds(seq_len=999))
     said = told(capfd, "old", "other", code=2)
@@ -181,7 +201,8 @@ def test_the_json_document(capfd: Capture) -> None:
     document = json.loads(capfd.readouterr().out)
     assert set(document) == {
         "schema", "a", "b", "level", "least", "fail_on", "worse", "summary", "notes", "times",
-        "peaks", "maxima", "turned", "failed_alike", "only_a", "only_b", "differences",
+        "peaks", "maxima", "turned", "failed_alike", "only_a", "only_b", "unlike_machines",
+        "differences",
     }  # fmt: skip
     assert (document["a"], document["b"], document["fail_on"]) == ("old", "slow", 0.05)
     assert len(document["worse"]) == 2
