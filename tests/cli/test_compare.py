@@ -230,3 +230,35 @@ def test_it_fits_the_terminal(width: int, capfd: Capture, monkeypatch: pytest.Mo
     for word in ("interval", "seen from") if width == 120 else ("ratio",):
         assert word in head
     assert sum("slower" in line and "1.100" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("width", "shown", "out"),
+    [
+        (50, ["tokens", "A", "B", "ratio", "verdict"], "interval, seen from"),
+        (40, ["tokens", "B", "ratio", "verdict"], "A, interval, seen from"),
+        (30, ["tokens", "ratio", "verdict"], "A, B, interval, seen from"),
+        (22, ["tokens", "verdict"], "A, B, ratio, interval, seen from"),
+        (14, ["verdict"], "tokens, A, B, ratio, interval, seen from"),
+    ],
+)
+def test_the_verdict_is_the_last_to_leave(
+    width: int, shown: list[str], out: str, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["compare", "old", "slow"]) == 0
+    said = capfd.readouterr().out
+    head = next(line for line in said.splitlines() if "verdict" in line)
+    assert head.split() == shown
+    assert f"no room for {out}: --json has it" in " ".join(said.split())
+    assert sum("slower" in line.split()[-1:] for line in said.splitlines()) >= 2
+
+
+def test_a_long_verdict_is_folded_rather_than_left_out(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    assert run(["compare", "old", "again"]) == 0
+    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
+    at = lines.index(["sdpa", "64", "same"])
+    assert lines[at + 1 : at + 3] == [["within"], ["noise"]]
