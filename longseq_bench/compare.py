@@ -190,7 +190,8 @@ def compare(
         *names, level, least, tuple(timed), tuple(p for one in both if (p := _peaks(*one))),
         tuple(map(_maxima, sought.pairs, search_rows)), tuple(turned), failed,
         tuple(alone[0]), tuple(alone[1]), tuple(alone[2]), _machines(unlike),
-        tuple(_differences(*sides)), tuple(_notes(a, b, sides, trials.pairs, timed, least)), sides,
+        tuple(_differences(*sides)),
+        (*_with_itself(pairs), *_notes(a, b, sides, both, timed, least)), sides,
     )  # fmt: skip
 
 
@@ -283,7 +284,11 @@ def _medians(runs: Sequence[Record]) -> tuple[float, ...]:
     if _status(runs) != "ok":
         return ()
     times = (per_iteration(record, "time") for record in runs)
-    return tuple(median(found) for found in times if found and all(0 < t < math.inf for t in found))
+    return tuple(median(found) for found in times if found and _sound(found))
+
+
+def _sound(times: Sequence[float]) -> bool:
+    return all(0 < t < math.inf for t in times)
 
 
 def _peaks(pair: Matched, what: Row) -> Peaks | None:
@@ -366,6 +371,7 @@ def _rows(trials: Iterable[Sequence[Record]], sought: Iterable[Sequence[Record]]
 
 # ---- what is told beside it --------------------------------------------------------------------
 
+_ALONE = "a run shows no difference to itself"
 _CALLED = {"memory_bytes": "memory", "gpus": "GPUs", "cpu": "CPU"}
 
 
@@ -403,12 +409,13 @@ def _value(name: str, value: Any) -> str:
 
 def _notes(
     a: Sequence[Record], b: Sequence[Record], sides: tuple[Sequence[Record], Sequence[Record]],
-    pairs: Sequence[Matched], timed: Sequence[Timed], least: float,
+    both: Sequence[tuple[Matched, Row]], timed: Sequence[Timed], least: float,
 ) -> Iterator[str]:  # fmt: skip
+    yield from _unsound(both)
     yield from _moved_together(timed, least)
     yield from _order(*sides)
     yield from _load(*sides)
-    yield from _stolen(pairs)
+    yield from _stolen([pair for pair, _ in both])
     for name, side in zip("AB", sides, strict=True):
         commits = list(dict.fromkeys(c for r in side if (c := r.environment.commit)))
         if len(commits) > 1:
@@ -416,6 +423,47 @@ def _notes(
     left = sum(r.purpose == "density" for r in (*a, *b))
     if left:
         yield f"Searches for the least sparsity are not compared ({left} records)."
+
+
+def _with_itself(pairs: Sequence[Matched]) -> Iterator[str]:
+    shared = [one for pair in pairs if (one := _shared(pair))]
+    if len(shared) == len(pairs) and all(one == "all" for one in shared):
+        yield f"The records compared are the same on both sides: {_ALONE}."
+    elif shared:
+        yield (
+            f"{len(shared)} of {_counted(len(pairs), 'trial or search', 'trials and searches')} "
+            f"{'has' if len(shared) == 1 else 'have'} records that are on both sides: {_ALONE}."
+        )
+
+
+def _shared(pair: Matched) -> Literal["", "some", "all"]:
+    """Which records of a pair are the same run on both sides."""
+    if {r.started_at for r in pair.a}.isdisjoint(r.started_at for r in pair.b):
+        return ""
+    # written out, since what is not a number equals nothing
+    ours, theirs = ({r.model_dump_json() for r in side} for side in (pair.a, pair.b))
+    return "all" if ours == theirs else "some" if ours & theirs else ""
+
+
+def _unsound(both: Sequence[tuple[Matched, Row]]) -> Iterator[str]:
+    """How many processes have no median though they have passes, and of which trials."""
+    left = [
+        (called(what), [_unsound_runs(pair.a), _unsound_runs(pair.b)])
+        for pair, what in both if not what["fit_only"]
+    ]  # fmt: skip
+    if named := [name for name, counts in left if any(counts)]:
+        of_a, of_b = (sum(counts[i] for _, counts in left) for i in (0, 1))
+        yield (
+            f"Left out of the times: {_counted(of_a, 'process', 'processes')} of A and {of_b} of B "
+            f"({_list(named)}), with a pass whose time is not a finite number above zero."
+        )
+
+
+def _unsound_runs(runs: Sequence[Record]) -> int:
+    """Processes of a trial that went well, with times that are none."""
+    if _status(runs) != "ok":
+        return 0
+    return sum(not _sound(per_iteration(record, "time")) for record in runs)
 
 
 def _moved_together(timed: Sequence[Timed], least: float) -> Iterator[str]:

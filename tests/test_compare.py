@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -342,6 +343,41 @@ def test_the_gate_says_where_it_is_blind() -> None:
 
 def notes(a: list[Record], b: list[Record]) -> str:
     return " ".join(compare(a, b).notes)
+
+
+def test_the_same_records_on_both_sides_are_told() -> None:
+    a = [*swept(1, 1), *search(1000, 1010)]
+    alone = "The records compared are the same on both sides: a run shows no difference to itself."
+    assert compare(a, a).notes == (alone,)
+    copied = [Record.model_validate_json(r.model_dump_json(by_alias=True)) for r in a]
+    assert compare(a, copied[::-1]).notes == (alone,)
+    bad = rounds(times=(math.nan, math.inf, 0.1))
+    assert alone in compare(bad, [r.model_copy() for r in bad]).notes
+    mixed = [*swept(1, 1.1), *search(1000, 1010)]
+    assert "2 of 3 trials and searches have records that are on both sides: a" in notes(a, mixed)
+    more = rounds() + rounds(times=(0.1,), at="2026-11-22T09:00:00Z")
+    assert "1 of 1 trial or search has records that are on both sides" in notes(rounds(), more)
+    assert "both sides" not in notes(swept(1, 1), swept(1.1, 1.1))
+    assert "both sides" not in notes(rounds(), rounds(at="2026-11-22T09:00:00Z"))
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 0.0, -0.1])
+def test_times_that_are_none_are_left_out_and_told(odd: float) -> None:
+    def holding(at: Sequence[int], **fields: Any) -> list[Record]:
+        return [
+            r.model_copy(update={"outcome": make.outcome(time=[0.1, odd, 0.1])}) if i in at else r
+            for i, r in enumerate(rounds(**fields))
+        ]
+
+    a = rounds() + rounds(seq_len=64) + rounds(seq_len=128)
+    b = holding([0, 2]) + holding(range(5), seq_len=64) + rounds(seq_len=128)
+    found = compare(a, b)
+    assert [len(t.b_rounds) for t in found.timed] == [3, 5]
+    assert (
+        "Left out of the times: 0 processes of A and 7 of B (sdpa at 4k, sdpa at 64), with a pass "
+        "whose time is not a finite number above zero."
+    ) in found.notes
+    assert "Left out" not in notes(a, a)
 
 
 def test_a_shift_of_all_rows_is_told() -> None:
