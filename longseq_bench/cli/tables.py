@@ -195,7 +195,7 @@ class Fitted:
         for cells in chain([headings], zip(*(one.cells for one in shown), strict=True)):
             for line in _lines(cells, shown, widths, console):
                 yield from line.render(console, end="\n")
-        if out := [one.column.heading for one in every if one not in shown]:
+        if out := [one.column.heading or "the chart" for one in every if one not in shown]:
             yield plain(f"no room for {', '.join(out)}: {self.hint}", "dim")
 
 
