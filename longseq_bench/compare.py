@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -18,7 +19,6 @@ from longseq_bench.matching import (
     HARDWARE,
     SOFTWARE,
     Matched,
-    Matching,
     differing,
     searches,
     timed_trials,
@@ -132,6 +132,8 @@ class Comparison:
 
     a, b: what the user calls them.  failed_alike: trials that ended the same way without a time.
     level: the chance that any `slower` or `faster` of it is noise.  least: the least of them.
+    unlike: what both have, but on unlike machines, so that it is not compared; machines: what these
+    differ in, in words.
     """
 
     a: str
@@ -145,6 +147,8 @@ class Comparison:
     failed_alike: int
     only_a: tuple[Row, ...]
     only_b: tuple[Row, ...]
+    unlike: tuple[Row, ...]
+    machines: str
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
     records: tuple[tuple[Record, ...], tuple[Record, ...]]
@@ -167,12 +171,16 @@ def compare(
     """
     trials, sought = timed_trials(a, b, across), searches(a, b, across)
     pairs = [*trials.pairs, *sought.pairs]
+    unlike = [*trials.unlike, *sought.unlike]
     if not pairs:
-        raise _nothing_in_common(a, b)
+        raise _nothing_in_common(a, b, unlike)
     trial_rows = [_trial_row(p.a) for p in trials.pairs]
     search_rows = [maximum_of(p.a) for p in sought.pairs]
-    alone = [_alone(trials, sought, side) for side in ("only_a", "only_b")]
-    add_labels([*trial_rows, *search_rows, *alone[0], *alone[1]])
+    alone = [
+        _rows(trials.only_a, sought.only_a), _rows(trials.only_b, sought.only_b),
+        _rows([p.a for p in trials.unlike], [p.a for p in sought.unlike]),
+    ]  # fmt: skip
+    add_labels([*trial_rows, *search_rows, *chain(*alone)])
     both = list(zip(trials.pairs, trial_rows, strict=True))
     timed = _timed(both, level, least)
     turned = [t for pair, what in both if (t := _turned(pair, what))]
@@ -181,8 +189,9 @@ def compare(
     return Comparison(
         *names, level, least, tuple(timed), tuple(p for one in both if (p := _peaks(*one))),
         tuple(map(_maxima, sought.pairs, search_rows)), tuple(turned), failed,
-        tuple(alone[0]), tuple(alone[1]), tuple(_differences(*sides)),
-        tuple(_notes(a, b, sides, trials.pairs, timed, least)), sides,
+        tuple(alone[0]), tuple(alone[1]), tuple(alone[2]), _machines(unlike),
+        tuple(_differences(*sides)),
+        (*_with_itself(pairs), *_notes(a, b, sides, both, timed, least)), sides,
     )  # fmt: skip
 
 
@@ -205,6 +214,15 @@ def _regressions(found: Comparison, share: float) -> Iterator[str]:
     for one in found.turned:
         if one.verdict == "broken" and not one.budgets:
             yield f"{called(one.what)} is no longer ok: {one.b_status}: {one.b_reason}"
+
+
+def check_gate(found: Comparison) -> None:
+    """Raises UserError where a gate would pass what it can't see: on unlike machines."""
+    if found.unlike:
+        raise UserError(
+            f"{_kinds(found.unlike)} in both, but on unlike machines{found.machines}; --fail-on "
+            "would pass that unseen, --across compares it"
+        )
 
 
 def unseen(found: Comparison, share: float) -> int:
@@ -266,7 +284,11 @@ def _medians(runs: Sequence[Record]) -> tuple[float, ...]:
     if _status(runs) != "ok":
         return ()
     times = (per_iteration(record, "time") for record in runs)
-    return tuple(median(found) for found in times if found and all(0 < t < math.inf for t in found))
+    return tuple(median(found) for found in times if found and _sound(found))
+
+
+def _sound(times: Sequence[float]) -> bool:
+    return all(0 < t < math.inf for t in times)
 
 
 def _peaks(pair: Matched, what: Row) -> Peaks | None:
@@ -343,13 +365,13 @@ def _trial_row(runs: Sequence[Record]) -> Row:
     return sweep_rows(runs[:1])[0]
 
 
-def _alone(trials: Matching, sought: Matching, side: Literal["only_a", "only_b"]) -> list[Row]:
-    rows = [_trial_row(runs) for runs in getattr(trials, side)]
-    return rows + [maximum_of(runs) for runs in getattr(sought, side)]
+def _rows(trials: Iterable[Sequence[Record]], sought: Iterable[Sequence[Record]]) -> list[Row]:
+    return [*map(_trial_row, trials), *map(maximum_of, sought)]
 
 
 # ---- what is told beside it --------------------------------------------------------------------
 
+_ALONE = "a run shows no difference to itself"
 _CALLED = {"memory_bytes": "memory", "gpus": "GPUs", "cpu": "CPU"}
 
 
@@ -357,6 +379,18 @@ def _differences(a: Sequence[Record], b: Sequence[Record]) -> Iterator[Differenc
     ours, theirs = ([r.environment for r in side] for side in (a, b))
     for name, values in differing(ours, theirs, (*HARDWARE, *SOFTWARE)).items():
         yield Difference(_CALLED.get(name, name), *(_values(name, side) for side in values))
+
+
+def _machines(unlike: Sequence[Matched]) -> str:
+    """What the machines of pairs differ in, in brackets. Pair by pair: two that changed places are
+    the same on both sides taken together."""
+    sides = [(pair.a[0].environment, pair.b[0].environment) for pair in unlike]
+    words = dict.fromkeys(
+        f"{_CALLED.get(name, name)} {_values(name, one)} and {_values(name, other)}"
+        for a, b in {(a.fingerprint, b.fingerprint): (a, b) for a, b in sides}.values()
+        for name, (one, other) in differing([a], [b], HARDWARE).items()
+    )
+    return f" ({_list(list(words), separator='; ')})" if words else ""
 
 
 def _values(name: str, values: Sequence[Any]) -> str:
@@ -375,12 +409,13 @@ def _value(name: str, value: Any) -> str:
 
 def _notes(
     a: Sequence[Record], b: Sequence[Record], sides: tuple[Sequence[Record], Sequence[Record]],
-    pairs: Sequence[Matched], timed: Sequence[Timed], least: float,
+    both: Sequence[tuple[Matched, Row]], timed: Sequence[Timed], least: float,
 ) -> Iterator[str]:  # fmt: skip
+    yield from _unsound(both)
     yield from _moved_together(timed, least)
     yield from _order(*sides)
     yield from _load(*sides)
-    yield from _stolen(pairs)
+    yield from _stolen([pair for pair, _ in both])
     for name, side in zip("AB", sides, strict=True):
         commits = list(dict.fromkeys(c for r in side if (c := r.environment.commit)))
         if len(commits) > 1:
@@ -388,6 +423,47 @@ def _notes(
     left = sum(r.purpose == "density" for r in (*a, *b))
     if left:
         yield f"Searches for the least sparsity are not compared ({left} records)."
+
+
+def _with_itself(pairs: Sequence[Matched]) -> Iterator[str]:
+    shared = [one for pair in pairs if (one := _shared(pair))]
+    if len(shared) == len(pairs) and all(one == "all" for one in shared):
+        yield f"The records compared are the same on both sides: {_ALONE}."
+    elif shared:
+        yield (
+            f"{len(shared)} of {_counted(len(pairs), 'trial or search', 'trials and searches')} "
+            f"{'has' if len(shared) == 1 else 'have'} records that are on both sides: {_ALONE}."
+        )
+
+
+def _shared(pair: Matched) -> Literal["", "some", "all"]:
+    """Which records of a pair are the same run on both sides."""
+    if {r.started_at for r in pair.a}.isdisjoint(r.started_at for r in pair.b):
+        return ""
+    # written out, since what is not a number equals nothing
+    ours, theirs = ({r.model_dump_json() for r in side} for side in (pair.a, pair.b))
+    return "all" if ours == theirs else "some" if ours & theirs else ""
+
+
+def _unsound(both: Sequence[tuple[Matched, Row]]) -> Iterator[str]:
+    """How many processes have no median though they have passes, and of which trials."""
+    left = [
+        (called(what), [_unsound_runs(pair.a), _unsound_runs(pair.b)])
+        for pair, what in both if not what["fit_only"]
+    ]  # fmt: skip
+    if named := [name for name, counts in left if any(counts)]:
+        of_a, of_b = (sum(counts[i] for _, counts in left) for i in (0, 1))
+        yield (
+            f"Left out of the times: {_counted(of_a, 'process', 'processes')} of A and {of_b} of B "
+            f"({_list(named)}), with a pass whose time is not a finite number above zero."
+        )
+
+
+def _unsound_runs(runs: Sequence[Record]) -> int:
+    """Processes of a trial that went well, with times that are none."""
+    if _status(runs) != "ok":
+        return 0
+    return sum(not _sound(per_iteration(record, "time")) for record in runs)
 
 
 def _moved_together(timed: Sequence[Timed], least: float) -> Iterator[str]:
@@ -503,6 +579,19 @@ def _rest_said(found: Comparison) -> Iterator[str]:
     for name, rows in (("A", found.only_a), ("B", found.only_b)):
         if rows:
             yield f"{_counted(len(rows), 'trial or search is', 'are')} only in {name}."
+    if found.unlike:
+        yield (
+            f"{_kinds(found.unlike)} in both, but on unlike machines{found.machines}: not "
+            "compared; --across compares them."
+        )
+
+
+def _kinds(rows: Sequence[Row]) -> str:
+    """How many trials and searches there are, with the verb."""
+    n = sum("tokens" in row for row in rows)
+    parts = [_trials(n)] if n else []
+    parts += [_counted(len(rows) - n, "search", "searches")] if n < len(rows) else []
+    return f"{' and '.join(parts)} {'is' if len(rows) == 1 else 'are'}"
 
 
 def _trials(n: int) -> str:
@@ -513,21 +602,18 @@ def _counted(n: int, one: str, several: str) -> str:
     return f"{n} {one if n == 1 else several}"
 
 
-def _list(words: Sequence[str], most: int = 6) -> str:
+def _list(words: Sequence[str], most: int = 6, separator: str = ", ") -> str:
     more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more
+    return separator.join(words[:most]) + more
 
 
-def _nothing_in_common(a: Sequence[Record], b: Sequence[Record]) -> UserError:
-    if timed_trials(a, b, across=True).pairs or searches(a, b, across=True).pairs:
-        ours, theirs = ([r.environment for r in side] for side in (a, b))
-        what = "; ".join(
-            f"{_CALLED.get(name, name)} {_values(name, one)} and {_values(name, other)}"
-            for name, (one, other) in differing(ours, theirs, HARDWARE).items()
-        )
+def _nothing_in_common(
+    a: Sequence[Record], b: Sequence[Record], unlike: Sequence[Matched]
+) -> UserError:
+    if unlike:
         return UserError(
-            f"A and B were measured on unlike machines ({what}); --across compares them none the "
-            "less"
+            f"A and B were measured on unlike machines{_machines(unlike)}; --across compares them "
+            "none the less"
         )
     return UserError(f"A and B have no trial in common: A has {_has(a)}; B has {_has(b)}")
 

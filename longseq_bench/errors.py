@@ -6,7 +6,8 @@ LongseqError                what a caller may catch
 │   ├── OldDensityError     an option that meant density; carries the sparsity meant
 │   ├── ConfigError         a config that can't be read; names file, line, key
 │   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
-│   └── StoreError          a results folder or file that can't be used
+│   ├── StoreError          a results folder or file that can't be used
+│   └── OutputError         stdout can't be written; exit code 2 as well
 ├── UnsupportedError        an implementation can't do this workload; status `unsupported`
 │   └── WorldError          it can't be spread over so many ranks
 ├── KernelLimitError        a launch or index limit of a kernel, not memory; status `limit`
@@ -71,6 +72,10 @@ class UnitError(UserError):
 
 class StoreError(UserError):
     """A results folder or file that can't be read or written."""
+
+
+class OutputError(UserError):
+    """Stdout can't be written, as where a disk is full."""
 
 
 class UnsupportedError(LongseqError):

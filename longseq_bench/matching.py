@@ -32,9 +32,11 @@ class Matched:
 
 @dataclass(frozen=True)
 class Matching:
-    """Pairs, and the groups of records on each side that have no partner."""
+    """Pairs, and the groups of records on each side that have no partner. unlike: pairs that only
+    differ in their machines, which are neither of them: `across` takes them for pairs."""
 
     pairs: tuple[Matched, ...]
+    unlike: tuple[Matched, ...]
     only_a: tuple[tuple[Record, ...], ...]
     only_b: tuple[tuple[Record, ...], ...]
 
@@ -49,10 +51,8 @@ def timed_trials(a: Sequence[Record], b: Sequence[Record], across: bool = False)
         lambda r: (strict(r), machine(r)),
         lambda r: (loose(r), machine(r)),
     ]
-    if across:
-        keys += [strict, loose]
     ours, theirs = ([r for r in side if r.purpose == "measure"] for side in (a, b))
-    return _matched(ours, theirs, keys)
+    return _matched(ours, theirs, keys, [strict, loose], across)
 
 
 def searches(a: Sequence[Record], b: Sequence[Record], across: bool = False) -> Matching:
@@ -62,10 +62,8 @@ def searches(a: Sequence[Record], b: Sequence[Record], across: bool = False) -> 
         lambda r: (_search_key(r), r.environment.fingerprint),
         lambda r: (_search_key(r), machine(r)),
     ]
-    if across:
-        keys.append(_search_key)
     ours, theirs = ([r for r in side if r.purpose in SEARCH] for side in (a, b))
-    return _matched(ours, theirs, keys)
+    return _matched(ours, theirs, keys, [_search_key], across)
 
 
 def differing(
@@ -83,21 +81,26 @@ def differing(
 
 
 def _matched(
-    a: Sequence[Record], b: Sequence[Record], keys: Sequence[Callable[[Record], Hashable]]
-) -> Matching:
+    a: Sequence[Record], b: Sequence[Record], keys: Sequence[Callable[[Record], Hashable]],
+    anywhere: Sequence[Callable[[Record], Hashable]], across: bool,
+) -> Matching:  # fmt: skip
     """Pairs by the first key under which both sides have a group; by the last measured one where a
-    side has several."""
+    side has several. anywhere: keys that know no machine, of what is left."""
     left = [list(_groups(side, keys[0]).values()) for side in (a, b)]
     pairs: list[Matched] = []
-    for key in keys:
+    unlike: list[Matched] = []
+    for key in (*keys, *anywhere):
         ours, theirs = ({key(g[0]): g for g in sorted(side, key=_ended)} for side in left)
         both = [(group, theirs[k]) for k, group in ours.items() if k in theirs]
-        pairs += [Matched(tuple(one), tuple(other)) for one, other in both]
+        found = unlike if key in anywhere and not across else pairs
+        found += [Matched(tuple(one), tuple(other)) for one, other in both]
         taken = {id(group) for pair in both for group in pair}
         left = [[g for g in side if id(g) not in taken] for side in left]
     order = {id(record): i for i, record in enumerate(a)}
-    pairs.sort(key=lambda pair: order[id(pair.a[0])])
-    return Matching(tuple(pairs), *(tuple(tuple(g) for g in side) for side in left))
+    for made in (pairs, unlike):
+        made.sort(key=lambda pair: order[id(pair.a[0])])
+    alone = (tuple(tuple(g) for g in side) for side in left)
+    return Matching(tuple(pairs), tuple(unlike), *alone)
 
 
 def _groups(

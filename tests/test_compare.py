@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from longseq_bench.compare import Comparison, Turned, called, compare, regressions, unseen
+from longseq_bench.compare import (
+    Comparison,
+    Turned,
+    called,
+    check_gate,
+    compare,
+    regressions,
+    unseen,
+)
 from longseq_bench.errors import UserError
 from longseq_bench.model import Environment, Record
 from longseq_bench.reports.base import FORMATS
@@ -185,6 +194,42 @@ def test_across_prefers_the_same_machine() -> None:
     assert len(compare(rounds(), b).only_b) == 1
 
 
+def test_what_is_in_both_on_unlike_machines_is_in_neither_alone() -> None:
+    """Some of B's trials and its search ran elsewhere: they are not "only in B"."""
+    other, spare = make.environment("beta", cpu="Other CPU"), make.environment("gamma")
+    b = rounds(seq_len=64) + rounds(where=other, times=times(2), seq_len=128)
+    b += rounds("ring", seq_len=64, where=spare) + rounds("new", where=other)
+    away = [r.model_copy(update={"environment": other}) for r in search(1000, 1010)]
+    a = swept(1, 1) + rounds("ring", seq_len=64) + rounds("gone") + search(1000, 1010)
+    found = compare(a, b + away)
+    assert [called(t.what) for t in found.timed] == ["sdpa at 64"]
+    assert [called(what) for what in found.unlike] == ["sdpa at 128", "ring at 64", "sdpa"]
+    assert [[called(w) for w in side] for side in (found.only_a, found.only_b)] == [
+        ["gone at 4k"], ["new at 4k"],
+    ]  # fmt: skip
+    assert found.said[-1] == (
+        "2 trials and 1 search are in both, but on unlike machines (host alpha and beta; CPU Test "
+        "CPU and Other CPU; host alpha and gamma): not compared; --across compares them."
+    )
+    with pytest.raises(UserError, match=r"\(host alpha and beta; .*\); --fail-on would pass that"):
+        check_gate(found)
+    text = FORMATS.get("md")(comparison(found))["compare.md"]
+    assert "## In both, on unlike machines" in text
+    assert "\n- sdpa at 128\n- ring at 64\n- sdpa, a search\n" in text
+    every = compare(a, b + away, across=True)
+    assert (every.unlike, len(every.timed), len(every.maxima)) == ((), 3, 1)
+    check_gate(every)
+
+
+def test_machines_that_changed_places_are_told() -> None:
+    beta = make.environment("beta")
+    a = rounds() + rounds(seq_len=64) + rounds(seq_len=128, where=beta)
+    b = rounds() + rounds(seq_len=64, where=beta) + rounds(seq_len=128)
+    (said,) = [line for line in compare(a, b).said if "unlike" in line]
+    assert said.startswith("2 trials are in both, but on unlike machines (host alpha and beta; ")
+    assert "host beta and alpha)" in said
+
+
 def test_nothing_in_common_names_what_there_is() -> None:
     with pytest.raises(UserError, match="A has sdpa at 4k tokens; B has ring, hilbert at 64"):
         compare(rounds(), rounds("ring", seq_len=64) + rounds("hilbert", seq_len=64))
@@ -298,6 +343,41 @@ def test_the_gate_says_where_it_is_blind() -> None:
 
 def notes(a: list[Record], b: list[Record]) -> str:
     return " ".join(compare(a, b).notes)
+
+
+def test_the_same_records_on_both_sides_are_told() -> None:
+    a = [*swept(1, 1), *search(1000, 1010)]
+    alone = "The records compared are the same on both sides: a run shows no difference to itself."
+    assert compare(a, a).notes == (alone,)
+    copied = [Record.model_validate_json(r.model_dump_json(by_alias=True)) for r in a]
+    assert compare(a, copied[::-1]).notes == (alone,)
+    bad = rounds(times=(math.nan, math.inf, 0.1))
+    assert alone in compare(bad, [r.model_copy() for r in bad]).notes
+    mixed = [*swept(1, 1.1), *search(1000, 1010)]
+    assert "2 of 3 trials and searches have records that are on both sides: a" in notes(a, mixed)
+    more = rounds() + rounds(times=(0.1,), at="2026-11-22T09:00:00Z")
+    assert "1 of 1 trial or search has records that are on both sides" in notes(rounds(), more)
+    assert "both sides" not in notes(swept(1, 1), swept(1.1, 1.1))
+    assert "both sides" not in notes(rounds(), rounds(at="2026-11-22T09:00:00Z"))
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 0.0, -0.1])
+def test_times_that_are_none_are_left_out_and_told(odd: float) -> None:
+    def holding(at: Sequence[int], **fields: Any) -> list[Record]:
+        return [
+            r.model_copy(update={"outcome": make.outcome(time=[0.1, odd, 0.1])}) if i in at else r
+            for i, r in enumerate(rounds(**fields))
+        ]
+
+    a = rounds() + rounds(seq_len=64) + rounds(seq_len=128)
+    b = holding([0, 2]) + holding(range(5), seq_len=64) + rounds(seq_len=128)
+    found = compare(a, b)
+    assert [len(t.b_rounds) for t in found.timed] == [3, 5]
+    assert (
+        "Left out of the times: 0 processes of A and 7 of B (sdpa at 4k, sdpa at 64), with a pass "
+        "whose time is not a finite number above zero."
+    ) in found.notes
+    assert "Left out" not in notes(a, a)
 
 
 def test_a_shift_of_all_rows_is_told() -> None:

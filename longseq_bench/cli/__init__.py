@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from longseq_bench.cli.doctor import doctor
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import listing
 from longseq_bench.cli.maxlen import maxlen
+from longseq_bench.cli.output import Unread, ends, watched
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
@@ -51,7 +51,7 @@ app.command()(doctor)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"longseq {__version__}")
+        print(f"longseq {__version__}")
         raise typer.Exit
 
 
@@ -72,10 +72,10 @@ def _printable(text: str) -> str:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     try:
-        code = app(args=list(arguments), prog_name="longseq", standalone_mode=False)
-        if code == INTERRUPTED:  # newer typers turn Ctrl-C into it without a word
-            raise KeyboardInterrupt
-        return int(code or 0)
+        with watched():
+            code = _ended(arguments)
+            with ends(code):
+                return code
     except _UsageError as error:
         error.show()
         return BAD_INPUT
@@ -87,7 +87,12 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except typer.Exit as end:
         return end.exit_code
-    except BrokenPipeError:
-        # the reader went away (| head); nothing is wrong with us
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except Unread as unread:
+        return unread.code
+
+
+def _ended(arguments: Sequence[str]) -> int:
+    code = app(args=list(arguments), prog_name="longseq", standalone_mode=False)
+    if code == INTERRUPTED:  # newer typers turn Ctrl-C into it without a word
+        raise KeyboardInterrupt
+    return int(code or 0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from longseq_bench.errors import UserError
 from longseq_bench.model import Device, Record
@@ -84,16 +84,18 @@ def console(stderr: bool = False) -> Console:
     """A console of rich on stdout or stderr."""
     from rich.console import Console
 
+    from longseq_bench.cli.output import give_up
+
     class Piped(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # which rich would make an exit code of its own
+        def on_broken_pipe(self) -> None:  # on stderr; of which rich makes an exit code of its own
+            give_up(cast("TextIO", self.file), BrokenPipeError())
 
     return Piped(stderr=stderr, highlight=False, soft_wrap=stderr)
 
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout; what is not a number is null."""
-    print(json.dumps(document, indent=2, allow_nan=False))
+    print(json.dumps(document, indent=2, allow_nan=False), flush=True)
 
 
 def default_out() -> Path:

@@ -41,11 +41,15 @@ def compare(
     A trial is slower or faster only where its processes differ by more than their noise, tested
     for all trials together; three rounds a side are the least that shows much.
 
+    Trials that both have, but on unlike machines, are named and not compared; where there are such,
+    --fail-on is refused (exit code 2). --across compares them.
+
     PATH@COMMIT takes the records of one commit below a folder, @COMMIT those below results/.
     """
     from longseq_bench.cli import REGRESSED
+    from longseq_bench.cli.output import ends
+    from longseq_bench.compare import check_gate, regressions
     from longseq_bench.compare import compare as beside
-    from longseq_bench.compare import regressions
     from longseq_bench.errors import UserError
     from longseq_bench.units import parse_share
 
@@ -57,8 +61,12 @@ def compare(
     (ours, notes), (theirs, others) = _read(a), _read(b)
     found = beside(ours, theirs, (a, b), sure, told, across)
     notes = notes + others
-    _show(found, gate, as_json, notes, wanted, out or Path())
-    return REGRESSED if gate is not None and regressions(found, gate) else 0
+    if gate is not None:
+        check_gate(found)
+    code = REGRESSED if gate is not None and regressions(found, gate) else 0
+    with ends(code):
+        _show(found, gate, as_json, notes, wanted, out or Path())
+    return code
 
 
 def _show(

@@ -19,6 +19,8 @@ from longseq_bench.units import format_bytes, format_seconds, format_tokens
 
 SCHEMA = 1
 HINT = "--json has it"
+FOLDED = 9
+"""Of a verdict, the longest word."""
 _SAID = (
     "[dim]A, B: geometric mean over processes of their median pass · interval: of the ratio B "
     "over A, {sure} taken alone · seen from: the least difference that could have been told from "
@@ -72,6 +74,7 @@ def comparison_json(found: Comparison, fail_on: float | None) -> dict[str, Any]:
         "failed_alike": found.failed_alike,
         "only_a": [_identity(what) for what in found.only_a],
         "only_b": [_identity(what) for what in found.only_b],
+        "unlike_machines": [_identity(what) for what in found.unlike],
         "differences": [asdict(one) for one in found.differences],
     }  # fmt: skip
     finite: dict[str, Any] = _finite(document)
@@ -136,12 +139,12 @@ def _times(rows: Sequence[Row]) -> Fitted:
     columns = [
         Column("tokens", lambda r: format_tokens(r["tokens"])),
         *_ranks(rows),
-        Column("A", lambda r: format_seconds(r["found"].a_s), 4),
-        Column("B", lambda r: format_seconds(r["found"].b_s), 1),
-        Column("ratio", lambda r: f"{r['found'].ratio:.3f}"),
-        Column("interval", _interval, 3),
-        Column("seen from", _seen, 2),
-        Column("", lambda r: _verdict(r["found"])),
+        Column("A", lambda r: format_seconds(r["found"].a_s), 3),
+        Column("B", lambda r: format_seconds(r["found"].b_s), 4),
+        Column("ratio", lambda r: f"{r['found'].ratio:.3f}", 5),
+        Column("interval", _interval, 2),
+        Column("seen from", _seen, 1),
+        Column("verdict", lambda r: _verdict(r["found"]), stays=FOLDED),
     ]
     return Fitted(rows, columns, HINT)
 
@@ -162,8 +165,8 @@ def _peaks(rows: Sequence[Row]) -> Fitted:
         *_ranks(rows),
         Column("A", lambda r: format_bytes(r["found"].a_bytes), 1),
         Column("B", lambda r: format_bytes(r["found"].b_bytes), 2),
-        Column("ratio", lambda r: f"{r['found'].ratio:.3f}"),
-        Column("", lambda r: _verdict(r["found"])),
+        Column("ratio", lambda r: f"{r['found'].ratio:.3f}", 3),
+        Column("verdict", lambda r: _verdict(r["found"]), stays=FOLDED),
     ], HINT)  # fmt: skip
 
 
@@ -174,7 +177,7 @@ def _longest(rows: Sequence[Row]) -> Fitted:
         Column("limited by", lambda r: r["found"].a.limited_by, 1),
         Column("B", lambda r: bracket_words(r["found"].b)),
         Column("limited by", lambda r: r["found"].b.limited_by, 2),
-        Column("", lambda r: _verdict(r["found"])),
+        Column("verdict", lambda r: _verdict(r["found"]), stays=FOLDED),
     ], HINT)  # fmt: skip
 
 

@@ -142,6 +142,7 @@ def _densest(
     """Search the least sparsity of each. Raises UserError for what has none."""
     from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
+    from longseq_bench.cli.output import ends
     from longseq_bench.cli.tables import sparsities_table
     from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.errors import UserError
@@ -154,10 +155,11 @@ def _densest(
     steps = plan.densest([t.at(tokens) for t in trials], ahead)
     records = carry_out(steps, launcher, out, watcher)
     rows = least_sparsities(records)
-    if as_json:
-        print_json({"schema": 1, "results": rows})
-    else:
-        console().print(sparsities_table(rows))
+    with ends(exit_code(records)):
+        if as_json:
+            print_json({"schema": 1, "results": rows})
+        else:
+            console().print(sparsities_table(rows))
     return exit_code(records)
 
 
@@ -196,15 +198,17 @@ def _search(
 ) -> int:  # fmt: skip
     from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
+    from longseq_bench.cli.output import ends
     from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.table import maxlen_json
 
     watcher = SearchProgress(console(stderr=True))
     records = carry_out(plan.maxlen(trials, ceiling, ahead), launcher, out, watcher)
-    if as_json:
-        print_json(maxlen_json(records))
-    else:
-        _show(records)
+    with ends(exit_code(records)):
+        if as_json:
+            print_json(maxlen_json(records))
+        else:
+            _show(records)
     _refuse_hopeless_time(records)
     return exit_code(records)
 

@@ -150,16 +150,19 @@ def _leaving(table: Table) -> list[int]:
     return [ordered.index(i) + 1 for i in range(len(table.columns))]
 
 
-def print_chart(chart: Chart, screen: Console) -> None:
-    """A chart in characters: a sparkline a series, or a bar each, with its figures in words."""
+def print_chart(chart: Chart, screen: Console, hint: str = HINT) -> None:
+    """A chart in characters: a sparkline a series, or a bar each, with its figures in words.
+
+    hint: where one finds what there was no room for.
+    """
     _prose(chart.title, screen, style="bold")
     if chart.said:
         _prose(chart.said, screen, style="dim")
     if chart.series:
-        (_print_bars if chart.shape == "bars" else _print_lines)(chart, screen)
+        (_print_bars if chart.shape == "bars" else _print_lines)(chart, screen, hint)
 
 
-def _print_lines(chart: Chart, screen: Console) -> None:
+def _print_lines(chart: Chart, screen: Console, hint: str) -> None:
     scale = scale_of((p.y for p in chart.points), chart.y.log)
     places = [*(p.x for p in chart.points), *(m.x for m in chart.failures)]
     slots = slots_of(places, max(LEAST_SLOTS, (screen.width - 2 * NARROWEST_LABEL) // 2))
@@ -170,7 +173,7 @@ def _print_lines(chart: Chart, screen: Console) -> None:
         Column("", lambda row: str(row["line"]), justify="left"),
         Column(one_line(chart.y.name), lambda row: plain(row["said"]), 2, justify="left"),
     ]
-    screen.print(Fitted(rows, [*columns, *_failed(chart)], HINT))
+    screen.print(Fitted(rows, [*columns, *_failed(chart)], hint))
     _prose(_legend(chart, slots, scale), screen, style="dim")
 
 
@@ -227,7 +230,7 @@ def _legend(chart: Chart, slots: Slots, scale: Scale | None) -> str:
     return " · ".join(words)
 
 
-def _print_bars(chart: Chart, screen: Console) -> None:
+def _print_bars(chart: Chart, screen: Console, hint: str) -> None:
     """Bars from 0, each with its figure; what it is set against in a column of its own."""
     rows = [_bar_row(chart, p) for p in chart.points]
     rows += [
@@ -249,7 +252,7 @@ def _print_bars(chart: Chart, screen: Console) -> None:
         return bar(row["y"], high, width) if row["y"] is not None else ""
 
     bars = Column("", drawn, 2, justify="left")
-    screen.print(Fitted(rows, [bars, *figures, *limits, *_failed(chart)], HINT))
+    screen.print(Fitted(rows, [bars, *figures, *limits, *_failed(chart)], hint))
 
 
 def _bar_row(chart: Chart, point: Point) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def _study(
 
     from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
+    from longseq_bench.cli.output import ends
     from longseq_bench.cli.tables import rows_table, scaling_tables
     from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.scaling import complexities, reached
@@ -115,11 +116,12 @@ def _study(
     steps = plan.scaling(trials, worlds, ROUNDS, None, ahead)
     records = carry_out(steps, launcher, out, watcher)
     maxima, times = reached(maximum_rows(records)), complexities(sweep_rows(records))
-    if as_json:
-        found, fits = [asdict(one) for one in maxima], [asdict(one) for one in times]
-        rows = sweep_json(records)["rows"]
-        print_json({"schema": 1, "maxima": found, "rows": rows, "complexity": fits})
-    else:
-        console().print(rows_table(records, None))
-        console().print(scaling_tables(maxima, times))
+    with ends(exit_code(records)):
+        if as_json:
+            found, fits = [asdict(one) for one in maxima], [asdict(one) for one in times]
+            rows = sweep_json(records)["rows"]
+            print_json({"schema": 1, "maxima": found, "rows": rows, "complexity": fits})
+        else:
+            console().print(rows_table(records, None))
+            console().print(scaling_tables(maxima, times))
     return exit_code(records)

@@ -23,7 +23,9 @@ def show(
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(help="Fields to show, with commas; passes is the sparkline of its passes."),
+        typer.Option(
+            help="Fields to show beside labels, with commas; passes is the sparkline of its passes."
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Rows to show at most. Default: all.")

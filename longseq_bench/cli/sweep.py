@@ -94,6 +94,7 @@ def _run(
 ) -> int:  # fmt: skip
     from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
+    from longseq_bench.cli.output import ends
     from longseq_bench.cli.watch import SweepProgress
     from longseq_bench.table import sweep_json
 
@@ -101,10 +102,11 @@ def _run(
     steps = plan.sweep(config.trials, config.rounds, ahead)
     page = None if port is None else _live(watcher, config.baseline, port)
     records = carry_out(steps, launcher, out, watcher, config.baseline, config.text, page)
-    if as_json:
-        print_json(sweep_json(records))
-    else:
-        _show(records, config.baseline)
+    with ends(exit_code(records)):
+        if as_json:
+            print_json(sweep_json(records))
+        else:
+            _show(records, config.baseline)
     _refuse_hopeless_time(records)
     return exit_code(records)
 

@@ -128,6 +128,8 @@ class Column:
 
     cell: rich markup, or a Text, which is taken as it is.
     wraps: the width down to which its cells may take several lines; 0: they stay whole.
+    stays: that width of a column that is folded only once those that may have left, and that leaves
+    after all others.
     """
 
     heading: str
@@ -135,6 +137,7 @@ class Column:
     leaves: int = 0
     wraps: int = 0
     justify: Literal["left", "right"] = "right"
+    stays: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ class _Written:
     @property
     def folded(self) -> int:
         """Of lines that may end inside a long word."""
-        return min(self.natural, self.column.wraps or self.natural)
+        return min(self.natural, self.column.wraps or self.column.stays or self.natural)
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class Fitted:
         for cells in chain([headings], zip(*(one.cells for one in shown), strict=True)):
             for line in _lines(cells, shown, widths, console):
                 yield from line.render(console, end="\n")
-        if out := [one.column.heading for one in every if one not in shown]:
+        if out := [one.column.heading or "the chart" for one in every if one not in shown]:
             yield plain(f"no room for {', '.join(out)}: {self.hint}", "dim")
 
 
@@ -228,7 +231,8 @@ def _written(column: Column, rows: Iterable[dict[str, Any]]) -> _Written:
 def _fitting(every: Sequence[_Written], room: int) -> tuple[list[_Written], list[int]]:
     """The columns that there is room for, and how wide each is at least.
 
-    First those leave that may; then words are folded; then, from the right, the others leave.
+    First those leave that may; then words are folded; then, from the right, the others leave; last
+    those that stay.
     """
 
     def fits(widths: Sequence[int]) -> bool:
@@ -243,7 +247,8 @@ def _fitting(every: Sequence[_Written], room: int) -> tuple[list[_Written], list
     if fits([one.least for one in shown]):
         return shown, [one.least for one in shown]
     while len(shown) > 1 and not fits([one.folded for one in shown]):
-        shown.pop()
+        may = [one for one in shown[1:] if not one.column.stays]
+        shown.remove((may or shown)[-1])
     return shown, [one.folded for one in shown]
 
 

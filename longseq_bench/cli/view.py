@@ -43,12 +43,13 @@ from longseq_bench.table import (
 )
 from longseq_bench.units import format_tokens
 
-PASSES = "passes"
+LABEL, PASSES = "label", "passes"
 """The column of a row's timed passes as a sparkline."""
 MOST_PASSES = 24
 MAXIMA_FIELDS = (*MAXIMUM_FIELDS, "tokens")
 """A maximum's tokens are its longest, so that one condition on length does for both tables."""
 HINT = "a wider terminal, --columns or --json has them"
+CHART_HINT = "a wider terminal or --json has them"
 _PASSES_SAID = (
     "[dim]passes: the time of every pass in the order they ran, over all rounds; ▁ the fastest, █ "
     "the slowest or 10 % of the median more; of several in one place the slowest[/dim]"
@@ -140,7 +141,8 @@ def print_view(view: View, screen: Console) -> None:
         _print_rows(group, workloads[id(group[0])], view, screen)
     for group in grouped(view.maxima.shown):
         _print_heading("Longest lengths: ", group, machines, screen)
-        columns = _named_columns(view, MAXIMA_FIELDS) or maxima_columns(group)
+        named = _named_columns(view, MAXIMA_FIELDS)
+        columns = maxima_columns(group) if named is None else named
         screen.print(Fitted(group, columns, HINT))
     for line in _said(view):
         screen.print()
@@ -200,13 +202,14 @@ def _print_heading(
 
 
 def _print_rows(group: Sequence[Row], matching: Sequence[Row], view: View, screen: Console) -> None:
-    columns = _named_columns(view, (*ROW_FIELDS, PASSES)) or _with_passes(group, view)
+    named = _named_columns(view, (*ROW_FIELDS, PASSES))
+    columns = _with_passes(group, view) if named is None else named
     screen.print(Fitted(group, columns, HINT))
     for line in _failures(group):
         screen.print(plain(line, "yellow"))
     if chart := _times(group, matching):
         screen.print()
-        print_chart(chart, screen)
+        print_chart(chart, screen, CHART_HINT)
 
 
 def _with_passes(group: Sequence[Row], view: View) -> list[Column]:
@@ -225,10 +228,13 @@ def _passes(view: View, leaves: int = 3) -> Column:
     return Column(PASSES, cell, leaves, justify="left")
 
 
-def _named_columns(view: View, fields: Sequence[str]) -> list[Column]:
-    """The columns that were asked for, of those that such rows have; the last leaves first."""
+def _named_columns(view: View, fields: Sequence[str]) -> list[Column] | None:
+    """The columns that were asked for, of those that such rows have; the last leaves first. Of
+    labels none, which stand before every row; None where nothing was asked that such rows have."""
     named = [(n, f) for n, f in view.columns if f in fields or f.startswith(OPTION)]
-    return [_named(name, field, len(named) - i, view) for i, (name, field) in enumerate(named)]
+    rest = [(name, field) for name, field in named if field != LABEL]
+    columns = [_named(name, field, len(rest) - i, view) for i, (name, field) in enumerate(rest)]
+    return columns if named else None
 
 
 def _named(name: str, field: str, leaves: int, view: View) -> Column:

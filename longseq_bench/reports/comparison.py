@@ -99,6 +99,7 @@ def _sections(found: Comparison, fail_on: float | None) -> Iterator[Section]:
     yield _longest(found)
     yield _turned(found)
     yield _only(found)
+    yield _unlike(found)
     yield _differing(found)
     yield _commands(found)
 
@@ -238,11 +239,23 @@ def _turned(found: Comparison) -> Section:
 
 def _only(found: Comparison) -> Section:
     points = [
-        f"Only in {name}: {called(what)}{'' if 'tokens' in what else ', a search'}"
+        f"Only in {name}: {_one(what)}"
         for name, side in (("A", found.only_a), ("B", found.only_b))
         for what in side
     ]
     return Section("In one of them only", points=points)
+
+
+def _unlike(found: Comparison) -> Section:
+    said = [f"Not compared, as the machines are not the same{found.machines}:"]
+    return Section(
+        "In both, on unlike machines", said if found.unlike else (),
+        points=[_one(what) for what in found.unlike],
+    )  # fmt: skip
+
+
+def _one(what: Row) -> str:
+    return f"{called(what)}{'' if 'tokens' in what else ', a search'}"
 
 
 def _differing(found: Comparison) -> Section:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -90,6 +93,54 @@ def test_it_is_a_program_of_its_own() -> None:
     assert say("--version") == f"longseq {__version__}\n"
     told = say("--help")
     assert all(f" {name} " in told for name in ("sweep", "maxlen", "report", "list", "doctor"))
+
+
+READING = [
+    ("show", "--json"), ("show",), ("report", "--json"), ("report", "--format", "terminal"),
+    ("compare", "--json"), ("compare",),
+]  # fmt: skip
+
+
+def printed_to(stdout: int, command: tuple[str, ...]) -> tuple[int, str]:
+    """The exit code of a command over few records whose stdout is this file, and its stderr."""
+    kept = "".join(record(trial(round=i)).model_dump_json(by_alias=True) + "\n" for i in range(2))
+    Path("kept.jsonl").write_text(kept)
+    sides = ["kept.jsonl"] * (2 if command[0] == "compare" else 1)
+    asked = [sys.executable, "-m", "longseq_bench", command[0], *sides, *command[1:]]
+    done = subprocess.run(asked, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", READING, ids=" ".join)
+def test_a_reader_that_went_away_is_no_fault(command: tuple[str, ...]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    code, said = printed_to(theirs, command)
+    os.close(theirs)
+    assert code == 0
+    assert all(line.startswith("wrote ") for line in said.splitlines()), said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", READING, ids=" ".join)
+def test_output_that_has_no_room_is_one_sentence(command: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        code, said = printed_to(full.fileno(), command)
+    assert said == "longseq: the output can't be written: No space left on device\n"
+    assert code == 2
+
+
+class Unreadable(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "nobody reads")
+
+
+def test_a_failed_trial_is_told_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longseq_bench.cli.common.exit_code", lambda records: 3)
+    Path("tiny.yaml").write_text(TINY)
+    monkeypatch.setattr(sys, "stdout", Unreadable())
+    for more in ((), ("--json",)):
+        assert run(["sweep", "tiny.yaml", "--out", "made", *more]) == 3
 
 
 @pytest.mark.parametrize(

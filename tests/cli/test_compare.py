@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,19 @@ def test_slower_is_exit_code_4_only_if_asked(capfd: Capture) -> None:
     told(capfd, "slow", "old", "--fail-on", "5%")
 
 
+@pytest.mark.parametrize("more", [(), ("--json",), ("--format", "md", "--out", "made")])
+def test_the_gate_holds_without_a_reader(
+    more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreadable(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "nobody reads")
+
+    monkeypatch.setattr(sys, "stdout", Unreadable())
+    assert run(["compare", "old", "slow", "--fail-on", "5%", *more]) == 4
+    assert run(["compare", "old", "again", "--fail-on", "5%", *more]) == 0
+
+
 @pytest.mark.parametrize("name", ["--fail-on", "--level", "--least"])
 @pytest.mark.parametrize(
     ("share", "said"),
@@ -90,6 +106,26 @@ def test_machines_are_refused_unless_told(capfd: Capture) -> None:
     said = told(capfd, "old", "far", "--across")
     assert "B is slower in 1 of 1 trial," in said
     assert "What differs: host alpha and beta; CPU Test CPU and Other CPU." in said
+
+
+def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> None:
+    slow = rounds(2.0, seq_len=128)
+    moved = [r.model_copy(update={"environment": make.environment("beta")}) for r in slow]
+    keep("mixed", rounds(seq_len=64) + moved)
+    said = told(capfd, "old", "mixed")
+    assert "1 trial is in both, but on unlike machines (host alpha and beta): not compared" in said
+    assert "only in" not in said
+    asked = ("old", "mixed", "--fail-on", "5%", "--format", "md", "--out", "made")
+    assert told(capfd, *asked, code=2) == (
+        "longseq: 1 trial is in both, but on unlike machines (host alpha and beta); --fail-on "
+        "would pass that unseen, --across compares it"
+    )
+    assert not Path("made").exists()
+    told(capfd, *asked, "--across", code=4)
+    assert run(["compare", "old", "mixed", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert [what["tokens"] for what in document["unlike_machines"]] == [128]
+    assert document["only_a"] == document["only_b"] == []
 
 
 def test_no_trial_in_common_is_bad_input(capfd: Capture) -> None:
@@ -165,7 +201,8 @@ def test_the_json_document(capfd: Capture) -> None:
     document = json.loads(capfd.readouterr().out)
     assert set(document) == {
         "schema", "a", "b", "level", "least", "fail_on", "worse", "summary", "notes", "times",
-        "peaks", "maxima", "turned", "failed_alike", "only_a", "only_b", "differences",
+        "peaks", "maxima", "turned", "failed_alike", "only_a", "only_b", "unlike_machines",
+        "differences",
     }  # fmt: skip
     assert (document["a"], document["b"], document["fail_on"]) == ("old", "slow", 0.05)
     assert len(document["worse"]) == 2
@@ -193,3 +230,35 @@ def test_it_fits_the_terminal(width: int, capfd: Capture, monkeypatch: pytest.Mo
     for word in ("interval", "seen from") if width == 120 else ("ratio",):
         assert word in head
     assert sum("slower" in line and "1.100" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("width", "shown", "out"),
+    [
+        (50, ["tokens", "A", "B", "ratio", "verdict"], "interval, seen from"),
+        (40, ["tokens", "B", "ratio", "verdict"], "A, interval, seen from"),
+        (30, ["tokens", "ratio", "verdict"], "A, B, interval, seen from"),
+        (22, ["tokens", "verdict"], "A, B, ratio, interval, seen from"),
+        (14, ["verdict"], "tokens, A, B, ratio, interval, seen from"),
+    ],
+)
+def test_the_verdict_is_the_last_to_leave(
+    width: int, shown: list[str], out: str, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["compare", "old", "slow"]) == 0
+    said = capfd.readouterr().out
+    head = next(line for line in said.splitlines() if "verdict" in line)
+    assert head.split() == shown
+    assert f"no room for {out}: --json has it" in " ".join(said.split())
+    assert sum("slower" in line.split()[-1:] for line in said.splitlines()) >= 2
+
+
+def test_a_long_verdict_is_folded_rather_than_left_out(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    assert run(["compare", "old", "again"]) == 0
+    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
+    at = lines.index(["sdpa", "64", "same"])
+    assert lines[at + 1 : at + 3] == [["within"], ["noise"]]

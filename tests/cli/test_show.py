@@ -431,6 +431,26 @@ def test_columns_are_those_asked_for(tmp_path: Path, capfd: Capture) -> None:
     assert told[at + 2].split() == ["ring", "chunk=64", "8k", "no", "64", "oom"]
 
 
+def test_a_label_that_is_asked_for_stands_there_once(tmp_path: Path, capfd: Capture) -> None:
+    folder = written(tmp_path, [*mixed(), make.step(1000), make.step(1010, "oom")])
+    told = shown(capfd, folder, "--columns", "label,tokens", "--where", "ranks=1")
+    assert [line.split() for line in told if line.endswith("tokens")] == [["tokens"]] * 3
+    assert ["sdpa", "1k"] in [line.split() for line in told]
+    alone = [line.split() for line in shown(capfd, folder, "--columns", "label")]
+    assert ["sdpa"] in alone
+    assert not any("peak" in line or "max_tokens" in line for line in alone)
+
+
+def test_where_the_rest_is_to_be_found_is_true(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also below the chart, which a report has too; show has no --format."""
+    monkeypatch.setenv("COLUMNS", "20")
+    said = " ".join(" ".join(shown(capfd, written(tmp_path, mixed()))).split())
+    assert "no room for the chart, time, failed: a wider terminal or --json has them" in said
+    assert "--format" not in said
+
+
 HOSTILE = "[red]a[/blue]\n\x1b[2J\x1b]0;t\x07|<b>:smile:\x9b2J\u202e\\"
 
 
