@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 from socket import socket
 
 from longseq_bench.launchers import _child
-from longseq_bench.launchers.handing import take
 
 
 def enter(order: str, words: Connection, takes: socket, own: int) -> None:
@@ -21,6 +20,9 @@ def enter(order: str, words: Connection, takes: socket, own: int) -> None:
     to come from, of each rank, all pipes first. own: the agent's own descriptor to print to.
     """
     server = _child.cut_off(own)
+
+    from longseq_bench.launchers.handing import take
+
     ranks = json.loads(order)["per"]
     with takes:
         descriptors = take(takes, 2 * ranks)

@@ -63,8 +63,8 @@ def _die_with_parent(server: int) -> None:
 
 
 def _redirect(output: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # none where the tool's was closed
+        stream.flush()
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
