@@ -13,7 +13,7 @@ from itertools import groupby
 
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import format_cell
-from longseq_bench.reports.findings import limit_words, time_of
+from longseq_bench.reports.findings import first_named, limit_words, time_of
 from longseq_bench.reports.groups import (
     exact_and_sparse,
     grouped,
@@ -52,7 +52,7 @@ def _longest(rows: Sequence[Row], what: str, where: str) -> str:
     ordered = sorted(rows, key=lambda row: -int(row["max_tokens"]))
     first = ordered[0]
     alike = [row for row in ordered if _reaches(row, first["max_tokens"])]
-    words = ", ".join(f"{name_of(r)} ({_maximum_words(r)})" for r in alike)
+    words = first_named(f"{name_of(r)} ({_maximum_words(r)})" for r in alike)
     begin = f"For the longest sequence by {what} ({where}):"
     if len(alike) > 1:
         return f"{begin} {words}; their brackets overlap, so none is named the longest."
@@ -119,7 +119,7 @@ def _ranges(rows: Sequence[Row], what: str, where: str) -> Iterator[str]:
             if first != last
             else f"At {span} tokens"
         )
-        words = ", ".join(
+        words = first_named(
             f"{row['label']} ({format_cell(time_of(row), 'seconds')})" for row in winners
         )
         at = f" at {format_tokens(last)}" if first != last else ""
@@ -177,7 +177,7 @@ def _paying(
             verdict, words = _pays({row["tokens"]: bounds(row) for row in series}, against)
             told[verdict].append(f"{name_of(series[0])} ({words})")
         for verdict, names in sorted(told.items()):
-            yield f"{verdict} ({where}): {', '.join(names)}."
+            yield f"{verdict} ({where}): {first_named(names)}."
 
 
 def _series(rows: Sequence[Row]) -> list[list[Row]]:
@@ -226,7 +226,7 @@ def leanest(source: Source) -> Iterator[str]:
         wasteful = [row for row in group if confirmed(row) and _wastes(row)]
         if wasteful:
             where = workload_words(group[0], source.machines)
-            words = ", ".join(
+            words = first_named(
                 f"{name_of(row)} ({format_share(1 - row['fraction_of_floor'])}: "
                 f"{row['max_tokens']:,} tokens of {row['floor_tokens']:,})"
                 for row in sorted(wasteful, key=lambda row: float(row["fraction_of_floor"]))
