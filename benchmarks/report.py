@@ -2,9 +2,10 @@
 
 Makes 100,000 records of sweeps and searches, runs `longseq report` on them and prints its seconds,
 its memory and the size of each file it writes, beside what is asked: under 20 s, 1 GiB and 20 MB a
-file. Two shapes: mixed, with rounds, searches, failures and two ranks on many workloads; distinct,
-where no two records are of one trial, so that each is a row. The exit code is 1 where a limit is
-missed. Options: --records 100000 --shape mixed --format html --kind summary --seed 0 --keep FOLDER;
+file. Three shapes: mixed, with rounds, searches, failures and two ranks on many workloads;
+distinct, where no two records are of one trial, so that each is a row; workloads, of which each has
+six records, so that each is a table and a sentence. The exit code is 1 where a limit is missed.
+Options: --records 100000 --shape all --format html --kind summary --seed 0 --keep FOLDER;
 --stages tells instead what reading, tabulating and each report before its format take.
 """
 
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ HOST: dict[str, Any] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=100_000)
-    parser.add_argument("--shape", choices=("mixed", "distinct", "both"), default="both")
+    parser.add_argument("--shape", choices=(*MADE, "all"), default="all")
     parser.add_argument("--format", default="html")
     parser.add_argument("--kind", default="summary")
     parser.add_argument("--seed", type=int, default=0)
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--stages", action="store_true")
     asked = parser.parse_args()
     missed = False
-    for shape in ("mixed", "distinct") if asked.shape == "both" else (asked.shape,):
+    for shape in MADE if asked.shape == "all" else (asked.shape,):
         with tempfile.TemporaryDirectory() as passing:
             folder = (asked.keep or Path(passing)) / shape
             size = write(folder, shape, asked.records, asked.seed)
@@ -139,13 +140,12 @@ def run(command: list[str]) -> tuple[float, float, int]:
     return wall, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
 
 
-def write(folder: Path, shape: str, count: int, seed: int) -> int:
+def write(folder: Path, shape: str, records: int, seed: int) -> int:
     """Write records.jsonl with as many records; its bytes. The same for the same seed."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
-    made = mixed(rng) if shape == "mixed" else distinct(rng)
     with open(folder / "records.jsonl", "w", encoding="utf-8") as stream:
-        for record in islice(made, count):
+        for record in islice(MADE[shape](rng), records):
             stream.write(record.model_dump_json(by_alias=True) + "\n")
         return stream.tell()
 
@@ -174,6 +174,19 @@ def distinct(rng: random.Random) -> Iterator[Record]:
             for name, tokens in product(("ring", "collective", "tiled", "sdpa"), LENGTHS):
                 trial = _trial(name, {"chunk": chunk}, tokens, workload, 1)
                 yield _record(trial, where, _outcome(rng, trial, 10, rng.random() < FAILED))
+
+
+def workloads(rng: random.Random) -> Iterator[Record]:
+    """Each of another batch: two implementations at three lengths."""
+    where = Environment(host="bench", load=(0.5, 0.5, 0.5), **HOST)
+    for batch in count(1):
+        workload = _workload((batch, 8, 64), "forward", "float32", False)
+        for name, tokens in product(("sdpa", "ring"), LENGTHS[:3]):
+            trial = _trial(name, {}, tokens, workload, 1)
+            yield _record(trial, where, _outcome(rng, trial, 6, fails=False))
+
+
+MADE = {"mixed": mixed, "distinct": distinct, "workloads": workloads}
 
 
 def _workload(shape: tuple[int, int, int], mode: str, dtype: str, causal: bool) -> dict[str, Any]:

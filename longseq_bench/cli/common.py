@@ -126,8 +126,21 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
 
     Raises StoreError where there are none.
     """
+    from longseq_bench.store import load
+
+    loaded = [load(file) for file in record_files(paths)]
+    records, copies = _once([one.records for one in loaded])
+    notes = [note for one in loaded for note in one.notes]
+    if copies:
+        notes.append(f"{copies} records are there more than once, as copies; each is taken once")
+    return records, notes
+
+
+def record_files(paths: Iterable[Path]) -> list[Path]:
+    """The files of records that such paths mean, each once. Raises StoreError for a path that can't
+    be looked through."""
     from longseq_bench.errors import StoreError
-    from longseq_bench.store import RECORDS, load
+    from longseq_bench.store import RECORDS
 
     files: dict[Path, Path] = {}
     for path in paths:
@@ -138,12 +151,7 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
             files |= {file.resolve(): file for file in some if file.resolve() not in files}
         except (OSError, RuntimeError) as error:
             raise StoreError(f"results {str(path)[:200]} can't be read: {error}") from None
-    loaded = [load(file) for file in files.values()]
-    records, copies = _once([one.records for one in loaded])
-    notes = [note for one in loaded for note in one.notes]
-    if copies:
-        notes.append(f"{copies} records are there more than once, as copies; each is taken once")
-    return records, notes
+    return list(files.values())
 
 
 def _once(files: list[list[Record]]) -> tuple[list[Record], int]:

@@ -1,13 +1,15 @@
 """A page on 127.0.0.1 that shows a run as its records land, for as long as the run goes on.
 
-A page is made between trials, never while one is measured; a request in between is answered with
-what was made last.
+A page is made between trials, never while one is measured, and again at the end, however that
+comes; a request in between is answered with what was made last, which says how many records it
+lacks.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +28,10 @@ NAMES = (ADDRESS, "localhost")
 HTTP_PORT = 80
 """Clients leave it out."""
 SHARE = 10
-"""A page is made anew once so many times as long has passed as making the last one took."""
+"""A page is made anew once so many times as long has passed as making the last one took, or will
+have when the trial that starts has ended."""
+LAST_DRAW_S = 2.0
+"""Whoever breaks a run off waits for no page that took longer."""
 LOOKING_S, LAST_LOOK_S = 10.0, 5.0
 """Who asked within so many seconds looks; and how long the last page then stays, of which pages ask
 every two seconds."""
@@ -41,17 +46,28 @@ class Live(Watcher):
 
     draw: a page of records, of whether the run goes on, and of how far it is. What it raises ends
     no run: the last page stays, and its status line says so.  said: how far it is.
-    port: 0 for any that is free. Raises UserError where the port can't be had.
+    port: 0 for any that is free.  expected: about how long a trial will take (s); before a long one
+    a page is made ahead of its time, so that no record waits for its end.  tell: given the address
+    once it answers. Raises UserError where the port can't be had.
     """
 
-    def __init__(self, draw: Draw, said: Callable[[], str], port: int = 0) -> None:
-        self._draw, self._said = draw, said
+    def __init__(
+        self,
+        draw: Draw,
+        said: Callable[[], str],
+        port: int = 0,
+        expected: Callable[[Step], float] = lambda step: 0.0,
+        tell: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        self._draw, self._said, self._expected, self._tell = draw, said, expected, tell
         self._records: list[Record] = []
+        self._shown = 0
         self._state: dict[str, Any] = {"version": 0}
         self._page, self._looked = b"", -math.inf
+        self._due = -math.inf
         self._server = _listen(port, self.answer)
         self._make(running=True, said="starting")
-        self._took = 0.0  # the first also loads what the others have
+        self._took, self._due = 0.0, -math.inf  # the first also loads what the others have
 
     @property
     def url(self) -> str:
@@ -60,6 +76,7 @@ class Live(Watcher):
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._tell(self.url)
         return self
 
     def __exit__(
@@ -68,20 +85,39 @@ class Live(Watcher):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self._make(running=False, said=_ENDED)
-        else:
-            self._state = {**self._state, "running": False, "said": _BROKEN_OFF}
-        if time.monotonic() - self._looked < LOOKING_S:
-            time.sleep(LAST_LOOK_S)
-        self._server.shutdown()
-        self._server.server_close()
+        try:
+            if kind is None:
+                self._make(running=False, said=_ENDED)
+            elif self._took <= LAST_DRAW_S:
+                self._make(running=False, said=_BROKEN_OFF)
+            else:
+                lacking = self._lacking()
+                said = f"The run was broken off; {lacking}." if lacking else _BROKEN_OFF
+                self._state = {**self._state, "running": False, "said": said}
+            if time.monotonic() - self._looked < LOOKING_S:
+                time.sleep(LAST_LOOK_S)
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def starts(self, step: Step) -> None:
+        if self._shown < len(self._records):
+            self._update(self._expected(step))
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
         self._records.append(record)
-        self._state = {**self._state, "said": self._said()}
-        if time.monotonic() - self._made > SHARE * self._took:
+        self._update()
+
+    def _update(self, ahead: float = 0.0) -> None:
+        """Make the page where it is due within so many seconds, else say what it lacks."""
+        if time.monotonic() + ahead > self._due:
             self._make(running=True, said=self._said())
+        else:
+            self._state = {**self._state, "said": f"{self._said()}; {self._lacking()}"}
+
+    def _lacking(self) -> str:
+        held, there = self._shown, len(self._records)
+        return f"the page holds {held:,} of {there:,} records" if held < there else ""
 
     def answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
         """What a path gives: status, type, body."""
@@ -98,11 +134,14 @@ class Live(Watcher):
         try:
             # the page before its state: who is told of a version is given it
             self._page = self._draw(self._records, running, said).encode()
+            self._shown = len(self._records)
         except Exception as error:
             said = f"{said} This page could not be made anew: {type(error).__name__}: {error}"
         self._state = {"version": version, "running": running, "said": said}
-        self._made = time.monotonic()
-        self._took = self._made - began
+        now = time.monotonic()
+        self._took = now - began
+        # what was made ahead of its time is paid for, even where the trial then was a short one
+        self._due = max(now, self._due) + SHARE * self._took
 
 
 def _listen(
@@ -135,6 +174,11 @@ def _listen(
         daemon_threads = True
         # a port that a killed run had is free at once; one that is listened on is not taken
         allow_reuse_address = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A reader who goes away, or stops reading, is no fault of the sweep's."""
+            if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+                super().handle_error(request, client_address)
 
     try:
         return Server((ADDRESS, port), Handler)

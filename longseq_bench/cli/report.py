@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TERMINAL = "terminal"
 """The format that writes no file."""
-CONFIG, RECORDS = "config.yaml", "records.jsonl"
+CONFIG = "config.yaml"
 
 
 def report(
@@ -113,13 +113,13 @@ def _names(text: str, example: str) -> list[str]:
 
 def _configs(results: list[Path]) -> dict[str, str]:
     """The text of each sweep's config that was kept beside its records, by where it lies."""
+    from longseq_bench.cli.common import record_files
+
     found = {}
-    for path in results:
-        folder = path if path.is_dir() else path.parent
-        kept = [folder / CONFIG] if (folder / RECORDS).is_file() else folder.glob(f"*/{CONFIG}")
-        for config in sorted(kept):
-            with suppress(OSError, ValueError):
-                found[str(config)] = config.read_text(encoding="utf-8")
+    for file in record_files(results):
+        config = file.with_name(CONFIG)
+        with suppress(OSError, ValueError):
+            found[str(config)] = config.read_text(encoding="utf-8")
     return found
 
 

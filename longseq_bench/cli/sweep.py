@@ -48,6 +48,8 @@ def sweep(
 
     if port is not None and not live:
         raise UserError("--port is that of --live, which is not given")
+    if dry_run and live:
+        raise UserError("--dry-run runs nothing that --live could show; leave one of them out")
     screen = console(stderr=True)
     with make_launcher() as launcher:
         with screen.status("looking at this machine …"):
@@ -129,9 +131,13 @@ def _live(watcher: SweepProgress, baseline: str | None, port: int) -> Live:
                 made = documents(records)
         return page(made[0], live=running, running=said)
 
-    served = Live(draw, lambda: watcher.said, port)
-    watcher.console.print(f"live: {served.url}")
-    return served
+    return Live(
+        draw,
+        lambda: watcher.said,
+        port,
+        watcher.expected,
+        tell=lambda url: watcher.console.print(f"live: {url}"),
+    )
 
 
 def _refuse_hopeless_time(records: list[Record]) -> None:

@@ -86,9 +86,19 @@ class SweepProgress(Progressing):
         self._left = sum(self._weights.values())
         self._total = len(self._weights)
         self._spent = self._done = 0.0
+        self._walls: dict[str, float] = {}
+        self._walls_s = self._walls_weight = 0.0
         self._began = time.monotonic()
         self.said = f"0 of {self._total} done"
         self._live.update(self._task, total=self._left)
+
+    def expected(self, step: Step) -> float:
+        """About how long a trial will take (s): as long as in another round, else by what it has to
+        compute beside what the others had; 0 where nothing is known."""
+        if step.trial.but(round=0).key in self._walls:
+            return self._walls[step.trial.but(round=0).key]
+        pace = self._walls_s / self._walls_weight if self._walls_weight else 0.0
+        return _weight(step.trial) * pace
 
     def starts(self, step: Step) -> None:
         self._began = time.monotonic()
@@ -102,6 +112,9 @@ class SweepProgress(Progressing):
         if skipped:
             gone = [k for k in self._weights if k[0] == first]
         weight = sum(self._weights.pop(k, 0.0) for k in gone)
+        self._walls[first] = record.wall_s
+        self._walls_s += record.wall_s
+        self._walls_weight += _weight(trial)
         self._left -= weight
         if not found:
             self._spent += time.monotonic() - self._began

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import format_cell
-from longseq_bench.reports.findings import limit_words, time_of
+from longseq_bench.reports.findings import first_named, limit_words, time_of
 from longseq_bench.reports.groups import (
     SAME_TABLE,
     as_dense,
@@ -90,7 +90,7 @@ def _longest(rows: Sequence[Row], what: str, where: str, others: int) -> str:
     ordered = sorted(rows, key=lambda row: -int(row["max_tokens"]))
     first = ordered[0]
     alike = [row for row in ordered if _reaches(row, first["max_tokens"])]
-    words = ", ".join(f"{name_of(r)} ({_maximum_words(r)})" for r in alike)
+    words = first_named(f"{name_of(r)} ({_maximum_words(r)})" for r in alike)
     begin = f"For the longest sequence by {what} ({where}):"
     if len(alike) > 1:
         return f"{begin} {words}; their brackets overlap, so none is named the longest."
@@ -204,7 +204,7 @@ def _goes_on(one: Contest, other: Contest, failed: Failed) -> bool:
 def _fastest(run: Sequence[Contest], what: str, where: str) -> str:
     first, last = run[0].tokens, run[-1]
     whom = f"{what} attention{density_words(_all_of(run))}{on_ranks(last.rows[0]['world_size'])}"
-    words = ", ".join(
+    words = first_named(
         f"{row['label']} ({format_cell(time_of(row), 'seconds')})" for row in last.winners
     )
     at = f" at {format_tokens(last.tokens)}" if len(run) > 1 else ""
@@ -244,7 +244,7 @@ def _paying(source: Source, against: str, gain: Callable[[Row], Gain | None]) ->
             verdict, words = _pays(gains, failed.get(name, {}), against)
             told[verdict].append(f"{name} ({words})")
         for verdict, names in sorted(told.items()):
-            yield f"{verdict} ({where}): {', '.join(names)}."
+            yield f"{verdict} ({where}): {first_named(names)}."
 
 
 def _series(rows: Sequence[Row], gain: Callable[[Row], Gain | None]) -> dict[str, Gains]:
@@ -305,7 +305,7 @@ def leanest(source: Source) -> Iterator[str]:
         wasteful = [row for row in group if confirmed(row) and _wastes(row)]
         if wasteful:
             where = workload_words(group[0], source.machines)
-            words = ", ".join(
+            words = first_named(
                 f"{name_of(row)} ({format_share(1 - row['fraction_of_floor'])}: "
                 f"{row['max_tokens']:,} tokens of {row['floor_tokens']:,})"
                 for row in sorted(wasteful, key=lambda row: float(row["fraction_of_floor"]))

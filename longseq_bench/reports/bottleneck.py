@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from longseq_bench.reports.advice import confirmed
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.findings import time_of
+from longseq_bench.reports.findings import first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, workload_words
 from longseq_bench.reports.whole import wanting
 from longseq_bench.table import Row
@@ -45,7 +45,7 @@ def bottleneck(source: Source) -> Section:
             "Bottlenecks", "trial on several ranks whose communication was timed apart",
             "longseq sweep configs/parallel.yaml",
         )  # fmt: skip
-    return Section("Bottlenecks", [_SAID], points, tables)
+    return Section("Bottlenecks", [_SAID], first_said(points), tables)
 
 
 def _swept(source: Source) -> Iterator[tuple[str, list[tuple[Cell, ...]]]]:

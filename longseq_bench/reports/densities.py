@@ -9,7 +9,7 @@ from longseq_bench.reports import drawn
 from longseq_bench.reports.advice import confirmed
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.findings import time_of
+from longseq_bench.reports.findings import first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, is_sparse, workload_words
 from longseq_bench.reports.growth import least_sparse
 from longseq_bench.reports.whole import wanting
@@ -115,7 +115,7 @@ def against_memory(source: Source) -> Section:
         "Standard attention's memory is measured where the implementation dense ran on the same "
         "workload, else computed by formula."
     ]
-    return Section("Memory by sparsity", said, points, tables)
+    return Section("Memory by sparsity", said, first_said(points), tables)
 
 
 def _held(row: Row) -> tuple[Cell, ...]:

@@ -7,44 +7,60 @@ from collections.abc import Iterator, Sequence
 
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
+from longseq_bench.reports.findings import first_said
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
 from longseq_bench.reports.growth import exponent_words
 from longseq_bench.reports.segments import ratio_of
 from longseq_bench.reports.whole import wanting
-from longseq_bench.scaling import Complexity, complexities
+from longseq_bench.scaling import Complexity, Exponent, complexities
 from longseq_bench.table import Row
 from longseq_bench.units import format_tokens
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Twice", "tokens"),
-    Column("Time is", "ratio"), Column("Exponent of tokens"), Column("By formula"),
+    Column("Time is", "ratio"), Column("Which is"), Column("Exponent of tokens"),
+    Column("By formula"),
 )  # fmt: skip
 _SAID = (
     "The time at twice the tokens over the time at the tokens; ± is the farther end of what the "
     "intervals of both leave possible. 2× is linear, 4× quadratic. The exponent is fitted to all "
-    "lengths of the implementation, with its 95 % interval; by formula it is that of the FLOPs."
+    "lengths of the implementation, with its 95 % interval; by formula it is that of the FLOPs. "
+    "Where no length was timed together with its double, the time is fitted: 2 to the power of the "
+    "exponent, if the longest length is at least twice the shortest."
 )
+_MOST = 1000.0
+"""An exponent of which 2 to its power is still a number."""
 
 
 def doubling(source: Source) -> Section:
-    """A table a workload of every pair of lengths of which one is twice the other."""
+    """A table a workload of every pair of lengths of which one is twice the other; by the fitted
+    exponent for what has none."""
     tables, points = [], []
     for group in grouped(source.rows):
         fits = {one.label: one for one in complexities(group) if one.quantity == "time"}
         pairs = list(_pairs(group))
-        if pairs:
+        twice = {pair[0]["label"] for pair in pairs}
+        told = [fit for fit in fits.values() if fit.tokens and fit.label in twice]
+        lengths = _lengths(group)
+        fitted = [
+            (fit.label, exponent, min(lengths[fit.label]), max(lengths[fit.label]))
+            for fit in fits.values()
+            if (exponent := fit.tokens) and fit.label not in twice
+            if max(lengths[fit.label]) >= 2 * min(lengths[fit.label])
+        ]
+        if pairs or fitted:
             where = workload_words(group[0], source.machines)
-            rows = tuple(_cells(*pair, fits.get(pair[0]["label"])) for pair in pairs)
-            tables.append(Table(capital(where), _COLUMNS, rows))
-            twice = {pair[0]["label"] for pair in pairs}
-            told = [fit for fit in fits.values() if fit.tokens and fit.label in twice]
+            rows = [_cells(*pair, fits.get(pair[0]["label"])) for pair in pairs]
+            rows += [_fitted(exponent, fits[label]) for label, exponent, *_ in fitted]
+            tables.append(Table(capital(where), _COLUMNS, tuple(rows)))
             points += [_said(fit, pairs, where) for fit in told]
+            points += [_said_by_fit(*one, where) for one in fitted]
     if not tables:
         return wanting(
             "Time a doubling", "length timed together with twice that length",
             "longseq sweep configs/quickstart.yaml",
         )  # fmt: skip
-    return Section("Time a doubling", [_SAID], points, tables)
+    return Section("Time a doubling", [_SAID], first_said(points), tables)
 
 
 def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
@@ -58,12 +74,34 @@ def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
                 yield by_length[tokens], by_length[2 * tokens]
 
 
+def _lengths(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """What the exponent of each was fitted to."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        if row["status"] == "ok" and row["time_s"]:
+            found[row["label"]].append(row["tokens"])
+    return found
+
+
 def _cells(one: Row, two: Row, fit: Complexity | None) -> tuple[Cell, ...]:
-    formula = None if fit is None or fit.formula_tokens is None else f"{fit.formula_tokens:z.2f}"
     return (
-        name_of(one), one["tokens"], two["tokens"], ratio_of(two, one),
-        exponent_words(fit.tokens) if fit else None, formula,
+        name_of(one), one["tokens"], two["tokens"], ratio_of(two, one), "measured",
+        exponent_words(fit.tokens) if fit else None, _formula(fit),
     )  # fmt: skip
+
+
+def _fitted(exponent: Exponent, fit: Complexity) -> tuple[Cell, ...]:
+    times = _times(exponent)
+    return (fit.label, None, None, times, "fitted", exponent_words(exponent), _formula(fit))
+
+
+def _times(exponent: Exponent) -> float:
+    """The time at twice the tokens by a power law."""
+    return float(2.0 ** min(exponent.value, _MOST))
+
+
+def _formula(fit: Complexity | None) -> str | None:
+    return None if fit is None or fit.formula_tokens is None else f"{fit.formula_tokens:z.2f}"
 
 
 def _said(fit: Complexity, pairs: Sequence[tuple[Row, Row]], where: str) -> str:
@@ -74,4 +112,13 @@ def _said(fit: Complexity, pairs: Sequence[tuple[Row, Row]], where: str) -> str:
     return (
         f"{fit.label} ({where}): twice the tokens take {ends} the time {span}; exponent "
         f"{exponent_words(fit.tokens)}."
+    )
+
+
+def _said_by_fit(label: str, exponent: Exponent, first: int, last: int, where: str) -> str:
+    span = f"from {format_tokens(first)} to {format_tokens(last)} tokens"
+    return (
+        f"{label} ({where}): no length was timed together with its double; fitted {span}, twice "
+        f"the tokens take {format_cell(_times(exponent), 'ratio')} the time; exponent "
+        f"{exponent_words(exponent)}."
     )

@@ -34,6 +34,9 @@ PLAIN_ROWS = 200
 MOST_PLAIN, FEW = 4_000, 5
 """Rows that a page writes out of all its tables, and of each table once there are so many."""
 
+MOST_TABLES = 200
+"""Of a section: as many workloads as somebody looks through."""
+
 MOST_ROWS, MOST_BYTES = 120_000, 12_000_000
 """Of a table, and of the data of all tables of a page."""
 
@@ -173,12 +176,14 @@ _LABEL = "Implementation"
 
 @dataclass(frozen=True)
 class _Shown:
-    """A section as the template takes it. name: of its place in the page."""
+    """A section as the template takes it. name: of its place in the page.  more: tables that it
+    has beyond those of the page."""
 
     name: str
     section: Section
     figures: list[_Figure]
     grids: list[_Grid]
+    more: int
     code: str
 
 
@@ -217,13 +222,14 @@ def _sections(document: Document) -> Iterator[_Shown]:
         name = _once(slug(section.title) or "section", names)
         figures = [_figure(_once(f"{name}/{slug(c.title)}", names), c) for c in section.charts]
         grids = []
-        for table in section.tables:
+        for table in section.tables[:MOST_TABLES]:
             key = _once(f"{name}/{slug(table.title)}", names)
             grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, FEW)))
             left -= len(grid.data or "")
             plain -= len(grid.rows)
             grids.append(grid)
-        yield _Shown(name, section, figures, grids, "\n".join(section.code))
+        more = len(section.tables) - len(grids)
+        yield _Shown(name, section, figures, grids, more, "\n".join(section.code))
 
 
 def _once(name: str, names: dict[str, int]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.findings import time_of
+from longseq_bench.reports.findings import first_named, first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
 from longseq_bench.reports.spread import SWEEP_RANKS
 from longseq_bench.reports.whole import wanting
@@ -49,7 +49,7 @@ def modes(source: Source) -> Section:
         modes_of = tuple(_mode(some) for some in _by_mode(rows))
         tables.append(Table(title, _MODES, modes_of))
         points += _works(rows, title)
-    return Section("Modes run here", [_SAID], points, tables)
+    return Section("Modes run here", [_SAID], first_said(points), tables)
 
 
 def _by_mode(rows: Sequence[Row]) -> list[list[Row]]:
@@ -101,7 +101,7 @@ def _works(rows: Sequence[Row], where: str) -> list[str]:
     begins = {"yes": "work", "partly": "work in part", "no": "do not work"}
     return [
         f"{where} {begin}, {len(verdicts[verdict])} of {sum(map(len, verdicts.values()))}: "
-        f"{', '.join(verdicts[verdict])}."
+        f"{first_named(verdicts[verdict])}."
         for verdict, begin in begins.items()
         if verdicts[verdict]
     ]

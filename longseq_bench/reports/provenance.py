@@ -113,5 +113,16 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         "Threads a rank",
         distinct("torch's choice" if not t.threads else t.threads for t in trials),
     )
-    yield "Rounds", str(max(t.round for t in trials) + 1)
+    yield "Rounds", _rounds(records)
     yield "Seeds", distinct(sorted({t.seed for t in trials}))
+
+
+def _rounds(records: Sequence[Record]) -> str:
+    """Of the sweep with fewest to that with most; a sweep is what one command ran on a machine. A
+    search has none, and counts where there is no sweep."""
+    swept = [record for record in records if record.purpose == "measure"]
+    rounds: dict[tuple[str | None, str], int] = {}
+    for record in swept or records:
+        sweep = record.command, record.environment.fingerprint
+        rounds[sweep] = max(rounds.get(sweep, 0), record.trial.round + 1)
+    return " to ".join(map(str, sorted({min(rounds.values()), max(rounds.values())})))

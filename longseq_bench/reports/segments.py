@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from longseq_bench.reports.advice import confirmed
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Spread, Table, format_cell
-from longseq_bench.reports.findings import time_of
+from longseq_bench.reports.findings import first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
 from longseq_bench.reports.whole import wanting
 from longseq_bench.table import Row
@@ -51,7 +51,8 @@ def segments(source: Source) -> Section:
             "longseq sweep configs/hilbert.yaml",
             "longseq maxlen --impl dilated --impl hilbert -o segments=4096,8192 -o dilation=1,2",
         )  # fmt: skip
-    return Section("Segments and dilation", [_SAID], list(_effects(source, rows)), tables)
+    points = first_said(_effects(source, rows))
+    return Section("Segments and dilation", [_SAID], points, tables)
 
 
 def _segmented(row: Row) -> bool:
@@ -196,7 +197,8 @@ def curve(source: Source) -> Section:
             "Along the curve and along the sequence", "pair of the same segments along both",
             "longseq sweep configs/hilbert.yaml",
         )  # fmt: skip
-    return Section("Along the curve and along the sequence", points=points, tables=tables)
+    title = "Along the curve and along the sequence"
+    return Section(title, points=first_said(points), tables=tables)
 
 
 def _beside(row: Row, other: Row) -> tuple[Cell, ...]:

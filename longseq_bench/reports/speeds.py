@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.findings import time_of
+from longseq_bench.reports.findings import first_said, time_of
 from longseq_bench.reports.groups import (
     capital,
     exact_and_sparse,
@@ -61,7 +61,7 @@ def relative(source: Source) -> Section:
     return Section(
         "Time, memory, relative speed",
         [said, *drawn.cut(source.rows, 3)],
-        points,
+        first_said(points),
         tables,
         charts=pictures,
     )

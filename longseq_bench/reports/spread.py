@@ -8,7 +8,7 @@ from longseq_bench.reports import drawn
 from longseq_bench.reports.advice import confirmed
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MISSING, Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.findings import on_one_rank, time_of
+from longseq_bench.reports.findings import first_said, on_one_rank, time_of
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
 from longseq_bench.reports.ranks import BETWEEN
 from longseq_bench.reports.whole import wanting
@@ -47,7 +47,7 @@ def batches(source: Source) -> Section:
         "the least. Time is the slowest rank's."
     )
     pictures = drawn.charts(source, several, drawn.each_peak)
-    points = list(_uneven(source, several))
+    points = first_said(_uneven(source, several))
     return Section(
         "Batch, length, time and memory",
         [said, *drawn.cut(several)],
@@ -92,7 +92,7 @@ def against_one(source: Source) -> Section:
         "The same total work on one rank and on several. Ranks of a CPU share its cores and its "
         "memory; threads a rank say how many of the cores each has."
     )
-    return Section("Single against many", [said], list(_gains(source)), tables)
+    return Section("Single against many", [said], first_said(_gains(source)), tables)
 
 
 def _times(source: Source) -> Iterator[Table]:

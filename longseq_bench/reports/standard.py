@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
+from longseq_bench.reports.findings import first_said
 from longseq_bench.reports.groups import capital, grouped, workload_words
 from longseq_bench.reports.whole import wanting
 from longseq_bench.table import STANDARD, Row
@@ -37,7 +38,7 @@ def beside_standard(source: Source) -> Section:
         where = workload_words(group[0], source.machines)
         tables.append(Table(capital(where), _COLUMNS, tuple(map(_cells, group))))
         points.append(_at_longest(group, where))
-    return Section("Memory against standard attention", [_SAID], points, tables)
+    return Section("Memory against standard attention", [_SAID], first_said(points), tables)
 
 
 def _cells(row: Row) -> tuple[Cell, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.failures import failures
+from longseq_bench.reports.findings import first_said
 from longseq_bench.reports.provenance import (
     configs,
     dates,
@@ -58,8 +59,8 @@ def needed(section: Section, what: str, *commands: str) -> Section:
 
 
 def recommended(*rules: Iterable[str], title: str = "Recommendations") -> Section:
-    """What the rules came to, in their order."""
-    points = [sentence for rule in rules for sentence in rule]
+    """What the rules came to, in their order; of each the first sentences."""
+    points = [sentence for rule in rules for sentence in first_said(rule)]
     said = (
         "Each follows from rows of this report, which stand in its brackets; other rows would give "
         "other sentences."

@@ -502,6 +502,22 @@ def test_speeds_are_relative_to_the_baseline_that_is_named(results: Path) -> Non
     assert "Speed is the time of sdpa over the row's" in named
 
 
+def test_every_config_beside_records_that_were_found_is_shown(
+    results: Path, tmp_path: Path
+) -> None:
+    """However far down; one beside no records belongs to nothing here."""
+    for place in ("one", "a/b/two", "none"):
+        (tmp_path / "all" / place).mkdir(parents=True)
+        (tmp_path / "all" / place / "config.yaml").write_text(f"tokens: {place}\n")
+    for place in ("one", "a/b/two"):
+        (tmp_path / "all" / place / RECORDS).write_bytes((results / RECORDS).read_bytes())
+    assert run(["report", str(tmp_path / "all"), "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    shown = [line for line in text.splitlines() if line.startswith("## Config: ")]
+    folders = (tmp_path / "all" / "a/b/two", tmp_path / "all" / "one")
+    assert shown == [f"## Config: {folder}/config.yaml" for folder in folders]
+
+
 def test_records_that_are_named_twice_are_read_once(
     results: Path, tmp_path: Path, capfd: Capture
 ) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection, HTTPResponse, RemoteDisconnected
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from longseq_bench.cli import live as live_page
-from longseq_bench.cli import run
+from longseq_bench.cli import run, watch
 from longseq_bench.cli.live import ADDRESS, Live
+from longseq_bench.cli.watch import SweepProgress
 from longseq_bench.errors import UserError
 from longseq_bench.model import Record
 from longseq_bench.plan import Step
@@ -68,10 +73,49 @@ def test_the_page_and_its_state_grow_with_the_records(live: Live) -> None:
 
 def test_a_page_that_takes_long_to_make_is_made_less_often(live: Live) -> None:
     ends(live, "sdpa")
-    live._took = 1e9
+    live._due = time.monotonic() + 1e9
     ends(live, "ring")
     assert ask(port_of(live), "/")[1] == "<p>sdpa True half way</p>"
-    assert json.loads(ask(port_of(live), "/state")[1])["said"] == "half way"
+    said = json.loads(ask(port_of(live), "/state")[1])["said"]
+    assert said == "half way; the page holds 1 of 2 records"
+
+
+def starts(live: Live) -> None:
+    live.starts(Step(make.trial("hilbert"), "measure"))
+
+
+def test_before_a_long_trial_starts_the_page_has_every_record() -> None:
+    """Else what landed just before would be seen only when that trial has ended."""
+    expected = [100.0]
+    live = Live(draw, lambda: "half way", expected=lambda step: expected[0])
+    ends(live, "sdpa")
+    live._due = time.monotonic() + 500  # making it took 50 s
+    ends(live, "ring")
+    starts(live)
+    assert live._page == b"<p>sdpa True half way</p>"
+    expected[0] = 900.0
+    starts(live)
+    assert live._page == b"<p>sdpa ring True half way</p>"
+    assert live._state["said"] == "half way"
+    # and what it cost ahead of its time is waited for
+    assert live._due - time.monotonic() > 499
+    version = live._state["version"]
+    starts(live)
+    assert live._state["version"] == version  # nothing is new
+    live._server.server_close()
+
+
+def test_how_long_a_trial_will_take_is_told_by_those_before() -> None:
+    one, two = (make.trial("sdpa", n, repeats=3) for n in (4096, 65536))
+    watcher = SweepProgress(Console(file=io.StringIO()), [one, two], 2)
+    step = Step(two, "measure")
+    assert watcher.expected(step) == 0
+    took = make.record(one).model_copy(update={"wall_s": 2.0})
+    watcher.ends(Step(one, "measure"), took, found=True)
+    assert watcher.expected(Step(one.but(round=1), "measure")) == 2.0
+    known = 2.0 * watch._weight(two) / watch._weight(one)
+    assert watcher.expected(step) == pytest.approx(known)
+    assert known > 20
 
 
 def test_only_the_names_of_this_address_are_answered(live: Live) -> None:
@@ -117,10 +161,62 @@ def test_who_looks_is_given_the_last_page(monkeypatch: pytest.MonkeyPatch) -> No
     assert {page.split(";")[0] for page in pages} == {"<p> False The run has ended"}
 
 
-def test_a_run_that_is_broken_off_is_not_said_to_have_ended(live: Live) -> None:
+def broken_off(live: Live) -> str:
     live.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert live._state["said"].startswith("The run was broken off")
     assert live._state["running"] is False
+    return str(live._state["said"])
+
+
+def test_a_run_that_is_broken_off_leaves_a_page_of_all_its_records(live: Live) -> None:
+    ends(live, "sdpa")
+    live._due = time.monotonic() + 1e9
+    ends(live, "ring")
+    assert broken_off(live) == "The run was broken off; this is what was known."
+    page = "<p>sdpa ring False The run was broken off; this is what was known.</p>"
+    assert live._page.decode() == page
+
+
+def test_whoever_breaks_off_does_not_wait_for_a_page_that_takes_long(live: Live) -> None:
+    ends(live, "sdpa")
+    live._took, live._due = 60.0, time.monotonic() + 600
+    ends(live, "ring")
+    ends(live, "tiled")
+    assert broken_off(live) == "The run was broken off; the page holds 1 of 3 records."
+    assert live._page == b"<p>sdpa True half way</p>"
+
+
+def test_its_address_is_told_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "LAST_LOOK_S", 0.1)
+    told: list[int] = []
+
+    def tell(url: str) -> None:
+        told.append(ask(int(url.rstrip("/").rpartition(":")[2]), "/")[0].status)
+
+    with Live(draw, str, tell=tell):
+        assert told == [200]
+
+
+def test_a_reader_who_goes_away_is_not_told_of(
+    live: Live, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live._page = b"x" * 50_000_000
+    for _ in range(3):
+        with socket.create_connection((ADDRESS, port_of(live))) as gone:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            gone.sendall(f"GET / HTTP/1.1\r\nHost: {ADDRESS}:{port_of(live)}\r\n\r\n".encode())
+            gone.recv(1000)
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    live._page = b""
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join(20)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(
+        live, "_state", {**live._state, "said": object()}
+    )  # what is ours is told of
+    with pytest.raises(RemoteDisconnected):
+        ask(port_of(live), "/state")
+    assert "Exception occurred during processing" in capfd.readouterr().err
 
 
 def test_a_page_that_cannot_be_made_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +258,10 @@ def test_a_port_in_use_ends_a_sweep_before_it_begins(
     assert not out.exists()
     assert run([*arguments, "--port", "8000"]) == 2
     assert "--port is that of --live, which is not given" in capsys.readouterr().err
+    for more in ([], ["--port", "80"]):
+        assert run([*arguments, "--dry-run", "--live", *more]) == 2
+        said = "--dry-run runs nothing that --live could show; leave one of them out"
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow

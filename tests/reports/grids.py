@@ -130,10 +130,18 @@ def settings(book: Book) -> Iterator[Grid]:
         "Time budget a pass": each((t.time_budget for t in trials), format_seconds),
         "Memory budget a rank": each((t.memory_budget for t in trials), format_bytes),
         "Threads a rank": each(t.threads or "torch's choice" for t in trials),
-        "Rounds": str(1 + max(t.round for t in trials)),
+        "Rounds": rounds(book),
         "Seeds": each(sorted({t.seed for t in trials})),
     }
     yield "", ["Setting", "Value"], [list(item) for item in told.items()]
+
+
+def rounds(book: Book) -> str:
+    """Of each command's sweep on each machine; of searches where nothing was swept."""
+    swept = [r for r in book.records if r.purpose == "measure"] or book.records
+    sweeps = by(lambda r: (r.command, r.environment.fingerprint), swept)
+    most = sorted(1 + max(r.trial.round for r in sweep) for sweep in sweeps)
+    return str(most[0]) if most[0] == most[-1] else f"{most[0]} to {most[-1]}"
 
 
 def on_ranks(book: Book) -> Iterator[Grid]:

@@ -30,6 +30,8 @@ from tests.reports.tables import (
     exponent,
     fewer_pairs,
     fits,
+    fitted_ratio,
+    fitted_to,
     held_back,
     limit,
     longer,
@@ -104,6 +106,8 @@ SAY = {
     # sections of other kinds
     "doubling": "{label} ({where}): twice the tokens take {ends} the time from {first} to {last} "
     "tokens; exponent {exponent}.",
+    "doubling by fit": "{label} ({where}): no length was timed together with its double; fitted "
+    "from {first} to {last} tokens, twice the tokens take {ratio} the time; exponent {exponent}.",
     "saves": "At {tokens} tokens ({where}), where standard attention takes {standard} ({source}): "
     "{took}.",
     "least even": "Least even ({where}): {name} at {tokens} tokens, the largest peak {ratio} the "
@@ -149,7 +153,9 @@ FIXED = {
     "went together.",
     "The time at twice the tokens over the time at the tokens; ± is the farther end of what the "
     "intervals of both leave possible. 2× is linear, 4× quadratic. The exponent is fitted to all "
-    "lengths of the implementation, with its 95 % interval; by formula it is that of the FLOPs.",
+    "lengths of the implementation, with its 95 % interval; by formula it is that of the FLOPs. "
+    "Where no length was timed together with its double, the time is fitted: 2 to the power of the "
+    "exponent, if the longest length is at least twice the shortest.",
     "Speed of dilation: the time of the same segments with every rate 1 over the row's. Dilation "
     "also sees fewer pairs: beside it stands how many times as many pairs are seen without. Pairs "
     "seen is the share of the pairs that dense attention sees; uncovered the share of (token, "
@@ -619,7 +625,14 @@ def doubling(book: Book) -> Iterator[str]:
         pairs = doublings(group)
         for fit in fits(group, ["time"]):
             own = [p for p in pairs if p.row.label == fit.label]
-            if own and fit.tokens:
+            if own and own[0].other is None:
+                rows = fitted_to(group, fit.label)
+                first, last = (format_tokens(r.tokens) for r in (rows[0], rows[-1]))
+                yield say(
+                    "doubling by fit", label=fit.label, where=group[0].where, first=first,
+                    last=last, ratio=fitted_ratio(fit), exponent=exponent(fit.tokens),
+                )  # fmt: skip
+            elif own and fit.tokens:
                 each = sorted(p.other.time / p.row.time for p in own)
                 ends = " to ".join(dict.fromkeys((ratio(each[0]), ratio(each[-1]))))
                 first = format_tokens(min(p.row.tokens for p in own))

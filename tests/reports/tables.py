@@ -528,10 +528,11 @@ CELLS: dict[str, Cells] = {
         "Runs": lambda rows: DASH,
     },
     "doubling": {
-        "Implementation": lambda p: p.row.name,
-        "Tokens": lambda p: cell(p.row.tokens, "tokens"),
-        "Twice": lambda p: cell(p.other.tokens, "tokens"),
-        "Time is": lambda p: ratio_of(p.other, p.row),
+        "Implementation": lambda p: p.row.name if p.other else p.row.label,
+        "Tokens": lambda p: cell(p.other and p.row.tokens, "tokens"),
+        "Twice": lambda p: cell(p.other and p.other.tokens, "tokens"),
+        "Time is": lambda p: ratio_of(p.other, p.row) if p.other else fitted_ratio(p.extra),
+        "Which is": lambda p: "measured" if p.other else "fitted",
         "Exponent of tokens": lambda p: exponent(p.extra.tokens) if p.extra else DASH,
         "By formula": lambda p: f"{p.extra.formula:.2f}" if p.extra and p.extra.formula else DASH,
     },
@@ -803,18 +804,35 @@ def by_sparsity(book: Book) -> Iterator[Expected]:
 
 
 def doublings(group: Sequence[Swept]) -> list[Pair]:
-    """Rows that were timed at a length and at twice that."""
+    """Rows that were timed at a length and at twice that; the shortest alone of what has none."""
     growths = {f.label: f for f in fits(group, ["time"])}
     pairs = []
     for series in by(lambda r: (r.label, r.ranks), (r for r in group if r.time)):
         known = {r.tokens: r for r in series}
         twice = [(known[n], known[2 * n]) for n in sorted(known) if 2 * n in known]
         pairs += [Pair(one, two, growths.get(one.label)) for one, two in twice]
-    return pairs
+    return pairs + [
+        Pair(rows[0], None, fit)
+        for label, fit in growths.items()
+        if fit.tokens and not any(p.row.label == label for p in pairs)
+        if (rows := fitted_to(group, label))[-1].tokens >= 2 * rows[0].tokens
+    ]
+
+
+def fitted_to(group: Sequence[Swept], label: str) -> list[Swept]:
+    """The rows of a fit, the shortest first."""
+    return sorted(
+        (r for r in group if r.ok and r.time and r.label == label), key=lambda r: r.tokens
+    )
+
+
+def fitted_ratio(fit: Fit) -> str:
+    """What twice the tokens take by a fit."""
+    return cell(math.exp2(fit.tokens[0]), "ratio")
 
 
 def doubling(book: Book) -> Iterator[Expected]:
-    """Every pair of lengths of which one is twice the other."""
+    """Every pair of lengths of which one is twice the other, and fits of what has none."""
     for one in pairs_of("doubling", map(doublings, book.groups(book.swept))):
         yield one._replace(title=big(one.title))
 

@@ -9,7 +9,9 @@ import pytest
 
 from longseq_bench.errors import ConfigError
 from longseq_bench.model import Record, Trial
+from longseq_bench.reports import documents
 from longseq_bench.reports.elsewhere import Elsewhere, read
+from longseq_bench.reports.markdown import render
 from tests import make
 from tests.reports.test_summary import page, tables
 
@@ -52,6 +54,27 @@ def test_the_exponent_of_time_is_fitted_where_three_lengths_are_known() -> None:
     assert (row["Of"], row["Ranks ^"], row["Points"]) == ("time", "—", "4")
     assert (held["Of"], held["Tokens ^"][:5]) == ("memory", "1.00 ")
     assert "How time and memory grow" not in page(records[:2])
+
+
+def doubled(*lengths: int) -> str:
+    records = [make.record(make.trial("ring", n), make.measured(1e-9 * n**1.9)) for n in lengths]
+    (extreme,) = documents(records, ["extreme"])
+    return render(extreme)["extreme.md"]
+
+
+def test_where_no_length_is_twice_another_the_fit_tells_what_doubling_takes() -> None:
+    text = doubled(4096, 32768, 131072)
+    (row,) = tables(text, "Time a doubling")
+    assert (row["Tokens"], row["Twice"], row["Which is"]) == ("—", "—", "fitted")
+    assert (row["Time is"], row["Exponent of tokens"][:5]) == ("3.73×", "1.90 ")
+    assert "fitted from 4k to 128k tokens, twice the tokens take 3.73× the time" in text
+    both = tables(doubled(4096, 8192, 131072), "Time a doubling")
+    assert [row["Which is"] for row in both] == ["measured"]
+
+
+def test_lengths_that_are_close_tell_nothing_of_twice_the_tokens() -> None:
+    for lengths in ((4096, 5000, 8000), (4096, 131072)):
+        assert "There is no length timed together with twice that" in doubled(*lengths)
 
 
 def test_a_search_for_the_least_sparsity_has_its_section_and_names() -> None:

@@ -6,9 +6,13 @@ import pytest
 
 from longseq_bench.model import Record
 from longseq_bench.reports import documents
+from longseq_bench.reports import html as html_format
+from longseq_bench.reports.base import KINDS
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.findings import first_named, first_said
+from longseq_bench.reports.html import page
 from tests import make
+from tests.reports import made
 
 MOST = 3
 
@@ -57,6 +61,55 @@ def test_of_many_workloads_a_few_are_told_and_each_has_its_table() -> None:
     assert len(points) == 1 + MOST + 1
     assert points[-1] == "… and 4 more of this kind; the tables have them."
     assert len(section(document, "Lengths swept").tables) == MOST + 4
+
+
+def on_workloads(n: int) -> list[Record]:
+    """All that there are rules for, on so many workloads."""
+    known = [*made.rich(), *made.sparser()]
+    return [of_batch(record, 1 + i) for i in range(n) for record in known]
+
+
+def of_batch(record: Record, batch: int) -> Record:
+    trial = record.trial
+    workload = trial.workload.model_copy(update={"batch": batch})
+    return record.model_copy(update={"trial": trial.model_copy(update={"workload": workload})})
+
+
+@pytest.mark.parametrize("kind", KINDS.names())
+def test_twice_as_many_workloads_have_twice_the_tables_and_no_more_sentences(kind: str) -> None:
+    (few,), (many,) = (documents(on_workloads(n), [kind]) for n in (MOST + 1, 2 * MOST + 2))
+    own = [s for s in many.sections if s.points]
+    assert {s.title: len(s.points) for s in own if s.title != "Further hangs"} == {
+        s.title: len(s.points) for s in few.sections if s.points and s.title != "Further hangs"
+    }
+    more = [point for s in own for point in s.points if point.startswith("…")]
+    assert more or kind == "capabilities"
+    for one, two in ((s, section(many, s.title)) for s in few.sections if len(s.tables) > MOST):
+        assert len(two.tables) == 2 * len(one.tables)
+
+
+def timed(workloads: int) -> list[Record]:
+    return [
+        made.on_one(name, tokens, tokens * 1e-6, batch=1 + i)
+        for i in range(workloads)
+        for name in ("sdpa", "ring")
+        for tokens in (1024, 2048, 4096)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS.names())
+def test_a_page_of_many_workloads_is_no_longer_than_one_of_fewer(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html_format, "MOST_TABLES", 20)
+    monkeypatch.setattr(html_format, "MOST_PLAIN", 50)
+    (few,), (many,) = (documents(timed(n), [kind]) for n in (21, 121))
+    assert abs(len(page(many)) - len(page(few))) < 1000
+    if any(section.tables[20:] for section in few.sections):
+        assert "There is 1 more table; the report in CSV has it." in page(few)
+        assert "There are 101 more tables; the report in CSV has them." in page(many)
+    else:
+        assert kind in ("capabilities", "devices")
 
 
 def test_each_kind_of_sentence_is_told_for_itself() -> None:

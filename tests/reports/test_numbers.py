@@ -72,7 +72,9 @@ MADE: dict[str, tuple[list[Record], dict[str, Any]]] = {
     "not a number": ([make.record(came_to=make.measured(max_error=float("nan")))], {}),
     "no length twice": (
         [made.on_one("a", n, n * 1e-6) for n in (1000, 3000, 9000)]
-        + [made.on_one("b", n, n * 1e-6) for n in (1000, 2000)],
+        + [made.on_one("b", n, n * 1e-6) for n in (1000, 2000)]
+        + [made.on_one("near", n, n * 1e-6, mode="train") for n in (1000, 1200, 1900)]
+        + [made.on_one("curved", n, n**1.8 * 1e-9, mode="train") for n in (1000, 3500, 20000)],
         {},
     ),
     "no growth": ([made.on_one("flat", n, 1e-3, peak=5e6) for n in (1000, 2000, 4000)], {}),

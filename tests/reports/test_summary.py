@@ -251,6 +251,26 @@ def test_how_to_reproduce_comes_from_the_records() -> None:
     assert "the command was not recorded" in page([make.record(command=None)])
 
 
+def test_rounds_are_those_of_each_sweep() -> None:
+    def swept(command: str, rounds: int, host: str = "alpha") -> list[Record]:
+        where = make.environment(host)
+        trials = [make.trial(round=i) for i in range(rounds)]
+        return [make.record(trial, where=where, command=command) for trial in trials]
+
+    def rounds(records: list[Record]) -> str:
+        settings = tables(page(records), "How to reproduce")
+        return next(row["Value"] for row in settings if row["Setting"] == "Rounds")
+
+    a, b = "longseq sweep a.yaml", "longseq sweep b.yaml"
+    assert rounds([*swept(a, 1), *swept(b, 3)]) == "1 to 3"
+    assert rounds([*swept(a, 1), *swept(a, 2, "beta")]) == "1 to 2"
+    assert rounds([*swept(a, 2), *swept(b, 2)]) == "2"
+    # a trial that failed is not visited again; a search is no round
+    failed = make.record(make.trial("ring"), make.outcome("oom"), command=a)
+    assert rounds([*swept(a, 2), failed, make.step(1024, command=b)]) == "2"
+    assert rounds([make.step(1024)]) == "1"
+
+
 def test_memory_is_never_zero_point_zero() -> None:
     text = page([make.record(came_to=make.measured(peak=700.0))])
     assert tables(text, "Lengths swept")[0]["Peak memory"] == "700 B"
