@@ -66,10 +66,10 @@ class Registry(Generic[T]):
         return self._reasons.get(name)
 
     def load_built_ins(self) -> None:
-        """Import every module of the package, but no plug-in."""
+        """Import every module of the package and of its subpackages, but no plug-in."""
         package = importlib.import_module(self._package)
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.name.startswith("_"):
+        for module in pkgutil.walk_packages(package.__path__, f"{self._package}."):
+            if not module.name.rpartition(".")[2].startswith("_"):
                 self._import(module.name)
 
     def _scan(self) -> None:
@@ -83,9 +83,10 @@ class Registry(Generic[T]):
     def _import(self, module: str) -> None:
         """A built-in that lacks a library here keeps its module's name, with the reason."""
         try:
-            importlib.import_module(f"{self._package}.{module}")
+            importlib.import_module(module)
         except ImportError as error:
-            self._reasons[module.replace("_", "-")] = f"{type(error).__name__}: {error}"
+            name = module.rpartition(".")[2].replace("_", "-")
+            self._reasons[name] = f"{type(error).__name__}: {error}"
 
     def _load(self, point: EntryPoint) -> None:
         """A plug-in that can't be imported must not take the tool down: keep its reason."""

@@ -52,6 +52,15 @@ def test_a_new_file_is_found_without_a_list(package: Path) -> None:
     assert shapes(package).get("hexagon").__name__ == "Shape"
 
 
+def test_subpackages_are_scanned(package: Path) -> None:
+    (package / "solid").mkdir()
+    (package / "solid" / "__init__.py").touch()
+    (package / "solid" / "cube.py").write_text(MODULE.format(package=package.name, name="cube"))
+    (package / "solid" / "open_box.py").write_text("import a_library_that_nobody_has\n")
+    assert shapes(package).names() == ["circle", "cube", "open-box", "square"]
+    assert "a_library_that_nobody_has" in (shapes(package).why_not("open-box") or "")
+
+
 def test_an_unknown_name_has_a_neighbour(package: Path) -> None:
     with pytest.raises(UnknownNameError) as caught:
         shapes(package).get("sqare")

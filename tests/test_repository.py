@@ -1,0 +1,119 @@
+"""What a command may load, and what no file may hold."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longseq_bench.store import RECORDS
+from tests.make import record
+
+ROOT = Path(__file__).parents[1]
+
+# ---- what a command loads ----------------------------------------------------------------------
+
+
+LOADED = """
+import json, sys
+from longseq_bench.cli import run
+code = run(sys.argv[1:])
+heavy = [name for name in ("torch", "pandas", "yaml", "psutil") if name in sys.modules]
+print(json.dumps([code, heavy]), file=sys.stderr)
+"""
+
+
+def loads(*arguments: str | Path) -> set[str]:
+    """Libraries that a command has loaded by its end, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    code, heavy = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0, done.stderr
+    return set(heavy)
+
+
+COMMANDS = (
+    "sweep", "maxlen", "plan", "scaling", "launch", "report", "show", "compare", "list", "doctor",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_loads_nothing_heavy(command: str) -> None:
+    assert loads(*filter(None, [command]), "--help") == set()
+
+
+def test_the_version_loads_nothing_heavy() -> None:
+    assert loads("--version") == set()
+
+
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / RECORDS).write_text(record().model_dump_json(by_alias=True) + "\n")
+    assert "torch" not in loads("report", tmp_path)
+    assert (tmp_path / "report.md").exists()
+
+
+def test_a_look_at_records_loads_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / RECORDS).write_text(record().model_dump_json(by_alias=True) + "\n")
+    looks = (["show", tmp_path], ["report", tmp_path, "--format", "terminal"])
+    for arguments in looks:
+        assert not loads(*arguments) & {"torch", "pandas", "psutil"}
+
+
+@pytest.mark.slow
+def test_the_parent_of_a_sweep_never_loads_torch(tmp_path: Path) -> None:
+    config = tmp_path / "one.yaml"
+    config.write_text(
+        "memory_budget: 64MiB\nworkload: {heads: 1, head_dim: 16}\ntokens: 64\n"
+        "implementations: sdpa\nrounds: 1\nrepeats: 1\n"
+    )
+    assert "torch" not in loads("sweep", config, "--out", tmp_path / "out")
+    assert '"status":"ok"' in (tmp_path / "out" / RECORDS).read_text()
+
+
+# ---- what no file holds ------------------------------------------------------------------------
+
+MACHINE_PATH = re.compile(rf"(?<![\w.~}}])/({'|'.join(['home', 'work', 'root', 'tmp'])})/")
+UNFINISHED = re.compile(rf"\b({'|'.join(['TO' + 'DO', 'FIX' + 'ME', 'X' * 3])})\b")
+
+
+def committed() -> list[Path]:
+    """Every file under version control, or, without a checkout, everything but caches."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode == 0 and listed.stdout:
+        found = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        found = [p for p in ROOT.rglob("*") if not _is_cache(p.relative_to(ROOT))]
+    return [path for path in found if path.is_file()]
+
+
+def _is_cache(path: Path) -> bool:
+    return any(p.startswith(".") or p == "__pycache__" or "egg-info" in p for p in path.parts)
+
+
+def places(pattern: re.Pattern[str]) -> list[str]:
+    found = []
+    for path in committed():
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if pattern.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
+    return found
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    assert places(MACHINE_PATH) == []
+
+
+def test_no_file_holds_unfinished_work() -> None:
+    assert places(UNFINISHED) == []
+
+
+def test_the_search_for_words_would_find_them() -> None:
+    assert len(committed()) > 50
+    assert MACHINE_PATH.search("cd " + "/".join(["", "home", "me", "longseq"]))
+    assert UNFINISHED.search("# " + "TO" + "DO: later")
