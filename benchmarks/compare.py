@@ -24,13 +24,13 @@ import time
 from pathlib import Path
 
 from longseq_bench.compare import Comparison, compare
+from longseq_bench.core.model import Trial, Workload
+from longseq_bench.core.units import parse_share
 from longseq_bench.environment import collect
 from longseq_bench.launchers.forked import Forked
-from longseq_bench.model import Trial, Workload
 from longseq_bench.plan import sweep
 from longseq_bench.runner import drive
 from longseq_bench.store import Store
-from longseq_bench.units import parse_share
 
 SLOWER, PLAIN = "slowed-sdpa", "ring"
 LENGTHS = (1024, 2048)
@@ -44,7 +44,7 @@ from pathlib import Path
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import ExactAttention
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 
 
 class Slowed(ExactAttention):

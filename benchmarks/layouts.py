@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from longseq_bench.core.units import parse_tokens
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
-from longseq_bench.units import parse_tokens
 
 MOST_S, MOST_MIB = 1.0, 256.0
 

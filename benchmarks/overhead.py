@@ -21,8 +21,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
+from longseq_bench.core.model import Outcome, Trial, Workload
 from longseq_bench.launchers.forked import Forked
-from longseq_bench.model import Outcome, Trial, Workload
 from longseq_bench.probe.probe import probe
 from longseq_bench.probe.tell import Teller
 

@@ -12,9 +12,9 @@ import argparse
 import sys
 from statistics import median
 
+from longseq_bench.core.model import Trial, Workload
+from longseq_bench.core.units import parse_tokens
 from longseq_bench.launchers.forked import Forked
-from longseq_bench.model import Trial, Workload
-from longseq_bench.units import parse_tokens
 
 MOST_RATIO, MOST_EXPOSED = 1.15, 0.10
 

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from longseq_bench.core.hardware import this_cpu
+from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
-from longseq_bench.hardware import this_cpu
 from longseq_bench.launchers.forked import Forked
-from longseq_bench.model import Mode, Record, Trial, Workload
 from longseq_bench.plan import CEILING_TOKENS, maxlen
 from longseq_bench.predict import Outlook, Pace, longest_fit, predicted
 from longseq_bench.runner import Unkept, drive

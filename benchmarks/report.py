@@ -23,7 +23,7 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
-from longseq_bench.model import Environment, Measurement, Outcome, Record, Trial
+from longseq_bench.core.model import Environment, Measurement, Outcome, Record, Trial
 
 MOST_S, MOST_BYTES, MOST_RSS = 20.0, 20 * 10**6, 2**30
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
+from longseq_bench.core.hardware import this_cpu
+from longseq_bench.core.model import Mode, Trial, Workload
 from longseq_bench.environment import collect
-from longseq_bench.hardware import this_cpu
 from longseq_bench.launchers.forked import Forked
-from longseq_bench.model import Mode, Trial, Workload
 from longseq_bench.plan import maxlen
 from longseq_bench.predict import Outlook, Pace
 from longseq_bench.runner import Unkept, drive

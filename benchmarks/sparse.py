@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.layouts import core_of
-from longseq_bench.cost import visible_pairs
-from longseq_bench.errors import LongseqError
+from longseq_bench.core.cost import visible_pairs
+from longseq_bench.core.errors import LongseqError
+from longseq_bench.core.units import parse_tokens
 from longseq_bench.kernels import local, sparse
 from longseq_bench.kernels.core import Core
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
-from longseq_bench.units import parse_tokens
 
 HEADS, HEAD_DIM, BLOCK = 8, 64, 128
 ROWS = 1024

@@ -14,7 +14,9 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, Literal
 
-from longseq_bench.errors import UserError
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Record, Status
+from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.matching import (
     HARDWARE,
     SOFTWARE,
@@ -23,7 +25,6 @@ from longseq_bench.matching import (
     searches,
     timed_trials,
 )
-from longseq_bench.model import Record, Status
 from longseq_bench.significance import Shift, shifts
 from longseq_bench.table import (
     SEVERITY,
@@ -33,7 +34,6 @@ from longseq_bench.table import (
     per_iteration,
     sweep_rows,
 )
-from longseq_bench.units import format_bytes, format_seconds, format_tokens
 
 LEVEL, LEAST = 0.05, 0.01
 """Of a whole comparison, the chance of a false alarm; the least effect that is told."""

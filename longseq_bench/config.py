@@ -20,9 +20,9 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from longseq_bench.catalogue import Catalogue
-from longseq_bench.errors import ConfigError, UnitError, UnknownNameError, UserError, nearest
-from longseq_bench.model import (
+from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.errors import ConfigError, UnitError, UnknownNameError, UserError, nearest
+from longseq_bench.core.model import (
     Allocator,
     Device,
     DType,
@@ -32,8 +32,8 @@ from longseq_bench.model import (
     Trial,
     Workload,
 )
-from longseq_bench.options import OptionSpec, unknown_option
-from longseq_bench.units import parse_bytes, parse_seconds, parse_tokens
+from longseq_bench.core.options import OptionSpec, unknown_option
+from longseq_bench.core.units import parse_bytes, parse_seconds, parse_tokens
 
 MAX_TRIALS = 100_000
 DEFAULT_ROUNDS = 3

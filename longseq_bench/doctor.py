@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from longseq_bench.catalogue import Catalogue, Entry
+from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.model import Environment
+from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import NOT_INSTALLED, read_gpus
-from longseq_bench.model import Environment
-from longseq_bench.units import format_bytes
 
 LEAST_PYTHON = (3, 11)
 TRANSPORTS = ("deepspeed", "fairscale")

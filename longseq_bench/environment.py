@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 from longseq_bench import __version__
-from longseq_bench.errors import UserError
-from longseq_bench.model import Device, Environment
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Device, Environment
 
 NOT_INSTALLED = "not installed"
 

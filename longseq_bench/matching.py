@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from longseq_bench.model import Environment, Record
+from longseq_bench.core.model import Environment, Record
 from longseq_bench.table import SEARCH
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")

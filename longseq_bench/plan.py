@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
-from longseq_bench.cost import floor_tokens
-from longseq_bench.model import Foreseen, Purpose, Record, Trial
+from longseq_bench.core.cost import floor_tokens
+from longseq_bench.core.model import Foreseen, Purpose, Record, Trial
 from longseq_bench.predict import ROUGH_GUESS, Outlook
 from longseq_bench.search import Answer, Expected, longest
 from longseq_bench.table import maximum_of

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
 
-from longseq_bench.cost import (
+from longseq_bench.core.cost import (
     BACKWARD_MATMULS,
     FORWARD_MATMULS,
     attention_flops,
     floor_bytes_per_token,
     floor_tokens,
 )
-from longseq_bench.hardware import Hardware
-from longseq_bench.model import Foreseen, Foresight, Record, Trial
+from longseq_bench.core.hardware import Hardware
+from longseq_bench.core.model import Foreseen, Foresight, Record, Trial
 from longseq_bench.table import per_iteration
 
 Term = Literal["compute", "memory bandwidth", "communication"]

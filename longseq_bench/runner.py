@@ -10,8 +10,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
+from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.launchers.base import Launcher
-from longseq_bench.model import Environment, Record, Trial
 from longseq_bench.plan import Plan, Step
 
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from longseq_bench.errors import StoreError, nearest
-from longseq_bench.lean import Lean, keep_uncollected, no_collecting
-from longseq_bench.model import SCHEMA, Record, Trial
+from longseq_bench.core.errors import StoreError, nearest
+from longseq_bench.core.interning import Lean, keep_uncollected, no_collecting
+from longseq_bench.core.model import SCHEMA, Record, Trial
 
 RECORDS = "records.jsonl"
 TORN = "records.jsonl.torn"

@@ -22,12 +22,12 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from longseq_bench.cost import attention_flops, floor_bytes, floor_tokens
-from longseq_bench.errors import UnknownNameError, UserError
-from longseq_bench.lean import no_collecting
-from longseq_bench.model import Measurement, OptionValue, Record, Status, Trial, Workload
-from longseq_bench.stats import median_interval
-from longseq_bench.yardsticks import ratio, share_interval, share_of_ideal, standard_bytes
+from longseq_bench.core.cost import attention_flops, floor_bytes, floor_tokens
+from longseq_bench.core.dense_reference import ratio, share_interval, share_of_ideal, standard_bytes
+from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.interning import no_collecting
+from longseq_bench.core.model import Measurement, OptionValue, Record, Status, Trial, Workload
+from longseq_bench.core.stats import median_interval
 
 if TYPE_CHECKING:
     import pandas

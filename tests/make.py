@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from longseq_bench.model import (
+from longseq_bench.core.model import (
     Environment,
     Measurement,
     OptionValue,

@@ -17,8 +17,8 @@ from longseq_bench.compare import (
     regressions,
     unseen,
 )
-from longseq_bench.errors import UserError
-from longseq_bench.model import Environment, Record
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Environment, Record
 from longseq_bench.reports.base import FORMATS
 from longseq_bench.reports.comparison import comparison, gate_said
 from tests import make

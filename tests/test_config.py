@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from longseq_bench import config
-from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.config import load, parse, parse_assignments
-from longseq_bench.errors import ConfigError, UserError
-from longseq_bench.model import Trial
-from longseq_bench.options import OptionSpec
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.core.errors import ConfigError, UserError
+from longseq_bench.core.model import Trial
+from longseq_bench.core.options import OptionSpec
 
 CHUNK = OptionSpec(name="chunk", kind="int", default=1024)
 LONGNET = (

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from longseq_bench import doctor
-from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.core.model import Environment
 from longseq_bench.doctor import Finding, examine, torch_range
 from longseq_bench.environment import Gpus
-from longseq_bench.model import Environment
 
 CPU = DeviceInfo(name="a CPU", dtypes=("float32",))
 H200 = DeviceInfo(name="H200", free_bytes=2**36, total_bytes=2**37, count=2)

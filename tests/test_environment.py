@@ -16,6 +16,8 @@ import pynvml
 import pytest
 
 from longseq_bench import environment
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Environment
 from longseq_bench.environment import (
     Gpus,
     cgroup_memory,
@@ -24,8 +26,6 @@ from longseq_bench.environment import (
     free_memory,
     read_gpus,
 )
-from longseq_bench.errors import UserError
-from longseq_bench.model import Environment
 
 
 def test_collect_says_what_python_says() -> None:

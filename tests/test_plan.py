@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.cost import floor_bytes, floor_tokens
-from longseq_bench.hardware import this_cpu
+from longseq_bench.core.cost import floor_bytes, floor_tokens
+from longseq_bench.core.hardware import this_cpu
+from longseq_bench.core.model import Environment, Foresight, Outcome, Record, Trial
 from longseq_bench.launchers.simulated import Simulated
-from longseq_bench.model import Environment, Foresight, Outcome, Record, Trial
 from longseq_bench.plan import Plan, Step, densest, maxlen, scaling, sweep
 from longseq_bench.predict import Outlook, Pace
 from longseq_bench.runner import Unkept, Watcher, drive

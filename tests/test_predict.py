@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.cost import attention_flops, floor_bytes_per_token
-from longseq_bench.errors import UserError
-from longseq_bench.hardware import Hardware, this_cpu
-from longseq_bench.model import Foreseen, Foresight, Record, Trial
+from longseq_bench.core.cost import attention_flops, floor_bytes_per_token
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.hardware import Hardware, this_cpu
+from longseq_bench.core.model import Foreseen, Foresight, Record, Trial
 from longseq_bench.predict import (
     ROUGH_GUESS,
     ROUGH_RECORD,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.errors import StoreError
-from longseq_bench.model import SCHEMA, Record
+from longseq_bench.core.errors import StoreError
+from longseq_bench.core.model import SCHEMA, Record
 from longseq_bench.store import LOCK, RECORDS, TORN, Store, load
 from tests import make
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from longseq_bench import cost, table
-from longseq_bench.errors import UnknownNameError, UserError
-from longseq_bench.model import Outcome, Phase, Record, Status
+from longseq_bench import table
+from longseq_bench.core import cost
+from longseq_bench.core.dense_reference import standard_bytes
+from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.model import Outcome, Phase, Record, Status
+from longseq_bench.core.stats import median_interval
 from longseq_bench.reports.samples import samples_table
-from longseq_bench.stats import median_interval
 from longseq_bench.table import (
     least_sparsities,
     maxima,
@@ -32,7 +34,6 @@ from longseq_bench.table import (
     sweep_json,
     sweep_rows,
 )
-from longseq_bench.yardsticks import standard_bytes
 from tests import make
 
 MIB = 2**20

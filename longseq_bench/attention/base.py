@@ -16,10 +16,10 @@ from torch import Tensor
 
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.shard import Shard
-from longseq_bench.cost import Cost, dense_cost
-from longseq_bench.errors import UnsupportedError, WorldError
-from longseq_bench.model import DType, Workload
-from longseq_bench.registry import Registry
+from longseq_bench.core.cost import Cost, dense_cost
+from longseq_bench.core.errors import UnsupportedError, WorldError
+from longseq_bench.core.model import DType, Workload
+from longseq_bench.core.registry import Registry
 
 Positions = NDArray[np.int64]
 Counts = NDArray[np.int_] | NDArray[np.bool_]

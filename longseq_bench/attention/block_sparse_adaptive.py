@@ -25,12 +25,12 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.attention.layouts import LayoutAttention
 from longseq_bench.comm.group import Group
-from longseq_bench.dry import is_dry, place
-from longseq_bench.errors import UserError
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Workload
 from longseq_bench.kernels import sparse
 from longseq_bench.kernels.core import attend, refuse_second_derivative, uncast
 from longseq_bench.kernels.spans import Part, sum_by_heads
-from longseq_bench.model import Workload
+from longseq_bench.meta_mode import is_dry, place
 from longseq_bench.patterns.blocks import check_sparsity, make_layout
 from longseq_bench.patterns.layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of

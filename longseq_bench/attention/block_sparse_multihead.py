@@ -14,10 +14,10 @@ from longseq_bench.attention.base import Attention, Counts, Positions, implement
 from longseq_bench.attention.block_sparse import BlockSparse, PatternName
 from longseq_bench.attention.projected import Projected, projection_flops
 from longseq_bench.comm.group import Group
-from longseq_bench.cost import Cost, floor_bytes
-from longseq_bench.errors import WorldError
+from longseq_bench.core.cost import Cost, floor_bytes
+from longseq_bench.core.errors import WorldError
+from longseq_bench.core.model import DType, Workload
 from longseq_bench.kernels import sparse
-from longseq_bench.model import DType, Workload
 
 
 @implementation("block-sparse-multihead")

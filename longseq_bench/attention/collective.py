@@ -10,9 +10,9 @@ from longseq_bench.attention.sharded import Sharded
 from longseq_bench.comm.couriers import Courier, Gather
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import Name
+from longseq_bench.core.model import Workload
 from longseq_bench.kernels.core import Core, Tiles
 from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
-from longseq_bench.model import Workload
 
 
 @implementation("collective")

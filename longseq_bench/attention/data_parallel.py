@@ -15,7 +15,7 @@ from torch import Tensor
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.ddp import BatchSplit
 from longseq_bench.comm.group import Group
-from longseq_bench.model import Workload
+from longseq_bench.core.model import Workload
 
 
 @implementation("data-parallel")

@@ -26,9 +26,9 @@ from longseq_bench.attention.projected import Projected, parameter_bytes, projec
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import even
 from longseq_bench.comm.shard import Shard
-from longseq_bench.cost import Cost, floor_bytes
-from longseq_bench.errors import UserError, WorldError
-from longseq_bench.model import Workload
+from longseq_bench.core.cost import Cost, floor_bytes
+from longseq_bench.core.errors import UserError, WorldError
+from longseq_bench.core.model import Workload
 
 SPREADS = ("ddp", "data-parallel")
 MODULES = ("block-sparse-multihead",)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import ExactAttention, implementation
-from longseq_bench.dry import refuse_if_one_call
+from longseq_bench.meta_mode import refuse_if_one_call
 
 
 @implementation("dense")

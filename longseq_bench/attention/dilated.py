@@ -27,19 +27,19 @@ from longseq_bench.comm.couriers import Ring
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import even
 from longseq_bench.comm.shard import Shard
-from longseq_bench.cost import (
+from longseq_bench.core.cost import (
     Cost,
     attention_flops,
     floor_bytes,
     key_bytes_per_token,
     visible_pairs,
 )
-from longseq_bench.errors import UnsupportedError, WorldError
+from longseq_bench.core.errors import UnsupportedError, WorldError
+from longseq_bench.core.model import Workload
 from longseq_bench.kernels.core import Core
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanCore
 from longseq_bench.kernels.sparse import SpansOf, choose, said, span_kernel
 from longseq_bench.kernels.tiles import RowBlock
-from longseq_bench.model import Workload
 from longseq_bench.patterns.dilated import Rule
 from longseq_bench.patterns.segment_spans import classes, segment_spans, sort_walk
 

@@ -32,14 +32,14 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.multihead import MultiheadBlockSparse, Recent
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.shard import Shard
-from longseq_bench.errors import (
+from longseq_bench.core.errors import (
     DENSITY,
     OldDensityError,
     UnknownNameError,
     UnsupportedError,
     UserError,
 )
-from longseq_bench.model import DTYPE_BYTES, Workload
+from longseq_bench.core.model import DTYPE_BYTES, Workload
 from longseq_bench.patterns.blocks import check_sparsity
 
 VARIANTS = {

@@ -14,11 +14,11 @@ from torch import Tensor
 from longseq_bench.attention.base import Counts, Positions
 from longseq_bench.attention.cored import CoredAttention
 from longseq_bench.comm.group import Group
-from longseq_bench.cost import Cost, attention_flops, floor_bytes
+from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
+from longseq_bench.core.model import Workload
 from longseq_bench.kernels import sparse
 from longseq_bench.kernels.core import Core, Triple
 from longseq_bench.kernels.spans import Part, SpanCore
-from longseq_bench.model import Workload
 from longseq_bench.patterns.layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of
 

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from longseq_bench.attention.block_sparse import BlockSparse, PatternName
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError, UserError
+from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.kernels import sparse
 from longseq_bench.kernels.core import Core, Triple, attend
 from longseq_bench.kernels.spans import Part, SpanCore
-from longseq_bench.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.patterns.blocks import check_asked, check_lengths
 from longseq_bench.patterns.spans import Spans, spans_of
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from longseq_bench.dry import place
+from longseq_bench.meta_mode import place
 
 NAMES = ("q", "k", "v", "out")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -22,12 +22,12 @@ from longseq_bench.attention.travelling import FullQueries, piece_tokens
 from longseq_bench.comm import couriers, deepspeed
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import Name
-from longseq_bench.cost import Cost, dense_cost, key_bytes_per_token
-from longseq_bench.errors import UnsupportedError, WorldError
+from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
+from longseq_bench.core.errors import UnsupportedError, WorldError
+from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.kernels.core import Core
 from longseq_bench.kernels.streamed import Streamed
 from longseq_bench.kernels.tiles import RowBlock
-from longseq_bench.model import DTYPE_BYTES, DType, Workload
 
 _COARSENESS: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 

@@ -16,10 +16,10 @@ from longseq_bench.comm.couriers import Courier
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import Name, Order, positions_of
 from longseq_bench.comm.shard import Shard
-from longseq_bench.cost import Cost, dense_cost, key_bytes_per_token
-from longseq_bench.errors import WorldError
+from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
+from longseq_bench.core.errors import WorldError
+from longseq_bench.core.model import Workload
 from longseq_bench.kernels.core import Core, WholeTiles
-from longseq_bench.model import Workload
 
 
 class Sharded(TiledAttention, ExactAttention):

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.heads import HeadExchange, Stage
-from longseq_bench.errors import WorldError
+from longseq_bench.core.errors import WorldError
+from longseq_bench.core.model import Workload, divisors
 from longseq_bench.kernels.core import Core, Triple
-from longseq_bench.model import Workload, divisors
 
 
 class Staged:

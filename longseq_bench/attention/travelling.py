@@ -16,10 +16,10 @@ from torch import Tensor
 
 from longseq_bench.comm.couriers import Courier, Own, Pair, Piece
 from longseq_bench.comm.orders import Stair, cut, even, stairs
-from longseq_bench.dry import STEPS, some
 from longseq_bench.kernels import tiles
 from longseq_bench.kernels.core import Triple
 from longseq_bench.kernels.tiles import ALL, RowBlock, wide
+from longseq_bench.meta_mode import STEPS, some
 
 LEAST_PIECE = 256
 PIECES = 20

@@ -15,10 +15,10 @@ from longseq_bench.comm.group import Group
 from longseq_bench.comm.heads import AllToAll
 from longseq_bench.comm.orders import Order
 from longseq_bench.comm.shard import Shard
-from longseq_bench.cost import Cost, dense_cost
-from longseq_bench.errors import WorldError
+from longseq_bench.core.cost import Cost, dense_cost
+from longseq_bench.core.errors import WorldError
+from longseq_bench.core.model import Workload
 from longseq_bench.kernels.core import Core, Fused
-from longseq_bench.model import Workload
 
 
 @implementation("ulysses")

@@ -24,7 +24,7 @@ from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.show import show
 from longseq_bench.cli.sweep import sweep
-from longseq_bench.errors import LauncherError, UserError
+from longseq_bench.core.errors import LauncherError, UserError
 
 BAD_INPUT, FAILED_TRIALS, REGRESSED, INTERRUPTED = 2, 3, 4, 130
 _UsageError: Any = typer.BadParameter.__mro__[1]

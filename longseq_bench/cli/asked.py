@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from longseq_bench.catalogue import Catalogue
-    from longseq_bench.model import OptionValue
+    from longseq_bench.core.catalogue import Catalogue
+    from longseq_bench.core.model import OptionValue
 
 
 class DTypeName(StrEnum):
@@ -85,7 +85,7 @@ AsJson = Annotated[
 
 def check_keep(keep: KeepName, mode: ModeName) -> None:
     """Raises UserError where no trial could be run so."""
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
 
     if keep is KeepName.inputs and mode is ModeName.forward:
         raise UserError("--keep inputs is for --mode train; a forward alone keeps nothing more")
@@ -93,8 +93,8 @@ def check_keep(keep: KeepName, mode: ModeName) -> None:
 
 def tokens(name: str, text: str | None) -> int | None:
     """Tokens of an option, if given. Raises UserError for more than any machine could hold."""
-    from longseq_bench.errors import UserError
-    from longseq_bench.units import format_tokens, parse_tokens
+    from longseq_bench.core.errors import UserError
+    from longseq_bench.core.units import format_tokens, parse_tokens
 
     found = parse_tokens(text) if text else None
     if found is not None and found > MOST_TOKENS:
@@ -111,8 +111,8 @@ def workload(
     """The fields of a workload of one token, checked. Raises UserError with the first fault."""
     from pydantic import ValidationError
 
-    from longseq_bench.errors import UserError
-    from longseq_bench.model import Workload
+    from longseq_bench.core.errors import UserError
+    from longseq_bench.core.model import Workload
 
     if kv_heads == 0:
         raise UserError("--kv-heads: 0 heads can't hold keys; leave it out for as many as heads")
@@ -134,7 +134,7 @@ def chosen(
     """All options of each implementation named. An option goes to every one that has it; raises
     UserError for one that none has."""
     from longseq_bench.config import parse_assignments
-    from longseq_bench.options import unknown_option
+    from longseq_bench.core.options import unknown_option
 
     given = parse_assignments(assignments)
     known = {n: {s.name for s in catalogue.entry(n, "--impl").options} for n in names}

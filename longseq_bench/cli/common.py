@@ -15,16 +15,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from longseq_bench.errors import UserError
-from longseq_bench.model import Device, Record
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Device, Record
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from longseq_bench.catalogue import Catalogue
     from longseq_bench.cli.live import Live
     from longseq_bench.cli.watch import Progressing
-    from longseq_bench.hardware import Hardware
+    from longseq_bench.core.catalogue import Catalogue
+    from longseq_bench.core.hardware import Hardware
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.plan import Plan
     from longseq_bench.predict import Outlook
@@ -139,7 +139,7 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
 def record_files(paths: Iterable[Path]) -> list[Path]:
     """The files of records that such paths mean, each once. Raises StoreError for a path that can't
     be looked through."""
-    from longseq_bench.errors import StoreError
+    from longseq_bench.core.errors import StoreError
     from longseq_bench.store import RECORDS
 
     files: dict[Path, Path] = {}
@@ -175,8 +175,8 @@ def _moment(record: Record) -> tuple[object, ...]:
 
 def past_records(folder: Path, but: Path | None = None) -> list[Record]:
     """Records of this machine below a folder, the newest files first, as many as tell enough."""
+    from longseq_bench.core.errors import StoreError
     from longseq_bench.environment import collect
-    from longseq_bench.errors import StoreError
     from longseq_bench.store import RECORDS, load
 
     here, found = collect().fingerprint, []
@@ -193,8 +193,8 @@ def past_records(folder: Path, but: Path | None = None) -> list[Record]:
 
 def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     """The profile of this machine's device: one that its name tells, or a guess."""
+    from longseq_bench.core.hardware import profiles, this_cpu
     from longseq_bench.environment import collect
-    from longseq_bench.hardware import profiles, this_cpu
 
     info, here = catalogue.devices[device], collect()
     cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
@@ -250,7 +250,7 @@ def carry_out(
 
 
 def _keep(config: str, folder: Path) -> None:
-    from longseq_bench.errors import StoreError
+    from longseq_bench.core.errors import StoreError
 
     kept = folder / "config.yaml"
     try:
@@ -286,8 +286,8 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
     """80 % of what is free now, rounded down; on a CPU a rank's share of it, as ranks share the
     memory. In a folder that has records what they had, so that a resumed run asks for the same,
     unless that is more than the machine has for so many ranks."""
+    from longseq_bench.core.errors import StoreError
     from longseq_bench.environment import free_memory
-    from longseq_bench.errors import StoreError
     from longseq_bench.store import load
 
     try:

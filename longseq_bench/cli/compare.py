@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from longseq_bench.compare import Comparison
-    from longseq_bench.model import Record
+    from longseq_bench.core.model import Record
 
 RESULTS = Path("results")
 MOST_NAMED = 8
@@ -50,8 +50,8 @@ def compare(
     from longseq_bench.cli.output import ends
     from longseq_bench.compare import check_gate, regressions
     from longseq_bench.compare import compare as beside
-    from longseq_bench.errors import UserError
-    from longseq_bench.units import parse_share
+    from longseq_bench.core.errors import UserError
+    from longseq_bench.core.units import parse_share
 
     wanted = [name.strip() for name in (formats or "").split(",") if name.strip()]
     if out is not None and not wanted:
@@ -110,7 +110,7 @@ def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
 
     Raises UserError that names the commits there are.
     """
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
 
     there = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
     whole = [c for c in there if c == commit]

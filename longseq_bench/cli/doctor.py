@@ -15,9 +15,9 @@ def doctor(
 
     from longseq_bench.cli.common import console, print_json
     from longseq_bench.cli.tables import findings_table
+    from longseq_bench.core.errors import LauncherError
     from longseq_bench.doctor import examine
     from longseq_bench.environment import collect
-    from longseq_bench.errors import LauncherError
     from longseq_bench.launchers.forked import Forked
 
     machine = collect()

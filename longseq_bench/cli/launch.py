@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from longseq_bench.core.cluster_env import Site
+    from longseq_bench.core.model import Outcome, Trial
     from longseq_bench.launchers.control import Hello
-    from longseq_bench.model import Outcome, Trial
-    from longseq_bench.places import Site
 
 COMMANDS = ("sweep", "maxlen", "scaling")
 
@@ -44,9 +44,9 @@ def launch(
     """
     import os
 
-    from longseq_bench import places
+    from longseq_bench.core import cluster_env
 
-    site = places.site(os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint)
+    site = cluster_env.site(os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint)
     parsed = _parse(command)
     hello = _hello(site, command, parsed.params.get("config"))
     if site.node:
@@ -60,7 +60,7 @@ def _parse(command: list[str]) -> Any:
     from typer.main import get_command
 
     from longseq_bench.cli import app
-    from longseq_bench.errors import UnknownNameError
+    from longseq_bench.core.errors import UnknownNameError
 
     name, *arguments = command
     if name not in COMMANDS:

@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
-from longseq_bench.errors import UserError
-from longseq_bench.model import Record
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Record
 from longseq_bench.plan import Step
 from longseq_bench.runner import Watcher
 

@@ -11,9 +11,9 @@ import typer
 from longseq_bench.cli import asked
 
 if TYPE_CHECKING:
-    from longseq_bench.catalogue import Catalogue
+    from longseq_bench.core.catalogue import Catalogue
+    from longseq_bench.core.model import Record, Trial
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.model import Record, Trial
     from longseq_bench.predict import Outlook
 
 DEFAULT_TIME_S = 30.0
@@ -64,7 +64,7 @@ def maxlen(
     it: memory, time, a kernel's limit, numerics. Tokens are those of all ranks together.
     """
     from longseq_bench.cli.common import default_ranks
-    from longseq_bench.units import parse_bytes, parse_seconds
+    from longseq_bench.core.units import parse_bytes, parse_seconds
 
     ranks = world_size or default_ranks()
     asked.check_keep(keep, mode)
@@ -97,7 +97,7 @@ def _answer(
 ) -> int:  # fmt: skip
     """Ask the machine, make the trials, search."""
     from longseq_bench.cli.common import console, make_launcher, outlook
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
 
     if limits.target and limits.ceiling:
         raise UserError("--ceiling is for a search of tokens; --target says how many there are")
@@ -120,7 +120,7 @@ def _answer(
 def _target(sparsity: str | None, target: str | None, assignments: list[str]) -> int | None:
     """The length for which the least sparsity is wanted; None where none is. Raises UserError for
     half a question."""
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
 
     if sparsity is None and target is None:
         return None
@@ -145,7 +145,7 @@ def _densest(
     from longseq_bench.cli.output import ends
     from longseq_bench.cli.tables import sparsities_table
     from longseq_bench.cli.watch import SearchProgress
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
     from longseq_bench.table import least_sparsities
 
     for trial in trials:
@@ -165,8 +165,8 @@ def _densest(
 
 def _ceiling(text: str | None, ranks: int) -> int | None:
     """In tokens. Raises UserError where no length under it has a token for every rank."""
-    from longseq_bench.errors import UserError
-    from longseq_bench.units import parse_tokens
+    from longseq_bench.core.errors import UserError
+    from longseq_bench.core.units import parse_tokens
 
     tokens = parse_tokens(text) if text else None
     if tokens is not None and tokens < ranks:
@@ -180,7 +180,7 @@ def _trials(
 ) -> list[Trial]:
     """One trial an implementation. An option goes to every implementation that has it."""
     from longseq_bench.cli.common import check_device, default_memory
-    from longseq_bench.model import Trial
+    from longseq_bench.core.model import Trial
 
     device, ranks = fields["device"], fields["world_size"]
     check_device(catalogue, device, fields["workload"]["dtype"], ranks)
@@ -222,7 +222,7 @@ def _show(records: list[Record]) -> None:
 
 def _refuse_hopeless_time(records: list[Record]) -> None:
     """Raises UserError where the time budget was shorter than any run at all."""
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
     from longseq_bench.reports.groups import name_of
     from longseq_bench.table import maximum_rows
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TextIO
 
-from longseq_bench.errors import OutputError
+from longseq_bench.core.errors import OutputError
 
 
 class Unread(Exception):

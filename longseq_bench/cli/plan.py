@@ -11,10 +11,10 @@ import typer
 from longseq_bench.cli import asked
 
 if TYPE_CHECKING:
-    from longseq_bench.catalogue import Catalogue
-    from longseq_bench.hardware import Hardware
+    from longseq_bench.core.catalogue import Catalogue
+    from longseq_bench.core.hardware import Hardware
+    from longseq_bench.core.model import Keep, Record, Trial
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.model import Keep, Record, Trial
     from longseq_bench.predict import Pace, Prediction
 
 MOST_RANKS = 2**16
@@ -64,8 +64,8 @@ def plan(
     world; time from a profile of the hardware, or from records of this machine where it has any.
     """
     from longseq_bench.cli.common import past_records
-    from longseq_bench.errors import UserError
-    from longseq_bench.units import parse_bytes
+    from longseq_bench.core.errors import UserError
+    from longseq_bench.core.units import parse_bytes
 
     if records and not records.is_dir():
         raise UserError(f"--records {records}: there is no such folder")
@@ -102,7 +102,7 @@ class _Asked:
 
 def _predict_all(wanted: _Asked, shape: dict[str, Any], past: list[Record], as_json: bool) -> int:
     from longseq_bench.cli.common import console, make_launcher
-    from longseq_bench.hardware import HERE
+    from longseq_bench.core.hardware import HERE
     from longseq_bench.predict import Pace
 
     with make_launcher() as launcher, console(stderr=True).status("walking through it …"):
@@ -122,7 +122,7 @@ def _predict_all(wanted: _Asked, shape: dict[str, Any], past: list[Record], as_j
 def _check(launcher: Launcher, trials: list[Trial]) -> None:
     """Raises UserError for options that are wrong on one rank and on those asked for: what a world
     or a length can't be is said beside what can."""
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
 
     for trial in trials:
         there = trial.at(TOKENS_CHECKED * trial.world_size)
@@ -134,7 +134,7 @@ def _check(launcher: Launcher, trials: list[Trial]) -> None:
 
 def _hardware(catalogue: Catalogue, name: str, own: Path | None) -> Hardware:
     from longseq_bench.cli.common import hardware_here
-    from longseq_bench.hardware import HERE, profile, profiles
+    from longseq_bench.core.hardware import HERE, profile, profiles
 
     if name.lower() != HERE:
         return profile(name, own)
@@ -146,7 +146,7 @@ def _hardware(catalogue: Catalogue, name: str, own: Path | None) -> Hardware:
 def _trials(
     catalogue: Catalogue, wanted: _Asked, there: Hardware, shape: dict[str, Any]
 ) -> list[Trial]:
-    from longseq_bench.model import Trial
+    from longseq_bench.core.model import Trial
 
     return [
         Trial(
@@ -177,9 +177,9 @@ def _refuse_what_fits_nowhere(
     made: list[Prediction | str], trials: list[Trial], tokens: int
 ) -> None:
     """Raises UserError where a target fits with no implementation in the world asked for."""
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
+    from longseq_bench.core.units import format_bytes, format_tokens
     from longseq_bench.predict import Prediction
-    from longseq_bench.units import format_bytes, format_tokens
 
     known = [one for one in made if isinstance(one, Prediction)]
     if not known:
@@ -217,7 +217,7 @@ def _show(
 def _show_accuracy(past: list[Record], as_json: bool) -> int:
     from longseq_bench.cli.common import console, print_json
     from longseq_bench.cli.predictions import accuracy_json, accuracy_table
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
     from longseq_bench.predict import accuracy
 
     known = accuracy(past)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from longseq_bench.model import Record
+    from longseq_bench.core.model import Record
 
 TERMINAL = "terminal"
 """The format that writes no file."""
@@ -72,7 +72,7 @@ def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) 
     """Write and print the reports; returns the files' paths. given: as `documents` takes it."""
     from longseq_bench.cli.common import console
     from longseq_bench.cli.page import print_documents
-    from longseq_bench.lean import no_collecting
+    from longseq_bench.core.interning import no_collecting
     from longseq_bench.reports import documents, write_documents
 
     if "html" in wanted:
@@ -90,7 +90,7 @@ def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) 
 def _wanted(text: str, as_json: bool) -> list[str]:
     """Formats by name, this command's own among them. Raises UserError for one that is not there,
     and where two would share stdout."""
-    from longseq_bench.errors import UnknownNameError, UserError
+    from longseq_bench.core.errors import UnknownNameError, UserError
     from longseq_bench.reports.base import FORMATS
 
     known, names = [*FORMATS.names(), TERMINAL], _names(text, "--format md,csv")
@@ -103,7 +103,7 @@ def _wanted(text: str, as_json: bool) -> list[str]:
 
 
 def _names(text: str, example: str) -> list[str]:
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
 
     names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
     if not names:

@@ -11,9 +11,9 @@ from longseq_bench.cli import asked
 from longseq_bench.cli.maxlen import DEFAULT_TIME_S
 
 if TYPE_CHECKING:
-    from longseq_bench.catalogue import Catalogue
+    from longseq_bench.core.catalogue import Catalogue
+    from longseq_bench.core.model import Trial
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.model import Trial
     from longseq_bench.predict import Outlook
 
 ROUNDS = 1
@@ -49,7 +49,7 @@ def scaling(
     times the ranks) and what was found side by side, and fits exponents of tokens and ranks.
     """
     from longseq_bench.cli.common import console, make_launcher, outlook
-    from longseq_bench.units import parse_bytes, parse_seconds
+    from longseq_bench.core.units import parse_bytes, parse_seconds
 
     worlds = _worlds(world_sizes)
     asked.check_keep(keep, mode)
@@ -77,7 +77,7 @@ def _trials(
     **fields: Any,
 ) -> list[Trial]:  # fmt: skip
     from longseq_bench.cli.common import check_device, default_memory
-    from longseq_bench.model import Trial
+    from longseq_bench.core.model import Trial
 
     device = fields["device"]
     check_device(catalogue, device, fields["workload"]["dtype"], most)
@@ -90,7 +90,7 @@ def _trials(
 
 def _worlds(text: str) -> list[int]:
     """Raises UserError for what is no list of numbers of ranks."""
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
 
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):

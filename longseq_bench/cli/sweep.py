@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from longseq_bench.cli.live import Live
     from longseq_bench.cli.watch import SweepProgress
     from longseq_bench.config import SweepConfig
+    from longseq_bench.core.model import Device, Record
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.model import Device, Record
     from longseq_bench.predict import Outlook
 
 
@@ -44,7 +44,7 @@ def sweep(
     """
     from longseq_bench.cli.common import console, default_ranks, make_launcher, outlook
     from longseq_bench.config import load
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
 
     if port is not None and not live:
         raise UserError("--port is that of --live, which is not given")
@@ -116,7 +116,7 @@ def _run(
 def _live(watcher: SweepProgress, baseline: str | None, port: int) -> Live:
     """A page of the sweep, which says where it is before anything runs."""
     from longseq_bench.cli.live import Live
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
     from longseq_bench.reports import documents
     from longseq_bench.reports.document import Document
     from longseq_bench.reports.html import page
@@ -142,7 +142,7 @@ def _live(watcher: SweepProgress, baseline: str | None, port: int) -> Live:
 
 def _refuse_hopeless_time(records: list[Record]) -> None:
     """Raises UserError where the time budget was shorter than any run at all."""
-    from longseq_bench.errors import UserError
+    from longseq_bench.core.errors import UserError
 
     budgets = {r.trial.time_budget for r in records if r.trial.time_budget}
     if budgets and all(r.outcome.status == "timeout" for r in records):

@@ -16,9 +16,16 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from longseq_bench.catalogue import Catalogue, Entry
 from longseq_bench.cli.watch import option_value, option_words
-from longseq_bench.model import Environment, Record, Trial
+from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.model import Environment, Record, Trial
+from longseq_bench.core.units import (
+    format_bytes,
+    format_rate,
+    format_seconds,
+    format_share,
+    format_tokens,
+)
 from longseq_bench.reports.groups import (
     grouped,
     is_sparse,
@@ -30,13 +37,6 @@ from longseq_bench.reports.groups import (
 from longseq_bench.reports.growth import dense_words, least_words
 from longseq_bench.scaling import Complexity, Exponent, Reached
 from longseq_bench.table import maximum_rows, speeds, sweep_rows
-from longseq_bench.units import (
-    format_bytes,
-    format_rate,
-    format_seconds,
-    format_share,
-    format_tokens,
-)
 
 if TYPE_CHECKING:
     from longseq_bench.doctor import Finding

@@ -28,7 +28,8 @@ from longseq_bench.cli.where import (
     sorting,
     words_of,
 )
-from longseq_bench.model import Record
+from longseq_bench.core.model import Record
+from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.document import Axis, Chart, Mark, Point
 from longseq_bench.reports.groups import grouped, name_of, workload_words
 from longseq_bench.table import (
@@ -41,7 +42,6 @@ from longseq_bench.table import (
     rows_json,
     swept,
 )
-from longseq_bench.units import format_tokens
 
 LABEL, PASSES = "label", "passes"
 """The column of a row's timed passes as a sparkline."""

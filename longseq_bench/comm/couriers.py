@@ -22,7 +22,7 @@ from torch import Tensor
 
 from longseq_bench.comm.group import Group, Pending
 from longseq_bench.comm.orders import even
-from longseq_bench.dry import STEPS, some
+from longseq_bench.meta_mode import STEPS, some
 
 Pair = tuple[Tensor, Tensor]
 

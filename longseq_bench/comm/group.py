@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longseq_bench.dry import device_of, is_dry
+from longseq_bench.meta_mode import device_of, is_dry
 
 PATIENCE = timedelta(days=7)
 """Nothing waits as long: the launcher owns the clock, and tells a hang from a lost peer."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import even
-from longseq_bench.dry import STEPS, some
+from longseq_bench.meta_mode import STEPS, some
 
 LEAST_TRANSFER = 256
 TRANSFERS = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.model import Workload
+from longseq_bench.core.model import Workload
 
 Positions = NDArray[np.int64]
 

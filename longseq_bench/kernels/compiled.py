@@ -22,7 +22,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 
 COMPILERS = ("g++", "clang++", "c++")
 ZIG = "ziglang"

@@ -8,8 +8,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from longseq_bench import dry
-from longseq_bench.errors import UnsupportedError
+from longseq_bench import meta_mode
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import local, tiles
 
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -80,7 +80,7 @@ class Fused:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        dry.refuse_if_one_call()
+        meta_mode.refuse_if_one_call()
         return local.forward(q, k, v, self._causal)
 
     def backward(

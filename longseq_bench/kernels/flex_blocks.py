@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.units import format_bytes
 from longseq_bench.patterns.layout import BlockLayout, Ints
-from longseq_bench.units import format_bytes
 
 Lists = tuple[Ints, NDArray[np.int32]]
 """Compressed rows: indptr, indices."""

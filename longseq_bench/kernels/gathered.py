@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.dry import some
-from longseq_bench.errors import UserError
+from longseq_bench.core.errors import UserError
 from longseq_bench.kernels import local, tiles
 from longseq_bench.kernels.core import Triple
 from longseq_bench.kernels.tiles import ALL, Index, Piece, RowBlock
+from longseq_bench.meta_mode import some
 from longseq_bench.patterns.layout import BlockLayout
 
 ROWS_A_CALL = 16

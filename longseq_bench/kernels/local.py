@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from longseq_bench.dry import device_of
+from longseq_bench.meta_mode import device_of
 
 _aten: Any = torch.ops.aten
 _EFFICIENT_ALIGN = 32

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.dry import device_of, is_capped
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.compiled import library
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part
+from longseq_bench.meta_mode import device_of, is_capped
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.errors import UserError
+from longseq_bench.core.errors import UserError
 from longseq_bench.kernels.core import Triple
 from longseq_bench.patterns.spans import Spans
 

@@ -14,10 +14,10 @@ from typing import Literal
 
 import torch
 
-from longseq_bench.dry import is_dry
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import flex_blocks, native, plain_spans
 from longseq_bench.kernels.spans import SpanKernel
+from longseq_bench.meta_mode import is_dry
 
 Kernel = Literal["auto", "native", "triton", "flex", "torch"]
 SpansOf = Literal["auto", "native", "torch"]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longseq_bench import dry
+from longseq_bench import meta_mode
 from longseq_bench.kernels import host, local, tiles
 from longseq_bench.kernels.core import Triple
 from longseq_bench.kernels.tiles import Piece, Plan, RowBlock, wide
@@ -40,7 +40,7 @@ class Streamed:
         out, lse = host.zeros_like(q), None
         if keep_lse:
             lse = host.zeros(q.shape[:3], wide(q), self._lane.device).fill_(-math.inf)
-        for block in dry.some(self._plan()):
+        for block in meta_mode.some(self._plan()):
             at = (slice(None), block.heads, block.rows)
             rows = self._lane.bring(q[at])
             acc = torch.zeros_like(rows, dtype=wide(q))
@@ -60,7 +60,7 @@ class Streamed:
     ) -> Triple:
         dq = host.zeros_like(q)
         dk, dv = (host.zeros_like(t, wide(t)) for t in (k, v))
-        for block in dry.some(self._plan()):
+        for block in meta_mode.some(self._plan()):
             at = (slice(None), block.heads, block.rows)
             own = [self._lane.bring(t[at]) for t in (grad_out, q, out, lse)]
             acc = torch.zeros_like(own[1], dtype=wide(q))
@@ -77,7 +77,7 @@ class Streamed:
     def _keys(
         self, block: RowBlock, q: Tensor, keys: tuple[Tensor, Tensor]
     ) -> Iterator[tuple[Call, tuple[Tensor, Tensor]]]:
-        calls = dry.some(tiles.calls(block, q.shape[1] // keys[0].shape[1]))
+        calls = meta_mode.some(tiles.calls(block, q.shape[1] // keys[0].shape[1]))
         yield from self._lane.pairs(keys, calls)
 
 
@@ -87,14 +87,14 @@ class _Lane:
     def __init__(self, device: str) -> None:
         self.device = device
         self._copies = device == "cuda"
-        real = self._copies and not dry.is_dry()
+        real = self._copies and not meta_mode.is_dry()
         self._side: Any = torch.cuda.Stream() if real else None  # type: ignore[no-untyped-call]
 
     def bring(self, tile: Tensor) -> Tensor:
         """The tile on the device."""
         if not self._copies:
             return tile
-        if dry.is_dry():
+        if meta_mode.is_dry():
             return tile.clone()
         made = torch.empty(tile.shape, dtype=tile.dtype, device="cuda")
         for batch, heads in zip(made, tile, strict=True):

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longseq_bench.dry import is_dry, refuse_if_one_call, some
 from longseq_bench.kernels import local
+from longseq_bench.meta_mode import is_dry, refuse_if_one_call, some
 
 Index = slice | Tensor
 ALL = slice(None)

@@ -31,8 +31,8 @@ from torch import Tensor
 from triton.language import tensor
 from triton.runtime.errors import OutOfResources
 
-from longseq_bench.dry import device_of, is_dry
-from longseq_bench.errors import KernelLimitError, UnsupportedError
+from longseq_bench.core.errors import KernelLimitError, UnsupportedError
+from longseq_bench.meta_mode import device_of, is_dry
 from longseq_bench.patterns.layout import BlockLayout, Ints
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from longseq_bench.catalogue import Catalogue
-from longseq_bench.model import Foresight, Outcome, Trial
+from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.model import Foresight, Outcome, Trial
 
 WALK_S = 10.0
 """How long trials that are about to be run may be walked without data."""

@@ -25,8 +25,8 @@ from multiprocessing import connection as connections
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-from longseq_bench.errors import LauncherError, UserError
-from longseq_bench.places import Site
+from longseq_bench.core.cluster_env import Site
+from longseq_bench.core.errors import LauncherError, UserError
 
 BEAT_S = 1.0
 LOST_S = 10.0

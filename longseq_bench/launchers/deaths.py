@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from longseq_bench.model import Outcome, Phase
+from longseq_bench.core.model import Outcome, Phase
 
 NATIVE_DEATHS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 """Signals by which native code dies where an allocation of its own was not checked."""

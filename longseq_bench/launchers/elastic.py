@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from longseq_bench.catalogue import Catalogue
-from longseq_bench.errors import LauncherError, UserError
+from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.cluster_env import LOOPBACK, Site
+from longseq_bench.core.errors import LauncherError, UserError
+from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.launchers import control
 from longseq_bench.launchers.base import OnPhase
 from longseq_bench.launchers.control import BEAT_S, Channel, Hello, Hub, Link, join, ready
@@ -24,8 +26,6 @@ from longseq_bench.launchers.crew import PHASE_LIMIT_S, Crew, Look
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.launchers.looks import LOOK_S, STACKS_S, leaving
 from longseq_bench.launchers.node import Node, Order
-from longseq_bench.model import Outcome, Phase, Trial
-from longseq_bench.places import LOOPBACK, Site
 
 MEET_S = 120.0
 """How long ranks that are there may take to connect to each other and begin."""

@@ -25,8 +25,10 @@ from typing import Any
 
 import psutil
 
-from longseq_bench.catalogue import Catalogue
-from longseq_bench.errors import LauncherError, UserError
+from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.errors import LauncherError, UserError
+from longseq_bench.core.model import Foresight, Outcome, Trial
+from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child, server
 from longseq_bench.launchers.base import WALK_S, Launched, Launcher, OnPhase
 from longseq_bench.launchers.crew import GRACE_S, PHASE_LIMIT_S, Crew
@@ -39,8 +41,6 @@ from longseq_bench.launchers.deaths import (
 from longseq_bench.launchers.interrupts import uninterrupted
 from longseq_bench.launchers.looks import kill_strays, leaving, look, stacks
 from longseq_bench.launchers.output import Output
-from longseq_bench.model import Foresight, Outcome, Trial
-from longseq_bench.units import format_bytes
 
 PRELOAD = [
     "longseq_bench.launchers._server",

@@ -12,11 +12,11 @@ from contextlib import suppress
 
 import psutil
 
+from longseq_bench.core.model import Outcome
 from longseq_bench.launchers import server as fork_server
 from longseq_bench.launchers.crew import GRACE_S, Look
 from longseq_bench.launchers.deaths import stack_lines
 from longseq_bench.launchers.output import Output
-from longseq_bench.model import Outcome
 
 LOOK_S, LOOKS = 0.5, 10
 """How long ranks are watched to tell who works from who waits, and how often they are looked at."""

@@ -25,7 +25,8 @@ from typing import Any
 
 import psutil
 
-from longseq_bench.errors import LauncherError
+from longseq_bench.core.cluster_env import LOOPBACK
+from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers import _agent, server
 from longseq_bench.launchers.crew import GRACE_S
 from longseq_bench.launchers.deaths import (
@@ -39,7 +40,6 @@ from longseq_bench.launchers.handing import hand
 from longseq_bench.launchers.interrupts import uninterrupted
 from longseq_bench.launchers.looks import kill_strays, look, stacks
 from longseq_bench.launchers.output import Output
-from longseq_bench.places import LOOPBACK
 
 AGENT_PRELOAD = [*PRELOAD, "longseq_bench.probe.elastic"]
 

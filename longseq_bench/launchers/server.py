@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.process import BaseProcess
 
-from longseq_bench.errors import LauncherError
+from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers.interrupts import blocked, uninterrupted
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from longseq_bench.catalogue import Catalogue, DeviceInfo
-from longseq_bench.cost import attention_flops, floor_bytes
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo
+from longseq_bench.core.cost import attention_flops, floor_bytes
+from longseq_bench.core.model import Foresight, Measurement, Outcome, Trial
 from longseq_bench.launchers.base import WALK_S, Launched, Launcher, OnPhase
-from longseq_bench.model import Foresight, Measurement, Outcome, Trial
 
 Formula = Callable[[Trial], float]
 FLOPS_PER_S = 1e11

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import ClassVar
 
-from longseq_bench.model import Measurement
+from longseq_bench.core.model import Measurement
 
 
 class Meter(ABC):

@@ -6,8 +6,8 @@ import time
 
 import torch
 
+from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import Meter
-from longseq_bench.model import Measurement
 
 
 class Clock(Meter):

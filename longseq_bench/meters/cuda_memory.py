@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import Meter
-from longseq_bench.model import Measurement
 
 
 class CudaMemory(Meter):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import Meter
-from longseq_bench.model import Measurement
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longseq_bench import dry
+from longseq_bench import meta_mode
+from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import Meter
-from longseq_bench.model import Measurement
 
 Inside = Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
 """Bytes that an operation, given its arguments, holds while it runs."""
@@ -46,7 +46,7 @@ class StoragePeak(Meter):
         for tensor in _tensors(made):
             if tensor.device.type == self._device:
                 storage = tensor.untyped_storage()
-                if not dry.is_elsewhere(storage):
+                if not meta_mode.is_elsewhere(storage):
                     self._hold(storage)
         inside = self._inside(op, args, kwargs)
         if self.now + inside > self.peak:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import Meter
-from longseq_bench.model import Measurement
 
 
 class TrackedPeak(Meter):

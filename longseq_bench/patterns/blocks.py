@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.errors import UnknownNameError, UserError
+from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.patterns.layout import BlockLayout, Ints
 
 CHUNK = 2**16

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.errors import UnknownNameError, UserError
+from longseq_bench.core.errors import UnknownNameError, UserError
 
 Ints = NDArray[np.int64]
 

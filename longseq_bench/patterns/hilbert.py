@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.errors import UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError, UserError
 
 Cells = NDArray[np.int32]
 Ints = TypeVar("Ints", NDArray[np.int32], NDArray[np.int64])

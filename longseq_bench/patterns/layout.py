@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.cost import visible_pairs as dense_pairs
-from longseq_bench.errors import UserError
+from longseq_bench.core.cost import visible_pairs as dense_pairs
+from longseq_bench.core.errors import UserError
 
 Ints = NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.errors import UserError
+from longseq_bench.core.errors import UserError
 from longseq_bench.patterns.blocks import check_lengths, check_sparsity, kept_counts
 from longseq_bench.patterns.layout import BlockLayout, Ints
 

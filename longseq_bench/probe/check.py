@@ -20,7 +20,7 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.comm.group import Group
-from longseq_bench.model import DType
+from longseq_bench.core.model import DType
 from longseq_bench.probe.holdings import largest, together
 from longseq_bench.probe.inputs import Triple
 from longseq_bench.probe.reference import Gradients, Reference, Rows

@@ -34,9 +34,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
-from longseq_bench.errors import UserError
-from longseq_bench.model import Trial
-from longseq_bench.places import LOOPBACK, adopted
+from longseq_bench.core.cluster_env import LOOPBACK, adopted
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Trial
 from longseq_bench.probe.tell import Teller
 from longseq_bench.probe.worker import run
 

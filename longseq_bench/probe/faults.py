@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from longseq_bench.errors import KernelLimitError, UnsupportedError
-from longseq_bench.model import Outcome, Phase, Status
+from longseq_bench.core.errors import KernelLimitError, UnsupportedError
+from longseq_bench.core.model import Outcome, Phase, Status
 
 _MEMORY_WORDS = (
     "DefaultCPUAllocator: can't allocate memory",

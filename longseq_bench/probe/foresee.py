@@ -17,15 +17,15 @@ import numpy as np
 import psutil
 import torch
 
-from longseq_bench import dry
+from longseq_bench import meta_mode
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, ExactAttention
 from longseq_bench.attention.layouts import LayoutAttention
 from longseq_bench.comm.group import Group
-from longseq_bench.cost import visible_pairs
-from longseq_bench.errors import LongseqError, UnsupportedError
+from longseq_bench.core.cost import visible_pairs
+from longseq_bench.core.errors import LongseqError, UnsupportedError
+from longseq_bench.core.model import Foresight, Trial
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.meters.storages import StoragePeak
-from longseq_bench.model import Foresight, Trial
 from longseq_bench.probe import limits
 from longseq_bench.probe.inputs import draw
 from longseq_bench.probe.inside import Inside
@@ -53,7 +53,7 @@ def _compile_nothing() -> None:
 
 
 def _foresee(trial: Trial, threads: int) -> Foresight:
-    dry.begin(trial.device)
+    meta_mode.begin(trial.device)
     # ranks of a CPU share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
     make = None

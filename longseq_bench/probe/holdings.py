@@ -16,7 +16,7 @@ from torch import Tensor
 
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.shard import Positions, Shard
-from longseq_bench.model import Workload
+from longseq_bench.core.model import Workload
 
 Mark = tuple[int, int, int]
 """Of some positions: how many, their sum, the sum of their squares, modulo 2^64."""

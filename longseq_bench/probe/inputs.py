@@ -15,8 +15,8 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.comm.shard import Positions
+from longseq_bench.core.model import Keep
 from longseq_bench.kernels import host
-from longseq_bench.model import Keep
 from longseq_bench.probe.holdings import mark, rows_held, together
 
 WHOLE_ROWS = 512

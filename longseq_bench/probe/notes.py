@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from longseq_bench.model import Measurement, Outcome
+from longseq_bench.core.model import Measurement, Outcome
 
 
 @dataclass

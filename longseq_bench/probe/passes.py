@@ -6,9 +6,9 @@ import torch
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Trial, Workload
 from longseq_bench.kernels import host, local
-from longseq_bench.model import Trial, Workload
 from longseq_bench.probe.inputs import Pass, draw
 from longseq_bench.probe.tell import Teller
 

@@ -20,17 +20,17 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from longseq_bench import dry
+from longseq_bench import meta_mode
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm.group import Group
-from longseq_bench.cost import floor_bytes
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.cost import floor_bytes
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.meters.base import Meter
 from longseq_bench.meters.cuda_memory import CudaMemory
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.meters.storages import StoragePeak
 from longseq_bench.meters.tracked import TrackedPeak
-from longseq_bench.model import Outcome, Trial
 from longseq_bench.probe import limits
 from longseq_bench.probe.check import check, finite, zero_rows
 from longseq_bench.probe.faults import outcome_of
@@ -121,7 +121,7 @@ def _fits(
     """Whether the memory of a pass is there. Of loops whose turns are alike only the first are
     taken, so nothing of what comes out is looked at, and what is left out would hold is not in the
     process: the peak is that of tensors, with what the table says of fused kernels."""
-    dry.cap()
+    meta_mode.cap()
     meet(attention.group, teller)
     meter = StoragePeak(trial.device, Inside(torch.get_num_threads()))
     with _under_budget(trial, notes), meter:

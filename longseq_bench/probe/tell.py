@@ -13,7 +13,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from longseq_bench.model import Outcome, Phase
+from longseq_bench.core.model import Outcome, Phase
 
 
 class Teller:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import time
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.core.model import Trial
+from longseq_bench.core.stats import settled
 from longseq_bench.meters.clock import Clock, clock_for
-from longseq_bench.model import Trial
 from longseq_bench.probe.inputs import Pass
 from longseq_bench.probe.notes import Notes
 from longseq_bench.probe.passes import run_pass
 from longseq_bench.probe.tell import Teller
 from longseq_bench.probe.yardstick import yardstick_for
-from longseq_bench.stats import settled
 
 TIMED_WARM_UPS = 1
 SETTLED_WITHIN = 0.02

@@ -14,12 +14,12 @@ import torch
 
 from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError, UserError, WorldError
-from longseq_bench.model import DTYPE_BYTES, Outcome, Trial
-from longseq_bench.options import specs_of
-from longseq_bench.places import Place
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.core.cluster_env import Place
+from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
+from longseq_bench.core.model import DTYPE_BYTES, Outcome, Trial
+from longseq_bench.core.options import specs_of
 from longseq_bench.probe.faults import outcome_of
 from longseq_bench.probe.foresee import foresee
 from longseq_bench.probe.probe import probe

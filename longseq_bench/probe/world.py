@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from longseq_bench.comm.group import PATIENCE
-from longseq_bench.model import Device
-from longseq_bench.places import LOOPBACK, Place
+from longseq_bench.core.cluster_env import LOOPBACK, Place
+from longseq_bench.core.model import Device
 
 
 def connect(place: Place, device: Device, listener: socket | None = None, trial: str = "") -> None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longseq_bench.errors import StoreError, UserError
-from longseq_bench.lean import no_collecting
-from longseq_bench.model import Record
+from longseq_bench.core.errors import StoreError, UserError
+from longseq_bench.core.interning import no_collecting
+from longseq_bench.core.model import Record
 
 if TYPE_CHECKING:
     from longseq_bench.reports.base import Files

@@ -15,8 +15,8 @@ from functools import cached_property
 from itertools import repeat
 from typing import Any
 
-from longseq_bench.model import Environment, Record, Trial
-from longseq_bench.registry import Registry
+from longseq_bench.core.model import Environment, Record, Trial
+from longseq_bench.core.registry import Registry
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.elsewhere import Elsewhere
 from longseq_bench.table import Row, add_labels, maximum_rows, set_apart, speeds, sweep_rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import drawn
 from longseq_bench.reports.advice import confirmed
 from longseq_bench.reports.base import Source
@@ -14,7 +15,6 @@ from longseq_bench.reports.groups import capital, grouped, is_sparse, workload_w
 from longseq_bench.reports.growth import least_sparse
 from longseq_bench.reports.whole import wanting
 from longseq_bench.table import Row
-from longseq_bench.units import format_tokens
 
 _LENGTHS = (
     Column("Implementation"), Column("Ranks", "count"), Column("Sparsity"),

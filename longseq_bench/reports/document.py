@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from longseq_bench.units import (
+from longseq_bench.core.units import (
     format_bytes,
     format_rate,
     format_seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
 from longseq_bench.reports.findings import first_said
@@ -14,7 +15,6 @@ from longseq_bench.reports.segments import ratio_of
 from longseq_bench.reports.whole import wanting
 from longseq_bench.scaling import Complexity, Exponent, complexities
 from longseq_bench.table import Row
-from longseq_bench.units import format_tokens
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Twice", "tokens"),

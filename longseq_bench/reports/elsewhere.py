@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 from pydantic import Field, ValidationError
 
-from longseq_bench.errors import ConfigError
-from longseq_bench.model import DType, Frozen, Mode, OptionValue
+from longseq_bench.core.errors import ConfigError
+from longseq_bench.core.model import DType, Frozen, Mode, OptionValue
 from longseq_bench.table import Row
 
 

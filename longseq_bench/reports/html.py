@@ -17,7 +17,7 @@ from importlib.resources import files
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, get_args
 
-from longseq_bench.model import Status
+from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.csv import slug
 from longseq_bench.reports.document import MISSING, Chart, Column, Document, Section, Table

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from longseq_bench.model import Environment, Record
+from longseq_bench.core.model import Environment, Record
+from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
-from longseq_bench.units import format_bytes, format_seconds
 
 
 def dates(records: Sequence[Record]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from longseq_bench.model import Measurement, Record
+from longseq_bench.core.model import Measurement, Record
 from longseq_bench.reports.document import Cell, Column, Table
 
 _OF_RECORD = (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm.group import Group
-from longseq_bench.model import Workload
+from longseq_bench.core.model import Workload
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 Options = dict[str, Any]

@@ -23,9 +23,9 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.shard import Positions, Shard
+from longseq_bench.core.model import DType, Workload
 from longseq_bench.kernels import local, native, plain_spans
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part
-from longseq_bench.model import DType, Workload
 from tests.attention.definition import Options, Tensors, inputs, output_gradient
 
 FINE = 6

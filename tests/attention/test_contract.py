@@ -15,9 +15,9 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.comm.group import Group
-from longseq_bench.cost import floor_bytes, visible_pairs
-from longseq_bench.errors import WorldError
-from longseq_bench.model import Workload
+from longseq_bench.core.cost import floor_bytes, visible_pairs
+from longseq_bench.core.errors import WorldError
+from longseq_bench.core.model import Workload
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
 from longseq_bench.probe.check import PARAMETERS, TOLERANCE, check
 from longseq_bench.probe.inputs import WHOLE_ROWS

@@ -20,8 +20,8 @@ from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.factory import KEPT_PLANS, VARIANTS, SparseAttention
 from longseq_bench.attention.multihead import MultiheadBlockSparse
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnknownNameError, UnsupportedError, UserError
-from longseq_bench.model import Workload
+from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
+from longseq_bench.core.model import Workload
 from tests.attention.definition import Tensors, inputs, made, output_gradient
 from tests.ranks import Ranks
 

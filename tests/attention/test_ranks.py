@@ -22,8 +22,8 @@ from longseq_bench.attention import fairscale
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm import deepspeed
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError, UserError, WorldError
-from longseq_bench.model import Workload, divisors
+from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
+from longseq_bench.core.model import Workload, divisors
 from longseq_bench.probe.check import TOLERANCE
 from tests.attention.definition import (
     REGISTERED,

@@ -8,8 +8,8 @@ import pytest
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError
-from longseq_bench.model import Workload
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Workload
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from longseq_bench import environment
-from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.cli import run
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.launchers import forked
 from longseq_bench.launchers.simulated import Simulated
 from longseq_bench.store import LOCK, RECORDS, Store, load

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from longseq_bench import __version__, environment
-from longseq_bench.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.cli import run
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.launchers import forked
 from longseq_bench.launchers.simulated import Simulated
 from longseq_bench.store import RECORDS, load

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from longseq_bench.cli import run
-from longseq_bench.model import Record
+from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS
 from tests import make
 

@@ -22,8 +22,8 @@ from longseq_bench.cli import live as live_page
 from longseq_bench.cli import run, watch
 from longseq_bench.cli.live import ADDRESS, Live
 from longseq_bench.cli.watch import SweepProgress
-from longseq_bench.errors import UserError
-from longseq_bench.model import Record
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Record
 from longseq_bench.plan import Step
 from longseq_bench.store import RECORDS
 from tests import make

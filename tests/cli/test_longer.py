@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from longseq_bench.cli import run
-from longseq_bench.cost import floor_bytes
+from longseq_bench.core.cost import floor_bytes
+from longseq_bench.core.model import Trial
 from longseq_bench.launchers import forked
-from longseq_bench.model import Trial
 from longseq_bench.store import load
 from tests.cli.test_cli import Ranks
 

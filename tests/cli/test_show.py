@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from longseq_bench.cli import run
 from longseq_bench.cli.sparks import Scale, bar, samples_line, slots_of
 from longseq_bench.cli.where import KINDS, condition, ordered
-from longseq_bench.model import Record
+from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS
 from longseq_bench.table import (
     MAXIMUM_FIELDS,

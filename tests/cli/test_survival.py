@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from longseq_bench.cli import run
-from longseq_bench.model import Record
+from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS, TORN, load
 
 MARK = "LONGSEQ_TEST_RUN"

@@ -16,8 +16,8 @@ from longseq_bench.cli.tables import (
     trials_table,
 )
 from longseq_bench.cli.watch import outcome_words, trial_words
-from longseq_bench.cost import attention_flops
-from longseq_bench.model import Record
+from longseq_bench.core.cost import attention_flops
+from longseq_bench.core.model import Record
 from longseq_bench.table import sweep_rows
 from tests import make
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from longseq_bench.cli import run
 from longseq_bench.cli.common import console
 from longseq_bench.cli.page import print_document
-from longseq_bench.model import Record
+from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.base import KINDS
 from longseq_bench.reports.document import (

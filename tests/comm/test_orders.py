@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from longseq_bench.comm.orders import Name, Order, cut, even, positions_of, stairs
 from longseq_bench.comm.shard import Shard
-from longseq_bench.model import Workload
+from longseq_bench.core.model import Workload
 
 NAMES: tuple[Name, ...] = get_args(Name)
 names = st.sampled_from(NAMES)

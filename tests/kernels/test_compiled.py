@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import compiled, native, sparse
 from longseq_bench.kernels.sparse import Blocks
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import plain
 from longseq_bench.kernels.core import Core, Fused, Tiles, Triple, attend
 from longseq_bench.kernels.tiles import ALL, Piece, RowBlock

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.flex_blocks import FlexBlocks, compiled, tile_options
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from longseq_bench.patterns.layout import BlockLayout

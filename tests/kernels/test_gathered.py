@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longseq_bench.errors import UserError
+from longseq_bench.core.errors import UserError
 from longseq_bench.kernels import gathered
 from longseq_bench.kernels.core import attend
 from longseq_bench.kernels.gathered import Gathered

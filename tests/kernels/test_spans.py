@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.errors import UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.kernels import native, plain_spans
 from longseq_bench.kernels.spans import Index, Part, SpanCore
 from longseq_bench.patterns.blocks import make_layout

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import host
 from longseq_bench.kernels.core import Tiles, attend
 from longseq_bench.kernels.streamed import Streamed

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.errors import KernelLimitError, UnsupportedError
+from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from longseq_bench.patterns.layout import BlockLayout
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from longseq_bench.errors import LauncherError, UserError
+from longseq_bench.core.cluster_env import Site
+from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.launchers import control
 from longseq_bench.launchers.control import Channel, Hello, Hub, Link, join, ready
-from longseq_bench.places import Site
 
 AGREED = {"torch": "2.13.0", "the command": "sweep a.yaml"}
 ZERO = Hello(0, "alpha", "zero", AGREED)

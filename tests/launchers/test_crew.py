@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from longseq_bench.core.model import Outcome, Phase, Status
 from longseq_bench.launchers.crew import (
     CAUSE_S,
     EXACT_FACTOR,
@@ -15,7 +16,6 @@ from longseq_bench.launchers.crew import (
     Crew,
     Look,
 )
-from longseq_bench.model import Outcome, Phase, Status
 from tests.make import measurement, outcome, trial
 
 LOST = {"lost_peer": True}

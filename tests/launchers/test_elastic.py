@@ -19,14 +19,14 @@ from typing import Any
 import psutil
 import pytest
 
+from longseq_bench.core.cluster_env import Site
+from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.launchers import control, elastic
 from longseq_bench.launchers.control import Hello, Link
 from longseq_bench.launchers.crew import Crew
 from longseq_bench.launchers.elastic import Elastic, _Run, split
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.launchers.node import Node, Order, _Rank
-from longseq_bench.model import Outcome, Trial
-from longseq_bench.places import Site
 from tests.launchers.test_forked import descendants
 from tests.launchers.test_ranks import asked, opened
 from tests.make import trial
@@ -36,7 +36,7 @@ import sys
 from longseq_bench.launchers.control import Hello, Link
 from longseq_bench.launchers.crew import Crew
 from longseq_bench.launchers.elastic import Follower
-from longseq_bench.places import Site
+from longseq_bench.core.cluster_env import Site
 site = Site(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
 hello = Hello(1, "beta", sys.argv[2])
 try:

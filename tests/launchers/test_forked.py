@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from longseq_bench.errors import UnknownNameError
+from longseq_bench.core.errors import UnknownNameError
+from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.launchers.looks import kill_strays
-from longseq_bench.model import Outcome, Trial
 from tests.make import trial
 
 MIB = 2**20

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from longseq_bench.errors import UserError
-from longseq_bench.places import LOOPBACK, Place, adopted, first_host
+from longseq_bench.core.cluster_env import LOOPBACK, Place, adopted, first_host
+from longseq_bench.core.errors import UserError
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1",

@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from longseq_bench.errors import UserError
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.launchers import crew, forked
 from longseq_bench.launchers.base import Launched
 from longseq_bench.launchers.deaths import shared_files
 from longseq_bench.launchers.forked import Forked
-from longseq_bench.model import Outcome, Trial
 from tests.launchers.test_forked import descendants
 from tests.make import trial
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.errors import UnknownNameError, UserError
+from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, WITH_WINDOW, make_layout
 from longseq_bench.patterns.layout import BlockLayout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longseq_bench.errors import UnknownNameError, UserError
+from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.patterns import blocks
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from longseq_bench.patterns.dilated import Rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longseq_bench.errors import UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.patterns import hilbert
 from longseq_bench.patterns.hilbert import (
     LARGEST_SIDE,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.errors import UserError
+from longseq_bench.core.errors import UserError
 from longseq_bench.patterns.layout import BlockLayout
 
 

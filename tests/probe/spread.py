@@ -25,8 +25,8 @@ from longseq_bench.attention.base import ExactAttention, Positions
 from longseq_bench.comm.group import Group
 from longseq_bench.comm.orders import even
 from longseq_bench.comm.shard import Shard
-from longseq_bench.cost import Cost, dense_cost
-from longseq_bench.model import Workload
+from longseq_bench.core.cost import Cost, dense_cost
+from longseq_bench.core.model import Workload
 
 LATE_S = 0.1
 

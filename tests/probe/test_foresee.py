@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from longseq_bench.core.model import Trial
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.meters.storages import StoragePeak
-from longseq_bench.model import Trial
 from longseq_bench.probe.inside import Inside
 from tests.make import trial
 

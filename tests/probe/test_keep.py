@@ -11,11 +11,11 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.comm.group import Group
-from longseq_bench.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Keep, Outcome, Workload
 from longseq_bench.kernels import native
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.model import Keep, Outcome, Workload
 from longseq_bench.probe.inputs import draw
 from longseq_bench.probe.passes import run_pass
 from tests.make import trial

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from longseq_bench.cost import floor_bytes
+from longseq_bench.core.cost import floor_bytes
+from longseq_bench.core.model import Outcome
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.model import Outcome
 from tests.make import trial
 
 MIB = 2**20

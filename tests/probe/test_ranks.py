@@ -13,9 +13,9 @@ import torch
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.comm.group import Group
+from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.meters.base import Meter
 from longseq_bench.meters.clock import Clock
-from longseq_bench.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.probe import probe as probing
 from longseq_bench.probe import reference, timing
 from longseq_bench.probe.check import Errors, check

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm.group import Group
+from longseq_bench.core.dense_reference import standard_bytes
+from longseq_bench.core.model import Outcome, Workload
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.meters.clock import Clock
 from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.model import Outcome, Workload
 from longseq_bench.probe import timing, yardstick
 from longseq_bench.probe.inputs import Pass, draw
 from longseq_bench.probe.notes import Notes, samples_of
@@ -29,7 +30,6 @@ from longseq_bench.probe.yardstick import (
     part_rows,
     yardstick_for,
 )
-from longseq_bench.yardsticks import standard_bytes
 from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")

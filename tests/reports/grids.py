@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from longseq_bench.model import Record
-from longseq_bench.units import format_bytes, format_seconds, format_tokens
+from longseq_bench.core.model import Record
+from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from tests.reports.oracle import Book
 from tests.reports.tables import DASH, by, tried
 

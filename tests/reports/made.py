@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from longseq_bench.model import Environment, Outcome, Record, Status, Trial
+from longseq_bench.core.model import Environment, Outcome, Record, Status, Trial
 from tests import make
 from tests.reports.oracle import dense_flops
 

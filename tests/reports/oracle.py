@@ -19,8 +19,8 @@ from functools import cache, cached_property
 from statistics import median
 from typing import Any
 
-from longseq_bench.model import Record, Trial, Workload
-from longseq_bench.units import format_bytes, format_seconds
+from longseq_bench.core.model import Record, Trial, Workload
+from longseq_bench.core.units import format_bytes, format_seconds
 
 WORST_FIRST = (
     "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",

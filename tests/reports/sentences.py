@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from longseq_bench.units import format_bytes, format_seconds, format_share, format_tokens
+from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from tests.reports.oracle import Book, Search, Swept, largest, options_text, per_pass
 from tests.reports.tables import (
     as_much,

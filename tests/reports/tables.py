@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from longseq_bench.core.units import format_bytes, format_seconds, format_share, parse_bytes
 from longseq_bench.reports.document import format_cell
-from longseq_bench.units import format_bytes, format_seconds, format_share, parse_bytes
 from tests.reports.oracle import (
     WORST_FIRST,
     Book,

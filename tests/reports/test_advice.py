@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from longseq_bench.model import Record, Status
+from longseq_bench.core.model import Record, Status
 from longseq_bench.reports.advice import fastest, leanest, longest, ranks_pay, sparse_pays
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.bottleneck import bottleneck

@@ -9,7 +9,7 @@ import altair
 import pytest
 
 from longseq_bench.compare import compare
-from longseq_bench.model import Record
+from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.charts import (
     BAR,

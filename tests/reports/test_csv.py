@@ -8,7 +8,7 @@ import json
 
 import pandas
 
-from longseq_bench.model import Record
+from longseq_bench.core.model import Record
 from longseq_bench.reports.base import FORMATS, KINDS, Source
 from tests import make
 

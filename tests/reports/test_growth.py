@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.errors import ConfigError
-from longseq_bench.model import Record, Trial
+from longseq_bench.core.errors import ConfigError
+from longseq_bench.core.model import Record, Trial
 from longseq_bench.reports import documents
 from longseq_bench.reports.elsewhere import Elsewhere, read
 from longseq_bench.reports.markdown import render

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from longseq_bench.model import Record
+from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports import html as html_format
 from longseq_bench.reports.base import KINDS

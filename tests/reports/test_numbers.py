@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.model import Record
+from longseq_bench.core.model import Record
 from longseq_bench.reports import charts, documents
 from longseq_bench.reports.elsewhere import Elsewhere
 from longseq_bench.reports.markdown import render

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.model import Record
-from longseq_bench.units import format_bytes, format_seconds, format_share, format_tokens
+from longseq_bench.core.model import Record
+from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from tests import make
 from tests.reports.test_summary import built, findings, page, tables
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.errors import StoreError, UnknownNameError, UserError
-from longseq_bench.model import Record
+from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
+from longseq_bench.core.model import Record
 from longseq_bench.reports import documents, write_report
 from longseq_bench.reports.base import FORMATS, KINDS, Source
 from tests import make

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.cost import attention_flops
-from longseq_bench.model import Record
+from longseq_bench.core.cost import attention_flops
+from longseq_bench.core.dense_reference import standard_bytes
+from longseq_bench.core.model import Record
+from longseq_bench.core.units import format_bytes, format_rate, format_seconds, format_share
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.sparse import sparse
-from longseq_bench.units import format_bytes, format_rate, format_seconds, format_share
-from longseq_bench.yardsticks import standard_bytes
 from tests import make
 from tests.reports.test_summary import page, tables
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.cost import floor_bytes
-from longseq_bench.errors import UnknownNameError
-from longseq_bench.model import Record
+from longseq_bench.core.cost import floor_bytes
+from longseq_bench.core.errors import UnknownNameError
+from longseq_bench.core.model import Record
+from longseq_bench.core.units import format_bytes, format_rate, format_seconds, format_share
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.markdown import render
-from longseq_bench.units import format_bytes, format_rate, format_seconds, format_share
 from tests import make
 
 

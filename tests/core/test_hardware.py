@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from longseq_bench.errors import UserError
-from longseq_bench.hardware import Hardware, profile, profiles, this_cpu
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.hardware import Hardware, profile, profiles, this_cpu
 
 GOOD = {
     "name": "A card",

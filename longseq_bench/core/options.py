@@ -14,9 +14,15 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from longseq_bench.errors import DENSITY, OldDensityError, UnitError, UnknownNameError, UserError
-from longseq_bench.model import Frozen, OptionValue
-from longseq_bench.units import parse_tokens
+from longseq_bench.core.errors import (
+    DENSITY,
+    OldDensityError,
+    UnitError,
+    UnknownNameError,
+    UserError,
+)
+from longseq_bench.core.model import Frozen, OptionValue
+from longseq_bench.core.units import parse_tokens
 
 Kind = Literal["int", "float", "str", "bool", "ints"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-from longseq_bench.errors import UnknownNameError, UnsupportedError
+from longseq_bench.core.errors import UnknownNameError, UnsupportedError
 
 T = TypeVar("T")
 

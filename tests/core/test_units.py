@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.errors import UnitError
-from longseq_bench.units import (
+from longseq_bench.core.errors import UnitError
+from longseq_bench.core.units import (
     format_bytes,
     format_rate,
     format_seconds,

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from longseq_bench.catalogue import Catalogue, Entry
-from longseq_bench.errors import UnknownNameError, UserError
-from longseq_bench.options import Kind, OptionSpec, fill, specs_of
+from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.options import Kind, OptionSpec, fill, specs_of
 
 
 class Example:

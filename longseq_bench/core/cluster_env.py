@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from longseq_bench.errors import UserError
+from longseq_bench.core.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 

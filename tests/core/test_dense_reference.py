@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from longseq_bench.model import Workload
-from longseq_bench.yardsticks import ratio, share_interval, share_of_ideal, standard_bytes
+from longseq_bench.core.dense_reference import ratio, share_interval, share_of_ideal, standard_bytes
+from longseq_bench.core.model import Workload
 
 
 @pytest.mark.parametrize(

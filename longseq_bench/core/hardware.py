@@ -9,9 +9,9 @@ from typing import Annotated, Any, get_args
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from longseq_bench.errors import ConfigError, UnknownNameError, UserError
-from longseq_bench.model import Device, DType, Frozen, Mode
-from longseq_bench.units import parse_bytes
+from longseq_bench.core.errors import ConfigError, UnknownNameError, UserError
+from longseq_bench.core.model import Device, DType, Frozen, Mode
+from longseq_bench.core.units import parse_bytes
 
 HERE = "cpu"
 """The name of this machine's own processor."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench import registry
-from longseq_bench.errors import UnknownNameError, UnsupportedError, nearest
-from longseq_bench.registry import Registry
+from longseq_bench.core import registry
+from longseq_bench.core.errors import UnknownNameError, UnsupportedError, nearest
+from longseq_bench.core.registry import Registry
 
 MODULE = "from {package} import SHAPES\n\n@SHAPES.register('{name}')\nclass Shape: pass\n"
 
@@ -23,7 +23,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "shapes_of_a_test"
     folder.mkdir()
     (folder / "__init__.py").write_text(
-        "from longseq_bench.registry import Registry\n"
+        "from longseq_bench.core.registry import Registry\n"
         f"SHAPES = Registry('shape', '{folder.name}', 'a.group')\n"
     )
     for name in ("circle", "square"):

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from longseq_bench import lean as module
-from longseq_bench.lean import Lean, keep_uncollected, no_collecting
-from longseq_bench.model import Record
+from longseq_bench.core import interning as module
+from longseq_bench.core.interning import Lean, keep_uncollected, no_collecting
+from longseq_bench.core.model import Record
 from tests import make
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from longseq_bench.errors import UserError
-from longseq_bench.places import LOOPBACK, Site, site
+from longseq_bench.core.cluster_env import LOOPBACK, Site, site
+from longseq_bench.core.errors import UserError
 
 SRUN = {
     "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "812", "SLURM_STEP_ID": "0",

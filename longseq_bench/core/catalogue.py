@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import Field
 
-from longseq_bench.errors import UnknownNameError
-from longseq_bench.model import Frozen, OptionValue
-from longseq_bench.options import OptionSpec, fill
+from longseq_bench.core.errors import UnknownNameError
+from longseq_bench.core.model import Frozen, OptionValue
+from longseq_bench.core.options import OptionSpec, fill
 
 
 class Entry(Frozen):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from longseq_bench.model import Environment, Record
+from longseq_bench.core.model import Environment, Record
 
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V")

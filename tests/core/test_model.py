@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from longseq_bench.model import (
+from longseq_bench.core.model import (
     Environment,
     Measurement,
     OptionValue,
@@ -80,7 +80,7 @@ def test_a_trial_comes_back_from_json_with_its_types_and_key() -> None:
 
 def test_the_key_is_the_same_in_another_process() -> None:
     sent = trial(options={"b": 1, "a": (1, 2)})
-    code = "import sys; from longseq_bench.model import Trial; "
+    code = "import sys; from longseq_bench.core.model import Trial; "
     code += "print(Trial.model_validate_json(sys.argv[1]).key)"
     command = [sys.executable, "-c", code, sent.model_dump_json()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

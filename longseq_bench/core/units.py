@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from longseq_bench.errors import UnitError
+from longseq_bench.core.errors import UnitError
 
 _TOKENS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _BYTES = {

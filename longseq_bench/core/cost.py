@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longseq_bench.model import Workload
+from longseq_bench.core.model import Workload
 
 LSE_BYTES = 4
 """The log-sum-exp is kept in float32, one number a query and head."""

@@ -5,8 +5,8 @@ Formulas and ratios, pure. What a formula needs and has not is None, and so is w
 
 from __future__ import annotations
 
-from longseq_bench.cost import floor_bytes, key_bytes_per_token, query_bytes_per_token
-from longseq_bench.model import Workload
+from longseq_bench.core.cost import floor_bytes, key_bytes_per_token, query_bytes_per_token
+from longseq_bench.core.model import Workload
 
 Interval = tuple[float | None, float | None]
 

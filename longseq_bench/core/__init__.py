@@ -1,0 +1,1 @@
+"""Data, errors, units, options and formulas that both sides of the process boundary use."""
