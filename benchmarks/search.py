@@ -23,10 +23,10 @@ from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Trial, Workload
 from longseq_bench.environment import collect
 from longseq_bench.launchers.forked import Forked
-from longseq_bench.plan import maxlen
-from longseq_bench.predict import Outlook, Pace
 from longseq_bench.runner import Unkept, drive
-from longseq_bench.search import tolerance
+from longseq_bench.search.bracket import tolerance
+from longseq_bench.search.prediction import Outlook, Pace
+from longseq_bench.search.strategy import maxlen
 from longseq_bench.table import maximum_rows
 
 MIB = 2**20

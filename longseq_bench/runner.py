@@ -12,7 +12,7 @@ from typing import Protocol
 
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.launchers.base import Launcher
-from longseq_bench.plan import Plan, Step
+from longseq_bench.search.strategy import Plan, Step
 
 
 class Keeper(Protocol):

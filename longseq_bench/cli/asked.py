@@ -133,7 +133,7 @@ def chosen(
 ) -> dict[str, dict[str, OptionValue]]:
     """All options of each implementation named. An option goes to every one that has it; raises
     UserError for one that none has."""
-    from longseq_bench.config import parse_assignments
+    from longseq_bench.config.sweep_config import parse_assignments
     from longseq_bench.core.options import unknown_option
 
     given = parse_assignments(assignments)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.hardware import Hardware
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.plan import Plan
-    from longseq_bench.predict import Outlook
+    from longseq_bench.search.prediction import Outlook
+    from longseq_bench.search.strategy import Plan
 
 FAILED = ("wrong", "crashed", "error")
 MEMORY_SHARE = 0.8
@@ -114,7 +114,7 @@ def command_line() -> str:
 def outlook(launcher: Launcher, catalogue: Catalogue, device: Device, out: Path | None) -> Outlook:
     """What trials on this machine may be expected to take, by its records below results/ but those
     of `out`: a search that is resumed there has to ask what it asked before."""
-    from longseq_bench.predict import Outlook, Pace
+    from longseq_bench.search.prediction import Outlook, Pace
 
     past = past_records(Path("results"), out)
     return Outlook(launcher.foresee, Pace(hardware_here(catalogue, device), past))

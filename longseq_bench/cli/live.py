@@ -20,8 +20,8 @@ from typing import Any, Self
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
-from longseq_bench.plan import Step
 from longseq_bench.runner import Watcher
+from longseq_bench.search.strategy import Step
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")

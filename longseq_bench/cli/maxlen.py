@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.model import Record, Trial
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.predict import Outlook
+    from longseq_bench.search.prediction import Outlook
 
 DEFAULT_TIME_S = 30.0
 """Seconds a pass where none are asked: the command then ends in minutes on any machine."""
@@ -140,19 +140,19 @@ def _densest(
     as_json: bool,
 ) -> int:  # fmt: skip
     """Search the least sparsity of each. Raises UserError for what has none."""
-    from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.output import ends
     from longseq_bench.cli.tables import sparsities_table
     from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.core.errors import UserError
+    from longseq_bench.search import strategy
     from longseq_bench.table import least_sparsities
 
     for trial in trials:
         if "sparsity" not in trial.options:
             raise UserError(f"{trial.implementation} has no sparsity; block-sparse has")
     watcher = SearchProgress(console(stderr=True))
-    steps = plan.densest([t.at(tokens) for t in trials], ahead)
+    steps = strategy.densest([t.at(tokens) for t in trials], ahead)
     records = carry_out(steps, launcher, out, watcher)
     rows = least_sparsities(records)
     with ends(exit_code(records)):
@@ -196,14 +196,14 @@ def _search(
     trials: list[Trial], ceiling: int | None, launcher: Launcher, ahead: Outlook,
     out: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
-    from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.output import ends
     from longseq_bench.cli.watch import SearchProgress
+    from longseq_bench.search import strategy
     from longseq_bench.table import maxlen_json
 
     watcher = SearchProgress(console(stderr=True))
-    records = carry_out(plan.maxlen(trials, ceiling, ahead), launcher, out, watcher)
+    records = carry_out(strategy.maxlen(trials, ceiling, ahead), launcher, out, watcher)
     with ends(exit_code(records)):
         if as_json:
             print_json(maxlen_json(records))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from longseq_bench.core.hardware import Hardware
     from longseq_bench.core.model import Keep, Record, Trial
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.predict import Pace, Prediction
+    from longseq_bench.search.prediction import Pace, Prediction
 
 MOST_RANKS = 2**16
 """No larger world is looked at for a target."""
@@ -103,7 +103,7 @@ class _Asked:
 def _predict_all(wanted: _Asked, shape: dict[str, Any], past: list[Record], as_json: bool) -> int:
     from longseq_bench.cli.common import console, make_launcher
     from longseq_bench.core.hardware import HERE
-    from longseq_bench.predict import Pace
+    from longseq_bench.search.prediction import Pace
 
     with make_launcher() as launcher, console(stderr=True).status("walking through it …"):
         catalogue = launcher.catalogue()
@@ -161,8 +161,8 @@ def _trials(
 def _predict(trial: Trial, launcher: Launcher, pace: Pace, tokens: int | None) -> Prediction | str:
     from functools import partial
 
-    from longseq_bench.plan import CEILING_TOKENS
-    from longseq_bench.predict import longest_fit, predicted, smallest_world
+    from longseq_bench.search.prediction import longest_fit, predicted, smallest_world
+    from longseq_bench.search.strategy import CEILING_TOKENS
 
     foresee = partial(launcher.foresee, limit=WALK_LIMIT_S)
     if tokens is None:
@@ -179,7 +179,7 @@ def _refuse_what_fits_nowhere(
     """Raises UserError where a target fits with no implementation in the world asked for."""
     from longseq_bench.core.errors import UserError
     from longseq_bench.core.units import format_bytes, format_tokens
-    from longseq_bench.predict import Prediction
+    from longseq_bench.search.prediction import Prediction
 
     known = [one for one in made if isinstance(one, Prediction)]
     if not known:
@@ -205,7 +205,7 @@ def _show(
 ) -> None:  # fmt: skip
     from longseq_bench.cli.common import console, print_json
     from longseq_bench.cli.predictions import predictions_json, predictions_table
-    from longseq_bench.predict import accuracy
+    from longseq_bench.search.prediction import accuracy
 
     known = accuracy(past)
     if as_json:
@@ -218,7 +218,7 @@ def _show_accuracy(past: list[Record], as_json: bool) -> int:
     from longseq_bench.cli.common import console, print_json
     from longseq_bench.cli.predictions import accuracy_json, accuracy_table
     from longseq_bench.core.errors import UserError
-    from longseq_bench.predict import accuracy
+    from longseq_bench.search.prediction import accuracy
 
     known = accuracy(past)
     if not known:

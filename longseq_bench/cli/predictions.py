@@ -14,7 +14,7 @@ from longseq_bench.cli.tables import NONE, Column, Fitted
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
-from longseq_bench.predict import Accuracy, Prediction
+from longseq_bench.search.prediction import Accuracy, Prediction
 from longseq_bench.table import set_apart
 
 _SAID = (

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.model import Trial
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.predict import Outlook
+    from longseq_bench.search.prediction import Outlook
 
 ROUNDS = 1
 
@@ -104,16 +104,16 @@ def _study(
 ) -> int:  # fmt: skip
     from dataclasses import asdict
 
-    from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.output import ends
     from longseq_bench.cli.tables import rows_table, scaling_tables
     from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.scaling import complexities, reached
+    from longseq_bench.search import strategy
     from longseq_bench.table import maximum_rows, sweep_json, sweep_rows
 
     watcher = SearchProgress(console(stderr=True))
-    steps = plan.scaling(trials, worlds, ROUNDS, None, ahead)
+    steps = strategy.scaling(trials, worlds, ROUNDS, None, ahead)
     records = carry_out(steps, launcher, out, watcher)
     maxima, times = reached(maximum_rows(records)), complexities(sweep_rows(records))
     with ends(exit_code(records)):

@@ -10,10 +10,10 @@ import typer
 if TYPE_CHECKING:
     from longseq_bench.cli.live import Live
     from longseq_bench.cli.watch import SweepProgress
-    from longseq_bench.config import SweepConfig
+    from longseq_bench.config.sweep_config import SweepConfig
     from longseq_bench.core.model import Device, Record
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.predict import Outlook
+    from longseq_bench.search.prediction import Outlook
 
 
 def sweep(
@@ -43,7 +43,7 @@ def sweep(
     Run it again with the same --out to go on where it stopped: what is finished is not run again.
     """
     from longseq_bench.cli.common import console, default_ranks, make_launcher, outlook
-    from longseq_bench.config import load
+    from longseq_bench.config.sweep_config import load
     from longseq_bench.core.errors import UserError
 
     if port is not None and not live:
@@ -94,14 +94,14 @@ def _run(
     config: SweepConfig, launcher: Launcher, ahead: Outlook, out: Path | None, as_json: bool,
     port: int | None,
 ) -> int:  # fmt: skip
-    from longseq_bench import plan
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.output import ends
     from longseq_bench.cli.watch import SweepProgress
+    from longseq_bench.search import strategy
     from longseq_bench.table import sweep_json
 
     watcher = SweepProgress(console(stderr=True), config.trials, config.rounds)
-    steps = plan.sweep(config.trials, config.rounds, ahead)
+    steps = strategy.sweep(config.trials, config.rounds, ahead)
     page = None if port is None else _live(watcher, config.baseline, port)
     records = carry_out(steps, launcher, out, watcher, config.baseline, config.text, page)
     with ends(exit_code(records)):

@@ -16,8 +16,8 @@ from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.plan import Step
 from longseq_bench.runner import Watcher
+from longseq_bench.search.strategy import Step
 from longseq_bench.table import per_iteration, whichever_sparsity
 
 _MARKS = {"ok": ("✓", "green"), "oom": ("○", "yellow"), "timeout": ("○", "yellow"),

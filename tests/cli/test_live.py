@@ -24,7 +24,7 @@ from longseq_bench.cli.live import ADDRESS, Live
 from longseq_bench.cli.watch import SweepProgress
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
-from longseq_bench.plan import Step
+from longseq_bench.search.strategy import Step
 from longseq_bench.store import RECORDS
 from tests import make
 

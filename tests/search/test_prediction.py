@@ -11,7 +11,7 @@ from longseq_bench.core.cost import attention_flops, floor_bytes_per_token
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware, this_cpu
 from longseq_bench.core.model import Foreseen, Foresight, Record, Trial
-from longseq_bench.predict import (
+from longseq_bench.search.prediction import (
     ROUGH_GUESS,
     ROUGH_RECORD,
     TOUCHES,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from longseq_bench.search import (
+from longseq_bench.search.bracket import (
     CONFIRMATIONS,
     MOST_CONFIRMATIONS,
     MOST_RUNS,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench import config
-from longseq_bench.config import load, parse, parse_assignments
+from longseq_bench.config import sweep_config
+from longseq_bench.config.sweep_config import load, parse, parse_assignments
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.model import Trial
@@ -445,7 +445,7 @@ def test_as_many_ranks_as_cuda_devices_and_any_number_on_a_cpu() -> None:
 
 
 def test_the_largest_grid_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "MAX_TRIALS", 6)
+    monkeypatch.setattr(sweep_config, "MAX_TRIALS", 6)
     assert len(trials("tokens: [1k, 2k]\nseed: [1, 2, 3]\n" + TAIL)) == 6
     assert "has 8 trials, more than 6" in refusal("tokens: [1k, 2k]\nseed: [1, 2, 3, 4]\n" + TAIL)
 

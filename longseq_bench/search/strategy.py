@@ -14,8 +14,8 @@ from itertools import groupby
 
 from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.model import Foreseen, Purpose, Record, Trial
-from longseq_bench.predict import ROUGH_GUESS, Outlook
-from longseq_bench.search import Answer, Expected, longest
+from longseq_bench.search.bracket import Answer, Expected, longest
+from longseq_bench.search.prediction import ROUGH_GUESS, Outlook
 from longseq_bench.table import maximum_of
 
 FIRST_TOKENS = 2048

@@ -1,0 +1,1 @@
+"""Configuration files: YAML to trials."""

@@ -1,0 +1,1 @@
+"""Search and strategies: which trial to run next, and what a trial is predicted to take."""
