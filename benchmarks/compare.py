@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from longseq_bench.compare import Comparison, compare
+from longseq_bench.comparison.compare import Comparison, compare
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_share
 from longseq_bench.environment import collect

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from longseq_bench.analysis.rows import maximum_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
@@ -23,7 +24,6 @@ from longseq_bench.launchers.forked import Forked
 from longseq_bench.runner import Unkept, drive
 from longseq_bench.search.prediction import Outlook, Pace, longest_fit, predicted
 from longseq_bench.search.strategy import CEILING_TOKENS, maxlen
-from longseq_bench.table import maximum_rows
 
 MIB = 2**20
 LONG, SHORT = (4096, 8192, 16384), (1024, 2048, 3072)

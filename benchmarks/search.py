@@ -19,6 +19,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
+from longseq_bench.analysis.rows import maximum_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Trial, Workload
 from longseq_bench.environment import collect
@@ -27,7 +28,6 @@ from longseq_bench.runner import Unkept, drive
 from longseq_bench.search.bracket import tolerance
 from longseq_bench.search.prediction import Outlook, Pace
 from longseq_bench.search.strategy import maxlen
-from longseq_bench.table import maximum_rows
 
 MIB = 2**20
 MODES: tuple[Mode, ...] = ("forward", "train")

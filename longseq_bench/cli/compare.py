@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from longseq_bench.compare import Comparison
+    from longseq_bench.comparison.compare import Comparison
     from longseq_bench.core.model import Record
 
 RESULTS = Path("results")
@@ -48,8 +48,8 @@ def compare(
     """
     from longseq_bench.cli import REGRESSED
     from longseq_bench.cli.output import ends
-    from longseq_bench.compare import check_gate, regressions
-    from longseq_bench.compare import compare as beside
+    from longseq_bench.comparison.compare import check_gate, regressions
+    from longseq_bench.comparison.compare import compare as beside
     from longseq_bench.core.errors import UserError
     from longseq_bench.core.units import parse_share
 
@@ -76,8 +76,8 @@ def _show(
     from longseq_bench.cli.common import console, print_json
     from longseq_bench.cli.compared import comparison_json, comparison_tables
     from longseq_bench.cli.tables import plain
+    from longseq_bench.comparison.document import comparison
     from longseq_bench.reports import write_documents
-    from longseq_bench.reports.comparison import comparison
 
     screen = console(stderr=True)
     for note in notes:

@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.cli.tables import NONE, Column, Fitted, safe
-from longseq_bench.compare import Comparison, Timed, called, percent, regressions
+from longseq_bench.comparison.compare import Comparison, Timed, called, percent, regressions
+from longseq_bench.comparison.document import bracket_words, gate_said, verdict_words
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.reports.comparison import bracket_words, gate_said, verdict_words
 from longseq_bench.reports.groups import grouped, spread_out, workload_words
-from longseq_bench.table import Row
 
 SCHEMA = 1
 HINT = "--json has it"

@@ -140,13 +140,13 @@ def _densest(
     as_json: bool,
 ) -> int:  # fmt: skip
     """Search the least sparsity of each. Raises UserError for what has none."""
+    from longseq_bench.analysis.rows import least_sparsities
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.output import ends
     from longseq_bench.cli.tables import sparsities_table
     from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.core.errors import UserError
     from longseq_bench.search import strategy
-    from longseq_bench.table import least_sparsities
 
     for trial in trials:
         if "sparsity" not in trial.options:
@@ -196,11 +196,11 @@ def _search(
     trials: list[Trial], ceiling: int | None, launcher: Launcher, ahead: Outlook,
     out: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
+    from longseq_bench.analysis.rows import maxlen_json
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.output import ends
     from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.search import strategy
-    from longseq_bench.table import maxlen_json
 
     watcher = SearchProgress(console(stderr=True))
     records = carry_out(strategy.maxlen(trials, ceiling, ahead), launcher, out, watcher)
@@ -222,9 +222,9 @@ def _show(records: list[Record]) -> None:
 
 def _refuse_hopeless_time(records: list[Record]) -> None:
     """Raises UserError where the time budget was shorter than any run at all."""
+    from longseq_bench.analysis.rows import maximum_rows
     from longseq_bench.core.errors import UserError
     from longseq_bench.reports.groups import name_of
-    from longseq_bench.table import maximum_rows
 
     for row in maximum_rows(records):
         if row["max_tokens"] == 0 and row["limited_by"] == "time":

@@ -10,12 +10,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from longseq_bench.analysis.rows import set_apart
 from longseq_bench.cli.tables import NONE, Column, Fitted
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.search.prediction import Accuracy, Prediction
-from longseq_bench.table import set_apart
 
 _SAID = (
     "[dim]predicted, nothing was run · tokens: of all ranks together · peak, sent: of the fullest "

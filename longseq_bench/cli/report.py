@@ -46,10 +46,10 @@ def report(
     ] = False,
 ) -> int:
     """Write reports from records, or print them: every number comes from the records."""
+    from longseq_bench.analysis.rows import maxlen_json, sweep_json
     from longseq_bench.cli.common import console, print_json, read_results
     from longseq_bench.cli.tables import plain
     from longseq_bench.reports.elsewhere import read
-    from longseq_bench.table import maxlen_json, sweep_json
 
     wanted, kinds = _wanted(formats, as_json), _names(kind, "--kind summary")
     records, notes = read_results(results)

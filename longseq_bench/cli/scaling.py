@@ -104,13 +104,13 @@ def _study(
 ) -> int:  # fmt: skip
     from dataclasses import asdict
 
+    from longseq_bench.analysis.rows import maximum_rows, sweep_json, sweep_rows
+    from longseq_bench.analysis.scaling import complexities, reached
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.output import ends
     from longseq_bench.cli.tables import rows_table, scaling_tables
     from longseq_bench.cli.watch import SearchProgress
-    from longseq_bench.scaling import complexities, reached
     from longseq_bench.search import strategy
-    from longseq_bench.table import maximum_rows, sweep_json, sweep_rows
 
     watcher = SearchProgress(console(stderr=True))
     steps = strategy.scaling(trials, worlds, ROUNDS, None, ahead)

@@ -82,7 +82,7 @@ def _with_budget(config: SweepConfig, out: Path | None) -> SweepConfig:
 
 def _check_baseline(config: SweepConfig) -> None:
     """Raises UserError, before anything runs, where the baseline means none or several."""
-    from longseq_bench.table import add_labels, baseline_label
+    from longseq_bench.analysis.rows import add_labels, baseline_label
 
     rows = [{"implementation": t.implementation, "options": t.options} for t in config.trials]
     add_labels(rows)
@@ -94,11 +94,11 @@ def _run(
     config: SweepConfig, launcher: Launcher, ahead: Outlook, out: Path | None, as_json: bool,
     port: int | None,
 ) -> int:  # fmt: skip
+    from longseq_bench.analysis.rows import sweep_json
     from longseq_bench.cli.common import carry_out, console, exit_code, print_json
     from longseq_bench.cli.output import ends
     from longseq_bench.cli.watch import SweepProgress
     from longseq_bench.search import strategy
-    from longseq_bench.table import sweep_json
 
     watcher = SweepProgress(console(stderr=True), config.trials, config.rounds)
     steps = strategy.sweep(config.trials, config.rounds, ahead)

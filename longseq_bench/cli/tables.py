@@ -16,6 +16,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from longseq_bench.analysis.rows import maximum_rows, speeds, sweep_rows
+from longseq_bench.analysis.scaling import Complexity, Exponent, Reached
 from longseq_bench.cli.watch import option_value, option_words
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import Environment, Record, Trial
@@ -35,8 +37,6 @@ from longseq_bench.reports.groups import (
     workload_words,
 )
 from longseq_bench.reports.growth import dense_words, least_words
-from longseq_bench.scaling import Complexity, Exponent, Reached
-from longseq_bench.table import maximum_rows, speeds, sweep_rows
 
 if TYPE_CHECKING:
     from longseq_bench.doctor import Finding

@@ -8,6 +8,16 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from longseq_bench.analysis.rows import (
+    MAXIMUM_FIELDS,
+    ROW_FIELDS,
+    Row,
+    maxima_json,
+    maximum_rows,
+    per_iteration,
+    rows_json,
+    swept,
+)
 from longseq_bench.cli.page import print_chart
 from longseq_bench.cli.sparks import samples_line
 from longseq_bench.cli.tables import (
@@ -32,16 +42,6 @@ from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.document import Axis, Chart, Mark, Point
 from longseq_bench.reports.groups import grouped, name_of, workload_words
-from longseq_bench.table import (
-    MAXIMUM_FIELDS,
-    ROW_FIELDS,
-    Row,
-    maxima_json,
-    maximum_rows,
-    per_iteration,
-    rows_json,
-    swept,
-)
 
 LABEL, PASSES = "label", "passes"
 """The column of a row's timed passes as a sparkline."""

@@ -12,13 +12,13 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column
 from rich.text import Text
 
+from longseq_bench.analysis.rows import per_iteration, whichever_sparsity
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.runner import Watcher
 from longseq_bench.search.strategy import Step
-from longseq_bench.table import per_iteration, whichever_sparsity
 
 _MARKS = {"ok": ("✓", "green"), "oom": ("○", "yellow"), "timeout": ("○", "yellow"),
           "unsupported": ("–", "dim")}  # fmt: skip

@@ -13,6 +13,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import format_cell
@@ -30,7 +31,6 @@ from longseq_bench.reports.groups import (
     on_ranks,
     workload_words,
 )
-from longseq_bench.table import Row
 
 
 class Gain(NamedTuple):

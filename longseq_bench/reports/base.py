@@ -15,11 +15,11 @@ from functools import cached_property
 from itertools import repeat
 from typing import Any
 
+from longseq_bench.analysis.rows import Row, add_labels, maximum_rows, set_apart, speeds, sweep_rows
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.elsewhere import Elsewhere
-from longseq_bench.table import Row, add_labels, maximum_rows, set_apart, speeds, sweep_rows
 
 Files = dict[str, str]
 """Text by file name, below the folder of the report; the main file first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import drawn
 from longseq_bench.reports.advice import confirmed
@@ -14,7 +15,6 @@ from longseq_bench.reports.findings import first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, is_sparse, workload_words
 from longseq_bench.reports.growth import least_sparse
 from longseq_bench.reports.whole import wanting
-from longseq_bench.table import Row
 
 _LENGTHS = (
     Column("Implementation"), Column("Ranks", "count"), Column("Sparsity"),

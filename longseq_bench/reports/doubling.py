@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.scaling import Complexity, Exponent, complexities
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
@@ -13,8 +15,6 @@ from longseq_bench.reports.groups import capital, grouped, name_of, workload_wor
 from longseq_bench.reports.growth import exponent_words
 from longseq_bench.reports.segments import ratio_of
 from longseq_bench.reports.whole import wanting
-from longseq_bench.scaling import Complexity, Exponent, complexities
-from longseq_bench.table import Row
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Twice", "tokens"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import yaml
 from pydantic import Field, ValidationError
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import DType, Frozen, Mode, OptionValue
-from longseq_bench.table import Row
 
 
 class Figure(Frozen):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Kind, Table
 from longseq_bench.reports.groups import capital, spread_out, workload_words
-from longseq_bench.table import Row
 
 
 class Field(NamedTuple):

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 
+from longseq_bench.analysis.rows import Row, same_but_ranks
 from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Spread, format_cell
@@ -21,7 +22,6 @@ from longseq_bench.reports.groups import (
     spread_out,
     workload_words,
 )
-from longseq_bench.table import Row, same_but_ranks
 
 MOST_SAID = 50
 """Sentences of one kind, and names in one sentence: as many as somebody reads."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
-from longseq_bench.table import Row
 
 SAME_TABLE = (
     "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from longseq_bench.analysis.rows import least_sparsities
+from longseq_bench.analysis.scaling import Exponent, complexities, reached
 from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
 from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.scaling import Exponent, complexities, reached
-from longseq_bench.table import least_sparsities
 
 _REACHED = (
     Column("Implementation"), Column("Ranks", "count"), Column("Theory", "tokens"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.fields import Field, of_ranks, plain, rows_table
 from longseq_bench.reports.groups import grouped, least_peak, spread_out
-from longseq_bench.table import Row
 
 _MAXIMA = (
     plain("Implementation", "text", "label"),

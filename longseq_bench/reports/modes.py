@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from longseq_bench.analysis.rows import SEVERITY, Row
 from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
@@ -12,7 +13,6 @@ from longseq_bench.reports.findings import first_named, first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
 from longseq_bench.reports.spread import SWEEP_RANKS
 from longseq_bench.reports.whole import wanting
-from longseq_bench.table import SEVERITY, Row
 
 _MODES = (
     Column("Implementation"), Column("Ranks", "count"), Column("Dtype"), Column("Mode"),

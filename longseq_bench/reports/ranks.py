@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports import drawn
@@ -13,7 +14,6 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MISSING, Column, Section, Table
 from longseq_bench.reports.findings import MOST_SAID
 from longseq_bench.reports.groups import capital, grouped, spread_out, workload_words
-from longseq_bench.table import Row
 
 BETWEEN = " · "
 MOST_LINES = 16

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
@@ -19,7 +20,6 @@ from longseq_bench.reports.groups import (
     spread_out,
     workload_words,
 )
-from longseq_bench.table import Row
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Status"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from longseq_bench.analysis.rows import Row, speeds
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import drawn
 from longseq_bench.reports.base import Source
@@ -20,7 +21,6 @@ from longseq_bench.reports.groups import (
 )
 from longseq_bench.reports.spread import SWEEP_RANKS
 from longseq_bench.reports.whole import wanting
-from longseq_bench.table import Row, speeds
 
 _SPEEDS = (
     Column("Implementation"), Column("Ranks", "count"), Column("Status"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from longseq_bench.analysis.rows import Row, same_but_ranks
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports import drawn
 from longseq_bench.reports.advice import confirmed
@@ -13,7 +14,6 @@ from longseq_bench.reports.findings import first_said, on_one_rank, time_of
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
 from longseq_bench.reports.ranks import BETWEEN
 from longseq_bench.reports.whole import wanting
-from longseq_bench.table import Row, same_but_ranks
 
 _BATCHES = (
     Column("Implementation"), Column("Batch", "count"), Column("Tokens", "tokens"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.advice import confirmed
 from longseq_bench.reports.base import Source
@@ -11,7 +12,6 @@ from longseq_bench.reports.document import Cell, Column, Section, Table, format_
 from longseq_bench.reports.findings import limit_words, time_of
 from longseq_bench.reports.groups import as_dense, capital, is_sparse, name_of, workload_words
 from longseq_bench.reports.whole import wanting
-from longseq_bench.table import Row
 
 USES = (
     ("a conversation", 8 * 1024),

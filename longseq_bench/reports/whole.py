@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from longseq_bench.analysis.samples import samples_table
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.failures import failures
@@ -17,7 +18,6 @@ from longseq_bench.reports.provenance import (
     reproduce,
 )
 from longseq_bench.reports.ranks import hangs
-from longseq_bench.reports.samples import samples_table
 
 
 def whole(

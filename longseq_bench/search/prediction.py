@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
 
+from longseq_bench.analysis.rows import per_iteration
 from longseq_bench.core.cost import (
     BACKWARD_MATMULS,
     FORWARD_MATMULS,
@@ -26,7 +27,6 @@ from longseq_bench.core.cost import (
 )
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import Foreseen, Foresight, Record, Trial
-from longseq_bench.table import per_iteration
 
 Term = Literal["compute", "memory bandwidth", "communication"]
 Foresee = Callable[[Sequence[Trial]], list[Foresight]]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
+from longseq_bench.analysis.rows import maximum_of
 from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.model import Foreseen, Purpose, Record, Trial
 from longseq_bench.search.bracket import Answer, Expected, longest
 from longseq_bench.search.prediction import ROUGH_GUESS, Outlook
-from longseq_bench.table import maximum_of
 
 FIRST_TOKENS = 2048
 """The first length of a search at most: a pass of it takes milliseconds."""

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from longseq_bench.cli import run
-from longseq_bench.cli.sparks import Scale, bar, samples_line, slots_of
-from longseq_bench.cli.where import KINDS, condition, ordered
-from longseq_bench.core.model import Record
-from longseq_bench.store import RECORDS
-from longseq_bench.table import (
+from longseq_bench.analysis.rows import (
     MAXIMUM_FIELDS,
     ROW_FIELDS,
     sweep_json,
     sweep_rows,
     swept,
 )
+from longseq_bench.cli import run
+from longseq_bench.cli.sparks import Scale, bar, samples_line, slots_of
+from longseq_bench.cli.where import KINDS, condition, ordered
+from longseq_bench.core.model import Record
+from longseq_bench.store import RECORDS
 from tests import make
 
 MIB = 2**20

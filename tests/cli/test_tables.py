@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from longseq_bench.analysis.rows import sweep_rows
 from longseq_bench.cli.tables import (
     Column,
     Fitted,
@@ -18,7 +19,6 @@ from longseq_bench.cli.tables import (
 from longseq_bench.cli.watch import outcome_words, trial_words
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import Record
-from longseq_bench.table import sweep_rows
 from tests import make
 
 MIB = 2**20

@@ -8,7 +8,9 @@ from typing import Any
 import altair
 import pytest
 
-from longseq_bench.compare import compare
+from longseq_bench.analysis.rows import sweep_rows
+from longseq_bench.comparison.compare import compare
+from longseq_bench.comparison.document import comparison
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.charts import (
@@ -21,10 +23,8 @@ from longseq_bench.reports.charts import (
     spec,
     svg,
 )  # fmt: skip
-from longseq_bench.reports.comparison import comparison
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
 from longseq_bench.reports.drawn import MOST_CHARTS, cut
-from longseq_bench.table import sweep_rows
 from tests import make
 from tests.reports import made
 from tests.reports.made import rich

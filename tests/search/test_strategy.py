@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from longseq_bench.analysis.rows import least_sparsities, maximum_rows
 from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Environment, Foresight, Outcome, Record, Trial
@@ -16,7 +17,6 @@ from longseq_bench.runner import Unkept, Watcher, drive
 from longseq_bench.search.prediction import Outlook, Pace
 from longseq_bench.search.strategy import Plan, Step, densest, maxlen, scaling, sweep
 from longseq_bench.store import Store
-from longseq_bench.table import least_sparsities, maximum_rows
 from tests import make
 
 MIB = 2**20

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from longseq_bench.significance import Pair, Shift, holm, quantile, shifts, two_sided
+from longseq_bench.comparison.significance import Pair, Shift, holm, quantile, shifts, two_sided
 
 Noise = Callable[[Random], float]
 

@@ -14,19 +14,7 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, Literal
 
-from longseq_bench.core.errors import UserError
-from longseq_bench.core.model import Record, Status
-from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.matching import (
-    HARDWARE,
-    SOFTWARE,
-    Matched,
-    differing,
-    searches,
-    timed_trials,
-)
-from longseq_bench.significance import Shift, shifts
-from longseq_bench.table import (
+from longseq_bench.analysis.rows import (
     SEVERITY,
     Row,
     add_labels,
@@ -34,6 +22,18 @@ from longseq_bench.table import (
     per_iteration,
     sweep_rows,
 )
+from longseq_bench.comparison.significance import Shift, shifts
+from longseq_bench.comparison.trial_matching import (
+    HARDWARE,
+    SOFTWARE,
+    Matched,
+    differing,
+    searches,
+    timed_trials,
+)
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Record, Status
+from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 
 LEVEL, LEAST = 0.05, 0.01
 """Of a whole comparison, the chance of a false alarm; the least effect that is told."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from longseq_bench.analysis.rows import maximum_rows, sweep_rows
+from longseq_bench.analysis.scaling import complexities, power_law, reached
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import Record
-from longseq_bench.scaling import complexities, power_law, reached
-from longseq_bench.table import maximum_rows, sweep_rows
 from tests import make
 
 MIB = 2**20

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.compare import (
+from longseq_bench.comparison.compare import (
     Comparison,
     Turned,
     called,
@@ -17,10 +17,10 @@ from longseq_bench.compare import (
     regressions,
     unseen,
 )
+from longseq_bench.comparison.document import comparison, gate_said
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Environment, Record
 from longseq_bench.reports.base import FORMATS
-from longseq_bench.reports.comparison import comparison, gate_said
 from tests import make
 
 MIB = 2**20

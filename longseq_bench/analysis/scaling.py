@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from longseq_bench.table import STANDARD, Row
+from longseq_bench.analysis.rows import STANDARD, Row
 
 T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,

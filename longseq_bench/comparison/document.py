@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from longseq_bench.compare import (
+from longseq_bench.analysis.rows import Row
+from longseq_bench.comparison.compare import (
     Bracket,
     Comparison,
     Maxima,
@@ -29,7 +30,6 @@ from longseq_bench.reports.document import (
     Table,
 )
 from longseq_bench.reports.groups import capital, grouped, name_of, spread_out, workload_words
-from longseq_bench.table import Row
 
 
 def comparison(found: Comparison, fail_on: float | None = None) -> Document:

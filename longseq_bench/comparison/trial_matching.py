@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from longseq_bench.analysis.rows import SEARCH
 from longseq_bench.core.model import Environment, Record
-from longseq_bench.table import SEARCH
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")
 SOFTWARE = ("commit", "longseq", "torch", "python", "os", "variables")

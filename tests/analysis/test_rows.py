@@ -14,14 +14,8 @@ from typing import Any
 
 import pytest
 
-from longseq_bench import table
-from longseq_bench.core import cost
-from longseq_bench.core.dense_reference import standard_bytes
-from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.model import Outcome, Phase, Record, Status
-from longseq_bench.core.stats import median_interval
-from longseq_bench.reports.samples import samples_table
-from longseq_bench.table import (
+from longseq_bench.analysis import rows as table
+from longseq_bench.analysis.rows import (
     least_sparsities,
     maxima,
     maximum_of,
@@ -34,6 +28,12 @@ from longseq_bench.table import (
     sweep_json,
     sweep_rows,
 )
+from longseq_bench.analysis.samples import samples_table
+from longseq_bench.core import cost
+from longseq_bench.core.dense_reference import standard_bytes
+from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.model import Outcome, Phase, Record, Status
+from longseq_bench.core.stats import median_interval
 from tests import make
 
 MIB = 2**20
@@ -719,7 +719,7 @@ def test_maxlen_json_has_exactly_its_fields_and_is_json() -> None:
 
 def test_json_and_rows_need_neither_torch_nor_pandas() -> None:
     code = (
-        "import sys; from longseq_bench.table import sweep_json; sweep_json([]);"
+        "import sys; from longseq_bench.analysis.rows import sweep_json; sweep_json([]);"
         "print({'torch', 'pandas'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,1 @@
+"""Records to typed rows, and statistics over them."""

@@ -1,0 +1,1 @@
+"""Compare two sets of records: match trials, test differences, build the document."""
