@@ -23,8 +23,8 @@ from torch.utils.benchmark import Timer
 
 from longseq_bench.core.model import Outcome, Trial, Workload
 from longseq_bench.launchers.forked import Forked
-from longseq_bench.probe.probe import probe
-from longseq_bench.probe.tell import Teller
+from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.trial import probe
 
 MOST_ISOLATION_S = 0.15
 MOST_DISAGREEMENT = 0.05

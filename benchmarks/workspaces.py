@@ -18,7 +18,7 @@ import yaml
 
 from longseq_bench.kernels import local
 from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.probe import limits
+from longseq_bench.worker import limits
 
 TOKENS = ((128, 2048), (512, 1024), (1024, 1024), (1024, 8192), (4096, 4096), (2048, 16384))
 HEADS = ((8, 8), (8, 2), (1, 1))

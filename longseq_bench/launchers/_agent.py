@@ -29,6 +29,6 @@ def enter(order: str, words: Connection, takes: socket, own: int) -> None:
     pipes = [Connection(number, readable=False) for number in descriptors[:ranks]]
     words.send_bytes(b'{"server": %d}' % server)
 
-    from longseq_bench.probe.elastic import supervise
+    from longseq_bench.worker.elastic_ranks import supervise
 
     supervise(order, words, pipes, descriptors[ranks:])

@@ -32,7 +32,7 @@ def enter(
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     pipe.send_bytes(b'{"server": %d}' % server)
 
-    from longseq_bench.probe.worker import serve
+    from longseq_bench.worker.main import serve
 
     serve(request, payload, pipe, listener)
 

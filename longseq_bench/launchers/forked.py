@@ -44,7 +44,7 @@ from longseq_bench.launchers.output import Output
 
 PRELOAD = [
     "longseq_bench.launchers._server",
-    "longseq_bench.probe.worker",
+    "longseq_bench.worker.main",
     "torch.fx.experimental.symbolic_shapes",
     "__main__",
 ]

@@ -41,7 +41,7 @@ from longseq_bench.launchers.interrupts import uninterrupted
 from longseq_bench.launchers.looks import kill_strays, look, stacks
 from longseq_bench.launchers.output import Output
 
-AGENT_PRELOAD = [*PRELOAD, "longseq_bench.probe.elastic"]
+AGENT_PRELOAD = [*PRELOAD, "longseq_bench.worker.elastic_ranks"]
 
 
 @dataclass(frozen=True)

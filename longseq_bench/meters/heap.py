@@ -2,7 +2,7 @@
 
 `5` written to /proc/self/clear_refs resets the mark (VmHWM) to what is resident now; the peak is
 the mark's rise over that. It is exact to a page only while glibc gives every larger block back at
-once, which probe/limits.py arranges; with glibc's own thresholds it reads three times too much.
+once, which worker/limits.py arranges; with glibc's own thresholds it reads three times too much.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from longseq_bench.core.cost import floor_bytes, visible_pairs
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
-from longseq_bench.probe.check import PARAMETERS, TOLERANCE, check
-from longseq_bench.probe.inputs import WHOLE_ROWS
+from longseq_bench.worker.check import PARAMETERS, TOLERANCE, check
+from longseq_bench.worker.inputs import WHOLE_ROWS
 from tests.attention.definition import (
     REGISTERED,
     SEGMENTS,

@@ -24,7 +24,7 @@ from longseq_bench.comm import deepspeed
 from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload, divisors
-from longseq_bench.probe.check import TOLERANCE
+from longseq_bench.worker.check import TOLERANCE
 from tests.attention.definition import (
     REGISTERED,
     SEGMENTS,

@@ -17,7 +17,7 @@ from longseq_bench.launchers.deaths import (
     shared_files,
     stack_lines,
 )
-from longseq_bench.probe.faults import outcome_of
+from longseq_bench.worker.exception_mapping import outcome_of
 from tests.make import outcome
 
 GLOO = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] "

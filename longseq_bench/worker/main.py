@@ -20,11 +20,11 @@ from longseq_bench.core.cluster_env import Place
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, Outcome, Trial
 from longseq_bench.core.options import specs_of
-from longseq_bench.probe.faults import outcome_of
-from longseq_bench.probe.foresee import foresee
-from longseq_bench.probe.probe import probe
-from longseq_bench.probe.tell import Teller
-from longseq_bench.probe.world import connect, share_cores
+from longseq_bench.worker.dry_run import foresee
+from longseq_bench.worker.exception_mapping import outcome_of
+from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.rendezvous import connect, share_cores
+from longseq_bench.worker.trial import probe
 
 TOKENS_A_RANK = 4096
 """Enough for any implementation that can be spread over so many ranks at all."""

@@ -19,9 +19,9 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.attention.projected import projection_flops
 from longseq_bench.core.cost import attention_flops, visible_pairs
 from longseq_bench.meters.clock import clock_for
-from longseq_bench.probe.inputs import Pass
-from longseq_bench.probe.notes import Notes, samples_of
-from longseq_bench.probe.tell import Teller
+from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.measurement_log import Notes, samples_of
+from longseq_bench.worker.messages import Teller
 
 TOO_LONG = 4.0
 """A whole dense pass is run where it should take at most so many times the sparse one's time, or no

@@ -9,8 +9,8 @@ from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.kernels import host, local
-from longseq_bench.probe.inputs import Pass, draw
-from longseq_bench.probe.tell import Teller
+from longseq_bench.worker.inputs import Pass, draw
+from longseq_bench.worker.messages import Teller
 
 WARM_UP_TOKENS = 1024
 """Of each rank. From 768 query rows up torch's CPU kernel multiplies its largest tiles: MKL then

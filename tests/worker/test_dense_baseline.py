@@ -19,17 +19,17 @@ from longseq_bench.core.model import Outcome, Workload
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.meters.clock import Clock
 from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.probe import timing, yardstick
-from longseq_bench.probe.inputs import Pass, draw
-from longseq_bench.probe.notes import Notes, samples_of
-from longseq_bench.probe.timing import timed
-from longseq_bench.probe.yardstick import (
+from longseq_bench.worker import dense_baseline, timing
+from longseq_bench.worker.dense_baseline import (
     OVER_RANKS,
     Yardstick,
     dense_flops,
     part_rows,
     yardstick_for,
 )
+from longseq_bench.worker.inputs import Pass, draw
+from longseq_bench.worker.measurement_log import Notes, samples_of
+from longseq_bench.worker.timing import timed
 from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,7 +55,7 @@ class Bench:
         self.calls: list[dict[str, Any]] = []
         self.fails = lambda rows: False
         self.seconds, self.clocks = seconds, 0
-        real = yardstick.scaled_dot_product_attention
+        real = dense_baseline.scaled_dot_product_attention
 
         def kernel(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
             self.log.append("dense")
@@ -65,8 +65,8 @@ class Bench:
             out: Tensor = real(q, k, v, **how)
             return out
 
-        monkeypatch.setattr(yardstick, "scaled_dot_product_attention", kernel)
-        for module in (timing, yardstick):
+        monkeypatch.setattr(dense_baseline, "scaled_dot_product_attention", kernel)
+        for module in (timing, dense_baseline):
             monkeypatch.setattr(module, "clock_for", self.clock)
 
     def clock(self, device: str) -> Clock:
@@ -341,7 +341,7 @@ def test_dense_passes_do_not_count_for_the_cap(
             super().append(word)
 
     bench.log = Ticking()
-    for module in (timing, yardstick):
+    for module in (timing, dense_baseline):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now.s))
     bench.seconds = 0.5
     monkeypatch.setattr(timing, "settled", lambda samples, within: False)

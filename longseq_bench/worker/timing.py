@@ -14,11 +14,11 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Trial
 from longseq_bench.core.stats import settled
 from longseq_bench.meters.clock import Clock, clock_for
-from longseq_bench.probe.inputs import Pass
-from longseq_bench.probe.notes import Notes
-from longseq_bench.probe.passes import run_pass
-from longseq_bench.probe.tell import Teller
-from longseq_bench.probe.yardstick import yardstick_for
+from longseq_bench.worker.dense_baseline import yardstick_for
+from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.measurement_log import Notes
+from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.passes import run_pass
 
 TIMED_WARM_UPS = 1
 SETTLED_WITHIN = 0.02

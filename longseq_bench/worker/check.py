@@ -21,9 +21,9 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention
 from longseq_bench.comm.group import Group
 from longseq_bench.core.model import DType
-from longseq_bench.probe.holdings import largest, together
-from longseq_bench.probe.inputs import Triple
-from longseq_bench.probe.reference import Gradients, Reference, Rows
+from longseq_bench.worker.inputs import Triple
+from longseq_bench.worker.reference import Gradients, Reference, Rows
+from longseq_bench.worker.shard_coverage import largest, together
 
 TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 8e-3}
 GRADIENT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 1e-1, "float16": 1.5e-2}

@@ -16,16 +16,16 @@ from longseq_bench.comm.group import Group
 from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.meters.base import Meter
 from longseq_bench.meters.clock import Clock
-from longseq_bench.probe import probe as probing
-from longseq_bench.probe import reference, timing
-from longseq_bench.probe.check import Errors, check
-from longseq_bench.probe.inputs import WHOLE_ROWS, draw, rows_of
-from longseq_bench.probe.notes import Notes
-from longseq_bench.probe.passes import run_pass, warm_up_tokens
-from longseq_bench.probe.tell import Teller
+from longseq_bench.worker import reference, timing
+from longseq_bench.worker import trial as probing
+from longseq_bench.worker.check import Errors, check
+from longseq_bench.worker.inputs import WHOLE_ROWS, draw, rows_of
+from longseq_bench.worker.measurement_log import Notes
+from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.passes import run_pass, warm_up_tokens
 from tests.make import trial
-from tests.probe.spread import LATE_S, Spread
 from tests.ranks import Ranks
+from tests.worker.spread import LATE_S, Spread
 
 SHORT, LONG = 61, WHOLE_ROWS + 89
 HOWS = ("contiguous", "striped", "full", "heads", "batch", "heads module")

@@ -13,8 +13,8 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm.group import Group
 from longseq_bench.core.model import Workload
-from longseq_bench.probe.check import Errors, check, zero_rows
-from longseq_bench.probe.inputs import SAMPLED_ROWS, WHOLE_ROWS, checked_rows
+from longseq_bench.worker.check import Errors, check, zero_rows
+from longseq_bench.worker.inputs import SAMPLED_ROWS, WHOLE_ROWS, checked_rows
 
 SHORT, LONG = 300, 3000
 WRONG: dict[str, tuple[type[Attention], dict[str, Any]]] = {

@@ -31,13 +31,15 @@ from longseq_bench.meters.cuda_memory import CudaMemory
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.meters.storages import StoragePeak
 from longseq_bench.meters.tracked import TrackedPeak
-from longseq_bench.probe import limits
-from longseq_bench.probe.check import check, finite, zero_rows
-from longseq_bench.probe.faults import outcome_of
-from longseq_bench.probe.inputs import Pass, draw, rows_of
-from longseq_bench.probe.inside import Inside
-from longseq_bench.probe.notes import Notes, samples_of
-from longseq_bench.probe.passes import (
+from longseq_bench.worker import limits
+from longseq_bench.worker.check import check, finite, zero_rows
+from longseq_bench.worker.dense_baseline import dense_flops
+from longseq_bench.worker.exception_mapping import outcome_of
+from longseq_bench.worker.inputs import Pass, draw, rows_of
+from longseq_bench.worker.kernel_workspace import Inside
+from longseq_bench.worker.measurement_log import Notes, samples_of
+from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.passes import (
     bytes_of,
     meaningless,
     meet,
@@ -45,9 +47,7 @@ from longseq_bench.probe.passes import (
     synchronize,
     warm_up,
 )
-from longseq_bench.probe.tell import Teller
-from longseq_bench.probe.timing import timed
-from longseq_bench.probe.yardstick import dense_flops
+from longseq_bench.worker.timing import timed
 
 ROOM_SHARE, ROOM_BYTES = 1.25, 256 * 2**20
 """What a pass with the fast heap may map beyond its budget: blocks that it keeps for later."""

@@ -37,8 +37,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 from longseq_bench.core.cluster_env import LOOPBACK, adopted
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Trial
-from longseq_bench.probe.tell import Teller
-from longseq_bench.probe.worker import run
+from longseq_bench.worker.main import run
+from longseq_bench.worker.messages import Teller
 
 MONITOR_S = 0.05
 EXIT_BARRIER_S = 2.0

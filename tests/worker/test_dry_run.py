@@ -11,7 +11,7 @@ from longseq_bench.core.model import Trial
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.meters.storages import StoragePeak
-from longseq_bench.probe.inside import Inside
+from longseq_bench.worker.kernel_workspace import Inside
 from tests.make import trial
 
 MIB = 2**20

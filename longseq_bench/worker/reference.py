@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.probe.holdings import gap, largest, owns, parts_of, rows_held
+from longseq_bench.worker.shard_coverage import gap, largest, owns, parts_of, rows_held
 
 KEY_CHUNK = 65_536
 SLAB_ELEMENTS = 2**22

@@ -26,10 +26,10 @@ from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.model import Foresight, Trial
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.meters.storages import StoragePeak
-from longseq_bench.probe import limits
-from longseq_bench.probe.inputs import draw
-from longseq_bench.probe.inside import Inside
-from longseq_bench.probe.passes import WARM_UP_TOKENS, bytes_of, meaningless, run_pass
+from longseq_bench.worker import limits
+from longseq_bench.worker.inputs import draw
+from longseq_bench.worker.kernel_workspace import Inside
+from longseq_bench.worker.passes import WARM_UP_TOKENS, bytes_of, meaningless, run_pass
 
 
 def foresee(trials: Sequence[Trial]) -> list[Foresight]:

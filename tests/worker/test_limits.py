@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.probe import limits
+from longseq_bench.worker import limits
 
 MIB = 2**20
 pytestmark = pytest.mark.skipif(

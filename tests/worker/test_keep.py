@@ -16,8 +16,8 @@ from longseq_bench.core.model import Keep, Outcome, Workload
 from longseq_bench.kernels import native
 from longseq_bench.launchers.forked import Forked
 from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.probe.inputs import draw
-from longseq_bench.probe.passes import run_pass
+from longseq_bench.worker.inputs import draw
+from longseq_bench.worker.passes import run_pass
 from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,7 +17,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.comm.shard import Positions
 from longseq_bench.core.model import Keep
 from longseq_bench.kernels import host
-from longseq_bench.probe.holdings import mark, rows_held, together
+from longseq_bench.worker.shard_coverage import mark, rows_held, together
 
 WHOLE_ROWS = 512
 SAMPLED_ROWS = 16
