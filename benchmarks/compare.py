@@ -27,7 +27,7 @@ from longseq_bench.comparison.compare import Comparison, compare
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_share
 from longseq_bench.environment import collect
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 from longseq_bench.runner import drive
 from longseq_bench.search.strategy import sweep
 from longseq_bench.store import Store

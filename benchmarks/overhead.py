@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 from longseq_bench.core.model import Outcome, Trial, Workload
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 from longseq_bench.worker.messages import Teller
 from longseq_bench.worker.trial import probe
 

@@ -14,7 +14,7 @@ from statistics import median
 
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_tokens
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 
 MOST_RATIO, MOST_EXPOSED = 1.15, 0.10
 

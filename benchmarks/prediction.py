@@ -20,7 +20,7 @@ from longseq_bench.analysis.rows import maximum_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 from longseq_bench.runner import Unkept, drive
 from longseq_bench.search.prediction import Outlook, Pace, longest_fit, predicted
 from longseq_bench.search.strategy import CEILING_TOKENS, maxlen

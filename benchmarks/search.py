@@ -23,7 +23,7 @@ from longseq_bench.analysis.rows import maximum_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Trial, Workload
 from longseq_bench.environment import collect
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 from longseq_bench.runner import Unkept, drive
 from longseq_bench.search.bracket import tolerance
 from longseq_bench.search.prediction import Outlook, Pace

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 from tests.ranks import Ranks
 
 # under a shell that ignores it for what it runs beside itself, no test of it could pass

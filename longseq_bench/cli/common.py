@@ -62,7 +62,7 @@ def on(stage: Stage) -> Iterator[None]:
 
 def make_launcher() -> Launcher:
     """What starts the trials of this command."""
-    from longseq_bench.launchers.forked import Forked
+    from longseq_bench.launchers.local import Forked
 
     stage = _stage.get()
     return stage.make() if stage else Forked()

@@ -18,7 +18,7 @@ def doctor(
     from longseq_bench.core.errors import LauncherError
     from longseq_bench.doctor import examine
     from longseq_bench.environment import collect
-    from longseq_bench.launchers.forked import Forked
+    from longseq_bench.launchers.local import Forked
 
     machine = collect()
     try:

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from longseq_bench.core.cluster_env import Site
     from longseq_bench.core.model import Outcome, Trial
-    from longseq_bench.launchers.control import Hello
+    from longseq_bench.launchers.control_channel import Hello
 
 COMMANDS = ("sweep", "maxlen", "scaling")
 
@@ -110,7 +110,7 @@ def _hello(site: Site, command: list[str], config: Any) -> Hello:
 
     from longseq_bench import __version__
     from longseq_bench.environment import NOT_INSTALLED, commit_of
-    from longseq_bench.launchers.control import Hello
+    from longseq_bench.launchers.control_channel import Hello
 
     try:
         torch = version("torch")

@@ -13,7 +13,7 @@ def listing(
     """List implementations, their options with defaults and help, and why one is unavailable."""
     from longseq_bench.cli.common import console, print_json
     from longseq_bench.cli.tables import catalogue_table
-    from longseq_bench.launchers.forked import Forked
+    from longseq_bench.launchers.local import Forked
 
     with Forked() as launcher:
         catalogue = launcher.catalogue()

@@ -19,13 +19,13 @@ from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.cluster_env import LOOPBACK, Site
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import Outcome, Phase, Trial
-from longseq_bench.launchers import control
+from longseq_bench.launchers import control_channel
 from longseq_bench.launchers.base import OnPhase
-from longseq_bench.launchers.control import BEAT_S, Channel, Hello, Hub, Link, join, ready
-from longseq_bench.launchers.crew import PHASE_LIMIT_S, Crew, Look
-from longseq_bench.launchers.forked import Forked
-from longseq_bench.launchers.looks import LOOK_S, STACKS_S, leaving
-from longseq_bench.launchers.node import Node, Order
+from longseq_bench.launchers.control_channel import BEAT_S, Channel, Hello, Hub, Link, join, ready
+from longseq_bench.launchers.host_agent import Node, Order
+from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.process_inspection import LOOK_S, STACKS_S, leaving
+from longseq_bench.launchers.rank_supervisor import PHASE_LIMIT_S, Crew, Look
 
 MEET_S = 120.0
 """How long ranks that are there may take to connect to each other and begin."""
@@ -88,7 +88,7 @@ class Elastic(Forked):
         if not self._hub:
             return
         others = range(1, self.site.nodes)
-        if self._hub.missing(others, control.RETRY_S):
+        if self._hub.missing(others, control_channel.RETRY_S):
             self._tell(f"node 0: waiting at {self.site.endpoint} for {self.site.nodes - 1} more")
         if away := self._hub.missing(others, self._patience):
             raise UserError(self._hub.who_is_missing(away, self._patience))
@@ -427,7 +427,7 @@ class Follower:
                 if "over" in message:
                     return message
                 self._obey(channel, message)
-            if channel.silent_s() > control.LOST_S:
+            if channel.silent_s() > control_channel.LOST_S:
                 channel.close(channel.gone or f"no word for {control.LOST_S:.0f} s")
                 return None
 

@@ -12,7 +12,7 @@ import pytest
 from longseq_bench import environment
 from longseq_bench.cli import run
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.launchers import forked
+from longseq_bench.launchers import local
 from longseq_bench.launchers.simulated import Simulated
 from longseq_bench.store import LOCK, RECORDS, Store, load
 from tests.make import record, trial
@@ -151,7 +151,7 @@ def test_more_ranks_than_cuda_devices_are_refused_with_how_many_there_are(
             entries = {"ring": Entry(summary="")}
             return Catalogue(implementations=entries, devices={"cpu": known, "cuda": known})
 
-    monkeypatch.setattr(forked, "Forked", Machine)
+    monkeypatch.setattr(local, "Forked", Machine)
     asked = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
     said = refusal(capfd, *asked, "--world-size", "4", "--out", "out")
     assert said == f"--world-size 4 is more than the CUDA devices here, of which {there}"

@@ -17,7 +17,7 @@ import pytest
 from longseq_bench import __version__, environment
 from longseq_bench.cli import run
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.launchers import forked
+from longseq_bench.launchers import local
 from longseq_bench.launchers.simulated import Simulated
 from longseq_bench.store import RECORDS, load
 from tests.make import record, step, trial
@@ -349,7 +349,7 @@ class Ranks(Simulated):
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run no process: outcomes come by formula."""
-    monkeypatch.setattr(forked, "Forked", Ranks)
+    monkeypatch.setattr(local, "Forked", Ranks)
 
 
 @pytest.mark.usefixtures("simulated")

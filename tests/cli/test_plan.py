@@ -11,7 +11,7 @@ import pytest
 from longseq_bench.cli import run
 from longseq_bench.core.model import Foreseen, Record
 from longseq_bench.environment import collect
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 from longseq_bench.store import Store, load
 from tests import make
 

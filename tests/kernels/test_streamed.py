@@ -14,7 +14,7 @@ from longseq_bench.kernels import host
 from longseq_bench.kernels.core import Tiles, attend
 from longseq_bench.kernels.streamed import Streamed
 from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 from longseq_bench.meters.heap import HeapPeak
 from tests.make import trial
 

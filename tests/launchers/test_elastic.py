@@ -21,13 +21,13 @@ import pytest
 
 from longseq_bench.core.cluster_env import Site
 from longseq_bench.core.model import Outcome, Trial
-from longseq_bench.launchers import control, elastic
-from longseq_bench.launchers.control import Hello, Link
-from longseq_bench.launchers.crew import Crew
+from longseq_bench.launchers import control_channel, elastic
+from longseq_bench.launchers.control_channel import Hello, Link
 from longseq_bench.launchers.elastic import Elastic, _Run, split
-from longseq_bench.launchers.forked import Forked
-from longseq_bench.launchers.node import Node, Order, _Rank
-from tests.launchers.test_forked import descendants
+from longseq_bench.launchers.host_agent import Node, Order, _Rank
+from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.rank_supervisor import Crew
+from tests.launchers.test_local import descendants
 from tests.launchers.test_ranks import asked, opened
 from tests.make import trial
 
@@ -110,9 +110,9 @@ def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: Forke
     run.crew.came_to(0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1)
     quiet.seconds = elastic.SILENT_S - 0.1
     assert not run._in_doubt()
-    quiet.seconds = control.LOST_S - 0.1
+    quiet.seconds = control_channel.LOST_S - 0.1
     run._lose()
-    quiet.seconds = control.LOST_S + 0.1
+    quiet.seconds = control_channel.LOST_S + 0.1
     assert run._in_doubt()
     run._lose()
     assert not run._in_doubt()
@@ -342,7 +342,7 @@ def test_a_silent_node_ends_its_trial_and_not_the_next(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the cable is cut: nothing is closed, and nothing comes."""
-    monkeypatch.setattr(control, "LOST_S", 2.0)
+    monkeypatch.setattr(control_channel, "LOST_S", 2.0)
     begun: list[str] = []
 
     def stop(phase: str, part: str) -> None:
@@ -362,7 +362,7 @@ def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says at once that the connection was closed; that its host is lost shows later."""
-    monkeypatch.setattr(control, "LOST_S", 6.0)
+    monkeypatch.setattr(control_channel, "LOST_S", 6.0)
     monkeypatch.setattr(elastic, "SILENT_S", 1.5)
     begun: list[str] = []
 

@@ -28,7 +28,7 @@ threads: 1
 """
 """The one of 4k waits for ever, for what nobody sends."""
 
-LOST_SOON = "import longseq_bench.launchers.control as control; control.LOST_S = 3.0"
+LOST_SOON = "import longseq_bench.launchers.control_channel as control; control.LOST_S = 3.0"
 MAXLEN = (
     "maxlen", "--impl", "ring", "--memory-budget", "4MiB", "--ceiling", "6k", "--heads", "1",
     "--head-dim", "16", "--threads", "1", "--json", "--out", "out",

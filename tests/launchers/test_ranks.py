@@ -13,11 +13,11 @@ import pytest
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Outcome, Trial
-from longseq_bench.launchers import crew, forked
+from longseq_bench.launchers import local, rank_supervisor
 from longseq_bench.launchers.base import Launched
-from longseq_bench.launchers.deaths import shared_files
-from longseq_bench.launchers.forked import Forked
-from tests.launchers.test_forked import descendants
+from longseq_bench.launchers.exit_status import shared_files
+from longseq_bench.launchers.local import Forked
+from tests.launchers.test_local import descendants
 from tests.make import trial
 
 MIB = 2**20
@@ -105,14 +105,14 @@ def test_a_peer_says_what_it_saw(
     launcher: Forked, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Whoever fails leaves at once, so that the others learn of it."""
-    monkeypatch.setattr(crew, "PEERS_S", SOON_S)
+    monkeypatch.setattr(rank_supervisor, "PEERS_S", SOON_S)
     assert "onnection" in run(launcher, name).facts["ranks"]["0"]
 
 
 def test_a_child_that_does_not_get_far_leaves_nothing(
     launcher: Forked, nothing_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forked._child, "enter", "".format)
+    monkeypatch.setattr(local._child, "enter", "".format)
     outcome = run(launcher, "ring")
     assert (outcome.status, outcome.phase) == ("crashed", "start")
     assert outcome.reason == "every rank: ended with exit code 0 without a result"

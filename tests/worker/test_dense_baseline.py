@@ -16,7 +16,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.comm.group import Group
 from longseq_bench.core.dense_reference import standard_bytes
 from longseq_bench.core.model import Outcome, Workload
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 from longseq_bench.meters.clock import Clock
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.worker import dense_baseline, timing

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longseq_bench.core.model import Trial
-from longseq_bench.launchers.forked import Forked
+from longseq_bench.launchers.local import Forked
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.meters.storages import StoragePeak
 from longseq_bench.worker.kernel_workspace import Inside

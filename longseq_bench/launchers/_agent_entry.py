@@ -10,7 +10,7 @@ import json
 from multiprocessing.connection import Connection
 from socket import socket
 
-from longseq_bench.launchers import _child
+from longseq_bench.launchers import _child_entry
 
 
 def enter(order: str, words: Connection, takes: socket, own: int) -> None:
@@ -19,9 +19,9 @@ def enter(order: str, words: Connection, takes: socket, own: int) -> None:
     words: to say what becomes of them. takes: where a pipe to speak by and a descriptor to print
     to come from, of each rank, all pipes first. own: the agent's own descriptor to print to.
     """
-    server = _child.cut_off(own)
+    server = _child_entry.cut_off(own)
 
-    from longseq_bench.launchers.handing import take
+    from longseq_bench.launchers.fd_passing import take
 
     ranks = json.loads(order)["per"]
     with takes:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from longseq_bench.launchers.handing import BATCH, hand, take
+from longseq_bench.launchers.fd_passing import BATCH, hand, take
 
 
 @pytest.mark.parametrize("count", [0, 1, BATCH, 3 * BATCH + 1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from longseq_bench.launchers.deaths import (
+from longseq_bench.launchers.exit_status import (
     STACK_LINES,
     memory_may_be_why,
     outcome_of_exit,
@@ -80,7 +80,7 @@ Thread 0x00007f1 (most recent call first):
 Current thread 0x00007f2 (most recent call first):
   File "{src}/longseq_bench/comm/group.py", line 38 in wait
   File "{lib}/site-packages/torch/autograd/function.py", line 5 in apply
-  File "{src}/longseq_bench/launchers/_child.py", line 38 in enter
+  File "{src}/longseq_bench/launchers/_child_entry.py", line 38 in enter
   File "{lib}/multiprocessing/process.py", line 108 in run
 """
 

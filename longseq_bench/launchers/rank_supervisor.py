@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from longseq_bench.core.model import Outcome, Phase, Trial
-from longseq_bench.launchers.deaths import outcome_of_exit
+from longseq_bench.launchers.exit_status import outcome_of_exit
 
 PHASE_LIMIT_S = 900.0
 """For phases that no time budget covers, and for passes without one."""

@@ -29,21 +29,22 @@ from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import Foresight, Outcome, Trial
 from longseq_bench.core.units import format_bytes
-from longseq_bench.launchers import _child, server
+from longseq_bench.launchers import _child_entry as _child
+from longseq_bench.launchers import fork_server as server
 from longseq_bench.launchers.base import WALK_S, Launched, Launcher, OnPhase
-from longseq_bench.launchers.crew import GRACE_S, PHASE_LIMIT_S, Crew
-from longseq_bench.launchers.deaths import (
+from longseq_bench.launchers.exit_status import (
     kernel_kills,
     memory_may_be_why,
     remove_shared,
     shared_files,
 )
 from longseq_bench.launchers.interrupts import uninterrupted
-from longseq_bench.launchers.looks import kill_strays, leaving, look, stacks
-from longseq_bench.launchers.output import Output
+from longseq_bench.launchers.output_file import Output
+from longseq_bench.launchers.process_inspection import kill_strays, leaving, look, stacks
+from longseq_bench.launchers.rank_supervisor import GRACE_S, PHASE_LIMIT_S, Crew
 
 PRELOAD = [
-    "longseq_bench.launchers._server",
+    "longseq_bench.launchers._server_preload",
     "longseq_bench.worker.main",
     "torch.fx.experimental.symbolic_shapes",
     "__main__",

@@ -13,8 +13,8 @@ import pytest
 
 from longseq_bench.core.errors import UnknownNameError
 from longseq_bench.core.model import Outcome, Trial
-from longseq_bench.launchers.forked import Forked
-from longseq_bench.launchers.looks import kill_strays
+from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.process_inspection import kill_strays
 from tests.make import trial
 
 MIB = 2**20

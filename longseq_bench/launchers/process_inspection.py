@@ -13,10 +13,10 @@ from contextlib import suppress
 import psutil
 
 from longseq_bench.core.model import Outcome
-from longseq_bench.launchers import server as fork_server
-from longseq_bench.launchers.crew import GRACE_S, Look
-from longseq_bench.launchers.deaths import stack_lines
-from longseq_bench.launchers.output import Output
+from longseq_bench.launchers import fork_server as fork_server
+from longseq_bench.launchers.exit_status import stack_lines
+from longseq_bench.launchers.output_file import Output
+from longseq_bench.launchers.rank_supervisor import GRACE_S, Look
 
 LOOK_S, LOOKS = 0.5, 10
 """How long ranks are watched to tell who works from who waits, and how often they are looked at."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.launchers import _child, server
-from longseq_bench.launchers.forked import Forked
-from longseq_bench.launchers.output import Output
+from longseq_bench.launchers import _child_entry, fork_server
+from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.output_file import Output
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def test_whoever_reads_moves_nobody_who_prints(
 def test_ctrl_c_while_a_child_is_started_leaves_no_file(
     launcher: Forked, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "ready", lambda: None)
-    monkeypatch.setattr(server, "start", _interrupted)
+    monkeypatch.setattr(fork_server, "ready", lambda: None)
+    monkeypatch.setattr(fork_server, "start", _interrupted)
     with pytest.raises(KeyboardInterrupt):
         launcher._start([], "catalogue", "")
     assert list(folder.iterdir()) == []
@@ -72,7 +72,7 @@ def test_a_child_gets_it_as_a_descriptor(launcher: Forked) -> None:
 
 
 def _prints(output: int) -> None:
-    assert _child.cut_off(output) == os.getppid()
+    assert _child_entry.cut_off(output) == os.getppid()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     os.write(1, b"out\n")
     os.write(2, b"err\n")

@@ -42,7 +42,7 @@ def cut_off(output: int) -> int:
     os.setsid()
     # the server ignores it; here, where no terminal sends it any more, it is what it always is
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    preloaded = sys.modules.get("longseq_bench.launchers._server")
+    preloaded = sys.modules.get("longseq_bench.launchers._server_preload")
     # one that died a moment ago has left this to who adopts orphans
     server = preloaded.PID if preloaded else os.getppid()
     _die_with_parent(server)

@@ -11,8 +11,8 @@ import pytest
 
 from longseq_bench.core.cluster_env import Site
 from longseq_bench.core.errors import LauncherError, UserError
-from longseq_bench.launchers import control
-from longseq_bench.launchers.control import Channel, Hello, Hub, Link, join, ready
+from longseq_bench.launchers import control_channel
+from longseq_bench.launchers.control_channel import Channel, Hello, Hub, Link, join, ready
 
 AGREED = {"torch": "2.13.0", "the command": "sweep a.yaml"}
 ZERO = Hello(0, "alpha", "zero", AGREED)
@@ -139,12 +139,12 @@ def test_one_that_differs_later_is_refused_alone(hub: Hub, come: Join) -> None:
 def test_a_stranger_is_kept_out_and_keeps_nobody_out(
     hub: Hub, come: Join, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "SHAKE_S", 60.0)
+    monkeypatch.setattr(control_channel, "SHAKE_S", 60.0)
     with socket.create_connection((site.host, site.port)) as silent:
         come(ONE)
         silent.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert not link(hub).lost
-    monkeypatch.setenv(control.KEY_VARIABLE, "another")
+    monkeypatch.setenv(control_channel.KEY_VARIABLE, "another")
     with pytest.raises(LauncherError, match="LONGSEQ_KEY has to be the same on every node"):
         join(site, Hello(2, "gamma", "two", AGREED), 0.1)
 
@@ -190,8 +190,8 @@ def test_node_0_can_not_listen(hub: Hub, site: Site) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "BEAT_S", 0.05)
-    monkeypatch.setattr(control, "LOST_S", 0.5)
+    monkeypatch.setattr(control_channel, "BEAT_S", 0.05)
+    monkeypatch.setattr(control_channel, "LOST_S", 0.5)
 
 
 def test_a_node_that_is_not_heard_is_lost(hub: Hub, come: Join, quick: None) -> None:
@@ -214,7 +214,7 @@ def test_a_node_that_computes_is_not_lost(hub: Hub, come: Join, quick: None) -> 
     channel = come(ONE)
     time.sleep(1.0)
     assert not link(hub).lost
-    assert channel.silent_s() < control.LOST_S
+    assert channel.silent_s() < control_channel.LOST_S
 
 
 def test_what_was_said_last_arrives(hub: Hub, come: Join) -> None:

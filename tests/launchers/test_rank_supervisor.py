@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from longseq_bench.core.model import Outcome, Phase, Status
-from longseq_bench.launchers.crew import (
+from longseq_bench.launchers.rank_supervisor import (
     CAUSE_S,
     EXACT_FACTOR,
     GRACE_S,

@@ -27,19 +27,19 @@ import psutil
 
 from longseq_bench.core.cluster_env import LOOPBACK
 from longseq_bench.core.errors import LauncherError
-from longseq_bench.launchers import _agent, server
-from longseq_bench.launchers.crew import GRACE_S
-from longseq_bench.launchers.deaths import (
+from longseq_bench.launchers import _agent_entry, fork_server
+from longseq_bench.launchers.exit_status import (
     kernel_kills,
     remove_shared,
     shared_files,
     signal_name,
 )
-from longseq_bench.launchers.forked import PRELOAD
-from longseq_bench.launchers.handing import hand
+from longseq_bench.launchers.fd_passing import hand
 from longseq_bench.launchers.interrupts import uninterrupted
-from longseq_bench.launchers.looks import kill_strays, look, stacks
-from longseq_bench.launchers.output import Output
+from longseq_bench.launchers.local import PRELOAD
+from longseq_bench.launchers.output_file import Output
+from longseq_bench.launchers.process_inspection import kill_strays, look, stacks
+from longseq_bench.launchers.rank_supervisor import GRACE_S
 
 AGENT_PRELOAD = [*PRELOAD, "longseq_bench.worker.elastic_ranks"]
 
@@ -101,7 +101,7 @@ class Node:
 
     def start(self, order: Order) -> None:
         """Start the agent, which starts the ranks. Raises LauncherError where it can't be."""
-        server.ready()
+        fork_server.ready()
         with uninterrupted():
             self._start(order)
 
@@ -115,12 +115,12 @@ class Node:
         senders = [sender for _, sender in pipes]
         ours, takes = socketpair()
         self._process = self._context.Process(
-            target=_agent.enter,
+            target=_agent_entry.enter,
             args=(json.dumps(asdict(order)), theirs, takes, self._own.output),
         )
         self._open: dict[Any, int | None] = {one.pipe: r for r, one in self._ranks.items()}
         try:
-            server.start(self._process)
+            fork_server.start(self._process)
             takes.close()
             speak = [sender.fileno() for sender in senders]
             outputs = [rank.output.fileno() for rank in self._ranks.values()]
