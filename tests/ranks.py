@@ -165,7 +165,7 @@ def _serve(rank: int, size: int, pipe: Connection, store: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from longseq_bench.comm.group import Group
+    from longseq_bench.distributed.group import Group
 
     torch.set_num_threads(1)
     if sys.platform.startswith("linux"):

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from longseq_bench.comm.group import Group
+from longseq_bench.distributed.group import Group
 from tests.ranks import Ranks, RanksFailed
 
 

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.shard import Shard
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Shard
 
 Positions = NDArray[np.int64]
 Counts = NDArray[np.int_] | NDArray[np.bool_]

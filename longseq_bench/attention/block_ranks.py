@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.attention.travelling import piece_tokens, wide_zeros
-from longseq_bench.comm.couriers import Pair, Piece, Ring
-from longseq_bench.comm.group import Group, Pending
-from longseq_bench.comm.orders import even
+from longseq_bench.distributed.group import Group, Pending
+from longseq_bench.distributed.kv_exchange import Pair, Piece, Ring
+from longseq_bench.distributed.token_order import even
 from longseq_bench.kernels.core import Triple
 from longseq_bench.kernels.spans import Index, Part, SpanKernel
 from longseq_bench.patterns.layout import BlockLayout

@@ -15,11 +15,11 @@ import numpy as np
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.block_ranks import Fetched, Held, RingOfBlocks, sees_nearly_all
 from longseq_bench.attention.layouts import LayoutAttention
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.shard import Shard
 from longseq_bench.core.cost import Cost, key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse
 from longseq_bench.patterns.blocks import WITH_SPECIAL, check_asked, check_window, make_layout
 from longseq_bench.patterns.layout import BlockLayout

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.attention.layouts import LayoutAttention
-from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse
 from longseq_bench.kernels.core import attend, refuse_second_derivative, uncast
 from longseq_bench.kernels.spans import Part, sum_by_heads

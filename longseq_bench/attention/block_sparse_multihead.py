@@ -13,10 +13,10 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention, Counts, Positions, implementation
 from longseq_bench.attention.block_sparse import BlockSparse, PatternName
 from longseq_bench.attention.projected import Projected, projection_flops
-from longseq_bench.comm.group import Group
 from longseq_bench.core.cost import Cost, floor_bytes
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import DType, Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse
 
 

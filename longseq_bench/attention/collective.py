@@ -7,10 +7,10 @@ from typing import Annotated
 
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.sharded import Sharded
-from longseq_bench.comm.couriers import Courier, Gather
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.orders import Name
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.kv_exchange import Courier, Gather
+from longseq_bench.distributed.token_order import Name
 from longseq_bench.kernels.core import Core, Tiles
 from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
 

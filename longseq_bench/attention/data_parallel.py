@@ -14,8 +14,8 @@ from torch import Tensor
 
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.ddp import BatchSplit
-from longseq_bench.comm.group import Group
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 
 
 @implementation("data-parallel")

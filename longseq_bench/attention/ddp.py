@@ -23,12 +23,12 @@ from longseq_bench.attention.base import (
     implementation,
 )
 from longseq_bench.attention.projected import Projected, parameter_bytes, projection_flops
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.orders import even
-from longseq_bench.comm.shard import Shard
 from longseq_bench.core.cost import Cost, floor_bytes
 from longseq_bench.core.errors import UserError, WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import even
 
 SPREADS = ("ddp", "data-parallel")
 MODULES = ("block-sparse-multihead",)

@@ -22,11 +22,6 @@ from longseq_bench.attention.segments import (
 )
 from longseq_bench.attention.tiled import TILE_ROWS, TiledAttention
 from longseq_bench.attention.travelling import Travelling, piece_tokens
-from longseq_bench.comm.couriers import Piece as Shown
-from longseq_bench.comm.couriers import Ring
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.orders import even
-from longseq_bench.comm.shard import Shard
 from longseq_bench.core.cost import (
     Cost,
     attention_flops,
@@ -36,6 +31,11 @@ from longseq_bench.core.cost import (
 )
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.kv_exchange import Piece as Shown
+from longseq_bench.distributed.kv_exchange import Ring
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import even
 from longseq_bench.kernels.core import Core
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanCore
 from longseq_bench.kernels.sparse import SpansOf, choose, said, span_kernel

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from longseq_bench.attention.projected import NAMES, parameter_bytes
-from longseq_bench.comm.group import Group
+from longseq_bench.distributed.group import Group
 
 
 def missing(dtype: str) -> str | None:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import ExactAttention, implementation
-from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.flex_blocks import compiled, why_not
 from longseq_bench.meta_mode import is_dry
 

@@ -12,13 +12,13 @@ from typing import Annotated
 from longseq_bench.attention.base import ExactAttention, implementation
 from longseq_bench.attention.cored import CoredAttention
 from longseq_bench.attention.staged import Skipping, Staged, check_heads, exchange_bytes, stages
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.heads import GatherScatter
-from longseq_bench.comm.orders import Order, even
-from longseq_bench.comm.shard import Shard
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.head_exchange import GatherScatter
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import Order, even
 from longseq_bench.kernels.core import Core, Fused
 
 

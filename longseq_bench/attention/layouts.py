@@ -13,9 +13,9 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Counts, Positions
 from longseq_bench.attention.cored import CoredAttention
-from longseq_bench.comm.group import Group
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse
 from longseq_bench.kernels.core import Core, Triple
 from longseq_bench.kernels.spans import Part, SpanCore

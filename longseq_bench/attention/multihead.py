@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from longseq_bench.attention.block_sparse import BlockSparse, PatternName
-from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse
 from longseq_bench.kernels.core import Core, Triple, attend
 from longseq_bench.kernels.spans import Part, SpanCore

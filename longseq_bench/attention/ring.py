@@ -19,12 +19,12 @@ from longseq_bench.attention.projected import Projected, projection_flops
 from longseq_bench.attention.sharded import Sharded
 from longseq_bench.attention.tiled import TILE_ROWS
 from longseq_bench.attention.travelling import FullQueries, piece_tokens
-from longseq_bench.comm import couriers, deepspeed
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.orders import Name
 from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
+from longseq_bench.distributed import deepspeed_transport, kv_exchange
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.token_order import Name
 from longseq_bench.kernels.core import Core
 from longseq_bench.kernels.streamed import Streamed
 from longseq_bench.kernels.tiles import RowBlock
@@ -76,7 +76,7 @@ class Ring(Sharded):
     def _missing(self, workload: Workload) -> str | None:
         if self.transport == "fairscale":
             return fairscale.missing(workload.dtype)
-        return deepspeed.missing() if self.transport == "deepspeed" else None
+        return deepspeed_transport.missing() if self.transport == "deepspeed" else None
 
     def plan(self, device: str) -> None:
         super().plan(device)
@@ -84,7 +84,7 @@ class Ring(Sharded):
         if self.group.size == 1:
             return
         if self.transport == "deepspeed":
-            deepspeed.connect(device)
+            deepspeed_transport.connect(device)
         if self.transport == "fairscale":
             w = self.workload
             self.module = Projected(super().__call__, w.head_dim, getattr(torch, w.dtype), device)
@@ -116,10 +116,12 @@ class Ring(Sharded):
             return FullQueries(self.courier(), self.own_rows())
         return super().core()
 
-    def courier(self) -> couriers.Ring:
+    def courier(self) -> kv_exchange.Ring:
         wire = None if self.wire is None else getattr(torch, self.wire)
         counts = self.counts()
-        make = deepspeed.DeepspeedRing if self.transport == "deepspeed" else couriers.Ring
+        make = (
+            deepspeed_transport.DeepspeedRing if self.transport == "deepspeed" else kv_exchange.Ring
+        )
         return make(self.group, counts, piece_tokens(max(counts), self.chunk), wire)
 
     def rows(self) -> tuple[range, ...]:

@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import ExactAttention, implementation
-from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import local
 from longseq_bench.meta_mode import is_dry, refuse_if_one_call
 

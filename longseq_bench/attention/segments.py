@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from longseq_bench.comm.orders import stairs
+from longseq_bench.distributed.token_order import stairs
 from longseq_bench.kernels.tiles import Index, Piece, RowBlock
 
 Tokens = range | NDArray[np.int32]

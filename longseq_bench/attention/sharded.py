@@ -12,13 +12,13 @@ from typing import Any
 from longseq_bench.attention.base import ExactAttention
 from longseq_bench.attention.tiled import TILE_ROWS, TiledAttention
 from longseq_bench.attention.travelling import ROWS, ExactRows, Travelling
-from longseq_bench.comm.couriers import Courier
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.orders import Name, Order, positions_of
-from longseq_bench.comm.shard import Shard
 from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.kv_exchange import Courier
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import Name, Order, positions_of
 from longseq_bench.kernels.core import Core, WholeTiles
 
 

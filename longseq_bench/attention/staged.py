@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.heads import HeadExchange, Stage
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.head_exchange import HeadExchange, Stage
 from longseq_bench.kernels.core import Core, Triple
 
 

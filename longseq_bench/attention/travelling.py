@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from longseq_bench.comm.couriers import Courier, Own, Pair, Piece
-from longseq_bench.comm.orders import Stair, cut, even, stairs
+from longseq_bench.distributed.kv_exchange import Courier, Own, Pair, Piece
+from longseq_bench.distributed.token_order import Stair, cut, even, stairs
 from longseq_bench.kernels import tiles
 from longseq_bench.kernels.core import Triple
 from longseq_bench.kernels.tiles import ALL, RowBlock, wide

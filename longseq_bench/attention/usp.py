@@ -13,13 +13,13 @@ from longseq_bench.attention.cored import CoredAttention
 from longseq_bench.attention.ring import Ring
 from longseq_bench.attention.staged import Skipping, Staged, check_heads, exchange_bytes, stages
 from longseq_bench.attention.tiled import TILE_ROWS
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.heads import AllToAll
-from longseq_bench.comm.orders import Name, Order, cut, even, positions_of
-from longseq_bench.comm.shard import Shard
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.head_exchange import AllToAll
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import Name, Order, cut, even, positions_of
 from longseq_bench.kernels.core import Core
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.comm.group import Group
 from longseq_bench.core.model import DType
+from longseq_bench.distributed.group import Group
 from longseq_bench.worker.inputs import Triple
 from longseq_bench.worker.reference import Gradients, Reference, Rows
 from longseq_bench.worker.shard_coverage import largest, together

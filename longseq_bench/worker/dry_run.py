@@ -20,10 +20,10 @@ import torch
 from longseq_bench import meta_mode
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, ExactAttention
 from longseq_bench.attention.layouts import LayoutAttention
-from longseq_bench.comm.group import Group
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.model import Foresight, Trial
+from longseq_bench.distributed.group import Group
 from longseq_bench.meters.heap import HeapPeak
 from longseq_bench.meters.storages import StoragePeak
 from longseq_bench.worker import limits

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.comm.shard import Positions
 from longseq_bench.core.model import Keep
+from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host
 from longseq_bench.worker.shard_coverage import mark, rows_held, together
 

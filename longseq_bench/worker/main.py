@@ -14,12 +14,12 @@ import torch
 
 from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.comm.group import Group
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.cluster_env import Place
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, Outcome, Trial
 from longseq_bench.core.options import specs_of
+from longseq_bench.distributed.group import Group
 from longseq_bench.worker.dry_run import foresee
 from longseq_bench.worker.exception_mapping import outcome_of
 from longseq_bench.worker.messages import Teller

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Trial, Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host, local
 from longseq_bench.worker.inputs import Pass, draw
 from longseq_bench.worker.messages import Teller

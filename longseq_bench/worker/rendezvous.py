@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from longseq_bench.comm.group import PATIENCE
 from longseq_bench.core.cluster_env import LOOPBACK, Place
 from longseq_bench.core.model import Device
+from longseq_bench.distributed.group import PATIENCE
 
 
 def connect(place: Place, device: Device, listener: socket | None = None, trial: str = "") -> None:

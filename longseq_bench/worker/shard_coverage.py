@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.shard import Positions, Shard
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Positions, Shard
 
 Mark = tuple[int, int, int]
 """Of some positions: how many, their sum, the sum of their squares, modulo 2^64."""

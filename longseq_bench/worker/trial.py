@@ -22,10 +22,10 @@ from torch import Tensor
 
 from longseq_bench import meta_mode
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
-from longseq_bench.comm.group import Group
 from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
+from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import Meter
 from longseq_bench.meters.cuda_memory import CudaMemory
 from longseq_bench.meters.heap import HeapPeak

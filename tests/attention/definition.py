@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
-from longseq_bench.comm.group import Group
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 Options = dict[str, Any]

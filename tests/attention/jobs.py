@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.shard import Positions, Shard
 from longseq_bench.core.model import DType, Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Positions, Shard
 from longseq_bench.kernels import local, native, plain_spans
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part
 from tests.attention.definition import Options, Tensors, inputs, output_gradient
@@ -139,7 +139,7 @@ def _cut_fine(stack: ExitStack) -> None:
         "LEAST_TRANSFER": FINE,
         "TRANSFERS": 1000,
     }
-    ours = ("longseq_bench.attention.", "longseq_bench.comm.")
+    ours = ("longseq_bench.attention.", "longseq_bench.distributed.")
     modules = [m for name, m in sys.modules.items() if name.startswith(ours)]
     for name, size in sizes.items():
         having = [module for module in modules if hasattr(module, name)]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from longseq_bench.attention.block_sparse_adaptive import AdaptiveBlockSparse
-from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.patterns import top
 from tests.attention.definition import inputs
 

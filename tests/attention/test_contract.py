@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.comm.group import Group
 from longseq_bench.core.cost import floor_bytes, visible_pairs
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
 from longseq_bench.worker.check import PARAMETERS, TOLERANCE, check
 from longseq_bench.worker.inputs import WHOLE_ROWS

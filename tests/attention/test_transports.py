@@ -7,9 +7,9 @@ import importlib.util
 import pytest
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ Thread 0x00007f1 (most recent call first):
   File "{lib}/threading.py", line 982 in run
 
 Current thread 0x00007f2 (most recent call first):
-  File "{src}/longseq_bench/comm/group.py", line 38 in wait
+  File "{src}/longseq_bench/distributed/group.py", line 38 in wait
   File "{lib}/site-packages/torch/autograd/function.py", line 5 in apply
   File "{src}/longseq_bench/launchers/_child_entry.py", line 38 in enter
   File "{lib}/multiprocessing/process.py", line 108 in run
@@ -88,7 +88,7 @@ Current thread 0x00007f2 (most recent call first):
 def test_a_stack_is_short_and_names_no_place_of_this_machine() -> None:
     dumped = DUMPED.format(lib="/opt/python3.11", src="/srv/somebody/longseq")
     assert stack_lines(dumped) == [
-        "comm/group.py:38 wait",
+        "distributed/group.py:38 wait",
         "torch/autograd/function.py:5 apply",
         "of another thread:",
         "torch/helper.py:7 idle",

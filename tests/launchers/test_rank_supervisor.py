@@ -270,13 +270,13 @@ def test_a_stopped_rank_is_a_hang_and_named_first() -> None:
     late = stuck(3)
     looks = {0: IDLE, 1: BUSY, 2: STOPPED}
     assert late.hangs(looks)
-    late.judge(looks, {0: ["comm/group.py:38 wait"], 1: ["a/b.py:1 f"], 2: ["a/b.py:2 g"]})
+    late.judge(looks, {0: ["distributed/group.py:38 wait"], 1: ["a/b.py:1 f"], 2: ["a/b.py:2 g"]})
     found = late.outcome()
     assert (found.status, found.phase) == ("hang", "forward")
     assert found.reason == (
         "rank 2 is stopped (SIGSTOP); rank 0 waits in communication; rank 1 is busy in forward"
     )
-    assert found.facts["stacks"]["0"] == ["comm/group.py:38 wait"]
+    assert found.facts["stacks"]["0"] == ["distributed/group.py:38 wait"]
     assert late.signal_number == 0
 
 
@@ -296,7 +296,7 @@ def test_a_rank_that_is_done_is_told_of_in_a_hang() -> None:
     late = stuck()
     say(late, 0, outcome(peak=1.0))
     assert late.hangs({1: IDLE})
-    late.judge({1: IDLE}, {1: ["longseq_bench/comm/group.py:38 wait"]})
+    late.judge({1: IDLE}, {1: ["longseq_bench/distributed/group.py:38 wait"]})
     assert late.outcome().reason == "rank 0 is done; rank 1 waits in communication"
     assert late.outcome().phase == "communication"
     assert late.outcome().samples("peak") == (1.0,)

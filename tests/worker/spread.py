@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import ExactAttention, Positions
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.orders import even
-from longseq_bench.comm.shard import Shard
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import even
 
 LATE_S = 0.1
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
-from longseq_bench.comm.group import Group
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.worker.check import Errors, check, zero_rows
 from longseq_bench.worker.inputs import SAMPLED_ROWS, WHOLE_ROWS, checked_rows
 

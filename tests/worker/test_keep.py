@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.comm.group import Group
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Keep, Outcome, Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import Forked
 from longseq_bench.meters.heap import HeapPeak

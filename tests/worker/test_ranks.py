@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.comm.group import Group
 from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import Meter
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import reference, timing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.comm.jobs import Swap, Swapped, swap
+from tests.distributed.jobs import Swap, Swapped, swap
 from tests.ranks import Ranks
 
 COUNTS = {2: [(4, 4), (3, 5)], 3: [(4, 4, 4), (1, 6, 3)], 4: [(2, 2, 2, 2), (5, 1, 3, 2)]}

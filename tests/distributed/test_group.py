@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longseq_bench.comm.group import Group, Pending
-from tests.comm.jobs import collectives, muted, parts
+from longseq_bench.distributed.group import Group, Pending
+from tests.distributed.jobs import collectives, muted, parts
 from tests.ranks import Ranks
 
 WORLDS = (2, 3, 4)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from longseq_bench.comm import deepspeed
-from longseq_bench.comm.couriers import Courier, Gather, Ring
-from longseq_bench.comm.group import Group
-from tests.comm.jobs import Tour, Toured, tour, wanted_totals
+from longseq_bench.distributed import deepspeed_transport
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.kv_exchange import Courier, Gather, Ring
+from tests.distributed.jobs import Tour, Toured, tour, wanted_totals
 from tests.ranks import Ranks
 
 WORLDS = (2, 3, 4)
@@ -17,7 +17,9 @@ KINDS = [
     "gather",
     pytest.param(
         "deepspeed",
-        marks=pytest.mark.skipif(bool(why := deepspeed.missing()), reason=why or "installed"),
+        marks=pytest.mark.skipif(
+            bool(why := deepspeed_transport.missing()), reason=why or "installed"
+        ),
     ),
 ]
 kinds = pytest.mark.parametrize("kind", KINDS)

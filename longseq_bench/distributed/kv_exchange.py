@@ -20,8 +20,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from longseq_bench.comm.group import Group, Pending
-from longseq_bench.comm.orders import even
+from longseq_bench.distributed.group import Group, Pending
+from longseq_bench.distributed.token_order import even
 from longseq_bench.meta_mode import STEPS, some
 
 Pair = tuple[Tensor, Tensor]

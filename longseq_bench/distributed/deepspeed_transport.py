@@ -11,8 +11,8 @@ import importlib.util
 import os
 from typing import Any
 
-from longseq_bench.comm.couriers import Pair, Ring
-from longseq_bench.comm.group import Pending
+from longseq_bench.distributed.group import Pending
+from longseq_bench.distributed.kv_exchange import Pair, Ring
 
 
 def missing() -> str | None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longseq_bench.comm.group import Group
-from longseq_bench.comm.orders import even
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.token_order import even
 from longseq_bench.meta_mode import STEPS, some
 
 LEAST_TRANSFER = 256

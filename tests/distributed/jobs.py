@@ -13,11 +13,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from longseq_bench.comm import heads as heads_module
-from longseq_bench.comm.couriers import Courier, Gather, Pair, Piece, Ring
-from longseq_bench.comm.deepspeed import DeepspeedRing, connect
-from longseq_bench.comm.group import Group, Pending
-from longseq_bench.comm.heads import AllToAll, GatherScatter, HeadExchange, Stage
+from longseq_bench.distributed import head_exchange as heads_module
+from longseq_bench.distributed.deepspeed_transport import DeepspeedRing, connect
+from longseq_bench.distributed.group import Group, Pending
+from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadExchange, Stage
+from longseq_bench.distributed.kv_exchange import Courier, Gather, Pair, Piece, Ring
 
 B, H, D = 2, 2, 3
 TOKEN_BYTES = 2 * B * H * D * 4

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from longseq_bench.comm.orders import Name, Order, cut, even, positions_of, stairs
-from longseq_bench.comm.shard import Shard
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import Name, Order, cut, even, positions_of, stairs
 
 NAMES: tuple[Name, ...] = get_args(Name)
 names = st.sampled_from(NAMES)
