@@ -428,7 +428,7 @@ class Follower:
                     return message
                 self._obey(channel, message)
             if channel.silent_s() > control_channel.LOST_S:
-                channel.close(channel.gone or f"no word for {control.LOST_S:.0f} s")
+                channel.close(channel.gone or f"no word for {control_channel.LOST_S:.0f} s")
                 return None
 
     def _obey(self, channel: Channel, message: dict[str, Any]) -> None:

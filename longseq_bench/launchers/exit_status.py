@@ -26,7 +26,7 @@ _NCCL_ABORTS = "ProcessGroupNCCL"
 _VMSTAT = Path("/proc/vmstat")
 _SHARED = Path("/dev/shm")
 _SHARED_NAME = "nccl-*"
-_BOTTOM = re.compile(r"launchers/_child\.py:|probe/elastic\.py:")
+_BOTTOM = re.compile(r"launchers/_child_entry\.py:|worker/elastic_ranks\.py:")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 
