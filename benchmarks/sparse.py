@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.layouts import core_of
+from longseq_bench.attention.sparse.block_layout_attention import core_of
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError
 from longseq_bench.core.units import parse_tokens

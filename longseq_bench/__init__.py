@@ -4,7 +4,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_LAZY = {"create_block_sparse_attention": "longseq_bench.attention.factory"}
+_LAZY = {"create_block_sparse_attention": "longseq_bench.modules.factory"}
 """What is exported but needs torch, which importing this package must not load."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from longseq_bench.attention.cored import CoredAttention
+from longseq_bench.attention.kernel_attention import CoredAttention
 from longseq_bench.kernels.core import Core, Tiles
 from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
 

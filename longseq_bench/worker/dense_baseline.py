@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.attention.projected import projection_flops
+from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, visible_pairs
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.worker.inputs import Pass

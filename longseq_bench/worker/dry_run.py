@@ -19,7 +19,7 @@ import torch
 
 from longseq_bench import meta_mode
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, ExactAttention
-from longseq_bench.attention.layouts import LayoutAttention
+from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.model import Foresight, Trial

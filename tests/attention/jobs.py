@@ -209,7 +209,7 @@ def _counted() -> Iterator[Kernels]:
     """Counts calls of our kernels and of torch's, forward and backward."""
     found = Kernels()
     forward, backward = local.forward, local.backward
-    from longseq_bench.attention import sdpa
+    from longseq_bench.attention.exact import sdpa
 
     torchs = sdpa.scaled_dot_product_attention
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from longseq_bench.attention.block_sparse_adaptive import AdaptiveBlockSparse
+from longseq_bench.attention.sparse.block_sparse_adaptive import AdaptiveBlockSparse
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -97,7 +97,7 @@ def test_scores_of_all_blocks_are_never_held(monkeypatch: pytest.MonkeyPatch) ->
 
         return choose(seen, *args)
 
-    monkeypatch.setattr("longseq_bench.attention.block_sparse_adaptive.top_layout", watched)
+    monkeypatch.setattr("longseq_bench.attention.sparse.block_sparse_adaptive.top_layout", watched)
     attention(*inputs(w))
     assert max(asked) == 50 // 13
     assert sum(asked) == 13 * w.heads

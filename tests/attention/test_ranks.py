@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.attention import fairscale
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.exact import fairscale_shards
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed import deepspeed_transport
@@ -43,7 +43,10 @@ HEAD_DIM = 16
 WORLDS = (2, 3, 4)
 LARGE = 8
 
-MISSING = {"deepspeed": deepspeed_transport.missing(), "fairscale": fairscale.missing("float32")}
+MISSING = {
+    "deepspeed": deepspeed_transport.missing(),
+    "fairscale": fairscale_shards.missing("float32"),
+}
 """Why a transport of the ring can't be tested here."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")

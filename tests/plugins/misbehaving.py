@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import ExactAttention
-from longseq_bench.attention.ring import Ring
+from longseq_bench.attention.exact.ring import Ring
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group

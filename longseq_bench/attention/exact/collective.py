@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.sharded import Sharded
+from longseq_bench.attention.exact.token_parallel import Sharded
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import Courier, Gather

@@ -9,9 +9,15 @@ from __future__ import annotations
 from typing import Annotated
 
 from longseq_bench.attention.base import ExactAttention, implementation
-from longseq_bench.attention.cored import CoredAttention
-from longseq_bench.attention.ring import Ring
-from longseq_bench.attention.staged import Skipping, Staged, check_heads, exchange_bytes, stages
+from longseq_bench.attention.exact.all_to_all import (
+    Skipping,
+    Staged,
+    check_heads,
+    exchange_bytes,
+    stages,
+)
+from longseq_bench.attention.exact.ring import Ring
+from longseq_bench.attention.kernel_attention import CoredAttention
 from longseq_bench.attention.tiled import TILE_ROWS
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.attention.base import Counts, Positions, implementation
-from longseq_bench.attention.segments import (
+from longseq_bench.attention.exact.kv_loop import Travelling, piece_tokens
+from longseq_bench.attention.sparse.segments import (
     Pair,
     Walk,
     segment_tiles,
@@ -21,7 +22,6 @@ from longseq_bench.attention.segments import (
     shared_tiles,
 )
 from longseq_bench.attention.tiled import TILE_ROWS, TiledAttention
-from longseq_bench.attention.travelling import Travelling, piece_tokens
 from longseq_bench.core.cost import (
     Cost,
     attention_flops,

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from longseq_bench.attention import fairscale
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.projected import Projected, projection_flops
-from longseq_bench.attention.sharded import Sharded
+from longseq_bench.attention.exact import fairscale_shards
+from longseq_bench.attention.exact.kv_loop import FullQueries, piece_tokens
+from longseq_bench.attention.exact.token_parallel import Sharded
+from longseq_bench.attention.projections import Projected, projection_flops
 from longseq_bench.attention.tiled import TILE_ROWS
-from longseq_bench.attention.travelling import FullQueries, piece_tokens
 from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
@@ -75,7 +75,7 @@ class Ring(Sharded):
 
     def _missing(self, workload: Workload) -> str | None:
         if self.transport == "fairscale":
-            return fairscale.missing(workload.dtype)
+            return fairscale_shards.missing(workload.dtype)
         return deepspeed_transport.missing() if self.transport == "deepspeed" else None
 
     def plan(self, device: str) -> None:
@@ -89,7 +89,7 @@ class Ring(Sharded):
             w = self.workload
             self.module = Projected(super().__call__, w.head_dim, getattr(torch, w.dtype), device)
             self._weights = {n: m.detach().clone() for n, m in self.module.weights.items()}
-            self._sharded = fairscale.Sharded(self.module, self.group, device)
+            self._sharded = fairscale_shards.Sharded(self.module, self.group, device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not self._shards_parameters:
@@ -161,7 +161,7 @@ class Ring(Sharded):
         if self._shards_parameters:
             elements = 2 * w.batch * w.seq_len * (w.heads + w.kv_heads) * w.head_dim
             flops += projection_flops(elements, w.head_dim, w.train)
-            sent += fairscale.bytes_sent(w.head_dim, w.dtype_bytes, self.group.size, w.train)
+            sent += fairscale_shards.bytes_sent(w.head_dim, w.dtype_bytes, self.group.size, w.train)
         return Cost(flops, whole.floor_bytes, sent)
 
     def facts(self) -> dict[str, Any]:

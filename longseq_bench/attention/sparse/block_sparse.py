@@ -13,8 +13,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.block_ranks import Fetched, Held, RingOfBlocks, sees_nearly_all
-from longseq_bench.attention.layouts import LayoutAttention
+from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
+from longseq_bench.attention.sparse.block_sparse_distributed import (
+    Fetched,
+    Held,
+    RingOfBlocks,
+    sees_nearly_all,
+)
 from longseq_bench.core.cost import Cost, key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload

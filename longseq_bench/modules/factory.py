@@ -29,7 +29,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
-from longseq_bench.attention.multihead import MultiheadBlockSparse, Recent
 from longseq_bench.core.errors import (
     DENSITY,
     OldDensityError,
@@ -40,6 +39,7 @@ from longseq_bench.core.errors import (
 from longseq_bench.core.model import DTYPE_BYTES, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
+from longseq_bench.modules.multihead import MultiheadBlockSparse, Recent
 from longseq_bench.patterns.blocks import check_sparsity
 
 VARIANTS = {

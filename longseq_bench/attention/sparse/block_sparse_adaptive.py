@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention, implementation
-from longseq_bench.attention.layouts import LayoutAttention
+from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group

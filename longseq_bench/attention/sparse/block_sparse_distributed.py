@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.attention.travelling import piece_tokens, wide_zeros
+from longseq_bench.attention.exact.kv_loop import piece_tokens, wide_zeros
 from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.kv_exchange import Pair, Piece, Ring
 from longseq_bench.distributed.token_order import even

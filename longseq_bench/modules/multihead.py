@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from longseq_bench.attention.block_sparse import BlockSparse, PatternName
+from longseq_bench.attention.sparse.block_sparse import BlockSparse, PatternName
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed.group import Group

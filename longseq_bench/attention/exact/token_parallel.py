@@ -10,8 +10,8 @@ from abc import abstractmethod
 from typing import Any
 
 from longseq_bench.attention.base import ExactAttention
+from longseq_bench.attention.exact.kv_loop import ROWS, ExactRows, Travelling
 from longseq_bench.attention.tiled import TILE_ROWS, TiledAttention
-from longseq_bench.attention.travelling import ROWS, ExactRows, Travelling
 from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longseq_bench.attention.projected import NAMES, parameter_bytes
+from longseq_bench.attention.projections import NAMES, parameter_bytes
 from longseq_bench.distributed.group import Group
 
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 import longseq_bench
 from longseq_bench import create_block_sparse_attention as create
-from longseq_bench.attention import factory
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.attention.factory import KEPT_PLANS, VARIANTS, SparseAttention
-from longseq_bench.attention.multihead import MultiheadBlockSparse
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.modules import factory
+from longseq_bench.modules.factory import KEPT_PLANS, VARIANTS, SparseAttention
+from longseq_bench.modules.multihead import MultiheadBlockSparse
 from tests.attention.definition import Tensors, inputs, made, output_gradient
 from tests.ranks import Ranks
 

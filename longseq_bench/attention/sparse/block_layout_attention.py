@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Counts, Positions
-from longseq_bench.attention.cored import CoredAttention
+from longseq_bench.attention.kernel_attention import CoredAttention
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group

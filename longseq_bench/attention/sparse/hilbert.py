@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from longseq_bench.attention.base import Counts, Positions, implementation
-from longseq_bench.attention.dilated import Dilated
-from longseq_bench.attention.segments import Walk
+from longseq_bench.attention.sparse.dilated import Dilated
+from longseq_bench.attention.sparse.segments import Walk
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.patterns.hilbert import hilbert_order
 

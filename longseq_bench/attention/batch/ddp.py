@@ -22,7 +22,7 @@ from longseq_bench.attention.base import (
     Positions,
     implementation,
 )
-from longseq_bench.attention.projected import Projected, parameter_bytes, projection_flops
+from longseq_bench.attention.projections import Projected, parameter_bytes, projection_flops
 from longseq_bench.core.cost import Cost, floor_bytes
 from longseq_bench.core.errors import UserError, WorldError
 from longseq_bench.core.model import Workload

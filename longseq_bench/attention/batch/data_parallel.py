@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.ddp import BatchSplit
+from longseq_bench.attention.batch.ddp import BatchSplit
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 

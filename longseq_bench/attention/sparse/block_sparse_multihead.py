@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention, Counts, Positions, implementation
-from longseq_bench.attention.block_sparse import BlockSparse, PatternName
-from longseq_bench.attention.projected import Projected, projection_flops
+from longseq_bench.attention.projections import Projected, projection_flops
+from longseq_bench.attention.sparse.block_sparse import BlockSparse, PatternName
 from longseq_bench.core.cost import Cost, floor_bytes
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import DType, Workload

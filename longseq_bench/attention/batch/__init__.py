@@ -1,0 +1,1 @@
+"""Implementations that split the batch over devices or ranks."""

@@ -1,0 +1,1 @@
+"""nn.Module variants of block-sparse attention: a library, apart from the benchmark."""
