@@ -28,8 +28,8 @@ from longseq_bench.attention.sparse.block_layout_attention import core_of
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError
 from longseq_bench.core.units import parse_tokens
-from longseq_bench.kernels import local, sparse
-from longseq_bench.kernels.core import Core
+from longseq_bench.kernels import sparse_selection, torch_fused
+from longseq_bench.kernels.base import Core
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 
 HEADS, HEAD_DIM, BLOCK = 8, 64, 128
@@ -103,7 +103,9 @@ def one_pattern(
     n = inputs[0].shape[2]
     start = time.perf_counter()
     made = make_layout(pattern, n, BLOCK, sparsity, asked.causal)
-    kernel = sparse.choose(name, "cpu", asked.dtype, sparse.Blocks(BLOCK, HEAD_DIM, asked.train))
+    kernel = sparse_selection.choose(
+        name, "cpu", asked.dtype, sparse_selection.Blocks(BLOCK, HEAD_DIM, asked.train)
+    )
     core = core_of(kernel, (made,), HEADS, asked.causal)
     planned = time.perf_counter() - start
     runs: dict[str, Callable[[], Clocked]] = {"ours": passes(core, inputs, asked.train)}
@@ -160,9 +162,9 @@ def dense(asked: Any, inputs: tuple[Tensor, ...]) -> Clocked:
     causal = asked.causal and rows == n
 
     def one() -> None:
-        out, lse = local.forward(q[:, :, :rows], k, v, causal)
+        out, lse = torch_fused.forward(q[:, :, :rows], k, v, causal)
         if asked.train:
-            local.backward(grad[:, :, :rows], q[:, :, :rows], k, v, out, lse, causal)
+            torch_fused.backward(grad[:, :, :rows], q[:, :, :rows], k, v, out, lse, causal)
 
     scale = visible_pairs(n, asked.causal) / (visible_pairs(n, causal) * rows / n)
     wall, cpu = clocked(one)
@@ -177,7 +179,7 @@ def growth(asked: Any) -> bool:
     for n, sparsity in ((131072, 0.99), (524288, 0.9975)):
         inputs = drawn(n, asked.dtype)
         made = make_layout("local-window", n, BLOCK, sparsity, asked.causal)
-        kernel = sparse.choose("auto", "cpu", asked.dtype)
+        kernel = sparse_selection.choose("auto", "cpu", asked.dtype)
         runs[n] = passes(core_of(kernel, (made,), HEADS, asked.causal), inputs, asked.train)
         seen[n] = []
     for round_ in range(asked.rounds + 1):

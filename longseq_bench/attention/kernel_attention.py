@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.kernels import local
-from longseq_bench.kernels.core import Core, Frugal, attend, uncast
+from longseq_bench.kernels import torch_fused
+from longseq_bench.kernels.base import Core, Frugal, attend, uncast
 
 
 class CoredAttention(Attention):
@@ -40,7 +40,7 @@ class CoredAttention(Attention):
             return core.over(q, k, v)
 
     def plan(self, device: str) -> None:
-        self._kernel = local.name(device, getattr(torch, self.workload.dtype))
+        self._kernel = torch_fused.name(device, getattr(torch, self.workload.dtype))
 
     def facts(self) -> dict[str, Any]:
         return {"kernel": self._kernel}

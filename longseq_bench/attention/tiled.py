@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from longseq_bench.attention.kernel_attention import CoredAttention
-from longseq_bench.kernels.core import Core, Tiles
-from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
+from longseq_bench.kernels.base import Core, Tiles
+from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
 
 TILE_ROWS = 1024
 """Rows a kernel call: torch's CPU kernel works in tiles of 256 rows from 768 rows up."""
@@ -21,7 +21,7 @@ and no smaller than what keeps a core's cache busy."""
 
 
 class TiledAttention(CoredAttention):
-    """An attention given by a plan of tiles; see kernels/tiles.py."""
+    """An attention given by a plan of tiles; see kernels/tiling.py."""
 
     @abstractmethod
     def tiles(self) -> Iterator[RowBlock]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.units import format_bytes
-from longseq_bench.patterns.layout import BlockLayout, Ints
+from longseq_bench.patterns.block_layout import BlockLayout, Ints
 
 Lists = tuple[Ints, NDArray[np.int32]]
 """Compressed rows: indptr, indices."""
@@ -72,7 +72,7 @@ def why_not(device: str, train: bool) -> str | None:
 
 
 class FlexBlocks:
-    """Attention over one layout, or over one a query head: a Core (see kernels/core.py).
+    """Attention over one layout, or over one a query head: a Core (see kernels/base.py).
 
     q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq; out like q, log-sum-exp (B, Hq, N), natural,
     float32. A CPU has the forward only, without its log-sum-exp. Raises UnsupportedError where the

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.kernels import local, tiles
-from longseq_bench.kernels.core import Triple
-from longseq_bench.kernels.tiles import ALL, Index, Piece, RowBlock
+from longseq_bench.kernels import tiling, torch_fused
+from longseq_bench.kernels.base import Triple
+from longseq_bench.kernels.tiling import ALL, Index, Piece, RowBlock
 from longseq_bench.meta_mode import some
-from longseq_bench.patterns.layout import BlockLayout
+from longseq_bench.patterns.block_layout import BlockLayout
 
 ROWS_A_CALL = 16
 LEAST_ROOM = 8 * 2**20
@@ -61,7 +61,7 @@ class Gathered:
         """Raises UserError where the tensors are not as long as the layout."""
         self._check(q)
         out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3], dtype=tiles.wide(q)) if keep_lse else None
+        lse = q.new_empty(q.shape[:3], dtype=tiling.wide(q)) if keep_lse else None
         room = max(LEAST_ROOM, q.numel() * q.element_size() // ROOM_SHARE)
         batches, others = self._sorted
         for b in range(q.shape[0]):
@@ -74,7 +74,7 @@ class Gathered:
             out[:, :, block.rows] = 0
             if lse is not None:
                 lse[:, :, block.rows] = -math.inf
-            tiles.block_forward(q, k, v, block, out, lse)
+            tiling.block_forward(q, k, v, block, out, lse)
         return out, lse
 
     def backward(
@@ -82,7 +82,7 @@ class Gathered:
     ) -> Triple:
         self._check(q)
         rows = np.arange(self.layout.rows)
-        return tiles.backward(grad_out, q, k, v, out, lse, lambda: self._blocks(rows, q))
+        return tiling.backward(grad_out, q, k, v, out, lse, lambda: self._blocks(rows, q))
 
     def _check(self, q: Tensor) -> None:
         if q.shape[2] != self.layout.seq_len:
@@ -148,13 +148,13 @@ class Gathered:
         parts: list[tuple[Tensor, Tensor]] = []
         if batch.keys.shape[1]:
             keys, values = (self._keys(batch, rows, t, space, i) for i, t in enumerate((k, v)))
-            parts.append(local.forward(queries, keys, values))
+            parts.append(torch_fused.forward(queries, keys, values))
         if self.layout.causal:
             own = self._tokens(batch.first + rows.start, batch.first + rows.stop)
             k, v = (
                 torch.unflatten(t[:, own], 1, (len(rows), block)).transpose(0, 1) for t in (k, v)
             )
-            parts.append(local.forward(queries, k, v, causal=True))
+            parts.append(torch_fused.forward(queries, k, v, causal=True))
         if len(parts) == 1:
             return parts[0]
         (out, lse), (other, other_lse) = parts

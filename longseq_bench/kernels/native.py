@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels.compiled import library
+from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part
 from longseq_bench.meta_mode import device_of, is_capped
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.kernels.core import Triple
+from longseq_bench.kernels.base import Triple
 from longseq_bench.patterns.spans import Spans
 
 Ints32 = NDArray[np.int32]

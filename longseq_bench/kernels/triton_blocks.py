@@ -33,7 +33,7 @@ from triton.runtime.errors import OutOfResources
 
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.meta_mode import device_of, is_dry
-from longseq_bench.patterns.layout import BlockLayout, Ints
+from longseq_bench.patterns.block_layout import BlockLayout, Ints
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BLOCKS = (16, 32, 64, 128, 256)
@@ -118,7 +118,7 @@ def shape(kernel: str, block: int, head_dim: int, dtype: torch.dtype) -> Shape:
 
 
 class TritonBlocks:
-    """Attention over one layout, or over one a query head: a Core (see kernels/core.py).
+    """Attention over one layout, or over one a query head: a Core (see kernels/base.py).
 
     q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq, any strides between batches, heads and
     tokens (D is copied where it is strided); out and gradients are contiguous, the log-sum-exp is

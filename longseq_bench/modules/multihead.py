@@ -24,8 +24,8 @@ from longseq_bench.attention.sparse.block_sparse import BlockSparse, PatternName
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import sparse
-from longseq_bench.kernels.core import Core, Triple, attend
+from longseq_bench.kernels import sparse_selection
+from longseq_bench.kernels.base import Core, Triple, attend
 from longseq_bench.kernels.spans import Part, SpanCore
 from longseq_bench.patterns.blocks import check_asked, check_lengths
 from longseq_bench.patterns.spans import Spans, spans_of
@@ -83,7 +83,7 @@ class MultiheadBlockSparse(nn.Module):
         window: int | None = None,
         seed: Annotated[int, 0] = 0,
         causal: bool = False,
-        kernel: sparse.Kernel = "auto",
+        kernel: sparse_selection.Kernel = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -231,7 +231,7 @@ class MultiheadBlockSparse(nn.Module):
         self.ran = attention.facts()
         if padded is None:
             return attention.core(), None
-        name = sparse.choose(self.kernel, q.device.type, dtype)
+        name = sparse_selection.choose(self.kernel, q.device.type, dtype)
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
         whole, cores, start = spans_of(attention.layouts[0]), [], 0
         blind = np.zeros_like(padded)
@@ -251,7 +251,7 @@ class MultiheadBlockSparse(nn.Module):
 
     def _span_core(self, kernel: str, spans: Spans, tokens: int) -> Core:
         parts, shape = [Part(spans, range(self.num_heads))], (self.num_heads, tokens)
-        return SpanCore(sparse.span_kernel(kernel), lambda: parts, self.causal, shape)
+        return SpanCore(sparse_selection.span_kernel(kernel), lambda: parts, self.causal, shape)
 
 
 class ByRow:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.patterns.layout import BlockLayout, Ints
+from longseq_bench.patterns.block_layout import BlockLayout, Ints
 
 CHUNK = 2**16
 """Table cells computed at a time: few enough that the tables of a chunk stay in the cache."""

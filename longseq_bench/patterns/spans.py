@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.patterns.layout import BlockLayout
+from longseq_bench.patterns.block_layout import BlockLayout
 
 
 @dataclass(frozen=True, eq=False)

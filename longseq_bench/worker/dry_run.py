@@ -2,7 +2,7 @@
 
 Memory is that of the implementation itself: its plan is made for real, its operations are
 dispatched as they would be, and each storage is counted while somebody holds it (dry.py,
-meters/storages.py). What a fused kernel allocates inside itself is not to be seen and comes from a
+meters/storage_peak.py). What a fused kernel allocates inside itself is not to be seen and comes from a
 table (data/workspaces.yaml).
 """
 
@@ -24,8 +24,8 @@ from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.model import Foresight, Trial
 from longseq_bench.distributed.group import Group
-from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.meters.storages import StoragePeak
+from longseq_bench.meters.heap_peak import HeapPeak
+from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import draw
 from longseq_bench.worker.kernel_workspace import Inside

@@ -16,7 +16,7 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Keep
 from longseq_bench.distributed.shard import Positions
-from longseq_bench.kernels import host
+from longseq_bench.kernels import host_memory
 from longseq_bench.worker.shard_coverage import mark, rows_held, together
 
 WHOLE_ROWS = 512
@@ -89,7 +89,7 @@ def draw(attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep 
 
     def empty(shape: tuple[int, ...]) -> Tensor:
         if attention.on_host:
-            return host.zeros(shape, dtype, device)
+            return host_memory.zeros(shape, dtype, device)
         return torch.empty(shape, dtype=dtype, device=device)
 
     def normal(name: str, heads: range, tokens: Positions) -> Tensor:
@@ -103,7 +103,7 @@ def draw(attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep 
         normal("k", shard.kv_heads, shard.keys),
         normal("v", shard.kv_heads, shard.keys),
     )
-    drawn = host.copy(inputs[0], device) if keep == "nothing" else None
+    drawn = host_memory.copy(inputs[0], device) if keep == "nothing" else None
     if not w.train:
         return Pass(inputs, None, keep=keep, drawn_q=drawn)
     # laid out as (B, N, Hq, D), as a model's next layer gives it and fused kernels take it uncopied

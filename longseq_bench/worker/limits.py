@@ -15,7 +15,7 @@ import sys
 import torch
 
 from longseq_bench.core.model import Allocator
-from longseq_bench.meters.heap import status_bytes
+from longseq_bench.meters.heap_peak import status_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_PERTURB = -1, -3, -6
 _FILL = 0x01

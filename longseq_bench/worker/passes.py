@@ -8,7 +8,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import host, local
+from longseq_bench.kernels import host_memory, torch_fused
 from longseq_bench.worker.inputs import Pass, draw
 from longseq_bench.worker.messages import Teller
 
@@ -67,7 +67,7 @@ def _forward_alone(attention: Attention, one: Pass) -> None:
     if one.grad_out is None:
         one.out = out
     elif one.aside:
-        one.out = host.copy(out, out.device.type)
+        one.out = host_memory.copy(out, out.device.type)
 
 
 def meaningless(trial: Trial) -> str | None:
@@ -152,6 +152,6 @@ def _hold_library_buffers(w: Workload) -> None:
     torch.bmm(rows, rows.transpose(1, 2))
     shape = (torch.get_num_threads(), 1, WARM_UP_TOKENS, w.head_dim)
     q, k, v = (torch.zeros(shape, dtype=getattr(torch, w.dtype)) for _ in range(3))
-    out, lse = local.forward(q, k, v)
+    out, lse = torch_fused.forward(q, k, v)
     if w.train:
-        local.backward(out, q, k, v, out, lse)
+        torch_fused.backward(out, q, k, v, out, lse)

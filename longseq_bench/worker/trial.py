@@ -28,9 +28,9 @@ from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import Meter
 from longseq_bench.meters.cuda_memory import CudaMemory
-from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.meters.storages import StoragePeak
-from longseq_bench.meters.tracked import TrackedPeak
+from longseq_bench.meters.heap_peak import HeapPeak
+from longseq_bench.meters.storage_peak import StoragePeak
+from longseq_bench.meters.tracked_peak import TrackedPeak
 from longseq_bench.worker import limits
 from longseq_bench.worker.check import check, finite, zero_rows
 from longseq_bench.worker.dense_baseline import dense_flops

@@ -24,7 +24,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Positions, Shard
-from longseq_bench.kernels import local, native, plain_spans
+from longseq_bench.kernels import native, spans_reference, torch_fused
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part
 from tests.attention.definition import Options, Tensors, inputs, output_gradient
 
@@ -208,7 +208,7 @@ class Kernels:
 def _counted() -> Iterator[Kernels]:
     """Counts calls of our kernels and of torch's, forward and backward."""
     found = Kernels()
-    forward, backward = local.forward, local.backward
+    forward, backward = torch_fused.forward, torch_fused.backward
     from longseq_bench.attention.exact import sdpa
 
     torchs = sdpa.scaled_dot_product_attention
@@ -258,11 +258,11 @@ def _counted() -> Iterator[Kernels]:
         return counted
 
     with ExitStack() as stack:
-        for kernel in (native, plain_spans):
+        for kernel in (native, spans_reference):
             stack.enter_context(patch.object(kernel, "forward", counted_spans(kernel)))
             stack.enter_context(patch.object(kernel, "backward", counted_back(kernel)))
-        stack.enter_context(patch.object(local, "forward", counted_forward))
-        stack.enter_context(patch.object(local, "backward", counted_backward))
+        stack.enter_context(patch.object(torch_fused, "forward", counted_forward))
+        stack.enter_context(patch.object(torch_fused, "backward", counted_backward))
         stack.enter_context(patch.object(sdpa, "scaled_dot_product_attention", counted_torchs))
         yield found
 
@@ -270,11 +270,11 @@ def _counted() -> Iterator[Kernels]:
 def seen_in(part: Part, causal: bool, index: Index) -> int:
     """Pairs of a part, of all its heads."""
     seen = 0
-    for queries, keys, _ in plain_spans.tiles_of(part.spans):
+    for queries, keys, _ in spans_reference.tiles_of(part.spans):
         pairs = len(queries) * len(keys)
         if causal:
-            q_at = plain_spans.positions(queries, index.q_row, index.q_at)
-            k_at = plain_spans.positions(keys, index.k_row, index.k_at)
+            q_at = spans_reference.positions(queries, index.q_row, index.q_at)
+            k_at = spans_reference.positions(keys, index.k_row, index.k_at)
             pairs = int((k_at[None, :] <= q_at[:, None]).sum())
         seen += pairs
     return seen * len(part.heads)

@@ -13,7 +13,7 @@ from longseq_bench.attention.sparse.block_sparse_adaptive import AdaptiveBlockSp
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.patterns import top
+from longseq_bench.patterns import topk
 from tests.attention.definition import inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -85,10 +85,10 @@ def test_planning_is_part_of_the_call_and_told_apart() -> None:
 
 
 def test_scores_of_all_blocks_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top, "CHUNK", 50)
+    monkeypatch.setattr(topk, "CHUNK", 50)
     w = workload()
     attention, asked = adaptive(w), []
-    choose = top.top_layout
+    choose = topk.top_layout
 
     def watched(scores: Any, *args: Any) -> Any:
         def seen(start: int, stop: int) -> Any:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.flex_blocks import FlexBlocks, compiled, tile_options
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
-from longseq_bench.patterns.layout import BlockLayout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.kernels import gathered
-from longseq_bench.kernels.core import attend
+from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.gathered import Gathered
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
-from longseq_bench.patterns.layout import BlockLayout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

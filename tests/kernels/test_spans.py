@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError, UserError
-from longseq_bench.kernels import native, plain_spans
+from longseq_bench.kernels import native, spans_reference
 from longseq_bench.kernels.spans import Index, Part, SpanCore
 from longseq_bench.patterns.blocks import make_layout
 from longseq_bench.patterns.spans import Spans, spans_of
 
 needs_native = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 KERNELS = [
-    pytest.param(plain_spans, id="plain"),
+    pytest.param(spans_reference, id="plain"),
     pytest.param(native, id="native", marks=needs_native),
 ]
 kernels = pytest.mark.parametrize("kernel", KERNELS)
@@ -150,7 +150,7 @@ def test_the_compiled_kernel_equals_its_plain_twin(
 ) -> None:
     """A softmax that was begun elsewhere is joined; the gradient of a bias on each run too."""
     d = drawn(seed, dtype)
-    got, want = run(native, d, merge), run(plain_spans, d, merge)
+    got, want = run(native, d, merge), run(spans_reference, d, merge)
     for name in ("out", "lse"):
         same(got[name], want[name], 1e-5)
     if not merge:  # gradients of a softmax whose output is made up grow without bound

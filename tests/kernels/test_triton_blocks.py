@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
-from longseq_bench.patterns.layout import BlockLayout
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

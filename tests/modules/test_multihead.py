@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from longseq_bench.attention.sparse import block_sparse
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
-from longseq_bench.kernels.plain_spans import tiles_of
+from longseq_bench.kernels.spans_reference import tiles_of
 from longseq_bench.modules.multihead import KEPT_LAYOUTS, MultiheadBlockSparse, _without
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, make_layout
 from longseq_bench.patterns.spans import spans_of

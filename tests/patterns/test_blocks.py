@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, WITH_WINDOW, make_layout
-from longseq_bench.patterns.layout import BlockLayout
 
 NAMES = sorted(PATTERNS)
 each = pytest.mark.parametrize("pattern", NAMES)

@@ -7,9 +7,9 @@ import pytest
 
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.patterns import blocks
+from longseq_bench.patterns.block_layout import BlockLayout, Ints
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from longseq_bench.patterns.dilated import Rule
-from longseq_bench.patterns.layout import BlockLayout, Ints
 
 
 @pytest.mark.parametrize(

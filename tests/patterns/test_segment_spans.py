@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.kernels.plain_spans import tiles_of
+from longseq_bench.kernels.spans_reference import tiles_of
 from longseq_bench.patterns.dilated import Rule
 from longseq_bench.patterns.hilbert import hilbert_order
 from longseq_bench.patterns.segment_spans import (

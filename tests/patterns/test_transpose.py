@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
-from longseq_bench.patterns.layout import BlockLayout
 
 
 @settings(max_examples=40, deadline=None)

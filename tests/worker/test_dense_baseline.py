@@ -18,7 +18,7 @@ from longseq_bench.core.model import Outcome, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import Forked
 from longseq_bench.meters.clock import Clock
-from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker import dense_baseline, timing
 from longseq_bench.worker.dense_baseline import (
     OVER_RANKS,

@@ -9,8 +9,8 @@ import torch
 
 from longseq_bench.core.model import Trial
 from longseq_bench.launchers.local import Forked
-from longseq_bench.meters.heap import HeapPeak
-from longseq_bench.meters.storages import StoragePeak
+from longseq_bench.meters.heap_peak import HeapPeak
+from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker.kernel_workspace import Inside
 from tests.make import trial
 

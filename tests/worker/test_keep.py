@@ -15,7 +15,7 @@ from longseq_bench.core.model import Keep, Outcome, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import Forked
-from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker.inputs import draw
 from longseq_bench.worker.passes import run_pass
 from tests.make import trial

@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker import limits
 
 MIB = 2**20

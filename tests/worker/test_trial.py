@@ -7,7 +7,7 @@ import pytest
 from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.model import Outcome
 from longseq_bench.launchers.local import Forked
-from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.meters.heap_peak import HeapPeak
 from tests.make import trial
 
 MIB = 2**20

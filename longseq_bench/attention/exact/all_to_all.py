@@ -14,7 +14,7 @@ from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import HeadExchange, Stage
-from longseq_bench.kernels.core import Core, Triple
+from longseq_bench.kernels.base import Core, Triple
 
 
 class Staged:

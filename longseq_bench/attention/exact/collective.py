@@ -11,8 +11,8 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import Courier, Gather
 from longseq_bench.distributed.token_order import Name
-from longseq_bench.kernels.core import Core, Tiles
-from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
+from longseq_bench.kernels.base import Core, Tiles
+from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
 
 
 @implementation("collective")

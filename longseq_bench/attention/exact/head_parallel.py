@@ -25,7 +25,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import GatherScatter
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import Order, even
-from longseq_bench.kernels.core import Core, Fused
+from longseq_bench.kernels.base import Core, Fused
 
 
 @implementation("head-parallel")

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from longseq_bench.distributed.kv_exchange import Courier, Own, Pair, Piece
 from longseq_bench.distributed.token_order import Stair, cut, even, stairs
-from longseq_bench.kernels import tiles
-from longseq_bench.kernels.core import Triple
-from longseq_bench.kernels.tiles import ALL, RowBlock, wide
+from longseq_bench.kernels import tiling
+from longseq_bench.kernels.base import Triple
+from longseq_bench.kernels.tiling import ALL, RowBlock, wide
 from longseq_bench.meta_mode import STEPS, some
 
 LEAST_PIECE = 256
@@ -62,7 +62,7 @@ class Travelling:
 
         def see(pair: Pair, blocks: Iterable[RowBlock]) -> None:
             for block in some(blocks, STEPS) if self.courier.group.computes else ():
-                tiles.merge(q, *pair, block, out, lse)
+                tiling.merge(q, *pair, block, out, lse)
 
         def own(share: int, shares: int) -> None:
             see((k, v), self.rows.own(share, shares))
@@ -79,7 +79,7 @@ class Travelling:
         def see(pair: Pair, blocks: Iterable[RowBlock], sums: Pair) -> None:
             for block in some(blocks, STEPS) if self.courier.group.computes else ():
                 own = dq[:, block.heads, block.rows]
-                tiles.add_gradients((grad_out, q, out), pair, lse, block, own, sums)
+                tiling.add_gradients((grad_out, q, out), pair, lse, block, own, sums)
 
         def own(share: int, shares: int) -> None:
             see((k, v), self.rows.own(share, shares), totals)
@@ -166,7 +166,7 @@ class ExactRows:
             parts = 1 if stair.causal else max(1, count // self.tile)
             for start, stop in (even(count, parts, part) for part in range(parts)):
                 own = slice(at + stair.rows.start + start, at + stair.rows.start + stop)
-                yield RowBlock(own, heads, (tiles.Piece(ALL, seen, heads, stair.causal),))
+                yield RowBlock(own, heads, (tiling.Piece(ALL, seen, heads, stair.causal),))
 
     def _stairs(self, rows: range, keys: tuple[range, ...]) -> Iterator[Stair]:
         if not self.causal:

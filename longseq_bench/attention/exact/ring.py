@@ -25,9 +25,9 @@ from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed import deepspeed_transport, kv_exchange
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Name
-from longseq_bench.kernels.core import Core
-from longseq_bench.kernels.streamed import Streamed
-from longseq_bench.kernels.tiles import RowBlock
+from longseq_bench.kernels.base import Core
+from longseq_bench.kernels.host_streaming import Streamed
+from longseq_bench.kernels.tiling import RowBlock
 
 _COARSENESS: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 

@@ -14,7 +14,7 @@ from longseq_bench.attention.base import ExactAttention, implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import local
+from longseq_bench.kernels import torch_fused
 from longseq_bench.meta_mode import is_dry, refuse_if_one_call
 
 _BACKENDS = {
@@ -62,7 +62,7 @@ class Sdpa(ExactAttention):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if is_dry():
             # the kernel that torch chooses on the device, not the one it has for meta tensors
-            return local.call(q, k, v, self.workload.causal)
+            return torch_fused.call(q, k, v, self.workload.causal)
         refuse_if_one_call()
         chosen: AbstractContextManager[Any] = (
             nullcontext() if self.backend == "auto" else sdpa_kernel(_BACKENDS[self.backend])

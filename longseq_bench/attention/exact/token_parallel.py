@@ -19,7 +19,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import Courier
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import Name, Order, positions_of
-from longseq_bench.kernels.core import Core, WholeTiles
+from longseq_bench.kernels.base import Core, WholeTiles
 
 
 class Sharded(TiledAttention, ExactAttention):

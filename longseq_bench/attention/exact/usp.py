@@ -26,7 +26,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import Name, Order, cut, even, positions_of
-from longseq_bench.kernels.core import Core
+from longseq_bench.kernels.base import Core
 
 
 @implementation("usp")

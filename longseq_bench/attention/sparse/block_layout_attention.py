@@ -16,10 +16,10 @@ from longseq_bench.attention.kernel_attention import CoredAttention
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import sparse
-from longseq_bench.kernels.core import Core, Triple
+from longseq_bench.kernels import sparse_selection
+from longseq_bench.kernels.base import Core, Triple
 from longseq_bench.kernels.spans import Part, SpanCore
-from longseq_bench.patterns.layout import BlockLayout
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of
 
 
@@ -32,7 +32,7 @@ class LayoutAttention(CoredAttention):
     block: int
     """Tokens a block."""
 
-    def __init__(self, workload: Workload, group: Group, kernel: sparse.Kernel) -> None:
+    def __init__(self, workload: Workload, group: Group, kernel: sparse_selection.Kernel) -> None:
         super().__init__(workload, group)
         self.asked_kernel = kernel
         self.kernel = ""
@@ -45,7 +45,7 @@ class LayoutAttention(CoredAttention):
 
     def plan(self, device: str) -> None:
         """Choose the kernel, and make what it needs of the layouts."""
-        self.kernel = sparse.choose(
+        self.kernel = sparse_selection.choose(
             self.asked_kernel, device, self.workload.dtype, self.kernel_blocks
         )
         self.device = device
@@ -68,17 +68,19 @@ class LayoutAttention(CoredAttention):
         return {**asked, "density_achieved": sum(found) / len(found), "uncovered": 0.0}
 
     @property
-    def kernel_blocks(self) -> sparse.Blocks | None:
+    def kernel_blocks(self) -> sparse_selection.Blocks | None:
         """What a kernel has to suit; None where it has to be one of spans."""
         w = self.workload
-        return sparse.Blocks(self.block, w.head_dim, w.train)
+        return sparse_selection.Blocks(self.block, w.head_dim, w.train)
 
     def facts(self) -> dict[str, Any]:
         w = self.workload
         kept = sum(len(layout.indices) for layout in self.layouts)
         blocks = self.kernel_blocks
         way = "gathered" if blocks else "spans"
-        facts = sparse.said(self.kernel, self.device, w.dtype, self.asked_kernel, way, blocks)
+        facts = sparse_selection.said(
+            self.kernel, self.device, w.dtype, self.asked_kernel, way, blocks
+        )
         return {**facts, "kept_blocks": kept}
 
     def _layout_of(self, head: int) -> BlockLayout:
@@ -97,12 +99,12 @@ def core_of(kernel: str, layouts: tuple[BlockLayout, ...], heads: int, causal: b
 
     Kernels are imported when they are asked for: some need libraries of their own.
     """
-    if kernel == "native" or (kernel == "triton" and not sparse.has_triton()):
+    if kernel == "native" or (kernel == "triton" and not sparse_selection.has_triton()):
         # without Triton it is asked for in walks alone; what is held is the same
         own = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
         shape = (heads, layouts[0].seq_len)
         parts = [Part(spans_of(x), of) for x, of in zip(layouts, own, strict=True)]
-        return SpanCore(sparse.span_kernel("native"), lambda: parts, causal, shape)
+        return SpanCore(sparse_selection.span_kernel("native"), lambda: parts, causal, shape)
     if kernel == "triton":
         from longseq_bench.kernels.triton_blocks import TritonBlocks
 

@@ -25,9 +25,9 @@ from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.kernels import sparse
+from longseq_bench.kernels import sparse_selection
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import WITH_SPECIAL, check_asked, check_window, make_layout
-from longseq_bench.patterns.layout import BlockLayout
 from longseq_bench.patterns.placement import Placement, place_rows
 
 PatternName = Literal[
@@ -60,7 +60,9 @@ class BlockSparse(LayoutAttention):
             int | None, "tokens of the window, in place of what sparsity gives it"
         ] = None,
         seed: Annotated[int, "draw of pattern=random", 0] = 0,
-        kernel: Annotated[sparse.Kernel, "what computes it; auto: the fastest here"] = "auto",
+        kernel: Annotated[
+            sparse_selection.Kernel, "what computes it; auto: the fastest here"
+        ] = "auto",
         placement: Annotated[Placement, "how rows lie on ranks"] = "node-local",
         ranks_per_node: Annotated[int, "of placement=hierarchical; 0: this host's", 0] = 0,
         exchange: Annotated[
@@ -104,11 +106,11 @@ class BlockSparse(LayoutAttention):
         if self.asked_kernel not in ("auto", "native", "torch"):
             raise UnsupportedError(f"kernel={self.asked_kernel} runs on one rank; auto on many")
         self.device = device
-        self.kernel = sparse.choose(self.asked_kernel, device, self.workload.dtype)
+        self.kernel = sparse_selection.choose(self.asked_kernel, device, self.workload.dtype)
         self._core = self._over_ranks
 
     @property
-    def kernel_blocks(self) -> sparse.Blocks | None:
+    def kernel_blocks(self) -> sparse_selection.Blocks | None:
         return super().kernel_blocks if self.group.size == 1 else None
 
     def cost(self) -> Cost:
@@ -158,7 +160,7 @@ class BlockSparse(LayoutAttention):
         if exchange == "auto":
             exchange = "ring" if sees_nearly_all(self._held) else "fetch"
         make = Fetched if exchange == "fetch" else RingOfBlocks
-        kernel = sparse.span_kernel(self.kernel)
+        kernel = sparse_selection.span_kernel(self.kernel)
         return make(self._held, self.group, kernel, self.workload.causal)
 
 

@@ -27,14 +27,14 @@ from longseq_bench.attention.sparse.block_layout_attention import LayoutAttentio
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import sparse
-from longseq_bench.kernels.core import attend, refuse_second_derivative, uncast
+from longseq_bench.kernels import sparse_selection
+from longseq_bench.kernels.base import attend, refuse_second_derivative, uncast
 from longseq_bench.kernels.spans import Part, sum_by_heads
 from longseq_bench.meta_mode import is_dry, place
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import check_sparsity, make_layout
-from longseq_bench.patterns.layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of
-from longseq_bench.patterns.top import top_layout
+from longseq_bench.patterns.topk import top_layout
 
 Scorer = Literal["means", "learned"]
 _SPREAD = 0.1
@@ -58,7 +58,9 @@ class AdaptiveBlockSparse(LayoutAttention):
         block: Annotated[int, "tokens a block"] = 128,
         scorer: Annotated[Scorer, "means of blocks, or means through learned matrices"] = "means",
         seed: Annotated[int, "draw of the learned scorer's first matrices", 0] = 0,
-        kernel: Annotated[sparse.Kernel, "what computes it; auto: the fastest here"] = "auto",
+        kernel: Annotated[
+            sparse_selection.Kernel, "what computes it; auto: the fastest here"
+        ] = "auto",
     ) -> None:
         check_sparsity(sparsity)
         super().__init__(workload, group, kernel)
@@ -79,7 +81,9 @@ class AdaptiveBlockSparse(LayoutAttention):
     def plan(self, device: str) -> None:
         """Choose the kernel; the layout is chosen by each call."""
         w = self.workload
-        self.kernel = sparse.choose(self.asked_kernel, device, w.dtype, self.kernel_blocks)
+        self.kernel = sparse_selection.choose(
+            self.asked_kernel, device, w.dtype, self.kernel_blocks
+        )
         self.device = device
         if self.scorer == "learned" and not self.matrices:
             draw = torch.Generator().manual_seed(self._seed)
@@ -101,7 +105,7 @@ class AdaptiveBlockSparse(LayoutAttention):
     anew, over = Attention.anew, Attention.over
 
     @property
-    def kernel_blocks(self) -> sparse.Blocks | None:
+    def kernel_blocks(self) -> sparse_selection.Blocks | None:
         """Only what hands back the gradient of scores can train a scorer: kernels of spans."""
         learns = self.scorer == "learned" and self.workload.train
         return None if learns else super().kernel_blocks
@@ -145,7 +149,10 @@ class _Learned(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor,
         attention: AdaptiveBlockSparse, pooled: tuple[Tensor, Tensor],
     ) -> Tensor:  # fmt: skip
-        ctx.kernel, ctx.causal = sparse.span_kernel(attention.kernel), attention.workload.causal
+        ctx.kernel, ctx.causal = (
+            sparse_selection.span_kernel(attention.kernel),
+            attention.workload.causal,
+        )
         ctx.parts = [Part(spans_of(layout), [h]) for h, layout in enumerate(attention.layouts)]
         ctx.layouts = attention.layouts
         out = torch.empty_like(q)

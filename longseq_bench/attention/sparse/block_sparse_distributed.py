@@ -21,9 +21,9 @@ from longseq_bench.attention.exact.kv_loop import piece_tokens, wide_zeros
 from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.kv_exchange import Pair, Piece, Ring
 from longseq_bench.distributed.token_order import even
-from longseq_bench.kernels.core import Triple
+from longseq_bench.kernels.base import Triple
 from longseq_bench.kernels.spans import Index, Part, SpanKernel
-from longseq_bench.patterns.layout import BlockLayout
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.placement import Owners
 from longseq_bench.patterns.spans import Spans
 

@@ -17,7 +17,7 @@ from longseq_bench.core.cost import Cost, floor_bytes
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import sparse
+from longseq_bench.kernels import sparse_selection
 
 
 @implementation("block-sparse-multihead")
@@ -46,7 +46,9 @@ class BlockSparseMultihead(Attention):
             int | None, "tokens of the window, in place of what sparsity gives it"
         ] = None,
         seed: Annotated[int, "draw of pattern=random", 0] = 0,
-        kernel: Annotated[sparse.Kernel, "what computes it; auto: the fastest here"] = "auto",
+        kernel: Annotated[
+            sparse_selection.Kernel, "what computes it; auto: the fastest here"
+        ] = "auto",
     ) -> None:
         if group.size > 1:
             raise WorldError(

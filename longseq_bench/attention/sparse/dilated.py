@@ -36,10 +36,10 @@ from longseq_bench.distributed.kv_exchange import Piece as Shown
 from longseq_bench.distributed.kv_exchange import Ring
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import even
-from longseq_bench.kernels.core import Core
+from longseq_bench.kernels.base import Core
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanCore
-from longseq_bench.kernels.sparse import SpansOf, choose, said, span_kernel
-from longseq_bench.kernels.tiles import RowBlock
+from longseq_bench.kernels.sparse_selection import SpansOf, choose, said, span_kernel
+from longseq_bench.kernels.tiling import RowBlock
 from longseq_bench.patterns.dilated import Rule
 from longseq_bench.patterns.segment_spans import classes, segment_spans, sort_walk
 

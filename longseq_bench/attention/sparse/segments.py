@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from longseq_bench.distributed.token_order import stairs
-from longseq_bench.kernels.tiles import Index, Piece, RowBlock
+from longseq_bench.kernels.tiling import Index, Piece, RowBlock
 
 Tokens = range | NDArray[np.int32]
 """Original positions, ascending."""

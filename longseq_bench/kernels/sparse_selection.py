@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import flex_blocks, native, plain_spans
+from longseq_bench.kernels import flex_blocks, native, spans_reference
 from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_dry
 
@@ -73,7 +73,7 @@ def has_triton() -> bool:
 
 def span_kernel(name: str) -> SpanKernel:
     """The kernel of spans of that name: the compiled one, or its plain twin."""
-    return native if name == "native" else plain_spans
+    return native if name == "native" else spans_reference
 
 
 def _reasons(device: str, dtype: str, blocks: Blocks | None) -> dict[str, str | None]:

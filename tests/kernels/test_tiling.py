@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels import core, tiles
-from longseq_bench.kernels.tiles import ALL, Piece, Plan, RowBlock, kv_heads_of
+from longseq_bench.kernels import base, tiling
+from longseq_bench.kernels.tiling import ALL, Piece, Plan, RowBlock, kv_heads_of
 
 N, HEADS, D = 60, 4, 16
 EVERY_HEAD = slice(0, HEADS)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, train: bool) -> Tensor:
-    return core.attend(q, k, v, core.Tiles(plan), train)
+    return base.attend(q, k, v, base.Tiles(plan), train)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,11 +33,11 @@ def plan_of(*blocks: RowBlock) -> Plan:
     return lambda: iter(blocks)
 
 
-def rows_of(pieces: Sequence[Piece], rows: tiles.Index = ALL, heads: slice = EVERY_HEAD) -> Plan:
+def rows_of(pieces: Sequence[Piece], rows: tiling.Index = ALL, heads: slice = EVERY_HEAD) -> Plan:
     return plan_of(RowBlock(rows, heads, tuple(pieces)))
 
 
-def piece(keys: tiles.Index, rows: tiles.Index = ALL, causal: bool = False) -> Piece:
+def piece(keys: tiling.Index, rows: tiling.Index = ALL, causal: bool = False) -> Piece:
     return Piece(rows, keys, EVERY_HEAD, causal)
 
 
@@ -201,7 +201,7 @@ def test_keys_may_come_one_tensor_after_the_other(dtype: torch.dtype) -> None:
     lse = torch.full(q.shape[:3], -math.inf)
     parts = [slice(25, 60), slice(0, 25)]
     for own in parts:
-        tiles.merge(q, k[:, :, own], v[:, :, own], block, out, lse)
+        tiling.merge(q, k[:, :, own], v[:, :, own], block, out, lse)
     allowed = {"rtol": 1e-5, "atol": 1e-6} if dtype == wide else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(out.double(), want, **allowed)
     assert (lse[:, :, 40:] == -math.inf).all()
@@ -212,7 +212,7 @@ def test_keys_may_come_one_tensor_after_the_other(dtype: torch.dtype) -> None:
         sums = (dk[:, :, own], dv[:, :, own])
         queries = (grad_out, q, out.to(dtype))
         acc = dq[:, block.heads, block.rows]
-        tiles.add_gradients(queries, (k[:, :, own], v[:, :, own]), lse, block, acc, sums)
+        tiling.add_gradients(queries, (k[:, :, own], v[:, :, own]), lse, block, acc, sums)
     wanted = torch.autograd.grad(want, leaves, grad_out.double())
     for got, grad in zip((dq, dk, dv), wanted, strict=True):
         torch.testing.assert_close(got.double(), grad, **{n: 10 * x for n, x in allowed.items()})

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import compiled, native, sparse
-from longseq_bench.kernels.sparse import Blocks
+from longseq_bench.kernels import cpp_build, native, sparse_selection
+from longseq_bench.kernels.sparse_selection import Blocks
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 BLOCKS = Blocks(128, 64, False)
 needs_compiler = pytest.mark.skipif(
-    not any(shutil.which(c) for c in compiled.COMPILERS), reason="no C++ compiler here"
+    not any(shutil.which(c) for c in cpp_build.COMPILERS), reason="no C++ compiler here"
 )
 
 
@@ -25,15 +25,15 @@ needs_compiler = pytest.mark.skipif(
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small file, and a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    compiled.library.cache_clear()
+    cpp_build.library.cache_clear()
     path = tmp_path / "small.cpp"
     path.write_text(SOURCE)
     return path
 
 
 def again(source: Path) -> ctypes.CDLL:
-    compiled.library.cache_clear()
-    return compiled.library(source)
+    cpp_build.library.cache_clear()
+    return cpp_build.library(source)
 
 
 def kept(source: Path) -> list[Path]:
@@ -42,7 +42,7 @@ def kept(source: Path) -> list[Path]:
 
 @needs_compiler
 def test_it_is_compiled_once_and_anew_when_the_source_changes(source: Path) -> None:
-    assert compiled.library(source).answer() == 42
+    assert cpp_build.library(source).answer() == 42
     (first,) = kept(source)
     made = first.stat().st_mtime_ns
     assert again(source).answer() == 42
@@ -58,9 +58,9 @@ def test_another_processor_or_compiler_gets_its_own(
 ) -> None:
     """A home folder may be shared by unlike machines."""
     again(source)
-    monkeypatch.setattr(compiled, "_processor", lambda: "another")
+    monkeypatch.setattr(cpp_build, "_processor", lambda: "another")
     again(source)
-    monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, "-DOTHER"))
+    monkeypatch.setattr(cpp_build, "FLAGS", (*cpp_build.FLAGS, "-DOTHER"))
     again(source)
     assert len(kept(source)) == 3
 
@@ -69,7 +69,7 @@ def test_another_processor_or_compiler_gets_its_own(
 def test_what_the_compiler_says_is_the_reason(source: Path) -> None:
     source.write_text("int answer() { return nonsense; }\n")
     with pytest.raises(UnsupportedError, match=r"can't compile small\.cpp: .*nonsense"):
-        compiled.library(source)
+        cpp_build.library(source)
     assert kept(source) == []
 
 
@@ -77,17 +77,17 @@ def test_without_a_compiler_the_way_to_one_is_named(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpp_build.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"no g\+\+ or clang.*longseq-bench\[compiler\]"):
-        compiled.library(source)
+        cpp_build.library(source)
 
 
 def test_a_compiler_of_pip_is_taken_where_there_is_no_other(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: object())
-    assert compiled._compiler()[1:4] == ("-m", "ziglang", "cc")
+    monkeypatch.setattr(cpp_build.importlib.util, "find_spec", lambda name: object())
+    assert cpp_build._compiler()[1:4] == ("-m", "ziglang", "cc")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
@@ -96,14 +96,14 @@ def test_a_cache_that_cannot_be_written_is_replaced(
 ) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = compiled.cache_folder()
+    folder = cpp_build.cache_folder()
     assert tmp_path not in folder.parents
 
 
 def test_a_cache_below_a_file_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    folder = compiled.cache_folder()
+    folder = cpp_build.cache_folder()
     assert folder.is_dir()
     assert tmp_path not in folder.parents
 
@@ -131,10 +131,10 @@ def test_a_compiler_that_fails_by_itself_is_a_reason_and_leaves_nothing(
         "Killed signal terminated program cc1plus' >&2\nexit 1\n",
     }[how])  # fmt: skip
     real.chmod(0o755)
-    monkeypatch.setattr(compiled, "_LIMIT_S", 0.5)
+    monkeypatch.setattr(cpp_build, "_LIMIT_S", 0.5)
     monkeypatch.setattr(shutil, "which", lambda name: str(real))
     with pytest.raises(UnsupportedError, match=r"small\.cpp can't be compiled here: "):
-        compiled.library(source)
+        cpp_build.library(source)
     assert kept(source) == []
 
 
@@ -144,12 +144,12 @@ def test_a_temporary_cache_is_used_again_and_never_somebody_elses(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = compiled.cache_folder()
-    assert folder == compiled.cache_folder()
+    folder = cpp_build.cache_folder()
+    assert folder == cpp_build.cache_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o777)
     with pytest.raises(PermissionError, match="is not this user's own"):
-        compiled.cache_folder()
+        cpp_build.cache_folder()
 
 
 # ---- which kernel --------------------------------------------------------------------------------
@@ -160,45 +160,45 @@ def test_auto_is_the_fastest_that_is_here_and_says_why_not(
 ) -> None:
     """Fault 16: a fall-back that hides which algorithm ran."""
     monkeypatch.setattr(native, "why_not", lambda dtype: None)
-    assert sparse.choose("auto", "cpu", "float32", BLOCKS) == "native"
-    assert sparse.choose("auto", "cpu", "bfloat16") == "native"
+    assert sparse_selection.choose("auto", "cpu", "float32", BLOCKS) == "native"
+    assert sparse_selection.choose("auto", "cpu", "bfloat16") == "native"
     monkeypatch.setattr(native, "why_not", lambda dtype: "there is no compiler")
-    assert sparse.choose("auto", "cpu", "float32", BLOCKS) == "torch"
-    assert sparse.choose("auto", "cpu", "float32") == "torch"
-    assert sparse.said("torch", "cpu", "float32", "auto", "gathered", BLOCKS) == {
+    assert sparse_selection.choose("auto", "cpu", "float32", BLOCKS) == "torch"
+    assert sparse_selection.choose("auto", "cpu", "float32") == "torch"
+    assert sparse_selection.said("torch", "cpu", "float32", "auto", "gathered", BLOCKS) == {
         "kernel": "torch (gathered)",
         "not_native": "there is no compiler",
     }
     with pytest.raises(UnsupportedError, match="kernel=native: there is no compiler"):
-        sparse.choose("native", "cpu", "float32")
+        sparse_selection.choose("native", "cpu", "float32")
 
 
 def test_auto_takes_what_suits_blocks_and_heads_and_says_why_not_triton() -> None:
     """Of an odd block, an odd head_dim, or keys that come in spans."""
     pytest.importorskip("triton")
-    assert sparse.choose("auto", "cuda", "bfloat16", BLOCKS) == "triton"
+    assert sparse_selection.choose("auto", "cuda", "bfloat16", BLOCKS) == "triton"
     for blocks, reason in (
         (Blocks(100, 64, False), "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
         (Blocks(128, 40, False), "a head_dim of 16 to 256 in steps of 16, not 40"),
         (None, "keys come in spans"),
     ):
-        assert sparse.choose("auto", "cuda", "bfloat16", blocks) == "torch"
-        facts = sparse.said("torch", "cuda", "bfloat16", "auto", "spans", blocks)
+        assert sparse_selection.choose("auto", "cuda", "bfloat16", blocks) == "torch"
+        facts = sparse_selection.said("torch", "cuda", "bfloat16", "auto", "spans", blocks)
         assert (facts["kernel"], reason in facts["not_triton"]) == ("torch (spans)", True)
 
 
 def test_flex_says_what_it_lacks_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"kernel=flex: .* there is no g\+\+ or clang"):
-        sparse.choose("flex", "cpu", "float32", BLOCKS)
+        sparse_selection.choose("flex", "cpu", "float32", BLOCKS)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert sparse.choose("flex", "cpu", "float32", BLOCKS) == "flex"
+    assert sparse_selection.choose("flex", "cpu", "float32", BLOCKS) == "flex"
     with pytest.raises(UnsupportedError, match="kernel=flex: FlexAttention has no backward"):
-        sparse.choose("flex", "cpu", "float32", Blocks(128, 64, True))
+        sparse_selection.choose("flex", "cpu", "float32", Blocks(128, 64, True))
 
 
 def test_a_kernel_of_another_device_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="kernel=triton: Triton kernels are for CUDA"):
-        sparse.choose("triton", "cpu", "float32", BLOCKS)
+        sparse_selection.choose("triton", "cpu", "float32", BLOCKS)
     with pytest.raises(UnsupportedError, match="kernel=native: the compiled kernel is for CPUs"):
-        sparse.choose("native", "cuda", "float32")
+        sparse_selection.choose("native", "cuda", "float32")

@@ -1,4 +1,4 @@
-"""The slow, obvious twin of kernels/local.py: scores written out, softmax by its definition."""
+"""The slow, obvious twin of kernels/torch_fused.py: scores written out, softmax by its definition."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.errors import UserError
+from longseq_bench.patterns.block_layout import BlockLayout, Ints
 from longseq_bench.patterns.blocks import check_lengths, check_sparsity, kept_counts
-from longseq_bench.patterns.layout import BlockLayout, Ints
 
 Scores = NDArray[np.float32]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels import local
+from longseq_bench.kernels import torch_fused
 from longseq_bench.meta_mode import is_dry, refuse_if_one_call, some
 
 Index = slice | Tensor
@@ -76,7 +76,7 @@ def forward(
     for block in some(plan()):
         if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
             refuse_if_one_call()
-            return local.forward(q, k, v, block.whole.causal)
+            return torch_fused.forward(q, k, v, block.whole.causal)
         if out is None:
             out = torch.zeros_like(q)
             lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
@@ -91,7 +91,7 @@ def backward(
     dq = dk = dv = None
     for block in some(plan()):
         if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
-            return local.backward(grad_out, q, k, v, out, lse, block.whole.causal)
+            return torch_fused.backward(grad_out, q, k, v, out, lse, block.whole.causal)
         if dq is None or dk is None or dv is None:
             dq = torch.zeros_like(q)
             dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
@@ -177,7 +177,7 @@ def _merge_pieces(
     """q, acc and acc_lse are those of the block's rows and heads."""
     for heads, kv_heads, piece in some(calls(block, group)):
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
-        part, part_lse = local.forward(
+        part, part_lse = torch_fused.forward(
             _take(q, heads, piece.rows),
             k,
             v,
@@ -236,7 +236,7 @@ def _add_rows(
         grad_out, q, out = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
         row_lse = _take(own_lse, heads, piece.rows)
-        parts = local.backward(grad_out, q, k, v, out, row_lse, piece.causal, piece.mask)
+        parts = torch_fused.backward(grad_out, q, k, v, out, row_lse, piece.causal, piece.mask)
         del grad_out, q, out, k, v
         _add(acc, heads, piece.rows, parts[0])
         _add(d_keys[0], kv_heads, piece.keys, parts[1])

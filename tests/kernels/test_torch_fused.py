@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels import local, plain
+from longseq_bench.kernels import torch_fused, torch_fused_reference
 
 SHAPES = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 130, 130), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
 """B, Hq, Hk, Nq, Nk."""
@@ -45,8 +45,8 @@ def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
 )
 def test_forward_equals_the_plain_twin(shape: Shape, causal: bool, dtype: torch.dtype) -> None:
     tensors = inputs(shape, dtype)
-    out, lse = local.forward(*tensors, causal)
-    want, want_lse = plain.forward(*(t.double() for t in tensors), causal)
+    out, lse = torch_fused.forward(*tensors, causal)
+    want, want_lse = torch_fused_reference.forward(*(t.double() for t in tensors), causal)
     assert (out.dtype, lse.dtype) == (dtype, torch.float64 if dtype.itemsize == 8 else torch.float)
     assert lse.shape == out.shape[:3]
     assert_near(out, want, dtype)
@@ -59,12 +59,14 @@ def test_forward_equals_the_plain_twin(shape: Shape, causal: bool, dtype: torch.
 )
 def test_backward_equals_the_plain_twin(shape: Shape, causal: bool, dtype: torch.dtype) -> None:
     tensors = inputs(shape, dtype)
-    out, lse = local.forward(*tensors, causal)
+    out, lse = torch_fused.forward(*tensors, causal)
     grad_out = gradient_like(out)
     leaves = [t.double().requires_grad_() for t in tensors]
-    want, _ = plain.forward(*leaves, causal)
+    want, _ = torch_fused_reference.forward(*leaves, causal)
     wanted = torch.autograd.grad(want, leaves, grad_out.double())
-    for got, grad in zip(local.backward(grad_out, *tensors, out, lse, causal), wanted, strict=True):
+    for got, grad in zip(
+        torch_fused.backward(grad_out, *tensors, out, lse, causal), wanted, strict=True
+    ):
         assert got.shape == grad.shape
         assert_near(got, grad, dtype)
 
@@ -73,12 +75,12 @@ def test_backward_gives_a_part_of_a_larger_softmax() -> None:
     """Output and log-sum-exp may be those of all keys while the keys are some of them."""
     q, k, v = inputs((1, 2, 2, 40, 90))
     leaves = [t.double().requires_grad_() for t in (q, k, v)]
-    out, lse = plain.forward(*leaves)
+    out, lse = torch_fused_reference.forward(*leaves)
     grad_out = gradient_like(q)
     dq, dk, dv = torch.autograd.grad(out, leaves, grad_out.double())
     out, lse = out.detach().float(), lse.detach().float()
     parts = [
-        local.backward(grad_out, q, k[:, :, own], v[:, :, own], out, lse)
+        torch_fused.backward(grad_out, q, k[:, :, own], v[:, :, own], out, lse)
         for own in (slice(0, 30), slice(30, 90))
     ]
     assert_near(parts[0][0] + parts[1][0], dq, torch.float32)
@@ -93,13 +95,13 @@ def test_strided_tokens_and_heads_equal_their_copies(causal: bool) -> None:
     views = [t[:, 1::2, 2::3] for t in whole]
     views[2] = views[2].transpose(1, 2).contiguous().transpose(1, 2)
     copies = [t.contiguous() for t in views]
-    out, lse = local.forward(*views, causal)
-    want, want_lse = local.forward(*copies, causal)
+    out, lse = torch_fused.forward(*views, causal)
+    want, want_lse = torch_fused.forward(*copies, causal)
     assert torch.equal(lse, want_lse)
     assert torch.equal(out, want)
     grad_out = torch.randn(1, 30, 4, 16).transpose(1, 2)
-    grads = local.backward(grad_out, *views, out, lse, causal)
-    wanted = local.backward(grad_out.contiguous(), *copies, want, want_lse, causal)
+    grads = torch_fused.backward(grad_out, *views, out, lse, causal)
+    wanted = torch_fused.backward(grad_out.contiguous(), *copies, want, want_lse, causal)
     for got, grad in zip(grads, wanted, strict=True):
         torch.testing.assert_close(got, grad, rtol=1e-6, atol=1e-7)
 
@@ -111,13 +113,13 @@ def test_plain_is_what_torch_computes() -> None:
         want = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, is_causal=causal, enable_gqa=True
         )
-        torch.testing.assert_close(plain.forward(q, k, v, causal)[0], want)
+        torch.testing.assert_close(torch_fused_reference.forward(q, k, v, causal)[0], want)
 
 
 def test_the_kernel_has_a_name() -> None:
-    assert local.name("cpu", torch.bfloat16) == "flash (CPU)"
-    assert local.name("cuda", torch.float16) == "flash"
-    assert local.name("cuda", torch.float32) == "efficient"
+    assert torch_fused.name("cpu", torch.bfloat16) == "flash (CPU)"
+    assert torch_fused.name("cuda", torch.float16) == "flash"
+    assert torch_fused.name("cuda", torch.float32) == "efficient"
 
 
 MASKED = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 33, 50), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
@@ -145,7 +147,7 @@ def definition(tensors: list[Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("shape", MASKED)
 def test_a_mask_hides_what_it_hides_and_no_more(shape: Shape, dtype: torch.dtype) -> None:
     tensors, mask = inputs(shape, dtype), masked(shape)
-    out, lse = local.forward(*tensors, mask=mask)
+    out, lse = torch_fused.forward(*tensors, mask=mask)
     leaves = [t.double().requires_grad_() for t in tensors]
     want, want_lse = definition(leaves, mask)
     assert (out.dtype, lse.dtype) == (dtype, torch.float)
@@ -154,7 +156,7 @@ def test_a_mask_hides_what_it_hides_and_no_more(shape: Shape, dtype: torch.dtype
     grad_out = gradient_like(out)
     wanted = torch.autograd.grad(want, leaves, grad_out.double())
     for got, grad in zip(
-        local.backward(grad_out, *tensors, out, lse, mask=mask), wanted, strict=True
+        torch_fused.backward(grad_out, *tensors, out, lse, mask=mask), wanted, strict=True
     ):
         assert got.shape == grad.shape
         assert_near(got, grad, dtype)
@@ -162,8 +164,8 @@ def test_a_mask_hides_what_it_hides_and_no_more(shape: Shape, dtype: torch.dtype
 
 def test_a_mask_of_everything_is_none() -> None:
     tensors = inputs((2, 4, 2, 9, 21))
-    out, lse = local.forward(*tensors, mask=torch.ones(9, 21, dtype=torch.bool))
-    want, want_lse = local.forward(*tensors)
+    out, lse = torch_fused.forward(*tensors, mask=torch.ones(9, 21, dtype=torch.bool))
+    want, want_lse = torch_fused.forward(*tensors)
     torch.testing.assert_close(out, want)
     torch.testing.assert_close(lse, want_lse)
 
@@ -178,19 +180,19 @@ def test_rows_that_see_nothing_are_zero_and_weigh_nothing(
     q, k, v = inputs(shape, dtype)
     mask = masked(shape)
     mask[blind] = False
-    out, lse = local.forward(q, k, v, mask=mask)
+    out, lse = torch_fused.forward(q, k, v, mask=mask)
     assert not out[:, :, blind].any()
     assert (lse[:, :, blind] == -torch.inf).all()
     seeing = [row for row in range(9) if row not in blind]
     assert torch.isfinite(lse[:, :, seeing]).all()
-    whole, whole_lse = local.forward(q, k, v)
+    whole, whole_lse = torch_fused.forward(q, k, v)
     grad_out = gradient_like(out)
-    grads = local.backward(grad_out, q, k, v, whole, whole_lse, mask=mask)
+    grads = torch_fused.backward(grad_out, q, k, v, whole, whole_lse, mask=mask)
     assert not grads[0][:, :, blind].any()
     if not seeing:
         assert not any(grad.any() for grad in grads)
         return
     rows = [t[:, :, seeing].contiguous() for t in (grad_out, q, whole, whole_lse)]
-    wanted = local.backward(rows[0], rows[1], k, v, rows[2], rows[3], mask=mask[seeing])
+    wanted = torch_fused.backward(rows[0], rows[1], k, v, rows[2], rows[3], mask=mask[seeing])
     for got, want in zip((grads[0][:, :, seeing], *grads[1:]), wanted, strict=True):
         assert_near(got, want, dtype)

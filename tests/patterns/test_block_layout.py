@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.patterns.layout import BlockLayout
+from longseq_bench.patterns.block_layout import BlockLayout
 
 
 def layout(rows: list[list[int]], seq_len: int, block: int, causal: bool = False) -> BlockLayout:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.patterns import top
+from longseq_bench.patterns import topk
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import make_layout
-from longseq_bench.patterns.layout import BlockLayout
-from longseq_bench.patterns.top import top_layout
+from longseq_bench.patterns.topk import top_layout
 
 
 def made(scores: np.ndarray, sparsity: float, causal: bool, block: int = 4) -> BlockLayout:
@@ -77,7 +77,7 @@ def test_chunks_do_not_show_and_are_asked_for_in_order(
         asked.append((start, stop))
         return scores[start:stop]
 
-    monkeypatch.setattr(top, "CHUNK", 400)
+    monkeypatch.setattr(topk, "CHUNK", 400)
     cut = top_layout(chunk, 199, 4, 0.8, causal)
     assert np.array_equal(whole.indices, cut.indices)
     assert asked == [(a, min(a + 8, 50)) for a in range(0, 50, 8)]
@@ -123,14 +123,14 @@ def test_memory_is_that_of_a_chunk() -> None:
     def scores(start: int, stop: int) -> np.ndarray:
         return np.broadcast_to(np.arange(rows, dtype=np.float32), (stop - start, rows))
 
-    chunk = top.CHUNK
+    chunk = topk.CHUNK
     tracemalloc.start()
     try:
-        top.CHUNK = 2**16
+        topk.CHUNK = 2**16
         layout = top_layout(scores, rows, 1, 0.998, True)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-        top.CHUNK = chunk
+        topk.CHUNK = chunk
     assert len(layout.row(rows - 1)) == 16
     assert peak < 6 * 2**20

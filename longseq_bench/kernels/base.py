@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longseq_bench import meta_mode
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import local, tiles
+from longseq_bench.kernels import tiling, torch_fused
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -45,30 +45,30 @@ class Frugal(Core, Protocol):
 
 
 class Tiles:
-    """A plan of tiles on one device; see kernels/tiles.py."""
+    """A plan of tiles on one device; see kernels/tiling.py."""
 
-    def __init__(self, plan: tiles.Plan) -> None:
+    def __init__(self, plan: tiling.Plan) -> None:
         self._plan = plan
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        return tiles.forward(q, k, v, self._plan, keep_lse)
+        return tiling.forward(q, k, v, self._plan, keep_lse)
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
-        return tiles.backward(grad_out, q, k, v, out, lse, self._plan)
+        return tiling.backward(grad_out, q, k, v, out, lse, self._plan)
 
 
 class WholeTiles(Tiles):
     """A plan in whose blocks every row and head is once."""
 
     def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return tiles.over(q, k, v, self._plan)
+        return tiling.over(q, k, v, self._plan)
 
     def anew(self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool) -> Triple:
-        return tiles.anew(grad_out, q, k, v, self._plan, over)
+        return tiling.anew(grad_out, q, k, v, self._plan, over)
 
 
 class Fused:
@@ -81,12 +81,12 @@ class Fused:
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
         meta_mode.refuse_if_one_call()
-        return local.forward(q, k, v, self._causal)
+        return torch_fused.forward(q, k, v, self._causal)
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
-        return local.backward(grad_out, q, k, v, out, lse, self._causal)
+        return torch_fused.backward(grad_out, q, k, v, out, lse, self._causal)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, core: Core, train: bool) -> Tensor:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import host
-from longseq_bench.kernels.core import Tiles, attend
-from longseq_bench.kernels.streamed import Streamed
-from longseq_bench.kernels.tiles import ALL, Piece, RowBlock
+from longseq_bench.kernels import host_memory
+from longseq_bench.kernels.base import Tiles, attend
+from longseq_bench.kernels.host_streaming import Streamed
+from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
 from longseq_bench.launchers.local import Forked
-from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.meters.heap_peak import HeapPeak
 from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,11 +62,11 @@ def test_a_mapped_tensor_has_no_name_and_starts_at_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = host.zeros((2, 3, 5), torch.bfloat16, "cpu")
+    made = host_memory.zeros((2, 3, 5), torch.bfloat16, "cpu")
     assert (made.shape, made.dtype, int(made.count_nonzero())) == ((2, 3, 5), torch.bfloat16, 0)
     made += 1
     assert list(tmp_path.iterdir()) == []
-    assert torch.equal(host.zeros_like(made, torch.float32), torch.zeros(2, 3, 5))
+    assert torch.equal(host_memory.zeros_like(made, torch.float32), torch.zeros(2, 3, 5))
 
 
 def test_no_room_for_a_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_no_room_for_a_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(
         UnsupportedError, match=r"4,000 bytes are needed in .*: No space left on device"
     ):
-        host.zeros((1000,), torch.float32, "cpu")
+        host_memory.zeros((1000,), torch.float32, "cpu")
     assert list(tmp_path.iterdir()) == []
 
 

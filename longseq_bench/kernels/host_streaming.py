@@ -4,7 +4,7 @@ A row block of queries stays on the device while keys and values stream past it,
 their way while the present ones are computed; so neither queries nor keys nor the output are bound
 by the device's memory. On a CPU tiles are views of mapped files and nothing is copied.
 
-Shapes: as kernels/tiles.py; q, k, v, out and the gradients on the host.
+Shapes: as kernels/tiling.py; q, k, v, out and the gradients on the host.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from longseq_bench import meta_mode
-from longseq_bench.kernels import host, local, tiles
-from longseq_bench.kernels.core import Triple
-from longseq_bench.kernels.tiles import Piece, Plan, RowBlock, wide
+from longseq_bench.kernels import host_memory, tiling, torch_fused
+from longseq_bench.kernels.base import Triple
+from longseq_bench.kernels.tiling import Piece, Plan, RowBlock, wide
 
 Call = tuple[slice, slice, Piece]
 
@@ -37,9 +37,9 @@ class Streamed:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        out, lse = host.zeros_like(q), None
+        out, lse = host_memory.zeros_like(q), None
         if keep_lse:
-            lse = host.zeros(q.shape[:3], wide(q), self._lane.device).fill_(-math.inf)
+            lse = host_memory.zeros(q.shape[:3], wide(q), self._lane.device).fill_(-math.inf)
         for block in meta_mode.some(self._plan()):
             at = (slice(None), block.heads, block.rows)
             rows = self._lane.bring(q[at])
@@ -47,8 +47,8 @@ class Streamed:
             acc_lse = acc.new_full(acc.shape[:3], -math.inf)
             for (heads, _, piece), (k_tile, v_tile) in self._keys(block, q, (k, v)):
                 seen = rows[:, heads, piece.rows]
-                part = local.forward(seen, k_tile, v_tile, piece.causal)
-                tiles.join(acc, acc_lse, heads, piece.rows, *part)
+                part = torch_fused.forward(seen, k_tile, v_tile, piece.causal)
+                tiling.join(acc, acc_lse, heads, piece.rows, *part)
                 del k_tile, v_tile, part
             out[at] = acc
             if lse is not None:
@@ -58,15 +58,15 @@ class Streamed:
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
-        dq = host.zeros_like(q)
-        dk, dv = (host.zeros_like(t, wide(t)) for t in (k, v))
+        dq = host_memory.zeros_like(q)
+        dk, dv = (host_memory.zeros_like(t, wide(t)) for t in (k, v))
         for block in meta_mode.some(self._plan()):
             at = (slice(None), block.heads, block.rows)
             own = [self._lane.bring(t[at]) for t in (grad_out, q, out, lse)]
             acc = torch.zeros_like(own[1], dtype=wide(q))
             for (heads, kv_heads, piece), pair in self._keys(block, q, (k, v)):
                 do, q_rows, o, row_lse = (t[:, heads, piece.rows] for t in own)
-                parts = local.backward(do, q_rows, *pair, o, row_lse, piece.causal)
+                parts = torch_fused.backward(do, q_rows, *pair, o, row_lse, piece.causal)
                 acc[:, heads, piece.rows] += parts[0]
                 for total, part in zip((dk, dv), parts[1:], strict=True):
                     total[:, kv_heads, piece.keys] += part.to(total.device, total.dtype)
@@ -77,7 +77,7 @@ class Streamed:
     def _keys(
         self, block: RowBlock, q: Tensor, keys: tuple[Tensor, Tensor]
     ) -> Iterator[tuple[Call, tuple[Tensor, Tensor]]]:
-        calls = meta_mode.some(tiles.calls(block, q.shape[1] // keys[0].shape[1]))
+        calls = meta_mode.some(tiling.calls(block, q.shape[1] // keys[0].shape[1]))
         yield from self._lane.pairs(keys, calls)
 
 
@@ -136,4 +136,4 @@ class _Lane:
 
 
 def _narrowed(total: Tensor, like: Tensor) -> Tensor:
-    return total if total.dtype == like.dtype else host.zeros_like(like).copy_(total)
+    return total if total.dtype == like.dtype else host_memory.zeros_like(like).copy_(total)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.kernels.spans import NO_INDEX, Index, Ints32, Part
-from longseq_bench.kernels.tiles import wide
+from longseq_bench.kernels.tiling import wide
 from longseq_bench.meta_mode import is_capped
 from longseq_bench.patterns.spans import Spans
 
