@@ -49,7 +49,7 @@ def report(
     from longseq_bench.analysis.rows import maxlen_json, sweep_json
     from longseq_bench.cli.common import console, print_json, read_results
     from longseq_bench.cli.tables import plain
-    from longseq_bench.reports.elsewhere import read
+    from longseq_bench.reports.published_results import read
 
     wanted, kinds = _wanted(formats, as_json), _names(kind, "--kind summary")
     records, notes = read_results(results)
@@ -71,12 +71,12 @@ def report(
 def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) -> list[Path]:
     """Write and print the reports; returns the files' paths. given: as `documents` takes it."""
     from longseq_bench.cli.common import console
-    from longseq_bench.cli.page import print_documents
     from longseq_bench.core.interning import no_collecting
     from longseq_bench.reports import documents, write_documents
+    from longseq_bench.reports.render.terminal import print_documents
 
     if "html" in wanted:
-        from longseq_bench.reports.html import prepare
+        from longseq_bench.reports.render.html import prepare
 
         prepare()
     with no_collecting():

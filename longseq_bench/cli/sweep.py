@@ -119,7 +119,7 @@ def _live(watcher: SweepProgress, baseline: str | None, port: int) -> Live:
     from longseq_bench.core.errors import UserError
     from longseq_bench.reports import documents
     from longseq_bench.reports.document import Document
-    from longseq_bench.reports.html import page
+    from longseq_bench.reports.render.html import page
 
     def draw(records: list[Record], running: bool, said: str) -> str:
         if not records:

@@ -36,7 +36,7 @@ from longseq_bench.reports.groups import (
     spread_out,
     workload_words,
 )
-from longseq_bench.reports.growth import dense_words, least_words
+from longseq_bench.reports.sections.growth import dense_words, least_words
 
 if TYPE_CHECKING:
     from longseq_bench.doctor import Finding

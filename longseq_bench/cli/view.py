@@ -18,8 +18,6 @@ from longseq_bench.analysis.rows import (
     rows_json,
     swept,
 )
-from longseq_bench.cli.page import print_chart
-from longseq_bench.cli.sparks import samples_line
 from longseq_bench.cli.tables import (
     Column,
     Fitted,
@@ -42,6 +40,8 @@ from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.document import Axis, Chart, Mark, Point
 from longseq_bench.reports.groups import grouped, name_of, workload_words
+from longseq_bench.reports.render.sparkline import samples_line
+from longseq_bench.reports.render.terminal import print_chart
 
 LABEL, PASSES = "label", "passes"
 """The column of a row's timed passes as a sparkline."""

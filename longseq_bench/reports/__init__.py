@@ -14,7 +14,7 @@ from longseq_bench.core.model import Record
 if TYPE_CHECKING:
     from longseq_bench.reports.base import Files
     from longseq_bench.reports.document import Document
-    from longseq_bench.reports.elsewhere import Elsewhere
+    from longseq_bench.reports.published_results import Elsewhere
 
 __all__ = ["documents", "write_documents", "write_report"]
 

@@ -19,7 +19,7 @@ from longseq_bench.analysis.rows import Row, add_labels, maximum_rows, set_apart
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.document import Document
-from longseq_bench.reports.elsewhere import Elsewhere
+from longseq_bench.reports.published_results import Elsewhere
 
 Files = dict[str, str]
 """Text by file name, below the folder of the report; the main file first."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from longseq_bench.reports.advice import ranks_pay, sparse_pays
+from longseq_bench.reports.assemble import recommended, whole
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Document
-from longseq_bench.reports.modes import gains, modes
-from longseq_bench.reports.speeds import on_ranks
-from longseq_bench.reports.whole import recommended, whole
+from longseq_bench.reports.sections.modes import gains, modes
+from longseq_bench.reports.sections.recommendations import ranks_pay, sparse_pays
+from longseq_bench.reports.sections.speeds import on_ranks
 
 
 @KINDS.register("capabilities")

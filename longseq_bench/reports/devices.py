@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from longseq_bench.reports.advice import ranks_pay
+from longseq_bench.reports.assemble import needed, recommended, whole
 from longseq_bench.reports.base import KINDS, Source
-from longseq_bench.reports.densities import against_memory
 from longseq_bench.reports.document import Document
-from longseq_bench.reports.ranks import each_rank
-from longseq_bench.reports.spread import SWEEP_RANKS, against_one, batches
-from longseq_bench.reports.whole import needed, recommended, whole
+from longseq_bench.reports.sections.densities import against_memory
+from longseq_bench.reports.sections.multi_rank import SWEEP_RANKS, against_one, batches
+from longseq_bench.reports.sections.ranks import each_rank
+from longseq_bench.reports.sections.recommendations import ranks_pay
 
 
 @KINDS.register("devices")

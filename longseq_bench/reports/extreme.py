@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from longseq_bench.reports.advice import fastest, leanest, longest, sparse_pays
+from longseq_bench.reports.assemble import SEARCH, SWEEP, needed, recommended, whole
 from longseq_bench.reports.base import KINDS, Source
-from longseq_bench.reports.densities import against_length
 from longseq_bench.reports.document import Document
-from longseq_bench.reports.doubling import doubling
-from longseq_bench.reports.lengths import lengths
-from longseq_bench.reports.maxima import maxima
-from longseq_bench.reports.projected import projected
-from longseq_bench.reports.standard import beside_standard
-from longseq_bench.reports.uses import uses
-from longseq_bench.reports.whole import SEARCH, SWEEP, needed, recommended, whole
+from longseq_bench.reports.sections.densities import against_length
+from longseq_bench.reports.sections.doubling import doubling
+from longseq_bench.reports.sections.hardware_projection import projected
+from longseq_bench.reports.sections.lengths import lengths
+from longseq_bench.reports.sections.maxima import maxima
+from longseq_bench.reports.sections.recommendations import fastest, leanest, longest, sparse_pays
+from longseq_bench.reports.sections.standard_attention import beside_standard
+from longseq_bench.reports.sections.use_cases import uses
 
 
 @KINDS.register("extreme")

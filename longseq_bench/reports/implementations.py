@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from longseq_bench.reports.advice import fastest, longest, ranks_pay
+from longseq_bench.reports.assemble import SCALING, needed, recommended, whole
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Document
-from longseq_bench.reports.growth import growth
-from longseq_bench.reports.speeds import on_ranks, relative
-from longseq_bench.reports.whole import SCALING, needed, recommended, whole
+from longseq_bench.reports.sections.growth import growth
+from longseq_bench.reports.sections.recommendations import fastest, longest, ranks_pay
+from longseq_bench.reports.sections.speeds import on_ranks, relative
 
 
 @KINDS.register("implementations")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from longseq_bench.reports.advice import longest, ranks_pay
+from longseq_bench.reports.assemble import SCALING, needed, recommended, whole
 from longseq_bench.reports.base import KINDS, Source
-from longseq_bench.reports.bottleneck import bottleneck
 from longseq_bench.reports.document import Document
-from longseq_bench.reports.growth import growth
-from longseq_bench.reports.lengths import over_ranks
-from longseq_bench.reports.segments import curve, segments
-from longseq_bench.reports.spread import SWEEP_RANKS
-from longseq_bench.reports.whole import SCALING, needed, recommended, whole
+from longseq_bench.reports.sections.bottleneck import bottleneck
+from longseq_bench.reports.sections.growth import growth
+from longseq_bench.reports.sections.lengths import over_ranks
+from longseq_bench.reports.sections.multi_rank import SWEEP_RANKS
+from longseq_bench.reports.sections.recommendations import longest, ranks_pay
+from longseq_bench.reports.sections.segments import curve, segments
 
 
 @KINDS.register("scaling")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from longseq_bench.reports.assemble import whole
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Document, Section
-from longseq_bench.reports.findings import findings
-from longseq_bench.reports.growth import growth, least_sparse
-from longseq_bench.reports.lengths import lengths
-from longseq_bench.reports.maxima import maxima
-from longseq_bench.reports.ranks import each_rank
-from longseq_bench.reports.sparse import sparse
-from longseq_bench.reports.whole import whole
+from longseq_bench.reports.sections.findings import findings
+from longseq_bench.reports.sections.growth import growth, least_sparse
+from longseq_bench.reports.sections.lengths import lengths
+from longseq_bench.reports.sections.maxima import maxima
+from longseq_bench.reports.sections.ranks import each_rank
+from longseq_bench.reports.sections.sparse import sparse
 
 
 @KINDS.register("summary")

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from longseq_bench.cli import run
 from longseq_bench.cli.common import console
-from longseq_bench.cli.page import print_document
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.base import KINDS
@@ -31,6 +30,7 @@ from longseq_bench.reports.document import (
     Table,
     format_cell,
 )
+from longseq_bench.reports.render.terminal import print_document
 from longseq_bench.store import RECORDS, load
 from tests import make
 

@@ -13,16 +13,22 @@ from typing import NamedTuple
 import pytest
 
 from longseq_bench.core.model import Record, Status
-from longseq_bench.reports.advice import fastest, leanest, longest, ranks_pay, sparse_pays
 from longseq_bench.reports.base import KINDS, Source
-from longseq_bench.reports.bottleneck import bottleneck
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.findings import findings
-from longseq_bench.reports.segments import curve, segments
-from longseq_bench.reports.sparse import sparse
-from longseq_bench.reports.spread import against_one, batches
-from longseq_bench.reports.standard import beside_standard
-from longseq_bench.reports.uses import uses
+from longseq_bench.reports.sections.bottleneck import bottleneck
+from longseq_bench.reports.sections.findings import findings
+from longseq_bench.reports.sections.multi_rank import against_one, batches
+from longseq_bench.reports.sections.recommendations import (
+    fastest,
+    leanest,
+    longest,
+    ranks_pay,
+    sparse_pays,
+)
+from longseq_bench.reports.sections.segments import curve, segments
+from longseq_bench.reports.sections.sparse import sparse
+from longseq_bench.reports.sections.standard_attention import beside_standard
+from longseq_bench.reports.sections.use_cases import uses
 from tests import make
 from tests.reports.made import on_one, spread, took, took_on
 

@@ -13,7 +13,8 @@ from longseq_bench.comparison.compare import compare
 from longseq_bench.comparison.document import comparison
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
-from longseq_bench.reports.charts import (
+from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
+from longseq_bench.reports.render.charts import (
     BAR,
     MOST_POINTS,
     MOST_SERIES,
@@ -23,8 +24,7 @@ from longseq_bench.reports.charts import (
     spec,
     svg,
 )  # fmt: skip
-from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
-from longseq_bench.reports.drawn import MOST_CHARTS, cut
+from longseq_bench.reports.section_charts import MOST_CHARTS, cut
 from tests import make
 from tests.reports import made
 from tests.reports.made import rich

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.reports import charts, documents
-from longseq_bench.reports.markdown import render
+from longseq_bench.reports import documents
+from longseq_bench.reports.render import charts
+from longseq_bench.reports.render.markdown import render
 from tests.reports import made
 
 GOLDEN = Path(__file__).parent / "golden"

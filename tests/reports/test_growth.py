@@ -10,8 +10,8 @@ import pytest
 from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import Record, Trial
 from longseq_bench.reports import documents
-from longseq_bench.reports.elsewhere import Elsewhere, read
-from longseq_bench.reports.markdown import render
+from longseq_bench.reports.published_results import Elsewhere, read
+from longseq_bench.reports.render.markdown import render
 from tests import make
 from tests.reports.test_summary import page, tables
 

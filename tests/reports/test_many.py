@@ -6,11 +6,11 @@ import pytest
 
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
-from longseq_bench.reports import html as html_format
 from longseq_bench.reports.base import KINDS
 from longseq_bench.reports.document import Document, Section
-from longseq_bench.reports.findings import first_named, first_said
-from longseq_bench.reports.html import page
+from longseq_bench.reports.render import html as html_format
+from longseq_bench.reports.render.html import page
+from longseq_bench.reports.sections.findings import first_named, first_said
 from tests import make
 from tests.reports import made
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from longseq_bench.reports.document import Column, Document, Section, Table
-from longseq_bench.reports.markdown import render
+from longseq_bench.reports.render.markdown import render
 
 NASTY = [
     "a|b", "<b>bold</b>", "two\nlines\r\nand\ttabs", "`code`", "*star* _under_ __init__", "a_b_c",

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports import charts, documents
-from longseq_bench.reports.elsewhere import Elsewhere
-from longseq_bench.reports.markdown import render
+from longseq_bench.reports import documents
+from longseq_bench.reports.published_results import Elsewhere
+from longseq_bench.reports.render import charts
+from longseq_bench.reports.render.markdown import render
 from longseq_bench.store import load
 from tests import make
 from tests.reports import made

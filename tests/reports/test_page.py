@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 from longseq_bench.reports import documents
-from longseq_bench.reports import html as html_format
 from longseq_bench.reports.document import (
     Axis,
     Chart,
@@ -34,8 +33,9 @@ from longseq_bench.reports.document import (
     Spread,
     Table,
 )
-from longseq_bench.reports.html import page, render
-from longseq_bench.reports.packed import pack
+from longseq_bench.reports.render import html as html_format
+from longseq_bench.reports.render.column_encoding import pack
+from longseq_bench.reports.render.html import page, render
 from longseq_bench.store import load
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from longseq_bench.core.dense_reference import standard_bytes
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_rate, format_seconds, format_share
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.sparse import sparse
+from longseq_bench.reports.sections.sparse import sparse
 from tests import make
 from tests.reports.test_summary import page, tables
 

@@ -14,7 +14,7 @@ from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_rate, format_seconds, format_share
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Document
-from longseq_bench.reports.markdown import render
+from longseq_bench.reports.render.markdown import render
 from tests import make
 
 

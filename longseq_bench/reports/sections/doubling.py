@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from longseq_bench.analysis.rows import Row
 from longseq_bench.analysis.scaling import Complexity, Exponent, complexities
 from longseq_bench.core.units import format_tokens
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.findings import first_said
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
-from longseq_bench.reports.growth import exponent_words
-from longseq_bench.reports.segments import ratio_of
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.findings import first_said
+from longseq_bench.reports.sections.growth import exponent_words
+from longseq_bench.reports.sections.segments import ratio_of
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Twice", "tokens"),

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.csv import slug
 from longseq_bench.reports.document import MISSING, Chart, Column, Document, Section, Table
-from longseq_bench.reports.json import finite
-from longseq_bench.reports.packed import MISSING_CODE, Packed, pack
+from longseq_bench.reports.render.column_encoding import MISSING_CODE, Packed, pack
+from longseq_bench.reports.render.csv import slug
+from longseq_bench.reports.render.json import finite
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -242,7 +242,7 @@ def _once(name: str, names: dict[str, int]) -> str:
 
 
 def _figure(key: str, chart: Chart) -> _Figure:
-    from longseq_bench.reports.charts import axes, colours, notes, spec
+    from longseq_bench.reports.render.charts import axes, colours, notes, spec
 
     drawn, looks, either = spec(chart, page=True), colours(chart), axes(chart)
     named = {"x": chart.x, "y": chart.y}

@@ -17,7 +17,6 @@ from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import format_cell
-from longseq_bench.reports.findings import first_named, limit_words, time_of
 from longseq_bench.reports.groups import (
     SAME_TABLE,
     as_dense,
@@ -31,6 +30,7 @@ from longseq_bench.reports.groups import (
     on_ranks,
     workload_words,
 )
+from longseq_bench.reports.sections.findings import first_named, limit_words, time_of
 
 
 class Gain(NamedTuple):

@@ -12,10 +12,10 @@ from longseq_bench.analysis.rows import Row
 from longseq_bench.core.cost import floor_bytes_per_token
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.reports.advice import confirmed
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Axis, Chart, Guide, Kind, Mark, Point, format_cell
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
+from longseq_bench.reports.sections.recommendations import confirmed
 
 MOST_CHARTS = 12
 """In one section: a reader looks at no more, and the tables have all."""

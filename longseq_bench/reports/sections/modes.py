@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from longseq_bench.analysis.rows import SEVERITY, Row
-from longseq_bench.reports import drawn
+from longseq_bench.reports import section_charts
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.findings import first_named, first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
-from longseq_bench.reports.spread import SWEEP_RANKS
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.findings import first_named, first_said, time_of
+from longseq_bench.reports.sections.multi_rank import SWEEP_RANKS
 
 _MODES = (
     Column("Implementation"), Column("Ranks", "count"), Column("Dtype"), Column("Mode"),
@@ -124,9 +124,9 @@ def gains(source: Source) -> Section:
         "Against the same trial on one rank; at least and at most are what the intervals of both "
         "times leave possible."
     )
-    pictures = drawn.charts(source, known, drawn.pays)
+    pictures = section_charts.charts(source, known, section_charts.pays)
     title = "Speed-up and efficiency by length"
-    return Section(title, [said, *drawn.cut(known)], tables=tables, charts=pictures)
+    return Section(title, [said, *section_charts.cut(known)], tables=tables, charts=pictures)
 
 
 def _gain(row: Row) -> tuple[Cell, ...]:

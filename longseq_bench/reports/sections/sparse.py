@@ -8,10 +8,9 @@ from typing import Any
 
 from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports import drawn
+from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table, format_cell
-from longseq_bench.reports.findings import first_named, first_said, time_of
 from longseq_bench.reports.groups import (
     capital,
     grouped,
@@ -20,6 +19,7 @@ from longseq_bench.reports.groups import (
     spread_out,
     workload_words,
 )
+from longseq_bench.reports.sections.findings import first_named, first_said, time_of
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Status"),
@@ -62,7 +62,7 @@ def sparse(source: Source) -> Section:
         for sentence in _best(group, workload_words(group[0], source.machines))
     )
     tables = [_table(source, group) for group in groups]
-    pictures = drawn.shares(source, rows)
+    pictures = section_charts.shares(source, rows)
     return Section("Sparse attention", said, points, tables, charts=pictures)
 
 

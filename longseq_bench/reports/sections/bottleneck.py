@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.findings import first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.findings import first_said, time_of
+from longseq_bench.reports.sections.recommendations import confirmed
 
 HALF = 0.5
 """Of the time: what takes more than this holds a pass back."""

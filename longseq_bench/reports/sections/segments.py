@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Spread, Table, format_cell
-from longseq_bench.reports.findings import first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.findings import first_said, time_of
+from longseq_bench.reports.sections.recommendations import confirmed
 
 ALONG, CURVE = "dilated", "hilbert"
 """The same segments and rates along the sequence, and along the curve."""

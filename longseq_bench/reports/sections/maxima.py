@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from longseq_bench.analysis.rows import Row
-from longseq_bench.reports import drawn
+from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.fields import Field, of_ranks, plain, rows_table
@@ -50,7 +50,7 @@ def maxima(source: Source) -> Section:
     said += list(_settings_said(source))
     groups = grouped(source.maxima)
     tables = [rows_table(g, source, _MAXIMA) for g in groups]
-    pictures = drawn.maxima(source)
+    pictures = section_charts.maxima(source)
     return Section("Longest lengths", said, tables=tables, charts=pictures)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
-from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.findings import limit_words, time_of
 from longseq_bench.reports.groups import as_dense, capital, is_sparse, name_of, workload_words
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.findings import limit_words, time_of
+from longseq_bench.reports.sections.recommendations import confirmed
 
 USES = (
     ("a conversation", 8 * 1024),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from longseq_bench.reports import drawn
+from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.fields import Field, of_ranks, plain, rows_table
-from longseq_bench.reports.findings import time_of
 from longseq_bench.reports.groups import grouped, least_peak
-from longseq_bench.reports.ranks import said_of_ranks
+from longseq_bench.reports.sections.findings import time_of
+from longseq_bench.reports.sections.ranks import said_of_ranks
 
 _LENGTHS = (
     plain("Implementation", "text", "label"),
@@ -53,9 +53,15 @@ def lengths(source: Source) -> Section:
         )
     return Section(
         "Lengths swept",
-        said + said_of_ranks(source.rows) + drawn.cut(source.rows, 3),
+        said + said_of_ranks(source.rows) + section_charts.cut(source.rows, 3),
         tables=[rows_table(g, source, _LENGTHS) for g in grouped(source.rows)],
-        charts=drawn.charts(source, source.rows, drawn.time, drawn.memory, drawn.throughput),
+        charts=section_charts.charts(
+            source,
+            source.rows,
+            section_charts.time,
+            section_charts.memory,
+            section_charts.throughput,
+        ),
     )
 
 
@@ -67,10 +73,10 @@ def over_ranks(source: Source) -> Section:
         rows = [row for row in group if row["label"] in several]
         if rows:
             tables.append(rows_table(rows, source, _LENGTHS))
-    pictures = drawn.charts(source, source.rows, drawn.speedup)
+    pictures = section_charts.charts(source, source.rows, section_charts.speedup)
     return Section(
         "Many ranks",
-        [*said_of_ranks(source.rows), *drawn.cut(source.rows)],
+        [*said_of_ranks(source.rows), *section_charts.cut(source.rows)],
         tables=tables,
         charts=pictures,
     )

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from longseq_bench.cli.sparks import Scale, Slots, bar, scale_of, slots_of
 from longseq_bench.cli.tables import NARROWEST_LABEL, Column, Fitted, one_line, plain, visible
 from longseq_bench.reports.document import (
     COMPUTED,
@@ -31,6 +30,7 @@ from longseq_bench.reports.document import (
     Table,
     format_cell,
 )
+from longseq_bench.reports.render.sparkline import Scale, Slots, bar, scale_of, slots_of
 
 PROSE = 100
 """The longest line of a sentence: longer ones are hard to read."""

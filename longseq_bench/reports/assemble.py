@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from longseq_bench.analysis.samples import samples_table
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Document, Section
-from longseq_bench.reports.failures import failures
-from longseq_bench.reports.findings import first_said
-from longseq_bench.reports.provenance import (
+from longseq_bench.reports.sections.failures import failures
+from longseq_bench.reports.sections.findings import first_said
+from longseq_bench.reports.sections.provenance import (
     configs,
     dates,
     hardware,
@@ -17,7 +17,7 @@ from longseq_bench.reports.provenance import (
     machines_said,
     reproduce,
 )
-from longseq_bench.reports.ranks import hangs
+from longseq_bench.reports.sections.ranks import hangs
 
 
 def whole(

@@ -9,11 +9,11 @@ from typing import Any
 from longseq_bench.analysis.rows import Row
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.reports import drawn
+from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MISSING, Column, Section, Table
-from longseq_bench.reports.findings import MOST_SAID
 from longseq_bench.reports.groups import capital, grouped, spread_out, workload_words
+from longseq_bench.reports.sections.findings import MOST_SAID
 
 BETWEEN = " · "
 MOST_LINES = 16
@@ -44,8 +44,8 @@ def each_rank(source: Source) -> Section:
         "From the first rank to the last. Time is the rank's median, peak its largest; sent is "
         "what it was counted to send in one pass, beside what it should send by formula."
     ]
-    pictures = drawn.charts(source, source.rows, drawn.speedup)
-    return Section("Ranks", said + drawn.cut(source.rows), tables=tables, charts=pictures)
+    pictures = section_charts.charts(source, source.rows, section_charts.speedup)
+    return Section("Ranks", said + section_charts.cut(source.rows), tables=tables, charts=pictures)
 
 
 def hangs(source: Source) -> Iterator[Section]:

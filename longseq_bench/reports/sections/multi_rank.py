@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from longseq_bench.analysis.rows import Row, same_but_ranks
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
-from longseq_bench.reports import drawn
-from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports import section_charts
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MISSING, Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.findings import first_said, on_one_rank, time_of
 from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
-from longseq_bench.reports.ranks import BETWEEN
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.findings import first_said, on_one_rank, time_of
+from longseq_bench.reports.sections.ranks import BETWEEN
+from longseq_bench.reports.sections.recommendations import confirmed
 
 _BATCHES = (
     Column("Implementation"), Column("Batch", "count"), Column("Tokens", "tokens"),
@@ -46,11 +46,11 @@ def batches(source: Source) -> Section:
         "Memory is the peak of each rank, from the first to the last; imbalance the largest over "
         "the least. Time is the slowest rank's."
     )
-    pictures = drawn.charts(source, several, drawn.each_peak)
+    pictures = section_charts.charts(source, several, section_charts.each_peak)
     points = first_said(_uneven(source, several))
     return Section(
         "Batch, length, time and memory",
-        [said, *drawn.cut(several)],
+        [said, *section_charts.cut(several)],
         points,
         tables,
         charts=pictures,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from longseq_bench.analysis.rows import STANDARD, Row
 from longseq_bench.core.units import format_bytes, format_tokens
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.findings import first_said
 from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.findings import first_said
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Peak memory", "bytes"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from longseq_bench.analysis.rows import least_sparsities
 from longseq_bench.analysis.scaling import Exponent, complexities, reached
-from longseq_bench.reports import drawn
+from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
 from longseq_bench.reports.groups import capital, grouped, workload_words
@@ -46,7 +46,7 @@ def growth(source: Source) -> Iterator[Section]:
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
         "maximum on one rank times the ranks, where memory limited both."
     )
-    pictures = drawn.over_ranks(source)
+    pictures = section_charts.over_ranks(source)
     yield Section("Longest lengths over ranks", [said], tables=tables, charts=pictures)
     yield Section("How time and memory grow", [_FITTED], tables=list(_fits(source)))
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from longseq_bench.analysis.rows import Row, speeds
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports import drawn
+from longseq_bench.reports import section_charts
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.findings import first_said, time_of
 from longseq_bench.reports.groups import (
     capital,
     exact_and_sparse,
@@ -19,8 +19,8 @@ from longseq_bench.reports.groups import (
     name_of,
     workload_words,
 )
-from longseq_bench.reports.spread import SWEEP_RANKS
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.findings import first_said, time_of
+from longseq_bench.reports.sections.multi_rank import SWEEP_RANKS
 
 _SPEEDS = (
     Column("Implementation"), Column("Ranks", "count"), Column("Status"),
@@ -57,10 +57,12 @@ def relative(source: Source) -> Section:
         "pairs that dense attention sees, where it is less. The length is the longest of those "
         "that most implementations were ok at."
     )
-    pictures = drawn.charts(source, source.rows, drawn.time, drawn.memory, drawn.roofline)
+    pictures = section_charts.charts(
+        source, source.rows, section_charts.time, section_charts.memory, section_charts.roofline
+    )
     return Section(
         "Time, memory, relative speed",
-        [said, *drawn.cut(source.rows, 3)],
+        [said, *section_charts.cut(source.rows, 3)],
         first_said(points),
         tables,
         charts=pictures,

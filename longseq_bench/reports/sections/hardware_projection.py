@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from longseq_bench.core.hardware import profiles
 from longseq_bench.core.units import format_bytes
-from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
 from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.recommendations import confirmed
 
 _SAID = (
     "Computed, not measured: the memory of one device over the bytes a token of a search here that "

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.csv import slug
 from longseq_bench.reports.document import Document, Section, Table, format_cell
+from longseq_bench.reports.render.csv import slug
 
 _SPECIAL = re.compile(r"([\\`*#|>\[\]~$])")
 _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -18,7 +18,7 @@ _LINE_MARK = re.compile(r"^([+=-])")
 @FORMATS.register("md")
 def render(document: Document) -> Files:
     """`<stem>.md`, and `<stem>-charts/NN-name.svg` for each chart."""
-    from longseq_bench.reports.charts import svg
+    from longseq_bench.reports.render.charts import svg
 
     charts = [chart for section in document.sections for chart in section.charts]
     names = {
@@ -51,7 +51,7 @@ def _line(text: str) -> str:
 
 
 def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
-    from longseq_bench.reports.charts import notes
+    from longseq_bench.reports.render.charts import notes
 
     yield from (f"## {escape(section.title)}", "")
     for paragraph in section.paragraphs:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from longseq_bench.analysis.rows import Row
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports import drawn
-from longseq_bench.reports.advice import confirmed
+from longseq_bench.reports import section_charts
+from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.findings import first_said, time_of
 from longseq_bench.reports.groups import capital, grouped, is_sparse, workload_words
-from longseq_bench.reports.growth import least_sparse
-from longseq_bench.reports.whole import wanting
+from longseq_bench.reports.sections.findings import first_said, time_of
+from longseq_bench.reports.sections.growth import least_sparse
+from longseq_bench.reports.sections.recommendations import confirmed
 
 _LENGTHS = (
     Column("Implementation"), Column("Ranks", "count"), Column("Sparsity"),
@@ -49,7 +49,7 @@ def against_length(source: Source) -> Section:
         "Sparsity against length",
         [*said, *(least.paragraphs if least.tables else [])],
         tables=[*tables, *least.tables],
-        charts=drawn.shares(source, [r for r in source.rows if is_sparse(r)]),
+        charts=section_charts.shares(source, [r for r in source.rows if is_sparse(r)]),
     )
 
 

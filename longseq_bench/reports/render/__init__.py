@@ -1,0 +1,1 @@
+"""Report formats: one Document in, files out."""
