@@ -18,11 +18,11 @@ from longseq_bench.cli.doctor import doctor
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import listing
 from longseq_bench.cli.maxlen import maxlen
-from longseq_bench.cli.output import Unread, ends, watched
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.show import show
+from longseq_bench.cli.stdout import Unread, ends, watched
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.core.errors import LauncherError, UserError
 

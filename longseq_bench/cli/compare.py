@@ -47,7 +47,7 @@ def compare(
     PATH@COMMIT takes the records of one commit below a folder, @COMMIT those below results/.
     """
     from longseq_bench.cli import REGRESSED
-    from longseq_bench.cli.output import ends
+    from longseq_bench.cli.stdout import ends
     from longseq_bench.comparison.compare import check_gate, regressions
     from longseq_bench.comparison.compare import compare as beside
     from longseq_bench.core.errors import UserError
@@ -73,8 +73,8 @@ def _show(
     found: Comparison, gate: float | None, as_json: bool, notes: list[str], wanted: list[str],
     out: Path,
 ) -> None:  # fmt: skip
-    from longseq_bench.cli.common import console, print_json
     from longseq_bench.cli.compared import comparison_json, comparison_tables
+    from longseq_bench.cli.session import console, print_json
     from longseq_bench.cli.tables import plain
     from longseq_bench.comparison.document import comparison
     from longseq_bench.reports import write_documents
@@ -96,7 +96,7 @@ def _read(text: str) -> tuple[list[Record], list[str]]:
 
     Raises StoreError where there are none, UserError where a commit is none of theirs, or several.
     """
-    from longseq_bench.cli.common import read_results
+    from longseq_bench.cli.session import read_results
 
     path, at, commit = text.rpartition("@")
     if not at or Path(text).exists():

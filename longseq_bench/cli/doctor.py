@@ -13,7 +13,7 @@ def doctor(
     """Look at this machine: what it has, what is missing, what to do about it."""
     from dataclasses import asdict
 
-    from longseq_bench.cli.common import console, print_json
+    from longseq_bench.cli.session import console, print_json
     from longseq_bench.cli.tables import findings_table
     from longseq_bench.core.errors import LauncherError
     from longseq_bench.doctor import examine

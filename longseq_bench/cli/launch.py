@@ -71,7 +71,7 @@ def _parse(command: list[str]) -> Any:
 
 def _lead(site: Site, hello: Hello, patience: float, parsed: Any) -> int:
     """Node 0: the command as ever, its trials on all hosts."""
-    from longseq_bench.cli.common import Stage, on
+    from longseq_bench.cli.session import Stage, on
     from longseq_bench.launchers.elastic import Elastic
 
     stage = Stage(lambda: Elastic(site, hello, patience, _say), site.ranks, site.per)
@@ -81,7 +81,7 @@ def _lead(site: Site, hello: Hello, patience: float, parsed: Any) -> int:
 
 def _follow(site: Site, hello: Hello, patience: float) -> int:
     """Any other node: what node 0 says, a line a trial."""
-    from longseq_bench.cli.watch import trial_words
+    from longseq_bench.cli.progress import trial_words
     from longseq_bench.launchers.elastic import Follower
 
     def tell(number: int, trial: Trial, outcome: Outcome) -> None:
@@ -93,7 +93,7 @@ def _follow(site: Site, hello: Hello, patience: float) -> int:
 
 
 def _say(text: str) -> None:
-    from longseq_bench.cli.common import console
+    from longseq_bench.cli.session import console
 
     console(stderr=True).print(text, markup=False)
 

@@ -11,7 +11,7 @@ def listing(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
     """List implementations, their options with defaults and help, and why one is unavailable."""
-    from longseq_bench.cli.common import console, print_json
+    from longseq_bench.cli.session import console, print_json
     from longseq_bench.cli.tables import catalogue_table
     from longseq_bench.launchers.local import Forked
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longseq_bench.cli import asked
+from longseq_bench.cli import options as asked
 
 if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
@@ -63,7 +63,7 @@ def maxlen(
     process, and the shortest that was run and failed, within 1 % or 64 tokens, with what limited
     it: memory, time, a kernel's limit, numerics. Tokens are those of all ranks together.
     """
-    from longseq_bench.cli.common import default_ranks
+    from longseq_bench.cli.session import default_ranks
     from longseq_bench.core.units import parse_bytes, parse_seconds
 
     ranks = world_size or default_ranks()
@@ -96,7 +96,7 @@ def _answer(
     **fields: Any,
 ) -> int:  # fmt: skip
     """Ask the machine, make the trials, search."""
-    from longseq_bench.cli.common import console, make_launcher, outlook
+    from longseq_bench.cli.session import console, make_launcher, outlook
     from longseq_bench.core.errors import UserError
 
     if limits.target and limits.ceiling:
@@ -141,10 +141,10 @@ def _densest(
 ) -> int:  # fmt: skip
     """Search the least sparsity of each. Raises UserError for what has none."""
     from longseq_bench.analysis.rows import least_sparsities
-    from longseq_bench.cli.common import carry_out, console, exit_code, print_json
-    from longseq_bench.cli.output import ends
+    from longseq_bench.cli.progress import SearchProgress
+    from longseq_bench.cli.session import carry_out, console, exit_code, print_json
+    from longseq_bench.cli.stdout import ends
     from longseq_bench.cli.tables import sparsities_table
-    from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.core.errors import UserError
     from longseq_bench.search import strategy
 
@@ -179,7 +179,7 @@ def _trials(
     catalogue: Catalogue, names: list[str], assignments: list[str], out: Path | None, **fields: Any
 ) -> list[Trial]:
     """One trial an implementation. An option goes to every implementation that has it."""
-    from longseq_bench.cli.common import check_device, default_memory
+    from longseq_bench.cli.session import check_device, default_memory
     from longseq_bench.core.model import Trial
 
     device, ranks = fields["device"], fields["world_size"]
@@ -197,9 +197,9 @@ def _search(
     out: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     from longseq_bench.analysis.rows import maxlen_json
-    from longseq_bench.cli.common import carry_out, console, exit_code, print_json
-    from longseq_bench.cli.output import ends
-    from longseq_bench.cli.watch import SearchProgress
+    from longseq_bench.cli.progress import SearchProgress
+    from longseq_bench.cli.session import carry_out, console, exit_code, print_json
+    from longseq_bench.cli.stdout import ends
     from longseq_bench.search import strategy
 
     watcher = SearchProgress(console(stderr=True))
@@ -214,7 +214,7 @@ def _search(
 
 
 def _show(records: list[Record]) -> None:
-    from longseq_bench.cli.common import console
+    from longseq_bench.cli.session import console
     from longseq_bench.cli.tables import maxima_table
 
     console().print(maxima_table(records))

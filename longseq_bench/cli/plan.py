@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longseq_bench.cli import asked
+from longseq_bench.cli import options as asked
 
 if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
@@ -63,7 +63,7 @@ def plan(
     Memory comes from walking through the implementation itself without data, for one rank of the
     world; time from a profile of the hardware, or from records of this machine where it has any.
     """
-    from longseq_bench.cli.common import past_records
+    from longseq_bench.cli.session import past_records
     from longseq_bench.core.errors import UserError
     from longseq_bench.core.units import parse_bytes
 
@@ -101,7 +101,7 @@ class _Asked:
 
 
 def _predict_all(wanted: _Asked, shape: dict[str, Any], past: list[Record], as_json: bool) -> int:
-    from longseq_bench.cli.common import console, make_launcher
+    from longseq_bench.cli.session import console, make_launcher
     from longseq_bench.core.hardware import HERE
     from longseq_bench.search.prediction import Pace
 
@@ -133,7 +133,7 @@ def _check(launcher: Launcher, trials: list[Trial]) -> None:
 
 
 def _hardware(catalogue: Catalogue, name: str, own: Path | None) -> Hardware:
-    from longseq_bench.cli.common import hardware_here
+    from longseq_bench.cli.session import hardware_here
     from longseq_bench.core.hardware import HERE, profile, profiles
 
     if name.lower() != HERE:
@@ -203,8 +203,8 @@ def _show(
     made: list[Prediction | str], trials: list[Trial], there: Hardware, past: list[Record],
     as_json: bool,
 ) -> None:  # fmt: skip
-    from longseq_bench.cli.common import console, print_json
     from longseq_bench.cli.predictions import predictions_json, predictions_table
+    from longseq_bench.cli.session import console, print_json
     from longseq_bench.search.prediction import accuracy
 
     known = accuracy(past)
@@ -215,8 +215,8 @@ def _show(
 
 
 def _show_accuracy(past: list[Record], as_json: bool) -> int:
-    from longseq_bench.cli.common import console, print_json
     from longseq_bench.cli.predictions import accuracy_json, accuracy_table
+    from longseq_bench.cli.session import console, print_json
     from longseq_bench.core.errors import UserError
     from longseq_bench.search.prediction import accuracy
 

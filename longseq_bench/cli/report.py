@@ -47,7 +47,7 @@ def report(
 ) -> int:
     """Write reports from records, or print them: every number comes from the records."""
     from longseq_bench.analysis.rows import maxlen_json, sweep_json
-    from longseq_bench.cli.common import console, print_json, read_results
+    from longseq_bench.cli.session import console, print_json, read_results
     from longseq_bench.cli.tables import plain
     from longseq_bench.reports.published_results import read
 
@@ -70,7 +70,7 @@ def report(
 
 def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) -> list[Path]:
     """Write and print the reports; returns the files' paths. given: as `documents` takes it."""
-    from longseq_bench.cli.common import console
+    from longseq_bench.cli.session import console
     from longseq_bench.core.interning import no_collecting
     from longseq_bench.reports import documents, write_documents
     from longseq_bench.reports.render.terminal import print_documents
@@ -113,7 +113,7 @@ def _names(text: str, example: str) -> list[str]:
 
 def _configs(results: list[Path]) -> dict[str, str]:
     """The text of each sweep's config that was kept beside its records, by where it lies."""
-    from longseq_bench.cli.common import record_files
+    from longseq_bench.cli.session import record_files
 
     found = {}
     for file in record_files(results):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longseq_bench.cli import asked
+from longseq_bench.cli import options as asked
 from longseq_bench.cli.maxlen import DEFAULT_TIME_S
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def scaling(
     of them in every world. The table sets theory (the floor of all ranks), expectation (one rank's
     times the ranks) and what was found side by side, and fits exponents of tokens and ranks.
     """
-    from longseq_bench.cli.common import console, make_launcher, outlook
+    from longseq_bench.cli.session import console, make_launcher, outlook
     from longseq_bench.core.units import parse_bytes, parse_seconds
 
     worlds = _worlds(world_sizes)
@@ -76,7 +76,7 @@ def _trials(
     catalogue: Catalogue, names: list[str], assignments: list[str], most: int, out: Path | None,
     **fields: Any,
 ) -> list[Trial]:  # fmt: skip
-    from longseq_bench.cli.common import check_device, default_memory
+    from longseq_bench.cli.session import check_device, default_memory
     from longseq_bench.core.model import Trial
 
     device = fields["device"]
@@ -106,10 +106,10 @@ def _study(
 
     from longseq_bench.analysis.rows import maximum_rows, sweep_json, sweep_rows
     from longseq_bench.analysis.scaling import complexities, reached
-    from longseq_bench.cli.common import carry_out, console, exit_code, print_json
-    from longseq_bench.cli.output import ends
+    from longseq_bench.cli.progress import SearchProgress
+    from longseq_bench.cli.session import carry_out, console, exit_code, print_json
+    from longseq_bench.cli.stdout import ends
     from longseq_bench.cli.tables import rows_table, scaling_tables
-    from longseq_bench.cli.watch import SearchProgress
     from longseq_bench.search import strategy
 
     watcher = SearchProgress(console(stderr=True))

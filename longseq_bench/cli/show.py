@@ -35,7 +35,7 @@ def show(
     ] = False,
 ) -> int:
     """Show records in the terminal: filtered, sorted, with sparklines. Writes nothing."""
-    from longseq_bench.cli.common import console, print_json, read_results
+    from longseq_bench.cli.session import console, print_json, read_results
     from longseq_bench.cli.tables import plain
     from longseq_bench.cli.view import chosen, print_view
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from longseq_bench.cli.live import Live
-    from longseq_bench.cli.watch import SweepProgress
+    from longseq_bench.cli.live_server import Live
+    from longseq_bench.cli.progress import SweepProgress
     from longseq_bench.config.sweep_config import SweepConfig
     from longseq_bench.core.model import Device, Record
     from longseq_bench.launchers.base import Launcher
@@ -42,7 +42,7 @@ def sweep(
 
     Run it again with the same --out to go on where it stopped: what is finished is not run again.
     """
-    from longseq_bench.cli.common import console, default_ranks, make_launcher, outlook
+    from longseq_bench.cli.session import console, default_ranks, make_launcher, outlook
     from longseq_bench.config.sweep_config import load
     from longseq_bench.core.errors import UserError
 
@@ -67,7 +67,7 @@ def _with_budget(config: SweepConfig, out: Path | None) -> SweepConfig:
     for all, by the most ranks of any, so that trials on few and on many can be compared."""
     from dataclasses import replace
 
-    from longseq_bench.cli.common import default_memory
+    from longseq_bench.cli.session import default_memory
 
     ranks: dict[Device, int] = {}
     for trial in config.trials:
@@ -95,9 +95,9 @@ def _run(
     port: int | None,
 ) -> int:  # fmt: skip
     from longseq_bench.analysis.rows import sweep_json
-    from longseq_bench.cli.common import carry_out, console, exit_code, print_json
-    from longseq_bench.cli.output import ends
-    from longseq_bench.cli.watch import SweepProgress
+    from longseq_bench.cli.progress import SweepProgress
+    from longseq_bench.cli.session import carry_out, console, exit_code, print_json
+    from longseq_bench.cli.stdout import ends
     from longseq_bench.search import strategy
 
     watcher = SweepProgress(console(stderr=True), config.trials, config.rounds)
@@ -115,7 +115,7 @@ def _run(
 
 def _live(watcher: SweepProgress, baseline: str | None, port: int) -> Live:
     """A page of the sweep, which says where it is before anything runs."""
-    from longseq_bench.cli.live import Live
+    from longseq_bench.cli.live_server import Live
     from longseq_bench.core.errors import UserError
     from longseq_bench.reports import documents
     from longseq_bench.reports.document import Document
@@ -151,14 +151,14 @@ def _refuse_hopeless_time(records: list[Record]) -> None:
 
 
 def _show(records: list[Record], baseline: str | None) -> None:
-    from longseq_bench.cli.common import console
+    from longseq_bench.cli.session import console
     from longseq_bench.cli.tables import rows_table
 
     console().print(rows_table(records, baseline))
 
 
 def _list_trials(config: SweepConfig, as_json: bool) -> int:
-    from longseq_bench.cli.common import console, print_json
+    from longseq_bench.cli.session import console, print_json
     from longseq_bench.cli.tables import trials_table
 
     if as_json:

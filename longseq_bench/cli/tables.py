@@ -18,7 +18,7 @@ from rich.text import Text
 
 from longseq_bench.analysis.rows import maximum_rows, speeds, sweep_rows
 from longseq_bench.analysis.scaling import Complexity, Exponent, Reached
-from longseq_bench.cli.watch import option_value, option_words
+from longseq_bench.cli.progress import option_value, option_words
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.units import (

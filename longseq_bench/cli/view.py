@@ -18,6 +18,15 @@ from longseq_bench.analysis.rows import (
     rows_json,
     swept,
 )
+from longseq_bench.cli.row_filter import (
+    OPTION,
+    Condition,
+    condition,
+    field_of,
+    ordered,
+    sorting,
+    words_of,
+)
 from longseq_bench.cli.tables import (
     Column,
     Fitted,
@@ -26,15 +35,6 @@ from longseq_bench.cli.tables import (
     plain,
     sweep_columns,
     time_words,
-)
-from longseq_bench.cli.where import (
-    OPTION,
-    Condition,
-    condition,
-    field_of,
-    ordered,
-    sorting,
-    words_of,
 )
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_tokens

@@ -136,7 +136,7 @@ class Unreadable(io.StringIO):
 
 
 def test_a_failed_trial_is_told_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longseq_bench.cli.common.exit_code", lambda records: 3)
+    monkeypatch.setattr("longseq_bench.cli.session.exit_code", lambda records: 3)
     Path("tiny.yaml").write_text(TINY)
     monkeypatch.setattr(sys, "stdout", Unreadable())
     for more in ((), ("--json",)):

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from longseq_bench.cli import live as live_page
-from longseq_bench.cli import run, watch
-from longseq_bench.cli.live import ADDRESS, Live
-from longseq_bench.cli.watch import SweepProgress
+from longseq_bench.cli import live_server as live_page
+from longseq_bench.cli import progress, run
+from longseq_bench.cli.live_server import ADDRESS, Live
+from longseq_bench.cli.progress import SweepProgress
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
 from longseq_bench.search.strategy import Step
@@ -113,7 +113,7 @@ def test_how_long_a_trial_will_take_is_told_by_those_before() -> None:
     took = make.record(one).model_copy(update={"wall_s": 2.0})
     watcher.ends(Step(one, "measure"), took, found=True)
     assert watcher.expected(Step(one.but(round=1), "measure")) == 2.0
-    known = 2.0 * watch._weight(two) / watch._weight(one)
+    known = 2.0 * progress._weight(two) / progress._weight(one)
     assert watcher.expected(step) == pytest.approx(known)
     assert known > 20
 

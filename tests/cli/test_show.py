@@ -19,7 +19,7 @@ from longseq_bench.analysis.rows import (
     swept,
 )
 from longseq_bench.cli import run
-from longseq_bench.cli.where import KINDS, condition, ordered
+from longseq_bench.cli.row_filter import KINDS, condition, ordered
 from longseq_bench.core.model import Record
 from longseq_bench.reports.render.sparkline import Scale, bar, samples_line, slots_of
 from longseq_bench.store import RECORDS

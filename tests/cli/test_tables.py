@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from longseq_bench.analysis.rows import sweep_rows
+from longseq_bench.cli.progress import outcome_words, trial_words
 from longseq_bench.cli.tables import (
     Column,
     Fitted,
@@ -16,7 +17,6 @@ from longseq_bench.cli.tables import (
     sweep_columns,
     trials_table,
 )
-from longseq_bench.cli.watch import outcome_words, trial_words
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import Record
 from tests import make

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from longseq_bench.cli import run
-from longseq_bench.cli.common import console
+from longseq_bench.cli.session import console
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.base import KINDS

@@ -21,8 +21,8 @@ from longseq_bench.core.model import Device, Record
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from longseq_bench.cli.live import Live
-    from longseq_bench.cli.watch import Progressing
+    from longseq_bench.cli.live_server import Live
+    from longseq_bench.cli.progress import Progressing
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.hardware import Hardware
     from longseq_bench.launchers.base import Launcher
@@ -84,7 +84,7 @@ def console(stderr: bool = False) -> Console:
     """A console of rich on stdout or stderr."""
     from rich.console import Console
 
-    from longseq_bench.cli.output import give_up
+    from longseq_bench.cli.stdout import give_up
 
     class Piped(Console):
         def on_broken_pipe(self) -> None:  # on stderr; of which rich makes an exit code of its own

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from longseq_bench.analysis.rows import Row
-from longseq_bench.cli.watch import option_value
+from longseq_bench.cli.progress import option_value
 from longseq_bench.core.errors import UnitError, UnknownNameError, UserError
 from longseq_bench.core.model import Allocator, Device, DType, Keep, Mode, Phase, Status
 from longseq_bench.core.units import parse_bytes, parse_seconds, parse_tokens
