@@ -54,7 +54,7 @@ class Attention(ABC):
     def __init__(self, workload: Workload, group: Group) -> None:
         """Raises UnsupportedError, before anything runs, for what it can't do.
 
-        The group may not be connected yet: what needs its peers is made in `plan`.
+        The group may not be connected yet: what needs its peers is made in `prepare`.
         """
         if group.size > 1 and not self.many_ranks:
             raise WorldError(f"runs on one rank; ddp spreads a batch of it over {group.size}")
@@ -66,11 +66,11 @@ class Attention(ABC):
         return Shard.whole(self.workload)
 
     @classmethod
-    def unavailable(cls, device: str) -> str | None:
+    def unavailable_reason(cls, device: str) -> str | None:
         """Why it can't run on this kind of device here; None where it can."""
         return None
 
-    def plan(self, device: str) -> None:  # noqa: B027  (most have nothing to plan)
+    def prepare(self, device: str) -> None:  # noqa: B027  (most have nothing to plan)
         """Layouts, index tables, compilation: what is done once and timed apart."""
 
     @abstractmethod

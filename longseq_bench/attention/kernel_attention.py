@@ -39,7 +39,7 @@ class CoredAttention(Attention):
         with torch.no_grad(), uncast(q):
             return core.over(q, k, v)
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         self._kernel = torch_fused.name(device, getattr(torch, self.workload.dtype))
 
     def facts(self) -> dict[str, Any]:

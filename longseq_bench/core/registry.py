@@ -60,7 +60,7 @@ class Registry(Generic[T]):
         self._scan()
         return sorted({*self._things, *self._reasons})
 
-    def why_not(self, name: str) -> str | None:
+    def unavailable_reason(self, name: str) -> str | None:
         """Why a name can't be imported here; None where it can."""
         self._scan()
         return self._reasons.get(name)

@@ -15,7 +15,7 @@ from longseq_bench.distributed.group import Pending
 from longseq_bench.distributed.kv_exchange import Pair, Ring
 
 
-def missing() -> str | None:
+def unavailable_reason() -> str | None:
     """Why it can't be used here; None where it can."""
     if importlib.util.find_spec("deepspeed") is None:
         return "DeepSpeed is not installed; pip install 'longseq-bench[transports]' brings it"

@@ -62,7 +62,7 @@ def _no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return q >= k
 
 
-def why_not(device: str, train: bool) -> str | None:
+def unavailable_reason(device: str, train: bool) -> str | None:
     """Why FlexAttention can't run there; None where it can."""
     if device != "cpu":
         return None
@@ -95,7 +95,7 @@ class FlexBlocks:
     def prepare(self, device: torch.device | str, train: bool = False) -> Any:
         """The block mask on a device, made once; with lists for the backward where `train`."""
         device = torch.empty(0, device=device).device
-        if reason := why_not(device.type, train):
+        if reason := unavailable_reason(device.type, train):
             raise UnsupportedError(reason)
         if (device, train) not in self._masks:
             self._masks[device, train] = self._mask(device, train)

@@ -65,7 +65,7 @@ class _Problem(ctypes.Structure):
 
 
 @functools.cache
-def why_not(dtype: torch.dtype = torch.float32) -> str | None:
+def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     """Why this kernel can't be used here; None where it can."""
     if dtype not in DTYPES:
         return f"the compiled kernel takes no {dtype}"
@@ -159,7 +159,7 @@ def _hold(q: Tensor, k: Tensor, back: bool) -> None:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if reason := why_not(q.dtype):
+    if reason := unavailable_reason(q.dtype):
         raise UnsupportedError(f"the compiled kernel is not available: {reason}")
     if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
         said = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))

@@ -82,7 +82,7 @@ def _reasons(device: str, dtype: str, blocks: Blocks | None) -> dict[str, str | 
     return {
         "native": _why_not_native(device, dtype),
         "triton": _why_not_triton(device, dtype, blocks) if blocks else spans,
-        "flex": flex_blocks.why_not(device, blocks.train) if blocks else spans,
+        "flex": flex_blocks.unavailable_reason(device, blocks.train) if blocks else spans,
         "torch": None,
     }
 
@@ -90,7 +90,7 @@ def _reasons(device: str, dtype: str, blocks: Blocks | None) -> dict[str, str | 
 def _why_not_native(device: str, dtype: str) -> str | None:
     if device != "cpu":
         return "the compiled kernel is for CPUs"
-    return native.why_not(getattr(torch, dtype))
+    return native.unavailable_reason(getattr(torch, dtype))
 
 
 def _why_not_triton(device: str, dtype: str, blocks: Blocks) -> str | None:
@@ -102,4 +102,4 @@ def _why_not_triton(device: str, dtype: str, blocks: Blocks) -> str | None:
         if is_dry():
             return None  # of hardware that is not here
         return f"{type(error).__name__}: {error}"
-    return triton_blocks.why_not(blocks.block, blocks.head_dim, getattr(torch, dtype))
+    return triton_blocks.unavailable_reason(blocks.block, blocks.head_dim, getattr(torch, dtype))

@@ -1,4 +1,4 @@
-"""The slow, obvious twin of kernels/torch_fused.py: scores written out, softmax by its definition."""
+"""Slow, plain reference for kernels/torch_fused.py: scores written out, softmax by definition."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
 
-def why_not(block: int, head_dim: int, dtype: torch.dtype) -> str | None:
+def unavailable_reason(block: int, head_dim: int, dtype: torch.dtype) -> str | None:
     """Why these kernels can't do such a workload, as one sentence, or None."""
     if block not in BLOCKS:
         return f"Triton's tiles need a block of 16, 32, 64, 128 or 256 tokens, not {block}"
@@ -114,7 +114,7 @@ def shape(kernel: str, block: int, head_dim: int, dtype: torch.dtype) -> Shape:
             # dK and dV of 64 keys by 128 take half the registers of 8 warps, all of 4
             many = whole or (kernel == "dkv" and keys * head_dim > 64 * 64)
             return Shape(queries, keys, found.warps if many else 4, found.stages)
-    raise UnsupportedError(why_not(block, head_dim, dtype) or f"no tile for {kernel}")
+    raise UnsupportedError(unavailable_reason(block, head_dim, dtype) or f"no tile for {kernel}")
 
 
 class TritonBlocks:
@@ -136,7 +136,7 @@ class TritonBlocks:
             )
         self.seq_len, self.block, self.causal = alike.pop()
         if self.block not in BLOCKS:
-            raise UnsupportedError(str(why_not(self.block, 16, torch.float32)))
+            raise UnsupportedError(str(unavailable_reason(self.block, 16, torch.float32)))
         self._rows: dict[torch.device, _Lists] = {}
         self._columns: dict[torch.device, _Lists] = {}
         self._shapes: dict[tuple[str, int, torch.dtype], Shape] = {}
@@ -214,7 +214,7 @@ class TritonBlocks:
         }
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        if reason := why_not(self.block, q.shape[-1], q.dtype):
+        if reason := unavailable_reason(self.block, q.shape[-1], q.dtype):
             raise UnsupportedError(reason)
         batch, heads, tokens, dim = q.shape
         if k.shape != v.shape or (k.shape[0], *k.shape[2:]) != (batch, tokens, dim):

@@ -15,7 +15,7 @@ class Meter(ABC):
     name: ClassVar[str]
 
     @classmethod
-    def why_not(cls) -> str | None:
+    def unavailable_reason(cls) -> str | None:
         """Why it can't measure here; None where it can."""
         return None
 

@@ -41,7 +41,7 @@ class CudaClock(Clock):
     name = "CUDA events"
 
     @classmethod
-    def why_not(cls) -> str | None:
+    def unavailable_reason(cls) -> str | None:
         return None if torch.cuda.is_available() else "no CUDA device"
 
     def start(self) -> None:

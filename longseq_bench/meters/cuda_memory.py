@@ -17,7 +17,7 @@ class CudaMemory(Meter):
     name = "CUDA allocator"
 
     @classmethod
-    def why_not(cls) -> str | None:
+    def unavailable_reason(cls) -> str | None:
         return None if torch.cuda.is_available() else "no CUDA device"
 
     def start(self) -> None:

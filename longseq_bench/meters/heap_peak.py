@@ -22,7 +22,7 @@ class HeapPeak(Meter):
     name = "heap peak (VmHWM)"
 
     @classmethod
-    def why_not(cls) -> str | None:
+    def unavailable_reason(cls) -> str | None:
         try:
             _CLEAR_REFS.write_text("5")
         except OSError as error:

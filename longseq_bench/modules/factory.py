@@ -150,10 +150,10 @@ class SparseAttention:
 
     def _made(self, w: Workload, device: torch.device) -> Attention:
         kind = IMPLEMENTATIONS.get(self._name)
-        if reason := kind.unavailable(device.type):
+        if reason := kind.unavailable_reason(device.type):
             raise UnsupportedError(f"{self._name} on {device.type}: {reason}")
         attention: Any = kind(w, self._group(device), **self._options)
-        attention.plan(device.type)
+        attention.prepare(device.type)
         if own := getattr(attention, "matrices", ()):
             self._learned = self._learned or tuple(m.detach().requires_grad_() for m in own)
             held, asked = ((m[0].shape, m[0].device) for m in (self._learned, own))

@@ -215,7 +215,7 @@ class MultiheadBlockSparse(nn.Module):
     def _planned(self, seq_len: int, dtype: str, device: torch.device) -> BlockSparse:
         def make() -> BlockSparse:
             attention = self._unplanned(seq_len, dtype)
-            attention.plan(device.type)
+            attention.prepare(device.type)
             return attention
 
         return self._recent.of((seq_len, dtype, device), make)

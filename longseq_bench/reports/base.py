@@ -116,7 +116,7 @@ KINDS: Registry[Callable[[Source], Document]] = Registry(
     "report kind", "longseq_bench.reports", "longseq_bench.report_kinds"
 )
 FORMATS: Registry[Callable[[Document], Files]] = Registry(
-    "report format", "longseq_bench.reports", "longseq_bench.report_formats"
+    "report format", "longseq_bench.reports.render", "longseq_bench.report_formats"
 )
 
 

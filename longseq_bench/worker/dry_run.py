@@ -1,9 +1,9 @@
 """What a trial would take, known without running it: its pass is walked on `meta` tensors.
 
 Memory is that of the implementation itself: its plan is made for real, its operations are
-dispatched as they would be, and each storage is counted while somebody holds it (dry.py,
-meters/storage_peak.py). What a fused kernel allocates inside itself is not to be seen and comes from a
-table (data/workspaces.yaml).
+dispatched as they would be, and each storage is counted while somebody holds it (meta_mode.py,
+meters/storage_peak.py). What a fused kernel allocates inside itself is not visible and comes from
+a table (data/workspaces.yaml).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _foresee(trial: Trial, threads: int) -> Foresight:
         make = IMPLEMENTATIONS.get(trial.implementation)
         if reason := meaningless(trial):
             return Foresight(unsupported=reason)
-        if trial.device == "cpu" and (reason := make.unavailable(trial.device)):
+        if trial.device == "cpu" and (reason := make.unavailable_reason(trial.device)):
             return Foresight(unsupported=reason)
         _plan_once(make, trial)
         ends = _ends(make, trial)
@@ -95,7 +95,7 @@ def _plan_once(make: type[Attention], trial: Trial) -> None:
     """A short plan of the same kind, so that what is loaded once is not charged to the first."""
     short = trial.at(min(trial.workload.seq_len, WARM_UP_TOKENS * trial.world_size))
     with suppress(UnsupportedError):
-        make(short.workload, Group(0, trial.world_size), **trial.options).plan(trial.device)
+        make(short.workload, Group(0, trial.world_size), **trial.options).prepare(trial.device)
 
 
 def _fullest(ends: list[Attention]) -> list[Attention]:
@@ -118,7 +118,7 @@ def _of_rank(attention: Attention, trial: Trial) -> Foresight:
     with meter:
         rows = torch.zeros(1, dtype=torch.long)
         one = draw(attention, "meta", trial.seed, rows, trial.keep)
-        heap.around(lambda: attention.plan(trial.device))
+        heap.around(lambda: attention.prepare(trial.device))
         planned = meter.now + heap.peak
         run_pass(attention, one)
     cost, traffic = attention.cost(), attention.group.traffic
@@ -156,7 +156,9 @@ class _PlanHeap:
 
     def __init__(self, device: str) -> None:
         self.peak = self.kept = 0
-        self._meter = HeapPeak() if device == "cpu" and HeapPeak.why_not() is None else None
+        self._meter = (
+            HeapPeak() if device == "cpu" and HeapPeak.unavailable_reason() is None else None
+        )
 
     def around(self, plan: Callable[[], None]) -> None:
         if self._meter is None:

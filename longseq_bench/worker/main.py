@@ -60,8 +60,8 @@ def run(trial: Trial, place: Place, teller: Teller, listener: socket | None = No
     """One rank's part of a trial. What can't be done is said before any rank is connected."""
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
-        if why_not := make.unavailable(trial.device):
-            raise UnsupportedError(why_not)
+        if unavailable_reason := make.unavailable_reason(trial.device):
+            raise UnsupportedError(unavailable_reason)
         if place.size == 1:
             return probe(trial, teller, Group.alone())
         make(trial.workload, Group(place.rank, place.size), **trial.options)
@@ -124,11 +124,11 @@ def catalogue() -> Catalogue:
 
 
 def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
-    reason = IMPLEMENTATIONS.why_not(name)
+    reason = IMPLEMENTATIONS.unavailable_reason(name)
     if reason:
         return Entry(summary="can't be imported", unavailable=dict.fromkeys(devices, reason))
     make = IMPLEMENTATIONS.get(name)
-    reasons = {d: info.unavailable or make.unavailable(d) for d, info in devices.items()}
+    reasons = {d: info.unavailable or make.unavailable_reason(d) for d, info in devices.items()}
     built_in = make.__module__.startswith(attention.__name__ + ".")
     return Entry(
         summary=make.summary,

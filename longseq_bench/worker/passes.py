@@ -86,7 +86,7 @@ def bytes_of(attention: Attention, trial: Trial) -> int:
         return sent
     alone = trial.workload.model_copy(update={"mode": "forward"})
     forward = type(attention)(alone, attention.group, **trial.options)
-    forward.plan(trial.device)
+    forward.prepare(trial.device)
     return sent + forward.cost().bytes_sent
 
 
@@ -124,7 +124,7 @@ def _short(make: type[Attention], trial: Trial, group: Group) -> Attention:
         small = Workload.model_validate(shape | {"seq_len": tokens})
         try:
             attention = make(small, group, **trial.options)
-            attention.plan(trial.device)
+            attention.prepare(trial.device)
         except UnsupportedError:
             if tokens == trial.workload.seq_len:
                 raise

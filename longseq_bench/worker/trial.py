@@ -205,7 +205,7 @@ def _first_pass(
     one = draw(attention, trial.device, trial.seed, rows, trial.keep)
     teller.enter("plan")
     start = time.perf_counter()
-    attention.plan(trial.device)
+    attention.prepare(trial.device)
     synchronize(trial.device)
     planned = time.perf_counter() - start
     notes.add("own_tokens", "1", len(attention.shard.queries))
@@ -252,7 +252,7 @@ def _peak_meter(device: str, attention: Attention) -> Meter:
     if attention.on_host:
         # pages of mapped files are resident as others are, and are not what the budget is for
         return StoragePeak(device, Inside(torch.get_num_threads()))
-    return HeapPeak() if HeapPeak.why_not() is None else TrackedPeak()
+    return HeapPeak() if HeapPeak.unavailable_reason() is None else TrackedPeak()
 
 
 def _over_budget(trial: Trial, group: Group, notes: Notes, teller: Teller) -> Outcome | None:
@@ -316,7 +316,7 @@ def _wire_error(attention: Attention, one: Pass, device: str, notes: Notes) -> N
         return
     assert one.out is not None
     twin: Attention = plain()
-    twin.plan(device)
+    twin.prepare(device)
     with torch.no_grad():
         meet(attention.group)
         exact = twin(*one.drawn)

@@ -33,7 +33,7 @@ SEGMENTS: list[Options] = [
 
 def built_in(name: str) -> bool:
     """Registered by the package itself."""
-    return IMPLEMENTATIONS.why_not(name) is None and IMPLEMENTATIONS.get(
+    return IMPLEMENTATIONS.unavailable_reason(name) is None and IMPLEMENTATIONS.get(
         name
     ).__module__.startswith("longseq_bench.")
 
@@ -44,7 +44,7 @@ REGISTERED = [name for name in IMPLEMENTATIONS.names() if built_in(name)]
 def made(name: str, options: Options, w: Workload) -> Attention:
     """A planned implementation on one rank."""
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
-    attention.plan("cpu")
+    attention.prepare("cpu")
     return attention
 
 

@@ -123,7 +123,7 @@ def _made(group: Group, case: Case) -> Iterator[tuple[Attention, Tensors]]:
             _cut_fine(stack)
         kind = IMPLEMENTATIONS.get(case.name)
         attention = kind(case.workload, group, **case.options)
-        attention.plan("cpu")
+        attention.prepare("cpu")
         yield attention, _share(attention, case.future)
     for handle in made:
         if handle is not dist.GroupMember.NON_GROUP_MEMBER:

@@ -22,7 +22,7 @@ BLOCK = 16
 
 def adaptive(w: Workload, **options: Any) -> AdaptiveBlockSparse:
     made = AdaptiveBlockSparse(w, Group.alone(), block=BLOCK, **{"sparsity": 0.7, **options})
-    made.plan("cpu")
+    made.prepare("cpu")
     return made
 
 

@@ -61,7 +61,9 @@ OPTIONS: dict[str, list[Options]] = {
 COMPILED = {"flex"}
 """Compiled for seconds a dtype, grouping and causality: tested apart, in few combinations."""
 
-NOT_HERE = {n: IMPLEMENTATIONS.get(n).unavailable("cpu") for n in REGISTERED if n not in COMPILED}
+NOT_HERE = {
+    n: IMPLEMENTATIONS.get(n).unavailable_reason("cpu") for n in REGISTERED if n not in COMPILED
+}
 NAMES = [name for name in REGISTERED if NOT_HERE.get(name) is None]
 
 
@@ -363,7 +365,7 @@ def test_hilbert_segments_are_not_those_of_the_sequence() -> None:
 @pytest.mark.parametrize("name", sorted(COMPILED & {*NAMES}))
 @causality
 def test_compiled_equals_the_reference(name: str, causal: bool) -> None:
-    reason = IMPLEMENTATIONS.get(name).unavailable("cpu")
+    reason = IMPLEMENTATIONS.get(name).unavailable_reason("cpu")
     if reason:
         pytest.skip(reason)
     for tokens in (300, 127, 1025):

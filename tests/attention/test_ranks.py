@@ -44,8 +44,8 @@ WORLDS = (2, 3, 4)
 LARGE = 8
 
 MISSING = {
-    "deepspeed": deepspeed_transport.missing(),
-    "fairscale": fairscale_shards.missing("float32"),
+    "deepspeed": deepspeed_transport.unavailable_reason(),
+    "fairscale": fairscale_shards.unavailable_reason("float32"),
 }
 """Why a transport of the ring can't be tested here."""
 
@@ -541,7 +541,7 @@ def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:
 def test_the_compiled_kernel_is_refused_where_it_would_not_be_the_one_that_runs(name: str) -> None:
     attention = IMPLEMENTATIONS.get(name)(Workload(seq_len=4096), Group(0, 2), kernel="native")
     with pytest.raises(UnsupportedError, match="kernel=native runs on one rank; auto on many"):
-        attention.plan("cpu")
+        attention.prepare("cpu")
 
 
 @pytest.mark.parametrize("name", ["ddp", "data-parallel"])

@@ -58,7 +58,7 @@ def test_subpackages_are_scanned(package: Path) -> None:
     (package / "solid" / "cube.py").write_text(MODULE.format(package=package.name, name="cube"))
     (package / "solid" / "open_box.py").write_text("import a_library_that_nobody_has\n")
     assert shapes(package).names() == ["circle", "cube", "open-box", "square"]
-    assert "a_library_that_nobody_has" in (shapes(package).why_not("open-box") or "")
+    assert "a_library_that_nobody_has" in (shapes(package).unavailable_reason("open-box") or "")
 
 
 def test_an_unknown_name_has_a_neighbour(package: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_plug_in_is_found_by_its_entry_point(
     plug_in(monkeypatch, order="collections:OrderedDict")
     assert shapes(package).names() == ["circle", "order", "square"]
     assert shapes(package).get("order").__name__ == "OrderedDict"
-    assert shapes(package).why_not("order") is None
+    assert shapes(package).unavailable_reason("order") is None
 
 
 def test_a_plug_in_that_fails_keeps_its_reason_and_takes_nothing_down(
@@ -89,7 +89,7 @@ def test_a_plug_in_that_fails_keeps_its_reason_and_takes_nothing_down(
 ) -> None:
     plug_in(monkeypatch, broken="no_such_module:Thing", order="collections:OrderedDict")
     assert shapes(package).names() == ["broken", "circle", "order", "square"]
-    assert shapes(package).why_not("broken") == (
+    assert shapes(package).unavailable_reason("broken") == (
         "ModuleNotFoundError: No module named 'no_such_module'"
     )
     with pytest.raises(UnsupportedError, match="shape 'broken' is not available: ModuleNotFound"):
@@ -101,13 +101,13 @@ def test_a_plug_in_can_not_replace_a_built_in(
 ) -> None:
     plug_in(monkeypatch, circle="collections:OrderedDict")
     assert shapes(package).get("circle").__name__ == "Shape"
-    assert "two shapes are called 'circle'" in (shapes(package).why_not("circle") or "")
+    assert "two shapes are called 'circle'" in (shapes(package).unavailable_reason("circle") or "")
 
 
 def test_a_built_in_that_fails_takes_nothing_down(package: Path) -> None:
     (package / "broken.py").write_text("import no_such_module\n")
     assert {"circle", "square"} <= set(shapes(package).names())
-    assert "no_such_module" in (shapes(package).why_not("broken") or "")
+    assert "no_such_module" in (shapes(package).unavailable_reason("broken") or "")
 
 
 def test_a_scan_that_failed_is_not_taken_for_done() -> None:

@@ -18,7 +18,7 @@ KINDS = [
     pytest.param(
         "deepspeed",
         marks=pytest.mark.skipif(
-            bool(why := deepspeed_transport.missing()), reason=why or "installed"
+            bool(why := deepspeed_transport.unavailable_reason()), reason=why or "installed"
         ),
     ),
 ]

@@ -159,10 +159,10 @@ def test_auto_is_the_fastest_that_is_here_and_says_why_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fault 16: a fall-back that hides which algorithm ran."""
-    monkeypatch.setattr(native, "why_not", lambda dtype: None)
+    monkeypatch.setattr(native, "unavailable_reason", lambda dtype: None)
     assert sparse_selection.choose("auto", "cpu", "float32", BLOCKS) == "native"
     assert sparse_selection.choose("auto", "cpu", "bfloat16") == "native"
-    monkeypatch.setattr(native, "why_not", lambda dtype: "there is no compiler")
+    monkeypatch.setattr(native, "unavailable_reason", lambda dtype: "there is no compiler")
     assert sparse_selection.choose("auto", "cpu", "float32", BLOCKS) == "torch"
     assert sparse_selection.choose("auto", "cpu", "float32") == "torch"
     assert sparse_selection.said("torch", "cpu", "float32", "auto", "gathered", BLOCKS) == {

@@ -20,7 +20,9 @@ from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MIB = 2**20
-exact = pytest.mark.skipif(HeapPeak.why_not() is not None, reason="no exact heap peak here")
+exact = pytest.mark.skipif(
+    HeapPeak.unavailable_reason() is not None, reason="no exact heap peak here"
+)
 N, TILE = 300, 64
 
 

@@ -20,7 +20,9 @@ from longseq_bench.kernels.spans import Index, Part, SpanCore
 from longseq_bench.patterns.blocks import make_layout
 from longseq_bench.patterns.spans import Spans, spans_of
 
-needs_native = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+needs_native = pytest.mark.skipif(
+    native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
+)
 KERNELS = [
     pytest.param(spans_reference, id="plain"),
     pytest.param(native, id="native", marks=needs_native),

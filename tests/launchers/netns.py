@@ -1,6 +1,6 @@
 """Two hosts made of network namespaces on one machine: an interface `eth` each, one cable between.
 
-Needs Linux, iproute2 and the right to make namespaces (root); `why_not()` says what is missing.
+Needs Linux, iproute2 and root, to make namespaces; `unavailable_reason()` names what is missing.
 Only the network is of its own: files and processes are this machine's.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 
-def why_not() -> str | None:
+def unavailable_reason() -> str | None:
     """Why no such hosts can be made here; None where they can. Tries it, in hundredths of a s."""
     for tool in ("ip", "tc"):
         if not shutil.which(tool):

@@ -13,7 +13,7 @@ from longseq_bench.store import RECORDS, load
 from tests.launchers import netns
 from tests.launchers.nodes import Nodes
 
-REASON = netns.why_not()
+REASON = netns.unavailable_reason()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=str(REASON))]
 
 SWEEP = """\

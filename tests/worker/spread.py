@@ -74,7 +74,7 @@ class Spread(ExactAttention):
         keys = range(mine.start // each, (mine.stop - 1) // each + 1)
         return Shard(whole.batch, mine, keys, every, every)
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         if not self.module:
             return
         draw = torch.Generator().manual_seed(5)

@@ -34,7 +34,7 @@ def gated(make: type[Attention], tokens: int, seed: int = 0, **fields: Any) -> E
     """What the gate says of an implementation, fed as a trial feeds it."""
     w = Workload(seq_len=tokens, **{"heads": 2, "head_dim": 16, **fields})
     attention = make(w, Group.alone())
-    attention.plan("cpu")
+    attention.prepare("cpu")
     return errors_of(attention, checked_rows(tokens, seed), seed)
 
 

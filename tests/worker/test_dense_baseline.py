@@ -33,7 +33,9 @@ from longseq_bench.worker.timing import timed
 from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-exact = pytest.mark.skipif(HeapPeak.why_not() is not None, reason="no exact heap peak here")
+exact = pytest.mark.skipif(
+    HeapPeak.unavailable_reason() is not None, reason="no exact heap peak here"
+)
 SPARSE = {"density_achieved": 0.25}
 
 
@@ -94,7 +96,7 @@ def made(name: str = "dilated", n: int = 2048, **fields: Any) -> tuple[Attention
     options = fields.pop("options", {})
     workload = Workload(seq_len=n, **{"heads": 1, "head_dim": 8, **fields})
     attention = IMPLEMENTATIONS.get(name)(workload, Group.alone(), **options)
-    attention.plan("cpu")
+    attention.prepare("cpu")
     return attention, draw(attention, "cpu", 0, torch.zeros(1, dtype=torch.long))
 
 

@@ -15,7 +15,9 @@ from longseq_bench.worker.kernel_workspace import Inside
 from tests.make import trial
 
 MIB = 2**20
-exact = pytest.mark.skipif(HeapPeak.why_not() is not None, reason="no exact heap peak here")
+exact = pytest.mark.skipif(
+    HeapPeak.unavailable_reason() is not None, reason="no exact heap peak here"
+)
 
 
 def asked(launcher: Forked, name: str, tokens: int, ranks: int = 1, **fields: Any) -> Trial:

@@ -22,8 +22,12 @@ from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MIB = 2**20
-exact = pytest.mark.skipif(HeapPeak.why_not() is not None, reason="no exact heap peak here")
-needs_compiler = pytest.mark.skipif(native.why_not() is not None, reason="no compiler here")
+exact = pytest.mark.skipif(
+    HeapPeak.unavailable_reason() is not None, reason="no exact heap peak here"
+)
+needs_compiler = pytest.mark.skipif(
+    native.unavailable_reason() is not None, reason="no compiler here"
+)
 
 OVER: list[Any] = [
     ("ring", {"chunk": 100}),
@@ -40,7 +44,7 @@ def passed(name: str, options: dict[str, Any], keep: Keep, **shape: Any) -> tupl
     w = Workload(seq_len=330, heads=4, head_dim=16, **shape)
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
     one = draw(attention, "cpu", 0, torch.arange(330), keep)
-    attention.plan("cpu")
+    attention.prepare("cpu")
     run_pass(attention, one)
     assert one.out is not None
     return one.out, *(one.grads or ())
@@ -69,7 +73,7 @@ def test_they_are_where_q_was(name: str, options: dict[str, Any], mode: Any) -> 
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
     one = draw(attention, "cpu", 0, torch.arange(330), "nothing")
     before = one.inputs[0].detach().clone()
-    attention.plan("cpu")
+    attention.prepare("cpu")
     run_pass(attention, one)
     result = one.out if mode == "forward" else (one.grads or (None,))[0]
     assert result is not None

@@ -95,7 +95,9 @@ def test_a_true_need_is_met_to_within_a_mebibyte(tensors: int, each: int) -> Non
     assert told[str(need + 2 * MIB)] == "fits"
 
 
-@pytest.mark.skipif(HeapPeak.why_not() is not None, reason="the mark can't be reset here")
+@pytest.mark.skipif(
+    HeapPeak.unavailable_reason() is not None, reason="the mark can't be reset here"
+)
 @pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (26, 2 * MIB)])
 def test_the_peak_is_what_was_needed_at_most(tensors: int, each: int) -> None:
     """Fault 10: not what is left (1 MiB here), and nothing of an earlier peak."""

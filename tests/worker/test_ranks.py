@@ -55,7 +55,7 @@ def workload(tokens: int = SHORT, **fields: Any) -> Workload:
 def gated(group: Group, w: Workload, options: Options, chunk: int = 65_536) -> tuple[Errors, ...]:
     """What the gate says on this rank, and what all agree on."""
     attention = Spread(w, group, **options)
-    attention.plan("cpu")
+    attention.prepare("cpu")
     rows = rows_of(attention, 0)
     one = draw(attention, "cpu", 0, rows)
     for _ in range(2):  # nothing of the first is left in the second

@@ -11,7 +11,9 @@ from longseq_bench.meters.heap_peak import HeapPeak
 from tests.make import trial
 
 MIB = 2**20
-exact = pytest.mark.skipif(HeapPeak.why_not() is not None, reason="no exact heap peak here")
+exact = pytest.mark.skipif(
+    HeapPeak.unavailable_reason() is not None, reason="no exact heap peak here"
+)
 
 
 def run(launcher: Forked, name: str, tokens: int = 2048, **fields: object) -> Outcome:

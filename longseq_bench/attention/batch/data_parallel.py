@@ -36,12 +36,12 @@ class DataParallel(BatchSplit):
         super().__init__(workload, group, inner, self.devices)
 
     @classmethod
-    def unavailable(cls, device: str) -> str | None:
+    def unavailable_reason(cls, device: str) -> str | None:
         if device == "cuda":
             return None
         return "splits over CUDA devices of one process; on a CPU ddp splits a batch over ranks"
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         shape = self.workload.model_dump() | {"batch": -(-self.workload.batch // self.devices)}
         self.module = self.make_module(device, Workload.model_validate(shape))
         self._parallel = torch.nn.DataParallel(self.module, list(range(self.devices)))

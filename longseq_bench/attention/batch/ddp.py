@@ -60,7 +60,7 @@ class BatchSplit(Attention):
         """The module, its inner attention planned."""
         w = workload
         attention = IMPLEMENTATIONS.get(self.inner)(w, Group.alone())
-        attention.plan(device)
+        attention.prepare(device)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if self.group.computes:
@@ -111,7 +111,7 @@ class Ddp(BatchSplit):
         mine = range(*even(self.workload.batch, self.group.size, self.group.rank))
         return Shard(mine, whole.heads, whole.kv_heads, whole.queries, whole.keys)
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         self.module = self.make_module(device, self.own_workload())
         self._parallel: torch.nn.Module = self.module
         if self.group.size > 1:

@@ -21,7 +21,7 @@ from longseq_bench.attention.projections import NAMES, parameter_bytes
 from longseq_bench.distributed.group import Group
 
 
-def missing(dtype: str) -> str | None:
+def unavailable_reason(dtype: str) -> str | None:
     """Why it can't be used here; None where it can."""
     if importlib.util.find_spec("fairscale") is None:
         return "FairScale is not installed; pip install 'longseq-bench[transports]' brings it"

@@ -18,7 +18,7 @@ from longseq_bench.attention.base import ExactAttention, implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels.flex_blocks import compiled, why_not
+from longseq_bench.kernels.flex_blocks import compiled, unavailable_reason
 from longseq_bench.meta_mode import is_dry
 
 _compile_s: dict[str, float] = {}
@@ -50,12 +50,12 @@ class Flex(ExactAttention):
         self._mask: Any = None
 
     @classmethod
-    def unavailable(cls, device: str) -> str | None:
-        return why_not(device, train=False)
+    def unavailable_reason(cls, device: str) -> str | None:
+        return unavailable_reason(device, train=False)
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         w = self.workload
-        if reason := why_not(device, w.train):
+        if reason := unavailable_reason(device, w.train):
             raise UnsupportedError(reason)
         if is_dry():
             raise UnsupportedError("what torch compiles can't be walked without data")

@@ -75,11 +75,11 @@ class Ring(Sharded):
 
     def _missing(self, workload: Workload) -> str | None:
         if self.transport == "fairscale":
-            return fairscale_shards.missing(workload.dtype)
-        return deepspeed_transport.missing() if self.transport == "deepspeed" else None
+            return fairscale_shards.unavailable_reason(workload.dtype)
+        return deepspeed_transport.unavailable_reason() if self.transport == "deepspeed" else None
 
-    def plan(self, device: str) -> None:
-        super().plan(device)
+    def prepare(self, device: str) -> None:
+        super().prepare(device)
         self.device = device
         if self.group.size == 1:
             return

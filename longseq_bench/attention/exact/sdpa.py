@@ -44,7 +44,7 @@ class Sdpa(ExactAttention):
         self.backend = backend
         self._ran: str = backend
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         if is_dry():
             if self.backend not in ("auto", "flash"):
                 raise UnsupportedError(f"backend={self.backend} can't be walked without data")

@@ -43,7 +43,7 @@ class LayoutAttention(CoredAttention):
     def layouts(self) -> tuple[BlockLayout, ...]:
         """One, or one a query head."""
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         """Choose the kernel, and make what it needs of the layouts."""
         self.kernel = sparse_selection.choose(
             self.asked_kernel, device, self.workload.dtype, self.kernel_blocks

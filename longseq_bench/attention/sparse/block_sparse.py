@@ -95,13 +95,13 @@ class BlockSparse(LayoutAttention):
                 raise UnsupportedError(str(error)) from None
         return (self._layout,)
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         # a shard may have needed the layout before: it is made again, for its time to be the plan's
         self._layout = None
         vars(self).pop("_held", None)
         vars(self).pop("_over_ranks", None)
         if self.group.size == 1:
-            super().plan(device)
+            super().prepare(device)
             return
         if self.asked_kernel not in ("auto", "native", "torch"):
             raise UnsupportedError(f"kernel={self.asked_kernel} runs on one rank; auto on many")

@@ -78,7 +78,7 @@ class AdaptiveBlockSparse(LayoutAttention):
             raise RuntimeError("an adaptive pattern is chosen by a call; there was none yet")
         return self._chosen
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         """Choose the kernel; the layout is chosen by each call."""
         w = self.workload
         self.kernel = sparse_selection.choose(

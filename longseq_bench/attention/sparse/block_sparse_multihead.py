@@ -61,9 +61,9 @@ class BlockSparseMultihead(Attention):
             window=window, seed=seed, kernel=kernel,
         )  # fmt: skip
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         w = self.workload
-        self.inner.plan(device)
+        self.inner.prepare(device)
         self.module = Projected(self.inner, w.head_dim, getattr(torch, w.dtype), device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ class Dilated(TiledAttention):
         steps = self._steps(self.group.rank)
         return Shard.of_tokens(self.workload, np.arange(steps.start, steps.stop))
 
-    def plan(self, device: str) -> None:
-        super().plan(device)
+    def prepare(self, device: str) -> None:
+        super().prepare(device)
         if self.group.size > 1 and self.asked_kernel == "native":
             raise UnsupportedError("kernel=native runs on one rank; auto on many")
         self.kernel = choose(self.asked_kernel, device, self.workload.dtype)

@@ -32,11 +32,11 @@ class Hilbert(Dilated):
         order = hilbert_order(self.workload.seq_len)
         return Shard.of_tokens(self.workload, order[steps.start : steps.stop].astype(np.int64))
 
-    def plan(self, device: str) -> None:
+    def prepare(self, device: str) -> None:
         # over ranks the walk is what is shared out, and only causality asks where it came from
         if self.group.size == 1 or self.workload.causal:
             self.walk = Walk(self.workload.seq_len, hilbert_order(self.workload.seq_len))
-        super().plan(device)
+        super().prepare(device)
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         if self.step_of is None:

@@ -111,7 +111,9 @@ def _inline(script: str) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return files("longseq_bench").joinpath(f"reports/page/{name}").read_text(encoding="utf-8")
+    return (
+        files("longseq_bench").joinpath(f"reports/render/page/{name}").read_text(encoding="utf-8")
+    )
 
 
 @cache
