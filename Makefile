@@ -6,6 +6,7 @@ check:
 	ruff check .
 	ruff format --check .
 	mypy
+	lint-imports --no-logo
 
 test:
 	pytest
