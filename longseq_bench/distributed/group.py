@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from longseq_bench.core.stack_markers import longseq_wait_for_peers
 from longseq_bench.meta_mode import device_of, is_dry
 
 PATIENCE = timedelta(days=7)
@@ -42,7 +43,7 @@ class Pending:
     def wait(self) -> None:
         """Block until every transfer is done. Raises RuntimeError where a peer is lost."""
         for work in self._works:
-            work.wait()
+            longseq_wait_for_peers(work.wait)
         self._works.clear()
 
 
@@ -213,19 +214,19 @@ class Group:
     def total(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks of a tensor on the CPU, in place."""
         if self.size > 1 and not is_dry():
-            dist.all_reduce(tensor, group=self.control)
+            longseq_wait_for_peers(dist.all_reduce, tensor, group=self.control)
         return tensor
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1 and not is_dry():
-            dist.barrier(group=self.control)
+            longseq_wait_for_peers(dist.barrier, group=self.control)
 
     def _agreed(self, values: Sequence[float], how: Any) -> list[float]:
         if self.size == 1 or is_dry():
             return list(values)
         together = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(together, how, group=self.control)
+        longseq_wait_for_peers(dist.all_reduce, together, how, group=self.control)
         return together.tolist()
 
     def _peer(self, rank: int) -> int:

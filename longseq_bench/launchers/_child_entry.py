@@ -15,6 +15,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from socket import socket
 
+from longseq_bench.core.stack_markers import longseq_child_main
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,7 +36,7 @@ def enter(
 
     from longseq_bench.worker.main import serve
 
-    serve(request, payload, pipe, listener)
+    longseq_child_main(serve, request, payload, pipe, listener)
 
 
 def cut_off(output: int) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from longseq_bench.core.model import Outcome, Phase
+from longseq_bench.core.stack_markers import CHILD_MAIN
 
 NATIVE_DEATHS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 """Signals by which native code dies where an allocation of its own was not checked."""
@@ -26,7 +27,7 @@ _NCCL_ABORTS = "ProcessGroupNCCL"
 _VMSTAT = Path("/proc/vmstat")
 _SHARED = Path("/dev/shm")
 _SHARED_NAME = "nccl-*"
-_BOTTOM = re.compile(r"launchers/_child_entry\.py:|worker/elastic_ranks\.py:")
+_PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 
@@ -95,17 +96,19 @@ def stack_lines(dumped: str) -> list[str]:
             threads.append([])
         elif threads and (frame := _FRAME.match(line)):
             path, number, function = frame.groups()
-            threads[-1].append(f"{_short(path)}:{number} {function}")
+            short = _PACKAGES.sub("", path)
+            short = "/".join(Path(path).parts[-2:]) if short == path else short
+            threads[-1].append(f"{short}:{number} {function}")
     found: list[str] = []
     for thread in reversed(threads):
-        lines = list(takewhile(lambda line: not _BOTTOM.search(line), thread))
+        lines = list(takewhile(lambda line: function_of(line) != CHILD_MAIN, thread))
         found += ["of another thread:", *lines] if found and lines else lines
     return found[:STACK_LINES]
 
 
-def _short(path: str) -> str:
-    inside = path.rpartition("site-packages/")
-    return inside[2] if inside[1] else "/".join(Path(path).parts[-2:])
+def function_of(stack_line: str) -> str:
+    """Return the function named in a line of `stack_lines`."""
+    return stack_line.rpartition(" ")[2]
 
 
 def shared_files() -> set[Path]:

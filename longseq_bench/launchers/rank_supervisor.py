@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from longseq_bench.core.model import Outcome, Phase, Trial
-from longseq_bench.launchers.exit_status import outcome_of_exit
+from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
+from longseq_bench.launchers.exit_status import function_of, outcome_of_exit
 
 PHASE_LIMIT_S = 900.0
 """For phases that no time budget covers, and for passes without one."""
@@ -36,8 +37,8 @@ CAUSE_S = 3.0
 IDLE_SHARE = 0.2
 """A rank that used less of a core than this is waiting."""
 
-_COMMUNICATION = ("/comm/", "/distributed/")
-"""Where the Python code lies that waits for another rank."""
+_COMMUNICATION_LIBRARIES = ("torch/distributed/", "deepspeed/comm/")
+"""Packages whose code waits for other ranks. Our own code is recognised by WAIT_FOR_PEERS."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,10 @@ class Crew:
 
     def _where(self, rank: int, stack: Sequence[str]) -> Phase:
         """The phase that a rank is in, seen from its stack too: most of one is not ours."""
-        waits = any(mark in f"/{line}" for line in stack for mark in _COMMUNICATION)
+        waits = any(
+            function_of(line) == WAIT_FOR_PEERS or line.startswith(_COMMUNICATION_LIBRARIES)
+            for line in stack
+        )
         return "communication" if waits else self._ranks[rank].phase
 
     # ---- what it came to -----------------------------------------------------------------------

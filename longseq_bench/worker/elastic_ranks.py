@@ -37,6 +37,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 from longseq_bench.core.cluster_env import LOOPBACK, adopted
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Trial
+from longseq_bench.core.stack_markers import longseq_child_main
 from longseq_bench.worker.main import run
 from longseq_bench.worker.messages import Teller
 
@@ -127,7 +128,7 @@ def _rank(trial: str, words: Connection, pipes: Sequence[Connection], outputs: l
         if place is None:
             raise UserError("torch's agent gave this rank no place")
         teller = Teller(pipes[local_rank])
-        outcome = run(Trial.model_validate_json(trial), place, teller)
+        outcome = longseq_child_main(run, Trial.model_validate_json(trial), place, teller)
         teller.end(outcome)
         if outcome.status == "ok":
             teller.wait_until_dismissed()

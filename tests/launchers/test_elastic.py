@@ -21,6 +21,7 @@ import pytest
 
 from longseq_bench.core.cluster_env import Site
 from longseq_bench.core.model import Outcome, Trial
+from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers import control_channel, elastic
 from longseq_bench.launchers.control_channel import Hello, Link
 from longseq_bench.launchers.elastic import Elastic, _Run, split
@@ -33,8 +34,7 @@ from tests.make import trial
 
 FOLLOWER = """
 import sys
-from longseq_bench.launchers.control import Hello, Link
-from longseq_bench.launchers.crew import Crew
+from longseq_bench.launchers.control_channel import Hello
 from longseq_bench.launchers.elastic import Follower
 from longseq_bench.core.cluster_env import Site
 site = Site(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
@@ -305,7 +305,8 @@ def test_a_rank_that_is_stopped_there_is_seen_from_here(two: Two) -> None:
     assert "rank 1 (host beta) is stopped (SIGSTOP)" in (outcome.reason or "")
     stacks = outcome.facts["stacks"]
     assert "misbehaving" in stacks["1"][0]
-    assert any("comm/" in line for line in stacks["0"])
+    assert any(line.endswith(WAIT_FOR_PEERS) for line in stacks["0"])
+    assert not any("elastic_ranks" in line for line in stacks["1"])
     assert two.theirs() == []
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from longseq_bench.core.stack_markers import CHILD_MAIN
 from longseq_bench.launchers.exit_status import (
     STACK_LINES,
     memory_may_be_why,
@@ -80,13 +81,14 @@ Thread 0x00007f1 (most recent call first):
 Current thread 0x00007f2 (most recent call first):
   File "{src}/longseq_bench/distributed/group.py", line 38 in wait
   File "{lib}/site-packages/torch/autograd/function.py", line 5 in apply
+  File "{src}/longseq_bench/core/stack_markers.py", line 28 in {main}
   File "{src}/longseq_bench/launchers/_child_entry.py", line 38 in enter
   File "{lib}/multiprocessing/process.py", line 108 in run
 """
 
 
 def test_a_stack_is_short_and_names_no_place_of_this_machine() -> None:
-    dumped = DUMPED.format(lib="/opt/python3.11", src="/srv/somebody/longseq")
+    dumped = DUMPED.format(lib="/opt/python3.11", src="/srv/somebody/longseq", main=CHILD_MAIN)
     assert stack_lines(dumped) == [
         "distributed/group.py:38 wait",
         "torch/autograd/function.py:5 apply",

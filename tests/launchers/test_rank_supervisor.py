@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from longseq_bench.core.model import Outcome, Phase, Status
+from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers.rank_supervisor import (
     CAUSE_S,
     EXACT_FACTOR,
@@ -19,6 +20,7 @@ from longseq_bench.launchers.rank_supervisor import (
 from tests.make import measurement, outcome, trial
 
 LOST = {"lost_peer": True}
+IN_A_TRANSFER = ["torch/_ops.py:5 wait", f"core/stack_markers.py:9 {WAIT_FOR_PEERS}", "a/b.py:1 f"]
 IDLE, BUSY, STOPPED = Look(False, 0.05), Look(False, 0.9), Look(True)
 
 
@@ -270,13 +272,13 @@ def test_a_stopped_rank_is_a_hang_and_named_first() -> None:
     late = stuck(3)
     looks = {0: IDLE, 1: BUSY, 2: STOPPED}
     assert late.hangs(looks)
-    late.judge(looks, {0: ["distributed/group.py:38 wait"], 1: ["a/b.py:1 f"], 2: ["a/b.py:2 g"]})
+    late.judge(looks, {0: IN_A_TRANSFER, 1: ["a/b.py:1 f"], 2: ["a/b.py:2 g"]})
     found = late.outcome()
     assert (found.status, found.phase) == ("hang", "forward")
     assert found.reason == (
         "rank 2 is stopped (SIGSTOP); rank 0 waits in communication; rank 1 is busy in forward"
     )
-    assert found.facts["stacks"]["0"] == ["distributed/group.py:38 wait"]
+    assert found.facts["stacks"]["0"] == IN_A_TRANSFER
     assert late.signal_number == 0
 
 
@@ -292,11 +294,36 @@ def test_ranks_that_all_wait_are_a_hang() -> None:
     assert late.outcome().phase == "forward"
 
 
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        (f"core/stack_markers.py:9 {WAIT_FOR_PEERS}", "communication"),
+        (f"anywhere/else.py:1 {WAIT_FOR_PEERS}", "communication"),
+        ("torch/distributed/distributed_c10d.py:2799 recv", "communication"),
+        ("deepspeed/comm/comm.py:50 all_to_all_single", "communication"),
+        # paths and words of other code that merely look like it
+        ("mine/comm/lock.py:3 acquire", "forward"),
+        ("longseq_bench/distributed/shard.py:3 whole", "forward"),
+        (f"a/{WAIT_FOR_PEERS}.py:3 f", "forward"),
+        (f"a/b.py:3 not_{WAIT_FOR_PEERS}", "forward"),
+    ],
+)
+def test_a_rank_waits_for_peers_only_inside_a_marked_function_or_a_library(
+    line: str, phase: Phase
+) -> None:
+    late = stuck()
+    late.judge({0: IDLE, 1: IDLE}, {0: ["a/b.py:1 f", line, "a/b.py:2 g"], 1: IN_A_TRANSFER})
+    where = "rank 0 and rank 1 wait in communication"
+    if phase == "forward":
+        where = "rank 0 waits in forward; rank 1 waits in communication"
+    assert (late.outcome().reason, late.outcome().phase) == (where, phase)
+
+
 def test_a_rank_that_is_done_is_told_of_in_a_hang() -> None:
     late = stuck()
     say(late, 0, outcome(peak=1.0))
     assert late.hangs({1: IDLE})
-    late.judge({1: IDLE}, {1: ["longseq_bench/distributed/group.py:38 wait"]})
+    late.judge({1: IDLE}, {1: IN_A_TRANSFER})
     assert late.outcome().reason == "rank 0 is done; rank 1 waits in communication"
     assert late.outcome().phase == "communication"
     assert late.outcome().samples("peak") == (1.0,)

@@ -13,6 +13,7 @@ import pytest
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Outcome, Trial
+from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers import local, rank_supervisor
 from longseq_bench.launchers.base import Launched
 from longseq_bench.launchers.exit_status import shared_files
@@ -164,7 +165,7 @@ def test_a_stopped_rank_is_a_hang(launcher: Forked, nothing_left: None) -> None:
     assert outcome.reason == "rank 1 is stopped (SIGSTOP); rank 0 waits in communication"
     stacks = outcome.facts["stacks"]
     assert "fault" in stacks["1"][0]
-    assert any("comm/" in line for line in stacks["0"])
+    assert any(line.endswith(WAIT_FOR_PEERS) for line in stacks["0"])
     assert time.monotonic() - start < SOON_S
 
 
@@ -175,6 +176,16 @@ def test_ranks_that_wait_for_each_other_are_a_hang(launcher: Forked, nothing_lef
     assert any("distributed_c10d.py" in line for line in outcome.facts["stacks"]["1"])
     lines = [line for stack in outcome.facts["stacks"].values() for line in stack]
     assert not [line for line in lines if line.startswith("/")]
+
+
+def test_a_rank_that_sleeps_elsewhere_is_told_from_one_that_waits_for_it(
+    launcher: Forked, nothing_left: None
+) -> None:
+    outcome = run(launcher, "rank-sleeps", time_budget=0.2)
+    assert (outcome.status, outcome.phase) == ("hang", "forward")
+    assert outcome.reason == "rank 0 waits in communication; rank 1 waits in forward"
+    assert any(line.endswith(WAIT_FOR_PEERS) for line in outcome.facts["stacks"]["0"])
+    assert not any("multiprocessing" in line for line in outcome.facts["stacks"]["1"])
 
 
 def test_a_rank_that_works_for_too_long_is_no_hang(launcher: Forked, nothing_left: None) -> None:

@@ -252,6 +252,13 @@ class RankWaits(OnRankOne):
         dist.recv(torch.empty(1), src=0, tag=99)
 
 
+class RankSleeps(OnRankOne):
+    """Waits, but for no rank."""
+
+    def fault(self) -> None:
+        time.sleep(600)
+
+
 class RankSpins(OnRankOne):
     def fault(self) -> None:
         while True:

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(
 
 NEEDS = """
 import json, sys, torch
-from longseq_bench.probe import limits
-from longseq_bench.meters.heap import HeapPeak
+from longseq_bench.worker import limits
+from longseq_bench.meters.heap_peak import HeapPeak
 
 tensors, each, budgets = json.loads(sys.argv[1])
 torch.ones(2**20).add_(1)
@@ -64,7 +64,7 @@ def said(tensors: int, each: int, budgets: list[int]) -> dict[str, str | int]:
 
 FREED = """
 import torch
-from longseq_bench.probe import limits
+from longseq_bench.worker import limits
 
 assert limits.exact_heap() is None
 freed = torch.ones(2**22)

@@ -1,0 +1,29 @@
+"""Functions that mark a place in a stack, so that a stack dump can be read without file paths.
+
+When a trial hangs, every rank writes its stack (faulthandler), and the parent reads from it where
+the rank is. A frame of our own code is recognised by the name of one of these functions. Code under
+the marker runs inside it; the parent compares names with the constants. Nothing is imported here,
+because both the parent and the child use this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def longseq_wait_for_peers(wait: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `wait`, which returns only when other ranks have done their part."""
+    return wait(*args, **kwargs)
+
+
+def longseq_child_main(main: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `main`, the work of a child process. Frames below this one belong to the launcher."""
+    return main(*args, **kwargs)
+
+
+WAIT_FOR_PEERS = longseq_wait_for_peers.__name__
+CHILD_MAIN = longseq_child_main.__name__
