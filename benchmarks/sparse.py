@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.sparse.block_layout_attention import core_of
+from longseq_bench.attention.sparse.block_layout_attention import build_layout_kernel
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError
 from longseq_bench.core.units import parse_tokens
 from longseq_bench.kernels import sparse_selection, torch_fused
-from longseq_bench.kernels.base import Core
+from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 
 HEADS, HEAD_DIM, BLOCK = 8, 64, 128
@@ -106,9 +106,9 @@ def one_pattern(
     kernel = sparse_selection.choose(
         name, "cpu", asked.dtype, sparse_selection.Blocks(BLOCK, HEAD_DIM, asked.train)
     )
-    core = core_of(kernel, (made,), HEADS, asked.causal)
+    built = build_layout_kernel(kernel, (made,), HEADS, asked.causal)
     planned = time.perf_counter() - start
-    runs: dict[str, Callable[[], Clocked]] = {"ours": passes(core, inputs, asked.train)}
+    runs: dict[str, Callable[[], Clocked]] = {"ours": passes(built, inputs, asked.train)}
     if not (asked.no_flex or asked.train):
         runs["flex"] = flex(made, inputs, asked.causal)
     seen: dict[str, list[Clocked]] = {k: [] for k in (*runs, "dense")}
@@ -132,14 +132,16 @@ def one_pattern(
     ], share  # fmt: skip
 
 
-def passes(core: Core, inputs: tuple[Tensor, ...], train: bool) -> Callable[[], Clocked]:
+def passes(
+    kernel: AttentionKernel, inputs: tuple[Tensor, ...], train: bool
+) -> Callable[[], Clocked]:
     q, k, v, grad = inputs
 
     def one() -> None:
-        out, lse = core.forward(q, k, v, train)
+        out, lse = kernel.forward(q, k, v, train)
         if train:
             assert lse is not None
-            core.backward(grad, q, k, v, out, lse)
+            kernel.backward(grad, q, k, v, out, lse)
 
     return lambda: clocked(one)
 
@@ -147,11 +149,11 @@ def passes(core: Core, inputs: tuple[Tensor, ...], train: bool) -> Callable[[], 
 def flex(layout: Any, inputs: tuple[Tensor, ...], causal: bool) -> Callable[[], Clocked]:
     """FlexAttention on the same layout, compiled before anything is timed."""
     try:
-        core = core_of("flex", (layout,), HEADS, causal)
-        core.forward(*inputs[:3], False)
+        kernel = build_layout_kernel("flex", (layout,), HEADS, causal)
+        kernel.forward(*inputs[:3], False)
     except LongseqError as error:
         sys.exit(f"FlexAttention: {error}")
-    return lambda: clocked(lambda: core.forward(*inputs[:3], False))
+    return lambda: clocked(lambda: kernel.forward(*inputs[:3], False))
 
 
 def dense(asked: Any, inputs: tuple[Tensor, ...]) -> Clocked:
@@ -180,7 +182,9 @@ def growth(asked: Any) -> bool:
         inputs = drawn(n, asked.dtype)
         made = make_layout("local-window", n, BLOCK, sparsity, asked.causal)
         kernel = sparse_selection.choose("auto", "cpu", asked.dtype)
-        runs[n] = passes(core_of(kernel, (made,), HEADS, asked.causal), inputs, asked.train)
+        runs[n] = passes(
+            build_layout_kernel(kernel, (made,), HEADS, asked.causal), inputs, asked.train
+        )
         seen[n] = []
     for round_ in range(asked.rounds + 1):
         for n, run in runs.items():

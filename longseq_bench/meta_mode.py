@@ -37,38 +37,38 @@ class _State:
 _state = _State()
 
 
-def begin(device: str) -> None:
+def enable(device: str) -> None:
     """From now on meta tensors stand for tensors on this kind of device, and loops are capped."""
     _state.device, _state.capped = device, True
 
 
-def cap() -> None:
+def limit_loops() -> None:
     """Cap loops alone: what is computed is then wrong, but what is allocated is not."""
     _state.capped = True
 
 
-def is_dry() -> bool:
+def is_meta() -> bool:
     """Whether nothing is computed."""
     return bool(_state.device)
 
 
-def device_of(tensor: Any) -> str:
+def device_kind(tensor: Any) -> str:
     """The kind of device that a tensor is on, or stands for."""
     kind: str = tensor.device.type
     return _state.device if kind == "meta" else kind
 
 
-def is_capped() -> bool:
+def are_loops_limited() -> bool:
     """Whether what is computed is not looked at: it may be left out."""
     return _state.capped
 
 
-def place(device: str) -> str:
+def device_for(device: str) -> str:
     """Where a tensor for a device of this kind is to be made."""
     return "meta" if _state.device else device
 
 
-def elsewhere(tensor: Tensor) -> Tensor:
+def mark_off_device(tensor: Tensor) -> Tensor:
     """The tensor, of whose storage it is known from now on that it is not on the device."""
     storage = tensor.untyped_storage()
     _state.elsewhere.add(storage._cdata)
@@ -76,17 +76,17 @@ def elsewhere(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def is_elsewhere(storage: Any) -> bool:
+def is_off_device(storage: Any) -> bool:
     """Whether a storage was said to be elsewhere."""
     return storage._cdata in _state.elsewhere
 
 
-def refuse_if_one_call() -> None:
+def refuse_limited_loops() -> None:
     """Raises UnsupportedError where loops are capped and data is there, for what is no loop."""
     if _state.capped and not _state.device:
         raise UnsupportedError("one kernel call does all of it: its pass can't be cut short")
 
 
-def some(items: Iterable[T], most: int = TURNS) -> Iterator[T]:
+def limited(items: Iterable[T], most: int = TURNS) -> Iterator[T]:
     """All items; the first few where loops are capped."""
     return islice(items, most) if _state.capped else iter(items)

@@ -1,7 +1,7 @@
 """Functions run on several ranks at once, for tests: worlds of processes that wait for jobs.
 
     def share(group: Group, factor: int) -> float:          # at the top of a test module
-        return float(group.total(torch.tensor([group.rank * factor])))
+        return float(group.all_sum(torch.tensor([group.rank * factor])))
 
     def test_a_sum(ranks: Ranks) -> None:                   # `ranks` is a fixture of the session
         assert ranks(3, share, 2) == [6, 6, 6]

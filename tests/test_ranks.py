@@ -13,7 +13,7 @@ from tests.ranks import Ranks, RanksFailed
 
 def summed(group: Group, factor: int) -> tuple[int, int, float, int]:
     """Who this is, and what all give together."""
-    total = group.total(torch.tensor([float(group.rank * factor)]))
+    total = group.all_sum(torch.tensor([float(group.rank * factor)]))
     return group.rank, group.size, float(total), os.getpid()
 
 

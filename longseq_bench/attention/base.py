@@ -25,7 +25,7 @@ Positions = NDArray[np.int64]
 Counts = NDArray[np.int_] | NDArray[np.bool_]
 
 
-NO_OVER = (
+NO_INPLACE = (
     "this needs its inputs to the end; on one rank ring and collective with a chunk don't, nor, on "
     "a CPU, do block-sparse, dilated and hilbert"
 )
@@ -48,7 +48,7 @@ class Attention(ABC):
     on_host: bool = False
     """Whether q, k, v and the output lie in the host's memory instead of the device's."""
 
-    planning_s: float = 0.0
+    layout_s: float = 0.0
     """Seconds of the last call that went into planning by its inputs; part of the call."""
 
     def __init__(self, workload: Workload, group: Group) -> None:
@@ -63,7 +63,7 @@ class Attention(ABC):
 
     def _shard(self) -> Shard:
         """What of the tensors this rank holds."""
-        return Shard.whole(self.workload)
+        return Shard.full(self.workload)
 
     @classmethod
     def unavailable_reason(cls, device: str) -> str | None:
@@ -77,18 +77,18 @@ class Attention(ABC):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (B, Hq, N, D); k, v (B, Hk, N, D) -> out (B, Hq, N, D), differentiable in train."""
 
-    def anew(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool
+    def backward_recompute(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Gradients of q, k, v from the inputs alone; None where that is no other than a forward
-        and a backward. over: that of q goes over q. Raises UnsupportedError where it can't."""
-        if over:
-            raise UnsupportedError(f"keep=nothing: {NO_OVER}")
+        and a backward. inplace: that of q goes over q. Raises UnsupportedError where it can't."""
+        if inplace:
+            raise UnsupportedError(f"keep=nothing: {NO_INPLACE}")
         return None
 
-    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The output over q; not differentiable. Raises UnsupportedError where it can't be."""
-        raise UnsupportedError(f"keep=nothing: {NO_OVER}")
+        raise UnsupportedError(f"keep=nothing: {NO_INPLACE}")
 
     @abstractmethod
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
@@ -102,7 +102,7 @@ class Attention(ABC):
         return dense_cost(self.workload)
 
     @property
-    def loosest(self) -> DType:
+    def coarsest_dtype(self) -> DType:
         """The coarsest dtype that numbers pass through, which sets how far off they may be."""
         return self.workload.dtype
 

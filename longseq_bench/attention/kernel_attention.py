@@ -10,37 +10,37 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.kernels import torch_fused
-from longseq_bench.kernels.base import Core, Frugal, attend, uncast
+from longseq_bench.kernels.base import AttentionKernel, InPlaceKernel, attend, disable_autocast
 
 
-class CoredAttention(Attention):
-    """An attention whose forward and backward are those of a Core."""
+class KernelAttention(Attention):
+    """An attention whose forward and backward are those of an AttentionKernel."""
 
     @abstractmethod
-    def core(self) -> Core:
+    def build_kernel(self) -> AttentionKernel:
         """How it is computed on this rank, with its peers."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, self.core(), train=self.workload.train)
+        return attend(q, k, v, self.build_kernel(), train=self.workload.train)
 
-    def anew(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool
+    def backward_recompute(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        core = self.core()
-        if not isinstance(core, Frugal):
-            return super().anew(grad_out, q, k, v, over)
-        with torch.no_grad(), uncast(q):
-            return core.anew(grad_out, q, k, v, over)
+        kernel = self.build_kernel()
+        if not isinstance(kernel, InPlaceKernel):
+            return super().backward_recompute(grad_out, q, k, v, inplace)
+        with torch.no_grad(), disable_autocast(q):
+            return kernel.backward_recompute(grad_out, q, k, v, inplace)
 
-    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        core = self.core()
-        if not isinstance(core, Frugal):
-            return super().over(q, k, v)
-        with torch.no_grad(), uncast(q):
-            return core.over(q, k, v)
+    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kernel = self.build_kernel()
+        if not isinstance(kernel, InPlaceKernel):
+            return super().forward_inplace(q, k, v)
+        with torch.no_grad(), disable_autocast(q):
+            return kernel.forward_inplace(q, k, v)
 
     def prepare(self, device: str) -> None:
-        self._kernel = torch_fused.name(device, getattr(torch, self.workload.dtype))
+        self._fused_kernel = torch_fused.name(device, getattr(torch, self.workload.dtype))
 
     def facts(self) -> dict[str, Any]:
-        return {"kernel": self._kernel}
+        return {"kernel": self._fused_kernel}

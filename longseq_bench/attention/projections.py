@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from longseq_bench.meta_mode import place
+from longseq_bench.meta_mode import device_for
 
 NAMES = ("q", "k", "v", "out")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -31,7 +31,7 @@ class Projected(nn.Module):
         for name in NAMES:
             # orthogonal, so that scores stay as spread as those of the inputs
             made = torch.linalg.qr(torch.randn(head_dim, head_dim, generator=draw))[0]
-            self.weights[name] = nn.Parameter(made.to(place(device), dtype))
+            self.weights[name] = nn.Parameter(made.to(device_for(device), dtype))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (B, Hq, N, D); k, v (B, Hk, N, D) -> (B, Hq, N, D)."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from longseq_bench.attention.kernel_attention import CoredAttention
-from longseq_bench.kernels.base import Core, Tiles
+from longseq_bench.attention.kernel_attention import KernelAttention
+from longseq_bench.kernels.base import AttentionKernel, TiledKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
 
 TILE_ROWS = 1024
@@ -20,15 +20,15 @@ TILE_SHARE_OF_Q = 16
 and no smaller than what keeps a core's cache busy."""
 
 
-class TiledAttention(CoredAttention):
+class TiledAttention(KernelAttention):
     """An attention given by a plan of tiles; see kernels/tiling.py."""
 
     @abstractmethod
     def tiles(self) -> Iterator[RowBlock]:
         """The plan, walked afresh at every pass."""
 
-    def core(self) -> Core:
-        return Tiles(self.tiles)
+    def build_kernel(self) -> AttentionKernel:
+        return TiledKernel(self.tiles)
 
     def head_runs(self, rows: int) -> Iterator[slice]:
         """Runs of query heads that keep a tile of `rows` tokens small beside q."""

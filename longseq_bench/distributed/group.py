@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longseq_bench.core.stack_markers import longseq_wait_for_peers
-from longseq_bench.meta_mode import device_of, is_dry
+from longseq_bench.meta_mode import device_kind, is_meta
 
 PATIENCE = timedelta(days=7)
 """Nothing waits as long: the launcher owns the clock, and tells a hang from a lost peer."""
@@ -87,7 +87,7 @@ class Group:
         )
         return cls(dist.get_rank(), dist.get_world_size(), (), dist.group.WORLD, control)
 
-    def part(self, parts: Sequence[Sequence[int]]) -> Group:
+    def subgroup(self, parts: Sequence[Sequence[int]]) -> Group:
         """The one of `parts` (global ranks, all of the world's) that this rank is in.
 
         Every rank has to call it with the same parts, ranks ascending in each, as torch orders its
@@ -127,7 +127,7 @@ class Group:
         if self.size == 1 or not self.traffic.communicates:
             return Pending()
         self.count(*send)
-        if is_dry():
+        if is_meta():
             return Pending()
         ops = [dist.P2POp(dist.isend, t, self._peer(to), self.data) for t in send]
         ops += [dist.P2POp(dist.irecv, t, self._peer(source), self.data) for t in receive]
@@ -139,9 +139,9 @@ class Group:
             out[self.rank].copy_(own)
             return Pending()
         self._add((self.size - 1) * own.nbytes)
-        if is_dry():
+        if is_meta():
             return Pending([_Holding(own)])
-        if device_of(out) == "cpu":
+        if device_kind(out) == "cpu":
             return self._pairwise(list(out), [own] * self.size)
         # one after the other along the first dimension is what every backend takes
         joined = out.flatten(0, 1)
@@ -153,7 +153,7 @@ class Group:
             out.copy_(given[self.rank])
             return Pending()
         self._add((self.size - 1) * out.nbytes)
-        if is_dry():
+        if is_meta():
             return Pending()
         joined = given.flatten(0, 1)
         return Pending([dist.reduce_scatter_tensor(out, joined, group=self.data, async_op=True)])
@@ -176,9 +176,9 @@ class Group:
         own = given_sizes[self.rank] if given_sizes else given.shape[0] // self.size
         row = given[:1].nbytes if given.shape[0] else 0
         self._add((given.shape[0] - own) * row)
-        if is_dry():
+        if is_meta():
             return Pending([_Holding(given)])
-        if device_of(out) == "cpu":
+        if device_kind(out) == "cpu":
             parts = torch.split(out, out_sizes or out.shape[0] // self.size)
             sent = torch.split(given, given_sizes or given.shape[0] // self.size)
             return self._pairwise(parts, sent)
@@ -207,23 +207,23 @@ class Group:
 
     # ---- what is not ---------------------------------------------------------------------------
 
-    def largest(self, *values: float) -> list[float]:
+    def all_max(self, *values: float) -> list[float]:
         """The largest of each value over all ranks; the same on every rank."""
         return self._agreed(values, dist.ReduceOp.MAX)
 
-    def total(self, tensor: Tensor) -> Tensor:
+    def all_sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks of a tensor on the CPU, in place."""
-        if self.size > 1 and not is_dry():
+        if self.size > 1 and not is_meta():
             longseq_wait_for_peers(dist.all_reduce, tensor, group=self.control)
         return tensor
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        if self.size > 1 and not is_dry():
+        if self.size > 1 and not is_meta():
             longseq_wait_for_peers(dist.barrier, group=self.control)
 
     def _agreed(self, values: Sequence[float], how: Any) -> list[float]:
-        if self.size == 1 or is_dry():
+        if self.size == 1 or is_meta():
             return list(values)
         together = torch.tensor(values, dtype=torch.float64)
         longseq_wait_for_peers(dist.all_reduce, together, how, group=self.control)

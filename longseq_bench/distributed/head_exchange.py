@@ -18,7 +18,7 @@ from torch import Tensor
 
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import even
-from longseq_bench.meta_mode import STEPS, some
+from longseq_bench.meta_mode import STEPS, limited
 
 LEAST_TRANSFER = 256
 TRANSFERS = 16
@@ -70,7 +70,7 @@ class AllToAll(HeadExchange):
         size, rank = self.group.size, self.group.rank
         b, _, _, d = shard.shape
         whole = shard.new_empty(b, stage.each, sum(self.counts), d)
-        for part in some(range(self.parts), STEPS):
+        for part in limited(range(self.parts), STEPS):
             spans = [even(count, self.parts, part) for count in self.counts]
             mine = slice(*spans[rank])
             given = [shard[:, stage.of(r), mine] for r in range(size)]
@@ -83,7 +83,7 @@ class AllToAll(HeadExchange):
 
     def to_tokens(self, whole: Tensor, shard: Tensor, stage: Stage) -> None:
         size, rank = self.group.size, self.group.rank
-        for part in some(range(self.parts), STEPS):
+        for part in limited(range(self.parts), STEPS):
             spans = [even(count, self.parts, part) for count in self.counts]
             mine = slice(*spans[rank])
             given = [

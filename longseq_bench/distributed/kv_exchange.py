@@ -22,7 +22,7 @@ from torch import Tensor
 
 from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.token_order import even
-from longseq_bench.meta_mode import STEPS, some
+from longseq_bench.meta_mode import STEPS, limited
 
 Pair = tuple[Tensor, Tensor]
 
@@ -55,7 +55,7 @@ ALIGNED = 64
 """Tokens: kernels are up to a fifth slower on keys that are not a multiple of their vectors."""
 
 
-class Courier(ABC):
+class KVExchange(ABC):
     """counts: tokens that each rank holds.  tokens: at most so many to a piece.
 
     wire: what keys and values travel as, where that is not their own dtype.
@@ -133,7 +133,7 @@ class _Step:
     hop: int
 
 
-class Ring(Courier):
+class Ring(KVExchange):
     """Each piece goes from its owner to the next rank and on, `hops` times (arXiv 2310.01889).
 
     The sums of a piece's gradients follow it one step behind, and the last rank that saw it hands
@@ -211,7 +211,7 @@ class Ring(Courier):
         """All; where loops are capped the first and the last, at which sums go home."""
         last = [_Step(self.pieces - 1, self.hops)] if self.hops and self.pieces else []
         count = self.pieces * self.hops - len(last)
-        return [*some(islice(self._steps(), count), STEPS), *last]
+        return [*limited(islice(self._steps(), count), STEPS), *last]
 
     def _piece_at(self, step: _Step) -> Piece:
         """The piece that is at this rank in a step."""
@@ -266,30 +266,30 @@ class _Belt:
         return first.to(k.dtype), second.to(v.dtype)
 
 
-class Gather(Courier):
+class Gather(KVExchange):
     """Every rank's piece at once, to all: all-gather, and back each part to its owner."""
 
     def tour(self, k: Tensor, v: Tensor, visit: Visit, own: Own) -> None:
         rooms = [self._room(k) for _ in range(min(2, self.pieces))]
         under_way = self._gather(k, v, 0, rooms[0])
-        for index in some(range(self.pieces), STEPS):
+        for index in limited(range(self.pieces), STEPS):
             own(index, self.pieces)
             under_way.wait()
             here = rooms[index % len(rooms)]
             if index + 1 < self.pieces:
                 under_way = self._gather(k, v, index + 1, rooms[(index + 1) % len(rooms)])
-            for owner in some(self._others(), STEPS):
+            for owner in limited(self._others(), STEPS):
                 piece = self.piece(owner, index)
                 visit(_present(k, v, here, piece), piece)
 
     def tour_back(self, k: Tensor, v: Tensor, visit: VisitBack, own: Own, totals: Pair) -> None:
         room = self._room(k)
-        for index in some(range(self.pieces), STEPS):
+        for index in limited(range(self.pieces), STEPS):
             under_way = self._gather(k, v, index, room)
             own(index, self.pieces)
             under_way.wait()
             sums = [torch.zeros(r.shape, dtype=k.dtype, device=k.device) for r in room]
-            for owner in some(self._others(), STEPS):
+            for owner in limited(self._others(), STEPS):
                 piece = self.piece(owner, index)
                 grads = visit(_present(k, v, room, piece), piece)
                 for whole, grad in zip(sums, grads, strict=True):
@@ -326,7 +326,7 @@ class Gather(Courier):
         for total, whole in zip(totals, sums, strict=True):
             back = torch.empty_like(whole)
             self.group.all_to_all(back, whole).wait()
-            for rank in some(range(self.group.size), STEPS):
+            for rank in limited(range(self.group.size), STEPS):
                 if rank != self.group.rank:
                     total[:, :, mine.own].add_(back[rank, :, :, : len(mine)])
 

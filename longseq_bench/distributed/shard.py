@@ -26,7 +26,7 @@ class Shard:
     keys: Positions
 
     @classmethod
-    def whole(cls, w: Workload) -> Shard:
+    def full(cls, w: Workload) -> Shard:
         """Everything."""
         positions = np.arange(w.seq_len)
         return cls(range(w.batch), range(w.heads), range(w.kv_heads), positions, positions)

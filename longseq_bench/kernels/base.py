@@ -15,7 +15,7 @@ from longseq_bench.kernels import tiling, torch_fused
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
-class Core(Protocol):
+class AttentionKernel(Protocol):
     """q (B, Hq, N, D); k, v (B, Hk, M, D); out like q; log-sum-exp (B, Hq, N), wide."""
 
     def forward(
@@ -32,19 +32,21 @@ class Core(Protocol):
 
 
 @runtime_checkable
-class Frugal(Core, Protocol):
+class InPlaceKernel(AttentionKernel, Protocol):
     """A core that reads rows of q for the last time before it has their result."""
 
-    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The output, written over q."""
         ...
 
-    def anew(self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool) -> Triple:
+    def backward_recompute(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
+    ) -> Triple:
         """Gradients of q, k, v without what a forward left; that of q over q where asked."""
         ...
 
 
-class Tiles:
+class TiledKernel:
     """A plan of tiles on one device; see kernels/tiling.py."""
 
     def __init__(self, plan: tiling.Plan) -> None:
@@ -61,17 +63,19 @@ class Tiles:
         return tiling.backward(grad_out, q, k, v, out, lse, self._plan)
 
 
-class WholeTiles(Tiles):
+class InPlaceTiledKernel(TiledKernel):
     """A plan in whose blocks every row and head is once."""
 
-    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return tiling.over(q, k, v, self._plan)
+    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tiling.forward_inplace(q, k, v, self._plan)
 
-    def anew(self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool) -> Triple:
-        return tiling.anew(grad_out, q, k, v, self._plan, over)
+    def backward_recompute(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
+    ) -> Triple:
+        return tiling.backward_recompute(grad_out, q, k, v, self._plan, inplace)
 
 
-class Fused:
+class FusedKernel:
     """One call of the fused kernel: every query sees every key, or, causal, those before it."""
 
     def __init__(self, causal: bool) -> None:
@@ -80,7 +84,7 @@ class Fused:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        meta_mode.refuse_if_one_call()
+        meta_mode.refuse_limited_loops()
         return torch_fused.forward(q, k, v, self._causal)
 
     def backward(
@@ -89,15 +93,15 @@ class Fused:
         return torch_fused.backward(grad_out, q, k, v, out, lse, self._causal)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, core: Core, train: bool) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool) -> Tensor:
     """The core's attention, differentiable where `train`."""
     if train:
-        return cast(Tensor, _Attend.apply(q, k, v, core))  # type: ignore[no-untyped-call]
-    with torch.no_grad(), uncast(q):
-        return core.forward(q, k, v, False)[0]
+        return cast(Tensor, _Attend.apply(q, k, v, kernel))  # type: ignore[no-untyped-call]
+    with torch.no_grad(), disable_autocast(q):
+        return kernel.forward(q, k, v, False)[0]
 
 
-def uncast(t: Tensor) -> AbstractContextManager[Any]:
+def disable_autocast(t: Tensor) -> AbstractContextManager[Any]:
     """Inside, kernels are called in the dtype of their inputs, forward as backward, whatever
     autocast would have."""
     if t.device.type == "meta":
@@ -114,15 +118,15 @@ def refuse_second_derivative() -> None:
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, core: Core) -> Tensor:
-        with uncast(q):
-            out, lse = core.forward(q, k, v, True)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel) -> Tensor:
+        with disable_autocast(q):
+            out, lse = kernel.forward(q, k, v, True)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.core = core
+        ctx.kernel = kernel
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         q, k, v, out, lse = ctx.saved_tensors
-        return *ctx.core.backward(grad_out, q, k, v, out, lse), None
+        return *ctx.kernel.backward(grad_out, q, k, v, out, lse), None

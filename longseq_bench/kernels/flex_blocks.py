@@ -72,7 +72,7 @@ def unavailable_reason(device: str, train: bool) -> str | None:
 
 
 class FlexBlocks:
-    """Attention over one layout, or over one a query head: a Core (see kernels/base.py).
+    """Attention over one layout, or over one a query head: an AttentionKernel.
 
     q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq; out like q, log-sum-exp (B, Hq, N), natural,
     float32. A CPU has the forward only, without its log-sum-exp. Raises UnsupportedError where the

@@ -26,7 +26,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.kernels import tiling, torch_fused
 from longseq_bench.kernels.base import Triple
 from longseq_bench.kernels.tiling import ALL, Index, Piece, RowBlock
-from longseq_bench.meta_mode import some
+from longseq_bench.meta_mode import limited
 from longseq_bench.patterns.block_layout import BlockLayout
 
 ROWS_A_CALL = 16
@@ -50,7 +50,7 @@ class _Batch:
 
 
 class Gathered:
-    """A Core over one layout for all heads."""
+    """An AttentionKernel over one layout for all heads."""
 
     def __init__(self, layout: BlockLayout) -> None:
         self.layout = layout
@@ -68,7 +68,7 @@ class Gathered:
             space = _Space(room, k)
             tensors = q[b], k[b], v[b]
             own_lse = None if lse is None else lse[b]
-            for batch in some(batches):
+            for batch in limited(batches):
                 self._batch_forward(batch, tensors, out[b], own_lse, space)
         for block in self._blocks(others, q):
             out[:, :, block.rows] = 0
@@ -208,7 +208,7 @@ class Gathered:
 
 class _Space:
     """Memory for gathered keys and for gathered values, used again by every call: fresh memory
-    would be mapped anew each time."""
+    would be mapped again each time."""
 
     def __init__(self, room: int, like: Tensor) -> None:
         self.bytes = room

@@ -23,10 +23,10 @@ from longseq_bench.core.errors import UnsupportedError
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
     """Zeros beside a device of this kind. Raises UnsupportedError where there is no room for them,
     or no place for a file."""
-    if meta_mode.is_dry():
+    if meta_mode.is_meta():
         with _disable_current_modes():
             made = torch.empty(tuple(shape), dtype=dtype, device="meta")
-        return meta_mode.elsewhere(made)
+        return meta_mode.mark_off_device(made)
     if device == "cuda":
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
     return _mapped(tuple(shape), dtype)
@@ -36,7 +36,7 @@ def copy(t: Tensor, device: str) -> Tensor:
     """A copy beside a device of this kind, none of which stays resident. Raises UnsupportedError
     as `zeros`."""
     made = zeros(t.shape, t.dtype, device)
-    if meta_mode.is_dry() or device == "cuda":
+    if meta_mode.is_meta() or device == "cuda":
         return made.copy_(t.detach())
     for there, here in zip(made.flatten(0, 1), t.detach().flatten(0, 1), strict=True):
         step = max(1, RESIDENT_BYTES // max(1, here[:1].nbytes))
@@ -83,4 +83,4 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             f"{needed:,} bytes are needed in {folder}: {error.strerror}; TMPDIR may name "
             f"another place"
         ) from None
-    return meta_mode.elsewhere(flat)[:count].view(shape)
+    return meta_mode.mark_off_device(flat)[:count].view(shape)

@@ -25,8 +25,8 @@ from longseq_bench.kernels.tiling import Piece, Plan, RowBlock, wide
 Call = tuple[slice, slice, Piece]
 
 
-class Streamed:
-    """A Core over a plan of tiles whose rows and keys are slices.
+class StreamedKernel:
+    """An AttentionKernel over a plan of tiles whose rows and keys are slices.
 
     device: where it is computed.
     """
@@ -40,7 +40,7 @@ class Streamed:
         out, lse = host_memory.zeros_like(q), None
         if keep_lse:
             lse = host_memory.zeros(q.shape[:3], wide(q), self._lane.device).fill_(-math.inf)
-        for block in meta_mode.some(self._plan()):
+        for block in meta_mode.limited(self._plan()):
             at = (slice(None), block.heads, block.rows)
             rows = self._lane.bring(q[at])
             acc = torch.zeros_like(rows, dtype=wide(q))
@@ -60,7 +60,7 @@ class Streamed:
     ) -> Triple:
         dq = host_memory.zeros_like(q)
         dk, dv = (host_memory.zeros_like(t, wide(t)) for t in (k, v))
-        for block in meta_mode.some(self._plan()):
+        for block in meta_mode.limited(self._plan()):
             at = (slice(None), block.heads, block.rows)
             own = [self._lane.bring(t[at]) for t in (grad_out, q, out, lse)]
             acc = torch.zeros_like(own[1], dtype=wide(q))
@@ -77,7 +77,7 @@ class Streamed:
     def _keys(
         self, block: RowBlock, q: Tensor, keys: tuple[Tensor, Tensor]
     ) -> Iterator[tuple[Call, tuple[Tensor, Tensor]]]:
-        calls = meta_mode.some(tiling.calls(block, q.shape[1] // keys[0].shape[1]))
+        calls = meta_mode.limited(tiling.calls(block, q.shape[1] // keys[0].shape[1]))
         yield from self._lane.pairs(keys, calls)
 
 
@@ -87,14 +87,14 @@ class _Lane:
     def __init__(self, device: str) -> None:
         self.device = device
         self._copies = device == "cuda"
-        real = self._copies and not meta_mode.is_dry()
+        real = self._copies and not meta_mode.is_meta()
         self._side: Any = torch.cuda.Stream() if real else None  # type: ignore[no-untyped-call]
 
     def bring(self, tile: Tensor) -> Tensor:
         """The tile on the device."""
         if not self._copies:
             return tile
-        if meta_mode.is_dry():
+        if meta_mode.is_meta():
             return tile.clone()
         made = torch.empty(tile.shape, dtype=tile.dtype, device="cuda")
         for batch, heads in zip(made, tile, strict=True):

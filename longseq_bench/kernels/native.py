@@ -25,7 +25,7 @@ from torch import Tensor
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part
-from longseq_bench.meta_mode import device_of, is_capped
+from longseq_bench.meta_mode import are_loops_limited, device_kind
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -95,7 +95,7 @@ def forward(
     merge: bool = False,
 ) -> None:
     """As SpanKernel. Raises MemoryError, and UnsupportedError where there is no such kernel."""
-    if is_capped():
+    if are_loops_limited():
         _hold(q, k, False)
         return
     _check(q, k, v)
@@ -125,7 +125,7 @@ def backward(
 ) -> None:
     """As SpanKernel. Where there are fewer key heads than threads, sums are added to in no fixed
     order, and differ in their last bits from run to run."""
-    if is_capped():
+    if are_loops_limited():
         _hold(q, k, True)
         return
     _check(q, k, v)
@@ -152,7 +152,7 @@ def backward(
 def _hold(q: Tensor, k: Tensor, back: bool) -> None:
     """What all threads hold while they work, held for a moment. No more is known of other devices
     than that this kernel does not run on them."""
-    if device_of(q) == "cpu":
+    if device_kind(q) == "cpu":
         problem = _problem(q, k, False, NO_INDEX)
         one = int(_library().thread_bytes(ctypes.byref(problem), int(back)))
         torch.empty(one * torch.get_num_threads(), dtype=torch.uint8, device=q.device)

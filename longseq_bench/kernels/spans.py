@@ -1,4 +1,4 @@
-"""Attention of tiles of queries to runs of keys: the contract, and a Core made of it.
+"""Attention of tiles of queries to runs of keys: the contract, and an AttentionKernel made of it.
 
 `plain_spans` is the slow, obvious kernel, `native` the compiled one. Any pattern is a few parts:
 spans (patterns/spans.py) with the query heads that share them, and an index that says where steps
@@ -103,8 +103,8 @@ class SpanKernel(Protocol):
         ...  # fmt: skip
 
 
-class SpanCore:
-    """A Core over parts, walked afresh at every pass, of tensors of so many query heads and tokens.
+class SpanAttention:
+    """An AttentionKernel over parts, for tensors of `shape` = (query heads, tokens).
 
     Raises UserError for others: a kernel would read what is not theirs.
     """
@@ -152,16 +152,18 @@ class SpanCore:
         sum_by_heads(dk, dv, add)
         return dq, dk, dv
 
-    def over(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A kernel has read a tile's queries before it writes their output."""
         self._check(q, k, v)
         self._kernel.forward(q, k, v, q, None, self._parts(), *self._how)
         return q
 
-    def anew(self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, over: bool) -> Triple:
+    def backward_recompute(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
+    ) -> Triple:
         out, lse = self.forward(q, k, v, True)
         assert lse is not None
-        return self._gradients(grad_out, q, k, v, out, lse, q if over else torch.empty_like(q))
+        return self._gradients(grad_out, q, k, v, out, lse, q if inplace else torch.empty_like(q))
 
 
 def sum_by_heads(

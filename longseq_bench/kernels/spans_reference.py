@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longseq_bench.kernels.spans import NO_INDEX, Index, Ints32, Part
 from longseq_bench.kernels.tiling import wide
-from longseq_bench.meta_mode import is_capped
+from longseq_bench.meta_mode import are_loops_limited
 from longseq_bench.patterns.spans import Spans
 
 Steps = NDArray[np.int64]
@@ -26,7 +26,7 @@ def forward(
     causal: bool, index: Index = NO_INDEX, merge: bool = False,
 ) -> None:  # fmt: skip
     """As SpanKernel."""
-    if is_capped():
+    if are_loops_limited():
         return
     for part in parts:
         for queries, keys, _ in tiles_of(part.spans):
@@ -54,7 +54,7 @@ def backward(
     index: Index = NO_INDEX, merge: bool = False, bias: Sequence[NDArray[np.float32]] = (),
 ) -> None:  # fmt: skip
     """As SpanKernel."""
-    if is_capped():
+    if are_loops_limited():
         return
     scale = 1 / math.sqrt(q.shape[-1])
     for i, part in enumerate(parts):

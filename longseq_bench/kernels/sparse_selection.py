@@ -17,7 +17,7 @@ import torch
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import flex_blocks, native, spans_reference
 from longseq_bench.kernels.spans import SpanKernel
-from longseq_bench.meta_mode import is_dry
+from longseq_bench.meta_mode import is_meta
 
 Kernel = Literal["auto", "native", "triton", "flex", "torch"]
 SpansOf = Literal["auto", "native", "torch"]
@@ -99,7 +99,7 @@ def _why_not_triton(device: str, dtype: str, blocks: Blocks) -> str | None:
     try:
         from longseq_bench.kernels import triton_blocks
     except ImportError as error:
-        if is_dry():
+        if is_meta():
             return None  # of hardware that is not here
         return f"{type(error).__name__}: {error}"
     return triton_blocks.unavailable_reason(blocks.block, blocks.head_dim, getattr(torch, dtype))

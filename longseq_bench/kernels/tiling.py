@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.kernels import torch_fused
-from longseq_bench.meta_mode import is_dry, refuse_if_one_call, some
+from longseq_bench.meta_mode import is_meta, limited, refuse_limited_loops
 
 Index = slice | Tensor
 ALL = slice(None)
@@ -73,9 +73,9 @@ def forward(
     """Output and, where kept, the log-sum-exp (-inf for rows that see nothing)."""
     out: Tensor | None = None
     lse: Tensor | None = None
-    for block in some(plan()):
+    for block in limited(plan()):
         if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
-            refuse_if_one_call()
+            refuse_limited_loops()
             return torch_fused.forward(q, k, v, block.whole.causal)
         if out is None:
             out = torch.zeros_like(q)
@@ -89,7 +89,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v. Sums run in float32 whatever the inputs are."""
     dq = dk = dv = None
-    for block in some(plan()):
+    for block in limited(plan()):
         if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
             return torch_fused.backward(grad_out, q, k, v, out, lse, block.whole.causal)
         if dq is None or dk is None or dv is None:
@@ -102,24 +102,24 @@ def backward(
     return dq, dk, dv.to(v.dtype)
 
 
-def over(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+def forward_inplace(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
     """The output, written over q. Every row and head is in one block of the plan."""
-    for block in some(plan()):
+    for block in limited(plan()):
         acc, _ = _alone(q, k, v, block)
         _store(q, block, acc)
         del acc
     return q
 
 
-def anew(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, plan: Plan, over: bool
+def backward_recompute(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, plan: Plan, inplace: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v where no output was kept: each row block's is computed again. `over`:
+    """Gradients of q, k, v where no output was kept: each row block's is computed again. `inplace`:
     that of q is written over q. Every row and head is in one block of the plan."""
-    dq = q if over else torch.zeros_like(q)
+    dq = q if inplace else torch.zeros_like(q)
     dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
     group = q.shape[1] // k.shape[1]
-    for block in some(plan()):
+    for block in limited(plan()):
         acc, lse = _alone(q, k, v, block)
         out = acc.to(q.dtype)
         del acc
@@ -175,7 +175,7 @@ def _merge_pieces(
     acc_lse: Tensor,
 ) -> None:
     """q, acc and acc_lse are those of the block's rows and heads."""
-    for heads, kv_heads, piece in some(calls(block, group)):
+    for heads, kv_heads, piece in limited(calls(block, group)):
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
         part, part_lse = torch_fused.forward(
             _take(q, heads, piece.rows),
@@ -232,7 +232,7 @@ def _add_rows(
     d_keys: tuple[Tensor, Tensor],
 ) -> None:
     """`add_gradients` of the block's own rows and heads, already taken."""
-    for heads, kv_heads, piece in some(calls(block, group)):
+    for heads, kv_heads, piece in limited(calls(block, group)):
         grad_out, q, out = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
         row_lse = _take(own_lse, heads, piece.rows)
@@ -276,7 +276,7 @@ def join(
     temporary of the output's size; a side at -inf has weight 0, both at -inf stay 0.
     """
     old, old_lse = _take(acc, heads, rows), _take(acc_lse, heads, rows)
-    if is_dry():
+    if is_meta():
         # what is held meanwhile; each of the operations takes a millisecond without data
         torch.empty_like(lse), part.to(old.dtype)
         return

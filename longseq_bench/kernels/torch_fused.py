@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from longseq_bench.meta_mode import device_of
+from longseq_bench.meta_mode import device_kind
 
 _aten: Any = torch.ops.aten
 _EFFICIENT_ALIGN = 32
@@ -30,7 +30,7 @@ def forward(
     mask: (Nq, Nk), True where a query sees a key.
     """
     bias = None if mask is None else _bias(mask, q)
-    if device_of(q) == "cpu":
+    if device_kind(q) == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=bias
         )
@@ -50,7 +50,7 @@ def forward(
 
 def call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Output of the same kernel where it is torch that differentiates it."""
-    if device_of(q) == "cpu":
+    if device_kind(q) == "cpu":
         out = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)[0]
     elif q.dtype in _HALF:
         out = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
@@ -77,7 +77,7 @@ def backward(
     if mask is not None:
         # a row that sees nothing anywhere has weights of 0, not of exp(-inf + inf)
         bias, lse = _bias(mask, q), lse.masked_fill(lse == -torch.inf, torch.inf)
-    if device_of(q) == "cpu":
+    if device_kind(q) == "cpu":
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=bias
         )
@@ -127,7 +127,7 @@ def _bias(mask: Tensor, q: Tensor) -> Tensor:
     rows, keys = mask.shape
     stored = q.new_zeros(rows, -(-keys // 8) * 8)[:, :keys]
     stored.masked_fill_(~mask.to(q.device), -torch.inf)
-    if device_of(q) == "cpu":
+    if device_kind(q) == "cpu":
         return stored
     return stored.expand(q.shape[0], q.shape[1], rows, keys)
 

@@ -32,7 +32,7 @@ from triton.language import tensor
 from triton.runtime.errors import OutOfResources
 
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
-from longseq_bench.meta_mode import device_of, is_dry
+from longseq_bench.meta_mode import device_kind, is_meta
 from longseq_bench.patterns.block_layout import BlockLayout, Ints
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -118,7 +118,7 @@ def shape(kernel: str, block: int, head_dim: int, dtype: torch.dtype) -> Shape:
 
 
 class TritonBlocks:
-    """Attention over one layout, or over one a query head: a Core (see kernels/base.py).
+    """Attention over one layout, or over one a query head: an AttentionKernel.
 
     q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq, any strides between batches, heads and
     tokens (D is copied where it is strided); out and gradients are contiguous, the log-sum-exp is
@@ -230,7 +230,7 @@ class TritonBlocks:
             raise UnsupportedError(f"{len(self.layouts)} layouts for {heads} query heads")
         if {k.dtype, v.dtype} != {q.dtype}:
             raise UnsupportedError("q, k and v need one dtype")
-        if device_of(q) != "cuda" and not triton.knobs.runtime.interpret:
+        if device_kind(q) != "cuda" and not triton.knobs.runtime.interpret:
             raise UnsupportedError(f"the Triton kernels need a CUDA device, not {q.device.type}")
 
     def _constants(self, q: Tensor, k: Tensor, tile: Shape) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class TritonBlocks:
     def _launch(self, kernel: str, q: Tensor, run: Callable[[Shape], None]) -> None:
         """Runs it with the tile that suits, or with the largest smaller one that the device has
         the shared memory for."""
-        if is_dry():
+        if is_meta():
             return
         key = (kernel, q.shape[3], q.dtype)
         tile = self._shapes.get(key) or shape(kernel, self.block, q.shape[3], q.dtype)

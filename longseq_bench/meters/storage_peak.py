@@ -46,7 +46,7 @@ class StoragePeak(Meter):
         for tensor in _tensors(made):
             if tensor.device.type == self._device:
                 storage = tensor.untyped_storage()
-                if not meta_mode.is_elsewhere(storage):
+                if not meta_mode.is_off_device(storage):
                     self._hold(storage)
         inside = self._inside(op, args, kwargs)
         if self.now + inside > self.peak:

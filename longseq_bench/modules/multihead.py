@@ -25,8 +25,8 @@ from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
-from longseq_bench.kernels.base import Core, Triple, attend
-from longseq_bench.kernels.spans import Part, SpanCore
+from longseq_bench.kernels.base import AttentionKernel, Triple, attend
+from longseq_bench.kernels.spans import Part, SpanAttention
 from longseq_bench.patterns.blocks import check_asked, check_lengths
 from longseq_bench.patterns.spans import Spans, spans_of
 
@@ -133,9 +133,9 @@ class MultiheadBlockSparse(nn.Module):
         given = [self._batch_first(t) for t in self._checked(query, key, value)]
         q, k, v = self._projected(given)
         padded = _padded(key_padding_mask, query.dim() == 2, given[1])
-        core, blind = self._core(q, padded)
+        kernel, blind = self._kernel_for(q, padded)
         train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-        mixed = attend(q, k, v, core, train)
+        mixed = attend(q, k, v, kernel, train)
         out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if blind is not None:
             self.ran["uncovered"] = float(blind.mean())
@@ -220,7 +220,9 @@ class MultiheadBlockSparse(nn.Module):
 
         return self._recent.of((seq_len, dtype, device), make)
 
-    def _core(self, q: Tensor, padded: Padded | None) -> tuple[Core, Padded | None]:
+    def _kernel_for(
+        self, q: Tensor, padded: Padded | None
+    ) -> tuple[AttentionKernel, Padded | None]:
         """For all rows of the batch, and which queries (B, N) see nothing, where any does."""
         dtype = str(q.dtype).removeprefix("torch.")
         if dtype not in DTYPE_BYTES:
@@ -230,44 +232,46 @@ class MultiheadBlockSparse(nn.Module):
         attention = self._planned(q.shape[2], dtype, q.device)
         self.ran = attention.facts()
         if padded is None:
-            return attention.core(), None
+            return attention.build_kernel(), None
         name = sparse_selection.choose(self.kernel, q.device.type, dtype)
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
-        whole, cores, start = spans_of(attention.layouts[0]), [], 0
+        whole, kernels, start = spans_of(attention.layouts[0]), [], 0
         blind = np.zeros_like(padded)
-        made = {b"": (attention.core(), np.zeros(q.shape[2], dtype=np.bool_))}
+        made = {b"": (attention.build_kernel(), np.zeros(q.shape[2], dtype=np.bool_))}
         for key, rows in groupby(row.tobytes() if row.any() else b"" for row in padded):
             if key not in made:
                 spans = _without(whole, padded[start])
                 made[key] = (
-                    self._span_core(name, spans, padded.shape[1]),
+                    self._span_attention(name, spans, padded.shape[1]),
                     _blind(spans, self.causal),
                 )
             at = slice(start, start + len(list(rows)))
-            core, blind[at] = made[key]
-            cores.append((at, core))
+            kernel, blind[at] = made[key]
+            kernels.append((at, kernel))
             start = at.stop
-        return ByRow(cores), blind if blind.any() else None
+        return PerRowKernel(kernels), blind if blind.any() else None
 
-    def _span_core(self, kernel: str, spans: Spans, tokens: int) -> Core:
+    def _span_attention(self, kernel: str, spans: Spans, tokens: int) -> AttentionKernel:
         parts, shape = [Part(spans, range(self.num_heads))], (self.num_heads, tokens)
-        return SpanCore(sparse_selection.span_kernel(kernel), lambda: parts, self.causal, shape)
+        return SpanAttention(
+            sparse_selection.span_kernel(kernel), lambda: parts, self.causal, shape
+        )
 
 
-class ByRow:
-    """A Core of one core a run of rows of the batch, one after the other."""
+class PerRowKernel:
+    """An AttentionKernel of one kernel a run of rows of the batch, one after the other."""
 
-    def __init__(self, cores: list[tuple[slice, Core]]) -> None:
-        self._cores = cores
+    def __init__(self, kernels: list[tuple[slice, AttentionKernel]]) -> None:
+        self._kernels = kernels
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """As Core."""
+        """As AttentionKernel."""
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
-        for rows, core in self._cores:
-            made, made_lse = core.forward(q[rows], k[rows], v[rows], keep_lse)
+        for rows, kernel in self._kernels:
+            made, made_lse = kernel.forward(q[rows], k[rows], v[rows], keep_lse)
             out[rows] = made
             if lse is not None and made_lse is not None:
                 lse[rows] = made_lse
@@ -276,11 +280,11 @@ class ByRow:
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
-        """As Core."""
+        """As AttentionKernel."""
         dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-        for rows, core in self._cores:
+        for rows, kernel in self._kernels:
             own = [t[rows] for t in (grad_out, q, k, v, out, lse)]
-            dq[rows], dk[rows], dv[rows] = core.backward(*own)
+            dq[rows], dk[rows], dv[rows] = kernel.backward(*own)
         return dq, dk, dv
 
 

@@ -134,13 +134,13 @@ def check(
 def zero_rows(out: Tensor, group: Group) -> float:
     """Share of (batch, head, token) rows whose output is exactly zero, over all ranks."""
     zero = (out == 0).all(-1)
-    found = group.total(torch.tensor([int(zero.sum()), zero.numel()])).tolist()
+    found = group.all_sum(torch.tensor([int(zero.sum()), zero.numel()])).tolist()
     return float(found[0] / found[1])
 
 
 def finite(tensors: list[Tensor], group: Group) -> bool:
     """Whether every number of every rank is."""
-    return not group.largest(float(not all(bool(torch.isfinite(t).all()) for t in tensors)))[0]
+    return not group.all_max(float(not all(bool(torch.isfinite(t).all()) for t in tensors)))[0]
 
 
 class _Backward:
@@ -180,7 +180,7 @@ class _Backward:
             self._errors.raise_to(name, error)
         parameters = self._reference.attention.parameter_gradients()
         for name, sums in self._matrices.items():
-            value, squares = group.total(sums) if name in ("k", "v") else sums
+            value, squares = group.all_sum(sums) if name in ("k", "v") else sums
             got = parameters.get(name, torch.full_like(value, math.nan))
             self._errors.add(PARAMETERS[name], got, value, squares)
 

@@ -53,7 +53,7 @@ def _compile_nothing() -> None:
 
 
 def _foresee(trial: Trial, threads: int) -> Foresight:
-    meta_mode.begin(trial.device)
+    meta_mode.enable(trial.device)
     # ranks of a CPU share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
     make = None

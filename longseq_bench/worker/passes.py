@@ -36,7 +36,7 @@ def run_pass(attention: Attention, one: Pass, teller: Teller | None = None, part
     if teller:
         teller.enter("backward", part)
     if one.keep != "all":
-        one.grads = attention.anew(one.grad_out, *one.inputs, one.keep == "nothing")
+        one.grads = attention.backward_recompute(one.grad_out, *one.inputs, one.keep == "nothing")
         if one.grads is not None:
             return
         one.out = attention(*one.inputs)
@@ -60,7 +60,7 @@ def _forward_alone(attention: Attention, one: Pass) -> None:
     """A forward of which nothing is kept for a backward; what comes out is put aside where there
     is one, as whoever asked for it has used it by then."""
     if one.keep == "nothing" and one.grad_out is None:
-        one.out = attention.over(*one.inputs)
+        one.out = attention.forward_inplace(*one.inputs)
         return
     with torch.no_grad():
         out = attention(*one.inputs)
@@ -110,8 +110,8 @@ def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
         _hold_library_buffers(attention.workload)
     synchronize(trial.device)
     attention.multiplicity(torch.arange(1).numpy(), torch.arange(1).numpy(), 0)
-    group.total(torch.zeros(group.size, dtype=torch.float64))
-    group.largest(0.0)
+    group.all_sum(torch.zeros(group.size, dtype=torch.float64))
+    group.all_max(0.0)
 
 
 def _short(make: type[Attention], trial: Trial, group: Group) -> Attention:

@@ -100,7 +100,7 @@ class Reference:
         for b, head in self.own_queries(batch):
             if owns(self.queries, rank, b, head):
                 found[b - batch.start, head, self.which] = self.own_rows(tensor, b, head)
-        return self.group.total(found)
+        return self.group.all_sum(found)
 
     def own_queries(self, batch: range) -> Iterator[tuple[int, int]]:
         """Rows of the batch and heads that this rank holds queries of."""
@@ -127,7 +127,7 @@ class Reference:
                 mixed[row] = mixed[row] * kept + weights @ chunk.values
         joint = largest(self.group, top)
         kept = _over(top, joint)
-        total, mixed = self.group.total(total * kept), self.group.total(mixed * kept)
+        total, mixed = self.group.all_sum(total * kept), self.group.all_sum(mixed * kept)
         mixed /= total.where(total > 0, 1.0)
         return Rows(batch, given, q, joint + total.log(), mixed, self.projected(mixed, "out"))
 
@@ -200,7 +200,7 @@ class Gradients:
 
     def close(self) -> Sum:
         """dq of the rows, (B, Hq, R, D). All ranks have to call it."""
-        total, rows = self._reference.group.total, self._rows
+        total, rows = self._reference.group.all_sum, self._rows
         found = Sum(total(self._dq), total(self._dq_squares))
         assert found.squares is not None
         self._count("q", rows.given, found.value, found.squares)

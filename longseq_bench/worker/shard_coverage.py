@@ -104,14 +104,14 @@ def together(group: Group, own: Tensor) -> Tensor:
     """Every rank's `own`, (ranks, *own.shape), on every rank; small tensors on the CPU."""
     every = torch.zeros(group.size, *own.shape, dtype=own.dtype)
     every[group.rank] = own
-    return group.total(every)
+    return group.all_sum(every)
 
 
 def largest(group: Group, own: Tensor) -> Tensor:
     """The largest of each element over ranks; small tensors of float64 on the CPU."""
     if group.size == 1:
         return own
-    agreed = group.largest(*own.flatten().tolist())
+    agreed = group.all_max(*own.flatten().tolist())
     return torch.tensor(agreed, dtype=own.dtype).view(own.shape)
 
 

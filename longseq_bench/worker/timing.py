@@ -47,13 +47,13 @@ def timed(attention: Attention, one: Pass, trial: Trial, teller: Teller, notes: 
     end = time.perf_counter() + trial.time_cap
     while len(whole.wall) < trial.repeats:
         _one(attention, one, whole, teller, f"pass {len(whole.wall) + 1}")
-        planned += [attention.planning_s] if attention.planning_s else []
+        planned += [attention.layout_s] if attention.layout_s else []
         if group.size > 1:
             halves.one(teller)
         if dense:
             end += dense.turn(teller, whole.wall[-1])
         late = time.perf_counter() > end
-        slowest, stop = group.largest(whole.wall[-1], float(late))
+        slowest, stop = group.all_max(whole.wall[-1], float(late))
         notes.slowest.append(slowest)
         if settled(notes.slowest, SETTLED_WITHIN) or stop:
             break

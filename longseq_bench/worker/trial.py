@@ -121,7 +121,7 @@ def _fits(
     """Whether the memory of a pass is there. Of loops whose turns are alike only the first are
     taken, so nothing of what comes out is looked at, and what is left out would hold is not in the
     process: the peak is that of tensors, with what the table says of fused kernels."""
-    meta_mode.cap()
+    meta_mode.limit_loops()
     meet(attention.group, teller)
     meter = StoragePeak(trial.device, Inside(torch.get_num_threads()))
     with _under_budget(trial, notes), meter:
@@ -158,7 +158,7 @@ def _quick_pass(
     finally:
         limits.lift_heap_limit()
     bound = meter.measurements()[0].samples[0]
-    if trial.memory_budget and group.largest(bound)[0] > trial.memory_budget:
+    if trial.memory_budget and group.all_max(bound)[0] > trial.memory_budget:
         del one
         limits.exact_heap()
         return _exact_pass(attention, trial, rows, teller, notes, mapped)
@@ -211,7 +211,7 @@ def _first_pass(
     notes.add("own_tokens", "1", len(attention.shard.queries))
     attention.group.traffic.bytes_sent = 0
     _timed_once(attention, one, trial, teller, notes, part)
-    notes.add("plan_time", "s", planned + attention.planning_s)
+    notes.add("plan_time", "s", planned + attention.layout_s)
     notes.add("bytes_sent", "B", attention.group.traffic.bytes_sent)
     return one
 
@@ -225,7 +225,7 @@ def _timed_once(
     run_pass(attention, one, teller, part)
     synchronize(trial.device)
     notes.own_pass_s = time.perf_counter() - start
-    notes.pass_s = attention.group.largest(notes.own_pass_s)[0]
+    notes.pass_s = attention.group.all_max(notes.own_pass_s)[0]
 
 
 @contextmanager
@@ -259,7 +259,7 @@ def _over_budget(trial: Trial, group: Group, notes: Notes, teller: Teller) -> Ou
     """Where nothing enforces the budget, the peak decides: the largest of all ranks."""
     enforced = "budget" not in notes.facts
     own = 0.0 if enforced else max(samples_of(notes.measurements, "peak"), default=0.0)
-    peak = group.largest(own)[0]
+    peak = group.all_max(own)[0]
     if not trial.memory_budget or peak <= trial.memory_budget:
         return None
     how = notes.facts.get("budget", "not enforced on another rank")
@@ -305,7 +305,7 @@ def _check(attention: Attention, one: Pass, rows: Tensor, notes: Notes) -> str |
         return "the output has values that are not finite"
     if not finite(list(one.grads or ()), group):
         return "a gradient has values that are not finite"
-    return errors.beyond(attention.loosest)
+    return errors.beyond(attention.coarsest_dtype)
 
 
 def _wire_error(attention: Attention, one: Pass, device: str, notes: Notes) -> None:
@@ -325,4 +325,4 @@ def _wire_error(attention: Attention, one: Pass, device: str, notes: Notes) -> N
             scale = want.float().abs().amax(-1).clamp_min(_TINY)
             apart = (got.float() - want.float()).abs().amax(-1) / scale
             worst = max(worst, float(apart.max()))
-    notes.add("wire_error", "1", attention.group.largest(worst)[0])
+    notes.add("wire_error", "1", attention.group.all_max(worst)[0])

@@ -185,7 +185,7 @@ def _pass(attention: Attention, qkv: Tensors) -> Passed:
         gradients |= {f"W{n}": t.clone() for n, t in attention.parameter_gradients().items()}
     return Passed(
         shard=s,
-        tolerance_of=attention.loosest,
+        tolerance_of=attention.coarsest_dtype,
         out=out.detach(),
         gradients=gradients,
         projections={n: t.detach() for n, t in matrices.items()},

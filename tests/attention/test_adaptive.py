@@ -79,9 +79,9 @@ def test_the_same_inputs_choose_the_same() -> None:
 def test_planning_is_part_of_the_call_and_told_apart() -> None:
     w = workload(seq_len=2000)
     attention = adaptive(w)
-    assert attention.planning_s == 0
+    assert attention.layout_s == 0
     attention(*inputs(w))
-    assert attention.planning_s > 0
+    assert attention.layout_s > 0
 
 
 def test_scores_of_all_blocks_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def assert_equals_reference(name: str, options: Options, w: Workload) -> None:
     assert out.shape == qkv[0].shape
     matrices = attention.projections()
     want, leaves = reference(counts(attention), qkv, matrices)
-    allowed = TOLERANCE[attention.loosest]
+    allowed = TOLERANCE[attention.coarsest_dtype]
     assert apart(out.detach(), want.detach()) < allowed
     rows = torch.arange(w.seq_len)
     if not w.train:

@@ -17,7 +17,7 @@ from longseq_bench.distributed import head_exchange as heads_module
 from longseq_bench.distributed.deepspeed_transport import DeepspeedRing, connect
 from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadExchange, Stage
-from longseq_bench.distributed.kv_exchange import Courier, Gather, Pair, Piece, Ring
+from longseq_bench.distributed.kv_exchange import Gather, KVExchange, Pair, Piece, Ring
 
 B, H, D = 2, 2, 3
 TOKEN_BYTES = 2 * B * H * D * 4
@@ -36,7 +36,7 @@ class Tour:
     dtype: str = "float32"
     rough: bool = False
 
-    def courier(self, group: Group) -> Courier:
+    def courier(self, group: Group) -> KVExchange:
         wire = None if self.wire is None else getattr(torch, self.wire)
         if self.kind == "gather":
             return Gather(group, self.counts, self.tokens, wire)
@@ -306,8 +306,8 @@ def collectives(group: Group) -> dict[str, Any]:
     group.all_to_all(uneven, given, list(range(1, size + 1)), [rank + 1] * size).wait()
     counted("uneven", uneven)
 
-    found["largest"] = group.largest(rank, -rank)
-    found["total"] = group.total(torch.tensor([1, rank])).tolist()
+    found["largest"] = group.all_max(rank, -rank)
+    found["total"] = group.all_sum(torch.tensor([1, rank])).tolist()
     group.barrier()
     found["uncounted"] = group.traffic.bytes_sent
     return found
@@ -334,7 +334,7 @@ def _counted_only(group: Group) -> list[tuple[list[list[float]], int]]:
 
 def parts(group: Group, split: list[list[int]]) -> dict[str, Any]:
     """A ring step inside a part of the world."""
-    part = group.part(split)
+    part = group.subgroup(split)
     got = torch.empty(2)
     step = (torch.full((2,), float(group.rank)),), (got,)
     part.exchange(*step, (part.rank + 1) % part.size, (part.rank - 1) % part.size).wait()

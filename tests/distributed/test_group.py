@@ -60,7 +60,7 @@ def test_a_part_of_the_world_is_a_world_and_counts_for_the_whole(
 
 def test_a_group_not_yet_connected_has_parts() -> None:
     group = Group(3, 4)
-    part = group.part([[0, 2], [1, 3]])
+    part = group.subgroup([[0, 2], [1, 3]])
     assert (part.rank, part.size, part.ranks, part.data) == (1, 2, (1, 3), None)
     assert part.traffic is group.traffic
 

@@ -6,7 +6,7 @@ import pytest
 
 from longseq_bench.distributed import deepspeed_transport
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import Courier, Gather, Ring
+from longseq_bench.distributed.kv_exchange import Gather, KVExchange, Ring
 from tests.distributed.jobs import Tour, Toured, tour, wanted_totals
 from tests.ranks import Ranks
 
@@ -153,7 +153,7 @@ def test_late_ranks_see_and_get_the_same(ranks: Ranks, kind: str, world: int) ->
 @pytest.mark.parametrize("make", [Ring, Gather])
 @pytest.mark.parametrize("tokens", [1, 3, 4, 100])
 def test_pieces_are_no_longer_than_asked_and_none_is_empty(
-    make: type[Courier], tokens: int
+    make: type[KVExchange], tokens: int
 ) -> None:
     for counts in ((7, 9, 8), (1, 9), (5,), (40, 39)):
         courier = make(Group(0, len(counts)), counts, tokens)

@@ -144,5 +144,5 @@ def test_a_shard_of_tokens_has_all_heads_and_rows_of_the_batch() -> None:
     assert (shard.batch, shard.heads, shard.kv_heads) == (range(3), range(4), range(2))
     assert (shard.queries is own, shard.keys is keys) == (True, True)
     assert Shard.of_tokens(w, own).keys is own
-    whole = Shard.whole(w)
+    whole = Shard.full(w)
     assert whole.queries.tolist() == whole.keys.tolist() == list(range(10))

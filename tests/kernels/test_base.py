@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import torch_fused_reference as plain
-from longseq_bench.kernels.base import Core, Fused, Tiles, Triple, attend
+from longseq_bench.kernels.base import AttentionKernel, FusedKernel, TiledKernel, Triple, attend
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
 
 N, HEADS, D = 12, 4, 16
@@ -25,13 +25,13 @@ def inputs(kv_heads: int = HEADS, dtype: torch.dtype = torch.float32) -> list[Te
     return [torch.randn(s, generator=draw, dtype=torch.double).to(dtype) for s in shapes]
 
 
-def tiles(causal: bool) -> Core:
+def tiles(causal: bool) -> AttentionKernel:
     """The same attention as two tiles of keys, or one triangle."""
     halves = (slice(0, 5), slice(5, N))
     pieces = [Piece(ALL, keys, EVERY_HEAD) for keys in halves]
     if causal:
         pieces = [Piece(ALL, ALL, EVERY_HEAD, causal=True)]
-    return Tiles(lambda: iter([RowBlock(ALL, EVERY_HEAD, tuple(pieces))]))
+    return TiledKernel(lambda: iter([RowBlock(ALL, EVERY_HEAD, tuple(pieces))]))
 
 
 class Told:
@@ -56,7 +56,7 @@ class Told:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("make", [Fused, tiles])
+@pytest.mark.parametrize("make", [FusedKernel, tiles])
 def test_output_and_gradients_equal_the_plain_twin(make: type, causal: bool, kv_heads: int) -> None:
     qkv = [t.requires_grad_() for t in inputs(kv_heads)]
     leaves = [t.detach().double().requires_grad_() for t in qkv]
@@ -72,28 +72,28 @@ def test_output_and_gradients_equal_the_plain_twin(make: type, causal: bool, kv_
 def test_gradcheck_of_the_fused_kernel_in_float64() -> None:
     for causal in (False, True):
         qkv = [t[:1, :2, :5].requires_grad_() for t in inputs(2, torch.float64)]
-        run = partial(attend, core=Fused(causal), train=True)
+        run = partial(attend, kernel=FusedKernel(causal), train=True)
         assert torch.autograd.gradcheck(run, qkv)
 
 
 def test_gradients_are_those_of_the_core_and_no_others() -> None:
-    core = Told()
+    kernel = Told()
     q, k, v = (t.requires_grad_() for t in inputs(2))
-    out = attend(q, k, v, core, train=True)
+    out = attend(q, k, v, kernel, train=True)
     grad_out = torch.randn_like(out)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad_out)
     assert torch.equal(dq, 2 * q)
     assert torch.equal(dk, 3 * k)
     assert torch.equal(dv, 4 * v)
-    for given, want in zip(core.given, (grad_out, q, k, v, q + 1), strict=False):
+    for given, want in zip(kernel.given, (grad_out, q, k, v, q + 1), strict=False):
         assert torch.equal(given, want)
-    assert core.given[-1].eq(7).all()
-    assert core.kept == [True]
+    assert kernel.given[-1].eq(7).all()
+    assert kernel.kept == [True]
 
 
 def test_a_second_derivative_is_refused_and_never_dropped() -> None:
     q, k, v = (torch.randn(1, 1, 8, 8, requires_grad=True) for _ in range(3))
-    out = attend(q, k, v, Fused(False), True)
+    out = attend(q, k, v, FusedKernel(False), True)
     with pytest.raises(UnsupportedError, match="no second derivative"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
 
@@ -101,17 +101,17 @@ def test_a_second_derivative_is_refused_and_never_dropped() -> None:
 def test_autocast_changes_nothing_inside() -> None:
     """Else forward would be of another dtype than backward."""
     q, k, v = (torch.randn(1, 1, 8, 8, requires_grad=True) for _ in range(3))
-    plain = attend(q, k, v, Fused(False), True)
+    plain = attend(q, k, v, FusedKernel(False), True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attend(q, k, v, Fused(False), True)
+        out = attend(q, k, v, FusedKernel(False), True)
     assert torch.equal(out, plain)
 
 
 def test_forward_alone_keeps_nothing() -> None:
     """No log-sum-exp is asked for, and no graph made, whatever the inputs ask for."""
-    core = Told()
+    kernel = Told()
     q, k, v = (t.requires_grad_() for t in inputs())
-    out = attend(q, k, v, core, train=False)
+    out = attend(q, k, v, kernel, train=False)
     assert not out.requires_grad
-    assert core.kept == [False]
-    assert core.given == ()
+    assert kernel.kept == [False]
+    assert kernel.given == ()

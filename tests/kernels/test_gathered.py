@@ -67,19 +67,19 @@ def assert_layout(layout: BlockLayout, qkvg: Sequence[Tensor], scores: float = 0
     """scores: how large they get, for what rounding them alone may cost."""
     q, k, v, grad_out = qkvg
     want, want_lse, grads = reference(layout, (q, k, v), grad_out)
-    core = Gathered(layout)
-    out, lse = core.forward(q, k, v, True)
+    kernel = Gathered(layout)
+    out, lse = kernel.forward(q, k, v, True)
     assert lse is not None
     allowed = CLOSE[q.dtype] + 1e-6 * scores
     assert out.dtype == q.dtype
     assert lse.dtype == torch.promote_types(q.dtype, torch.float32)
     assert_near(out, want, allowed)
     assert_near(lse, want_lse, min(allowed, 2e-3))
-    alone, none = core.forward(q, k, v, False)
+    alone, none = kernel.forward(q, k, v, False)
     assert none is None
     assert torch.equal(alone, out)
     for got, like, grad in zip(
-        core.backward(grad_out, q, k, v, out, lse), (q, k, v), grads, strict=True
+        kernel.backward(grad_out, q, k, v, out, lse), (q, k, v), grads, strict=True
     ):
         assert got.dtype == like.dtype
         assert_near(got, grad, 3 * allowed)
@@ -165,11 +165,11 @@ def test_constant_values_come_back(pattern: str, causal: bool, dtype: torch.dtyp
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_past_does_not_see_the_future(pattern: str, dtype: torch.dtype) -> None:
     q, k, v, _ = inputs(301, 2, dtype)
-    core, at = Gathered(layout_of(pattern, 301, True)), 150
-    before, _ = core.forward(q, k, v, False)
+    kernel, at = Gathered(layout_of(pattern, 301, True)), 150
+    before, _ = kernel.forward(q, k, v, False)
     k[:, :, at:] *= 30
     v[:, :, at:] += 1e4
-    after, _ = core.forward(q, k, v, False)
+    after, _ = kernel.forward(q, k, v, False)
     assert torch.equal(before[:, :, :at], after[:, :, :at])
     assert not torch.equal(before[:, :, at:], after[:, :, at:])
 
@@ -208,10 +208,10 @@ def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
     tokens = 16_384
     q, k, v, _ = inputs(tokens, HEADS, dtype, batch=1)
     special = 128 if pattern in ("global-local", "sink-window") else 0
-    core = Gathered(make_layout(pattern, tokens, 128, 0.95, True, 0, special))
+    kernel = Gathered(make_layout(pattern, tokens, 128, 0.95, True, 0, special))
     out_bytes = q.untyped_storage().nbytes()
     with Largest((q, k, v)) as seen:
-        core.forward(q, k, v, False)
+        kernel.forward(q, k, v, False)
     beside = sorted(seen.sizes.values())
     assert beside.pop() == out_bytes
     # gathered keys or values, or the part of the output that they make

@@ -11,8 +11,8 @@ import torch
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import host_memory
-from longseq_bench.kernels.base import Tiles, attend
-from longseq_bench.kernels.host_streaming import Streamed
+from longseq_bench.kernels.base import TiledKernel, attend
+from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
 from longseq_bench.launchers.local import Forked
 from longseq_bench.meters.heap_peak import HeapPeak
@@ -51,9 +51,9 @@ def test_it_is_the_same_attention(causal: bool, kv_heads: int, dtype: torch.dtyp
     tensors = [torch.randn(2, h, N, 16).to(dtype) for h in (4, kv_heads, kv_heads)]
     grad = torch.randn(2, 4, N, 16).to(dtype)
     found = []
-    for core in (Streamed(plan(causal, 4), "cpu"), Tiles(plan(causal, 4))):
+    for kernel in (StreamedKernel(plan(causal, 4), "cpu"), TiledKernel(plan(causal, 4))):
         leaves = [t.clone().requires_grad_() for t in tensors]
-        out = attend(*leaves, core, True)
+        out = attend(*leaves, kernel, True)
         found.append((out, *torch.autograd.grad(out, leaves, grad)))
     close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     for streamed, tiled in zip(*found, strict=True):

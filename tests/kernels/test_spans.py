@@ -16,7 +16,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.kernels import native, spans_reference
-from longseq_bench.kernels.spans import Index, Part, SpanCore
+from longseq_bench.kernels.spans import Index, Part, SpanAttention
 from longseq_bench.patterns.blocks import make_layout
 from longseq_bench.patterns.spans import Spans, spans_of
 
@@ -198,14 +198,16 @@ def test_constant_values_come_back_and_the_future_does_not(kernel: Any) -> None:
     """Faults 2 and 3: bit for bit, also where a chunk of keys is cut by the diagonal."""
     torch.manual_seed(0)
     layout = make_layout("local-window", 300, 64, 0.5, causal=True)
-    core = SpanCore(kernel, lambda: [Part(spans_of(layout), range(2))], True, (2, 300))
+    attention = SpanAttention(kernel, lambda: [Part(spans_of(layout), range(2))], True, (2, 300))
     q, k, v = (torch.randn(1, 2, 300, 32) for _ in range(3))
-    torch.testing.assert_close(core.forward(q, k, torch.ones_like(v), False)[0], torch.ones_like(v))
-    before = core.forward(q, k, v, False)[0]
+    torch.testing.assert_close(
+        attention.forward(q, k, torch.ones_like(v), False)[0], torch.ones_like(v)
+    )
+    before = attention.forward(q, k, v, False)[0]
     for token in (1, 63, 64, 130, 299):
         k2, v2 = k.clone(), v.clone()
         k2[:, :, token:], v2[:, :, token:] = 30 * torch.randn(32), -7
-        after = core.forward(q, k2, v2, False)[0]
+        after = attention.forward(q, k2, v2, False)[0]
         assert torch.equal(after[:, :, :token], before[:, :, :token])
         assert not torch.equal(after[:, :, token:], before[:, :, token:])
 
@@ -221,10 +223,10 @@ def test_more_threads_than_key_heads_add_up(monkeypatch: pytest.MonkeyPatch) -> 
     for threads in (1, 4):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         native._pool.cache_clear()
-        core = SpanCore(native, lambda: parts, False, (2, 2000))
-        out, lse = core.forward(q, k, v, True)
+        attention = SpanAttention(native, lambda: parts, False, (2, 2000))
+        out, lse = attention.forward(q, k, v, True)
         assert lse is not None
-        found.append((out, *core.backward(grad, q, k, v, out, lse)))
+        found.append((out, *attention.backward(grad, q, k, v, out, lse)))
     native._pool.cache_clear()
     for one, many in zip(*found, strict=True):
         torch.testing.assert_close(one, many, rtol=1e-4, atol=1e-4)
@@ -262,23 +264,23 @@ def test_what_is_no_number_comes_out_as_none(kernel: Any, fault: str) -> None:
         k[0, 0, at, 3] = math.nan
         sees = torch.arange(300) // 128 == at // 128
     layout = make_layout("local-window", 300, 128, 0.99, causal=False)
-    core = SpanCore(kernel, lambda: [Part(spans_of(layout), range(1))], False, (1, 300))
-    out, lse = core.forward(q, k, v, True)
+    attention = SpanAttention(kernel, lambda: [Part(spans_of(layout), range(1))], False, (1, 300))
+    out, lse = attention.forward(q, k, v, True)
     assert lse is not None
     assert torch.equal(out[0, 0].isfinite().all(1), ~sees)
     assert torch.equal(lse[0, 0].isfinite(), ~sees)
-    dq = core.backward(grad, q, k, v, out, lse)[0]
+    dq = attention.backward(grad, q, k, v, out, lse)[0]
     assert torch.equal(dq[0, 0].isfinite().all(1), ~sees)
 
 
 @needs_native
 def test_tensors_of_another_shape_than_planned_are_refused() -> None:
     layout = make_layout("local-window", 300, 128, 0.5, causal=False)
-    core = SpanCore(native, lambda: [Part(spans_of(layout), range(2))], False, (2, 300))
+    attention = SpanAttention(native, lambda: [Part(spans_of(layout), range(2))], False, (2, 300))
     for heads, tokens, keys in ((2, 200, 200), (1, 300, 300), (2, 300, 200)):
         q, k = torch.zeros(1, heads, tokens, 8), torch.zeros(1, heads, keys, 8)
         with pytest.raises(UserError, match="planned for 2 query heads and 300 tokens"):
-            core.forward(q, k, k, False)
+            attention.forward(q, k, k, False)
 
 
 @needs_native
@@ -287,12 +289,12 @@ def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     native._pool.cache_clear()
     layout = make_layout("local-window", 300, 128, 0.5, causal=False)
-    core = SpanCore(native, lambda: [Part(spans_of(layout), range(1))], False, (1, 300))
+    attention = SpanAttention(native, lambda: [Part(spans_of(layout), range(1))], False, (1, 300))
     q = torch.ones(1, 1, 300, 8)
-    want = core.forward(q, q, q, False)[0]
+    want = attention.forward(q, q, q, False)[0]
     child = os.fork()
     if not child:
         signal.alarm(20)
-        os._exit(0 if torch.equal(core.forward(q, q, q, False)[0], want) else 1)
+        os._exit(0 if torch.equal(attention.forward(q, q, q, False)[0], want) else 1)
     native._pool.cache_clear()
     assert os.waitpid(child, 0)[1] == 0

@@ -17,7 +17,7 @@ EVERY_HEAD = slice(0, HEADS)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, train: bool) -> Tensor:
-    return base.attend(q, k, v, base.Tiles(plan), train)
+    return base.attend(q, k, v, base.TiledKernel(plan), train)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

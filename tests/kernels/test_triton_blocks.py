@@ -127,11 +127,11 @@ def run(
     if tile:
         triton_blocks.shape = lambda *_: triton_blocks.Shape(*tile, 4, 1)
     try:
-        core = triton_blocks.TritonBlocks(layouts)
-        out, lse = core.forward(*tensors, True)
+        kernel = triton_blocks.TritonBlocks(layouts)
+        out, lse = kernel.forward(*tensors, True)
         assert lse is not None
         back = larger or (out, lse)
-        return Passed(out, lse, core.backward(grad_out, *tensors, *back))
+        return Passed(out, lse, kernel.backward(grad_out, *tensors, *back))
     finally:
         triton_blocks.shape = chosen
 
@@ -410,7 +410,7 @@ def refusals() -> dict[str, str]:
     other = make_layout("local-window", 48, 16, 0.0, True)
     q = torch.zeros(1, 4, 40, 16)
     odd = make_layout("local-window", 40, 24, 0.0, True)
-    core = triton_blocks.TritonBlocks(layout)
+    kernel = triton_blocks.TritonBlocks(layout)
     owner = torch.zeros(1, 1).expand(2**30, 8)
     return {
         "block": refusal(triton_blocks.TritonBlocks, odd),
@@ -423,7 +423,7 @@ def refusals() -> dict[str, str]:
         "groups": refusal(forward, layout, q, q[:, :3]),
         "heads": refusal(forward, [layout] * 3, q, q),
         "shapes": refusal(forward, layout, q, q, q[:, :2]),
-        "programs": refusal(core._grid, owner, 16),
+        "programs": refusal(kernel._grid, owner, 16),
     }
 
 

@@ -225,8 +225,8 @@ def test_masks_of_floats_are_those_of_truth_values() -> None:
 def test_padding_at_the_end_makes_no_more_runs_of_keys() -> None:
     """The usual case costs what is left of it, and equal rows share one plan."""
     sparse, made_of = module(), []
-    keep = sparse._span_core
-    sparse._span_core = lambda *given: made_of.append(given[1]) or keep(*given)  # type: ignore[method-assign]
+    keep = sparse._span_attention
+    sparse._span_attention = lambda *given: made_of.append(given[1]) or keep(*given)  # type: ignore[method-assign]
     ignored = torch.zeros(4, 160, dtype=torch.bool)
     ignored[1:, 60:] = True
     ignored[2] = False

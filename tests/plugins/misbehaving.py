@@ -24,7 +24,7 @@ from longseq_bench.attention.exact.ring import Ring
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.meta_mode import is_dry
+from longseq_bench.meta_mode import is_meta
 
 LONG = 2048
 """The warm-up is at most 1024 tokens, so a fault at this length shows in the trial itself."""
@@ -62,7 +62,7 @@ class Sleeps(Sound):
         self.walks = walks
 
     def fault(self) -> None:
-        if self.walks or not is_dry():
+        if self.walks or not is_meta():
             time.sleep(600)
 
 
@@ -75,7 +75,7 @@ class Grandchild(Sound):
 class Eats(Sound):
     def fault(self) -> None:
         self.kept = []
-        while not is_dry():
+        while not is_meta():
             self.kept.append(torch.ones(2**18))
 
 

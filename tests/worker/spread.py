@@ -66,7 +66,7 @@ class Spread(ExactAttention):
         if spread is None:
             return Shard.of_tokens(w, runs)
         mine = range(*even(spread, size, rank))
-        whole = Shard.whole(w)
+        whole = Shard.full(w)
         if self.how == "batch":
             return Shard(mine, whole.heads, whole.kv_heads, every, every)
         # a key head that several ranks' query heads use is on each of them
@@ -91,7 +91,7 @@ class Spread(ExactAttention):
         assert matrix.grad is not None
         if self.fault == "parameter" and matrix is self.matrices["k"]:
             return
-        matrix.grad = self.group.total(matrix.grad.contiguous()) / self.group.size
+        matrix.grad = self.group.all_sum(matrix.grad.contiguous()) / self.group.size
 
     def projections(self) -> dict[str, Tensor]:
         return self.matrices if self.module else {}
@@ -181,7 +181,7 @@ class _Everywhere(torch.autograd.Function):
         b, h, _, d = own.shape
         whole = own.new_zeros(b, h, attention.workload.seq_len, d)
         whole[:, :, torch.from_numpy(attention.shard.keys)] = own
-        return attention.group.total(whole)
+        return attention.group.all_sum(whole)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -191,7 +191,7 @@ class _Everywhere(torch.autograd.Function):
             grad.zero_()  # every rank has all queries: one of them says it
         if attention.fault == "dk" and attention.last:
             grad.zero_()
-        summed = attention.group.total(grad)[:, :, torch.from_numpy(attention.shard.keys)]
+        summed = attention.group.all_sum(grad)[:, :, torch.from_numpy(attention.shard.keys)]
         if attention.fault.startswith("stray"):
             blind = torch.from_numpy(attention.shard.keys >= (attention.sees or 0))
             stray = float(attention.fault.split()[1])
@@ -213,4 +213,4 @@ class _Shared(torch.autograd.Function):
         b, _, n, d = grad.shape
         every = grad.new_zeros(b, attention.workload.kv_heads, n, d)
         every[:, heads.start : heads.stop] = grad
-        return attention.group.total(every)[:, heads.start : heads.stop].contiguous(), None
+        return attention.group.all_sum(every)[:, heads.start : heads.stop].contiguous(), None

@@ -107,7 +107,7 @@ class Ddp(BatchSplit):
         super().__init__(workload, group, inner, group.size)
 
     def _shard(self) -> Shard:
-        whole = Shard.whole(self.workload)
+        whole = Shard.full(self.workload)
         mine = range(*even(self.workload.batch, self.group.size, self.group.rank))
         return Shard(mine, whole.heads, whole.kv_heads, whole.queries, whole.keys)
 

@@ -14,17 +14,17 @@ from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import HeadExchange, Stage
-from longseq_bench.kernels.base import Core, Triple
+from longseq_bench.kernels.base import AttentionKernel, Triple
 
 
 class Staged:
-    """A Core: `inner` on each stage's heads.
+    """An AttentionKernel: `inner` on each stage's heads.
 
     stages: query heads and key heads of each stage.
     """
 
     def __init__(
-        self, exchange: HeadExchange, inner: Core, stages: Sequence[tuple[Stage, Stage]]
+        self, exchange: HeadExchange, inner: AttentionKernel, stages: Sequence[tuple[Stage, Stage]]
     ) -> None:
         self.exchange, self.inner, self.stages = exchange, inner, stages
 
@@ -62,9 +62,9 @@ class Staged:
 
 
 class Skipping:
-    """A Core that leaves out its inner one where a pass is timed without computing."""
+    """An AttentionKernel that leaves out its inner one where a pass is timed without computing."""
 
-    def __init__(self, inner: Core, group: Group) -> None:
+    def __init__(self, inner: AttentionKernel, group: Group) -> None:
         self._inner, self._group = inner, group
 
     def forward(

@@ -9,9 +9,9 @@ from longseq_bench.attention.base import implementation
 from longseq_bench.attention.exact.token_parallel import Sharded
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import Courier, Gather
+from longseq_bench.distributed.kv_exchange import Gather, KVExchange
 from longseq_bench.distributed.token_order import Name
-from longseq_bench.kernels.base import Core, Tiles
+from longseq_bench.kernels.base import AttentionKernel, TiledKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
 
 
@@ -33,15 +33,15 @@ class Collective(Sharded):
         self.chunk = chunk
         self.overlaps = chunk is not None
 
-    def courier(self) -> Courier:
+    def courier(self) -> KVExchange:
         most = max(self.counts())
         tokens = most if self.chunk is None else max(1, self.chunk // self.group.size)
         return Gather(self.group, self.counts(), min(most, tokens))
 
-    def core(self) -> Core:
+    def build_kernel(self) -> AttentionKernel:
         # one call takes all rows, and is not over before it has read all of them
         whole = self.group.size == 1 and self.chunk is None
-        return Tiles(self.tiles) if whole else super().core()
+        return TiledKernel(self.tiles) if whole else super().build_kernel()
 
     def tiles(self) -> Iterator[RowBlock]:
         w = self.workload

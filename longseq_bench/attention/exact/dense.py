@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import ExactAttention, implementation
-from longseq_bench.meta_mode import refuse_if_one_call
+from longseq_bench.meta_mode import refuse_limited_loops
 
 
 @implementation("dense")
@@ -18,7 +18,7 @@ class Dense(ExactAttention):
     summary = "scores materialised, O(n²) memory: what reports call standard attention"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        refuse_if_one_call()
+        refuse_limited_loops()
         B, Hq, N, D = q.shape
         Hk = k.shape[1]
         # query heads that share a key head stand side by side, so k and v need no repeated copy

@@ -68,7 +68,7 @@ class Sharded:
         size = self._group.size
         whole = flat.grad.new_zeros(size, flat.grad.numel())
         whole[self._group.rank] = flat.grad
-        joined = self._group.total(whole.cpu()).flatten()
+        joined = self._group.all_sum(whole.cpu()).flatten()
         (saved,) = self.module.local_metadata_dict()["param_metadata"][0]["params"].values()
         parts = torch.split(joined[: sum(saved["numels"])], saved["numels"])
         named = dict(zip(saved["names"], parts, strict=True))

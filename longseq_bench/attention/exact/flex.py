@@ -19,7 +19,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.flex_blocks import compiled, unavailable_reason
-from longseq_bench.meta_mode import is_dry
+from longseq_bench.meta_mode import is_meta
 
 _compile_s: dict[str, float] = {}
 
@@ -57,7 +57,7 @@ class Flex(ExactAttention):
         w = self.workload
         if reason := unavailable_reason(device, w.train):
             raise UnsupportedError(reason)
-        if is_dry():
+        if is_meta():
             raise UnsupportedError("what torch compiles can't be walked without data")
         if w.causal:
             self._mask = self._causal_mask(device)

@@ -17,7 +17,7 @@ from longseq_bench.attention.exact.all_to_all import (
     exchange_bytes,
     stages,
 )
-from longseq_bench.attention.kernel_attention import CoredAttention
+from longseq_bench.attention.kernel_attention import KernelAttention
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
@@ -25,11 +25,11 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import GatherScatter
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import Order, even
-from longseq_bench.kernels.base import Core, Fused
+from longseq_bench.kernels.base import AttentionKernel, FusedKernel
 
 
 @implementation("head-parallel")
-class HeadParallel(CoredAttention, ExactAttention):
+class HeadParallel(KernelAttention, ExactAttention):
     """Exact attention, each rank for its heads."""
 
     summary = "heads split over ranks, each with the whole sequence (model parallel); exact"
@@ -56,12 +56,12 @@ class HeadParallel(CoredAttention, ExactAttention):
         w, rank, size = self.workload, self.group.rank, self.group.size
         if self.sequence_parallel:
             return Shard.of_tokens(w, self.order.positions(rank))
-        whole = Shard.whole(w)
+        whole = Shard.full(w)
         heads, kv_heads = (range(*even(n, size, rank)) for n in (w.heads, w.kv_heads))
         return Shard(whole.batch, heads, kv_heads, whole.queries, whole.keys)
 
-    def core(self) -> Core:
-        w, fused = self.workload, Fused(self.workload.causal)
+    def build_kernel(self) -> AttentionKernel:
+        w, fused = self.workload, FusedKernel(self.workload.causal)
         if self.group.size == 1:
             return fused
         if not self.sequence_parallel:

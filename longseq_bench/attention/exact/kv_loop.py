@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from longseq_bench.distributed.kv_exchange import Courier, Own, Pair, Piece
+from longseq_bench.distributed.kv_exchange import KVExchange, Own, Pair, Piece
 from longseq_bench.distributed.token_order import Stair, cut, even, stairs
 from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import Triple
 from longseq_bench.kernels.tiling import ALL, RowBlock, wide
-from longseq_bench.meta_mode import STEPS, some
+from longseq_bench.meta_mode import STEPS, limited
 
 LEAST_PIECE = 256
 PIECES = 20
@@ -49,9 +49,9 @@ def piece_tokens(held: int, most: int) -> int:
 
 
 class Travelling:
-    """A Core over the ranks of a courier's group."""
+    """An AttentionKernel over the ranks of a courier's group."""
 
-    def __init__(self, courier: Courier, rows: Rows) -> None:
+    def __init__(self, courier: KVExchange, rows: Rows) -> None:
         self.courier, self.rows = courier, rows
 
     def forward(
@@ -61,7 +61,7 @@ class Travelling:
         lse = out.new_full(q.shape[:3], -math.inf)
 
         def see(pair: Pair, blocks: Iterable[RowBlock]) -> None:
-            for block in some(blocks, STEPS) if self.courier.group.computes else ():
+            for block in limited(blocks, STEPS) if self.courier.group.computes else ():
                 tiling.merge(q, *pair, block, out, lse)
 
         def own(share: int, shares: int) -> None:
@@ -77,7 +77,7 @@ class Travelling:
         totals = wide_zeros((k, v))
 
         def see(pair: Pair, blocks: Iterable[RowBlock], sums: Pair) -> None:
-            for block in some(blocks, STEPS) if self.courier.group.computes else ():
+            for block in limited(blocks, STEPS) if self.courier.group.computes else ():
                 own = dq[:, block.heads, block.rows]
                 tiling.add_gradients((grad_out, q, out), pair, lse, block, own, sums)
 

@@ -25,8 +25,8 @@ from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed import deepspeed_transport, kv_exchange
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Name
-from longseq_bench.kernels.base import Core
-from longseq_bench.kernels.host_streaming import Streamed
+from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import RowBlock
 
 _COARSENESS: tuple[DType, ...] = ("float32", "float16", "bfloat16")
@@ -109,12 +109,12 @@ class Ring(Sharded):
     def _shards_parameters(self) -> bool:
         return self.transport == "fairscale" and self.group.size > 1
 
-    def core(self) -> Core:
+    def build_kernel(self) -> AttentionKernel:
         if self.on_host:
-            return Streamed(self.tiles, self.device)
+            return StreamedKernel(self.tiles, self.device)
         if self.queries == "full" and self.group.size > 1:
             return FullQueries(self.courier(), self.own_rows())
-        return super().core()
+        return super().build_kernel()
 
     def courier(self) -> kv_exchange.Ring:
         wire = None if self.wire is None else getattr(torch, self.wire)
@@ -145,7 +145,7 @@ class Ring(Sharded):
         )
 
     @property
-    def loosest(self) -> DType:
+    def coarsest_dtype(self) -> DType:
         kinds = (self.workload.dtype, self.wire or self.workload.dtype)
         return max(kinds, key=_COARSENESS.index)
 

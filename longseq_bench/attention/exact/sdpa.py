@@ -15,7 +15,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import torch_fused
-from longseq_bench.meta_mode import is_dry, refuse_if_one_call
+from longseq_bench.meta_mode import is_meta, refuse_limited_loops
 
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -45,7 +45,7 @@ class Sdpa(ExactAttention):
         self._ran: str = backend
 
     def prepare(self, device: str) -> None:
-        if is_dry():
+        if is_meta():
             if self.backend not in ("auto", "flash"):
                 raise UnsupportedError(f"backend={self.backend} can't be walked without data")
             return
@@ -60,10 +60,10 @@ class Sdpa(ExactAttention):
             self._ran = names.get(choice, "unknown")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if is_dry():
+        if is_meta():
             # the kernel that torch chooses on the device, not the one it has for meta tensors
             return torch_fused.call(q, k, v, self.workload.causal)
-        refuse_if_one_call()
+        refuse_limited_loops()
         chosen: AbstractContextManager[Any] = (
             nullcontext() if self.backend == "auto" else sdpa_kernel(_BACKENDS[self.backend])
         )

@@ -16,10 +16,10 @@ from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import Courier
+from longseq_bench.distributed.kv_exchange import KVExchange
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import Name, Order, positions_of
-from longseq_bench.kernels.base import Core, WholeTiles
+from longseq_bench.kernels.base import AttentionKernel, InPlaceTiledKernel
 
 
 class Sharded(TiledAttention, ExactAttention):
@@ -34,12 +34,12 @@ class Sharded(TiledAttention, ExactAttention):
         super().__init__(workload, group)
 
     @abstractmethod
-    def courier(self) -> Courier:
+    def courier(self) -> KVExchange:
         """How keys and values come by."""
 
-    def core(self) -> Core:
+    def build_kernel(self) -> AttentionKernel:
         if self.group.size == 1:
-            return WholeTiles(self.tiles)
+            return InPlaceTiledKernel(self.tiles)
         return Travelling(self.courier(), self.own_rows())
 
     def counts(self) -> tuple[int, ...]:

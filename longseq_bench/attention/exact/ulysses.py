@@ -16,7 +16,7 @@ from longseq_bench.attention.exact.all_to_all import (
     exchange_bytes,
     stages,
 )
-from longseq_bench.attention.kernel_attention import CoredAttention
+from longseq_bench.attention.kernel_attention import KernelAttention
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
@@ -24,11 +24,11 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import Order
-from longseq_bench.kernels.base import Core, Fused
+from longseq_bench.kernels.base import AttentionKernel, FusedKernel
 
 
 @implementation("ulysses")
-class Ulysses(CoredAttention, ExactAttention):
+class Ulysses(KernelAttention, ExactAttention):
     """Exact attention of every token to every token, each rank for its heads."""
 
     summary = "all-to-all turns shards of tokens into shards of heads and back; exact"
@@ -52,8 +52,8 @@ class Ulysses(CoredAttention, ExactAttention):
     def _shard(self) -> Shard:
         return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
-    def core(self) -> Core:
-        w, fused = self.workload, Fused(self.workload.causal)
+    def build_kernel(self) -> AttentionKernel:
+        w, fused = self.workload, FusedKernel(self.workload.causal)
         if self.group.size == 1:
             return fused
         exchange = self._exchange()

@@ -17,7 +17,7 @@ from longseq_bench.attention.exact.all_to_all import (
     stages,
 )
 from longseq_bench.attention.exact.ring import Ring
-from longseq_bench.attention.kernel_attention import CoredAttention
+from longseq_bench.attention.kernel_attention import KernelAttention
 from longseq_bench.attention.tiled import TILE_ROWS
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError
@@ -26,11 +26,11 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import Name, Order, cut, even, positions_of
-from longseq_bench.kernels.base import Core
+from longseq_bench.kernels.base import AttentionKernel
 
 
 @implementation("usp")
-class Usp(CoredAttention, ExactAttention):
+class Usp(KernelAttention, ExactAttention):
     """Exact attention over ulysses × ring ranks."""
 
     summary = "Ulysses inside groups of ranks, a ring across them; exact"
@@ -55,16 +55,16 @@ class Usp(CoredAttention, ExactAttention):
         super().__init__(workload, group)
         self.chunk = chunk
         u, r = self.ulysses, self.ring
-        self.heads_group = group.part([[i * u + j for j in range(u)] for i in range(r)])
-        self.ring_group = group.part([[i * u + j for i in range(r)] for j in range(u)])
+        self.heads_group = group.subgroup([[i * u + j for j in range(u)] for i in range(r)])
+        self.ring_group = group.subgroup([[i * u + j for i in range(r)] for j in range(u)])
 
     def _shard(self) -> Shard:
         runs = self.order.runs(self.group.rank // self.ulysses)
         span = even(sum(map(len, runs)), self.ulysses, self.group.rank % self.ulysses)
         return Shard.of_tokens(self.workload, positions_of(cut(runs, *span)))
 
-    def core(self) -> Core:
-        inner = self._inner().core()
+    def build_kernel(self) -> AttentionKernel:
+        inner = self._inner().build_kernel()
         if self.ulysses == 1:
             return inner
         exchange, w = self._exchange(), self.workload

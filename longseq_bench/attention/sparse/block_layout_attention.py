@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Counts, Positions
-from longseq_bench.attention.kernel_attention import CoredAttention
+from longseq_bench.attention.kernel_attention import KernelAttention
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
-from longseq_bench.kernels.base import Core, Triple
-from longseq_bench.kernels.spans import Part, SpanCore
+from longseq_bench.kernels.base import AttentionKernel, Triple
+from longseq_bench.kernels.spans import Part, SpanAttention
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of
 
 
-class LayoutAttention(CoredAttention):
+class LayoutAttention(KernelAttention):
     """Attention over the blocks of layouts that are known before it is called."""
 
     asked: float | None
@@ -34,9 +34,9 @@ class LayoutAttention(CoredAttention):
 
     def __init__(self, workload: Workload, group: Group, kernel: sparse_selection.Kernel) -> None:
         super().__init__(workload, group)
-        self.asked_kernel = kernel
-        self.kernel = ""
-        self._core: Core | None = None
+        self.requested_kernel = kernel
+        self.kernel_name = ""
+        self._built: AttentionKernel | None = None
 
     @property
     @abstractmethod
@@ -45,15 +45,15 @@ class LayoutAttention(CoredAttention):
 
     def prepare(self, device: str) -> None:
         """Choose the kernel, and make what it needs of the layouts."""
-        self.kernel = sparse_selection.choose(
-            self.asked_kernel, device, self.workload.dtype, self.kernel_blocks
+        self.kernel_name = sparse_selection.choose(
+            self.requested_kernel, device, self.workload.dtype, self.kernel_blocks
         )
         self.device = device
-        self._core = self._made(self.layouts)
+        self._built = self._made(self.layouts)
 
-    def core(self) -> Core:
-        assert self._core is not None, "plan comes before a call"
-        return self._core
+    def build_kernel(self) -> AttentionKernel:
+        assert self._built is not None, "plan comes before a call"
+        return self._built
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         return self._layout_of(head).multiplicity(q_positions, k_positions)
@@ -79,7 +79,7 @@ class LayoutAttention(CoredAttention):
         blocks = self.kernel_blocks
         way = "gathered" if blocks else "spans"
         facts = sparse_selection.said(
-            self.kernel, self.device, w.dtype, self.asked_kernel, way, blocks
+            self.kernel_name, self.device, w.dtype, self.requested_kernel, way, blocks
         )
         return {**facts, "kept_blocks": kept}
 
@@ -90,11 +90,15 @@ class LayoutAttention(CoredAttention):
         """Visible pairs of a head, on average."""
         return sum(layout.visible_pairs for layout in self.layouts) / len(self.layouts)
 
-    def _made(self, layouts: tuple[BlockLayout, ...]) -> Core:
-        return core_of(self.kernel, layouts, self.workload.heads, self.workload.causal)
+    def _made(self, layouts: tuple[BlockLayout, ...]) -> AttentionKernel:
+        return build_layout_kernel(
+            self.kernel_name, layouts, self.workload.heads, self.workload.causal
+        )
 
 
-def core_of(kernel: str, layouts: tuple[BlockLayout, ...], heads: int, causal: bool) -> Core:
+def build_layout_kernel(
+    kernel: str, layouts: tuple[BlockLayout, ...], heads: int, causal: bool
+) -> AttentionKernel:
     """Attention over one layout for all query heads, or one a head, by a kernel of that name.
 
     Kernels are imported when they are asked for: some need libraries of their own.
@@ -104,7 +108,7 @@ def core_of(kernel: str, layouts: tuple[BlockLayout, ...], heads: int, causal: b
         own = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
         shape = (heads, layouts[0].seq_len)
         parts = [Part(spans_of(x), of) for x, of in zip(layouts, own, strict=True)]
-        return SpanCore(sparse_selection.span_kernel("native"), lambda: parts, causal, shape)
+        return SpanAttention(sparse_selection.span_kernel("native"), lambda: parts, causal, shape)
     if kernel == "triton":
         from longseq_bench.kernels.triton_blocks import TritonBlocks
 
@@ -117,22 +121,22 @@ def core_of(kernel: str, layouts: tuple[BlockLayout, ...], heads: int, causal: b
 
     if len(layouts) == 1:
         return Gathered(layouts[0])
-    return ByHead([Gathered(layout) for layout in layouts])
+    return PerHeadKernel([Gathered(layout) for layout in layouts])
 
 
-class ByHead:
-    """A Core of one core a query head, one after the other."""
+class PerHeadKernel:
+    """An AttentionKernel of one kernel a query head, one after the other."""
 
-    def __init__(self, cores: list[Core]) -> None:
-        self._cores = cores
+    def __init__(self, kernels: list[AttentionKernel]) -> None:
+        self._kernels = kernels
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
-        for own, kv, core in self._heads(q, k):
-            made, made_lse = core.forward(q[:, own], k[:, kv], v[:, kv], keep_lse)
+        for own, kv, kernel in self._heads(q, k):
+            made, made_lse = kernel.forward(q[:, own], k[:, kv], v[:, kv], keep_lse)
             out[:, own] = made
             if lse is not None and made_lse is not None:
                 lse[:, own] = made_lse
@@ -143,17 +147,17 @@ class ByHead:
     ) -> Triple:
         dq = torch.empty_like(q)
         dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in (k, v))
-        for own, kv, core in self._heads(q, k):
+        for own, kv, kernel in self._heads(q, k):
             of_queries = [t[:, own] for t in (out, lse)]
-            made = core.backward(grad_out[:, own], q[:, own], k[:, kv], v[:, kv], *of_queries)
+            made = kernel.backward(grad_out[:, own], q[:, own], k[:, kv], v[:, kv], *of_queries)
             dq[:, own] = made[0]
             dk[:, kv] += made[1]
             dv[:, kv] += made[2]
         return dq, dk.to(k.dtype), dv.to(v.dtype)
 
-    def _heads(self, q: Tensor, k: Tensor) -> list[tuple[slice, slice, Core]]:
+    def _heads(self, q: Tensor, k: Tensor) -> list[tuple[slice, slice, AttentionKernel]]:
         group = q.shape[1] // k.shape[1]
         return [
-            (slice(h, h + 1), slice(h // group, h // group + 1), core)
-            for h, core in enumerate(self._cores)
+            (slice(h, h + 1), slice(h // group, h // group + 1), kernel)
+            for h, kernel in enumerate(self._kernels)
         ]

@@ -15,9 +15,9 @@ import numpy as np
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
 from longseq_bench.attention.sparse.block_sparse_distributed import (
+    BlockRing,
     Fetched,
     Held,
-    RingOfBlocks,
     sees_nearly_all,
 )
 from longseq_bench.core.cost import Cost, key_bytes_per_token
@@ -103,11 +103,13 @@ class BlockSparse(LayoutAttention):
         if self.group.size == 1:
             super().prepare(device)
             return
-        if self.asked_kernel not in ("auto", "native", "torch"):
-            raise UnsupportedError(f"kernel={self.asked_kernel} runs on one rank; auto on many")
+        if self.requested_kernel not in ("auto", "native", "torch"):
+            raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; auto on many")
         self.device = device
-        self.kernel = sparse_selection.choose(self.asked_kernel, device, self.workload.dtype)
-        self._core = self._over_ranks
+        self.kernel_name = sparse_selection.choose(
+            self.requested_kernel, device, self.workload.dtype
+        )
+        self._built = self._over_ranks
 
     @property
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
@@ -125,7 +127,7 @@ class BlockSparse(LayoutAttention):
         said = {**super().facts(), **self._unused()}
         if self.group.size == 1:
             return said
-        ringed = isinstance(self._over_ranks, RingOfBlocks)
+        ringed = isinstance(self._over_ranks, BlockRing)
         return {**said, "exchange": "ring" if ringed else "fetch"}
 
     def _unused(self) -> dict[str, str]:
@@ -143,7 +145,7 @@ class BlockSparse(LayoutAttention):
 
     def _shard(self) -> Shard:
         if self.group.size == 1:
-            return Shard.whole(self.workload)
+            return Shard.full(self.workload)
         held = self._held
         return Shard.of_tokens(self.workload, held.tokens(held.rows(self.group.rank)))
 
@@ -155,12 +157,12 @@ class BlockSparse(LayoutAttention):
         return Held(layout, owners, self.group.rank, self.group.size)
 
     @cached_property
-    def _over_ranks(self) -> Fetched | RingOfBlocks:
+    def _over_ranks(self) -> Fetched | BlockRing:
         exchange = self._spread[2]
         if exchange == "auto":
             exchange = "ring" if sees_nearly_all(self._held) else "fetch"
-        make = Fetched if exchange == "fetch" else RingOfBlocks
-        kernel = sparse_selection.span_kernel(self.kernel)
+        make = Fetched if exchange == "fetch" else BlockRing
+        kernel = sparse_selection.span_kernel(self.kernel_name)
         return make(self._held, self.group, kernel, self.workload.causal)
 
 

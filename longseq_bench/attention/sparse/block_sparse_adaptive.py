@@ -28,9 +28,9 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
-from longseq_bench.kernels.base import attend, refuse_second_derivative, uncast
+from longseq_bench.kernels.base import attend, disable_autocast, refuse_second_derivative
 from longseq_bench.kernels.spans import Part, sum_by_heads
-from longseq_bench.meta_mode import is_dry, place
+from longseq_bench.meta_mode import device_for, is_meta
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import check_sparsity, make_layout
 from longseq_bench.patterns.spans import spans_of
@@ -81,28 +81,29 @@ class AdaptiveBlockSparse(LayoutAttention):
     def prepare(self, device: str) -> None:
         """Choose the kernel; the layout is chosen by each call."""
         w = self.workload
-        self.kernel = sparse_selection.choose(
-            self.asked_kernel, device, w.dtype, self.kernel_blocks
+        self.kernel_name = sparse_selection.choose(
+            self.requested_kernel, device, w.dtype, self.kernel_blocks
         )
         self.device = device
         if self.scorer == "learned" and not self.matrices:
             draw = torch.Generator().manual_seed(self._seed)
             made = (torch.randn(w.head_dim, w.head_dim, generator=draw) for _ in range(2))
             near = (torch.eye(w.head_dim) + m * _SPREAD / math.sqrt(w.head_dim) for m in made)
-            self.matrices = tuple(m.to(place(device)).requires_grad_(w.train) for m in near)
+            self.matrices = tuple(m.to(device_for(device)).requires_grad_(w.train) for m in near)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start = time.perf_counter()
-        with torch.no_grad(), uncast(q):
+        with torch.no_grad(), disable_autocast(q):
             pooled = self._pooled(q, k)
             self._chosen = tuple(self._layout(*pooled, h) for h in range(q.shape[1]))
-        self.planning_s = time.perf_counter() - start
+        self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
             return _Learned.apply(q, k, v, *self.matrices, self, pooled)  # type: ignore[no-any-return, no-untyped-call]
         return attend(q, k, v, self._made(self._chosen), self.workload.train)
 
     # the layout is chosen by a call, so nothing goes without one
-    anew, over = Attention.anew, Attention.over
+    backward_recompute = Attention.backward_recompute
+    forward_inplace = Attention.forward_inplace
 
     @property
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
@@ -125,7 +126,7 @@ class AdaptiveBlockSparse(LayoutAttention):
 
     def _layout(self, queries: Tensor, keys: Tensor, head: int) -> BlockLayout:
         w = self.workload
-        if is_dry():
+        if is_meta():
             # no scores, so no choice by them: as many blocks
             return make_layout("local-window", w.seq_len, self.block, self.sparsity, w.causal)
         kv = head * w.kv_heads // w.heads
@@ -150,14 +151,14 @@ class _Learned(torch.autograd.Function):
         attention: AdaptiveBlockSparse, pooled: tuple[Tensor, Tensor],
     ) -> Tensor:  # fmt: skip
         ctx.kernel, ctx.causal = (
-            sparse_selection.span_kernel(attention.kernel),
+            sparse_selection.span_kernel(attention.kernel_name),
             attention.workload.causal,
         )
         ctx.parts = [Part(spans_of(layout), [h]) for h, layout in enumerate(attention.layouts)]
         ctx.layouts = attention.layouts
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        with uncast(q):
+        with disable_autocast(q):
             ctx.kernel.forward(q, k, v, out, lse, ctx.parts, ctx.causal)
         ctx.save_for_backward(q, k, v, w_q, w_k, out, lse, *pooled)
         return out

@@ -114,7 +114,7 @@ class Held:
 
 
 class Fetched:
-    """A Core: own keys and the fetched ones lie in a room, one stage of key heads at a time."""
+    """An AttentionKernel: own and fetched keys share a buffer, one stage of heads at a time."""
 
     def __init__(self, held: Held, group: Group, kernel: SpanKernel, causal: bool) -> None:
         self._held, self._group, self._kernel, self._causal = held, group, kernel, causal
@@ -213,8 +213,8 @@ class Fetched:
         return _runs(held.local[mine], held.sizes[mine])
 
 
-class RingOfBlocks:
-    """A Core: keys and values go round; each piece is merged into the rows that see any of it."""
+class BlockRing:
+    """An AttentionKernel: keys and values travel round the ring and merge by log-sum-exp."""
 
     def __init__(self, held: Held, group: Group, kernel: SpanKernel, causal: bool) -> None:
         self._held, self._kernel, self._causal = held, kernel, causal

@@ -81,8 +81,8 @@ class BlockSparseMultihead(Attention):
         return Cost(flops, floor_bytes(w))
 
     @property
-    def loosest(self) -> DType:
-        return self.inner.loosest
+    def coarsest_dtype(self) -> DType:
+        return self.inner.coarsest_dtype
 
     def projections(self) -> dict[str, Tensor]:
         return dict(self.module.weights.items())

@@ -36,8 +36,8 @@ from longseq_bench.distributed.kv_exchange import Piece as Shown
 from longseq_bench.distributed.kv_exchange import Ring
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import even
-from longseq_bench.kernels.base import Core
-from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanCore
+from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanAttention
 from longseq_bench.kernels.sparse_selection import SpansOf, choose, said, span_kernel
 from longseq_bench.kernels.tiling import RowBlock
 from longseq_bench.patterns.dilated import Rule
@@ -70,9 +70,9 @@ class Dilated(TiledAttention):
             raise WorldError(f"{workload.seq_len} tokens can't be shared by {group.size} ranks")
         self.rule = Rule(tuple(segments), tuple(dilation), workload.heads, mix)
         super().__init__(workload, group)
-        self.asked_kernel, self.kernel = kernel, ""
+        self.requested_kernel, self.kernel_name = kernel, ""
         self.walk = Walk(workload.seq_len)
-        self._spans: SpanCore | None = None
+        self._spans: SpanAttention | None = None
         self.step_of: NDArray[np.int32] | None = None
 
     def _shard(self) -> Shard:
@@ -81,29 +81,29 @@ class Dilated(TiledAttention):
 
     def prepare(self, device: str) -> None:
         super().prepare(device)
-        if self.group.size > 1 and self.asked_kernel == "native":
+        if self.group.size > 1 and self.requested_kernel == "native":
             raise UnsupportedError("kernel=native runs on one rank; auto on many")
-        self.kernel = choose(self.asked_kernel, device, self.workload.dtype)
+        self.kernel_name = choose(self.requested_kernel, device, self.workload.dtype)
         self.device, self._spans = device, None
-        if self.group.size == 1 and self.kernel == "native":
-            self._spans = self._span_core()
+        if self.group.size == 1 and self.kernel_name == "native":
+            self._spans = self._span_attention()
 
-    def core(self) -> Core:
+    def build_kernel(self) -> AttentionKernel:
         if self.group.size > 1:
             return Travelling(self.courier(), self)
-        return self._spans or super().core()
+        return self._spans or super().build_kernel()
 
     def facts(self) -> dict[str, Any]:
         w, longer = self.workload, [s for s in self.rule.segments if s > self.workload.seq_len]
         facts: dict[str, Any] = super().facts()
         if self.group.size == 1:
-            facts = said(self.kernel, self.device, w.dtype, self.asked_kernel, "tiles")
+            facts = said(self.kernel_name, self.device, w.dtype, self.requested_kernel, "tiles")
         if longer:
             words = ", ".join(f"{s:,}" for s in longer)
             facts["segments"] = f"{words} reach beyond {w.seq_len:,} tokens: one segment holds all"
         return facts
 
-    def _span_core(self) -> SpanCore:
+    def _span_attention(self) -> SpanAttention:
         """The compiled kernel over spans, with an index where steps are not tokens."""
         w, rule, order = self.workload, self.rule, self.walk.order
         index, sorted_by = NO_INDEX, None
@@ -116,8 +116,8 @@ class Dilated(TiledAttention):
             Part(segment_spans(w.seq_len, sets, w.causal, sorted_by), heads)
             for sets, heads in classes(rule)
         ]
-        return SpanCore(
-            span_kernel(self.kernel), lambda: parts, w.causal, (w.heads, w.seq_len), index
+        return SpanAttention(
+            span_kernel(self.kernel_name), lambda: parts, w.causal, (w.heads, w.seq_len), index
         )
 
     def courier(self) -> Ring:

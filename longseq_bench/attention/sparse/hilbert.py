@@ -28,7 +28,7 @@ class Hilbert(Dilated):
         steps = self._steps(self.group.rank)
         if self.group.size == 1:
             # on one rank tokens lie as they came, and the walk goes through them
-            return Shard.whole(self.workload)
+            return Shard.full(self.workload)
         order = hilbert_order(self.workload.seq_len)
         return Shard.of_tokens(self.workload, order[steps.start : steps.stop].astype(np.int64))
 
