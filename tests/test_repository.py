@@ -39,7 +39,8 @@ def loads(*arguments: str | Path) -> set[str]:
 
 
 COMMANDS = (
-    "sweep", "maxlen", "plan", "scaling", "launch", "report", "show", "compare", "list", "doctor",
+    "sweep", "maxlen", "plan", "scaling", "launch", "report", "show", "compare", "list", "schema",
+    "doctor",
 )  # fmt: skip
 
 

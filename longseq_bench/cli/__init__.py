@@ -21,6 +21,7 @@ from longseq_bench.cli.maxlen import maxlen
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
+from longseq_bench.cli.schema import schema
 from longseq_bench.cli.show import show
 from longseq_bench.cli.stdout import Unread, ends, watched
 from longseq_bench.cli.sweep import sweep
@@ -46,6 +47,7 @@ app.command()(report)
 app.command()(show)
 app.command()(compare)
 app.command("list")(listing)
+app.command()(schema)
 app.command()(doctor)
 
 

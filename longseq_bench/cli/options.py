@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
 
 class DTypeName(StrEnum):
-    """Element types."""
+    """Element types, each with a short name."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
 
 
 class ModeName(StrEnum):
@@ -112,12 +115,13 @@ def workload(
     from pydantic import ValidationError
 
     from longseq_bench.core.errors import UserError
-    from longseq_bench.core.model import Workload
+    from longseq_bench.core.model import Workload, canonical_dtype
 
     if kv_heads == 0:
         raise UserError("--kv-heads: 0 heads can't hold keys; leave it out for as many as heads")
     shared = shape["heads"] if kv_heads is None else kv_heads
-    fields = {**shape, "kv_heads": shared, "dtype": dtype.value, "mode": mode.value}
+    fields = {**shape, "kv_heads": shared, "dtype": canonical_dtype(dtype.value)}
+    fields["mode"] = mode.value
     try:
         Workload(seq_len=1, **fields)
     except ValidationError as error:
@@ -133,8 +137,7 @@ def chosen(
 ) -> dict[str, dict[str, OptionValue]]:
     """All options of each implementation named. An option goes to every one that has it; raises
     UserError for one that none has."""
-    from longseq_bench.config.sweep_config import parse_assignments
-    from longseq_bench.core.options import unknown_option
+    from longseq_bench.core.options import parse_assignments, unknown_option
 
     given = parse_assignments(assignments)
     known = {n: {s.name for s in catalogue.entry(n, "--impl").options} for n in names}

@@ -17,7 +17,16 @@ from typing import Any, cast, get_args
 from longseq_bench.analysis.rows import Row
 from longseq_bench.cli.progress import option_value
 from longseq_bench.core.errors import UnitError, UnknownNameError, UserError
-from longseq_bench.core.model import Allocator, Device, DType, Keep, Mode, Phase, Status
+from longseq_bench.core.model import (
+    Allocator,
+    Device,
+    DType,
+    Keep,
+    Mode,
+    Phase,
+    Status,
+    canonical_dtype,
+)
 from longseq_bench.core.units import parse_bytes, parse_seconds, parse_tokens
 from longseq_bench.reports.document import Kind, format_cell
 
@@ -187,6 +196,7 @@ def read_value(field: str, raw: str, where: str) -> Any:
     """A value as its field's rows hold it. Raises UserError saying how it may be written."""
     kind = KINDS[field]
     if kind == "text":
+        raw = canonical_dtype(raw) if field == "dtype" else raw
         if field in _WORDS and raw not in _WORDS[field]:
             raise UnknownNameError(field, raw, _WORDS[field], where)
         return raw

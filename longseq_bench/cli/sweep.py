@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from longseq_bench.cli.live_server import Live
     from longseq_bench.cli.progress import SweepProgress
-    from longseq_bench.config.sweep_config import SweepConfig
+    from longseq_bench.config.trials import SweepConfig
     from longseq_bench.core.model import Device, Record
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.search.prediction import Outlook
@@ -43,7 +43,7 @@ def sweep(
     Run it again with the same --out to go on where it stopped: what is finished is not run again.
     """
     from longseq_bench.cli.session import console, default_ranks, make_launcher, outlook
-    from longseq_bench.config.sweep_config import load
+    from longseq_bench.config.trials import load_config
     from longseq_bench.core.errors import UserError
 
     if port is not None and not live:
@@ -53,7 +53,7 @@ def sweep(
     screen = console(stderr=True)
     with make_launcher() as launcher:
         with screen.status("looking at this machine …"):
-            asked = _with_budget(load(config, launcher.catalogue(), default_ranks()), out)
+            asked = _with_budget(load_config(config, launcher.catalogue(), default_ranks()), out)
             launcher.check(asked.trials)
             _check_baseline(asked)
         if dry_run:

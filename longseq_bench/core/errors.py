@@ -66,8 +66,8 @@ class ConfigError(UserError):
     """A config file that can't be used."""
 
 
-class UnitError(UserError):
-    """A quantity that can't be read."""
+class UnitError(UserError, ValueError):
+    """A quantity that can't be read; a ValueError, so that pydantic adds the field to it."""
 
 
 class StoreError(UserError):

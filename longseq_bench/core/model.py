@@ -19,7 +19,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 SCHEMA = 2
@@ -36,7 +36,13 @@ Phase = Literal["start", "inputs", "plan", "forward", "backward", "communication
 Purpose = Literal["measure", "probe", "edge", "confirm", "density"]
 OptionValue = bool | int | float | str | tuple[int, ...] | None
 
+DTYPE_ALIASES: dict[str, DType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def canonical_dtype(name: str) -> str:
+    """Return the full name of a dtype: bf16 -> bfloat16; any other name stays as it is."""
+    return DTYPE_ALIASES.get(name, name)
 
 
 class Frozen(BaseModel):
@@ -65,6 +71,11 @@ class Workload(Frozen):
         if isinstance(data, dict) and not data.get("kv_heads"):
             data = {**data, "kv_heads": data.get("heads", 8)}
         return data
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _expand_dtype(cls, name: Any) -> Any:
+        return canonical_dtype(name) if isinstance(name, str) else name
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Workload:

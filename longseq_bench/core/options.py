@@ -21,7 +21,7 @@ from longseq_bench.core.errors import (
     UnknownNameError,
     UserError,
 )
-from longseq_bench.core.model import Frozen, OptionValue
+from longseq_bench.core.model import Frozen, OptionValue, canonical_dtype
 from longseq_bench.core.units import parse_tokens
 
 Kind = Literal["int", "float", "str", "bool", "ints"]
@@ -61,9 +61,10 @@ class OptionSpec(Frozen):
         if self.kind == "ints":
             parts = raw if isinstance(raw, (list, tuple)) else str(raw).split(",")
             return tuple(parse_tokens(part) for part in parts)
-        if self.choices and str(raw) not in self.choices:
-            raise UnknownNameError(self.name, str(raw), self.choices, place)
-        return str(raw)
+        text = canonical_dtype(str(raw)) if "float32" in self.choices else str(raw)
+        if self.choices and text not in self.choices:
+            raise UnknownNameError(self.name, text, self.choices, place)
+        return text
 
     def _expected(self, error: Exception) -> str:
         if self.choices:
@@ -106,6 +107,23 @@ def fill(
         name: spec.coerce(given[name], owner) if name in given else spec.default
         for name, spec in by_name.items()
     }
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
+    """Return ["sparsity=0.99", "segments=1024,2048"] as a dict; the values stay text.
+
+    Raises UserError for an assignment without "=" or name, and for a name given twice.
+    """
+    found: dict[str, str] = {}
+    for assignment in assignments:
+        name, equals, value = (part.strip() for part in assignment.partition("="))
+        if not equals or not name:
+            wanted = f"{name or 'NAME'}=VALUE"
+            raise UserError(f"option {assignment!r} can't be read; write {wanted}")
+        if name in found:
+            raise UserError(f"option {name} is given twice, as {found[name]!r} and {value!r}")
+        found[name] = value
+    return found
 
 
 def unknown_option(name: str, raw: Any, known: Iterable[str], place: str) -> UserError:

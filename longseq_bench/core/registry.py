@@ -29,6 +29,7 @@ class Registry(Generic[T]):
         self.kind, self._package, self._group = kind, package, group
         self._things: dict[str, T] = {}
         self._reasons: dict[str, str] = {}
+        self._plugins: dict[str, str] = {}
         self._scanned = False
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -65,6 +66,11 @@ class Registry(Generic[T]):
         self._scan()
         return self._reasons.get(name)
 
+    def plugin_module(self, name: str) -> str | None:
+        """Return the module that a plug-in's entry point names; None for a built-in."""
+        self._scan()
+        return self._plugins.get(name)
+
     def load_built_ins(self) -> None:
         """Import every module of the package and of its subpackages, but no plug-in."""
         package = importlib.import_module(self._package)
@@ -90,6 +96,7 @@ class Registry(Generic[T]):
 
     def _load(self, point: EntryPoint) -> None:
         """A plug-in that can't be imported must not take the tool down: keep its reason."""
+        self._plugins[point.name] = point.module
         try:
             self.register(point.name)(point.load())
         except Exception as error:

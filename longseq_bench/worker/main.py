@@ -126,7 +126,11 @@ def catalogue() -> Catalogue:
 def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
     reason = IMPLEMENTATIONS.unavailable_reason(name)
     if reason:
-        return Entry(summary="can't be imported", unavailable=dict.fromkeys(devices, reason))
+        return Entry(
+            summary="can't be imported",
+            unavailable=dict.fromkeys(devices, reason),
+            source=IMPLEMENTATIONS.plugin_module(name) or "built-in",
+        )
     make = IMPLEMENTATIONS.get(name)
     reasons = {d: info.unavailable or make.unavailable_reason(d) for d, info in devices.items()}
     built_in = make.__module__.startswith(attention.__name__ + ".")

@@ -237,7 +237,7 @@ def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
     [
         (
             SOUND + "memory_budjet: 1GiB\n",
-            "unknown key 'memory_budjet' in bad.yaml:7; did you mean 'memory_budget'?",
+            "bad.yaml:7: unknown key 'memory_budjet'; did you mean 'memory_budget'?",
         ),
         (
             "tokens: [1k\nimplementations: sdpa\n",
@@ -254,11 +254,11 @@ def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
         ),
         (
             "tokens: 1k\nimplementations:\n  - sdpa\n  - rign\n",
-            "unknown implementation 'rign' in bad.yaml:4; did you mean 'ring'?",
+            "bad.yaml:4: unknown implementation 'rign'; did you mean 'ring'?",
         ),
         (
             "tokens: 1k\nimplementations:\n  - ring:\n      chunks: 1k\n",
-            "unknown option 'chunks' in ring at bad.yaml:4; did you mean 'chunk'?",
+            "bad.yaml:4: unknown option 'chunks' in ring; did you mean 'chunk'?",
         ),
         (
             "tokens: 1k\nimplementations: sdpa\nworkload: {heads: 8, kv_heads: 3}\n",

@@ -107,6 +107,7 @@ def refusal(capfd: Capture, *arguments: str | Path) -> str:
         ("ranks=2", [3]),
         ("world-size>1", [3]),
         ("dtype=bfloat16", [4]),
+        ("dtype=bf16", [4]),
         ("causal=no", [0, 1, 2, 3, 4, 5, 6]),
         ("causal=yes", []),
         ("exposed=20%", [3]),
@@ -179,8 +180,8 @@ def test_every_field_of_rows_and_maxima_can_be_asked_for() -> None:
          "50%"),
         (["--where", "status=okay"],
          "unknown status 'okay' in --where 'status=okay'; did you mean 'ok'?"),
-        (["--where", "dtype=bf16"],
-         "unknown dtype 'bf16' in --where 'dtype=bf16'; did you mean 'bfloat16'?"),
+        (["--where", "dtype=bfloat"],
+         "unknown dtype 'bfloat' in --where 'dtype=bfloat'; did you mean 'bfloat16'?"),
         (["--where", "status>ok"], "--where 'status>ok': status has no order; compare it with = or "
          "!="),
         (["--where", "time~5"], "--where 'time~5': time_s is no text; ~ looks for a part of text"),

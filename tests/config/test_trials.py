@@ -1,4 +1,4 @@
-"""Configs: the grid that a file asks for, and the sentence that each mistake gets."""
+"""Sweep files: the trials of a grid, and the sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.config import sweep_config
-from longseq_bench.config.sweep_config import load, parse, parse_assignments
+from longseq_bench.config import trials as trials_module
+from longseq_bench.config.trials import load_config, parse_config
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import ConfigError, UserError
-from longseq_bench.core.model import Trial
-from longseq_bench.core.options import OptionSpec
+from longseq_bench.core.model import Trial, Workload
+from longseq_bench.core.options import OptionSpec, parse_assignments
 
 CHUNK = OptionSpec(name="chunk", kind="int", default=1024)
 LONGNET = (
@@ -56,13 +56,13 @@ SHORT = "tokens: 1k\nimplementations: [sdpa]\n"
 
 
 def trials(text: str) -> tuple[Trial, ...]:
-    return parse(text, "sweep.yaml", CATALOGUE).trials
+    return parse_config(text, "sweep.yaml", CATALOGUE).trials
 
 
 def refusal(text: str) -> str:
     """What a text is refused with; any error that is not the user's fails the test."""
     with pytest.raises(UserError) as caught:
-        parse(text, "sweep.yaml", CATALOGUE)
+        parse_config(text, "sweep.yaml", CATALOGUE)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -129,9 +129,9 @@ def test_what_is_not_written_is_left_to_the_trial() -> None:
         options={"backend": None},
         workload=found.workload.model_validate({"seq_len": 1024}),
     )
-    read = parse(SHORT, "sweep.yaml", CATALOGUE)
-    assert (read.rounds, read.baseline, read.text, read.place) == (3, None, SHORT, "sweep.yaml")
-    assert parse(SHORT + "rounds: 5\n", "sweep.yaml", CATALOGUE).rounds == 5
+    read = parse_config(SHORT, "sweep.yaml", CATALOGUE)
+    assert (read.rounds, read.baseline, read.text, read.source) == (3, None, SHORT, "sweep.yaml")
+    assert parse_config(SHORT + "rounds: 5\n", "sweep.yaml", CATALOGUE).rounds == 5
 
 
 def test_commas_hold_numbers_together_and_a_list_is_an_axis() -> None:
@@ -151,6 +151,15 @@ def test_one_implementation_twice_and_repetitions_once() -> None:
     assert [t.options["chunk"] for t in trials(text)] == [1024, 512]
 
 
+def test_short_names_of_dtypes_are_the_same_trials() -> None:
+    found = trials(SHORT + "workload: {dtype: [bf16, bfloat16, fp32]}\n")
+    assert [t.workload.dtype for t in found] == ["bfloat16", "float32"]
+    short = Workload(seq_len=1, dtype="fp16")  # type: ignore[arg-type]
+    assert short == Workload(seq_len=1, dtype="float16")
+    wire = OptionSpec(name="wire", kind="str", choices=("float32", "bfloat16", "float16"))
+    assert wire.coerce("bf16") == "bfloat16"
+
+
 def test_anchors_are_followed() -> None:
     text = "tokens: &n [1k, 2k]\nimplementations:\n  - ring: {chunk: *n}\n"
     assert len(trials(text)) == 4
@@ -162,11 +171,11 @@ TAIL = "implementations: [sdpa]\n"
 MISTAKES = {
     "unknown key": (
         "tokns: 1k\n" + SHORT,
-        "unknown key 'tokns' in sweep.yaml:1; did you mean 'tokens'?",
+        "sweep.yaml:1: unknown key 'tokns'; did you mean 'tokens'?",
     ),
     "unknown workload key": (
         SHORT + "workload:\n  batch: 1\n  head: 4\n",
-        "unknown workload key 'head' in sweep.yaml:5; did you mean 'heads'?",
+        "sweep.yaml:5: unknown workload key 'head'; did you mean 'heads'?",
     ),
     "workload key at the top": (
         SHORT + "heads: 8\n",
@@ -182,24 +191,24 @@ MISTAKES = {
     ),
     "unknown implementation": (
         "tokens: 1k\nimplementations:\n  - sdpa\n  - rign\n",
-        "unknown implementation 'rign' in sweep.yaml:4; did you mean 'ring'?",
+        "sweep.yaml:4: unknown implementation 'rign'; did you mean 'ring'?",
     ),
     "unknown implementation with options": (
         "tokens: 1k\nimplementations:\n  - blocksparse: {sparsity: 0.9}\n",
-        "unknown implementation 'blocksparse' in sweep.yaml:3; did you mean 'block-sparse'?",
+        "sweep.yaml:3: unknown implementation 'blocksparse'; did you mean 'block-sparse'?",
     ),
     "unknown option": (
         "tokens: 1k\nimplementations:\n  - ring:\n      chnk: 1k\n",
-        "unknown option 'chnk' in ring at sweep.yaml:4; did you mean 'chunk'?",
+        "sweep.yaml:4: unknown option 'chnk' in ring; did you mean 'chunk'?",
     ),
     "the old name of sparsity": (
         "tokens: 1k\nimplementations:\n  - block-sparse: {sparsity_ratio: 0.1}\n",
-        "there is no option 'sparsity_ratio' in block-sparse at sweep.yaml:3: it meant density, "
+        "sweep.yaml:3: there is no option 'sparsity_ratio' in block-sparse: it meant density, "
         "the fraction of the blocks that is kept; write sparsity=0.9",
     ),
     "several values of the old name": (
         "tokens: 1k\nimplementations:\n  - block-sparse: {sparsity_ratio: [0.1, 0.05]}\n",
-        "there is no option 'sparsity_ratio' in block-sparse at sweep.yaml:3: it meant density, "
+        "sweep.yaml:3: there is no option 'sparsity_ratio' in block-sparse: it meant density, "
         "the fraction of the blocks that is kept; write sparsity, the fraction that is skipped",
     ),
     "option of one that has none": (
@@ -213,8 +222,7 @@ MISTAKES = {
     ),
     "choice of an option": (
         "tokens: 1k\nimplementations:\n  - block-sparse: {pattern: local-windw}\n",
-        "unknown pattern 'local-windw' in block-sparse at sweep.yaml:3; "
-        "did you mean 'local-window'?",
+        "sweep.yaml:3: unknown pattern 'local-windw' in block-sparse; did you mean 'local-window'?",
     ),
     "negative option": (
         "tokens: 1k\nimplementations:\n  - ring: {chunk: -1}\n",
@@ -259,7 +267,7 @@ MISTAKES = {
     ),
     "negative tokens": (
         "tokens: -4096\n" + TAIL,
-        "sweep.yaml:1: tokens '-4096' can't be read; write 4096, 4k or 1M",
+        "sweep.yaml:1: tokens -4096 can't be read; write 4096, 4k or 1M",
     ),
     "tokens with commas": (
         "tokens: 1k,2k\n" + TAIL,
@@ -288,7 +296,7 @@ MISTAKES = {
     ),
     "device misspelt": (
         SHORT + "device: cdua\n",
-        "unknown device 'cdua' in sweep.yaml:3; did you mean 'cuda'?",
+        "sweep.yaml:3: unknown device 'cdua'; did you mean 'cuda'?",
     ),
     "dtype that the device lacks": (
         SHORT + "workload:\n  dtype: [float32,\n    float16]\n",
@@ -296,11 +304,11 @@ MISTAKES = {
     ),
     "dtype that is none": (
         SHORT + "workload: {dtype: bfloat}\n",
-        "unknown dtype 'bfloat' in sweep.yaml:3; did you mean 'bfloat16'?",
+        "sweep.yaml:3: unknown dtype 'bfloat'; did you mean 'bfloat16'?",
     ),
     "mode that is none": (
         SHORT + "workload: {mode: training}\n",
-        "unknown mode 'training' in sweep.yaml:3; did you mean 'train'?",
+        "sweep.yaml:3: unknown mode 'training'; did you mean 'train'?",
     ),
     "word for a number": (
         SHORT + 'workload: {heads: "many"}\n',
@@ -370,11 +378,19 @@ MISTAKES = {
     ),
     "key twice": (
         "tokens: 1k\nimplementations: [sdpa]\ntokens: 2k\n",
-        "sweep.yaml:3: tokens is written twice, first in line 1",
+        "sweep.yaml:3: tokens is written twice, first in line 1; remove one",
     ),
     "option twice": (
         "tokens: 1k\nimplementations:\n  - ring: {chunk: 1k,\n      chunk: 2k}\n",
-        "sweep.yaml:4: chunk is written twice, first in line 3",
+        "sweep.yaml:4: chunk is written twice, first in line 3; remove one",
+    ),
+    "an alias that holds itself": (
+        "tokens: &a [*a]\n" + TAIL,
+        "sweep.yaml:1: not valid YAML: nested too deeply",
+    ),
+    "several mistakes, the first in the file": (
+        "tokens: 1k\nworkload: {heads: -1}\ndevise: cpu\nimplementations: [sdpa]\n",
+        "sweep.yaml:2: heads -1 is too small; the least is 1",
     ),
     "mapping for a list": (
         "tokens: 1k\nimplementations:\n  ring: {chunk: 1k}\n",
@@ -433,19 +449,19 @@ def test_more_ranks_than_cuda_devices_are_refused_with_their_line(
     here = TWO_GPUS.model_copy(update={"devices": gpus})
     text = SHORT + f"device: {devices}\nworld_size: [1,\n  {count}, 3]\n"
     with pytest.raises(ConfigError) as caught:
-        parse(text, "sweep.yaml", here)
+        parse_config(text, "sweep.yaml", here)
     assert str(caught.value) == f"sweep.yaml:5: world_size 3 is more than {sentence}"
 
 
 def test_as_many_ranks_as_cuda_devices_and_any_number_on_a_cpu() -> None:
     text = SHORT + "device: cuda\nworld_size: [1, 2]\n"
-    assert [t.world_size for t in parse(text, "sweep.yaml", TWO_GPUS).trials] == [1, 2]
+    assert [t.world_size for t in parse_config(text, "sweep.yaml", TWO_GPUS).trials] == [1, 2]
     for device in ("", "device: cpu\n"):
         assert [t.world_size for t in trials(SHORT + device + "world_size: 64\n")] == [64]
 
 
 def test_the_largest_grid_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_config, "MAX_TRIALS", 6)
+    monkeypatch.setattr(trials_module, "MAX_TRIALS", 6)
     assert len(trials("tokens: [1k, 2k]\nseed: [1, 2, 3]\n" + TAIL)) == 6
     assert "has 8 trials, more than 6" in refusal("tokens: [1k, 2k]\nseed: [1, 2, 3, 4]\n" + TAIL)
 
@@ -453,7 +469,7 @@ def test_the_largest_grid_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_default_device_is_checked_as_well() -> None:
     bare = Catalogue(implementations=CATALOGUE.implementations, devices={})
     with pytest.raises(ConfigError, match=r"sweep\.yaml: device cpu is not available"):
-        parse(SHORT, "sweep.yaml", bare)
+        parse_config(SHORT, "sweep.yaml", bare)
 
 
 # ---- the file ----------------------------------------------------------------------------------
@@ -462,12 +478,12 @@ def test_the_default_device_is_checked_as_well() -> None:
 def test_load_reads_a_file_and_names_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("\ufeff" + EXAMPLE, encoding="utf-8")
-    read = load(path, CATALOGUE)
-    assert read.place == str(path)
+    read = load_config(path, CATALOGUE)
+    assert read.source == str(path)
     assert (read.trials, read.text) == (trials(EXAMPLE), EXAMPLE)
     path.write_text("tokens: 12q\n" + TAIL)
     with pytest.raises(ConfigError, match=r"mine\.yaml:1: tokens '12q'"):
-        load(path, CATALOGUE)
+        load_config(path, CATALOGUE)
 
 
 def test_a_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> None:
@@ -479,21 +495,21 @@ def test_a_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> None:
         "none/sweep.yaml": f"there is no folder {tmp_path / 'none'} either",
     }.items():
         with pytest.raises(ConfigError) as caught:
-            load(tmp_path / asked, CATALOGUE)
+            load_config(tmp_path / asked, CATALOGUE)
         assert str(caught.value) == f"there is no config {tmp_path / asked}; {said}"
 
 
 def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "raw.yaml").write_bytes(b"tokens: \xff\xfe")
     with pytest.raises(ConfigError, match=r"raw\.yaml is not UTF-8 text \(byte 8\)"):
-        load(tmp_path / "raw.yaml", CATALOGUE)
+        load_config(tmp_path / "raw.yaml", CATALOGUE)
     with pytest.raises(ConfigError, match=r"is a folder, not a config; .* has raw\.yaml"):
-        load(tmp_path, CATALOGUE)
+        load_config(tmp_path, CATALOGUE)
 
 
 def test_the_quickstart_is_a_config() -> None:
-    path = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
-    read = load(path, CATALOGUE)
+    path = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+    read = load_config(path, CATALOGUE)
     assert len(read.trials) == 7 * 3
     assert {t.implementation for t in read.trials} == set(CATALOGUE.implementations)
     assert read.baseline == "sdpa"

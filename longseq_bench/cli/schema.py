@@ -1,0 +1,37 @@
+"""`longseq schema`: the JSON Schema of sweep files, for editors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def schema(
+    built_in: Annotated[
+        bool,
+        typer.Option(
+            "--built-in", help="Leave out the implementations of plug-ins. Default: all are in."
+        ),
+    ] = False,
+) -> int:
+    """Print the JSON Schema of sweep files, with the options of every implementation.
+
+    Editors use it for completion, help and checks. Save it with `longseq schema >
+    sweep.schema.json` and make this the first line of a config in the same folder (VS Code with
+    the YAML extension; PyCharm reads it too):
+
+    # yaml-language-server: $schema=sweep.schema.json
+    """
+    from longseq_bench.cli.session import print_json
+    from longseq_bench.config.schema import config_schema
+    from longseq_bench.launchers.local import Forked
+
+    with Forked() as launcher:
+        catalogue = launcher.catalogue()
+    if built_in:
+        entries = catalogue.implementations.items()
+        kept = {name: entry for name, entry in entries if entry.source == "built-in"}
+        catalogue = catalogue.model_copy(update={"implementations": kept})
+    print_json(config_schema(catalogue))
+    return 0

@@ -1,0 +1,229 @@
+"""Read a sweep file: YAML with line numbers; each mistake is one sentence with file and line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from longseq_bench.config.schema import SweepFile, WorkloadSection
+from longseq_bench.core.errors import ConfigError, UnitError, UnknownNameError, UserError, nearest
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+EXAMPLE = "configs/quickstart.yaml is one to start from"
+MAX_DEPTH = 8
+
+YamlPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A parsed YAML file with the line of every key and value.
+
+    name: how messages call the file.  data: dicts, lists, int, str and None; other scalars stay
+    text.
+    """
+
+    name: str
+    data: Any = None
+    values: dict[YamlPath, int] = field(default_factory=dict)
+    keys: dict[YamlPath, int] = field(default_factory=dict)
+
+    def find_line(self, path: YamlPath, *, key: bool = False) -> int:
+        """Return the line of a value, of its key, or of the innermost part around it; else 0."""
+        lines = {**self.values, **self.keys} if key else self.values
+        around = [path[:length] for length in range(len(path), 0, -1)] or [()]
+        return next((lines[part] for part in around if part in lines), 0)
+
+    def error(self, *path: str | int, message: str, key: bool = False) -> ConfigError:
+        """Return an error that begins with the location of a value."""
+        line = self.find_line(path, key=key)
+        return ConfigError(f"{self.name}:{line}: {message}" if line else f"{self.name}: {message}")
+
+    @contextmanager
+    def located(self, *path: str | int, key: bool = False) -> Iterator[None]:
+        """Add file and line to a UserError raised within."""
+        try:
+            yield
+        except UserError as error:
+            raise self.error(*path, message=str(error), key=key) from None
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a config. Raises ConfigError, naming a similar file where there is one."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config {path}; {_suggest_file(path)}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder, not a config; {_suggest_file(path)}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}), so no config") from None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
+
+
+def parse_yaml(text: str, name: str) -> SourceFile:
+    """Parse YAML, keeping lines. Raises ConfigError for bad syntax and for a key written twice."""
+    try:
+        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        line = mark.line + 1 if mark else 1
+        raise ConfigError(f"{name}:{line}: not valid YAML: {problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{name}:{line}: not valid YAML: {error.reason}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
+    source = SourceFile(name)
+    data = _read_node(node, (), source) if node else None
+    if data is None:
+        raise ConfigError(f"{name} is empty; {EXAMPLE}")
+    return SourceFile(name, data, source.values, source.keys)
+
+
+def validate(source: SourceFile) -> SweepFile:
+    """Validate a parsed file. Raises ConfigError for the first mistake, in the file's order."""
+    try:
+        return SweepFile.model_validate(source.data)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        # a misspelt key explains a missing one
+        first = min(details, key=lambda e: (e["type"] == "missing", source.find_line(e["loc"])))
+        raise _explain(first, source) from None
+
+
+def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
+    source.values[path] = node.start_mark.line + 1
+    if len(path) > MAX_DEPTH:  # an alias may hold itself
+        raise source.error(*path, message="not valid YAML: nested too deeply")
+    if isinstance(node, yaml.SequenceNode):
+        return [_read_node(item, (*path, i), source) for i, item in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        return _read_scalar(node)
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            form = _describe(_read_node(key, (*path, ""), source))
+            raise ConfigError(
+                f"{source.name}:{line}: a key of {_label(path)} is {form}, not a word"
+            )
+        inner = (*path, key.value)
+        if key.value in found:
+            first = f"first in line {source.keys[inner]}; remove one"
+            raise ConfigError(f"{source.name}:{line}: {key.value} is written twice, {first}")
+        source.keys[inner] = line
+        found[key.value] = _read_node(value, inner, source)
+    return found
+
+
+def _read_scalar(node: yaml.Node) -> int | str | None:
+    """Return what YAML means by null and by decimal numbers; anything else as it is written."""
+    if node.tag == "tag:yaml.org,2002:null":
+        return None
+    if node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[+-]?[0-9]+", node.value):
+        return int(node.value)
+    return str(node.value)
+
+
+# ---- sentences ---------------------------------------------------------------------------------
+
+_SENTENCES = {
+    "too_short": "{label} is an empty list, so there is nothing to run",
+    "greater_than_equal": "{label} {input} is too small; the least is {ge}",
+    "int_parsing": "{label} {input!r} is not a whole number",
+    "int_type": "{label} {input!r} is not a whole number",
+    "bool_parsing": "{label} {input!r} is neither true nor false",
+    "bool_type": "{label} {input!r} is neither true nor false",
+    "dict_type": "{label} must be a mapping of keys to values, not {form}",
+    "model_type": "{label} must be a mapping of keys to values, not {form}",
+    "string_type": "{label} takes one value, not {form}",
+}
+
+
+def _explain(error: ErrorDetails, source: SourceFile) -> ConfigError:
+    """Turn an error of pydantic into one sentence."""
+    path, kind, value = error["loc"], error["type"], error["input"]
+    label, context = _label(path), error.get("ctx", {})
+    if kind == "missing":
+        return ConfigError(f"{source.name}: {label} is missing; {EXAMPLE}")
+    if kind == "extra_forbidden":
+        return source.error(*path, message=_explain_key(path), key=True)
+    if isinstance(value, list | dict) and len(path) == 1 and path[0] == "rounds":
+        kind = "string_type"
+    if value is None and kind != "too_short":
+        message = f"{label} has no value"
+    elif kind == "literal_error":
+        known = re.findall("'([^']+)'", context["expected"])
+        message = str(UnknownNameError(label, str(value), known))
+        if str(value).lower() in {"gpu", "nvidia"}:  # spelt like cpu, but cuda is meant
+            message = f"unknown device {value!r}; did you mean 'cuda'?"
+    elif kind == "value_error":
+        cause = context["error"]
+        whole = isinstance(cause, UnitError)
+        message = str(cause) if whole and str(cause).startswith(label) else f"{label}: {cause}"
+        message = message if whole else f"{label} {cause}"
+        if whole and "," in str(value):
+            message += f" (for several values write a list, [{value}])"
+    else:
+        parts = {"label": label, "input": value, "form": _describe(value), **context}
+        message = _SENTENCES[kind].format(**parts)
+    return source.error(*path, message=message)
+
+
+def _explain_key(path: YamlPath) -> str:
+    key, inside = str(path[-1]), len(path) > 1
+    if key == "seq_len":
+        return "seq_len is not a key; write tokens, at the top level"
+    if inside and key in SweepFile.model_fields:
+        return f"{key} belongs at the top level, not under workload"
+    if not inside and key in WorkloadSection.model_fields:
+        return f"{key} belongs under workload, as in workload: {{{key}: ...}}"
+    known = WorkloadSection.model_fields if inside else SweepFile.model_fields
+    return str(UnknownNameError("workload key" if inside else "key", key, known))
+
+
+def _label(path: YamlPath) -> str:
+    """Name a part of the file in words."""
+    match path:
+        case ():
+            return "the config"
+        case ("implementations", _):
+            return "an item of implementations"
+        case ("implementations", _, name):
+            return f"{name}'s options"
+        case ("implementations", _, name, option, *_):
+            return f"{name}'s {option}"
+        case ("workload", key, *_):
+            return str(key)
+    return str(path[0])
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, list):
+        return "a list"
+    return "a mapping" if isinstance(value, dict) else repr(value)
+
+
+def _suggest_file(path: Path) -> str:
+    folder = path if path.is_dir() else path.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder} either"
+    files = sorted(n for n in os.listdir(folder) if (folder / n).is_file())
+    close = nearest(path.name, files)
+    if close:
+        return f"did you mean {folder / close}?"
+    configs = [name for name in files if name.endswith((".yaml", ".yml"))]
+    return f"{folder} has {', '.join(configs)}" if configs else f"{folder} has no .yaml file"

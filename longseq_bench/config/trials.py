@@ -1,0 +1,190 @@
+"""Make the trials of a sweep file: the product of its axes, checked against this machine."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from longseq_bench.config.loader import SourceFile, parse_yaml, read_text, validate
+from longseq_bench.config.schema import SweepFile
+from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.errors import ConfigError, UserError, nearest
+from longseq_bench.core.model import OptionValue, Trial, Workload
+from longseq_bench.core.options import unknown_option
+
+MAX_TRIALS = 100_000
+SETTINGS = (
+    "device", "world_size", "memory_budget", "time_budget", "repeats", "time_cap", "threads",
+    "seed", "keep", "allocator",
+)  # fmt: skip
+"""Keys of a trial that are axes, slowest first."""
+
+Axes = dict[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """A sweep that is ready to run.
+
+    trials: every combination once, round 0, with all options; rows to compare are adjacent.
+    baseline: implementation or label that the others are compared to, or None.
+    rounds: repetitions of the grid, interleaved.  text, source: the file's content and name.
+    """
+
+    trials: tuple[Trial, ...]
+    baseline: str | None
+    rounds: int
+    text: str
+    source: str
+
+
+def load_config(path: str | Path, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
+    """Read a sweep file and make its trials.
+
+    ranks: world_size where the file has none. Raises ConfigError: one sentence with file and line.
+    """
+    return parse_config(read_text(Path(path)), str(path), catalogue, ranks)
+
+
+def parse_config(text: str, name: str, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
+    """Make the trials of YAML text; messages call it `name`. Raises as `load_config` does."""
+    source = parse_yaml(text, name)
+    file = validate(source)
+    shape = {key: _distinct(getattr(file.workload, key)) for key in source.data.get("workload", ())}
+    shape["seq_len"] = _distinct(file.tokens)
+    settings = {key: _distinct(getattr(file, key)) for key in SETTINGS if key in source.data}
+    choices = [
+        (name, _option_axes(name, options, catalogue, source, index))
+        for index, item in enumerate(file.implementations)
+        for name, options in item.items()
+    ]
+    _check_devices(file, source, catalogue)
+    _check_ranks(file, source, catalogue)
+    _check_baseline(file, source)
+    _check_size(name, shape, settings, choices)
+    trials = tuple(_trials(_workloads(shape, file, source), settings, choices, catalogue, ranks))
+    return SweepConfig(trials, file.baseline, file.rounds, text, name)
+
+
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _option_axes(
+    name: str, options: dict[str, tuple[Any, ...]], catalogue: Catalogue, source: SourceFile,
+    index: int,
+) -> Axes:  # fmt: skip
+    """Return the distinct values of each option that is written for one implementation."""
+    path = ("implementations", index, name)
+    with source.located(*path, key=True):
+        specs = {spec.name: spec for spec in catalogue.entry(name).options}
+    axes = {}
+    for option, raw in options.items():
+        if option not in specs:
+            with source.located(*path, option, key=True):
+                if not specs:
+                    raise UserError(f"{name} takes no options, but {option!r} was given")
+                raise unknown_option(option, raw[0] if len(raw) == 1 else raw, specs, name)
+        values = []
+        for i, value in enumerate(raw):
+            with source.located(*path, option, i):
+                values.append(specs[option].coerce(value, name))
+        axes[option] = _distinct(values)
+    return axes
+
+
+def _check_devices(file: SweepFile, source: SourceFile, catalogue: Catalogue) -> None:
+    for i, device in enumerate(file.device):
+        info = catalogue.devices.get(device)
+        if info is None or info.unavailable:
+            reason = info.unavailable if info else "this machine lists no such device"
+            usable = [name for name, d in catalogue.devices.items() if not d.unavailable]
+            hint = f"; there is {', '.join(usable)}" if usable else ""
+            message = f"device {device} is not available: {reason}{hint}"
+            raise source.error("device", i, message=message)
+        for j, dtype in enumerate(file.workload.dtype):
+            if info.dtypes and dtype not in info.dtypes:
+                known = ", ".join(info.dtypes)
+                message = f"dtype {dtype} is not available on {device}; it has {known}"
+                raise source.error("workload", "dtype", j, message=message)
+
+
+def _check_ranks(file: SweepFile, source: SourceFile, catalogue: Catalogue) -> None:
+    """Refuse more ranks than CUDA devices; on a CPU any number of ranks shares the cores."""
+    if "cuda" not in file.device:
+        return
+    count = catalogue.devices["cuda"].count
+    for i, ranks in enumerate(file.world_size):
+        if ranks > count and "world_size" in source.data:
+            verb = "is" if count == 1 else "are"
+            message = f"world_size {ranks} is more than the CUDA devices here, of which there "
+            raise source.error("world_size", i, message=f"{message}{verb} {count}")
+
+
+def _check_baseline(file: SweepFile, source: SourceFile) -> None:
+    names = _distinct(name for item in file.implementations for name in item)
+    if file.baseline is None or file.baseline.split(" ")[0] in names:
+        return
+    close = nearest(file.baseline, names)
+    hint = f"did you mean {close!r}?" if close else f"they are {', '.join(names)}"
+    message = f"baseline {file.baseline!r} is not among the implementations; {hint}"
+    raise source.error("baseline", message=message)
+
+
+def _check_size(name: str, shape: Axes, settings: Axes, choices: list[tuple[str, Axes]]) -> None:
+    """Refuse a grid that is too large, before it is made."""
+    sizes = {key.replace("seq_len", "tokens"): len(v) for key, v in {**shape, **settings}.items()}
+    sizes["implementations"] = sum(math.prod(map(len, axes.values())) for _, axes in choices)
+    count = math.prod(sizes.values())
+    if count > MAX_TRIALS:
+        longest = sorted(sizes, key=lambda key: -sizes[key])[:3]
+        largest = ", ".join(f"{key} {sizes[key]:,}" for key in longest)
+        raise ConfigError(
+            f"{name}: the grid has {count:,} trials, more than {MAX_TRIALS:,}; "
+            f"its longest axes are {largest}"
+        )
+
+
+def _product(axes: Axes) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _workloads(shape: Axes, file: SweepFile, source: SourceFile) -> list[Workload]:
+    """Return every workload of the grid, lengths innermost."""
+    found = []
+    for fields in _product(shape):
+        try:
+            found.append(Workload(**fields))
+        except ValidationError as error:
+            key = next(k for k in ("kv_heads", "heads") if k in fields)
+            index = getattr(file.workload, key).index(fields[key])
+            message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise source.error("workload", key, index, message=message) from None
+    return list(dict.fromkeys(found))
+
+
+def _trials(
+    workloads: list[Workload],
+    settings: Axes,
+    choices: list[tuple[str, Axes]],
+    catalogue: Catalogue,
+    ranks: int,
+) -> Iterator[Trial]:
+    """Yield the trials, workload by workload, so that rows to compare are adjacent."""
+    variants: dict[tuple[Any, ...], dict[str, OptionValue]] = {}
+    for name, axes in choices:
+        for given in _product(axes):
+            options = catalogue.options(name, given)
+            variants.setdefault((name, *options.values()), options)
+    for workload in workloads:
+        for fields in _product(settings):
+            for (name, *_), options in variants.items():
+                how = {"world_size": ranks, **fields}
+                yield Trial(implementation=name, options=options, workload=workload, **how)
