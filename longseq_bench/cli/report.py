@@ -48,8 +48,8 @@ def report(
     """Write reports from records, or print them: every number comes from the records."""
     from longseq_bench.analysis.rows import maxlen_json, sweep_json
     from longseq_bench.cli.session import console, print_json, read_results
-    from longseq_bench.cli.tables import plain
     from longseq_bench.reports.published_results import read
+    from longseq_bench.reports.render.terminal_text import plain
 
     wanted, kinds = _wanted(formats, as_json), _names(kind, "--kind summary")
     records, notes = read_results(results)

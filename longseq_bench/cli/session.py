@@ -225,9 +225,9 @@ def carry_out(
     config: a sweep's YAML, kept beside them too.  live: a page that is served meanwhile.
     Raises StoreError for a folder that can't be used.
     """
-    from longseq_bench.cli.tables import plain
     from longseq_bench.environment import collect
     from longseq_bench.reports import write_report
+    from longseq_bench.reports.render.terminal_text import plain
     from longseq_bench.runner import Watchers, drive
     from longseq_bench.store import Store
 

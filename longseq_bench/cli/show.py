@@ -36,8 +36,8 @@ def show(
 ) -> int:
     """Show records in the terminal: filtered, sorted, with sparklines. Writes nothing."""
     from longseq_bench.cli.session import console, print_json, read_results
-    from longseq_bench.cli.tables import plain
     from longseq_bench.cli.view import chosen, print_view
+    from longseq_bench.reports.render.terminal_text import plain
 
     records, notes = read_results(results)
     screen = console(stderr=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +34,7 @@ from longseq_bench.reports.groups import (
     spread_out,
     workload_words,
 )
+from longseq_bench.reports.render.terminal_text import one_line, plain
 from longseq_bench.reports.sections.growth import dense_words, least_words
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ _STATES = {
 NONE = "—"
 COMPUTED = "†"
 GAP, NARROWEST_LABEL, LONGEST_WORD = 2, 20, 32
-_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-_OBEYED = frozenset({"Cc", "Cf", "Cs"})
 _RANKS_SAID = (
     "[dim]a rank: the most tokens that one rank holds · peak, sent: of the rank with most · "
     "exposed: share of the time that communication adds to computing · speed-up: over one rank, "
@@ -98,23 +95,6 @@ def legends(rows: Sequence[dict[str, Any]]) -> list[str]:
         computed = any(_of_ideal(row).endswith(COMPUTED) for row in rows)
         said.append(_SPARSE_SAID.format(computed=_COMPUTED_SAID if computed else ""))
     return said
-
-
-def visible(text: str) -> str:
-    """Any text without what a terminal would obey: escape sequences, control characters, marks of
-    direction."""
-    kept = _SEQUENCE.sub("", text)
-    return "".join(c for c in kept if c == " " or unicodedata.category(c) not in _OBEYED)
-
-
-def one_line(text: str) -> str:
-    """Any text as one line, and no more than is to be seen of it."""
-    return visible(" ".join(text.split()))
-
-
-def plain(text: str, style: str = "") -> Text:
-    """Any text as one line that shows just that text."""
-    return Text(one_line(text), style)
 
 
 def safe(text: str) -> str:

@@ -32,16 +32,16 @@ from longseq_bench.cli.tables import (
     Fitted,
     legends,
     maxima_columns,
-    plain,
     sweep_columns,
     time_words,
 )
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports.document import Axis, Chart, Mark, Point
+from longseq_bench.reports.document import Axis, Chart, Mark, Point, Section
 from longseq_bench.reports.groups import grouped, name_of, workload_words
 from longseq_bench.reports.render.sparkline import samples_line
-from longseq_bench.reports.render.terminal import print_chart
+from longseq_bench.reports.render.terminal import print_section
+from longseq_bench.reports.render.terminal_text import plain
 
 LABEL, PASSES = "label", "passes"
 """The column of a row's timed passes as a sparkline."""
@@ -209,7 +209,7 @@ def _print_rows(group: Sequence[Row], matching: Sequence[Row], view: View, scree
         screen.print(plain(line, "yellow"))
     if chart := _times(group, matching):
         screen.print()
-        print_chart(chart, screen, CHART_HINT)
+        print_section(Section("", charts=[chart]), screen, CHART_HINT)
 
 
 def _with_passes(group: Sequence[Row], view: View) -> list[Column]:

@@ -48,10 +48,15 @@ Cell = str | int | float | Spread | None
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and what kind of quantity stands under it."""
+    """A heading, and the kind of quantity under it.
+
+    priority: columns of the lowest priority leave a narrow terminal first, equal ones together;
+    None: ranked by the values of the column, below 1.
+    """
 
     name: str
     kind: Kind = "text"
+    priority: int | None = None
 
 
 @dataclass(frozen=True)

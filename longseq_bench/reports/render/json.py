@@ -45,7 +45,7 @@ def _section(section: Section) -> dict[str, Any]:
 def _table(table: Table) -> dict[str, Any]:
     return {
         "title": table.title,
-        "columns": [asdict(column) for column in table.columns],
+        "columns": [{"name": one.name, "kind": one.kind} for one in table.columns],
         "rows": [[finite(_cell(cell)) for cell in row] for row in table.rows],
     }
 

@@ -1,7 +1,6 @@
-"""A document on a terminal, as wide as that is: `longseq report --format terminal`.
+"""Print documents in a terminal, as wide as it is: `longseq report --format terminal`.
 
-Names and reasons are shown as they are: no markup of theirs, no escape sequence reaches a terminal.
-Figures are never cut: where a table has no room, columns leave it, and it is said which.
+Names and reasons show as they are: no markup and no escape sequence in them reaches the terminal.
 """
 
 from __future__ import annotations
@@ -10,19 +9,17 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.text import Text
 
-from longseq_bench.cli.tables import NARROWEST_LABEL, Column, Fitted, one_line, plain, visible
 from longseq_bench.reports.document import (
     COMPUTED,
     MISSING,
-    Cell,
     Chart,
+    Column,
     Document,
-    Guide,
     Mark,
     Point,
     Section,
@@ -31,150 +28,175 @@ from longseq_bench.reports.document import (
     format_cell,
 )
 from longseq_bench.reports.render.sparkline import Scale, Slots, bar, scale_of, slots_of
+from longseq_bench.reports.render.terminal_table import (
+    MIN_LABEL,
+    MIN_WORDS,
+    Priority,
+    TerminalColumn,
+    TerminalTable,
+)
+from longseq_bench.reports.render.terminal_text import one_line, plain, remove_control
 
-PROSE = 100
-"""The longest line of a sentence: longer ones are hard to read."""
-NARROWEST_WORDS = 12
-LEAST_SLOTS, LONGEST_BAR = 8, 40
-_Placed = TypeVar("_Placed", Point, Mark)
+MAX_LINE = 100
+"""Longer lines of a sentence are hard to read."""
+MIN_SLOTS, MAX_BAR = 8, 40
 HINT = "a wider terminal or --format md has them"
+STYLES = {
+    "ok": "green", "faster": "green", "less": "green", "longer": "green", "mended": "green",
+    "slower": "red", "more": "red", "shorter": "red", "broken": "red", "crashed": "red",
+    "wrong": "red", "error": "red", "hang": "red", "missing": "red",
+    "oom": "yellow", "timeout": "yellow", "undecided": "yellow", "note": "yellow",
+    "unsupported": "dim",
+}  # fmt: skip
+"""Colours of statuses and verdicts, in any column but the first."""
+_Placed = TypeVar("_Placed", Point, Mark)
 
 
 def print_documents(documents: Iterable[Document], screen: Console) -> None:
-    """Print whole reports on a console, one after the other, with two empty lines between."""
+    """Print reports one after the other, with two empty lines between."""
     for i, document in enumerate(documents):
         if i:
             screen.print("\n")
         print_document(document, screen)
 
 
-def print_document(document: Document, screen: Console) -> None:
-    """Print a whole report on a console, in its order."""
-    _heading(document.title, "═", screen)
+def print_document(document: Document, screen: Console, hint: str = HINT) -> None:
+    """Print a report; hint: where to find what a narrow terminal leaves out."""
+    if document.title:
+        _print_heading(document.title, "═", screen)
     for i, paragraph in enumerate(document.paragraphs):
-        _apart(i, screen)
-        _prose(paragraph, screen)
-    for section in document.sections:
-        screen.print()
-        _print_section(section, screen)
+        if i:
+            screen.print()
+        _print_sentence(paragraph, screen)
+    for i, section in enumerate(document.sections):
+        if i or document.title or document.paragraphs:
+            screen.print()
+        print_section(section, screen, hint)
 
 
-def _print_section(section: Section, screen: Console) -> None:
-    """A heading, and below it blocks with an empty line between."""
-    _heading(section.title, "─", screen)
-    blocks: list[Callable[[], None]] = [partial(_prose, p, screen) for p in section.paragraphs]
-    if section.points:
-        blocks.append(partial(_print_points, section.points, screen))
-    blocks += [partial(print_chart, chart, screen) for chart in section.charts]
-    blocks += [partial(_print_table, table, screen) for table in section.tables]
-    if section.code:
-        blocks.append(partial(_print_code, section.code, screen))
-    for i, block in enumerate(blocks):
-        _apart(i, screen)
-        block()
+def print_section(section: Section, screen: Console, hint: str = HINT) -> None:
+    """Print a heading, and below it blocks with an empty line between."""
+    if section.title:
+        _print_heading(section.title, "─", screen)
+    blocks: list[Callable[[], None]] = [
+        *(partial(_print_sentence, p, screen) for p in section.paragraphs),
+        *([partial(_print_points, section.points, screen)] if section.points else []),
+        *(partial(_print_chart, chart, screen, hint) for chart in section.charts),
+        *(partial(_print_table, table, screen, hint) for table in section.tables),
+        *([partial(_print_code, section.code, screen)] if section.code else []),
+    ]
+    for i, print_block in enumerate(blocks):
+        if i:
+            screen.print()
+        print_block()
 
 
-def _apart(i: int, screen: Console) -> None:
-    if i:
-        screen.print()
-
-
-def _print_points(points: Sequence[str], screen: Console) -> None:
-    for point in points:
-        _prose(point, screen, "• ")
-
-
-def _print_code(lines: Sequence[str], screen: Console) -> None:
-    for line in lines:
-        # as it is, so that it can be copied: a terminal folds what is longer than itself
-        screen.print(Text(visible(line.expandtabs())), soft_wrap=True)
-
-
-def _heading(title: str, line: str, screen: Console) -> None:
+def _print_heading(title: str, line: str, screen: Console) -> None:
     text = plain(title, "bold")
     screen.print(text)
     screen.print(Text(line * min(text.cell_len, screen.width), "dim"))
 
 
-def _prose(sentence: str, screen: Console, mark: str = "", style: str = "") -> None:
-    """A sentence in lines that are not too long, its mark hanging."""
+def _print_sentence(sentence: str, screen: Console, mark: str = "", style: str = "") -> None:
+    """Print a sentence in lines that are not too long; the lines after the mark are indented."""
     text = plain(sentence, style)
-    width = max(1, min(PROSE, screen.width) - len(mark))
+    width = max(1, min(MAX_LINE, screen.width) - len(mark))
     for i, line in enumerate(text.wrap(screen, width, overflow="fold")):
         line.rstrip()
         screen.print(Text(mark if i == 0 else " " * len(mark)).append(line))
 
 
-def _print_table(table: Table, screen: Console) -> None:
+def _print_points(points: Sequence[str], screen: Console) -> None:
+    for point in points:
+        _print_sentence(point, screen, "• ")
+
+
+def _print_code(lines: Sequence[str], screen: Console) -> None:
+    for line in lines:
+        # unwrapped, so that it can be copied: a terminal folds lines that are too long
+        screen.print(Text(remove_control(line.expandtabs())), soft_wrap=True)
+
+
+def _print_table(table: Table, screen: Console, hint: str) -> None:
     if table.title:
-        _prose(table.title, screen, style="bold")
-    written = [
-        [format_cell(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
-        for row in table.rows
-    ]
-    order = _leaving(table)
+        _print_sentence(table.title, screen, style="bold")
     columns = [
-        _column(i, column.name, column.kind == "text", order[i], [row[i] for row in written])
-        for i, column in enumerate(table.columns)
-    ][1:]
-    rows = [{"label": row[0], "cells": row} for row in written]
-    screen.print(Fitted(rows, columns, HINT, table.columns[0].name))
+        _column(i, column, [row[i] for row in table.rows]) for i, column in enumerate(table.columns)
+    ]
+    screen.print(TerminalTable(columns, hint))
 
 
-def _column(i: int, name: str, words: bool, leaves: int, cells: Sequence[str]) -> Column:
-    """A column of a table; its heading takes as many lines as keep it as narrow as its cells."""
-    name = one_line(name)
-    width = max([*map(len, name.split()), *map(len, cells)], default=1)
-    return Column(
-        "\n".join(textwrap.wrap(name, width)),
-        lambda row: plain(row["cells"][i]),
-        leaves,
-        wraps=NARROWEST_WORDS if words else 0,
-        justify="left" if words else "right",
-    )
+def _column(i: int, column: Column, cells: Sequence[object]) -> TerminalColumn:
+    """Write a column; its heading takes as many lines as keep it as narrow as its cells."""
+    words = column.kind == "text"
+    texts = [plain(format_cell(cell, column.kind)) for cell in cells]  # type: ignore[arg-type]
+    if i:
+        for text in texts:
+            text.stylize(STYLES.get(text.plain, ""))
+    name = one_line(column.name)
+    width = max([*map(len, name.split()), *(text.cell_len for text in texts)], default=1)
+    heading = "\n".join(textwrap.wrap(name, width))
+    priority = _priority(i, column, cells)
+    return TerminalColumn(heading, texts, words, priority, MIN_WORDS if i else MIN_LABEL)
 
 
-def _leaving(table: Table) -> list[int]:
-    """When each column leaves, 1 first: what is empty, what is the same in every row, then from the
-    right, medians last."""
+def _priority(i: int, column: Column, cells: Sequence[object]) -> Priority:
+    """Rank a column by its declared priority, else by content.
 
-    def weight(i: int) -> tuple[int, int]:
-        cells: list[Cell] = [row[i] for row in table.rows]
-        if all(cell is None for cell in cells):
-            return 0, -i
-        if len(cells) > 1 and len(set(cells)) == 1:
-            return 1, -i
-        return 3 if any(isinstance(cell, Spread) for cell in cells) else 2, -i
-
-    ordered = sorted(range(len(table.columns)), key=weight)
-    return [ordered.index(i) + 1 for i in range(len(table.columns))]
-
-
-def print_chart(chart: Chart, screen: Console, hint: str = HINT) -> None:
-    """A chart in characters: a sparkline a series, or a bar each, with its figures in words.
-
-    hint: where one finds what there was no room for.
+    Empty columns leave first, then those with one value in all rows, then from the right, medians
+    last.
     """
-    _prose(chart.title, screen, style="bold")
+    if all(cell is None for cell in cells):
+        return (-1, -i)
+    if column.priority is not None:
+        return (column.priority,)
+    if len(cells) > 1 and len(set(cells)) == 1:
+        return (-0.75, -i)
+    return (-0.25 if any(isinstance(cell, Spread) for cell in cells) else -0.5, -i)
+
+
+def _print_chart(chart: Chart, screen: Console, hint: str) -> None:
+    """Print a sparkline per series, or a bar each, with its figures."""
+    _print_sentence(chart.title, screen, style="bold")
     if chart.said:
-        _prose(chart.said, screen, style="dim")
-    if chart.series:
-        (_print_bars if chart.shape == "bars" else _print_lines)(chart, screen, hint)
+        _print_sentence(chart.said, screen, style="dim")
+    if chart.series and chart.shape == "bars":
+        _print_bars(chart, screen, hint)
+    elif chart.series:
+        _print_lines(chart, screen, hint)
 
 
 def _print_lines(chart: Chart, screen: Console, hint: str) -> None:
     scale = scale_of((p.y for p in chart.points), chart.y.log)
-    places = [*(p.x for p in chart.points), *(m.x for m in chart.failures)]
-    slots = slots_of(places, max(LEAST_SLOTS, (screen.width - 2 * NARROWEST_LABEL) // 2))
+    xs = [*(p.x for p in chart.points), *(m.x for m in chart.failures)]
+    slots = slots_of(xs, max(MIN_SLOTS, (screen.width - 2 * MIN_LABEL) // 2))
     points, marks = _by_series(chart.points), _by_series(chart.failures)
-    rows = [_series(chart, name, points[name], marks[name], slots, scale) for name in chart.series]
-    rows += [_guide(chart, guide) for guide in chart.guides]
-    columns = [
-        Column("", lambda row: str(row["line"]), justify="left"),
-        Column(one_line(chart.y.name), lambda row: plain(row["said"]), 2, justify="left"),
+    lines = [
+        slots.line([(p.x, p.y) for p in points[name]], [m.x for m in marks[name]], scale)
+        for name in chart.series
     ]
-    screen.print(Fitted(rows, [*columns, *_failed(chart)], hint))
-    _prose(_legend(chart, slots, scale), screen, style="dim")
+    guides = [
+        f"{guide.name} (computed)" if guide.said == COMPUTED else guide.name
+        for guide in chart.guides
+    ]
+    ends = [*(points[name] for name in chart.series), *(guide.points for guide in chart.guides)]
+    failed = [_failures(chart, marks[name]) for name in chart.series]
+    empty = [""] * len(guides)
+    columns = [
+        _words("", [*chart.series, *guides], 9, MIN_LABEL),
+        TerminalColumn("", [Text(line) for line in (*lines, *empty)], True, (4,), slots.count),
+        _words(chart.y.name, [_ends(chart, one) for one in ends], 3),
+        *([_words("failed", [*failed, *empty], 2)] if chart.failures else []),
+    ]
+    screen.print(TerminalTable(columns, hint))
+    _print_sentence(_legend(chart, slots, scale), screen, style="dim")
+
+
+def _words(
+    heading: str, cells: Iterable[str], priority: int, min_width: int = MIN_WORDS
+) -> TerminalColumn:
+    texts = [plain(cell) for cell in cells]
+    return TerminalColumn(one_line(heading), texts, True, (priority,), min_width)
 
 
 def _by_series(things: Iterable[_Placed]) -> Mapping[str, Sequence[_Placed]]:
@@ -184,41 +206,23 @@ def _by_series(things: Iterable[_Placed]) -> Mapping[str, Sequence[_Placed]]:
     return found
 
 
-def _series(
-    chart: Chart, name: str, points: Sequence[Point], failures: Sequence[Mark],
-    slots: Slots, scale: Scale | None,
-) -> dict[str, Any]:  # fmt: skip
-    line = slots.line([(p.x, p.y) for p in points], [m.x for m in failures], scale)
-    at: dict[str, list[str]] = {}
-    for mark in failures:
-        at.setdefault(mark.words, []).append(format_cell(mark.x, chart.x.kind))
-    failed = "; ".join(f"{words} at {', '.join(places)}" for words, places in at.items())
-    return {"label": name, "line": line, "said": _ends(chart, points), "failed": failed}
-
-
-def _guide(chart: Chart, guide: Guide) -> dict[str, Any]:
-    said = _ends(chart, guide.points)
-    label = f"{guide.name} (computed)" if guide.said == COMPUTED else guide.name
-    return {"label": label, "line": "", "said": said, "failed": ""}
+def _failures(chart: Chart, marks: Iterable[Mark]) -> str:
+    at: dict[str, list[str]] = defaultdict(list)
+    for mark in marks:
+        at[mark.words].append(format_cell(mark.x, chart.x.kind))
+    return "; ".join(f"{words} at {', '.join(places)}" for words, places in at.items())
 
 
 def _ends(chart: Chart, points: Iterable[Point]) -> str:
-    """The values at the least and at the largest x."""
-    ordered = sorted(points, key=lambda p: p.x)
-    values = [format_cell(p.y, chart.y.kind) for p in ordered]
+    """Return the values at the least and at the largest x."""
+    values = [format_cell(p.y, chart.y.kind) for p in sorted(points, key=lambda p: p.x)]
     if len(values) < 2:
         return values[0] if values else MISSING
     return f"{values[0]} → {values[-1]}"
 
 
-def _failed(chart: Chart) -> list[Column]:
-    """A column of where and how series failed, where any did."""
-    words = Column("failed", lambda row: plain(row["failed"]), 1, NARROWEST_WORDS, "left")
-    return [words] if chart.failures else []
-
-
 def _legend(chart: Chart, slots: Slots, scale: Scale | None) -> str:
-    """What the characters stand for."""
+    """Explain the characters of the sparklines."""
     first, last = (format_cell(x, chart.x.kind) for x in (slots.xs[0], slots.xs[-1]))
     words = [f"{chart.x.name} {first} to {last}" if first != last else f"{chart.x.name} {first}"]
     if slots.count < len(slots.xs):
@@ -231,39 +235,34 @@ def _legend(chart: Chart, slots: Slots, scale: Scale | None) -> str:
 
 
 def _print_bars(chart: Chart, screen: Console, hint: str) -> None:
-    """Bars from 0, each with its figure; what it is set against in a column of its own."""
-    rows = [_bar_row(chart, p) for p in chart.points]
-    rows += [
-        {"label": m.series, "y": None, "said": MISSING, "failed": m.words,
-         "limits": _limits(chart, m.series)}
-        for m in chart.failures
+    """Print bars from 0, each with its figure, and the guides in columns of their own."""
+    names = [*(p.series for p in chart.points), *(m.series for m in chart.failures)]
+    figures = [*(_figure(chart, p) for p in chart.points), *([MISSING] * len(chart.failures))]
+    width = screen.width - max(map(len, figures)) - 2 * MIN_LABEL
+    width = max(MIN_SLOTS, min(MAX_BAR, width))
+    scale = scale_of(p.y for p in chart.points)
+    drawn = [bar(p.y, scale.high if scale else 0.0, width) for p in chart.points]
+    guides = [{p.series: p.y for p in guide.points} for guide in chart.guides]
+    failed = [*([""] * len(chart.points)), *(m.words for m in chart.failures)]
+    columns = [
+        _words("", names, 9, MIN_LABEL),
+        TerminalColumn("", [Text(one) for one in (*drawn, *([""] * len(chart.failures)))], True,
+                       (2,), MAX_BAR),
+        TerminalColumn(one_line(chart.y.name), [Text(figure) for figure in figures], priority=(4,)),
+        *(
+            TerminalColumn(
+                one_line(guide.name),
+                [plain(format_cell(values.get(name), chart.y.kind)) for name in names],
+                priority=(1,),
+            )
+            for guide, values in zip(chart.guides, guides, strict=True)
+        ),
+        *([_words("failed", failed, 1)] if chart.failures else []),
     ]  # fmt: skip
-    figures = [Column(one_line(chart.y.name), lambda row: str(row["said"]))]
-    limits = [
-        Column(one_line(guide.name), lambda row, i=i: plain(row["limits"][i]), 1)  # type: ignore[misc]
-        for i, guide in enumerate(chart.guides)
-    ]
-    taken = max(len(row["said"]) for row in rows) + 2 * NARROWEST_LABEL
-    width = max(LEAST_SLOTS, min(LONGEST_BAR, screen.width - taken))
-    largest = scale_of(p.y for p in chart.points)
-    high = largest.high if largest else 0.0
-
-    def drawn(row: dict[str, Any]) -> str:
-        return bar(row["y"], high, width) if row["y"] is not None else ""
-
-    bars = Column("", drawn, 2, justify="left")
-    screen.print(Fitted(rows, [bars, *figures, *limits, *_failed(chart)], hint))
+    screen.print(TerminalTable(columns, hint))
 
 
-def _bar_row(chart: Chart, point: Point) -> dict[str, Any]:
+def _figure(chart: Chart, point: Point) -> str:
     bounded = point.low is not None and point.high is not None
     cell = Spread(point.y, point.low or 0.0, point.high or 0.0) if bounded else point.y
-    said = format_cell(cell, chart.y.kind)
-    limits = _limits(chart, point.series)
-    return {"label": point.series, "y": point.y, "said": said, "failed": "", "limits": limits}
-
-
-def _limits(chart: Chart, series: str) -> list[str]:
-    """What each guide gives for a bar."""
-    found = [{p.series: p.y for p in guide.points}.get(series) for guide in chart.guides]
-    return [format_cell(value, chart.y.kind) for value in found]
+    return format_cell(cell, chart.y.kind)
