@@ -23,7 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from longseq_bench.comparison.compare import Comparison, compare
+from longseq_bench.comparison.compare import compare
+from longseq_bench.comparison.model import Comparison
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_share
 from longseq_bench.environment import collect
@@ -126,9 +127,9 @@ def slowed_code(asked: argparse.Namespace, out: Path) -> int:
     whole = some = rows = false = 0
     for i in range(asked.pairs):
         found = pair(asked, out / f"slowed-{i:02d}", share)
-        ours = [t for t in found.timed if t.what["implementation"] == SLOWER]
+        ours = [t for t in found.times if t.row["implementation"] == SLOWER]
         hits = [t for t in ours if t.verdict == "slower"]
-        others = [t for t in found.timed if t not in ours and t.verdict != "same"]
+        others = [t for t in found.times if t not in ours and t.verdict != "same"]
         whole, some = whole + (len(hits) == len(ours)), some + bool(hits)
         rows, false = rows + len(hits), false + bool(others)
         ratios = ", ".join(f"{t.ratio:.3f}" for t in ours)
@@ -174,15 +175,15 @@ def trials(launcher: Forked) -> list[Trial]:
 def verdicts(found: Comparison) -> list[str]:
     """What is said of trials that are the same."""
     return [
-        f"{t.what['implementation']} {t.what['tokens']}: {t.verdict} {t.ratio:.3f}"
-        for t in found.timed
+        f"{t.row['implementation']} {t.row['tokens']}: {t.verdict} {t.ratio:.3f}"
+        for t in found.times
         if t.verdict != "same"
     ]
 
 
 def seen(found: Comparison) -> str:
     """What could have been seen, in the middle row and at worst."""
-    known = sorted(t.shift.seen_from for t in found.timed if t.shift)
+    known = sorted(t.estimate.detectable for t in found.times if t.estimate)
     return f"seen from {known[len(known) // 2]:.1%}, at worst {known[-1]:.1%}" if known else "none"
 
 

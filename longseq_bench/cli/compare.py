@@ -9,92 +9,106 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from longseq_bench.comparison.compare import Comparison
+    from longseq_bench.comparison.model import Comparison
     from longseq_bench.core.model import Record
 
 RESULTS = Path("results")
-MOST_NAMED = 8
-"""Commits in a sentence."""
+MAX_COMMITS_NAMED = 8
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="Results folder or file; PATH@COMMIT; @COMMIT.")],
-    b: Annotated[str, typer.Argument(help="The same, compared with A.")],
+    a: Annotated[
+        str, typer.Argument(help="Results folder or file; PATH@COMMIT: its records of one commit.")
+    ],
+    b: Annotated[
+        str, typer.Argument(help="The results to compare with A, written in the same way.")
+    ],
     formats: Annotated[
-        str | None, typer.Option("--format", help="Write files too, with commas: md,json,html.")
+        str | None,
+        typer.Option("--format", help="Also write files, separated by commas: md,json,html,csv."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of these files. Default: this one.")
+        Path | None, typer.Option(help="Folder for these files. Default: the current folder.")
     ] = None,
     fail_on: Annotated[
-        str | None, typer.Option(help="Exit code 4 where anything is worse by so much: 5%.")
+        str | None,
+        typer.Option(help="End with exit code 4 if anything is worse by this share (5% or 0.05)."),
     ] = None,
     level: Annotated[
-        str, typer.Option(help="Chance of any false alarm in the whole comparison.")
+        str,
+        typer.Option(help="Family-wise error rate: the chance of any false `slower` or `faster`."),
     ] = "5%",
-    least: Annotated[str, typer.Option(help="The least difference in time that is told.")] = "1%",
-    across: Annotated[bool, typer.Option("--across", help="Compare unlike machines too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    least: Annotated[
+        str, typer.Option(help="Smallest difference in time that is reported.")
+    ] = "1%",
+    across: Annotated[
+        bool, typer.Option("--across", help="Compare trials of different machines too.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
+    ] = False,
 ) -> int:
     """Compare two sets of results, trial by trial: times, memory, longest lengths.
 
-    A trial is slower or faster only where its processes differ by more than their noise, tested
-    for all trials together; three rounds a side are the least that shows much.
+    A trial is slower or faster only if its processes differ by more than their noise, tested for
+    all trials together. Use three rounds a side or more.
 
-    Trials that both have, but on unlike machines, are named and not compared; where there are such,
-    --fail-on is refused (exit code 2). --across compares them.
+    Trials of both sides that ran on different machines are listed, not compared; with --fail-on
+    they are an error (exit code 2). --across compares them.
 
     PATH@COMMIT takes the records of one commit below a folder, @COMMIT those below results/.
     """
     from longseq_bench.cli import REGRESSED
     from longseq_bench.cli.stdout import ends
-    from longseq_bench.comparison.compare import check_gate, regressions
-    from longseq_bench.comparison.compare import compare as beside
+    from longseq_bench.comparison.compare import compare as compare_records
+    from longseq_bench.comparison.summary import check_gate, find_regressions
     from longseq_bench.core.errors import UserError
     from longseq_bench.core.units import parse_share
 
     wanted = [name.strip() for name in (formats or "").split(",") if name.strip()]
     if out is not None and not wanted:
-        raise UserError("--out: name what to write there; --format md,json,html")
-    sure, told = parse_share(level, "--level"), parse_share(least, "--least")
+        raise UserError("--out needs --format, the files to write: --format md,json,html")
+    max_error, min_change = parse_share(level, "--level"), parse_share(least, "--least")
     gate = parse_share(fail_on, "--fail-on") if fail_on is not None else None
-    (ours, notes), (theirs, others) = _read(a), _read(b)
-    found = beside(ours, theirs, (a, b), sure, told, across)
-    notes = notes + others
+    (records_a, notes_a), (records_b, notes_b) = _read(a), _read(b)
+    result = compare_records(records_a, records_b, (a, b), max_error, min_change, across)
+    code = 0
     if gate is not None:
-        check_gate(found)
-    code = REGRESSED if gate is not None and regressions(found, gate) else 0
+        check_gate(result)
+        code = REGRESSED if any(find_regressions(result, gate)) else 0
     with ends(code):
-        _show(found, gate, as_json, notes, wanted, out or Path())
+        _print(result, gate, as_json, [*notes_a, *notes_b], wanted, out or Path())
     return code
 
 
-def _show(
-    found: Comparison, gate: float | None, as_json: bool, notes: list[str], wanted: list[str],
+def _print(
+    result: Comparison, gate: float | None, as_json: bool, notes: list[str], wanted: list[str],
     out: Path,
 ) -> None:  # fmt: skip
-    from longseq_bench.cli.compared import comparison_json, comparison_tables
     from longseq_bench.cli.session import console, print_json
-    from longseq_bench.cli.tables import plain
-    from longseq_bench.comparison.document import comparison
+    from longseq_bench.comparison.document import comparison_document, terminal_document
+    from longseq_bench.comparison.json_document import json_document
     from longseq_bench.reports import write_documents
+    from longseq_bench.reports.render.terminal import print_document
+    from longseq_bench.reports.render.terminal_text import plain
 
-    screen = console(stderr=True)
+    stderr = console(stderr=True)
     for note in notes:
-        screen.print(plain(note, "yellow"))
-    paths = write_documents([comparison(found, gate)], out, wanted) if wanted else []
+        stderr.print(plain(note, "yellow"))
+    paths = write_documents([comparison_document(result, gate)], out, wanted) if wanted else []
     if as_json:
-        print_json(comparison_json(found, gate))
+        print_json(json_document(result, gate))
     else:
-        console().print(comparison_tables(found, gate))
+        hint = "a wider terminal, --json or --format md has them"
+        print_document(terminal_document(result, gate), console(), hint)
     for path in paths:
-        screen.print(plain(f"wrote {path}"))
+        stderr.print(plain(f"wrote {path}"))
 
 
 def _read(text: str) -> tuple[list[Record], list[str]]:
-    """Records that an argument means, with notes. A path that is there is meant before an @ in it.
+    """Return the records that an argument names, with notes; an existing path may contain an @.
 
-    Raises StoreError where there are none, UserError where a commit is none of theirs, or several.
+    Raises StoreError if there are none, UserError if the commit is unknown or ambiguous.
     """
     from longseq_bench.cli.session import read_results
 
@@ -106,24 +120,30 @@ def _read(text: str) -> tuple[list[Record], list[str]]:
 
 
 def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
-    """Those measured at a commit: its whole name, or a part that begins it and no other.
+    """Return the records of a commit, given in full or by a prefix that no other commit has.
 
-    Raises UserError that names the commits there are.
+    Raises UserError that names the commits of the records.
     """
     from longseq_bench.core.errors import UserError
 
-    there = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
-    whole = [c for c in there if c == commit]
-    meant = whole or [c for c in there if commit and (c.startswith(commit) or _longer(commit, c))]
-    named = ", ".join(there[:MOST_NAMED]) + (", …" if len(there) > MOST_NAMED else "")
-    if not meant:
-        known = f"there: {named}" if there else "none of its records has one"
-        raise UserError(f"{place} has no record of commit {commit!r}; {known}")
-    if len(meant) > 1:
-        raise UserError(f"commit {commit!r} in {place} may be {' or '.join(meant)}; write it out")
-    return [r for r in records if r.environment.commit == meant[0]]
+    known = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
+    matching = [c for c in known if c == commit] or [
+        c for c in known if commit and (c.startswith(commit) or _is_longer(commit, c))
+    ]
+    if not matching:
+        more = ", …" if len(known) > MAX_COMMITS_NAMED else ""
+        named = f"known: {', '.join(known[:MAX_COMMITS_NAMED])}{more}"
+        raise UserError(
+            f"{place} has no record of commit {commit!r}; "
+            + (named if known else "none of its records names a commit")
+        )
+    if len(matching) > 1:
+        several = " or ".join(matching)
+        raise UserError(f"commit {commit!r} in {place} may be {several}; write it in full")
+    return [r for r in records if r.environment.commit == matching[0]]
 
 
-def _longer(given: str, kept: str) -> bool:
-    """A commit's whole name, of which records keep the first digits."""
-    return len(given) > len(kept) and given.startswith(kept) and set(given) <= set(hexdigits)
+def _is_longer(given: str, recorded: str) -> bool:
+    """Return True if the given hash continues the recorded one, which is shortened."""
+    longer = len(given) > len(recorded) and given.startswith(recorded)
+    return longer and set(given) <= set(hexdigits)

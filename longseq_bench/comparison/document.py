@@ -1,22 +1,25 @@
-"""The report of a comparison: what is worse, then times, memory, maxima, and what else differs."""
+"""Build the report of a comparison: the answer first, then times, memory, lengths, the rest."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from longseq_bench.analysis.rows import Row
-from longseq_bench.comparison.compare import (
-    Bracket,
+from longseq_bench.comparison.model import (
     Comparison,
-    Maxima,
-    Peaks,
-    Timed,
-    called,
-    percent,
-    regressions,
-    unseen,
+    LengthComparison,
+    MemoryComparison,
+    TimeComparison,
+)
+from longseq_bench.comparison.summary import describe_gate, summarize
+from longseq_bench.comparison.wording import (
+    format_detectable,
+    format_percent,
+    is_search,
+    name_row,
 )
 from longseq_bench.reports.document import (
     Axis,
@@ -25,62 +28,186 @@ from longseq_bench.reports.document import (
     Column,
     Document,
     Guide,
+    Kind,
     Point,
     Section,
     Table,
 )
 from longseq_bench.reports.groups import capital, grouped, name_of, spread_out, workload_words
+from longseq_bench.reports.outcome_text import describe_outcome
 
 
-def comparison(found: Comparison, fail_on: float | None = None) -> Document:
-    """A comparison as a document. fail_on: the share from which on what is worse is listed."""
+def comparison_document(result: Comparison, fail_on: float | None = None) -> Document:
+    """Return the report; fail_on: the share from which on regressions are listed."""
+    sections = [*_answer(result, fail_on), *_details(result), _commands(result)]
+    sides = [_describe_side("A", result.a, 0, result), _describe_side("B", result.b, 1, result)]
     return Document(
         "compare",
         "Two runs compared",
-        [_side("A", found.a, 0, found), _side("B", found.b, 1, found), "Ratios are B over A."],
-        [section for section in _sections(found, fail_on) if section.holds or section.paragraphs],
-        lambda: rounds_table(found),
+        [*sides, "Ratios are B over A."],
+        [section for section in sections if section.holds],
+        lambda: processes_table(result),
     )
 
 
-def gate_said(found: Comparison, fail_on: float) -> list[str]:
-    """What became worse by this share at least, in sentences; also where nothing did, and for how
-    many trials that says little."""
-    worse = [f"{said}." for said in regressions(found, fail_on)]
-    said = worse or [f"Nothing was found to be worse by {percent(fail_on)}."]
-    if found.only_a:
-        gone = len(found.only_a)
-        said.append(f"{gone} of A's {'is' if gone == 1 else 'are'} not in B, and not looked at.")
-    if blind := unseen(found, fail_on):
-        said.append(
-            f"In {blind} of {len(found.timed)} timed trials {percent(fail_on)} could not have been "
-            "told from noise; more rounds would."
-        )
-    return said
+def terminal_document(result: Comparison, fail_on: float | None = None) -> Document:
+    """Return the report for a terminal, whose last lines are read first: the answer at the end.
+
+    Charts, commands and unchanged peaks are left out.
+    """
+    changed = tuple(peak for peak in result.peaks if peak.verdict != "same")
+    sections = [*_details(replace(result, peaks=changed)), *_answer(result, fail_on)]
+    report = comparison_document(result, fail_on)
+    return replace(report, sections=[replace(s, charts=()) for s in sections if s.holds])
 
 
-def verdict_words(found: Timed | Peaks | Maxima) -> str:
-    """The verdict; of a time "same" is said with what it means."""
-    within = isinstance(found, Timed) and found.verdict == "same"
-    return "same within noise" if within else found.verdict
-
-
-def rounds_table(found: Comparison) -> Table:
-    """The tidy data: a row a process of every trial that has times on both sides."""
-    names = (
-        "side", "implementation", "label", "tokens", "world_size", "device", "dtype", "mode",
-        "causal", "batch", "heads", "kv_heads", "head_dim", "process", "median_s",
+def processes_table(result: Comparison) -> Table:
+    """Return the tidy data: one row per process of every trial with times on both sides."""
+    fields = (
+        "implementation", "label", "tokens", "world_size", "device", "dtype", "mode", "causal",
+        "batch", "heads", "kv_heads", "head_dim",
     )  # fmt: skip
-    rows = []
-    for t in found.timed:
-        for side, times in (("A", t.a_rounds), ("B", t.b_rounds)):
-            known = [t.what[name] for name in names[1:-2]]
-            rows += [(side, *known, i, seconds) for i, seconds in enumerate(times)]
-    return Table("processes", tuple(Column(name) for name in names), tuple(rows))
+    rows = tuple(
+        (side, *(t.row[name] for name in fields), i, seconds)
+        for t in result.times
+        for side, times in (("A", t.a_rounds), ("B", t.b_rounds))
+        for i, seconds in enumerate(times)
+    )
+    names = ("side", *fields, "process", "median_s")
+    return Table("processes", tuple(Column(name) for name in names), rows)
 
 
-def _side(letter: str, name: str, which: int, found: Comparison) -> str:
-    records = found.records[which]
+_Compared = TypeVar("_Compared", bound=TimeComparison | MemoryComparison | LengthComparison)
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A column, and how its value is taken from one comparison."""
+
+    name: str
+    kind: Kind
+    value: Callable[[Any], Cell]
+    priority: int = 0
+
+
+_TOKENS = _Field("Tokens", "tokens", lambda one: one.row["tokens"], 9)
+_RANKS = _Field("Ranks", "count", lambda one: one.row["world_size"], 9)
+_TIMES = (
+    _Field("A", "seconds", lambda t: t.a_s, 6),
+    _Field("B", "seconds", lambda t: t.b_s, 7),
+    _Field("Ratio", "ratio", lambda t: t.ratio, 8),
+    _Field("Change", "share", lambda t: t.ratio - 1, 4),
+    _Field("Low", "ratio", lambda t: t.estimate and t.estimate.low, 5),
+    _Field("High", "ratio", lambda t: t.estimate and t.estimate.high, 5),
+    _Field("p", "error", lambda t: t.estimate and t.estimate.adjusted_p, 2),
+    _Field("Detectable", "share", lambda t: _detectable(t), 3),
+    _Field("Processes", "text", lambda t: f"{len(t.a_rounds)} and {len(t.b_rounds)}", 1),
+    _Field("Verdict", "text", lambda t: t.verdict, 10),
+    _Field("Note", "text", lambda t: "; ".join(filter(None, [t.reason, t.note])) or None, 1),
+)
+_PEAKS = (
+    _Field("A", "bytes", lambda p: p.a_bytes, 1),
+    _Field("B", "bytes", lambda p: p.b_bytes, 2),
+    _Field("Ratio", "ratio", lambda p: p.ratio, 3),
+    _Field("Verdict", "text", lambda p: p.verdict, 10),
+)
+_MAXIMA = (
+    _Field("A", "tokens", lambda m: m.a.max_tokens, 7),
+    _Field("A fails at", "tokens", lambda m: m.a.first_failure, 5),
+    _Field("A limited by", "text", lambda m: m.a.limited_by, 3),
+    _Field("B", "tokens", lambda m: m.b.max_tokens, 8),
+    _Field("B fails at", "tokens", lambda m: m.b.first_failure, 5),
+    _Field("B limited by", "text", lambda m: m.b.limited_by, 3),
+    _Field("Ratio", "ratio", lambda m: m.ratio, 4),
+    _Field("Verdict", "text", lambda m: m.verdict, 10),
+    _Field("Note", "text", lambda m: m.reason or None, 1),
+)
+
+
+def _detectable(t: TimeComparison) -> Cell:
+    """Return the smallest detectable difference; above 100 % its size has no meaning."""
+    if t.estimate is None:
+        return None
+    share = t.estimate.detectable
+    return format_detectable(share) if share > 1 else share
+
+
+def _answer(result: Comparison, fail_on: float | None) -> Iterator[Section]:
+    yield Section("Summary", points=[*summarize(result), *result.caveats])
+    if fail_on is not None:
+        title = f"Worse by {format_percent(fail_on)} or more"
+        yield Section(title, points=describe_gate(result, fail_on))
+
+
+def _details(result: Comparison) -> Iterator[Section]:
+    sure = format_percent(1 - result.level)
+    yield Section(
+        "Times",
+        [
+            "A and B are geometric means over processes; a process counts with its median pass on "
+            f"its slowest rank. Low and high: the {sure} interval of the ratio, by Student's t on "
+            "logarithms. p: corrected for all rows together (Holm). Slower and faster: p is at "
+            f"most {format_percent(result.level)} and the change at least "
+            f"{format_percent(result.least)}; same: within noise. Detectable: the smallest "
+            "difference that this many processes could tell from noise."
+        ],
+        tables=_tables(result.times, _TIMES),
+        charts=[
+            _chart(times, i)
+            for i, times in enumerate(_by_workload(result.times), 1) if len(times) > 1
+        ],
+    )  # fmt: skip
+    yield Section(
+        "Peak memory",
+        [
+            "Peaks are the largest over ranks and processes. More and less: all processes of one "
+            "side lie at least 1 % beyond all of the other."
+        ],
+        tables=_tables(result.peaks, _PEAKS),
+    )
+    yield Section(
+        "Longest lengths",
+        [
+            "A and B: the longest length that passed; fails at: the shortest failed length above "
+            "it. Overlapping brackets are the same."
+        ],
+        tables=_tables(result.maxima, _MAXIMA),
+    )
+    changes = tuple(
+        (
+            name_row(one.row), describe_outcome(one.a_status, None, one.a_reason),
+            describe_outcome(one.b_status, None, one.b_reason), one.verdict,
+            "under different budgets" if one.budgets else None,
+        )
+        for one in result.status_changes
+    )  # fmt: skip
+    yield _plain_table("Ended differently", ("Trial", "A", "B", "Verdict", "Note"), changes)
+    unmatched = [
+        f"Only in {name}: {_name_with_kind(row)}"
+        for name, rows in (("A", result.only_a), ("B", result.only_b))
+        for row in rows
+    ]
+    yield Section("In one of them only", points=unmatched)
+    yield Section(
+        "In both, on different machines",
+        [f"Not compared, because the machines differ{result.machine_differences}:"],
+        points=[_name_with_kind(row) for row in result.other_machines],
+    )
+    differences = tuple((one.name, one.a, one.b) for one in result.differences)
+    yield _plain_table("Differences of machine and software", ("", "A", "B"), differences)
+
+
+def _commands(result: Comparison) -> Section:
+    lines = [
+        f"# {name}: {command}".replace("\n", " ")
+        for name, records in zip("AB", result.records, strict=True)
+        for command in dict.fromkeys(r.command for r in records if r.command)
+    ]
+    return Section("How they were measured", code=lines)
+
+
+def _describe_side(letter: str, name: str, index: int, result: Comparison) -> str:
+    records = result.records[index]
     first, last = min(r.started_at for r in records), max(r.started_at for r in records)
     commits = dict.fromkeys(r.environment.commit or "unknown" for r in records)
     hosts = dict.fromkeys(r.environment.host for r in records)
@@ -90,202 +217,63 @@ def _side(letter: str, name: str, which: int, found: Comparison) -> str:
     )
 
 
-def _sections(found: Comparison, fail_on: float | None) -> Iterator[Section]:
-    yield Section("Summary", points=[*found.said, *found.notes])
-    if fail_on is not None:
-        yield Section(f"Worse by {percent(fail_on)} or more", points=gate_said(found, fail_on))
-    yield _times(found)
-    yield _memory(found)
-    yield _longest(found)
-    yield _turned(found)
-    yield _only(found)
-    yield _unlike(found)
-    yield _differing(found)
-    yield _commands(found)
+def _by_workload(items: Sequence[_Compared]) -> list[list[_Compared]]:
+    by_row = {id(one.row): one for one in items}
+    return [[by_row[id(row)] for row in rows] for rows in grouped(one.row for one in items)]
 
 
-def _times(found: Comparison) -> Section:
-    if not found.timed:
-        return Section("Times")
-    sure = percent(1 - found.level)
-    said = [
-        "A time is a process's median pass, of the slowest rank, and over processes their "
-        "geometric mean. Low and high: between what the ratio lies with "
-        f"{sure} certainty, taken alone, by Student's t in logarithms over processes. p: of such a "
-        f"difference by noise alone, for all rows together (Holm). Slower and faster: p is at most "
-        f"{percent(found.level)} and the ratio is off by {percent(found.least)} at least. Seen "
-        "from: the least difference that could have been told from noise."
-    ]
-    groups = _by_workload(found.timed)
-    return Section(
-        "Times", said, tables=[_times_table(rows) for rows in groups],
-        charts=[_chart(rows, i) for i, rows in enumerate(groups, 1) if _drawn(rows)],
-    )  # fmt: skip
+def _tables(items: Sequence[_Compared], fields: Sequence[_Field]) -> list[Table]:
+    """Return one table per workload; columns without any value are left out."""
+    tables = []
+    for group in _by_workload(items):
+        first = group[0].row
+        every = [
+            _Field("Implementation", "text", lambda one: one.row["label"], 10),
+            *([] if is_search(first) else [_TOKENS]),
+            *([_RANKS] if spread_out(one.row for one in group) else []),
+            *fields,
+        ]
+        cells = [[field.value(one) for field in every] for one in group]
+        columns = [Column(field.name, field.kind, field.priority) for field in every]
+        title = capital(workload_words(first, defaultdict(str)))
+        tables.append(_without_empty_columns(title, columns, cells))
+    return tables
 
 
-def _by_workload(items: Sequence[Any]) -> list[list[Row]]:
-    """Rows of one workload together, each with what was found of it."""
-    return grouped([{**one.what, "found": one} for one in items])
+def _plain_table(title: str, names: Sequence[str], rows: Sequence[tuple[Cell, ...]]) -> Section:
+    tables = [_without_empty_columns("", [Column(name) for name in names], rows)] if rows else []
+    return Section(title, tables=tables)
 
 
-def _times_table(rows: Sequence[Row]) -> Table:
-    columns = [
-        *_names(rows), Column("A", "seconds"), Column("B", "seconds"), Column("Ratio", "ratio"),
-        Column("Change", "share"),
-        Column("Low", "ratio"), Column("High", "ratio"), Column("p", "error"),
-        Column("Seen from", "share"), Column("Processes"), Column("Verdict"), Column("Note"),
-    ]  # fmt: skip
-    return Table(_title(rows), tuple(columns), tuple(_times_cells(row, rows) for row in rows))
+def _without_empty_columns(
+    title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]
+) -> Table:
+    kept = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
+    cells = tuple(tuple(row[i] for i in kept) for row in rows)
+    return Table(title, tuple(columns[i] for i in kept), cells)
 
 
-def _times_cells(row: Row, rows: Sequence[Row]) -> tuple[Cell, ...]:
-    t: Timed = row["found"]
-    s = t.shift
-    tested: tuple[Cell, ...] = (None,) * 4
-    if s is not None:
-        tested = (s.low, s.high, s.adjusted, s.seen_from)
-    note = "; ".join(filter(None, [t.reason, t.note]))
-    processes = f"{len(t.a_rounds)} and {len(t.b_rounds)}"
-    return (
-        *_named(row, rows), t.a_s, t.b_s, t.ratio, t.ratio - 1, *tested, processes,
-        verdict_words(t), note or None,
-    )  # fmt: skip
-
-
-def _drawn(rows: Sequence[Row]) -> bool:
-    return len(rows) > 1
-
-
-def _chart(rows: Sequence[Row], number: int) -> Chart:
-    """Ratios with their intervals over lengths."""
+def _chart(times: Sequence[TimeComparison], number: int) -> Chart:
+    """Draw ratios with their intervals over lengths."""
     points = []
-    for row in rows:
-        t: Timed = row["found"]
-        low, high = (t.shift.low, t.shift.high) if t.shift else (None, None)
-        words = verdict_words(t)
-        points.append(Point(name_of(row), row["tokens"], t.ratio, low, high, words))
-    ends_x = sorted({p.x for p in points})
-    even = tuple(Point("the same", x, 1.0) for x in (ends_x[0], ends_x[-1]))
-    same = Guide("the same", even, "no change")
-    apart = [p for p in points if p.words in ("slower", "faster")]
-    said = f"Times of B over those of A with their intervals: {len(points)} trials, of which "
-    said += f"{len(apart)} are slower or faster."
+    for t in times:
+        low, high = (t.estimate.low, t.estimate.high) if t.estimate else (None, None)
+        points.append(Point(name_of(t.row), t.row["tokens"], t.ratio, low, high, t.verdict))
+    lengths = [p.x for p in points]
+    same = tuple(Point("the same", x, 1.0) for x in (min(lengths), max(lengths)))
+    decided = sum(p.words in ("slower", "faster") for p in points)
     return Chart(
-        f"ratios {number}", f"B over A: {workload_words(rows[0], defaultdict(str))}", said,
-        Axis("tokens", "tokens", log=True), Axis("time, B over A", "ratio"), tuple(points),
-        guides=(same,), shape="dots",
-    )  # fmt: skip
+        f"ratios {number}",
+        f"B over A: {workload_words(times[0].row, defaultdict(str))}",
+        f"Times of B over those of A with their intervals: {len(points)} trials, of which "
+        f"{decided} are slower or faster.",
+        Axis("tokens", "tokens", log=True),
+        Axis("time, B over A", "ratio"),
+        tuple(points),
+        guides=(Guide("the same", same, "no change"),),
+        shape="dots",
+    )
 
 
-def _memory(found: Comparison) -> Section:
-    said = [
-        "Peaks are the largest over ranks and processes. More and less: all processes of one side "
-        "lie beyond all of the other, by 1 % at least."
-    ]
-    tables = []
-    for rows in _by_workload(found.peaks):
-        columns = (
-            *_names(rows), Column("A", "bytes"), Column("B", "bytes"), Column("Ratio", "ratio"),
-            Column("Verdict"),
-        )  # fmt: skip
-        cells = tuple(
-            (*_named(r, rows), r["found"].a_bytes, r["found"].b_bytes, r["found"].ratio,
-             r["found"].verdict)
-            for r in rows
-        )  # fmt: skip
-        tables.append(Table(_title(rows), columns, cells))
-    return Section("Peak memory", said if tables else (), tables=tables)
-
-
-def _longest(found: Comparison) -> Section:
-    said = [
-        "From the longest length that passed to the shortest above it that failed. Where these "
-        "brackets overlap it is the same."
-    ]
-    tables = []
-    for rows in _by_workload(found.maxima):
-        columns = (
-            *_names(rows), Column("A"), Column("limited by"), Column("B"), Column("limited by"),
-            Column("Ratio", "ratio"), Column("Verdict"), Column("Note"),
-        )  # fmt: skip
-        cells = []
-        for row in rows:
-            m = row["found"]
-            cells.append((
-                *_named(row, rows), bracket_words(m.a), m.a.limited_by, bracket_words(m.b),
-                m.b.limited_by, m.ratio, m.verdict, m.reason or None,
-            ))  # fmt: skip
-        tables.append(Table(_title(rows), columns, tuple(cells)))
-    return Section("Longest lengths", said if tables else (), tables=tables)
-
-
-def bracket_words(one: Bracket) -> str:
-    """ "3,874 to 3,938"; "from 3,874" where nothing failed above it."""
-    if one.first_failure is None:
-        return f"from {one.max_tokens:,}"
-    return f"{one.max_tokens:,} to {one.first_failure:,}"
-
-
-def _turned(found: Comparison) -> Section:
-    rows = tuple(
-        (called(t.what), t.a_status, t.a_reason, t.b_status, t.b_reason, t.verdict,
-         "under unlike budgets" if t.budgets else None)
-        for t in found.turned
-    )  # fmt: skip
-    names = ("Trial", "A", "Reason", "B", "Reason", "Verdict", "Note")
-    table = Table("", tuple(Column(name) for name in names), rows)
-    return Section("Ended otherwise", tables=[table] if rows else [])
-
-
-def _only(found: Comparison) -> Section:
-    points = [
-        f"Only in {name}: {_one(what)}"
-        for name, side in (("A", found.only_a), ("B", found.only_b))
-        for what in side
-    ]
-    return Section("In one of them only", points=points)
-
-
-def _unlike(found: Comparison) -> Section:
-    said = [f"Not compared, as the machines are not the same{found.machines}:"]
-    return Section(
-        "In both, on unlike machines", said if found.unlike else (),
-        points=[_one(what) for what in found.unlike],
-    )  # fmt: skip
-
-
-def _one(what: Row) -> str:
-    return f"{called(what)}{'' if 'tokens' in what else ', a search'}"
-
-
-def _differing(found: Comparison) -> Section:
-    rows = tuple((one.name, one.a, one.b) for one in found.differences)
-    table = Table("", (Column("What"), Column("A"), Column("B")), rows)
-    return Section("What differs of machine and software", tables=[table] if rows else [])
-
-
-def _commands(found: Comparison) -> Section:
-    code = [
-        f"# {name}: {command}"
-        for name, records in zip("AB", found.records, strict=True)
-        for command in dict.fromkeys(r.command for r in records if r.command)
-    ]
-    return Section("How they were measured", code=[line.replace("\n", " ") for line in code])
-
-
-def _title(rows: Sequence[Row]) -> str:
-    words = workload_words(rows[0], defaultdict(str))
-    return capital(words)
-
-
-def _names(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """What a row is called: a search has no length, and one rank is not told."""
-    lengths = [Column("Tokens", "tokens")] if "tokens" in rows[0] else []
-    ranks = [Column("Ranks", "count")] if spread_out(rows) else []
-    return (Column("Implementation"), *lengths, *ranks)
-
-
-def _named(row: Row, rows: Sequence[Row]) -> tuple[Cell, ...]:
-    lengths = [row["tokens"]] if "tokens" in row else []
-    ranks = [row["world_size"]] if spread_out(rows) else []
-    return (row["label"], *lengths, *ranks)
+def _name_with_kind(row: Row) -> str:
+    return f"{name_row(row)}{', a search' if is_search(row) else ''}"

@@ -57,13 +57,12 @@ def test_the_same_is_said_to_be_the_same(capfd: Capture) -> None:
     said = told(capfd, "old", "again", "--fail-on", "5%")
     assert "B is slower in none of 2 trials, faster in none; 2 the same within noise" in said
     assert "Nothing was found to be worse by 5 %." in said
-    assert "same within noise" in told(capfd, "old", "old")
 
 
 def test_slower_is_exit_code_4_only_if_asked(capfd: Capture) -> None:
     said = told(capfd, "old", "slow", "--fail-on", "5%", code=4)
-    assert "--fail-on 5 %: sdpa at 64 is 10 % slower. sdpa at 128 is 10 % slower." in said
-    assert "1.100" in said
+    assert "Worse by 5 % or more" in said
+    assert said.endswith("• sdpa at 64 is 10 % slower. • sdpa at 128 is 10 % slower.")
     told(capfd, "old", "slow", "--fail-on", "0.05", code=4)
     told(capfd, "old", "slow", "--fail-on", "20%")
     assert "B is slower in 2 of 2 trials" in told(capfd, "old", "slow")
@@ -102,10 +101,10 @@ def test_machines_are_refused_unless_told(capfd: Capture) -> None:
     where = make.environment("beta", cpu="Other CPU")
     keep("far", [r.model_copy(update={"environment": where}) for r in rounds(2.0, seq_len=64)])
     said = told(capfd, "old", "far", code=2)
-    assert "unlike machines (host alpha and beta; CPU Test CPU and Other CPU); --across" in said
+    assert "different machines (host alpha and beta; CPU Test CPU and Other CPU); --across" in said
     said = told(capfd, "old", "far", "--across")
     assert "B is slower in 1 of 1 trial," in said
-    assert "What differs: host alpha and beta; CPU Test CPU and Other CPU." in said
+    assert "host alpha beta CPU Test CPU Other CPU" in said
 
 
 def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> None:
@@ -113,12 +112,14 @@ def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> Non
     moved = [r.model_copy(update={"environment": make.environment("beta")}) for r in slow]
     keep("mixed", rounds(seq_len=64) + moved)
     said = told(capfd, "old", "mixed")
-    assert "1 trial is in both, but on unlike machines (host alpha and beta): not compared" in said
+    assert (
+        "1 trial is in both, but on different machines (host alpha and beta): not compared" in said
+    )
     assert "only in" not in said
     asked = ("old", "mixed", "--fail-on", "5%", "--format", "md", "--out", "made")
     assert told(capfd, *asked, code=2) == (
-        "longseq: 1 trial is in both, but on unlike machines (host alpha and beta); --fail-on "
-        "would pass that unseen, --across compares it"
+        "longseq: 1 trial is in both, but on different machines (host alpha and beta); --fail-on "
+        "would ignore that, --across compares them"
     )
     assert not Path("made").exists()
     told(capfd, *asked, "--across", code=4)
@@ -155,9 +156,9 @@ def test_a_side_may_be_a_commit(capfd: Capture) -> None:
 @pytest.mark.parametrize(
     ("side", "said"),
     [
-        ("@fff", "results has no record of commit 'fff'; there: aab333-dirty, aaa111, bbb222"),
-        ("@aa", "commit 'aa' in results may be aab333-dirty or aaa111; write it out"),
-        ("results/one@", "results/one has no record of commit ''; there: aaa111, bbb222"),
+        ("@fff", "results has no record of commit 'fff'; known: aab333-dirty, aaa111, bbb222"),
+        ("@aa", "commit 'aa' in results may be aab333-dirty or aaa111; write it in full"),
+        ("results/one@", "results/one has no record of commit ''; known: aaa111, bbb222"),
         ("nowhere@aaa", "results nowhere do not exist"),
     ],
 )
@@ -220,45 +221,18 @@ def test_names_are_shown_as_they_are(capfd: Capture) -> None:
     assert "x[red]|<y 4k" in told(capfd, "odd", "odd")
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_it_fits_the_terminal(width: int, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_it_fits_the_terminal_and_keeps_times_and_verdicts(
+    width: int, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     assert run(["compare", "old", "slow"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
-    (head,) = [line for line in lines if "ratio" in line and "tokens" in line]
-    for word in ("interval", "seen from") if width == 120 else ("ratio",):
-        assert word in head
-    assert sum("slower" in line and "1.100" in line for line in lines) == 2
-
-
-@pytest.mark.parametrize(
-    ("width", "shown", "out"),
-    [
-        (50, ["tokens", "A", "B", "ratio", "verdict"], "interval, seen from"),
-        (40, ["tokens", "B", "ratio", "verdict"], "A, interval, seen from"),
-        (30, ["tokens", "ratio", "verdict"], "A, B, interval, seen from"),
-        (22, ["tokens", "verdict"], "A, B, ratio, interval, seen from"),
-        (14, ["verdict"], "tokens, A, B, ratio, interval, seen from"),
-    ],
-)
-def test_the_verdict_is_the_last_to_leave(
-    width: int, shown: list[str], out: str, capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    assert run(["compare", "old", "slow"]) == 0
-    said = capfd.readouterr().out
-    head = next(line for line in said.splitlines() if "verdict" in line)
-    assert head.split() == shown
-    assert f"no room for {out}: --json has it" in " ".join(said.split())
-    assert sum("slower" in line.split()[-1:] for line in said.splitlines()) >= 2
-
-
-def test_a_long_verdict_is_folded_rather_than_left_out(
-    capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "24")
-    assert run(["compare", "old", "again"]) == 0
-    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
-    at = lines.index(["sdpa", "64", "same"])
-    assert lines[at + 1 : at + 3] == [["within"], ["noise"]]
+    rows = [line.split() for line in lines if line.startswith("sdpa ") and "slower" in line]
+    assert [row[:7] for row in rows] == [
+        ["sdpa", "64", "100", "ms", "110", "ms", "1.1×"],
+        ["sdpa", "128", "100", "ms", "110", "ms", "1.1×"],
+    ]
+    hint = "a wider terminal, --json or --format md has them"
+    assert (hint in " ".join(" ".join(lines).split())) == (width < 120)

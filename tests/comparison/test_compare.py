@@ -1,4 +1,4 @@
-"""Comparisons: what is matched, what is said of it, and what is refused."""
+"""Comparisons: matching, verdicts, the gate, caveats and the report."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.comparison.compare import (
-    Comparison,
-    Turned,
-    called,
+from longseq_bench.comparison.compare import compare
+from longseq_bench.comparison.document import comparison_document, terminal_document
+from longseq_bench.comparison.model import Comparison, StatusChange
+from longseq_bench.comparison.summary import (
     check_gate,
-    compare,
-    regressions,
-    unseen,
+    count_undetectable,
+    describe_gate,
+    find_regressions,
+    summarize,
 )
-from longseq_bench.comparison.document import comparison, gate_said
+from longseq_bench.comparison.wording import name_row
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Environment, Record
 from longseq_bench.reports.base import FORMATS
+from longseq_bench.reports.document import Cell, Document, Section
 from tests import make
 
 MIB = 2**20
@@ -52,7 +54,7 @@ def swept(*by: float) -> list[Record]:
 
 
 def only(found: Comparison) -> Any:
-    (row,) = found.timed
+    (row,) = found.times
     return row
 
 
@@ -67,7 +69,7 @@ def test_a_ratio_with_its_interval_and_what_it_means(by: float, verdict: str) ->
     assert row.verdict == verdict
     assert row.ratio == pytest.approx(by)
     assert row.b_s / row.a_s == pytest.approx(row.ratio)
-    assert row.shift.low < by < row.shift.high
+    assert row.estimate.low < by < row.estimate.high
     assert row.a_rounds == pytest.approx(STEADY)
 
 
@@ -79,7 +81,9 @@ def test_the_processes_are_what_is_counted_and_not_their_passes() -> None:
         r.model_copy(update={"outcome": make.measured(t, samples=50)})
         for r, t in zip(rounds(times=wide), wide, strict=True)
     ]
-    assert only(compare(many, rounds(times=times(1.1)[:2]))).shift.p == pytest.approx(few.shift.p)
+    assert only(compare(many, rounds(times=times(1.1)[:2]))).estimate.p_value == pytest.approx(
+        few.estimate.p_value
+    )
 
 
 def test_the_slowest_rank_is_the_time() -> None:
@@ -103,8 +107,8 @@ def test_all_rows_are_tested_together() -> None:
     a, b = rounds(times=STEADY[:3]), rounds(times=[1.03 * t for t in STEADY[:3]])
     assert only(compare(a, b)).verdict == "slower"
     more = [r for i in range(29) for r in rounds(seq_len=64 + i, times=(0.1, 0.11, 0.09))]
-    assert compare(a + more, b + more).timed[0].verdict == "same"
-    assert compare(a, b, level=0.001).timed[0].verdict == "same"
+    assert compare(a + more, b + more).times[0].verdict == "same"
+    assert compare(a, b, level=0.001).times[0].verdict == "same"
 
 
 @pytest.mark.parametrize(
@@ -114,18 +118,18 @@ def test_all_rows_are_tested_together() -> None:
 def test_one_process_decides_nothing(of_a: int, of_b: int, reason: str) -> None:
     found = compare(rounds(times=STEADY[:of_a]), rounds(times=times(3)[:of_b]))
     row = only(found)
-    assert (row.verdict, row.shift) == ("undecided", None)
+    assert (row.verdict, row.estimate) == ("undecided", None)
     assert reason in row.reason
     assert "rounds: 3 or more" in row.reason
-    assert "1 trial undecided" in found.said[0]
+    assert "1 trial undecided" in summarize(found)[0]
     assert regressions(found, 0.05) == []
-    assert unseen(found, 0.05) == 1
+    assert count_undetectable(found, 0.05) == 1
 
 
 def test_the_sentence_counts_rows() -> None:
-    said = compare(swept(1, 1, 1), swept(1.2, 1, 0.8)).said[0]
+    said = summarize(compare(swept(1, 1, 1), swept(1.2, 1, 0.8)))[0]
     assert said.startswith("B is slower in 1 of 3 trials, faster in 1; 1 the same within noise")
-    assert "the smallest difference that could be seen is 1.5 %)." in said
+    assert "the smallest detectable difference is 1.5 %)." in said
 
 
 # ---- what is the same trial --------------------------------------------------------------------
@@ -141,9 +145,9 @@ def test_how_often_it_was_looked_at_is_no_part_of_a_trial() -> None:
 )
 def test_anything_else_is(field: dict[str, Any]) -> None:
     found = compare(rounds() + rounds("ring"), rounds() + rounds("ring", **field))
-    assert [t.what["implementation"] for t in found.timed] == ["sdpa"]
+    assert [t.row["implementation"] for t in found.times] == ["sdpa"]
     assert (len(found.only_a), len(found.only_b)) == (1, 1)
-    assert "1 trial or search is only in B." in found.said
+    assert "1 trial or search is only in B." in summarize(found)
 
 
 def test_budgets_may_differ_and_are_told() -> None:
@@ -151,8 +155,8 @@ def test_budgets_may_differ_and_are_told() -> None:
     assert only(found).note == "memory budgets 64 MiB and 128 MiB; time budgets none and 5 s"
     both = rounds(memory_budget=64 * MIB) + rounds(memory_budget=128 * MIB, times=times(2))
     found = compare(both, both)
-    assert [t.ratio for t in found.timed] == [1, 1]
-    assert [t.note for t in found.timed] == ["", ""]
+    assert [t.ratio for t in found.times] == [1, 1]
+    assert [t.note for t in found.times] == ["", ""]
 
 
 def test_software_may_differ_and_is_told() -> None:
@@ -180,7 +184,7 @@ UNLIKE = [
 @pytest.mark.parametrize("field", UNLIKE)
 def test_unlike_machines_are_refused_unless_told(field: dict[str, Any]) -> None:
     b = rounds(times=times(2), where=make.environment("alpha", **field))
-    with pytest.raises(UserError, match=r"measured on unlike machines \(.* and .*\); --across"):
+    with pytest.raises(UserError, match=r"measured on different machines \(.* and .*\); --across"):
         compare(rounds(), b)
     found = compare(rounds(), b, across=True)
     assert only(found).verdict == "slower"
@@ -202,22 +206,28 @@ def test_what_is_in_both_on_unlike_machines_is_in_neither_alone() -> None:
     away = [r.model_copy(update={"environment": other}) for r in search(1000, 1010)]
     a = swept(1, 1) + rounds("ring", seq_len=64) + rounds("gone") + search(1000, 1010)
     found = compare(a, b + away)
-    assert [called(t.what) for t in found.timed] == ["sdpa at 64"]
-    assert [called(what) for what in found.unlike] == ["sdpa at 128", "ring at 64", "sdpa"]
-    assert [[called(w) for w in side] for side in (found.only_a, found.only_b)] == [
+    assert [name_row(t.row) for t in found.times] == ["sdpa at 64"]
+    assert [name_row(what) for what in found.other_machines] == [
+        "sdpa at 128",
+        "ring at 64",
+        "sdpa",
+    ]
+    assert [[name_row(w) for w in side] for side in (found.only_a, found.only_b)] == [
         ["gone at 4k"], ["new at 4k"],
     ]  # fmt: skip
-    assert found.said[-1] == (
-        "2 trials and 1 search are in both, but on unlike machines (host alpha and beta; CPU Test "
-        "CPU and Other CPU; host alpha and gamma): not compared; --across compares them."
+    assert summarize(found)[-1] == (
+        "2 trials and 1 search are in both, but on different machines (host alpha and beta; CPU "
+        "Test CPU and Other CPU; host alpha and gamma): not compared; --across compares them."
     )
-    with pytest.raises(UserError, match=r"\(host alpha and beta; .*\); --fail-on would pass that"):
+    with pytest.raises(
+        UserError, match=r"\(host alpha and beta; .*\); --fail-on would ignore that"
+    ):
         check_gate(found)
-    text = FORMATS.get("md")(comparison(found))["compare.md"]
-    assert "## In both, on unlike machines" in text
+    text = FORMATS.get("md")(comparison_document(found))["compare.md"]
+    assert "## In both, on different machines" in text
     assert "\n- sdpa at 128\n- ring at 64\n- sdpa, a search\n" in text
     every = compare(a, b + away, across=True)
-    assert (every.unlike, len(every.timed), len(every.maxima)) == ((), 3, 1)
+    assert (every.other_machines, len(every.times), len(every.maxima)) == ((), 3, 1)
     check_gate(every)
 
 
@@ -225,8 +235,8 @@ def test_machines_that_changed_places_are_told() -> None:
     beta = make.environment("beta")
     a = rounds() + rounds(seq_len=64) + rounds(seq_len=128, where=beta)
     b = rounds() + rounds(seq_len=64, where=beta) + rounds(seq_len=128)
-    (said,) = [line for line in compare(a, b).said if "unlike" in line]
-    assert said.startswith("2 trials are in both, but on unlike machines (host alpha and beta; ")
+    (said,) = [line for line in summarize(compare(a, b)) if "different machines" in line]
+    assert said.startswith("2 trials are in both, but on different machines (host alpha and beta; ")
     assert "host beta and alpha)" in said
 
 
@@ -287,8 +297,8 @@ def failed(status: Any, **fields: Any) -> list[Record]:
     return [make.record(make.trial(**fields), make.outcome(status, f"{status}!"))]
 
 
-def turned(a: list[Record], b: list[Record]) -> Turned:
-    (one,) = compare(a, b).turned
+def turned(a: list[Record], b: list[Record]) -> StatusChange:
+    (one,) = compare(a, b).status_changes
     return one
 
 
@@ -296,10 +306,10 @@ def test_what_no_longer_runs_is_broken_and_has_no_time() -> None:
     assert turned(rounds(), failed("wrong")).verdict == "broken"
     assert turned(failed("oom"), rounds()).verdict == "mended"
     assert turned(failed("oom"), failed("crashed")).verdict == "otherwise"
-    assert compare(rounds(), rounds() + failed("wrong", round=9)).timed == ()
+    assert compare(rounds(), rounds() + failed("wrong", round=9)).times == ()
     alike = compare(failed("oom"), failed("oom"))
-    assert (alike.turned, alike.failed_alike) == ((), 1)
-    assert "1 trial failed in both the same way." in alike.said
+    assert (alike.status_changes, alike.failed_alike) == ((), 1)
+    assert "1 trial failed in both the same way." in summarize(alike)
 
 
 # ---- the gate ----------------------------------------------------------------------------------
@@ -331,28 +341,32 @@ def test_a_smaller_budget_breaks_nothing() -> None:
 def test_the_gate_says_where_it_is_blind() -> None:
     wide = (0.1, 0.12, 0.11)
     found = compare(rounds(times=wide), rounds(times=wide))
-    assert gate_said(found, 0.05) == [
+    assert describe_gate(found, 0.05) == [
         "Nothing was found to be worse by 5 %.",
-        "In 1 of 1 timed trials 5 % could not have been told from noise; more rounds would.",
+        "In 1 of 1 timed trials 5 % could not be told from noise; more rounds would help.",
     ]
-    assert len(gate_said(compare(rounds(), rounds()), 0.05)) == 1
+    assert len(describe_gate(compare(rounds(), rounds()), 0.05)) == 1
 
 
 # ---- what is told beside it --------------------------------------------------------------------
 
 
+def regressions(found: Comparison, share: float) -> list[str]:
+    return list(find_regressions(found, share))
+
+
 def notes(a: list[Record], b: list[Record]) -> str:
-    return " ".join(compare(a, b).notes)
+    return " ".join(compare(a, b).caveats)
 
 
 def test_the_same_records_on_both_sides_are_told() -> None:
     a = [*swept(1, 1), *search(1000, 1010)]
     alone = "The records compared are the same on both sides: a run shows no difference to itself."
-    assert compare(a, a).notes == (alone,)
+    assert compare(a, a).caveats == (alone,)
     copied = [Record.model_validate_json(r.model_dump_json(by_alias=True)) for r in a]
-    assert compare(a, copied[::-1]).notes == (alone,)
+    assert compare(a, copied[::-1]).caveats == (alone,)
     bad = rounds(times=(math.nan, math.inf, 0.1))
-    assert alone in compare(bad, [r.model_copy() for r in bad]).notes
+    assert alone in compare(bad, [r.model_copy() for r in bad]).caveats
     mixed = [*swept(1, 1.1), *search(1000, 1010)]
     assert "2 of 3 trials and searches have records that are on both sides: a" in notes(a, mixed)
     more = rounds() + rounds(times=(0.1,), at="2026-11-22T09:00:00Z")
@@ -372,11 +386,11 @@ def test_times_that_are_none_are_left_out_and_told(odd: float) -> None:
     a = rounds() + rounds(seq_len=64) + rounds(seq_len=128)
     b = holding([0, 2]) + holding(range(5), seq_len=64) + rounds(seq_len=128)
     found = compare(a, b)
-    assert [len(t.b_rounds) for t in found.timed] == [3, 5]
+    assert [len(t.b_rounds) for t in found.times] == [3, 5]
     assert (
         "Left out of the times: 0 processes of A and 7 of B (sdpa at 4k, sdpa at 64), with a pass "
         "whose time is not a finite number above zero."
-    ) in found.notes
+    ) in found.caveats
     assert "Left out" not in notes(a, a)
 
 
@@ -433,33 +447,72 @@ def everything() -> Comparison:
     return compare(a, b, ("old|", "new<"))
 
 
+def sections(document: Document) -> dict[str, Section]:
+    return {section.title: section for section in document.sections}
+
+
+def rows_of(section: Section) -> list[dict[str, Cell]]:
+    return [
+        dict(zip([column.name for column in table.columns], row, strict=True))
+        for table in section.tables for row in table.rows
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", FORMATS.names())
-def test_every_format_tells_it_the_same_way_twice(name: str) -> None:
-    render = FORMATS.get(name)
-    first, second = (render(comparison(everything(), 0.05)) for _ in range(2))
-    assert first == second
-    main = next(iter(first))
+def test_every_format_renders_it_and_escapes_names(name: str) -> None:
+    files = FORMATS.get(name)(comparison_document(everything(), 0.05))
+    main = next(iter(files))
     assert main == f"compare.{name}"
-    assert "<i>" not in first[main] or name in ("csv", "json")
+    assert "<i>" not in files[main] or name in ("csv", "json")
 
 
-def test_markdown_holds_each_row_on_a_line_of_its_own() -> None:
-    text = FORMATS.get("md")(comparison(everything(), 0.05))["compare.md"]
-    lines = text.splitlines()
-    slow = [line for line in lines if "slower |" in line]
-    assert len(slow) == 1
-    assert slow[0].startswith(r"| a\|b&lt;i\> \[x\]\` | 64 | 100 ms | 120 ms | 1.2× | 20.0 % |")
-    for said in (
-        "## Worse by 5 % or more", "is no longer ok: wrong", "## Peak memory", "## Longest lengths",
-        "1,000 to 1,010", "900 to 910", "## In one of them only", "ring on 2 ranks at 4k",
-        "same within noise", "one process a side",
-    ):  # fmt: skip
-        assert said in text, said
-    assert not any(line.count("nan") for line in lines)
+def test_the_document_holds_every_comparison() -> None:
+    found = sections(comparison_document(everything(), 0.05))
+    assert list(found) == [
+        "Summary", "Worse by 5 % or more", "Times", "Peak memory", "Longest lengths",
+        "Ended differently", "In one of them only", "How they were measured",
+    ]  # fmt: skip
+    slow, same, once = rows_of(found["Times"])
+    assert (slow["Implementation"], slow["Tokens"], slow["Verdict"]) == (HOSTILE, 64, "slower")
+    assert slow["Change"] == pytest.approx(0.2)
+    assert slow["Low"] < slow["Ratio"] < slow["High"]  # type: ignore[operator]
+    assert (same["Verdict"], once["Verdict"]) == ("same", "undecided")
+    assert "one process a side" in str(once["Note"])
+    assert {row["Verdict"] for row in rows_of(found["Peak memory"])} == {"more", "same"}
+    (search,) = rows_of(found["Longest lengths"])
+    assert [search[k] for k in ("A", "A fails at", "B", "B fails at")] == [1000, 1010, 900, 910]
+    (change,) = rows_of(found["Ended differently"])
+    assert (change["A"], change["B"], change["Verdict"]) == ("ok", "wrong: wrong!", "broken")
+    assert found["In one of them only"].points == ["Only in B: ring on 2 ranks at 4k"]
+    assert any("no longer ok: wrong" in point for point in found["Worse by 5 % or more"].points)
+
+
+def test_a_terminal_ends_with_the_answer_and_leaves_unchanged_peaks_out() -> None:
+    found = sections(terminal_document(everything(), 0.05))
+    assert list(found)[-2:] == ["Summary", "Worse by 5 % or more"]
+    assert {row["Verdict"] for row in rows_of(found["Peak memory"])} == {"more"}
+    assert not any(section.charts for section in found.values())
+
+
+def test_a_difference_that_only_a_huge_one_could_show_is_above_100_percent() -> None:
+    found = compare(rounds(times=(1, 3)), rounds(times=(1, 3)))
+    assert only(found).estimate.detectable > 20
+    (row,) = rows_of(sections(comparison_document(found))["Times"])
+    assert row["Detectable"] == ">100 %"
+    assert "(the smallest detectable difference is >100 %)" in summarize(found)[0]
+
+
+def test_running_out_of_memory_is_three_words() -> None:
+    said = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
+    full = [make.record(make.trial(), make.outcome("oom", said))]
+    found = compare(rounds(), full)
+    assert regressions(found, 0.05) == ["sdpa at 4k is no longer ok: out of memory"]
+    (row,) = rows_of(sections(comparison_document(found))["Ended differently"])
+    assert row["B"] == "out of memory"
 
 
 def test_the_tidy_data_are_the_processes() -> None:
-    data = comparison(everything()).data
+    data = comparison_document(everything()).data
     found = [dict(zip([c.name for c in data.columns], row, strict=True)) for row in data.rows]
     sdpa = [r["median_s"] for r in found if r["tokens"] == 64 and r["side"] == "B"]
     assert sdpa == pytest.approx(times(1.2))
@@ -467,6 +520,6 @@ def test_the_tidy_data_are_the_processes() -> None:
 
 def test_names_tell_workloads_apart() -> None:
     a = [*rounds(), *rounds(mode="train", dtype="bfloat16", causal=True)]
-    assert [called(t.what) for t in compare(a, a).timed] == [
+    assert [name_row(t.row) for t in compare(a, a).times] == [
         "sdpa at 4k", "sdpa at 4k (train, bfloat16, causal)",
     ]  # fmt: skip

@@ -10,7 +10,14 @@ from statistics import fmean
 
 import pytest
 
-from longseq_bench.comparison.significance import Pair, Shift, holm, quantile, shifts, two_sided
+from longseq_bench.comparison.significance import (
+    Pair,
+    RatioEstimate,
+    adjust_by_holm,
+    estimate_ratios,
+    quantile,
+    two_sided,
+)
 
 Noise = Callable[[Random], float]
 
@@ -33,25 +40,25 @@ def test_a_row_of_its_own_is_welchs_test() -> None:
     """By hand: logs 0, 1, 2 and 4, 5, 9; variances 1 and 7; error √(8/3), 64/(1/2+49/2) = 2.56
     degrees of freedom, so 2."""
     a, b = ([math.exp(x) for x in xs] for xs in ((0, 1, 2), (4, 5, 9)))
-    (found,) = shifts([(a, b)])
-    assert found.free == 2
+    (found,) = estimate_ratios([(a, b)])
+    assert found.degrees_of_freedom == 2
     assert found.ratio == pytest.approx(math.exp(5))
     t = 5 / math.sqrt(8 / 3)
-    assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))
-    assert found.adjusted == found.p
+    assert found.p_value == pytest.approx(1 - t / math.sqrt(2 + t * t))
+    assert found.adjusted_p == found.p_value
     half = 4.302653 * math.sqrt(8 / 3)
     assert math.log(found.high) == pytest.approx(5 + half, abs=1e-4)
     assert math.log(found.low) == pytest.approx(5 - half, abs=1e-4)
-    assert math.log1p(found.seen_from) == pytest.approx(half, abs=1e-4)
+    assert math.log1p(found.detectable) == pytest.approx(half, abs=1e-4)
 
 
 def test_the_other_way_round_is_the_inverse() -> None:
     rows = noisy(Random(3), [0.02] * 6, 4)
     turned = [(b, a) for a, b in rows]
-    for one, other in zip(shifts(rows), shifts(turned), strict=True):
+    for one, other in zip(estimate_ratios(rows), estimate_ratios(turned), strict=True):
         assert one.ratio == pytest.approx(1 / other.ratio)
         assert one.low == pytest.approx(1 / other.high)
-        assert one.p == pytest.approx(other.p)
+        assert one.p_value == pytest.approx(other.p_value)
 
 
 def test_p_is_near_that_of_all_permutations() -> None:
@@ -64,42 +71,47 @@ def test_p_is_near_that_of_all_permutations() -> None:
         farther = sum(
             abs(2 * sum(logs[i] for i in way) - sum(logs)) / 6 >= seen - 1e-12 for way in ways
         )
-        assert shifts([(a, b)])[0].p == pytest.approx(farther / len(ways), abs=0.03)
+        assert estimate_ratios([(a, b)])[0].p_value == pytest.approx(farther / len(ways), abs=0.03)
 
 
 def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
-    assert holm([]) == []
+    assert adjust_by_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert adjust_by_holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
+    assert adjust_by_holm([]) == []
 
 
 def test_rows_that_agree_lend_each_other_what_they_know() -> None:
     rows = noisy(Random(1), [0.02] * 20, 2)
-    alone = [shifts([row])[0] for row in rows]
-    assert max(s.free for s in alone) <= 2
-    assert min(s.free for s in shifts(rows)) > 2
-    assert [s.ratio for s in shifts(rows)] == [s.ratio for s in alone]
+    alone = [estimate_ratios([row])[0] for row in rows]
+    assert max(s.degrees_of_freedom for s in alone) <= 2
+    assert min(s.degrees_of_freedom for s in estimate_ratios(rows)) > 2
+    assert [s.ratio for s in estimate_ratios(rows)] == [s.ratio for s in alone]
 
 
 def test_a_noisier_row_keeps_its_own_noise() -> None:
     """Its error is what its own values say, though thirty rows say less."""
     rows, loud = noisy(Random(2), [0.02] * 30, 3), noisy(Random(2), [0.1], 3)[0]
 
-    def error(found: Shift) -> float:
-        return math.log(found.high / found.ratio) / quantile(0.05, found.free)
+    def error(found: RatioEstimate) -> float:
+        return math.log(found.high / found.ratio) / quantile(0.05, found.degrees_of_freedom)
 
-    beside, alone = shifts([*rows, loud])[-1], shifts([loud])[0]
-    assert beside.free > alone.free
+    beside, alone = estimate_ratios([*rows, loud])[-1], estimate_ratios([loud])[0]
+    assert beside.degrees_of_freedom > alone.degrees_of_freedom
     assert error(beside) == pytest.approx(error(alone))
 
 
 def test_no_noise_is_no_division_by_none() -> None:
-    same, apart = shifts([([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [2.0, 2.0])])
-    assert (same.ratio, same.p, apart.ratio, apart.p) == (1.0, 1.0, pytest.approx(2.0), 0.0)
-    wild = shifts([([1e-9, 1.0], [1.0, 1e9])] * 30)[0]
+    same, apart = estimate_ratios([([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [2.0, 2.0])])
+    assert (same.ratio, same.p_value, apart.ratio, apart.p_value) == (
+        1.0,
+        1.0,
+        pytest.approx(2.0),
+        0.0,
+    )
+    wild = estimate_ratios([([1e-9, 1.0], [1.0, 1e9])] * 30)[0]
     assert math.isfinite(wild.high)
     with pytest.raises(ValueError, match="fewer than two"):
-        shifts([([1.0], [1.0, 2.0])])
+        estimate_ratios([([1.0], [1.0, 2.0])])
 
 
 # ---- simulated: how often it is wrong, how often it is right ------------------------------------
@@ -138,7 +150,7 @@ def test_a_false_alarm_is_as_rare_as_stated(scale: str, rows: int, rounds: int) 
         rng = Random(f"{scale} {rows} {rounds} {i}")
         noise = heavy if i % 2 else NORMAL
         made = noisy(rng, SCALES[scale](rng, rows), rounds, 0.0, noise)
-        alarms += any(s.adjusted <= 0.05 for s in shifts(made))
+        alarms += any(s.adjusted_p <= 0.05 for s in estimate_ratios(made))
     assert alarms <= 12
 
 
@@ -149,7 +161,7 @@ def test_a_tenth_slower_is_found_beside_two_percent_of_noise(
     found = 0
     for i in range(40):
         made = noisy(Random(i), [0.02] * rows, rounds, math.log(1.1))
-        found += sum(s.adjusted <= 0.05 and s.ratio > 1 for s in shifts(made))
+        found += sum(s.adjusted_p <= 0.05 and s.ratio > 1 for s in estimate_ratios(made))
     assert found / (40 * rows) >= least
 
 
@@ -157,6 +169,6 @@ def test_by_itself_every_row_would_raise_many_alarms() -> None:
     """What Holm is for: with 30 rows the level of one is not that of all."""
     alone = 0
     for i in range(60):
-        made = shifts(noisy(Random(i), [0.02] * 30, 5))
-        alone += any(s.p <= 0.05 for s in made)
+        made = estimate_ratios(noisy(Random(i), [0.02] * 30, 5))
+        alone += any(s.p_value <= 0.05 for s in made)
     assert alone > 20

@@ -10,7 +10,7 @@ import pytest
 
 from longseq_bench.analysis.rows import sweep_rows
 from longseq_bench.comparison.compare import compare
-from longseq_bench.comparison.document import comparison
+from longseq_bench.comparison.document import comparison_document
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
@@ -139,7 +139,7 @@ def test_of_a_comparison_the_line_is_no_change() -> None:
         ]
         for _ in "AB"
     ]
-    (chart,) = (c for s in comparison(compare(*sides)).sections for c in s.charts)
+    (chart,) = (c for s in comparison_document(compare(*sides)).sections for c in s.charts)
     assert list(notes(chart)) == ["Dashed grey: no change."]
 
 

@@ -1,0 +1,141 @@
+"""Find what may explain a difference besides the code: load, order, shared records, bad samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from longseq_bench.analysis.rows import Row, per_iteration
+from longseq_bench.comparison.model import TimeComparison, is_valid_time, status_of
+from longseq_bench.comparison.trial_matching import MatchedPair
+from longseq_bench.comparison.wording import count, format_percent, join_words, name_row
+from longseq_bench.core.model import Record
+
+MAX_LOAD_DIFFERENCE = 0.5
+"""Of the cores."""
+MAX_CPU_TIME_DIFFERENCE = 0.05
+"""Relative, of the processor time per second of a pass."""
+
+Compared = Sequence[tuple[MatchedPair, Row]]
+
+
+def find_caveats(
+    a: Sequence[Record], b: Sequence[Record], pairs: Sequence[MatchedPair], compared: Compared,
+    times: Sequence[TimeComparison], least: float,
+) -> Iterator[str]:  # fmt: skip
+    """Yield a sentence for each caveat.
+
+    a, b: all records.  pairs: those that are compared.  compared: the trials among them.
+    least: the smallest relative difference that is reported.
+    """
+    sides = [r for pair in pairs for r in pair.a], [r for pair in pairs for r in pair.b]
+    yield from _shared_records(pairs)
+    yield from _invalid_times(compared)
+    yield from _common_shift(times, least)
+    yield from _order(*sides)
+    yield from _load(*sides)
+    yield from _cpu_time(compared)
+    for name, side in zip("AB", sides, strict=True):
+        commits = list(dict.fromkeys(c for r in side if (c := r.environment.commit)))
+        if len(commits) > 1:
+            named = join_words(commits)
+            yield f"{name} has records of {len(commits)} commits, taken together: {named}."
+    if skipped := sum(r.purpose == "density" for r in (*a, *b)):
+        yield f"Searches for the least sparsity are not compared ({skipped} records)."
+
+
+def _shared_records(pairs: Sequence[MatchedPair]) -> Iterator[str]:
+    """Report records that are on both sides, which a comparison can't tell apart."""
+    alone = "a run shows no difference to itself"
+    shared = equal = 0
+    for pair in pairs:
+        if not {r.started_at for r in pair.a}.isdisjoint(r.started_at for r in pair.b):
+            # compared as text, because NaN is not equal to itself
+            ours, theirs = ({r.model_dump_json() for r in side} for side in (pair.a, pair.b))
+            shared += bool(ours & theirs)
+            equal += ours == theirs
+    if equal == len(pairs):
+        yield f"The records compared are the same on both sides: {alone}."
+    elif shared:
+        yield (
+            f"{shared} of {count(len(pairs), 'trial or search', 'trials and searches')} "
+            f"{'has' if shared == 1 else 'have'} records that are on both sides: {alone}."
+        )
+
+
+def _invalid_times(compared: Compared) -> Iterator[str]:
+    """Report processes whose passes were timed, but not all with a valid time."""
+
+    def invalid(runs: Sequence[Record]) -> int:
+        if status_of(runs) != "ok":
+            return 0
+        return sum(not all(map(is_valid_time, per_iteration(record, "time"))) for record in runs)
+
+    counts = {
+        name_row(row): (invalid(pair.a), invalid(pair.b))
+        for pair, row in compared if not row["fit_only"]
+    }  # fmt: skip
+    if names := [name for name, both in counts.items() if any(both)]:
+        in_a, in_b = (sum(both[i] for both in counts.values()) for i in (0, 1))
+        yield (
+            f"Left out of the times: {count(in_a, 'process', 'processes')} of A and {in_b} of B "
+            f"({join_words(names)}), with a pass whose time is not a finite number above zero."
+        )
+
+
+def _common_shift(times: Sequence[TimeComparison], least: float) -> Iterator[str]:
+    """Report a shift of all rows: every row within half and twice the median shift."""
+    logs = [math.log(t.ratio) for t in times]
+    if len(logs) < 3 or abs(middle := median(logs)) < math.log1p(least):
+        return
+    if all(0.5 <= x / middle <= 2 for x in logs):
+        shift = f"{format_percent(math.expm1(abs(middle)))} {'slower' if middle > 0 else 'faster'}"
+        yield (
+            f"All {len(logs)} trials moved together: B is {shift} in the middle one. "
+            "A common shift is as likely caused by the machine as by the code."
+        )  # fmt: skip
+
+
+def _order(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
+    times_a, times_b = ([r.started_at for r in side] for side in (a, b))
+    first = "A" if max(times_a) < min(times_b) else "B" if max(times_b) < min(times_a) else None
+    if first:
+        other = "AB".replace(first, "")
+        yield (
+            f"All of {first} was measured before {other} (A from {min(times_a)}, B from "
+            f"{min(times_b)}): a drift of the machine in between is part of the ratios."
+        )
+
+
+def _load(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
+    loads = [[r.environment.load[0] for r in side if r.environment.load] for side in (a, b)]
+    if not all(loads):
+        return
+    load_a, load_b = map(median, loads)
+    if abs(load_a - load_b) > MAX_LOAD_DIFFERENCE * a[0].environment.cores:
+        yield (
+            f"The machine's load was {load_a:.1f} with A and {load_b:.1f} with B (1 minute, "
+            "median): other work may have disturbed one of them."
+        )
+
+
+def _cpu_time(compared: Compared) -> Iterator[str]:
+    """Report a change of the processor time per second of a pass: less if other work took it."""
+    rate: Callable[[Sequence[Record]], float | None] = _cpu_time_per_second
+    ratios = [
+        rate_b / rate_a for p, _ in compared if (rate_a := rate(p.a)) and (rate_b := rate(p.b))
+    ]
+    if ratios and abs(change := median(ratios) - 1) > MAX_CPU_TIME_DIFFERENCE:
+        yield (
+            f"With B a pass had {format_percent(abs(change))} {'less' if change < 0 else 'more'} "
+            "processor time a second than with A (in the middle trial): it waited, or ran on "
+            "another number of cores."
+        )
+
+
+def _cpu_time_per_second(runs: Sequence[Record]) -> float | None:
+    used, took = (
+        [x for r in runs for x in per_iteration(r, name)] for name in ("cpu_time", "time")
+    )
+    return median(used) / median(took) if used and took and median(took) else None

@@ -1,0 +1,62 @@
+"""The `compare --json` document: SI units, null for values that are unknown or not finite."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from longseq_bench.analysis.rows import Row
+from longseq_bench.comparison.model import Comparison, TimeComparison
+from longseq_bench.comparison.summary import find_regressions, summarize
+from longseq_bench.reports.render.json import finite
+
+SCHEMA = 1
+_IDENTITY = (
+    "implementation", "options", "label", "tokens", "device", "world_size", "dtype", "mode",
+    "causal", "batch", "heads", "kv_heads", "head_dim", "threads", "memory_budget", "time_budget",
+    "fit_only", "keep", "allocator",
+)  # fmt: skip
+
+
+def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
+    """Return the comparison as data; fail_on: the share from which on `worse` lists regressions."""
+    document: dict[str, Any] = finite({
+        "schema": SCHEMA,
+        "a": result.a,
+        "b": result.b,
+        "level": result.level,
+        "least": result.least,
+        "fail_on": fail_on,
+        "worse": None if fail_on is None else list(find_regressions(result, fail_on)),
+        "summary": summarize(result),
+        "notes": result.caveats,
+        "times": [_time(t) for t in result.times],
+        "peaks": [_flatten(one) for one in result.peaks],
+        "maxima": [_flatten(one) for one in result.maxima],
+        "turned": [_flatten(one) for one in result.status_changes],
+        "failed_alike": result.failed_alike,
+        "only_a": [_identify(row) for row in result.only_a],
+        "only_b": [_identify(row) for row in result.only_b],
+        "unlike_machines": [_identify(row) for row in result.other_machines],
+        "differences": [asdict(one) for one in result.differences],
+    })  # fmt: skip
+    return document
+
+
+def _time(t: TimeComparison) -> dict[str, Any]:
+    fields = _flatten(t)
+    estimate = fields.pop("estimate") or {}
+    names = {
+        "low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p",
+        "seen_from": "detectable", "free": "degrees_of_freedom",
+    }  # fmt: skip
+    return fields | {name: estimate.get(field) for name, field in names.items()}
+
+
+def _flatten(one: Any) -> dict[str, Any]:
+    fields = asdict(one)
+    return _identify(fields.pop("row")) | fields
+
+
+def _identify(row: Row) -> dict[str, Any]:
+    return {name: row.get(name) for name in _IDENTITY}

@@ -1,0 +1,143 @@
+"""The result of a comparison: one class per question, in SI units; a ratio is B over A."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from longseq_bench.analysis.rows import SEVERITY, Row
+from longseq_bench.comparison.significance import RatioEstimate
+from longseq_bench.core.model import Record, Status
+
+
+@dataclass(frozen=True)
+class TimeComparison:
+    """A trial with times on both sides.
+
+    a_rounds, b_rounds: per process, its median pass on the slowest rank (s).
+    a_s, b_s: their geometric means.  ratio: b_s / a_s.
+    estimate: interval and test of the ratio; None where the verdict is "undecided", with a reason.
+    note: what differed in how the trial was run.
+    """
+
+    row: Row
+    a_rounds: tuple[float, ...]
+    b_rounds: tuple[float, ...]
+    a_s: float
+    b_s: float
+    ratio: float
+    estimate: RatioEstimate | None
+    verdict: Literal["slower", "faster", "same", "undecided"]
+    reason: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryComparison:
+    """The peak memory of a trial in bytes: the largest over ranks and rounds.
+
+    verdict: "more" or "less" only if all rounds of one side exceed all of the other by 1 %.
+    """
+
+    row: Row
+    a_bytes: int
+    b_bytes: int
+    ratio: float
+    verdict: Literal["more", "less", "same"]
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The longest length that passed, the shortest failed length above it, and the limit."""
+
+    max_tokens: int
+    first_failure: int | None
+    limited_by: str
+
+    @property
+    def end(self) -> float:
+        """The length from which on trials fail; infinite if none failed."""
+        return math.inf if self.first_failure is None else self.first_failure
+
+
+@dataclass(frozen=True)
+class LengthComparison:
+    """A search for the longest length on both sides; ratio: None if no length passed with A."""
+
+    row: Row
+    a: Bracket
+    b: Bracket
+    ratio: float | None
+    verdict: Literal["longer", "shorter", "same", "undecided"]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StatusChange:
+    """A trial that ended with another status.
+
+    budgets: it failed for lack of memory or time, and the budgets of the two sides differ.
+    """
+
+    row: Row
+    a_status: Status
+    b_status: Status
+    a_reason: str | None
+    b_reason: str | None
+    verdict: Literal["broken", "mended", "otherwise"]
+    budgets: bool = False
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A property of machine or software with different values, as text."""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sets of results, compared.
+
+    a, b: the names of the sides.  level: family-wise error rate of all `slower` and `faster`.
+    least: the smallest relative difference in time that is reported.
+    failed_alike: trials that ended with the same status, not ok, on both sides.
+    other_machines: trials of both sides that ran on different machines and are not compared.
+    pairs: the matched records of trials; search_pairs: those of searches.
+    """
+
+    a: str
+    b: str
+    level: float
+    least: float
+    times: tuple[TimeComparison, ...]
+    peaks: tuple[MemoryComparison, ...]
+    maxima: tuple[LengthComparison, ...]
+    status_changes: tuple[StatusChange, ...]
+    failed_alike: int
+    only_a: tuple[Row, ...]
+    only_b: tuple[Row, ...]
+    other_machines: tuple[Row, ...]
+    machine_differences: str
+    differences: tuple[Difference, ...]
+    caveats: tuple[str, ...]
+    records: tuple[tuple[Record, ...], tuple[Record, ...]]
+
+
+def status_of(runs: Iterable[Record]) -> Status:
+    """Return the worst status of the runs of one trial."""
+    return worst_run(runs).outcome.status
+
+
+def is_valid_time(seconds: float) -> bool:
+    """Return True for a finite time above zero."""
+    return 0 < seconds < math.inf
+
+
+def worst_run(runs: Iterable[Record]) -> Record:
+    """Return the run with the worst status."""
+    return min(runs, key=lambda record: SEVERITY.index(record.outcome.status))

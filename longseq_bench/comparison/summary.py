@@ -1,0 +1,142 @@
+"""Summarize a comparison in sentences, and decide its gate (`--fail-on`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from longseq_bench.comparison.model import Comparison
+from longseq_bench.comparison.wording import (
+    count,
+    count_rows,
+    count_trials,
+    format_detectable,
+    format_percent,
+    join_words,
+    name_row,
+)
+from longseq_bench.core.errors import UserError
+from longseq_bench.reports.outcome_text import describe_outcome
+
+
+def summarize(result: Comparison) -> list[str]:
+    """Return one sentence per question: times, memory, lengths, statuses, unmatched trials."""
+    return [*_times(result), *_memory_and_lengths(result), *_unmatched(result)]
+
+
+def find_regressions(result: Comparison, share: float) -> Iterator[str]:
+    """Yield a clause for everything that is worse by this share, and for trials that fail now."""
+    for t in result.times:
+        if t.verdict == "slower" and t.ratio - 1 >= share:
+            yield f"{name_row(t.row)} is {format_percent(t.ratio - 1)} slower"
+    for p in result.peaks:
+        if p.verdict == "more" and p.ratio - 1 >= share:
+            yield f"{name_row(p.row)} takes {format_percent(p.ratio - 1)} more memory"
+    for m in result.maxima:
+        if m.verdict == "shorter" and m.ratio is not None and 1 - m.ratio >= share:
+            yield f"{name_row(m.row)} reaches {format_percent(1 - m.ratio)} fewer tokens"
+    for change in result.status_changes:
+        if change.verdict == "broken" and not change.budgets:
+            outcome = describe_outcome(change.b_status, None, change.b_reason)
+            yield f"{name_row(change.row)} is no longer ok: {outcome}"
+
+
+def check_gate(result: Comparison) -> None:
+    """Raise UserError if a gate would ignore trials because they ran on different machines."""
+    if result.other_machines:
+        raise UserError(
+            f"{count_rows(result.other_machines)} in both, but on different machines"
+            f"{result.machine_differences}; --fail-on would ignore that, --across compares them"
+        )
+
+
+def describe_gate(result: Comparison, share: float) -> list[str]:
+    """Return the regressions as sentences, and for which trials the gate says little."""
+    limit = format_percent(share)
+    sentences = [f"{clause}." for clause in find_regressions(result, share)]
+    sentences = sentences or [f"Nothing was found to be worse by {limit}."]
+    if missing := len(result.only_a):
+        verb = "is" if missing == 1 else "are"
+        sentences.append(f"{missing} of A's {verb} not in B and not checked.")
+    if blind := count_undetectable(result, share):
+        sentences.append(
+            f"In {blind} of {len(result.times)} timed trials {limit} could not be told from "
+            "noise; more rounds would help."
+        )
+    return sentences
+
+
+def count_undetectable(result: Comparison, share: float) -> int:
+    """Return how many timed trials could not have shown a slow-down by this share."""
+    return sum(
+        t.estimate is None or max(t.estimate.detectable, result.least) > share for t in result.times
+    )
+
+
+def _times(result: Comparison) -> Iterator[str]:
+    verdicts = Counter(t.verdict for t in result.times)
+    parts = []
+    if decided := len(result.times) - verdicts["undecided"]:
+        parts.append(
+            f"B is slower in {verdicts['slower'] or 'none'} of {count_trials(decided)}, faster in "
+            f"{verdicts['faster'] or 'none'}; {verdicts['same'] or 'none'} the same within noise"
+            f"{_smallest_detectable(result)}"
+        )
+    if undecided := verdicts["undecided"]:
+        reasons = join_words(list(dict.fromkeys(t.reason for t in result.times if t.reason)))
+        parts.append(f"{count_trials(undecided)} undecided: {reasons}")
+    if parts:
+        yield "; ".join(parts) + "."
+
+
+def _smallest_detectable(result: Comparison) -> str:
+    """Return between which sizes the smallest detectable differences of the same trials lie."""
+    known = [
+        max(t.estimate.detectable, result.least)
+        for t in result.times if t.estimate and t.verdict == "same"
+    ]  # fmt: skip
+    if not known:
+        return ""
+    low, high = format_detectable(min(known)), format_detectable(max(known))
+    span = low if low == high else f"{low.removesuffix(' %')} to {high}"
+    return f" (the smallest detectable difference is {span})"
+
+
+def _memory_and_lengths(result: Comparison) -> Iterator[str]:
+    if result.peaks:
+        peaks = Counter(p.verdict for p in result.peaks)
+        yield (
+            f"Peak memory: more in {peaks['more'] or 'none'} of "
+            f"{count_trials(len(result.peaks))}, less in {peaks['less'] or 'none'}."
+        )
+    if result.maxima:
+        maxima = Counter(m.verdict for m in result.maxima)
+        undecided = f", {maxima['undecided']} undecided" if maxima["undecided"] else ""
+        yield (
+            f"Longest lengths: shorter in {maxima['shorter'] or 'none'} of "
+            f"{count(len(result.maxima), 'search', 'searches')}, longer in "
+            f"{maxima['longer'] or 'none'}{undecided}."
+        )
+
+
+def _unmatched(result: Comparison) -> Iterator[str]:
+    changes = Counter(change.verdict for change in result.status_changes)
+    if changes:
+        words = {
+            "no longer ok": changes["broken"],
+            "ok only in B": changes["mended"],
+            "failed in another way": changes["otherwise"],
+        }
+        parts = ", ".join(f"{n} {word}" for word, n in words.items() if n)
+        yield f"Trials that ended differently: {parts}."
+    if result.failed_alike:
+        yield f"{count_trials(result.failed_alike)} failed in both the same way."
+    for name, rows in (("A", result.only_a), ("B", result.only_b)):
+        if rows:
+            found = count(len(rows), "trial or search is", "trials or searches are")
+            yield f"{found} only in {name}."
+    if result.other_machines:
+        yield (
+            f"{count_rows(result.other_machines)} in both, but on different machines"
+            f"{result.machine_differences}: not compared; --across compares them."
+        )

@@ -1,0 +1,85 @@
+"""Write the parts of a comparison as text: names, percentages, counts, values of environments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from longseq_bench.analysis.rows import Row
+from longseq_bench.core.units import format_bytes, format_tokens
+
+_FIELD_NAMES = {"memory_bytes": "memory", "gpus": "GPUs", "cpu": "CPU"}
+
+
+def name_row(row: Row) -> str:
+    """Return the name of a trial or a search: label, ranks, length and unusual workload."""
+    ranks = f" on {row['world_size']} ranks" if row["world_size"] > 1 else ""
+    tokens = "" if is_search(row) else f" at {format_tokens(row['tokens'])}"
+    workload = [
+        *([row["mode"]] if row["mode"] != "forward" else []),
+        *([row["dtype"]] if row["dtype"] != "float32" else []),
+        *(["causal"] if row["causal"] else []),
+    ]
+    suffix = f" ({', '.join(workload)})" if workload else ""
+    return f"{row['label']}{ranks}{tokens}{suffix}"
+
+
+def is_search(row: Row) -> bool:
+    """Return True for the row of a search, which has no length of its own."""
+    return "tokens" not in row
+
+
+def format_percent(share: float) -> str:
+    """Format a relative difference as a percentage with two digits."""
+    value = 100 * share
+    return f"{value:.0f} %" if value >= 9.95 else f"{value:.2g} %"
+
+
+def format_detectable(share: float) -> str:
+    """Format the smallest detectable difference; above 100 % its size has no meaning."""
+    return ">100 %" if share > 1 else format_percent(share)
+
+
+def count_rows(rows: Sequence[Row]) -> str:
+    """Return how many trials and searches there are, with the verb."""
+    searches = sum(map(is_search, rows))
+    parts = [count_trials(len(rows) - searches)] if searches < len(rows) else []
+    parts += [count(searches, "search", "searches")] if searches else []
+    return f"{' and '.join(parts)} {'is' if len(rows) == 1 else 'are'}"
+
+
+def count_trials(n: int) -> str:
+    """Return "1 trial", "2 trials"."""
+    return count(n, "trial", "trials")
+
+
+def count(n: int, one: str, several: str) -> str:
+    """Return a number with the singular or the plural."""
+    return f"{n} {one if n == 1 else several}"
+
+
+def join_words(words: Sequence[str], most: int = 6, separator: str = ", ") -> str:
+    """Join words; beyond `most` of them only their number is given."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return separator.join(words[:most]) + more
+
+
+def name_field(name: str) -> str:
+    """Return how a field of an environment is called in a sentence."""
+    return _FIELD_NAMES.get(name, name)
+
+
+def format_value(name: str, values: Sequence[Any]) -> str:
+    """Format the values of a field of environments."""
+    return "; ".join(_format_one(name, value) for value in values)
+
+
+def _format_one(name: str, value: Any) -> str:
+    if name == "memory_bytes":
+        return format_bytes(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in sorted(value.items())) or "none"
+    if isinstance(value, tuple):
+        return ", ".join(f"{n} × {one}" for one, n in Counter(value).items()) or "none"
+    return "none" if value is None else str(value)
