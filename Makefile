@@ -1,8 +1,8 @@
 # Tools are those of the active environment: pip install -e ".[test]"
 
-.PHONY: check test figures
+.PHONY: check test docs figures
 
-check:
+check: docs
 	ruff check .
 	ruff format --check .
 	mypy
@@ -10,6 +10,10 @@ check:
 
 test:
 	pytest
+
+# the site goes to site/; a broken link is an error (with --quiet it is not)
+docs:
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 # run by hand on an idle machine; nothing here is a test
 figures: $(wildcard benchmarks/floor.py benchmarks/overhead.py)

@@ -1,0 +1,140 @@
+"""Fill in the generated parts of the documentation while MkDocs builds the site.
+
+A page holds a line `<!-- generated: NAME -->`. The function of that name in GENERATORS returns the
+Markdown that replaces it. Nothing that is generated is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
+ADDED_TO_HELP = re.compile(r"\s*\[([^\[\]]*)\]\s*$")
+TYPE_NAMES = {"str": "TEXT", "list[str]": "TEXT", "int": "N", "int range": "N", "path": "PATH"}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the markers of a page; called by MkDocs for each page."""
+    return MARKER.sub(lambda found: GENERATORS[found[1]](), markdown)
+
+
+def format_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; `|` and line breaks inside cells are escaped."""
+    lines = [heading, ["---"] * len(heading), *rows]
+    escaped = ([" ".join(cell.replace("|", "\\|").split()) for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
+
+
+# ---- commands ----------------------------------------------------------------------------------
+
+
+def generate_commands() -> str:
+    """Return one section per command: help text, usage, arguments and options."""
+    import typer
+
+    from longseq_bench.cli import app
+
+    group = typer.main.get_command(app)
+    parent = typer.Context(group, info_name="longseq")
+    sections = []
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        context = typer.Context(command, info_name=name, parent=parent)
+        usage = command.get_usage(context).removeprefix("Usage: ")
+        arguments = [_parameter_row(p, context) for p in command.params if _is_argument(p)]
+        options = [_parameter_row(p, context) for p in command.params if not _is_argument(p)]
+        sections += [f"## longseq {name}", _format_help(command.help), f"```text\n{usage}\n```"]
+        if arguments:
+            sections.append(format_table(("argument", "meaning", "default"), arguments))
+        sections.append(format_table(("option", "meaning", "default"), options))
+    return "\n\n".join(sections)
+
+
+def _is_argument(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument")
+
+
+def _parameter_row(parameter: Any, context: Any) -> tuple[str, str, str]:
+    """Return (name, meaning, default); typer writes defaults and limits behind the help text."""
+    name, text = parameter.get_help_record(context)
+    default = "required" if parameter.required else ""
+    if added := ADDED_TO_HELP.search(text):
+        text = text[: added.start()]
+        limits = []
+        for part in added[1].split("; "):
+            if part.startswith("default: "):
+                default = f"`{part.removeprefix('default: ')}`"
+            elif part != "required":
+                limits.append(part)
+        text += f" ({', '.join(limits)})" if limits else ""
+    if stated := re.search(r"\s*Default: ([^.]*(?:\.\d[^.]*)*)\.$", text):
+        text, default = text[: stated.start()], default or stated[1]
+    name = re.sub(r"<([^<>]*)>", lambda m: TYPE_NAMES.get(m[1], f"{m[1]}"), name)
+    return f"`{name}`", text, default
+
+
+def _format_help(text: str | None) -> str:
+    """Return a help text as Markdown, without the escapes of the terminal's markup."""
+    return re.sub(r"\\?\[/?(?:bold|dim|italic|cyan|green)\]", "", (text or "").replace("\b\n", ""))
+
+
+# ---- implementations ---------------------------------------------------------------------------
+
+
+def generate_implementations() -> str:
+    """Return one section per implementation: what it computes and its options."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "longseq_bench", "list", "--json"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    sections = []
+    for name, entry in json.loads(listed.stdout)["implementations"].items():
+        if entry["source"] != "built-in":
+            continue
+        sections += [f"### {name}", entry["summary"][:1].upper() + entry["summary"][1:] + "."]
+        if entry["options"]:
+            rows = [_option_row(option) for option in entry["options"]]
+            sections.append(format_table(("option", "meaning", "values", "default"), rows))
+    return "\n\n".join(sections)
+
+
+def _option_row(option: dict[str, Any]) -> tuple[str, str, str, str]:
+    kinds = {
+        "int": f"a whole number from {option['least']} up",
+        "float": "a number from 0 up",
+        "bool": "true or false",
+        "ints": "whole numbers with commas",
+        "str": "a word",
+    }
+    values = ", ".join(f"`{c}`" for c in option["choices"]) or kinds[option["kind"]]
+    if option["optional"]:
+        values += ", or `none`"
+    default = option["default"]
+    if isinstance(default, list):
+        default = ",".join(map(str, default))
+    elif default is None or isinstance(default, bool):
+        default = {None: "none", True: "true", False: "false"}[default]
+    return f"`{option['name']}`", option["help"], values, f"`{default}`"
+
+
+# ---- published results -------------------------------------------------------------------------
+
+
+def generate_published() -> str:
+    """Return the table of published records, from results/README.md."""
+    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    table = text.partition("\n## Published\n")[2]
+    return "\n".join(line for line in table.splitlines() if line.startswith("|"))
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "commands": generate_commands,
+    "implementations": generate_implementations,
+    "published": generate_published,
+}
