@@ -28,7 +28,7 @@ from longseq_bench.comparison.model import Comparison
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_share
 from longseq_bench.environment import collect
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.runner import drive
 from longseq_bench.search.strategy import sweep
 from longseq_bench.store import Store
@@ -148,7 +148,7 @@ def pair(asked: argparse.Namespace, folder: Path, slowed: float) -> Comparison:
     turns = [(visit, side) for visit in range(asked.rounds) for side in (0, 1)]
     if asked.apart:
         turns.sort(key=lambda turn: turn[1])
-    with Forked() as launcher, Store(folder / "a") as first, Store(folder / "b") as second:
+    with LocalLauncher() as launcher, Store(folder / "a") as first, Store(folder / "b") as second:
         wanted = trials(launcher)
         for visit, side in turns:
             asked.plugin.joinpath(SHARE).write_text(str((0.0, slowed)[side]))
@@ -158,7 +158,7 @@ def pair(asked: argparse.Namespace, folder: Path, slowed: float) -> Comparison:
     return compare(records[0], records[1], level=parse_share(asked.level, "--level"))
 
 
-def trials(launcher: Forked) -> list[Trial]:
+def trials(launcher: LocalLauncher) -> list[Trial]:
     """Two implementations at two lengths, so four rows, by one thread each: what else runs on the
     machine then disturbs them least."""
     catalogue = launcher.catalogue()

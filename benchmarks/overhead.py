@@ -22,16 +22,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 from longseq_bench.core.model import Outcome, Trial, Workload
-from longseq_bench.launchers.local import Forked
-from longseq_bench.worker.messages import Teller
-from longseq_bench.worker.trial import probe
+from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.worker.messages import MessageSender
+from longseq_bench.worker.trial import run_trial
 
 MOST_ISOLATION_S = 0.15
 MOST_DISAGREEMENT = 0.05
 MOST_HELP_S = 0.3
 
 
-class Silent(Teller):
+class Silent(MessageSender):
     """Tells nobody."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds
-    with Forked() as launcher:
+    with LocalLauncher() as launcher:
         launcher.catalogue()
         good = [
             isolation(launcher, rounds),
@@ -64,13 +64,13 @@ def asked(name: str, tokens: int, repeats: int, mode: str = "forward") -> Trial:
     )
 
 
-def run(launcher: Forked, trial: Trial) -> Outcome:
+def run(launcher: LocalLauncher, trial: Trial) -> Outcome:
     outcome = launcher.run(trial, lambda phase, part: None).outcome
     assert outcome.status == "ok", outcome.reason
     return outcome
 
 
-def isolation(launcher: Forked, rounds: int) -> bool:
+def isolation(launcher: LocalLauncher, rounds: int) -> bool:
     """A whole trial's wall time less that of its own work, median over rounds."""
     print("1. isolation: wall seconds of a trial")
     good = True
@@ -82,7 +82,7 @@ def isolation(launcher: Forked, rounds: int) -> bool:
             run(launcher, trial)
             isolated.append(time.perf_counter() - start)
             start = time.perf_counter()
-            assert probe(trial, Silent()).status == "ok"
+            assert run_trial(trial, Silent()).status == "ok"
             own.append(time.perf_counter() - start)
         apart, inside = median(isolated[1:]), median(own[1:])
         cost = apart - inside
@@ -101,7 +101,7 @@ def timer_median(tokens: int, answer: Connection) -> None:
     answer.send(timer.blocked_autorange(min_run_time=1.0).median)
 
 
-def by_timer(launcher: Forked, tokens: int) -> float:
+def by_timer(launcher: LocalLauncher, tokens: int) -> float:
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=timer_median, args=(tokens, sender))
@@ -111,7 +111,7 @@ def by_timer(launcher: Forked, tokens: int) -> float:
     return took
 
 
-def by_tool(launcher: Forked, tokens: int) -> float:
+def by_tool(launcher: LocalLauncher, tokens: int) -> float:
     """With the thread count set, as torch.utils.benchmark always sets it: setting it to what it is
     already makes sdpa 5 to 8 % slower here (it tells MKL not to choose by itself)."""
     trial = asked("sdpa", tokens, 30).but(threads=torch.get_num_threads())
@@ -126,7 +126,7 @@ def keep_busy(seconds: float = 1.0) -> None:
         square @ square
 
 
-def agreement(launcher: Forked, rounds: int) -> bool:
+def agreement(launcher: LocalLauncher, rounds: int) -> bool:
     """Median time by the tool over median time by torch.utils.benchmark, round by round."""
     print("2. sdpa by the tool over torch.utils.benchmark: ratio of medians, a round each")
     good = True
@@ -145,7 +145,7 @@ def agreement(launcher: Forked, rounds: int) -> bool:
     return good
 
 
-def heaps(launcher: Forked) -> bool:
+def heaps(launcher: LocalLauncher) -> bool:
     """How much slower the pass under exact accounting is; a time budget is judged by that pass."""
     print("3. pass under the budget over timed passes: ratio of medians")
     for name, tokens in (("sdpa", 8192), ("ring", 8192), ("ring", 16384)):

@@ -14,7 +14,7 @@ from statistics import median
 
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_tokens
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 
 MOST_RATIO, MOST_EXPOSED = 1.15, 0.10
 
@@ -29,7 +29,7 @@ def main() -> None:
     workload = Workload.model_validate(
         {"seq_len": parse_tokens(asked.tokens), "causal": True, "mode": asked.mode}
     )
-    with Forked() as launcher:
+    with LocalLauncher() as launcher:
         trials = {"sdpa, 2 threads": trial(launcher, workload, "sdpa", 1, 2)}
         for order in asked.orders.split(","):
             trials[f"ring order={order}, 2 ranks"] = trial(
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def trial(
-    launcher: Forked, workload: Workload, name: str, world: int, threads: int, **options: str
+    launcher: LocalLauncher, workload: Workload, name: str, world: int, threads: int, **options: str
 ) -> Trial:
     """One visit: a few passes after a warm-up."""
     filled = launcher.catalogue().options(name, options)
@@ -53,7 +53,7 @@ def trial(
     )  # fmt: skip
 
 
-def visit(launcher: Forked, one: Trial) -> dict[str, float]:
+def visit(launcher: LocalLauncher, one: Trial) -> dict[str, float]:
     """Medians of one visit, in seconds, of the slowest rank in each pass."""
     outcome = launcher.run(one, lambda phase, part: None).outcome
     if outcome.status != "ok":

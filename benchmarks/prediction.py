@@ -20,7 +20,7 @@ from longseq_bench.analysis.rows import maximum_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.runner import Unkept, drive
 from longseq_bench.search.prediction import Outlook, Pace, longest_fit, predicted
 from longseq_bench.search.strategy import CEILING_TOKENS, maxlen
@@ -44,7 +44,7 @@ MEMORY_LIMIT, SDPA_LIMIT, TIME_LIMIT = 0.03, 0.05, 0.25
 
 
 def trials(
-    launcher: Forked, dtype: str, budget: int, least: int = 1
+    launcher: LocalLauncher, dtype: str, budget: int, least: int = 1
 ) -> Iterator[tuple[Trial, tuple[int, ...]]]:
     catalogue = launcher.catalogue()
     for name, (options, lengths, most) in CASES.items():
@@ -73,11 +73,11 @@ def row(trial: Trial, tokens: int, foreseen: float, seen: float, most: float, un
     return abs(off) <= most
 
 
-def peaks(launcher: Forked, dtype: str) -> bool:
+def peaks(launcher: LocalLauncher, dtype: str) -> bool:
     print("\npeak of the fullest rank, MiB: predicted, measured, off", flush=True)
     good = True
     for trial, lengths in trials(launcher, dtype, 8 * 2**30):
-        seen = launcher.foresee([trial.at(n) for n in lengths])
+        seen = launcher.dry_run([trial.at(n) for n in lengths])
         for n, one in zip(lengths, seen, strict=True):
             outcome = launcher.run(trial.at(n), lambda phase, part: None).outcome
             peak = outcome.largest("peak")
@@ -89,11 +89,11 @@ def peaks(launcher: Forked, dtype: str) -> bool:
     return good
 
 
-def maxima(launcher: Forked, dtype: str, pace: Pace, budget: int) -> bool:
+def maxima(launcher: LocalLauncher, dtype: str, pace: Pace, budget: int) -> bool:
     print(f"\nlongest under {budget // MIB} MiB a rank, tokens: predicted, found, off", flush=True)
-    good, outlook = True, Outlook(launcher.foresee, pace)
+    good, outlook = True, Outlook(launcher.dry_run, pace)
     for trial, _ in trials(launcher, dtype, budget):
-        one = longest_fit(trial, launcher.foresee, pace, CEILING_TOKENS)
+        one = longest_fit(trial, launcher.dry_run, pace, CEILING_TOKENS)
         assert not isinstance(one, str), one
         records = drive(maxlen([trial], None, outlook), launcher, Unkept(), collect)
         (found,) = maximum_rows(records)
@@ -102,7 +102,7 @@ def maxima(launcher: Forked, dtype: str, pace: Pace, budget: int) -> bool:
     return good
 
 
-def paces(launcher: Forked, dtype: str, least: int) -> bool:
+def paces(launcher: LocalLauncher, dtype: str, least: int) -> bool:
     print("\none pass, s, at twice the calibrated length: predicted, measured, off", flush=True)
     good, here = True, collect()
     cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
@@ -115,7 +115,7 @@ def paces(launcher: Forked, dtype: str, least: int) -> bool:
             records.append(Record(
                 trial=run, outcome=outcome, environment=here, started_at="", wall_s=0.0
             ))  # fmt: skip
-        made = predicted(trial.at(tokens), launcher.foresee, Pace(cpu, records[:1]))
+        made = predicted(trial.at(tokens), launcher.dry_run, Pace(cpu, records[:1]))
         took = sorted(records[1].outcome.samples("time"))
         assert not isinstance(made, str), made
         good &= row(trial, tokens, made.times.total, took[len(took) // 2], TIME_LIMIT, 1)
@@ -132,7 +132,7 @@ def main() -> int:
     here = collect()
     pace = Pace(this_cpu(here.cpu, here.cores, here.memory_bytes))
     good = True
-    with Forked() as launcher:
+    with LocalLauncher() as launcher:
         if asked.only in (None, "peaks"):
             good &= peaks(launcher, asked.dtype)
         if asked.only in (None, "maxima"):

@@ -23,7 +23,7 @@ from longseq_bench.analysis.rows import maximum_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Trial, Workload
 from longseq_bench.environment import collect
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.runner import Unkept, drive
 from longseq_bench.search.bracket import tolerance
 from longseq_bench.search.prediction import Outlook, Pace
@@ -57,9 +57,9 @@ here."""
 MOST_MEAN, MOST_ANY, LEAST_RATIO = 5.0, 8, 3.0
 
 
-def ours(trial: Trial, launcher: Forked, pace: Pace) -> tuple[int, int, int | None]:
+def ours(trial: Trial, launcher: LocalLauncher, pace: Pace) -> tuple[int, int, int | None]:
     """Runs, and the bracket."""
-    outlook = Outlook(launcher.foresee, pace)
+    outlook = Outlook(launcher.dry_run, pace)
     records = drive(maxlen([trial], None, outlook), launcher, Unkept(), collect)
     (row,) = maximum_rows(records)
     return len(records), row["max_tokens"], row["first_failure"]
@@ -69,7 +69,7 @@ Ran = list[tuple[int, float]]
 """Tokens and seconds of each run."""
 
 
-def plain(trial: Trial, launcher: Forked) -> tuple[Ran, int, int]:
+def plain(trial: Trial, launcher: LocalLauncher) -> tuple[Ran, int, int]:
     """Doubling until one fails, then the middle until the bracket is as narrow, then once more."""
     runs: Ran = []
 
@@ -89,7 +89,7 @@ def plain(trial: Trial, launcher: Forked) -> tuple[Ran, int, int]:
     return runs, low, high
 
 
-def both(case: Case, launcher: Forked, pace: Pace) -> tuple[int, float, Ran]:
+def both(case: Case, launcher: LocalLauncher, pace: Pace) -> tuple[int, float, Ran]:
     """One case both ways, printed: our runs, our seconds, the plain way's runs."""
     name, options, mode, budget, seconds = case
     trial = Trial(
@@ -123,7 +123,7 @@ def main() -> int:
     pace = Pace(this_cpu(here.cpu, here.cores, here.memory_bytes))
     print("case, float32                        runs  bracket                 s      plain: "
           "bracket                 s  times ours")  # fmt: skip
-    with Forked() as launcher:
+    with LocalLauncher() as launcher:
         found = [both(case, launcher, pace) for case in TWELVE]
         counts, seconds, others = zip(*found, strict=True)
         plain_runs = [run for other in others for run in other]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from tests.ranks import Ranks
 
 # under a shell that ignores it for what it runs beside itself, no test of it could pass
@@ -23,9 +23,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get
 
 
 @pytest.fixture(scope="session")
-def launcher() -> Iterator[Forked]:
+def launcher() -> Iterator[LocalLauncher]:
     """The launcher for one host; its fork server lives as long as the tests."""
-    with Forked() as forked:
+    with LocalLauncher() as forked:
         yield forked
 
 

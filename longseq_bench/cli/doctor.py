@@ -18,11 +18,11 @@ def doctor(
     from longseq_bench.core.errors import LauncherError
     from longseq_bench.doctor import examine
     from longseq_bench.environment import collect
-    from longseq_bench.launchers.local import Forked
+    from longseq_bench.launchers.local import LocalLauncher
 
     machine = collect()
     try:
-        with Forked() as launcher:
+        with LocalLauncher() as launcher:
             catalogue = launcher.catalogue()
     except LauncherError as error:
         console(stderr=True).print(f"[red]{error}[/red]")

@@ -13,9 +13,9 @@ def listing(
     """List implementations, their options with defaults and help, and why one is unavailable."""
     from longseq_bench.cli.session import console, print_json
     from longseq_bench.cli.tables import catalogue_table
-    from longseq_bench.launchers.local import Forked
+    from longseq_bench.launchers.local import LocalLauncher
 
-    with Forked() as launcher:
+    with LocalLauncher() as launcher:
         catalogue = launcher.catalogue()
     if as_json:
         print_json({"schema": 1, **catalogue.model_dump(mode="json")})

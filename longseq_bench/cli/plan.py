@@ -164,7 +164,7 @@ def _predict(trial: Trial, launcher: Launcher, pace: Pace, tokens: int | None) -
     from longseq_bench.search.prediction import longest_fit, predicted, smallest_world
     from longseq_bench.search.strategy import CEILING_TOKENS
 
-    foresee = partial(launcher.foresee, limit=WALK_LIMIT_S)
+    foresee = partial(launcher.dry_run, limit=WALK_LIMIT_S)
     if tokens is None:
         return longest_fit(trial, foresee, pace, CEILING_TOKENS * trial.world_size)
     made = predicted(trial.at(tokens), foresee, pace)

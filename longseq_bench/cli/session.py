@@ -62,10 +62,10 @@ def on(stage: Stage) -> Iterator[None]:
 
 def make_launcher() -> Launcher:
     """What starts the trials of this command."""
-    from longseq_bench.launchers.local import Forked
+    from longseq_bench.launchers.local import LocalLauncher
 
     stage = _stage.get()
-    return stage.make() if stage else Forked()
+    return stage.make() if stage else LocalLauncher()
 
 
 def default_ranks() -> int:
@@ -117,7 +117,7 @@ def outlook(launcher: Launcher, catalogue: Catalogue, device: Device, out: Path 
     from longseq_bench.search.prediction import Outlook, Pace
 
     past = past_records(Path("results"), out)
-    return Outlook(launcher.foresee, Pace(hardware_here(catalogue, device), past))
+    return Outlook(launcher.dry_run, Pace(hardware_here(catalogue, device), past))
 
 
 def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:

@@ -21,14 +21,14 @@ def enter(order: str, words: Connection, takes: socket, own: int) -> None:
     """
     server = _child_entry.cut_off(own)
 
-    from longseq_bench.launchers.fd_passing import take
+    from longseq_bench.launchers.fd_passing import receive_fds
 
     ranks = json.loads(order)["per"]
     with takes:
-        descriptors = take(takes, 2 * ranks)
+        descriptors = receive_fds(takes, 2 * ranks)
     pipes = [Connection(number, readable=False) for number in descriptors[:ranks]]
     words.send_bytes(b'{"server": %d}' % server)
 
-    from longseq_bench.worker.elastic_ranks import supervise
+    from longseq_bench.worker.elastic_ranks import run_agent
 
-    supervise(order, words, pipes, descriptors[ranks:])
+    run_agent(order, words, pipes, descriptors[ranks:])

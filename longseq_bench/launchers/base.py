@@ -10,7 +10,7 @@ from types import TracebackType
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.model import Foresight, Outcome, Trial
 
-WALK_S = 10.0
+DRY_RUN_LIMIT_S = 10.0
 """How long trials that are about to be run may be walked without data."""
 
 OnPhase = Callable[[str, str], None]
@@ -18,7 +18,7 @@ OnPhase = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchResult:
     """What a trial came to, and how many child processes it took: one a rank, a retry as many."""
 
     outcome: Outcome
@@ -38,12 +38,12 @@ class Launcher(ABC):
         implementation that suits the ranks of none of its trials."""
 
     @abstractmethod
-    def foresee(self, trials: Sequence[Trial], limit: float = WALK_S) -> list[Foresight]:
+    def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
         """What each trial would take, without running it; no device is needed. What is not known
         after so many seconds is said to be so."""
 
     @abstractmethod
-    def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
+    def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
         """Run one trial to its end, whatever that is. Leaves no process behind."""
 
     def close(self) -> None:  # noqa: B027  (a launcher without processes has nothing to close)

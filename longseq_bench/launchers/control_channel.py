@@ -156,7 +156,7 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Link:
+class NodeLink:
     """Another node, as node 0 sees it."""
 
     hello: Hello
@@ -171,26 +171,26 @@ class Link:
         return f"no word from {self.hello} for {silent:.0f} s" if silent > LOST_S else ""
 
 
-class Hub:
+class ControlServer:
     """Node 0's end: listens at the site's endpoint for as long as the launch goes on."""
 
     def __init__(self, site: Site, hello: Hello) -> None:
         self.site, self.hello, self._key = site, hello, _key()
-        self._links: dict[int, Link] = {}
-        self._former: list[Link] = []
+        self._links: dict[int, NodeLink] = {}
+        self._former: list[NodeLink] = []
         self._refused: list[str] = []
         self._fatal = ""
         self._changed = threading.Condition()
         self._listener = _listen(site)
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def link(self, node: int) -> Link | None:
+    def link(self, node: int) -> NodeLink | None:
         """The other node of that rank, lost or not; None where it never came."""
         with self._changed:
             return self._links.get(node)
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> list[NodeLink]:
         """Nodes that have come, lost or not."""
         with self._changed:
             return list(self._links.values())
@@ -253,7 +253,7 @@ class Hub:
                     if known := self._links.get(hello.node):
                         known.channel.leave("it lost its connection and came again")
                         self._former.append(known)
-                    self._links[hello.node] = Link(hello, Channel(accepted, connection))
+                    self._links[hello.node] = NodeLink(hello, Channel(accepted, connection))
                 self._changed.notify_all()
         except (OSError, EOFError, AuthenticationError, ValueError, TypeError) as error:
             refusal = f"a connection that could not say who it is ({words(error)})"

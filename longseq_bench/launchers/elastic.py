@@ -1,8 +1,8 @@
 """Many hosts: on each one torch's own elastic agent starts the ranks of every trial anew.
 
-Node 0 plans. It tells the others over the control channel (control.py) what to start, follows its
-own ranks and, through them, theirs (node.py), and brings all together in one Crew. A host that is
-lost ends the trial, not the plan: the next trial waits for it.
+Node 0 plans the trials. It sends the other nodes their jobs over the control channel
+(control_channel.py). Every node starts and follows its own ranks (host_agent.py) and reports to
+node 0, where one RankSupervisor decides the outcome. A lost node ends the trial, not the plan.
 """
 
 from __future__ import annotations
@@ -21,11 +21,19 @@ from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.launchers import control_channel
 from longseq_bench.launchers.base import OnPhase
-from longseq_bench.launchers.control_channel import BEAT_S, Channel, Hello, Hub, Link, join, ready
-from longseq_bench.launchers.host_agent import Node, Order
-from longseq_bench.launchers.local import Forked
-from longseq_bench.launchers.process_inspection import LOOK_S, STACKS_S, leaving
-from longseq_bench.launchers.rank_supervisor import PHASE_LIMIT_S, Crew, Look
+from longseq_bench.launchers.control_channel import (
+    BEAT_S,
+    Channel,
+    ControlServer,
+    Hello,
+    NodeLink,
+    join,
+    ready,
+)
+from longseq_bench.launchers.host_agent import HostJob, HostRanks
+from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.launchers.process_inspection import LOOK_S, STACKS_S, with_orphans_named
+from longseq_bench.launchers.rank_supervisor import PHASE_LIMIT_S, ProcessSample, RankSupervisor
 
 MEET_S = 120.0
 """How long ranks that are there may take to connect to each other and begin."""
@@ -44,7 +52,7 @@ OnTrial = Callable[[int, Trial, Outcome], None]
 """Told by a node that follows: which trial this was, and what it came to as far as it knows."""
 
 
-class Elastic(Forked):
+class ElasticLauncher(LocalLauncher):
     """Launcher for the hosts of a launch; of node 0. A world smaller than all of them takes the
     first hosts: as many ranks as it has on node 0 alone, or whole hosts."""
 
@@ -53,13 +61,13 @@ class Elastic(Forked):
     ) -> None:
         super().__init__()
         self.site, self._hello, self._patience, self._tell = site, hello, patience, tell
-        self._node = Node(self._context)
-        self._hub = Hub(site, hello) if site.nodes > 1 else None
+        self._node = HostRanks(self._context)
+        self._hub = ControlServer(site, hello) if site.nodes > 1 else None
         self._given_up: set[int] = set()
         self._ready: set[Channel] = set()
         self._runs = 0
 
-    def __enter__(self) -> Elastic:
+    def __enter__(self) -> ElasticLauncher:
         try:
             self._gather()
         except BaseException as error:
@@ -124,27 +132,27 @@ class Elastic(Forked):
         links = self._links(nodes)
         self._await_ready(links.values())
         self._runs += 1
-        order = Order(
+        order = HostJob(
             run=f"{self._hello.token}-{self._runs}", trial=trial.model_dump(mode="json"),
             nodes=nodes, per=per, host=self.site.host if links else LOOPBACK,
             port=_free_port(), patience=self._patience,
             address=links[1].channel.address if links else LOOPBACK,
         )  # fmt: skip
         hosts = [self._hello.host, *(link.hello.host for link in links.values())]
-        crew = Crew(trial, time.monotonic(), _names(hosts, per))
-        run = _Run(order, crew, self._node, links, self._hello.host)
+        supervisor = RankSupervisor(trial, time.monotonic(), _names(hosts, per))
+        run = _Run(order, supervisor, self._node, links, self._hello.host)
         outcome = None
         try:
             run.start(on_phase)
             run.follow()
-            outcome = run.crew.outcome()
+            outcome = run.supervisor.outcome()
         finally:
-            strays = run.end(outcome)
+            orphans = run.end(outcome)
         facts = {**outcome.facts, "launcher": "torch elastic", "hosts": hosts}
         outcome = outcome.model_copy(update={"facts": facts})
-        return leaving(outcome, strays), run.crew.signal_number
+        return with_orphans_named(outcome, orphans), run.supervisor.signal_number
 
-    def _links(self, nodes: int) -> dict[int, Link]:
+    def _links(self, nodes: int) -> dict[int, NodeLink]:
         found = {n: self._hub.link(n) for n in range(1, nodes)} if self._hub else {}
         return {node: link for node, link in found.items() if link}
 
@@ -163,7 +171,7 @@ class Elastic(Forked):
         why = link.lost if link else ""
         return f"{why or f'node {away[0]} is away'}; the trial waited {patience:.3g} s for it"
 
-    def _await_ready(self, links: Iterable[Link]) -> None:
+    def _await_ready(self, links: Iterable[NodeLink]) -> None:
         """Wait until the other nodes have torch loaded. Raises LauncherError where one can't."""
         end = time.monotonic() + PHASE_LIMIT_S
         for link in links:
@@ -204,17 +212,17 @@ def split(ranks: int, site: Site) -> tuple[int, int]:
 class _Run:
     """One trial on its nodes: this one and those of `links`."""
 
-    order: Order
-    crew: Crew
-    node: Node
-    links: dict[int, Link]
+    order: HostJob
+    supervisor: RankSupervisor
+    node: HostRanks
+    links: dict[int, NodeLink]
     here: str
     on_phase: OnPhase = lambda phase, part: None
     started: set[int] = field(default_factory=set)
     phases: dict[int, Phase | None] = field(default_factory=dict)
     """Nodes whose ranks are there, and which phase each rank was in when it was heard last."""
     lost: set[int] = field(default_factory=set)
-    """Nodes whose loss the crew was told of."""
+    """Nodes whose loss the supervisor was told of."""
 
     def start(self, on_phase: OnPhase) -> None:
         self.on_phase = on_phase
@@ -224,9 +232,9 @@ class _Run:
         self._limit = time.monotonic() + self.order.patience + BEAT_S
 
     def follow(self) -> None:
-        """Listen until the crew is done, or late and judged."""
+        """Listen until the supervisor is done, or late and judged."""
         while True:
-            left = self.crew.deadline - time.monotonic()
+            left = self.supervisor.deadline - time.monotonic()
             # what is over and still in doubt waits for a node to be heard or lost
             left = min(left, BEAT_S) if left > 0 else BEAT_S / 10
             for news in self.node.news(ready([*self.node.handles, *self._channels()], left)):
@@ -239,9 +247,9 @@ class _Run:
             self._lose()
             self._meet()
             now = time.monotonic()
-            if self.crew.done(now) and not self._in_doubt():
+            if self.supervisor.done(now) and not self._in_doubt():
                 return
-            if self.crew.late(now):
+            if self.supervisor.late(now):
                 self._judge()
                 return
 
@@ -253,15 +261,15 @@ class _Run:
         now, rank = time.monotonic(), news.get("rank", -1)
         if "said" in news:
             self.phases[rank] = news["said"].get("phase", self.phases.get(rank))
-            self.crew.hear(rank, news["said"], now)
+            self.supervisor.hear(rank, news["said"], now)
             if rank == 0 and "phase" in news["said"]:
                 self.on_phase(news["said"]["phase"], news["said"]["part"])
         elif "exit" in news:
             printed, killed = news["printed"], news["killed"]
-            self.crew.ended(rank, news["exit"], printed, killed, now, news["at"])
+            self.supervisor.ended(rank, news["exit"], printed, killed, now, news["at"])
         elif "torn" in news:
             outcome = Outcome(status="error", reason=news["torn"], facts={"lost_peer": True})
-            self.crew.came_to(rank, outcome, now, news["at"])
+            self.supervisor.came_to(rank, outcome, now, news["at"])
         elif "failed" in news:
             self._fail(node, f"{news['failed']} (ranks meet at {self._place})")
         elif "started" in news:
@@ -278,7 +286,7 @@ class _Run:
         for rank in replace(self.order, node=node).ranks:
             phase = self.phases.get(rank) or "start"
             outcome = Outcome(status="error", reason=why, phase=phase)
-            self.crew.came_to(rank, outcome, time.monotonic(), time.time_ns())
+            self.supervisor.came_to(rank, outcome, time.monotonic(), time.time_ns())
 
     def _lose(self) -> None:
         for node, link in self.links.items():
@@ -288,7 +296,7 @@ class _Run:
 
     def _meet(self) -> None:
         """Who has not begun by now never will: what each waits for does not come through."""
-        if len(self.phases) == self.crew.trial.world_size or time.monotonic() < self._limit:
+        if len(self.phases) == self.supervisor.trial.world_size or time.monotonic() < self._limit:
             return
         nodes = set(range(self.order.nodes))
         for node in nodes - self.started or nodes:
@@ -299,8 +307,8 @@ class _Run:
         """Whether all that is known is that somebody lost a peer, and a node is silent: that peer
         may be there."""
         silent = {n for n, link in self.links.items() if link.channel.silent_s() > SILENT_S}
-        # by what the crew knows, not by the clock again: a node may become lost this very moment
-        return bool(silent - self.lost and self.crew.outcome().facts.get("lost_peer"))
+        # ask the supervisor, not the clock: a node may become lost at this very moment
+        return bool(silent - self.lost and self.supervisor.outcome().facts.get("lost_peer"))
 
     def _judge(self) -> None:
         """The end of a trial that is late, by how the ranks look on all hosts."""
@@ -315,14 +323,16 @@ class _Run:
                         seen.append(message["looked"])
                         asked.discard(channel)
             asked &= set(self._channels())
-        running = set(self.crew.running)
+        running = set(self.supervisor.running)
         looks = {
-            int(rank): Look(*look)
+            int(rank): ProcessSample(*look)
             for one in seen for rank, look in one["looks"].items() if int(rank) in running
         }  # fmt: skip
         stacks = {int(rank): lines for one in seen for rank, lines in one["stacks"].items()}
-        hangs = self.crew.hangs(looks)
-        self.crew.judge(looks, {r: s for r, s in stacks.items() if r in running} if hangs else {})
+        hangs = self.supervisor.hangs(looks)
+        self.supervisor.judge(
+            looks, {r: s for r, s in stacks.items() if r in running} if hangs else {}
+        )
 
     def end(self, outcome: Outcome | None) -> list[str]:
         """End the ranks on every host, and say what they left behind. outcome: what the others may
@@ -331,17 +341,17 @@ class _Run:
         # to a lost node too: it may be about to be heard again
         for link in self.links.values():
             link.channel.send(end=self.order.run, outcome=words)
-        strays = self.node.end()
-        strays = [f"{name} on {self.here}" for name in strays] if self.links else strays
+        orphans = self.node.end()
+        orphans = [f"{name} on {self.here}" for name in orphans] if self.links else orphans
         asked, end = set(self._channels()), time.monotonic() + END_S
         while asked and time.monotonic() < end:
             for channel in ready(asked, BEAT_S):
                 for message in channel.receive():
                     if message.get("run") == self.order.run and "ended" in message:
-                        strays += message["ended"]
+                        orphans += message["ended"]
                         asked.discard(channel)
             asked &= set(self._channels())
-        return strays
+        return orphans
 
 
 def _names(hosts: list[str], per: int) -> Callable[[int], str]:
@@ -357,7 +367,7 @@ def _names(hosts: list[str], per: int) -> Callable[[int], str]:
     return name
 
 
-def _check_interrupted(link: Link, message: Mapping[str, Any]) -> None:
+def _check_interrupted(link: NodeLink, message: Mapping[str, Any]) -> None:
     """Ctrl-C on one node is Ctrl-C on all."""
     if "interrupted" in message:
         raise KeyboardInterrupt(f"on {link.hello}")
@@ -380,8 +390,8 @@ class Follower:
     ) -> None:
         self._site, self._hello, self._patience = site, hello, patience
         self._tell, self._on_trial = tell, on_trial
-        self._forked = Forked()
-        self._node = Node(self._forked._context)
+        self._forked = LocalLauncher()
+        self._node = HostRanks(self._forked._context)
         self._trial: Trial | None = None
         self._trials = 0
 
@@ -434,7 +444,7 @@ class Follower:
     def _obey(self, channel: Channel, message: dict[str, Any]) -> None:
         if "order" in message:
             self._node.end()
-            order = Order(**{**message["order"], "address": channel.address})
+            order = HostJob(**{**message["order"], "address": channel.address})
             self._run, self._trial = order.run, Trial.model_validate(order.trial)
             self._trials += 1
             try:
@@ -445,8 +455,8 @@ class Follower:
             channel.send(run=message["look"], looked=self._node.look())
         elif "end" in message:
             host = self._hello.host
-            strays = [f"{name} on {host}" for name in self._node.end()]
-            channel.send(run=message["end"], ended=strays)
+            orphans = [f"{name} on {host}" for name in self._node.end()]
+            channel.send(run=message["end"], ended=orphans)
             if self._trial and message["outcome"]:
                 outcome = Outcome.model_validate(message["outcome"])
                 self._on_trial(self._trials, self._trial, outcome)

@@ -31,7 +31,7 @@ _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 
-def memory_may_be_why(outcome: Outcome, signal_number: int) -> bool:
+def may_be_out_of_memory(outcome: Outcome, signal_number: int) -> bool:
     """Whether a trial that failed under a budget deserves another try with more of it.
 
     Seen on CPU near the edge, all cured by room: SIGSEGV in fused kernels, oneDNN's "could not
@@ -111,7 +111,7 @@ def function_of(stack_line: str) -> str:
     return stack_line.rpartition(" ")[2]
 
 
-def shared_files() -> set[Path]:
+def find_nccl_files() -> set[Path]:
     """The shared memory between ranks that NCCL has named for this user."""
     found = set()
     for path in _SHARED.glob(_SHARED_NAME):
@@ -121,9 +121,9 @@ def shared_files() -> set[Path]:
     return found
 
 
-def remove_shared(before: set[Path]) -> None:
+def remove_nccl_files(before: set[Path]) -> None:
     """Remove what appeared since `before` and nobody has open: ranks that were killed can't."""
-    if new := shared_files() - before:
+    if new := find_nccl_files() - before:
         for path in new - set(_opened()):
             with suppress(OSError):
                 path.unlink()

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 BATCH = 128
 
 
-def hand(over: socket.socket, descriptors: Sequence[int]) -> None:
+def send_fds(over: socket.socket, descriptors: Sequence[int]) -> None:
     """Send descriptors to the other end. Raises OSError where nobody takes them."""
     for i in range(0, len(descriptors), BATCH):
         socket.send_fds(over, [b"."], descriptors[i : i + BATCH])
 
 
-def take(over: socket.socket, count: int) -> list[int]:
+def receive_fds(over: socket.socket, count: int) -> list[int]:
     """Receive as many. Raises EOFError where the other end is gone."""
     found: list[int] = []
     while len(found) < count:

@@ -14,7 +14,7 @@ from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.process import BaseProcess
 
 from longseq_bench.core.errors import LauncherError
-from longseq_bench.launchers.interrupts import blocked, uninterrupted
+from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupts
 
 
 def ready() -> None:
@@ -24,7 +24,7 @@ def ready() -> None:
     try:
         # first, since it lets Ctrl-C through again where it has to be started
         resource_tracker.ensure_running()
-        with uninterrupted(), blocked():
+        with defer_interrupts(), block_interrupts():
             forkserver.ensure_running()
         if pid() != before:
             first = get_context("forkserver").Process(target=_nothing)

@@ -1,7 +1,7 @@
 """One host's ranks, of one trial after the other: torch's agent starts them, this follows them.
 
 What becomes of them is told in messages of plain data, by their rank among all, so that it makes no
-difference to a Crew whether they were read here or came from another host:
+difference to a RankSupervisor whether they were read here or came from another host:
 
 {"started": true}                                               the ranks of this host are there
 {"rank": 1, "said": {...}}                                      in a rank's own words
@@ -29,23 +29,23 @@ from longseq_bench.core.cluster_env import LOOPBACK
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers import _agent_entry, fork_server
 from longseq_bench.launchers.exit_status import (
+    find_nccl_files,
     kernel_kills,
-    remove_shared,
-    shared_files,
+    remove_nccl_files,
     signal_name,
 )
-from longseq_bench.launchers.fd_passing import hand
-from longseq_bench.launchers.interrupts import uninterrupted
+from longseq_bench.launchers.fd_passing import send_fds
+from longseq_bench.launchers.interrupts import defer_interrupts
 from longseq_bench.launchers.local import PRELOAD
-from longseq_bench.launchers.output_file import Output
-from longseq_bench.launchers.process_inspection import kill_strays, look, stacks
+from longseq_bench.launchers.output_file import OutputFile
+from longseq_bench.launchers.process_inspection import kill_orphans, look, stacks
 from longseq_bench.launchers.rank_supervisor import GRACE_S
 
 AGENT_PRELOAD = [*PRELOAD, "longseq_bench.worker.elastic_ranks"]
 
 
 @dataclass(frozen=True)
-class Order:
+class HostJob:
     """What one host has to do for a trial: ranks node * per onwards, `per` of them, of nodes * per.
 
     host, port: where rank 0's agent keeps the store. address: this host's own on the way there.
@@ -71,7 +71,7 @@ class _Rank:
     """One rank of this host."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.pipe, self.output = pipe, Output()
+        self.pipe, self.output = pipe, OutputFile()
         self.pid = 0
         self.status: str | None = None
         self.ended = False
@@ -91,23 +91,23 @@ class _Rank:
         self.output.close()
 
 
-class Node:
+class HostRanks:
     """This host's ranks. One trial at a time: start, handles and news, look, end."""
 
     def __init__(self, context: ForkServerContext) -> None:
         self._context = context
         context.set_forkserver_preload(AGENT_PRELOAD)
-        self._order: Order | None = None
+        self._order: HostJob | None = None
 
-    def start(self, order: Order) -> None:
+    def start(self, order: HostJob) -> None:
         """Start the agent, which starts the ranks. Raises LauncherError where it can't be."""
         fork_server.ready()
-        with uninterrupted():
+        with defer_interrupts():
             self._start(order)
 
-    def _start(self, order: Order) -> None:
+    def _start(self, order: HostJob) -> None:
         pipes = [self._context.Pipe(duplex=False) for _ in order.ranks]
-        self._order, self._kills, self._shared = order, kernel_kills(), shared_files()
+        self._order, self._kills, self._shared = order, kernel_kills(), find_nccl_files()
         self._server: int | None = None
         self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(order.ranks, pipes, strict=True)}
         self._words, theirs = self._context.Pipe(duplex=False)
@@ -126,7 +126,7 @@ class Node:
             outputs = [rank.output.fileno() for rank in self._ranks.values()]
             # of an agent that has ended, its end tells
             with suppress(OSError):
-                hand(ours, speak + outputs)
+                send_fds(ours, speak + outputs)
         except LauncherError:
             self._order = None
             self._close()
@@ -193,7 +193,7 @@ class Node:
             yield {"rank": rank, "torn": "ended, since another rank here had died", "at": how["at"]}
         else:
             yield {
-                "rank": rank, "exit": how["exit"], "printed": one.output.printed(),
+                "rank": rank, "exit": how["exit"], "printed": one.output.tail(),
                 "killed": kernel_kills() > self._kills, "at": how["at"],
             }  # fmt: skip
 
@@ -201,7 +201,7 @@ class Node:
         self._process.join()
         code, last = (
             self._process.exitcode or 0,
-            self._own.output.printed().strip().splitlines()[-1:],
+            self._own.output.tail().strip().splitlines()[-1:],
         )
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"torch's agent {how}" + (f": {last[0]}" if last else "")
@@ -219,7 +219,7 @@ class Node:
     def end(self) -> list[str]:
         """Dismiss the ranks where all are done, kill what is left, and say what they left behind.
         Does nothing where no trial is under way."""
-        with uninterrupted():
+        with defer_interrupts():
             return self._end() if self._order else []
 
     def _end(self) -> list[str]:
@@ -234,10 +234,10 @@ class Node:
             self._process.kill()
         self._process.join()
         self._wait_for_ranks()
-        strays = kill_strays(self._server)
+        orphans = kill_orphans(self._server)
         self._close()
-        remove_shared(self._shared)
-        return strays
+        remove_nccl_files(self._shared)
+        return orphans
 
     def _close(self) -> None:
         for one in (*self._ranks.values(), self._own):

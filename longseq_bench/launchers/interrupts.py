@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Ctrl-C waits until the end: nobody could find processes again that are started by halves.
     What it would have done it does then. Changes nothing where it is ignored, or off the main
     thread, which never sees it."""
@@ -30,7 +30,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def blocked() -> Iterator[None]:
+def block_interrupts() -> Iterator[None]:
     """What this thread starts in here is born with Ctrl-C held back, until it says otherwise
     itself. Another thread of this process may still get it meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])

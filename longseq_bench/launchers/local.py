@@ -2,7 +2,7 @@
 
 A child is ready in hundredths of a second, and nothing of an earlier trial is in it. The parent
 owns the clock: it kills a child's whole session when a phase outlasts its limit. What the ranks say
-comes together in a Crew.
+comes together in a RankSupervisor.
 
 Several ranks meet at a socket that the parent has opened and rank 0 inherits: no port is guessed,
 no file is made, and whoever is killed, nothing of it stays.
@@ -31,17 +31,22 @@ from longseq_bench.core.model import Foresight, Outcome, Trial
 from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child_entry as _child
 from longseq_bench.launchers import fork_server as server
-from longseq_bench.launchers.base import WALK_S, Launched, Launcher, OnPhase
+from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, Launcher, LaunchResult, OnPhase
 from longseq_bench.launchers.exit_status import (
+    find_nccl_files,
     kernel_kills,
-    memory_may_be_why,
-    remove_shared,
-    shared_files,
+    may_be_out_of_memory,
+    remove_nccl_files,
 )
-from longseq_bench.launchers.interrupts import uninterrupted
-from longseq_bench.launchers.output_file import Output
-from longseq_bench.launchers.process_inspection import kill_strays, leaving, look, stacks
-from longseq_bench.launchers.rank_supervisor import GRACE_S, PHASE_LIMIT_S, Crew
+from longseq_bench.launchers.interrupts import defer_interrupts
+from longseq_bench.launchers.output_file import OutputFile
+from longseq_bench.launchers.process_inspection import (
+    kill_orphans,
+    look,
+    stacks,
+    with_orphans_named,
+)
+from longseq_bench.launchers.rank_supervisor import GRACE_S, PHASE_LIMIT_S, RankSupervisor
 
 PRELOAD = [
     "longseq_bench.launchers._server_preload",
@@ -62,7 +67,7 @@ class _Child:
 
     process: BaseProcess
     pipe: Connection
-    output: Output
+    output: OutputFile
     server: int | None = None
 
     def hear(self) -> dict[str, Any] | None:
@@ -84,7 +89,7 @@ class _Child:
         self.process.join()
 
 
-class Forked(Launcher):
+class LocalLauncher(Launcher):
     """Launcher for one host."""
 
     def __init__(self) -> None:
@@ -107,10 +112,10 @@ class Forked(Launcher):
         for mistake in self._ask("check", asked):
             raise UserError(mistake)
 
-    def foresee(self, trials: Sequence[Trial], limit: float = WALK_S) -> list[Foresight]:
+    def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
         asked = json.dumps([t.model_dump(mode="json") for t in trials])
         try:
-            answers = self._ask("foresee", asked, limit)
+            answers = self._ask("dry_run", asked, limit)
         except LauncherError as error:
             # an implementation that dies or sleeps does so in a walk too: the trial will tell
             last = str(error).split(": ", 1)[-1]
@@ -118,12 +123,12 @@ class Forked(Launcher):
             return [Foresight(unsupported=why)] * len(trials)
         return [Foresight.model_validate(seen) for seen in answers]
 
-    def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
+    def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
         outcome, signal_number = self._attempt(trial, on_phase)
-        if not trial.memory_budget or not memory_may_be_why(outcome, signal_number):
-            return Launched(outcome, trial.world_size)
+        if not trial.memory_budget or not may_be_out_of_memory(outcome, signal_number):
+            return LaunchResult(outcome, trial.world_size)
         second = self._second_opinion(trial, outcome, on_phase)
-        return Launched(second, 2 * trial.world_size)
+        return LaunchResult(second, 2 * trial.world_size)
 
     def _second_opinion(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
         """Fused kernels do not check every allocation: the same pass with room tells a lack of
@@ -154,7 +159,7 @@ class Forked(Launcher):
                 if message is None or "answer" in message:
                     break
         finally:
-            with uninterrupted():
+            with defer_interrupts():
                 printed, _ = _end(children, children if message else [])
         if not message or "answer" not in message:
             last = printed[0].strip().splitlines()[-1:] or ["it said nothing"]
@@ -163,22 +168,22 @@ class Forked(Launcher):
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         """The outcome of a child a rank, and the signal that killed the one to blame (0: none)."""
-        shared, crew = shared_files(), Crew(trial, time.monotonic())
+        shared, supervisor = find_nccl_files(), RankSupervisor(trial, time.monotonic())
         children: list[_Child] = []
         try:
             self._start_ranks(trial, children)
-            _follow(crew, children, on_phase)
-            if crew.late(time.monotonic()):
-                pids = {rank: children[rank].process.pid or 0 for rank in crew.running}
+            _follow(supervisor, children, on_phase)
+            if supervisor.late(time.monotonic()):
+                pids = {rank: children[rank].process.pid or 0 for rank in supervisor.running}
                 looks = look(pids, trial.world_size > 1)
                 outputs = {rank: children[rank].output for rank in pids}
-                crew.judge(looks, stacks(pids, outputs) if crew.hangs(looks) else {})
+                supervisor.judge(looks, stacks(pids, outputs) if supervisor.hangs(looks) else {})
         finally:
-            spoke = [child for rank, child in enumerate(children) if rank not in crew.running]
-            with uninterrupted():
-                _, strays = _end(children, spoke)
-                remove_shared(shared)
-        return leaving(crew.outcome(), strays), crew.signal_number
+            spoke = [child for rank, child in enumerate(children) if rank not in supervisor.running]
+            with defer_interrupts():
+                _, orphans = _end(children, spoke)
+                remove_nccl_files(shared)
+        return with_orphans_named(supervisor.outcome(), orphans), supervisor.signal_number
 
     def _start_ranks(self, trial: Trial, children: list[_Child]) -> None:
         """Start a child a rank."""
@@ -203,13 +208,13 @@ class Forked(Launcher):
     ) -> _Child:
         """Start a child; it is among `children` as soon as it is there, whoever interrupts."""
         server.ready()
-        with uninterrupted():
+        with defer_interrupts():
             children.append(self._child(request, payload, listener))
         return children[-1]
 
     def _child(self, request: str, payload: str, listener: socket | None) -> _Child:
         receiver, sender = self._context.Pipe(duplex=False)
-        output = Output()
+        output = OutputFile()
         process = self._context.Process(
             target=_child.enter,
             args=(request, payload, sender, output, listener),
@@ -225,25 +230,25 @@ class Forked(Launcher):
         return _Child(process, receiver, output)
 
 
-def _follow(crew: Crew, children: Sequence[_Child], on_phase: OnPhase) -> None:
+def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: OnPhase) -> None:
     """Listen until all is said or a rank is late. Progress is that of rank 0."""
     kills = kernel_kills()
-    while not crew.done(time.monotonic()):
-        running = [(rank, children[rank]) for rank in crew.running]
+    while not supervisor.done(time.monotonic()):
+        running = [(rank, children[rank]) for rank in supervisor.running]
         handles = [handle for _, c in running for handle in (c.pipe, c.process.sentinel)]
-        ready = wait(handles, timeout=max(0.0, crew.deadline - time.monotonic()))
-        if not ready and crew.late(time.monotonic()):
+        ready = wait(handles, timeout=max(0.0, supervisor.deadline - time.monotonic()))
+        if not ready and supervisor.late(time.monotonic()):
             return
         for rank, child in running:
             if child.pipe in ready and (message := child.hear()):
-                crew.hear(rank, message, time.monotonic())
+                supervisor.hear(rank, message, time.monotonic())
                 if "phase" in message and rank == 0:
                     on_phase(message["phase"], message["part"])
             elif child.pipe in ready or child.process.sentinel in ready:
                 at = time.time_ns()
                 child.end(GRACE_S)
                 code, killed = child.process.exitcode or 0, kernel_kills() > kills
-                crew.ended(rank, code, child.output.printed(), killed, time.monotonic(), at)
+                supervisor.ended(rank, code, child.output.tail(), killed, time.monotonic(), at)
 
 
 def _end(children: Sequence[_Child], spoke: Sequence[_Child]) -> tuple[list[str], list[str]]:
@@ -257,8 +262,8 @@ def _end(children: Sequence[_Child], spoke: Sequence[_Child]) -> tuple[list[str]
     until = time.monotonic() + GRACE_S
     for child in spoke:
         child.end(max(0.0, until - time.monotonic()))
-    strays = kill_strays(next((child.server for child in children if child.server), None))
-    printed = [child.output.printed() for child in children]
+    orphans = kill_orphans(next((child.server for child in children if child.server), None))
+    printed = [child.output.tail() for child in children]
     for child in children:
         child.output.close()
-    return printed, strays
+    return printed, orphans

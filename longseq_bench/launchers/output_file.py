@@ -12,7 +12,7 @@ PRINTED_BYTES = 4000
 """How much of the end of a process's output is read."""
 
 
-class Output:
+class OutputFile:
     """What a process prints, seen from the one that starts it.
 
     Handed to that process among its arguments, it arrives as the number of a descriptor to print
@@ -32,13 +32,13 @@ class Output:
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (DupFd(self.fileno()),)
 
-    def written(self) -> int:
+    def size(self) -> int:
         """How many bytes are in it so far."""
         return os.fstat(self.fileno()).st_size
 
-    def printed(self, start: int = 0, most: int = PRINTED_BYTES) -> str:
+    def tail(self, start: int = 0, most: int = PRINTED_BYTES) -> str:
         """The end of what is in it, from byte `start` on."""
-        size = self.written()
+        size = self.size()
         start = max(start, size - most)
         # the offset belongs to who prints: reading must not move it
         return os.pread(self.fileno(), size - start, start).decode(errors="replace")

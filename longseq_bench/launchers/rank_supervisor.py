@@ -42,7 +42,7 @@ _COMMUNICATION_LIBRARIES = ("torch/distributed/", "deepspeed/comm/")
 
 
 @dataclass(frozen=True)
-class Look:
+class ProcessSample:
     """A rank seen from outside: stopped by a signal; the share of a core that it used of late."""
 
     stopped: bool
@@ -61,7 +61,7 @@ class _Rank:
     signal: int = 0
 
 
-class Crew:
+class RankSupervisor:
     """Follows the ranks of a trial to their end.
 
     now: seconds of the launcher's steady clock. name: what a rank is called in a reason.
@@ -140,7 +140,7 @@ class Crew:
 
     # ---- a rank is late ------------------------------------------------------------------------
 
-    def hangs(self, looks: Mapping[int, Look]) -> bool:
+    def hangs(self, looks: Mapping[int, ProcessSample]) -> bool:
         """Whether it will never end: a rank is stopped, or each of several waits for the others."""
         if self._stopped(looks):
             return True
@@ -148,7 +148,9 @@ class Crew:
             rank in looks and looks[rank].busy < IDLE_SHARE for rank in self.running
         )
 
-    def judge(self, looks: Mapping[int, Look], stacks: Mapping[int, Sequence[str]]) -> None:
+    def judge(
+        self, looks: Mapping[int, ProcessSample], stacks: Mapping[int, Sequence[str]]
+    ) -> None:
         """The end of a trial that is late. stacks: of a hang, where each rank is, innermost first,
         as `deaths.stack_lines` reads them."""
         if not self.hangs(looks):
@@ -166,7 +168,7 @@ class Crew:
         )
         self._verdict = root, outcome
 
-    def _timed_out(self, looks: Mapping[int, Look]) -> tuple[int, Outcome]:
+    def _timed_out(self, looks: Mapping[int, ProcessSample]) -> tuple[int, Outcome]:
         """Named for the rank that is over its limit; where several are, the busiest of them."""
         over = min(self._ranks[rank].deadline for rank in self.running) + GRACE_S
         late = [rank for rank in self.running if self._ranks[rank].deadline <= over]
@@ -179,7 +181,7 @@ class Crew:
         reason = f"{self.name(root)}: {reason}" if len(self._ranks) > 1 else reason
         return root, Outcome(status="timeout", reason=reason, phase=phase)
 
-    def _why_it_hangs(self, looks: Mapping[int, Look], where: Mapping[int, Phase]) -> str:
+    def _why_it_hangs(self, looks: Mapping[int, ProcessSample], where: Mapping[int, Phase]) -> str:
         if len(self._ranks) == 1:
             return f"the process is stopped (SIGSTOP) in {where[0]}"
         stopped = self._stopped(looks)
@@ -198,7 +200,7 @@ class Crew:
             f"{_listed(names)} {verbs[len(names) > 1]}" for verbs, names in doing.items()
         )
 
-    def _stopped(self, looks: Mapping[int, Look]) -> list[int]:
+    def _stopped(self, looks: Mapping[int, ProcessSample]) -> list[int]:
         return [rank for rank in self.running if rank in looks and looks[rank].stopped]
 
     def _where(self, rank: int, stack: Sequence[str]) -> Phase:

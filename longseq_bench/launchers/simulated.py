@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from longseq_bench.core.cost import attention_flops, floor_bytes
 from longseq_bench.core.model import Foresight, Measurement, Outcome, Trial
-from longseq_bench.launchers.base import WALK_S, Launched, Launcher, OnPhase
+from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, Launcher, LaunchResult, OnPhase
 
 Formula = Callable[[Trial], float]
 FLOPS_PER_S = 1e11
 
 
-class Simulated(Launcher):
+class SimulatedLauncher(Launcher):
     """Says what a machine would that follows the formulas; it measures nothing.
 
     peak: bytes of a rank.  seconds: of one pass.  dies: an outcome that comes before either.
-    foresees: by which factor what is foreseen of the peak is off.
+    dry_run_factor: by which factor what is foreseen of the peak is off.
     By default memory and work are spread evenly over the ranks, and communication is free.
     """
 
@@ -26,9 +26,9 @@ class Simulated(Launcher):
         peak: Formula = lambda t: 1.05 * floor_bytes(t.workload) / t.world_size,
         seconds: Formula = lambda t: attention_flops(t.workload) / FLOPS_PER_S / t.world_size,
         dies: Callable[[Trial], Outcome | None] = lambda t: None,
-        foresees: Formula = lambda t: 1.0,
+        dry_run_factor: Formula = lambda t: 1.0,
     ) -> None:
-        self._foresees = foresees
+        self._dry_run_factor = dry_run_factor
         self._peak, self._seconds, self._dies = peak, seconds, dies
         self.ran: list[Trial] = []
 
@@ -38,21 +38,21 @@ class Simulated(Launcher):
     def check(self, trials: Sequence[Trial]) -> None:
         """A formula takes any options."""
 
-    def foresee(self, trials: Sequence[Trial], limit: float = WALK_S) -> list[Foresight]:
-        """The formulas, off by what `foresees` makes of them."""
+    def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
+        """The formulas, off by what `dry_run_factor` makes of them."""
         return [
             Foresight(
-                peak_bytes=int(self._foresees(t) * self._peak(t)),
+                peak_bytes=int(self._dry_run_factor(t) * self._peak(t)),
                 flops=attention_flops(t.workload) / t.world_size,
                 floor_bytes=floor_bytes(t.workload),
             )
             for t in trials
         ]
 
-    def run(self, trial: Trial, on_phase: OnPhase) -> Launched:
+    def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
         self.ran.append(trial)
         on_phase("forward", "")
-        return Launched(self._dies(trial) or self._outcome(trial))
+        return LaunchResult(self._dies(trial) or self._outcome(trial))
 
     def _outcome(self, trial: Trial) -> Outcome:
         peak, seconds = self._peak(trial), self._seconds(trial)

@@ -23,7 +23,7 @@ from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker.inputs import Triple
 from longseq_bench.worker.reference import Gradients, Reference, Rows
-from longseq_bench.worker.shard_coverage import largest, together
+from longseq_bench.worker.shard_coverage import all_gather, all_reduce_max
 
 TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 8e-3}
 GRADIENT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 1e-1, "float16": 1.5e-2}
@@ -77,7 +77,7 @@ class Errors:
     def agreed(self, group: Group) -> Errors:
         """The largest of all ranks, the same on each; they have to call it together."""
         own = torch.tensor([self.largest.get(name, -1.0) for name in NAMES], dtype=torch.float64)
-        worst, at = together(group, own).max(0)
+        worst, at = all_gather(group, own).max(0)
         seen = [n for n, error in zip(NAMES, worst.tolist(), strict=True) if error >= 0]
         where = dict(zip(NAMES, at.tolist(), strict=True))
         return Errors(
@@ -174,7 +174,7 @@ class _Backward:
 
     def close(self) -> None:
         group = self._reference.group
-        joint = largest(group, self._largest).clamp_min(_TINY)
+        joint = all_reduce_max(group, self._largest).clamp_min(_TINY)
         beside = (self._strays / joint).nan_to_num(nan=math.inf).amax((1, 2))
         for name, error in zip(("dk", "dv"), beside.tolist(), strict=True):
             self._errors.raise_to(name, error)

@@ -20,8 +20,8 @@ from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, visible_pairs
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.measurement_log import Notes, samples_of
-from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
+from longseq_bench.worker.messages import MessageSender
 
 TOO_LONG = 4.0
 """A whole dense pass is run where it should take at most so many times the sparse one's time, or no
@@ -66,7 +66,7 @@ def part_rows(heads: int, device: str, workers: int) -> int:
     return max(LEAST_ROWS, tiles * TILE_ROWS[device])
 
 
-class Yardstick:
+class DenseBaseline:
     """Timed dense passes over a trial's inputs, each after a pass of the sparse attention.
 
     What can't be run is said in `source`, and never fails the trial.
@@ -91,14 +91,14 @@ class Yardstick:
             return "measured"
         return f"computed from {self._rows:,} of {self._tokens:,} rows"
 
-    def turn(self, teller: Teller, sparse_s: float) -> float:
+    def turn(self, sender: MessageSender, sparse_s: float) -> float:
         """One timed dense pass; before the first, what kind of pass is chosen.
 
         sparse_s: seconds of the sparse pass just before. Returns seconds that all of it took.
         """
         start = time.perf_counter()
         # a phase of the harness's own: the time budget is the sparse attention's
-        teller.enter("check", f"dense pass {len(self._clock.wall) + 1}")
+        sender.start_phase("check", f"dense pass {len(self._clock.wall) + 1}")
         while not self._why_not:
             try:
                 self._one_pass(sparse_s)
@@ -107,12 +107,12 @@ class Yardstick:
                 self._step_back(error)
         return time.perf_counter() - start
 
-    def onto(self, notes: Notes) -> None:
+    def onto(self, log: MeasurementLog) -> None:
         """Keep every sample, in seconds of a whole dense pass, and where they come from."""
-        notes.facts["dense"] = self.source
+        log.facts["dense"] = self.source
         if not self._why_not and self._rows is not None and self._clock.wall:
             share = self._flops(self._rows) / dense_flops(self._attention)
-            notes.add("dense_time", "s", *(seconds / share for seconds in self._clock.wall))
+            log.add("dense_time", "s", *(seconds / share for seconds in self._clock.wall))
 
     def _one_pass(self, sparse_s: float) -> None:
         if self._rows is None:
@@ -180,14 +180,19 @@ class Yardstick:
                 torch.autograd.grad(out, leaves, one.grad_out[:, :, :rows])
 
 
-def yardstick_for(
-    attention: Attention, one: Pass, device: str, warm_ups: int, time_cap: float, notes: Notes
-) -> Yardstick | None:
-    """Of an attention that is sparse by what `notes` know of it; None for any other, and over
+def dense_baseline_for(
+    attention: Attention,
+    one: Pass,
+    device: str,
+    warm_ups: int,
+    time_cap: float,
+    log: MeasurementLog,
+) -> DenseBaseline | None:
+    """Of an attention that is sparse by what `log` know of it; None for any other, and over
     several ranks, which is noted."""
-    if min(samples_of(notes.measurements, "density_achieved"), default=1.0) >= 1:
+    if min(samples_of(log.measurements, "density_achieved"), default=1.0) >= 1:
         return None
     if attention.group.size > 1:
-        notes.facts["dense"] = OVER_RANKS
+        log.facts["dense"] = OVER_RANKS
         return None
-    return Yardstick(attention, one, device, warm_ups, time_cap)
+    return DenseBaseline(attention, one, device, warm_ups, time_cap)

@@ -28,18 +28,23 @@ from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import draw
-from longseq_bench.worker.kernel_workspace import Inside
-from longseq_bench.worker.passes import WARM_UP_TOKENS, bytes_of, meaningless, run_pass
+from longseq_bench.worker.kernel_workspace import KernelWorkspace
+from longseq_bench.worker.passes import (
+    WARM_UP_TOKENS,
+    bytes_sent_by_formula,
+    run_pass,
+    unsupported_setting,
+)
 
 
-def foresee(trials: Sequence[Trial]) -> list[Foresight]:
+def dry_run(trials: Sequence[Trial]) -> list[Foresight]:
     """What each trial would take on its fullest rank. For a process of its own: from now on this
     one computes nothing, and its plans may take a share of the memory that is free and no more."""
     _compile_nothing()
     limits.exact_heap()
     limits.limit_heap(int(psutil.virtual_memory().available * FREE_SHARE))
     threads = torch.get_num_threads()
-    return [_foresee(trial, threads) for trial in trials]
+    return [_dry_run(trial, threads) for trial in trials]
 
 
 def _compile_nothing() -> None:
@@ -52,14 +57,14 @@ def _compile_nothing() -> None:
         sys.modules[name] = vars(torch)["_dynamo"] = stand_in
 
 
-def _foresee(trial: Trial, threads: int) -> Foresight:
+def _dry_run(trial: Trial, threads: int) -> Foresight:
     meta_mode.enable(trial.device)
     # ranks of a CPU share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
     make = None
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
-        if reason := meaningless(trial):
+        if reason := unsupported_setting(trial):
             return Foresight(unsupported=reason)
         if trial.device == "cpu" and (reason := make.unavailable_reason(trial.device)):
             return Foresight(unsupported=reason)
@@ -113,7 +118,7 @@ def _ends(make: type[Attention], trial: Trial) -> list[Attention]:
 
 
 def _of_rank(attention: Attention, trial: Trial) -> Foresight:
-    inside, heap = Inside(torch.get_num_threads()), _PlanHeap(trial.device)
+    inside, heap = KernelWorkspace(torch.get_num_threads()), _PlanHeap(trial.device)
     meter = StoragePeak("meta", inside)
     with meter:
         rows = torch.zeros(1, dtype=torch.long)
@@ -122,7 +127,7 @@ def _of_rank(attention: Attention, trial: Trial) -> Foresight:
         planned = meter.now + heap.peak
         run_pass(attention, one)
     cost, traffic = attention.cost(), attention.group.traffic
-    sent = bytes_of(attention, trial)
+    sent = bytes_sent_by_formula(attention, trial)
     return Foresight(
         peak_bytes=max(planned, meter.peak + heap.kept),
         inside_bytes=meter.at_peak_inside,

@@ -39,7 +39,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.stack_markers import longseq_child_main
 from longseq_bench.worker.main import run
-from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.messages import MessageSender
 
 MONITOR_S = 0.05
 EXIT_BARRIER_S = 2.0
@@ -50,7 +50,7 @@ _PR_SET_PDEATHSIG = 1
 _SIOCGIFADDR = 0x8915
 
 
-def supervise(order: str, words: Connection, pipes: list[Connection], outputs: list[int]) -> None:
+def run_agent(order: str, words: Connection, pipes: list[Connection], outputs: list[int]) -> None:
     """Start this host's ranks and stay until they have ended. Says over `words`:
 
     {"started": [pid, ...]}                        they are there: all hosts have met
@@ -127,11 +127,11 @@ def _rank(trial: str, words: Connection, pipes: Sequence[Connection], outputs: l
         place = adopted(os.environ)
         if place is None:
             raise UserError("torch's agent gave this rank no place")
-        teller = Teller(pipes[local_rank])
-        outcome = longseq_child_main(run, Trial.model_validate_json(trial), place, teller)
-        teller.end(outcome)
+        sender = MessageSender(pipes[local_rank])
+        outcome = longseq_child_main(run, Trial.model_validate_json(trial), place, sender)
+        sender.send_outcome(outcome)
         if outcome.status == "ok":
-            teller.wait_until_dismissed()
+            sender.wait_until_closed()
             return
     except BaseException:
         traceback.print_exc()

@@ -36,7 +36,7 @@ _LOST_PEER_WORDS = (
 _TRACE_LINES = 12
 
 
-def outcome_of(error: BaseException, phase: Phase) -> Outcome:
+def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
     """The outcome that an exception in a phase stands for."""
     status = _status(error)
     text = " ".join(str(error).split()) or type(error).__name__

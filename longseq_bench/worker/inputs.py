@@ -17,7 +17,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Keep
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host_memory
-from longseq_bench.worker.shard_coverage import mark, rows_held, together
+from longseq_bench.worker.shard_coverage import all_gather, mark, rows_held
 
 WHOLE_ROWS = 512
 SAMPLED_ROWS = 16
@@ -67,7 +67,7 @@ def rows_of(attention: Attention, seed: int) -> Tensor:
     """Query positions to check, the same on all ranks, which have to call it together."""
     held = attention.shard.queries
     ends = torch.tensor([int(held[0]), int(held[-1])])
-    return checked_rows(attention.workload.seq_len, seed, together(attention.group, ends))
+    return checked_rows(attention.workload.seq_len, seed, all_gather(attention.group, ends))
 
 
 def _edges(ends: Tensor) -> Tensor:

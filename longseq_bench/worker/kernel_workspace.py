@@ -12,7 +12,7 @@ from torch import Tensor
 _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 
 
-class Inside:
+class KernelWorkspace:
     """What a fused kernel holds inside itself while it runs, by a table; see workspaces.yaml.
 
     untabled: fused kernels that were met and are not in it.

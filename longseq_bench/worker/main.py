@@ -20,11 +20,11 @@ from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.distributed.group import Group
-from longseq_bench.worker.dry_run import foresee
-from longseq_bench.worker.exception_mapping import outcome_of
-from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.dry_run import dry_run
+from longseq_bench.worker.exception_mapping import outcome_of_exception
+from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.rendezvous import connect, share_cores
-from longseq_bench.worker.trial import probe
+from longseq_bench.worker.trial import run_trial
 
 TOKENS_A_RANK = 4096
 """Enough for any implementation that can be spread over so many ranks at all."""
@@ -35,50 +35,52 @@ IMPLEMENTATIONS.load_built_ins()
 
 def serve(request: str, payload: str, pipe: Connection, listener: socket | None = None) -> None:
     """Answer one request: `trial` ends with an Outcome, `catalogue` with what can be run here,
-    `check` with what is wrong with trials, `foresee` with what trials would take.
+    `check` with what is wrong with trials, `dry_run` with what trials would take.
 
     listener: of rank 0 among several, the open socket at which they meet.
     """
-    teller = Teller(pipe)
+    sender = MessageSender(pipe)
     if request == "catalogue":
-        teller.answer(catalogue().model_dump(mode="json"))
+        sender.send_answer(catalogue().model_dump(mode="json"))
     elif request == "check":
-        teller.answer(mistakes([Trial.model_validate(trial) for trial in json.loads(payload)]))
-    elif request == "foresee":
+        sender.send_answer(mistakes([Trial.model_validate(trial) for trial in json.loads(payload)]))
+    elif request == "dry_run":
         trials = [Trial.model_validate(trial) for trial in json.loads(payload)]
-        teller.answer([seen.model_dump(mode="json") for seen in foresee(trials)])
+        sender.send_answer([seen.model_dump(mode="json") for seen in dry_run(trials)])
     else:
         asked = json.loads(payload)
         trial, place = Trial.model_validate(asked["trial"]), Place(**asked["place"])
-        outcome = run(trial, place, teller, listener)
-        teller.end(outcome)
+        outcome = run(trial, place, sender, listener)
+        sender.send_outcome(outcome)
         if place.size > 1:
-            _leave(outcome, teller)
+            _leave(outcome, sender)
 
 
-def run(trial: Trial, place: Place, teller: Teller, listener: socket | None = None) -> Outcome:
+def run(
+    trial: Trial, place: Place, sender: MessageSender, listener: socket | None = None
+) -> Outcome:
     """One rank's part of a trial. What can't be done is said before any rank is connected."""
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
         if unavailable_reason := make.unavailable_reason(trial.device):
             raise UnsupportedError(unavailable_reason)
         if place.size == 1:
-            return probe(trial, teller, Group.alone())
+            return run_trial(trial, sender, Group.alone())
         make(trial.workload, Group(place.rank, place.size), **trial.options)
         if trial.device == "cpu":
             share_cores(place.here or place.size)
         connect(place, trial.device, listener)
         group = Group.world(trial.device)
     except Exception as error:
-        return outcome_of(error, teller.phase)
-    return probe(trial, teller, group)
+        return outcome_of_exception(error, sender.phase)
+    return run_trial(trial, sender, group)
 
 
-def _leave(outcome: Outcome, teller: Teller) -> None:
+def _leave(outcome: Outcome, sender: MessageSender) -> None:
     """End at once, whatever the process group still waits for. Who failed goes first, so that the
     others learn of it; who is done stays, as the others may still have to read what it sent."""
     if outcome.status == "ok":
-        teller.wait_until_dismissed()
+        sender.wait_until_closed()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -10,7 +10,7 @@ from longseq_bench.core.model import Measurement, Outcome
 
 
 @dataclass
-class Notes:
+class MeasurementLog:
     """Measurements and facts gathered so far, kept whatever happens next.
 
     pass_s: seconds of the pass under the budget, of the slowest rank.
@@ -31,17 +31,17 @@ class Notes:
         made = Measurement(name=name, unit=unit, samples=tuple(samples), rank=self.rank)
         self.measurements.append(made)
 
-    def take(self, measurements: Iterable[Measurement]) -> None:
+    def extend(self, measurements: Iterable[Measurement]) -> None:
         """What a meter saw on this rank."""
         self.measurements += [replace(m, rank=self.rank) for m in measurements]
 
-    def join(self, later: Notes) -> None:
+    def merge(self, later: MeasurementLog) -> None:
         """Add what was noted apart."""
         self.measurements += later.measurements
         self.facts |= later.facts
         self.own_pass_s, self.pass_s = later.own_pass_s, later.pass_s
 
-    def onto(self, outcome: Outcome) -> Outcome:
+    def attach_to(self, outcome: Outcome) -> Outcome:
         """The outcome with all of it."""
         return outcome.model_copy(
             update={

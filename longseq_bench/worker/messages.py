@@ -16,25 +16,25 @@ from typing import Any
 from longseq_bench.core.model import Outcome, Phase
 
 
-class Teller:
+class MessageSender:
     """Says which phase has begun, so that the parent knows where a death happened, and the end."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self.phase: Phase = "start"
 
-    def enter(self, phase: Phase, part: str = "") -> None:
+    def start_phase(self, phase: Phase, part: str = "") -> None:
         """A phase begins. `part` names what in it, for people."""
         self.phase = phase
         self._send({"phase": phase, "part": part})
 
-    def end(self, outcome: Outcome) -> None:
+    def send_outcome(self, outcome: Outcome) -> None:
         self._send({"outcome": outcome.model_dump(mode="json"), "at": time.time_ns()})
 
-    def answer(self, value: Any) -> None:
+    def send_answer(self, value: Any) -> None:
         self._send({"answer": value})
 
-    def wait_until_dismissed(self) -> None:
+    def wait_until_closed(self) -> None:
         """Stay until the parent has closed its end, which it does when every rank has spoken."""
         poll = select.poll()
         poll.register(self._pipe.fileno(), 0)

@@ -10,7 +10,7 @@ from longseq_bench.core.model import Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory, torch_fused
 from longseq_bench.worker.inputs import Pass, draw
-from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.messages import MessageSender
 
 WARM_UP_TOKENS = 1024
 """Of each rank. From 768 query rows up torch's CPU kernel multiplies its largest tiles: MKL then
@@ -19,22 +19,24 @@ because oneDNN compiles a kernel for every shape it meets, and keeps that too. S
 and their threads. None is charged to the trial."""
 
 
-def run_pass(attention: Attention, one: Pass, teller: Teller | None = None, part: str = "") -> None:
+def run_pass(
+    attention: Attention, one: Pass, sender: MessageSender | None = None, part: str = ""
+) -> None:
     """Forward, and in train backward; leaves the output and the gradients in `one`, those of a
     module's matrices in `.grad`."""
     matrices = attention.projections()
     for matrix in matrices.values():
         matrix.grad = None
-    if teller:
-        teller.enter("forward", part)
+    if sender:
+        sender.start_phase("forward", part)
     if one.keep == "all":
         one.out = attention(*one.inputs)
     else:
         _forward_alone(attention, one)
     if one.grad_out is None:
         return
-    if teller:
-        teller.enter("backward", part)
+    if sender:
+        sender.start_phase("backward", part)
     if one.keep != "all":
         one.grads = attention.backward_recompute(one.grad_out, *one.inputs, one.keep == "nothing")
         if one.grads is not None:
@@ -70,7 +72,7 @@ def _forward_alone(attention: Attention, one: Pass) -> None:
         one.out = host_memory.copy(out, out.device.type)
 
 
-def meaningless(trial: Trial) -> str | None:
+def unsupported_setting(trial: Trial) -> str | None:
     """Which setting has no meaning for such a trial."""
     if trial.keep == "inputs" and not trial.workload.train:
         return "keep=inputs is of mode=train; a forward alone keeps nothing more"
@@ -79,7 +81,7 @@ def meaningless(trial: Trial) -> str | None:
     return None
 
 
-def bytes_of(attention: Attention, trial: Trial) -> int:
+def bytes_sent_by_formula(attention: Attention, trial: Trial) -> int:
     """What a rank sends in a pass, by formula: where nothing is kept, forward is run twice."""
     sent = attention.cost().bytes_sent
     if trial.keep == "all" or not trial.workload.train or attention.group.size == 1:
@@ -90,12 +92,12 @@ def bytes_of(attention: Attention, trial: Trial) -> int:
     return sent + forward.cost().bytes_sent
 
 
-def meet(group: Group, teller: Teller | None = None) -> None:
+def wait_for_all_ranks(group: Group, sender: MessageSender | None = None) -> None:
     """Wait until every rank is here, so that what follows begins together. Never timed."""
     if group.size == 1:
         return
-    if teller:
-        teller.enter("communication", "waiting for all ranks")
+    if sender:
+        sender.start_phase("communication", "waiting for all ranks")
     group.barrier()
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.worker.shard_coverage import gap, largest, owns, parts_of, rows_held
+from longseq_bench.worker.shard_coverage import all_reduce_max, gap, owns, parts_of, rows_held
 
 KEY_CHUNK = 65_536
 SLAB_ELEMENTS = 2**22
@@ -125,7 +125,7 @@ class Reference:
                 kept, weights = _over(before, top[row]), _over(scores, top[row])
                 total[row] = total[row] * kept + weights.sum(-1, keepdim=True)
                 mixed[row] = mixed[row] * kept + weights @ chunk.values
-        joint = largest(self.group, top)
+        joint = all_reduce_max(self.group, top)
         kept = _over(top, joint)
         total, mixed = self.group.all_sum(total * kept), self.group.all_sum(mixed * kept)
         mixed /= total.where(total > 0, 1.0)

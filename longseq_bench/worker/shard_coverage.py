@@ -50,7 +50,7 @@ def parts_of(group: Group, shard: Shard) -> tuple[Parts, Parts]:
     ]  # fmt: skip
     signed = [n - _MODULO if n >= _MODULO // 2 else n for n in told]
     queries, keys = [], []
-    for row in together(group, torch.tensor(signed)).tolist():
+    for row in all_gather(group, torch.tensor(signed)).tolist():
         batch, heads, kv_heads = (range(*row[at : at + 3]) for at in (0, 3, 6))
         queries.append(Part(batch, heads, _marked(row[9:12])))
         keys.append(Part(batch, kv_heads, _marked(row[12:])))
@@ -100,14 +100,14 @@ def rows_held(held: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def together(group: Group, own: Tensor) -> Tensor:
+def all_gather(group: Group, own: Tensor) -> Tensor:
     """Every rank's `own`, (ranks, *own.shape), on every rank; small tensors on the CPU."""
     every = torch.zeros(group.size, *own.shape, dtype=own.dtype)
     every[group.rank] = own
     return group.all_sum(every)
 
 
-def largest(group: Group, own: Tensor) -> Tensor:
+def all_reduce_max(group: Group, own: Tensor) -> Tensor:
     """The largest of each element over ranks; small tensors of float64 on the CPU."""
     if group.size == 1:
         return own

@@ -13,7 +13,7 @@ from longseq_bench import environment
 from longseq_bench.cli import run
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.launchers import local
-from longseq_bench.launchers.simulated import Simulated
+from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import LOCK, RECORDS, Store, load
 from tests.make import record, trial
 
@@ -145,13 +145,13 @@ def test_a_search_that_can_not_be_is_refused(
 def test_more_ranks_than_cuda_devices_are_refused_with_how_many_there_are(
     count: int, there: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
-    class Machine(Simulated):
+    class Machine(SimulatedLauncher):
         def catalogue(self) -> Catalogue:
             known = DeviceInfo(name="G", dtypes=("float32",), count=count)
             entries = {"ring": Entry(summary="")}
             return Catalogue(implementations=entries, devices={"cpu": known, "cuda": known})
 
-    monkeypatch.setattr(local, "Forked", Machine)
+    monkeypatch.setattr(local, "LocalLauncher", Machine)
     asked = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
     said = refusal(capfd, *asked, "--world-size", "4", "--out", "out")
     assert said == f"--world-size 4 is more than the CUDA devices here, of which {there}"

@@ -18,7 +18,7 @@ from longseq_bench import __version__, environment
 from longseq_bench.cli import run
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.launchers import local
-from longseq_bench.launchers.simulated import Simulated
+from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS, load
 from tests.make import record, step, trial
 
@@ -334,8 +334,8 @@ def test_an_option_goes_to_every_implementation_that_has_it(capfd: Capture) -> N
     assert not {"chunk", "sparsity", "block"} & set(options["sdpa"])
 
 
-class Ranks(Simulated):
-    """Simulated, with an implementation and as many devices as a test likes."""
+class Ranks(SimulatedLauncher):
+    """SimulatedLauncher, with an implementation and as many devices as a test likes."""
 
     count = 2
 
@@ -349,7 +349,7 @@ class Ranks(Simulated):
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run no process: outcomes come by formula."""
-    monkeypatch.setattr(local, "Forked", Ranks)
+    monkeypatch.setattr(local, "LocalLauncher", Ranks)
 
 
 @pytest.mark.usefixtures("simulated")

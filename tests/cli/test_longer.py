@@ -26,7 +26,7 @@ def held(trial: Trial) -> float:
 @pytest.fixture(autouse=True)
 def _simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(local, "Forked", lambda: Ranks(peak=held))
+    monkeypatch.setattr(local, "LocalLauncher", lambda: Ranks(peak=held))
 
 
 def found(capfd: Capture, *arguments: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from longseq_bench.cli import run
 from longseq_bench.core.model import Foreseen, Record
 from longseq_bench.environment import collect
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.store import Store, load
 from tests import make
 
@@ -116,7 +116,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: Captu
 
 
 def past(folder: Path, off: float, **fields: Any) -> Record:
-    with Forked() as launcher:
+    with LocalLauncher() as launcher:
         options = launcher.catalogue().options("ring", {})
     trial = make.trial("ring", 4096, options, memory_budget=2**30, **fields)
     made = make.record(trial, make.outcome(peak=1000.0, time=[2.0] * 3, flops=4e9))

@@ -14,7 +14,7 @@ from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.base import TiledKernel, attend
 from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
 from tests.make import trial
 
@@ -86,7 +86,9 @@ def test_no_room_for_a_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @exact
 @pytest.mark.parametrize("mode", ["forward", "train"])
-def test_keys_and_values_may_exceed_the_budget_three_times(launcher: Forked, mode: str) -> None:
+def test_keys_and_values_may_exceed_the_budget_three_times(
+    launcher: LocalLauncher, mode: str
+) -> None:
     options = launcher.catalogue().options("ring", {"offload": "host"})
     budget = 8 * MIB if mode == "forward" else 16 * MIB
     tokens = 3 * budget // (2 * 8 * 64 * 4) + 1
@@ -98,11 +100,11 @@ def test_keys_and_values_may_exceed_the_budget_three_times(launcher: Forked, mod
     assert outcome.facts["offload"] == "host"
     held = one.but(options={**options, "offload": "none"})
     assert launcher.run(held, lambda phase, part: None).outcome.status == "oom"
-    (seen,) = launcher.foresee([one])
+    (seen,) = launcher.dry_run([one])
     assert seen.peak_bytes < budget
 
 
-def test_it_runs_on_one_rank(launcher: Forked) -> None:
+def test_it_runs_on_one_rank(launcher: LocalLauncher) -> None:
     options = launcher.catalogue().options("ring", {"offload": "host"})
     one = trial("ring", 1024, options, world_size=2, repeats=0)
     outcome = launcher.run(one, lambda phase, part: None).outcome

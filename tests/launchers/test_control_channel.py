@@ -12,7 +12,14 @@ import pytest
 from longseq_bench.core.cluster_env import Site
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.launchers import control_channel
-from longseq_bench.launchers.control_channel import Channel, Hello, Hub, Link, join, ready
+from longseq_bench.launchers.control_channel import (
+    Channel,
+    ControlServer,
+    Hello,
+    NodeLink,
+    join,
+    ready,
+)
 
 AGREED = {"torch": "2.13.0", "the command": "sweep a.yaml"}
 ZERO = Hello(0, "alpha", "zero", AGREED)
@@ -28,8 +35,8 @@ def site() -> Site:
 
 
 @pytest.fixture
-def hub(site: Site) -> Iterator[Hub]:
-    hub = Hub(site, ZERO)
+def hub(site: Site) -> Iterator[ControlServer]:
+    hub = ControlServer(site, ZERO)
     yield hub
     hub.close()
 
@@ -47,7 +54,7 @@ def come(site: Site) -> Iterator[Join]:
         channel.close()
 
 
-def link(hub: Hub, node: int = 1) -> Link:
+def link(hub: ControlServer, node: int = 1) -> NodeLink:
     assert hub.missing([node], 5.0) == []
     found = hub.link(node)
     assert found is not None
@@ -69,7 +76,7 @@ def until(happened: Callable[[], object]) -> None:
 # ---- coming ------------------------------------------------------------------------------------
 
 
-def test_nodes_that_agree_hear_each_other(hub: Hub, come: Join) -> None:
+def test_nodes_that_agree_hear_each_other(hub: ControlServer, come: Join) -> None:
     channel = come(ONE)
     assert link(hub).hello == ONE
     assert (channel.address, link(hub).channel.address) == ("127.0.0.1", "127.0.0.1")
@@ -81,14 +88,14 @@ def test_nodes_that_agree_hear_each_other(hub: Hub, come: Join) -> None:
     assert heard(channel) == [{"over": ""}]
 
 
-def test_whoever_waits_for_a_node_goes_on_when_it_comes(hub: Hub, come: Join) -> None:
+def test_whoever_waits_for_a_node_goes_on_when_it_comes(hub: ControlServer, come: Join) -> None:
     come(ONE)
     assert hub.missing([1, 2], 0.05) == [2]
     come(Hello(2, "gamma", "two", AGREED))
     assert hub.missing([1, 2], 5.0) == []
 
 
-def test_nodes_that_differ_are_refused_on_both_sides(hub: Hub, come: Join) -> None:
+def test_nodes_that_differ_are_refused_on_both_sides(hub: ControlServer, come: Join) -> None:
     other = replace(ONE, agreed={**AGREED, "torch": "2.12.1", "python": "3.12"})
     with pytest.raises(UserError, match="node 0 refused: the nodes differ") as theirs:
         come(other)
@@ -101,7 +108,7 @@ def test_nodes_that_differ_are_refused_on_both_sides(hub: Hub, come: Join) -> No
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
-def test_a_rank_that_is_taken_or_none_is_refused(hub: Hub, come: Join, rank: int) -> None:
+def test_a_rank_that_is_taken_or_none_is_refused(hub: ControlServer, come: Join, rank: int) -> None:
     come(ONE)
     with pytest.raises(UserError, match=f"gamma came as node {rank}"):
         come(Hello(rank, "gamma", "other", AGREED))
@@ -110,7 +117,7 @@ def test_a_rank_that_is_taken_or_none_is_refused(hub: Hub, come: Join, rank: int
     assert f"refused: gamma came as node {rank}" in hub.who_is_missing([2], 1.0)
 
 
-def test_a_node_that_comes_again_is_welcome(hub: Hub, come: Join) -> None:
+def test_a_node_that_comes_again_is_welcome(hub: ControlServer, come: Join) -> None:
     first = come(ONE)
     before = link(hub)
     come(ONE)
@@ -120,7 +127,7 @@ def test_a_node_that_comes_again_is_welcome(hub: Hub, come: Join) -> None:
     until(lambda: first.gone)
 
 
-def test_a_node_that_is_gone_may_be_replaced(hub: Hub, come: Join) -> None:
+def test_a_node_that_is_gone_may_be_replaced(hub: ControlServer, come: Join) -> None:
     come(ONE).close()
     until(lambda: (hub.link(1) or link(hub)).lost)
     assert hub.missing([1], 0.05) == [1]
@@ -128,7 +135,7 @@ def test_a_node_that_is_gone_may_be_replaced(hub: Hub, come: Join) -> None:
     assert link(hub).hello.host == "gamma"
 
 
-def test_one_that_differs_later_is_refused_alone(hub: Hub, come: Join) -> None:
+def test_one_that_differs_later_is_refused_alone(hub: ControlServer, come: Join) -> None:
     come(ONE).close()
     until(lambda: (hub.link(1) or link(hub)).lost)
     with pytest.raises(UserError, match="the nodes differ"):
@@ -137,7 +144,7 @@ def test_one_that_differs_later_is_refused_alone(hub: Hub, come: Join) -> None:
 
 
 def test_a_stranger_is_kept_out_and_keeps_nobody_out(
-    hub: Hub, come: Join, site: Site, monkeypatch: pytest.MonkeyPatch
+    hub: ControlServer, come: Join, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_channel, "SHAKE_S", 60.0)
     with socket.create_connection((site.host, site.port)) as silent:
@@ -152,7 +159,7 @@ def test_a_stranger_is_kept_out_and_keeps_nobody_out(
 # ---- nobody there ------------------------------------------------------------------------------
 
 
-def test_node_0_says_who_did_not_come(hub: Hub, come: Join, site: Site) -> None:
+def test_node_0_says_who_did_not_come(hub: ControlServer, come: Join, site: Site) -> None:
     come(ONE)
     said = hub.who_is_missing(hub.missing([1, 2], 0.05), 0.05)
     assert f"2 of 3 nodes came to {site.endpoint} within 0.05 s; missing: node 2" in said
@@ -177,12 +184,12 @@ def test_something_else_listens_there(site: Site) -> None:
         join(site, ONE, 0.3)
 
 
-def test_node_0_can_not_listen(hub: Hub, site: Site) -> None:
+def test_node_0_can_not_listen(hub: ControlServer, site: Site) -> None:
     with pytest.raises(UserError, match=f"can't listen at {site.endpoint}: address already in use"):
-        Hub(site, ZERO)
+        ControlServer(site, ZERO)
     # an address of documentation, of no host at all
     with pytest.raises(UserError, match=r"can't listen at 192\.0\.2\.1:29400"):
-        Hub(Site(2, 1, 0, "192.0.2.1", 29400), ZERO)
+        ControlServer(Site(2, 1, 0, "192.0.2.1", 29400), ZERO)
 
 
 # ---- being lost --------------------------------------------------------------------------------
@@ -194,7 +201,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_channel, "LOST_S", 0.5)
 
 
-def test_a_node_that_is_not_heard_is_lost(hub: Hub, come: Join, quick: None) -> None:
+def test_a_node_that_is_not_heard_is_lost(hub: ControlServer, come: Join, quick: None) -> None:
     """As with a cable that is cut: nothing is closed, and no byte comes."""
     channel = come(ONE)
     assert not link(hub).lost
@@ -204,20 +211,20 @@ def test_a_node_that_is_not_heard_is_lost(hub: Hub, come: Join, quick: None) -> 
     assert hub.missing([1], 0.05) == [1]
 
 
-def link_or_lost(hub: Hub) -> str:
+def link_or_lost(hub: ControlServer) -> str:
     found = hub.link(1)
     assert found is not None
     return found.lost
 
 
-def test_a_node_that_computes_is_not_lost(hub: Hub, come: Join, quick: None) -> None:
+def test_a_node_that_computes_is_not_lost(hub: ControlServer, come: Join, quick: None) -> None:
     channel = come(ONE)
     time.sleep(1.0)
     assert not link(hub).lost
     assert channel.silent_s() < control_channel.LOST_S
 
 
-def test_what_was_said_last_arrives(hub: Hub, come: Join) -> None:
+def test_what_was_said_last_arrives(hub: ControlServer, come: Join) -> None:
     channel = come(ONE)
     there = link(hub).channel
     there.send(over="interrupted")

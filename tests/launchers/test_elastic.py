@@ -23,11 +23,11 @@ from longseq_bench.core.cluster_env import Site
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers import control_channel, elastic
-from longseq_bench.launchers.control_channel import Hello, Link
-from longseq_bench.launchers.elastic import Elastic, _Run, split
-from longseq_bench.launchers.host_agent import Node, Order, _Rank
-from longseq_bench.launchers.local import Forked
-from longseq_bench.launchers.rank_supervisor import Crew
+from longseq_bench.launchers.control_channel import Hello, NodeLink
+from longseq_bench.launchers.elastic import ElasticLauncher, _Run, split
+from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
+from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.launchers.rank_supervisor import RankSupervisor
 from tests.launchers.test_local import descendants
 from tests.launchers.test_ranks import asked, opened
 from tests.make import trial
@@ -64,7 +64,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     assert list(tmp_path.iterdir()) == []
 
 
-def run(node_0: Elastic, of: Trial, on_phase: OnPhase = ignore) -> Outcome:
+def run(node_0: ElasticLauncher, of: Trial, on_phase: OnPhase = ignore) -> Outcome:
     return node_0.run(of, on_phase).outcome
 
 
@@ -100,14 +100,16 @@ class Quiet:
         return self.seconds
 
 
-def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: Forked) -> None:
+def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: LocalLauncher) -> None:
     """Also where it becomes lost by the clock between the two looks at it."""
     of = asked("ring")
-    order = Order("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
+    order = HostJob("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
     quiet = Quiet()
-    link = Link(Hello(1, "beta", "one"), quiet)  # type: ignore[arg-type]
-    run = _Run(order, Crew(of, 0.0), Node(launcher._context), {1: link}, "alpha")
-    run.crew.came_to(0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1)
+    link = NodeLink(Hello(1, "beta", "one"), quiet)  # type: ignore[arg-type]
+    run = _Run(order, RankSupervisor(of, 0.0), HostRanks(launcher._context), {1: link}, "alpha")
+    run.supervisor.came_to(
+        0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1
+    )
     quiet.seconds = elastic.SILENT_S - 0.1
     assert not run._in_doubt()
     quiet.seconds = control_channel.LOST_S - 0.1
@@ -116,23 +118,23 @@ def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: Forke
     assert run._in_doubt()
     run._lose()
     assert not run._in_doubt()
-    assert "no word from node 1 (beta)" in (run.crew.outcome().reason or "")
+    assert "no word from node 1 (beta)" in (run.supervisor.outcome().reason or "")
 
 
 # ---- one node ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def alone(launcher: Forked) -> Iterator[Elastic]:
-    """Node 0 of one, with two ranks; in the fork server of the session."""
-    with Elastic(Site(1, 2), Hello(0, "alpha", "zero"), PATIENCE_S) as node_0:
+def alone(launcher: LocalLauncher) -> Iterator[ElasticLauncher]:
+    """HostRanks 0 of one, with two ranks; in the fork server of the session."""
+    with ElasticLauncher(Site(1, 2), Hello(0, "alpha", "zero"), PATIENCE_S) as node_0:
         # what stays open from here on is there
         run(node_0, asked("ring", 1))
         yield node_0
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_all_ranks_are_measured(alone: Elastic, nothing_left: None, ranks: int) -> None:
+def test_all_ranks_are_measured(alone: ElasticLauncher, nothing_left: None, ranks: int) -> None:
     outcome = run(alone, asked("ring", ranks, repeats=1))
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert sorted(m.rank for m in outcome.measurements if m.name == "peak") == list(range(ranks))
@@ -149,18 +151,18 @@ def test_all_ranks_are_measured(alone: Elastic, nothing_left: None, ranks: int) 
     ],
 )
 def test_a_rank_that_dies_is_named_though_torch_ends_the_others(
-    alone: Elastic, nothing_left: None, name: str, status: str, reason: str
+    alone: ElasticLauncher, nothing_left: None, name: str, status: str, reason: str
 ) -> None:
     outcome = run(alone, asked(name))
     assert (outcome.status, outcome.reason) == (status, reason)
 
 
-def test_a_native_death_gets_a_second_opinion(alone: Elastic) -> None:
+def test_a_native_death_gets_a_second_opinion(alone: ElasticLauncher) -> None:
     launched = alone.run(asked("rank-native", memory_budget=64 * 2**20), ignore)
     assert (launched.outcome.status, launched.processes) == ("oom", 4)
 
 
-def test_a_dead_agent_is_named(alone: Elastic) -> None:
+def test_a_dead_agent_is_named(alone: ElasticLauncher) -> None:
     def kill(phase: str, part: str) -> None:
         alone._node._process.kill()
 
@@ -173,7 +175,7 @@ def test_a_dead_agent_is_named(alone: Elastic) -> None:
 def test_a_rank_that_torch_ends_for_another_is_not_to_blame() -> None:
     """torch's agent ends all ranks of its host with SIGTERM, as soon as it finds one dead."""
     context = multiprocessing.get_context("forkserver")
-    node = Node(context)
+    node = HostRanks(context)
     node._ranks = {rank: _Rank(context.Pipe(duplex=False)[0]) for rank in range(3)}
     node._open, node._kills = {}, 0
     told = [
@@ -190,26 +192,28 @@ def test_a_rank_that_torch_ends_for_another_is_not_to_blame() -> None:
 
 @pytest.mark.parametrize("step", ["start", "end"])
 def test_ctrl_c_waits_until_a_step_is_done(
-    alone: Elastic, monkeypatch: pytest.MonkeyPatch, step: str
+    alone: ElasticLauncher, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """A process that is started by halves is found by nobody."""
     done: list[str] = []
-    real = getattr(Node, f"_{step}")
+    real = getattr(HostRanks, f"_{step}")
 
-    def interrupted(node: Node, *order: Order) -> Any:
+    def interrupted(node: HostRanks, *order: HostJob) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         found = real(node, *order)
         done.append(step)
         return found
 
-    monkeypatch.setattr(Node, f"_{step}", interrupted)
+    monkeypatch.setattr(HostRanks, f"_{step}", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(alone, asked("ring"))
     assert step in done
     assert alone._node.handles == []
 
 
-def test_a_port_that_is_taken_is_named(alone: Elastic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_named(
+    alone: ElasticLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("", 0)) as silent:
         port = silent.getsockname()[1]
         monkeypatch.setattr(elastic, "_free_port", lambda: port)
@@ -219,7 +223,7 @@ def test_a_port_that_is_taken_is_named(alone: Elastic, monkeypatch: pytest.Monke
 
 
 def test_ranks_that_do_not_meet_are_not_waited_for_for_ever(
-    alone: Elastic, nothing_left: None, monkeypatch: pytest.MonkeyPatch
+    alone: ElasticLauncher, nothing_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster's firewall lets the rendezvous through, and no other port."""
     monkeypatch.setattr(elastic, "MEET_S", 0.0)
@@ -228,7 +232,7 @@ def test_ranks_that_do_not_meet_are_not_waited_for_for_ever(
     assert "did not meet at 127.0.0.1:" in (outcome.reason or "")
 
 
-def test_a_world_of_no_launch_is_unsupported(alone: Elastic) -> None:
+def test_a_world_of_no_launch_is_unsupported(alone: ElasticLauncher) -> None:
     outcome = run(alone, asked("ring", 3))
     assert (outcome.status, outcome.phase) == ("unsupported", "start")
 
@@ -237,24 +241,24 @@ def test_a_world_of_no_launch_is_unsupported(alone: Elastic) -> None:
 
 
 class Two:
-    """Node 0 in this process, node 1 in one of its own."""
+    """HostRanks 0 in this process, node 1 in one of its own."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
             self._port = found.getsockname()[1]
         site = Site(2, 1, 0, "127.0.0.1", self._port)
-        self.node_0 = Elastic(site, Hello(0, "alpha", "zero"), PATIENCE_S)
+        self.node_0 = ElasticLauncher(site, Hello(0, "alpha", "zero"), PATIENCE_S)
         self.start()
 
     def start(self) -> None:
-        """Node 1, another one each time."""
+        """HostRanks 1, another one each time."""
         self.node_1 = subprocess.Popen(
             [sys.executable, "-c", FOLLOWER, str(self._port), uuid.uuid4().hex],
             stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
     def theirs(self) -> list[psutil.Process]:
-        """Node 1's agents and ranks, if a trial is under way: its fork server's children."""
+        """HostRanks 1's agents and ranks, if a trial is under way: its fork server's children."""
         below = psutil.Process(self.node_1.pid).children()
         return [child for server in below for child in server.children(recursive=True)]
 
@@ -263,7 +267,7 @@ class Two:
 
 
 @pytest.fixture(scope="module")
-def two(launcher: Forked) -> Iterator[Two]:
+def two(launcher: LocalLauncher) -> Iterator[Two]:
     launcher.catalogue()
     with ExitStack() as stack:
         both = Two()

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from longseq_bench.core.stack_markers import CHILD_MAIN
 from longseq_bench.launchers.exit_status import (
     STACK_LINES,
-    memory_may_be_why,
+    find_nccl_files,
+    may_be_out_of_memory,
     outcome_of_exit,
-    remove_shared,
-    shared_files,
+    remove_nccl_files,
     stack_lines,
 )
-from longseq_bench.worker.exception_mapping import outcome_of
+from longseq_bench.worker.exception_mapping import outcome_of_exception
 from tests.make import outcome
 
 GLOO = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] "
@@ -39,7 +39,7 @@ GLOO = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] "
     ],
 )
 def test_what_the_end_of_a_peer_looks_like_is_marked(error: Exception) -> None:
-    found = outcome_of(error, "forward")
+    found = outcome_of_exception(error, "forward")
     assert (found.status, found.facts.get("lost_peer")) == ("error", True)
 
 
@@ -55,15 +55,15 @@ def test_what_the_end_of_a_peer_looks_like_is_marked(error: Exception) -> None:
     ],
 )
 def test_nothing_else_is(error: Exception, status: str) -> None:
-    found = outcome_of(error, "forward")
+    found = outcome_of_exception(error, "forward")
     assert (found.status, found.facts.get("lost_peer")) == (status, None)
 
 
 def test_a_lost_peer_is_no_lack_of_memory() -> None:
-    lost = outcome_of(RuntimeError(GLOO + "Connection closed by peer"), "forward")
+    lost = outcome_of_exception(RuntimeError(GLOO + "Connection closed by peer"), "forward")
     assert "RuntimeError" in (lost.reason or "")
-    assert not memory_may_be_why(lost, 0)
-    assert memory_may_be_why(outcome("error", "RuntimeError: no primitive"), 0)
+    assert not may_be_out_of_memory(lost, 0)
+    assert may_be_out_of_memory(outcome("error", "RuntimeError: no primitive"), 0)
 
 
 def test_only_an_abort_by_nccl_is_the_end_of_a_peer() -> None:
@@ -113,11 +113,11 @@ def test_shared_memory_of_before_and_of_others_stays() -> None:
     paths = {kind: Path(f"/dev/shm/{kind}-{os.getpid()}") for kind in kinds}
     try:
         paths["nccl-before"].touch()
-        before = shared_files()
+        before = find_nccl_files()
         paths["nccl-new"].touch()
         paths["other-new"].touch()
         with paths["nccl-open"].open("w"):
-            remove_shared(before)
+            remove_nccl_files(before)
             left = {kind for kind, path in paths.items() if path.exists()}
         assert left == {"nccl-before", "nccl-open", "other-new"}
     finally:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from longseq_bench.launchers.interrupts import blocked, uninterrupted
+from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupts
 
 
 def interrupted(then: Callable[[], object]) -> None:
     """Something during which a Ctrl-C comes."""
-    with uninterrupted():
+    with defer_interrupts():
         signal.raise_signal(signal.SIGINT)
         then()
 
@@ -45,7 +45,7 @@ def test_it_does_then_what_it_would_have_done(ignored: bool) -> None:
 def test_what_fails_for_its_sake_is_not_told() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted(_fail)
-    with pytest.raises(EOFError), uninterrupted():
+    with pytest.raises(EOFError), defer_interrupts():
         _fail()
 
 
@@ -57,7 +57,7 @@ def test_in_other_threads_it_changes_nothing() -> None:
     handlers = []
 
     def inside() -> None:
-        with uninterrupted():
+        with defer_interrupts():
             handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=inside)
@@ -69,6 +69,6 @@ def test_in_other_threads_it_changes_nothing() -> None:
 def test_what_is_started_while_it_is_blocked_is_born_deaf() -> None:
     code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     command = [sys.executable, "-c", code]
-    with blocked():
+    with block_interrupts():
         assert subprocess.check_output(command) == b"True\n"
     assert subprocess.check_output(command) == b"False\n"

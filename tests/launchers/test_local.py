@@ -13,14 +13,14 @@ import pytest
 
 from longseq_bench.core.errors import UnknownNameError
 from longseq_bench.core.model import Outcome, Trial
-from longseq_bench.launchers.local import Forked
-from longseq_bench.launchers.process_inspection import kill_strays
+from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.launchers.process_inspection import kill_orphans
 from tests.make import trial
 
 MIB = 2**20
 
 
-def run(launcher: Forked, name: str, tokens: int = 2048, **fields: object) -> Outcome:
+def run(launcher: LocalLauncher, name: str, tokens: int = 2048, **fields: object) -> Outcome:
     fields.setdefault("repeats", 0)
     asked = trial(name, tokens, launcher.catalogue().options(name, {}), heads=2, **fields)
     return launcher.run(asked, lambda phase, part: None).outcome
@@ -35,7 +35,7 @@ def descendants() -> set[int]:
     }
 
 
-def test_a_sound_trial_is_ok_and_leaves_nothing(launcher: Forked) -> None:
+def test_a_sound_trial_is_ok_and_leaves_nothing(launcher: LocalLauncher) -> None:
     assert run(launcher, "sdpa").status == "ok"
     before = descendants()
     outcome = run(launcher, "sdpa")
@@ -54,7 +54,7 @@ def test_a_sound_trial_is_ok_and_leaves_nothing(launcher: Forked) -> None:
     ],
 )
 def test_each_death_is_named(
-    launcher: Forked, name: str, status: str, reason: str, phase: str
+    launcher: LocalLauncher, name: str, status: str, reason: str, phase: str
 ) -> None:
     outcome = run(launcher, name)
     assert (outcome.status, outcome.phase) == (status, phase)
@@ -67,30 +67,30 @@ def test_each_death_is_named(
     [("bad-sleeps", {"walks": True}), ("bad-exits", {})],
 )
 def test_who_dies_or_sleeps_in_a_walk_is_not_foreseen(
-    launcher: Forked, name: str, options: dict[str, bool]
+    launcher: LocalLauncher, name: str, options: dict[str, bool]
 ) -> None:
     taken = launcher.catalogue().options(name, options)
     asked, before = trial(name, 2048, taken, heads=2), descendants()
-    seen = launcher.foresee([asked, asked], limit=1.0)
+    seen = launcher.dry_run([asked, asked], limit=1.0)
     assert len(seen) == 2
     for one in seen:
         assert "died, or did not end within 1 s" in (one.unsupported or ""), one
     assert descendants() == before
 
 
-def test_what_is_below_other_processes_is_nobodys_to_end(launcher: Forked) -> None:
+def test_what_is_below_other_processes_is_nobodys_to_end(launcher: LocalLauncher) -> None:
     assert launcher.catalogue()
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        assert kill_strays(os.getpid()) == []
-        assert kill_strays(None) == []
+        assert kill_orphans(os.getpid()) == []
+        assert kill_orphans(None) == []
         assert other.poll() is None
     finally:
         other.kill()
         other.wait()
 
 
-def test_a_sleeper_is_ended_at_its_limit(launcher: Forked) -> None:
+def test_a_sleeper_is_ended_at_its_limit(launcher: LocalLauncher) -> None:
     before, start = descendants(), time.monotonic()
     outcome = run(launcher, "bad-sleeps", time_budget=0.3)
     assert (outcome.status, outcome.phase) == ("timeout", "forward")
@@ -99,7 +99,7 @@ def test_a_sleeper_is_ended_at_its_limit(launcher: Forked) -> None:
     assert descendants() == before
 
 
-def test_a_grandchild_is_ended_and_told(launcher: Forked) -> None:
+def test_a_grandchild_is_ended_and_told(launcher: LocalLauncher) -> None:
     before = descendants()
     outcome = run(launcher, "bad-grandchild")
     assert outcome.status == "ok"
@@ -107,19 +107,19 @@ def test_a_grandchild_is_ended_and_told(launcher: Forked) -> None:
     assert descendants() == before
 
 
-def test_an_eater_is_out_of_memory(launcher: Forked) -> None:
+def test_an_eater_is_out_of_memory(launcher: LocalLauncher) -> None:
     outcome = run(launcher, "bad-eats", memory_budget=64 * MIB)
     assert (outcome.status, outcome.phase) == ("oom", "forward")
 
 
-def test_a_shape_error_is_no_lack_of_memory(launcher: Forked) -> None:
+def test_a_shape_error_is_no_lack_of_memory(launcher: LocalLauncher) -> None:
     """Fault 11."""
     outcome = run(launcher, "bad-shape", memory_budget=64 * MIB)
     assert (outcome.status, outcome.phase, outcome.fits) == ("error", "forward", None)
     assert "shapes cannot be multiplied" in (outcome.reason or "")
 
 
-def test_a_native_death_under_the_budget_gets_a_second_opinion(launcher: Forked) -> None:
+def test_a_native_death_under_the_budget_gets_a_second_opinion(launcher: LocalLauncher) -> None:
     name = "bad-native"
     asked = trial(name, 2048, heads=2, memory_budget=64 * MIB, repeats=0)
     launched = launcher.run(asked, lambda phase, part: None)
@@ -128,20 +128,20 @@ def test_a_native_death_under_the_budget_gets_a_second_opinion(launcher: Forked)
     assert "killed by SIGSEGV under 64 MiB, passes under" in (launched.outcome.reason or "")
 
 
-def test_a_real_crash_stays_one_after_the_second_opinion(launcher: Forked) -> None:
+def test_a_real_crash_stays_one_after_the_second_opinion(launcher: LocalLauncher) -> None:
     asked = trial("bad-segfault", 2048, heads=2, memory_budget=64 * MIB, repeats=0)
     launched = launcher.run(asked, lambda phase, part: None)
     assert (launched.outcome.status, launched.processes) == ("crashed", 2)
 
 
-def test_what_can_not_be_done_is_said_before_anything_runs(launcher: Forked) -> None:
+def test_what_can_not_be_done_is_said_before_anything_runs(launcher: LocalLauncher) -> None:
     odd = run(launcher, "bad-refuses", 2049)
     assert (odd.status, odd.reason) == ("unsupported", "odd lengths need odd=true")
     assert odd.samples("peak") == ()
     assert run(launcher, "bad-refuses", 2048).status == "ok"
 
 
-def test_phases_are_told_in_order(launcher: Forked) -> None:
+def test_phases_are_told_in_order(launcher: LocalLauncher) -> None:
     seen: list[str] = []
     asked = trial("sdpa", 256, {"backend": "auto"}, heads=2, mode="train", repeats=2)
     launcher.run(asked, lambda phase, part: seen.append(phase))
@@ -150,21 +150,21 @@ def test_phases_are_told_in_order(launcher: Forked) -> None:
 
 
 def test_output_of_a_trial_does_not_reach_the_terminal(
-    launcher: Forked, capfd: pytest.CaptureFixture[str]
+    launcher: LocalLauncher, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outcome = run(launcher, "bad-segfault")
     assert "Segmentation fault" in " ".join(outcome.facts["output"])
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_file_is_left_behind(launcher: Forked, tmp_path: Path) -> None:
+def test_no_file_is_left_behind(launcher: LocalLauncher, tmp_path: Path) -> None:
     folder = Path(os.environ.get("TMPDIR", "/tmp"))
     before = set(folder.glob("longseq-*"))
     run(launcher, "bad-exits")
     assert set(folder.glob("longseq-*")) == before
 
 
-def test_a_plug_in_is_listed_with_its_options_and_source(launcher: Forked) -> None:
+def test_a_plug_in_is_listed_with_its_options_and_source(launcher: LocalLauncher) -> None:
     entry = launcher.catalogue().entry("bad-refuses")
     assert entry.source == "misbehaving"
     assert [(o.name, o.kind, o.default, o.help) for o in entry.options] == [
@@ -175,7 +175,7 @@ def test_a_plug_in_is_listed_with_its_options_and_source(launcher: Forked) -> No
         launcher.catalogue().entry("bad-exit")
 
 
-def test_trials_do_not_share_a_process(launcher: Forked) -> None:
+def test_trials_do_not_share_a_process(launcher: LocalLauncher) -> None:
     """Fault 10: a peak carried over from an earlier, larger trial."""
 
     def peak(tokens: int) -> float:

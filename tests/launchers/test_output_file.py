@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.launchers import _child_entry, fork_server
-from longseq_bench.launchers.local import Forked
-from longseq_bench.launchers.output_file import Output
+from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.launchers.output_file import OutputFile
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_has_no_name(folder: Path) -> None:
-    output = Output()
+    output = OutputFile()
     assert list(folder.iterdir()) == []
     output.close()
 
@@ -31,24 +31,24 @@ def test_it_has_no_name(folder: Path) -> None:
 def test_whoever_reads_moves_nobody_who_prints(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = Output()
+    output = OutputFile()
     theirs = os.dup(output._file.fileno())
     os.write(theirs, b"one ")
     with monkeypatch.context() as meanwhile:
         # the rest of it is printed while it is read
-        meanwhile.setattr(Output, "written", lambda self: 2)
-        assert output.printed() == "on"
+        meanwhile.setattr(OutputFile, "size", lambda self: 2)
+        assert output.tail() == "on"
     os.write(theirs, b"two ")
-    assert output.printed() == "one two "
-    assert output.printed(start=4) == "two "
-    assert output.printed(most=2) == "o "
-    assert output.written() == 8
+    assert output.tail() == "one two "
+    assert output.tail(start=4) == "two "
+    assert output.tail(most=2) == "o "
+    assert output.size() == 8
     os.close(theirs)
     output.close()
 
 
 def test_ctrl_c_while_a_child_is_started_leaves_no_file(
-    launcher: Forked, folder: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: LocalLauncher, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_server, "ready", lambda: None)
     monkeypatch.setattr(fork_server, "start", _interrupted)
@@ -61,13 +61,13 @@ def _interrupted(process: BaseProcess) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_child_gets_it_as_a_descriptor(launcher: Forked) -> None:
+def test_a_child_gets_it_as_a_descriptor(launcher: LocalLauncher) -> None:
     assert launcher.catalogue()  # the server that all tests share is one that has torch loaded
-    output = Output()
+    output = OutputFile()
     child = multiprocessing.get_context("forkserver").Process(target=_prints, args=(output,))
     child.start()
     child.join()
-    assert output.printed() == "out\nerr\n"
+    assert output.tail() == "out\nerr\n"
     output.close()
 
 

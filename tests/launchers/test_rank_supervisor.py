@@ -14,27 +14,31 @@ from longseq_bench.launchers.rank_supervisor import (
     GRACE_S,
     PEERS_S,
     PHASE_LIMIT_S,
-    Crew,
-    Look,
+    ProcessSample,
+    RankSupervisor,
 )
 from tests.make import measurement, outcome, trial
 
 LOST = {"lost_peer": True}
 IN_A_TRANSFER = ["torch/_ops.py:5 wait", f"core/stack_markers.py:9 {WAIT_FOR_PEERS}", "a/b.py:1 f"]
-IDLE, BUSY, STOPPED = Look(False, 0.05), Look(False, 0.9), Look(True)
+IDLE, BUSY, STOPPED = ProcessSample(False, 0.05), ProcessSample(False, 0.9), ProcessSample(True)
 
 
-def crew(ranks: int = 2, **fields: object) -> Crew:
-    return Crew(trial("ring", world_size=ranks, **fields), 100.0)
+def supervisor(ranks: int = 2, **fields: object) -> RankSupervisor:
+    return RankSupervisor(trial("ring", world_size=ranks, **fields), 100.0)
 
 
-def say(crew: Crew, rank: int, what: Outcome, now: float = 101.0, at: int = 1) -> None:
-    crew.hear(rank, {"outcome": what.model_dump(mode="json"), "at": at}, now)
+def say(
+    supervisor: RankSupervisor, rank: int, what: Outcome, now: float = 101.0, at: int = 1
+) -> None:
+    supervisor.hear(rank, {"outcome": what.model_dump(mode="json"), "at": at}, now)
 
 
-def enter(crew: Crew, phase: Phase, *ranks: int, now: float = 100.0, part: str = "") -> None:
+def enter(
+    supervisor: RankSupervisor, phase: Phase, *ranks: int, now: float = 100.0, part: str = ""
+) -> None:
     for rank in ranks:
-        crew.hear(rank, {"phase": phase, "part": part}, now)
+        supervisor.hear(rank, {"phase": phase, "part": part}, now)
 
 
 def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) -> Outcome:
@@ -45,7 +49,7 @@ def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) 
 
 
 def test_one_rank_speaks_for_itself() -> None:
-    one = crew(1)
+    one = supervisor(1)
     assert not one.done(100.0)
     said = bad("error", "it broke", traceback=["x"])
     say(one, 0, said)
@@ -55,7 +59,7 @@ def test_one_rank_speaks_for_itself() -> None:
 
 
 def test_one_rank_that_dies_is_named_by_its_end() -> None:
-    one = crew(1)
+    one = supervisor(1)
     enter(one, "forward", 0)
     one.ended(0, -signal.SIGSEGV, "Fatal", False, 101.0, 5)
     assert one.outcome().reason == "killed by SIGSEGV"
@@ -79,7 +83,7 @@ def test_one_rank_that_dies_is_named_by_its_end() -> None:
 def test_each_phase_has_its_limit(
     phase: Phase, part: str, budget: float | None, limit: float
 ) -> None:
-    one = crew(1, time_budget=budget)
+    one = supervisor(1, time_budget=budget)
     enter(one, phase, 0, now=200.0 if phase != "start" else 100.0, part=part)
     began = 200.0 if phase != "start" else 100.0
     assert one.deadline == pytest.approx(began + limit)
@@ -89,14 +93,14 @@ def test_each_phase_has_its_limit(
 
 
 def test_backward_belongs_to_the_pass_that_forward_began() -> None:
-    one = crew(1, time_budget=2.0)
+    one = supervisor(1, time_budget=2.0)
     enter(one, "forward", 0, now=200.0)
     enter(one, "backward", 0, now=201.9)
     assert one.deadline == pytest.approx(202.0 + GRACE_S)
 
 
 def test_one_rank_that_waits_is_late_and_no_hang() -> None:
-    one = crew(1, time_budget=2.0)
+    one = supervisor(1, time_budget=2.0)
     enter(one, "forward", 0)
     assert not one.hangs({0: IDLE})
     one.judge({0: IDLE}, {})
@@ -108,7 +112,7 @@ def test_one_rank_that_waits_is_late_and_no_hang() -> None:
 
 
 def test_all_ok_is_ok_with_every_rank_measured() -> None:
-    both = crew()
+    both = supervisor()
     for rank, peak in ((1, 20.0), (0, 10.0)):
         assert not both.done(101.0)
         mine = outcome(facts={"from": rank}).model_copy(
@@ -123,7 +127,7 @@ def test_all_ok_is_ok_with_every_rank_measured() -> None:
 
 
 def test_a_rank_that_is_done_does_not_make_the_rest_so() -> None:
-    both = crew()
+    both = supervisor()
     say(both, 0, outcome(peak=10.0))
     assert not both.done(101.0)
     assert both.deadline == pytest.approx(100.0 + PHASE_LIMIT_S)
@@ -135,7 +139,7 @@ def test_a_rank_that_is_done_does_not_make_the_rest_so() -> None:
 
 
 def test_the_first_word_of_a_rank_counts() -> None:
-    both = crew()
+    both = supervisor()
     say(both, 0, outcome())
     say(both, 1, bad("oom", "no room"))
     both.ended(1, -signal.SIGKILL, "", False, 102.0, 9)
@@ -147,7 +151,7 @@ def test_the_first_word_of_a_rank_counts() -> None:
 
 
 def test_memory_outranks_an_earlier_failure() -> None:
-    three = crew(3)
+    three = supervisor(3)
     say(three, 0, bad("error", "RuntimeError: closed", **LOST), at=1)
     say(three, 2, bad("error", "ValueError: odd"), at=2)
     say(three, 1, bad("oom", "no room"), at=3)
@@ -159,14 +163,14 @@ def test_memory_outranks_an_earlier_failure() -> None:
 @pytest.mark.parametrize("status", ["limit", "wrong", "unsupported", "error", "timeout"])
 def test_the_earliest_of_equals_is_the_cause(status: Status) -> None:
     """By the ranks' clocks, not by who is heard first."""
-    both = crew()
+    both = supervisor()
     say(both, 0, bad("error", "late"), at=20)
     say(both, 1, bad(status, "early"), at=10)
     assert (both.outcome().status, both.outcome().reason) == (status, "rank 1: early")
 
 
 def test_a_lost_peer_is_never_the_cause_where_another_is_known() -> None:
-    both = crew()
+    both = supervisor()
     say(both, 0, bad("error", "closed", **LOST), at=1)
     both.ended(1, 3, "", False, 101.5, 2)
     assert both.outcome().reason == "rank 1: ended with exit code 3"
@@ -174,7 +178,7 @@ def test_a_lost_peer_is_never_the_cause_where_another_is_known() -> None:
 
 
 def test_a_lost_peer_is_the_cause_where_no_other_is_known() -> None:
-    both = crew()
+    both = supervisor()
     say(both, 0, bad("error", "closed", **LOST))
     assert both.done(101.0 + CAUSE_S)
     assert both.outcome().reason == "rank 0: closed"
@@ -183,7 +187,7 @@ def test_a_lost_peer_is_the_cause_where_no_other_is_known() -> None:
 
 
 def test_a_native_death_is_the_cause_and_its_signal_is_known() -> None:
-    both = crew()
+    both = supervisor()
     enter(both, "backward", 1)
     say(both, 0, bad("error", "closed", **LOST), at=1)
     both.ended(1, -signal.SIGSEGV, "", False, 101.2, 2)
@@ -192,40 +196,40 @@ def test_a_native_death_is_the_cause_and_its_signal_is_known() -> None:
 
 
 def test_the_signal_of_who_is_not_to_blame_is_not_asked_for() -> None:
-    both = crew()
+    both = supervisor()
     both.ended(0, -signal.SIGSEGV, "", False, 101.0, 1)
     say(both, 1, bad("oom", "no room"), at=2)
     assert both.signal_number == 0
 
 
 def test_an_abort_by_a_watchdog_is_a_lost_peer() -> None:
-    both = crew()
+    both = supervisor()
     both.ended(0, -signal.SIGABRT, "[PG 0 Rank 0] ProcessGroupNCCL's watchdog", False, 101.0, 1)
     both.ended(1, -signal.SIGBUS, "", False, 101.0, 2)
     assert both.outcome().reason == "rank 1: killed by SIGBUS"
 
 
 def test_the_kernels_killer_is_memory() -> None:
-    both = crew()
+    both = supervisor()
     say(both, 0, bad("error", "odd"), at=1)
     both.ended(1, -signal.SIGKILL, "", True, 101.0, 2)
     assert (both.outcome().status, both.outcome().fits) == ("oom", False)
 
 
 def test_what_all_say_alike_names_no_rank() -> None:
-    both = crew()
+    both = supervisor()
     for rank in (0, 1):
         say(both, rank, bad("unsupported", "odd lengths", "start"), at=rank)
     assert both.outcome().reason == "odd lengths"
     assert "ranks" not in both.outcome().facts
-    both = crew()
+    both = supervisor()
     for rank in (0, 1):
         say(both, rank, bad("oom", "no room"), at=rank)
     assert both.outcome().reason == "every rank: no room"
 
 
 def test_a_launcher_says_what_its_ranks_are_called() -> None:
-    both = Crew(trial("ring", world_size=2), 100.0, "rank {} of 2, host alpha".format)
+    both = RankSupervisor(trial("ring", world_size=2), 100.0, "rank {} of 2, host alpha".format)
     both.ended(1, 3, "", False, 101.0, 1)
     assert both.outcome().reason == "rank 1 of 2, host alpha: ended with exit code 3"
 
@@ -234,7 +238,7 @@ def test_a_launcher_says_what_its_ranks_are_called() -> None:
 
 
 def test_peers_of_a_failed_rank_get_a_moment() -> None:
-    three = crew(3)
+    three = supervisor(3)
     say(three, 1, bad("oom", "no room"), now=150.0)
     assert not three.done(150.0)
     assert three.deadline == pytest.approx(150.0 + PEERS_S)
@@ -243,7 +247,7 @@ def test_peers_of_a_failed_rank_get_a_moment() -> None:
 
 
 def test_the_cause_of_a_lost_peer_is_waited_for_longer() -> None:
-    three = crew(3)
+    three = supervisor(3)
     say(three, 0, bad("error", "closed", **LOST), now=150.0)
     assert three.deadline == pytest.approx(150.0 + CAUSE_S)
     say(three, 1, bad("oom", "no room"), now=151.0)
@@ -251,7 +255,7 @@ def test_the_cause_of_a_lost_peer_is_waited_for_longer() -> None:
 
 
 def test_the_first_rank_to_be_late_is() -> None:
-    both = crew(time_budget=2.0)
+    both = supervisor(time_budget=2.0)
     enter(both, "forward", 0, now=200.0)
     enter(both, "forward", 1, now=201.0)
     assert both.deadline == pytest.approx(202.0 + GRACE_S)
@@ -262,8 +266,8 @@ def test_the_first_rank_to_be_late_is() -> None:
 # ---- a rank is late ----------------------------------------------------------------------------
 
 
-def stuck(ranks: int = 2) -> Crew:
-    late = crew(ranks, time_budget=2.0)
+def stuck(ranks: int = 2) -> RankSupervisor:
+    late = supervisor(ranks, time_budget=2.0)
     enter(late, "forward", *range(ranks))
     return late
 
@@ -343,15 +347,15 @@ def test_a_rank_that_could_not_be_looked_at_is_not_said_to_wait() -> None:
 
 
 def test_only_a_rank_over_its_limit_is_late() -> None:
-    late = crew(time_budget=2.0)
+    late = supervisor(time_budget=2.0)
     enter(late, "forward", 0)
     enter(late, "inputs", 1, now=101.0)
-    late.judge({0: Look(False, 0.5), 1: BUSY}, {})
+    late.judge({0: ProcessSample(False, 0.5), 1: BUSY}, {})
     assert late.outcome().reason == "rank 0: one pass took longer than the 2 s allowed"
 
 
 def test_a_phase_without_a_budget_says_its_own_limit() -> None:
-    late = crew()
+    late = supervisor()
     enter(late, "plan", 0, 1)
     late.judge({0: IDLE, 1: BUSY}, {})
     assert late.outcome().reason == "rank 1: plan took longer than 900 s"

@@ -15,9 +15,9 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers import local, rank_supervisor
-from longseq_bench.launchers.base import Launched
-from longseq_bench.launchers.exit_status import shared_files
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.base import LaunchResult
+from longseq_bench.launchers.exit_status import find_nccl_files
+from longseq_bench.launchers.local import LocalLauncher
 from tests.launchers.test_local import descendants
 from tests.make import trial
 
@@ -31,17 +31,17 @@ def asked(name: str, ranks: int = 2, **fields: object) -> Trial:
     return trial(name, 2048 * ranks, world_size=ranks, **known)
 
 
-def launch(launcher: Forked, name: str, ranks: int = 2, **fields: object) -> Launched:
+def launch(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object) -> LaunchResult:
     return launcher.run(asked(name, ranks, **fields), lambda phase, part: None)
 
 
-def run(launcher: Forked, name: str, ranks: int = 2, **fields: object) -> Outcome:
+def run(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object) -> Outcome:
     return launch(launcher, name, ranks, **fields).outcome
 
 
 @pytest.fixture
 def nothing_left(
-    launcher: Forked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """No process, file, port or open file that was not there before."""
     launcher.catalogue()
@@ -58,7 +58,7 @@ def opened() -> int:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_all_ranks_are_measured(launcher: Forked, nothing_left: None, ranks: int) -> None:
+def test_all_ranks_are_measured(launcher: LocalLauncher, nothing_left: None, ranks: int) -> None:
     launched = launch(launcher, "ring", ranks)
     outcome = launched.outcome
     assert (outcome.status, outcome.reason) == ("ok", None)
@@ -76,7 +76,7 @@ def test_all_ranks_are_measured(launcher: Forked, nothing_left: None, ranks: int
     ],
 )
 def test_a_rank_that_dies_is_named(
-    launcher: Forked, nothing_left: None, name: str, status: str, reason: str
+    launcher: LocalLauncher, nothing_left: None, name: str, status: str, reason: str
 ) -> None:
     outcome = run(launcher, name, 3)
     assert (outcome.status, outcome.phase) == (status, "forward")
@@ -85,7 +85,9 @@ def test_a_rank_that_dies_is_named(
     assert run(launcher, "ring").status == "ok"
 
 
-def test_one_rank_out_of_memory_is_out_of_memory(launcher: Forked, nothing_left: None) -> None:
+def test_one_rank_out_of_memory_is_out_of_memory(
+    launcher: LocalLauncher, nothing_left: None
+) -> None:
     start = time.monotonic()
     outcome = run(launcher, "rank-eats", memory_budget=64 * MIB)
     assert (outcome.status, outcome.phase, outcome.fits) == ("oom", "forward", False)
@@ -94,7 +96,7 @@ def test_one_rank_out_of_memory_is_out_of_memory(launcher: Forked, nothing_left:
     assert "lost_peer" not in outcome.facts
 
 
-def test_who_lost_a_peer_is_not_to_blame(launcher: Forked, nothing_left: None) -> None:
+def test_who_lost_a_peer_is_not_to_blame(launcher: LocalLauncher, nothing_left: None) -> None:
     """Rank 0's "connection closed" comes half a second before rank 1 says why."""
     outcome = run(launcher, "rank-cuts-off")
     assert (outcome.status, outcome.reason) == ("oom", "rank 1: none left")
@@ -103,7 +105,7 @@ def test_who_lost_a_peer_is_not_to_blame(launcher: Forked, nothing_left: None) -
 
 @pytest.mark.parametrize("name", ["rank-exits", "rank-raises"])
 def test_a_peer_says_what_it_saw(
-    launcher: Forked, monkeypatch: pytest.MonkeyPatch, name: str
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Whoever fails leaves at once, so that the others learn of it."""
     monkeypatch.setattr(rank_supervisor, "PEERS_S", SOON_S)
@@ -111,7 +113,7 @@ def test_a_peer_says_what_it_saw(
 
 
 def test_a_child_that_does_not_get_far_leaves_nothing(
-    launcher: Forked, nothing_left: None, monkeypatch: pytest.MonkeyPatch
+    launcher: LocalLauncher, nothing_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local._child, "enter", "".format)
     outcome = run(launcher, "ring")
@@ -119,7 +121,7 @@ def test_a_child_that_does_not_get_far_leaves_nothing(
     assert outcome.reason == "every rank: ended with exit code 0 without a result"
 
 
-def test_a_native_death_of_one_rank_gets_a_second_opinion(launcher: Forked) -> None:
+def test_a_native_death_of_one_rank_gets_a_second_opinion(launcher: LocalLauncher) -> None:
     launched = launch(launcher, "rank-native", memory_budget=64 * MIB)
     assert launched.outcome.status == "oom"
     assert launched.processes == 4
@@ -128,7 +130,7 @@ def test_a_native_death_of_one_rank_gets_a_second_opinion(launcher: Forked) -> N
 
 
 def test_a_process_that_a_rank_leaves_is_ended_and_told(
-    launcher: Forked, nothing_left: None
+    launcher: LocalLauncher, nothing_left: None
 ) -> None:
     outcome = run(launcher, "rank-grandchild")
     assert outcome.status == "ok"
@@ -136,10 +138,12 @@ def test_a_process_that_a_rank_leaves_is_ended_and_told(
 
 
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no such folder here")
-def test_shared_memory_of_a_killed_rank_is_removed(launcher: Forked, nothing_left: None) -> None:
+def test_shared_memory_of_a_killed_rank_is_removed(
+    launcher: LocalLauncher, nothing_left: None
+) -> None:
     """NCCL can't remove its own when its process is killed; what another has open is not ours."""
     theirs = Path(f"/dev/shm/nccl-test-{os.getpid()}-held")
-    held, before = list[int](), shared_files()
+    held, before = list[int](), find_nccl_files()
 
     def open_theirs(phase: str, part: str) -> None:
         if not held:
@@ -152,13 +156,13 @@ def test_shared_memory_of_a_killed_rank_is_removed(launcher: Forked, nothing_lef
     finally:
         theirs.unlink()
         os.close(held[0])
-    assert not shared_files() - before
+    assert not find_nccl_files() - before
 
 
 # ---- ranks that do not end ---------------------------------------------------------------------
 
 
-def test_a_stopped_rank_is_a_hang(launcher: Forked, nothing_left: None) -> None:
+def test_a_stopped_rank_is_a_hang(launcher: LocalLauncher, nothing_left: None) -> None:
     start = time.monotonic()
     outcome = run(launcher, "rank-stops", time_budget=0.2)
     assert outcome.status == "hang"
@@ -169,7 +173,9 @@ def test_a_stopped_rank_is_a_hang(launcher: Forked, nothing_left: None) -> None:
     assert time.monotonic() - start < SOON_S
 
 
-def test_ranks_that_wait_for_each_other_are_a_hang(launcher: Forked, nothing_left: None) -> None:
+def test_ranks_that_wait_for_each_other_are_a_hang(
+    launcher: LocalLauncher, nothing_left: None
+) -> None:
     outcome = run(launcher, "rank-waits", time_budget=0.2)
     assert (outcome.status, outcome.phase) == ("hang", "communication")
     assert outcome.reason == "rank 0 and rank 1 wait in communication"
@@ -179,7 +185,7 @@ def test_ranks_that_wait_for_each_other_are_a_hang(launcher: Forked, nothing_lef
 
 
 def test_a_rank_that_sleeps_elsewhere_is_told_from_one_that_waits_for_it(
-    launcher: Forked, nothing_left: None
+    launcher: LocalLauncher, nothing_left: None
 ) -> None:
     outcome = run(launcher, "rank-sleeps", time_budget=0.2)
     assert (outcome.status, outcome.phase) == ("hang", "forward")
@@ -188,13 +194,15 @@ def test_a_rank_that_sleeps_elsewhere_is_told_from_one_that_waits_for_it(
     assert not any("multiprocessing" in line for line in outcome.facts["stacks"]["1"])
 
 
-def test_a_rank_that_works_for_too_long_is_no_hang(launcher: Forked, nothing_left: None) -> None:
+def test_a_rank_that_works_for_too_long_is_no_hang(
+    launcher: LocalLauncher, nothing_left: None
+) -> None:
     outcome = run(launcher, "rank-spins", time_budget=0.2)
     assert outcome.status == "timeout"
     assert outcome.reason == "rank 1: one pass took longer than the 0.2 s allowed"
 
 
-def test_one_process_that_is_stopped_is_a_hang(launcher: Forked, nothing_left: None) -> None:
+def test_one_process_that_is_stopped_is_a_hang(launcher: LocalLauncher, nothing_left: None) -> None:
     outcome = run(launcher, "bad-stops", 1, time_budget=0.2)
     assert (outcome.status, outcome.phase) == ("hang", "forward")
     assert outcome.reason == "the process is stopped (SIGSTOP) in forward"
@@ -204,7 +212,7 @@ def test_one_process_that_is_stopped_is_a_hang(launcher: Forked, nothing_left: N
 # ---- before anything runs ----------------------------------------------------------------------
 
 
-def test_what_can_not_be_spread_is_unsupported(launcher: Forked, nothing_left: None) -> None:
+def test_what_can_not_be_spread_is_unsupported(launcher: LocalLauncher, nothing_left: None) -> None:
     outcome = run(launcher, "sdpa", threads=None)
     assert (outcome.status, outcome.phase) == ("unsupported", "start")
     assert outcome.reason == "runs on one rank; ddp spreads a batch of it over 2"
@@ -212,7 +220,7 @@ def test_what_can_not_be_spread_is_unsupported(launcher: Forked, nothing_left: N
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_the_cores(launcher: Forked, ranks: int) -> None:
+def test_ranks_share_the_cores(launcher: LocalLauncher, ranks: int) -> None:
     cores = len(os.sched_getaffinity(0))
     outcome = run(launcher, "rank-counts-threads", ranks, threads=None)
     assert outcome.reason == f"rank 1: ValueError: {max(1, cores // ranks)} thread(s)"
@@ -224,32 +232,32 @@ def over(ranks: int, **fields: object) -> Trial:
     return trial("ulysses", 4096, world_size=ranks, **fields)
 
 
-def test_ranks_that_suit_no_trial_are_a_mistake(launcher: Forked) -> None:
+def test_ranks_that_suit_no_trial_are_a_mistake(launcher: LocalLauncher) -> None:
     with pytest.raises(UserError, match="ulysses: 8 heads can't be split over 3 ranks"):
         launcher.check([over(3)])
     with pytest.raises(UserError, match="ulysses: 8 heads can't be split over 3 ranks"):
         launcher.check([over(1), trial("ulysses", 4096, {"stage": 2}, world_size=3)])
 
 
-def test_ranks_that_suit_some_trial_are_none(launcher: Forked) -> None:
+def test_ranks_that_suit_some_trial_are_none(launcher: LocalLauncher) -> None:
     launcher.check([over(4), over(3)])
     launcher.check([over(3), over(4)])
     launcher.check([over(3), over(3, heads=6)])
     launcher.check([over(3, heads=8), over(3, heads=6), over(3, heads=8)])
 
 
-def test_too_few_tokens_for_the_ranks_is_no_mistake(launcher: Forked) -> None:
+def test_too_few_tokens_for_the_ranks_is_no_mistake(launcher: LocalLauncher) -> None:
     """A search begins anywhere: its trials come with one token."""
     launcher.check([trial("ring", 1, world_size=4), trial("ulysses", 2, world_size=4)])
 
 
-def test_options_are_looked_at_whatever_the_ranks(launcher: Forked) -> None:
+def test_options_are_looked_at_whatever_the_ranks(launcher: LocalLauncher) -> None:
     wrong = {"segments": (64,), "dilation": (1, 2)}
     with pytest.raises(UserError, match="give one rate a segment"):
         launcher.check([over(4), trial("dilated", 64, wrong, world_size=2)])
 
 
-def test_the_meeting_place_is_this_host_only(launcher: Forked) -> None:
+def test_the_meeting_place_is_this_host_only(launcher: LocalLauncher) -> None:
     """What a neighbour on the network could reach would be open to it."""
     seen: set[str] = set()
 

@@ -12,7 +12,7 @@ from longseq_bench.analysis.rows import least_sparsities, maximum_rows
 from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Environment, Foresight, Outcome, Record, Trial
-from longseq_bench.launchers.simulated import Simulated
+from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.runner import Unkept, Watcher, drive
 from longseq_bench.search.prediction import Outlook, Pace
 from longseq_bench.search.strategy import Plan, Step, densest, maxlen, scaling, sweep
@@ -189,7 +189,7 @@ class Told(Watcher):
 
 
 def driven(
-    plan: Plan, launcher: Simulated, folder: Path, where: Environment | None = None
+    plan: Plan, launcher: SimulatedLauncher, folder: Path, where: Environment | None = None
 ) -> tuple[list[Record], list[bool]]:
     told = Told()
     with Store(folder) as store:
@@ -203,7 +203,7 @@ def searched() -> Plan:
 
 def test_a_simulated_search_finds_the_edge_of_its_formula(tmp_path: Path) -> None:
     """The launcher's memory is 1.05 times the floor."""
-    records, _ = driven(searched(), Simulated(), tmp_path)
+    records, _ = driven(searched(), SimulatedLauncher(), tmp_path)
     passed = [r for r in records if r.outcome.status == "ok"]
     best = max(passed, key=lambda r: r.trial.workload.seq_len)
     share = floor_bytes(best.trial.workload) / (64 * MIB)
@@ -217,7 +217,7 @@ def test_a_simulated_search_on_ranks_goes_as_far_as_their_memory_together(
     ranks: int, tmp_path: Path
 ) -> None:
     asked = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
-    records, _ = driven(maxlen([asked]), Simulated(), tmp_path)
+    records, _ = driven(maxlen([asked]), SimulatedLauncher(), tmp_path)
     (found,) = maximum_rows(records)
     assert found["fraction_of_floor"] == pytest.approx(1 / 1.05, rel=0.01)
     assert found["max_tokens"] == pytest.approx(ranks * 8192 / 1.05, rel=0.01)
@@ -230,19 +230,20 @@ def test_a_simulated_search_on_ranks_goes_as_far_as_their_memory_together(
 def test_a_simulated_trial_on_ranks_shares_work_and_memory() -> None:
     asked = make.trial("ring", 1000, world_size=3)
     one, three = (
-        Simulated().run(t, lambda *_: None).outcome for t in (asked.but(world_size=1), asked)
+        SimulatedLauncher().run(t, lambda *_: None).outcome
+        for t in (asked.but(world_size=1), asked)
     )
     assert three.largest("peak") == (one.largest("peak") or 0) / 3
     assert three.samples("time") == tuple([one.samples("time")[0] / 3] * 3)
     assert three.samples("own_tokens") == (334, 333, 333)
-    few = Simulated().run(asked.at(2), lambda *_: None).outcome
+    few = SimulatedLauncher().run(asked.at(2), lambda *_: None).outcome
     assert (few.status, few.reason) == ("unsupported", "2 tokens can't be shared by 3 ranks")
 
 
 def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> None:
-    first, found = driven(searched(), Simulated(), tmp_path)
+    first, found = driven(searched(), SimulatedLauncher(), tmp_path)
     assert not any(found)
-    again = Simulated()
+    again = SimulatedLauncher()
     second, found = driven(searched(), again, tmp_path)
     assert again.ran == []
     assert all(found)
@@ -250,9 +251,9 @@ def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> No
 
 
 def test_a_search_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
-    whole, _ = driven(searched(), Simulated(), tmp_path / "whole")
+    whole, _ = driven(searched(), SimulatedLauncher(), tmp_path / "whole")
 
-    class Broken(Simulated):
+    class Broken(SimulatedLauncher):
         def run(self, trial: Trial, on_phase):  # type: ignore[no-untyped-def]
             if len(self.ran) == 3:
                 raise KeyboardInterrupt
@@ -260,7 +261,7 @@ def test_a_search_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         driven(searched(), Broken(), tmp_path / "broken")
-    rest = Simulated()
+    rest = SimulatedLauncher()
     records, found = driven(searched(), rest, tmp_path / "broken")
     assert found == [True] * 3 + [False] * (len(whole) - 3)
     assert [r.trial for r in records] == [r.trial for r in whole]
@@ -269,21 +270,21 @@ def test_a_search_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_another_environment_or_another_trial_is_run_anew(tmp_path: Path) -> None:
     trials = [make.trial("sdpa", 1024)]
-    driven(sweep(trials, 1), Simulated(), tmp_path)
+    driven(sweep(trials, 1), SimulatedLauncher(), tmp_path)
     for where, asked, runs in (
         (make.environment(load=(9.0,)), trials, 0),
         (make.environment(torch="2.12.0"), trials, 1),
         (make.environment(), [trials[0].but(seed=1)], 1),
         (make.environment(), [trials[0].but(round=1)], 0),
     ):
-        launcher = Simulated()
+        launcher = SimulatedLauncher()
         driven(sweep(asked, 1), launcher, tmp_path, where)
         assert len(launcher.ran) == runs
 
 
 def test_simulated_deaths_and_limits_go_through_the_runner(tmp_path: Path) -> None:
     trials = [make.trial(name, 4096, memory_budget=MIB) for name in ("dense", "ring", "sdpa")]
-    launcher = Simulated(
+    launcher = SimulatedLauncher(
         peak=lambda t: 2 * MIB if t.implementation == "ring" else 1.0,
         dies=lambda t: make.outcome("crashed", "so") if t.implementation == "dense" else None,
     )
@@ -296,9 +297,9 @@ def test_simulated_deaths_and_limits_go_through_the_runner(tmp_path: Path) -> No
 # ---- what is foreseen --------------------------------------------------------------------------
 
 
-def foreseeing(factor: float = 1.0) -> tuple[Simulated, Outlook]:
-    launcher = Simulated(foresees=lambda t: factor)
-    return launcher, Outlook(launcher.foresee, Pace(this_cpu("simulated", 2, make.GIB)))
+def foreseeing(factor: float = 1.0) -> tuple[SimulatedLauncher, Outlook]:
+    launcher = SimulatedLauncher(dry_run_factor=lambda t: factor)
+    return launcher, Outlook(launcher.dry_run, Pace(this_cpu("simulated", 2, make.GIB)))
 
 
 @pytest.mark.parametrize(("factor", "runs"), [(1.0, 4), (1.02, 5), (0.98, 5), (3.0, 9), (1 / 3, 9)])
@@ -335,7 +336,7 @@ def test_a_sweep_that_is_finished_already_walks_through_nothing(tmp_path: Path) 
 
     def foresee(trials: Sequence[Trial]) -> list[Foresight]:
         walked.append(len(trials))
-        return launcher.foresee(trials)
+        return launcher.dry_run(trials)
 
     outlook = Outlook(foresee, Pace(this_cpu("simulated", 2, make.GIB)))
     for expected in ([1, 1], []):
@@ -353,7 +354,9 @@ def test_what_lies_on_the_host_is_not_bound_by_the_floor() -> None:
 
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.003])
 def test_the_least_sparsity_is_where_time_runs_out(tmp_path: Path, density: float) -> None:
-    launcher = Simulated(seconds=lambda t: (1 - float(str(t.options["sparsity"]))) / density)
+    launcher = SimulatedLauncher(
+        seconds=lambda t: (1 - float(str(t.options["sparsity"]))) / density
+    )
     asked = make.trial(
         "block-sparse", 2**20, {"sparsity": 0.9}, time_budget=1.0, memory_budget=16 * make.GIB
     )
@@ -369,7 +372,7 @@ def test_the_least_sparsity_is_where_time_runs_out(tmp_path: Path, density: floa
 
 
 def test_a_length_for_which_nothing_is_sparse_enough_has_no_least_sparsity(tmp_path: Path) -> None:
-    launcher = Simulated(peak=lambda t: 2.0 * make.GIB)
+    launcher = SimulatedLauncher(peak=lambda t: 2.0 * make.GIB)
     asked = make.trial("block-sparse", 2**20, {"sparsity": 0.9}, memory_budget=make.GIB)
     with Store(tmp_path) as store:
         (row,) = least_sparsities(drive(densest([asked]), launcher, store, make.environment))
@@ -407,8 +410,8 @@ def test_ten_thousand_simulated_searches_end_at_a_length_that_was_run(tmp_path: 
             shape = 1 + bump * (tokens // period % 2) + noise * draw.uniform(-1, 1)
             return 16 * 2**20 * fixed + floor_bytes(t.workload) * shape
 
-        launcher = Simulated(peak=peak, foresees=lambda t, off=off: off)  # type: ignore[misc]
-        outlook = Outlook(launcher.foresee, Pace(this_cpu("simulated", 2, make.GIB)))
+        launcher = SimulatedLauncher(peak=peak, dry_run_factor=lambda t, off=off: off)  # type: ignore[misc]
+        outlook = Outlook(launcher.dry_run, Pace(this_cpu("simulated", 2, make.GIB)))
         asked = make.trial("ring", memory_budget=16 * 2**20, repeats=0)
         records = drive(maxlen([asked], None, outlook), launcher, Unkept(), make.environment)
         (row,) = maximum_rows(records)

@@ -16,19 +16,19 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.dense_reference import standard_bytes
 from longseq_bench.core.model import Outcome, Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.clock import Clock
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker import dense_baseline, timing
 from longseq_bench.worker.dense_baseline import (
     OVER_RANKS,
-    Yardstick,
+    DenseBaseline,
+    dense_baseline_for,
     dense_flops,
     part_rows,
-    yardstick_for,
 )
 from longseq_bench.worker.inputs import Pass, draw
-from longseq_bench.worker.measurement_log import Notes, samples_of
+from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
 from longseq_bench.worker.timing import timed
 from tests.make import trial
 
@@ -40,12 +40,12 @@ SPARSE = {"density_achieved": 0.25}
 
 
 class Silent:
-    """A Teller that keeps what it was told."""
+    """A MessageSender that keeps what it was told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
 
-    def enter(self, phase: str, part: str = "") -> None:
+    def start_phase(self, phase: str, part: str = "") -> None:
         self.told.append((phase, part))
 
 
@@ -100,12 +100,12 @@ def made(name: str = "dilated", n: int = 2048, **fields: Any) -> tuple[Attention
     return attention, draw(attention, "cpu", 0, torch.zeros(1, dtype=torch.long))
 
 
-def turned(stick: Yardstick, sparse_s: float, times: int = 3) -> Notes:
+def turned(stick: DenseBaseline, sparse_s: float, times: int = 3) -> MeasurementLog:
     for _ in range(times):
         stick.turn(Silent(), sparse_s)  # type: ignore[arg-type]
-    notes = Notes()
-    stick.onto(notes)
-    return notes
+    log = MeasurementLog()
+    stick.onto(log)
+    return log
 
 
 # FLOPs
@@ -142,10 +142,10 @@ def test_a_part_has_rows_for_every_worker(heads: int, device: str, workers: int,
 
 @pytest.mark.parametrize(("causal", "pairs"), [(False, 4096**2), (True, 4096 * 4097 // 2)])
 def test_a_part_is_scaled_by_the_visible_pairs(bench: Bench, causal: bool, pairs: int) -> None:
-    notes = turned(Yardstick(*made(n=4096, causal=causal), "cpu", 1, 0.0), sparse_s=1e-9)
+    log = turned(DenseBaseline(*made(n=4096, causal=causal), "cpu", 1, 0.0), sparse_s=1e-9)
     scaled = 0.5 * pairs / (1024 * 4096)
-    assert samples_of(notes.measurements, "dense_time") == pytest.approx([scaled] * 3)
-    assert notes.facts["dense"] == "computed from 1,024 of 4,096 rows"
+    assert samples_of(log.measurements, "dense_time") == pytest.approx([scaled] * 3)
+    assert log.facts["dense"] == "computed from 1,024 of 4,096 rows"
     # the calibration, a warm-up and three passes: never causal, as a part is no triangle
     assert [c["is_causal"] for c in bench.calls] == [False] * 6
     assert {(c["q"].shape[2], c["k"].shape[2], c["v"].shape[2]) for c in bench.calls} == {
@@ -155,16 +155,16 @@ def test_a_part_is_scaled_by_the_visible_pairs(bench: Bench, causal: bool, pairs
 
 def test_a_whole_pass_is_run_where_the_trial_has_time_for_it(bench: Bench) -> None:
     for cap, source in ((0.0, "computed from 1,024 of 4,096 rows"), (1e9, "measured")):
-        notes = turned(Yardstick(*made(n=4096), "cpu", 1, cap), sparse_s=1e-9)
-        assert notes.facts["dense"] == source
+        log = turned(DenseBaseline(*made(n=4096), "cpu", 1, cap), sparse_s=1e-9)
+        assert log.facts["dense"] == source
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_whole_pass_is_the_workloads_own(bench: Bench, causal: bool) -> None:
     attention, one = made(n=2048, causal=causal, heads=4, kv_heads=2)
-    notes = turned(Yardstick(attention, one, "cpu", 1, 0.0), sparse_s=100)
-    assert samples_of(notes.measurements, "dense_time") == [0.5] * 3
-    assert notes.facts["dense"] == "measured"
+    log = turned(DenseBaseline(attention, one, "cpu", 1, 0.0), sparse_s=100)
+    assert samples_of(log.measurements, "dense_time") == [0.5] * 3
+    assert log.facts["dense"] == "measured"
     for call in bench.calls[2:]:
         assert [call[n].shape for n in "qkv"] == [t.shape for t in one.inputs]
         assert [call[n].data_ptr() for n in "qkv"] == [t.data_ptr() for t in one.inputs]
@@ -179,25 +179,25 @@ def test_a_whole_pass_is_run_up_to_four_times_the_sparse_ones(
     bench: Bench, sparse_s: float, source: str
 ) -> None:
     """The calibration says 0.5 s for a quarter of the pairs, so 2 s for all."""
-    assert turned(Yardstick(*made(n=4096), "cpu", 0, 0.0), sparse_s).facts["dense"] == source
+    assert turned(DenseBaseline(*made(n=4096), "cpu", 0, 0.0), sparse_s).facts["dense"] == source
 
 
 def test_causality_halves_what_a_whole_pass_is_expected_to_take(bench: Bench) -> None:
     attention, one = made(n=4096, causal=True)
-    assert turned(Yardstick(attention, one, "cpu", 0, 0.0), 0.26).facts["dense"] == "measured"
-    assert "computed" in turned(Yardstick(attention, one, "cpu", 0, 0.0), 0.24).facts["dense"]
+    assert turned(DenseBaseline(attention, one, "cpu", 0, 0.0), 0.26).facts["dense"] == "measured"
+    assert "computed" in turned(DenseBaseline(attention, one, "cpu", 0, 0.0), 0.24).facts["dense"]
 
 
 def test_keys_of_the_calibration_are_few(bench: Bench) -> None:
-    turned(Yardstick(*made(n=8192), "cpu", 0, 0.0), 1e-9, times=1)
+    turned(DenseBaseline(*made(n=8192), "cpu", 0, 0.0), 1e-9, times=1)
     assert [(c["q"].shape[2], c["k"].shape[2]) for c in bench.calls] == [
         (1024, 4096), (1024, 4096), (1024, 8192),
     ]  # fmt: skip
 
 
 def test_a_short_sequence_needs_no_calibration(bench: Bench) -> None:
-    notes = turned(Yardstick(*made(n=512), "cpu", 1, 0.0), sparse_s=1e-9)
-    assert (notes.facts["dense"], len(bench.calls)) == ("measured", 4)
+    log = turned(DenseBaseline(*made(n=512), "cpu", 1, 0.0), sparse_s=1e-9)
+    assert (log.facts["dense"], len(bench.calls)) == ("measured", 4)
 
 
 def test_training_runs_backward_and_leaves_no_gradient_behind(
@@ -212,17 +212,17 @@ def test_training_runs_backward_and_leaves_no_gradient_behind(
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
     attention, one = made(n=2048, mode="train", heads=2, kv_heads=1)
-    turned(Yardstick(attention, one, "cpu", 0, 0.0), sparse_s=1e-9, times=1)
+    turned(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=1e-9, times=1)
     q, kv, part = (1, 2, 1024, 8), (1, 1, 2048, 8), (1, 2, 1024, 8)
     assert asked[-1] == ([q, kv, kv], part)
-    turned(Yardstick(attention, one, "cpu", 0, 0.0), sparse_s=100, times=1)
+    turned(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=100, times=1)
     assert asked[-1] == ([(1, 2, 2048, 8), kv, kv], (1, 2, 2048, 8))
     assert all(t.grad is None for t in one.inputs)
 
 
 def test_a_module_is_set_beside_dense_attention_in_the_same_module(bench: Bench) -> None:
     attention, one = made("ddp", 512, mode="train", options={"inner": "dilated"})
-    turned(Yardstick(attention, one, "cpu", 0, 0.0), sparse_s=1.0, times=1)
+    turned(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=1.0, times=1)
     with torch.no_grad():
         expected = one.inputs[0] @ attention.projections()["q"]
     assert torch.equal(bench.calls[-1]["q"], expected)
@@ -234,25 +234,25 @@ def test_a_module_is_set_beside_dense_attention_in_the_same_module(bench: Bench)
 
 def test_a_whole_pass_that_fails_gives_way_to_a_part(bench: Bench) -> None:
     bench.fails = lambda rows: rows == 4096
-    notes = turned(Yardstick(*made(n=4096), "cpu", 1, 0.0), sparse_s=100)
-    assert notes.facts["dense"] == "computed from 1,024 of 4,096 rows"
-    assert samples_of(notes.measurements, "dense_time") == [2.0] * 3
+    log = turned(DenseBaseline(*made(n=4096), "cpu", 1, 0.0), sparse_s=100)
+    assert log.facts["dense"] == "computed from 1,024 of 4,096 rows"
+    assert samples_of(log.measurements, "dense_time") == [2.0] * 3
 
 
 def test_samples_of_a_whole_pass_are_dropped_when_one_fails_later(bench: Bench) -> None:
-    stick = Yardstick(*made(n=4096), "cpu", 0, 0.0)
+    stick = DenseBaseline(*made(n=4096), "cpu", 0, 0.0)
     stick.turn(Silent(), 100)  # type: ignore[arg-type]
     bench.fails = lambda rows: rows == 4096
-    notes = turned(stick, sparse_s=100, times=2)
-    assert samples_of(notes.measurements, "dense_time") == [2.0] * 2
+    log = turned(stick, sparse_s=100, times=2)
+    assert samples_of(log.measurements, "dense_time") == [2.0] * 2
 
 
 @pytest.mark.parametrize("n", [512, 4096])
 def test_what_cannot_run_at_all_is_said_and_nothing_is_timed(bench: Bench, n: int) -> None:
     bench.fails = lambda rows: True
-    notes = turned(Yardstick(*made(n=n), "cpu", 1, 0.0), sparse_s=100)
-    assert notes.facts["dense"] == "not run: no room for it"
-    assert notes.measurements == []
+    log = turned(DenseBaseline(*made(n=n), "cpu", 1, 0.0), sparse_s=100)
+    assert log.facts["dense"] == "not run: no room for it"
+    assert log.measurements == []
 
 
 # which attention has one
@@ -264,20 +264,20 @@ def test_what_cannot_run_at_all_is_said_and_nothing_is_timed(bench: Bench, n: in
      ({"density_achieved": 0.99}, True), ({"density_asked": 0.1}, False)],
 )  # fmt: skip
 def test_only_what_skips_pairs_has_a_yardstick(shares: dict[str, float], has_one: bool) -> None:
-    notes = Notes()
+    log = MeasurementLog()
     for name, share in shares.items():
-        notes.add(name, "1", share)
-    assert (yardstick_for(*made(), "cpu", 1, 0.0, notes) is not None) == has_one
-    assert "dense" not in notes.facts
+        log.add(name, "1", share)
+    assert (dense_baseline_for(*made(), "cpu", 1, 0.0, log) is not None) == has_one
+    assert "dense" not in log.facts
 
 
 def test_over_several_ranks_there_is_none_and_the_reason_is_noted() -> None:
     attention, one = made()
     attention.group = Group(0, 2)
-    notes = Notes()
-    notes.add("density_achieved", "1", 0.5)
-    assert yardstick_for(attention, one, "cpu", 1, 0.0, notes) is None
-    assert notes.facts["dense"] == OVER_RANKS
+    log = MeasurementLog()
+    log.add("density_achieved", "1", 0.5)
+    assert dense_baseline_for(attention, one, "cpu", 1, 0.0, log) is None
+    assert log.facts["dense"] == OVER_RANKS
 
 
 # taking turns
@@ -285,7 +285,7 @@ def test_over_several_ranks_there_is_none_and_the_reason_is_noted() -> None:
 
 def timed_with(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, shares: dict[str, float], **fields: Any
-) -> tuple[Notes, Silent]:
+) -> tuple[MeasurementLog, Silent]:
     """`timed` on an attention that writes down its passes and does nothing else."""
     attention, one = made(n=4096)
 
@@ -293,28 +293,28 @@ def timed_with(
         bench.log.append("sparse")
 
     monkeypatch.setattr(timing, "run_pass", run_pass)
-    notes, teller = Notes(), Silent()
+    log, sender = MeasurementLog(), Silent()
     for name, share in shares.items():
-        notes.add(name, "1", share)
-    timed(attention, one, trial("dilated", **fields), teller, notes)  # type: ignore[arg-type]
-    return notes, teller
+        log.add(name, "1", share)
+    timed(attention, one, trial("dilated", **fields), sender, log)  # type: ignore[arg-type]
+    return log, sender
 
 
 def test_sparse_and_dense_take_turns_each_under_a_clock_of_its_own(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes, teller = timed_with(bench, monkeypatch, SPARSE, repeats=3)
+    log, sender = timed_with(bench, monkeypatch, SPARSE, repeats=3)
     sparse, dense = "clock 0 starts|sparse|clock 0 stops", "clock 3 starts|dense|clock 3 stops"
     calibrated = "|".join(["clock 4 starts|dense|clock 4 stops"] * 2)
     told = "|".join(bench.log)
     assert told == "|".join(
         ["sparse", sparse, calibrated, "dense", dense, sparse, dense, sparse, dense]
     )
-    assert samples_of(notes.measurements, "time") == [0.5] * 3
-    assert len(samples_of(notes.measurements, "dense_time")) == 3
+    assert samples_of(log.measurements, "time") == [0.5] * 3
+    assert len(samples_of(log.measurements, "dense_time")) == 3
     # what may outlast the time budget is not in a phase that it covers, and what follows is
-    assert [phase for phase, part in teller.told if "dense" in part] == ["check"] * 3
-    assert teller.told[-1] == ("time", "")
+    assert [phase for phase, part in sender.told if "dense" in part] == ["check"] * 3
+    assert sender.told[-1] == ("time", "")
 
 
 def test_a_single_repeat_has_no_warm_up_of_either(
@@ -325,10 +325,10 @@ def test_a_single_repeat_has_no_warm_up_of_either(
 
 
 def test_what_is_not_sparse_is_timed_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes, teller = timed_with(bench, monkeypatch, {}, repeats=3)
+    log, sender = timed_with(bench, monkeypatch, {}, repeats=3)
     assert "dense" not in bench.log
-    assert "dense" not in notes.facts
-    assert all(phase == "time" for phase, _ in teller.told)
+    assert "dense" not in log.facts
+    assert all(phase == "time" for phase, _ in sender.told)
 
 
 def test_dense_passes_do_not_count_for_the_cap(
@@ -347,16 +347,16 @@ def test_dense_passes_do_not_count_for_the_cap(
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now.s))
     bench.seconds = 0.5
     monkeypatch.setattr(timing, "settled", lambda samples, within: False)
-    notes, _ = timed_with(bench, monkeypatch, SPARSE, repeats=30, time_cap=5.0)
+    log, _ = timed_with(bench, monkeypatch, SPARSE, repeats=30, time_cap=5.0)
     # the sixth pass is the first that ends after the cap
-    assert len(samples_of(notes.measurements, "time")) == 6
-    assert len(samples_of(notes.measurements, "dense_time")) == 6
+    assert len(samples_of(log.measurements, "time")) == 6
+    assert len(samples_of(log.measurements, "dense_time")) == 6
 
 
 # whole trials
 
 
-def run(launcher: Forked, name: str, tokens: int = 2048, **fields: Any) -> Outcome:
+def run(launcher: LocalLauncher, name: str, tokens: int = 2048, **fields: Any) -> Outcome:
     options = launcher.catalogue().options(name, fields.pop("options", {}))
     asked = trial(name, tokens, options, **{"repeats": 4, "heads": 2, "threads": 1, **fields})
     return launcher.run(asked, lambda phase, part: None).outcome
@@ -364,7 +364,9 @@ def run(launcher: Forked, name: str, tokens: int = 2048, **fields: Any) -> Outco
 
 @pytest.mark.parametrize("name", ["block-sparse", "dilated", "hilbert"])
 @pytest.mark.parametrize("mode", ["forward", "train"])
-def test_a_sparse_trial_has_a_dense_sample_a_repeat(launcher: Forked, name: str, mode: str) -> None:
+def test_a_sparse_trial_has_a_dense_sample_a_repeat(
+    launcher: LocalLauncher, name: str, mode: str
+) -> None:
     outcome = run(launcher, name, causal=True, mode=mode, kv_heads=1, dtype="bfloat16")
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert 2 <= len(outcome.samples("time")) <= 4
@@ -375,7 +377,7 @@ def test_a_sparse_trial_has_a_dense_sample_a_repeat(launcher: Forked, name: str,
     assert outcome.samples("dense_flops") == (2 * products * (2048 * 2049 // 2) * 64 * 2,)
 
 
-def test_a_search_an_exact_attention_and_several_ranks_have_none(launcher: Forked) -> None:
+def test_a_search_an_exact_attention_and_several_ranks_have_none(launcher: LocalLauncher) -> None:
     searched = run(launcher, "dilated", repeats=0)
     assert (searched.samples("dense_time"), searched.facts.get("dense")) == ((), None)
     exactly = run(launcher, "sdpa")
@@ -388,7 +390,7 @@ def test_a_search_an_exact_attention_and_several_ranks_have_none(launcher: Forke
 
 @exact
 @pytest.mark.parametrize("mode", ["forward", "train"])
-def test_the_yardstick_is_not_in_the_peak(launcher: Forked, mode: str) -> None:
+def test_the_yardstick_is_not_in_the_peak(launcher: LocalLauncher, mode: str) -> None:
     def peak(repeats: int) -> float:
         options = {"sparsity": 0.97}
         outcome = run(launcher, "block-sparse", 8192, repeats=repeats, mode=mode, options=options)
@@ -401,7 +403,7 @@ def test_the_yardstick_is_not_in_the_peak(launcher: Forked, mode: str) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("mode", "kv_heads"), [("forward", 1), ("train", 2)])
 def test_standard_attention_takes_what_its_formula_says(
-    launcher: Forked, causal: bool, mode: str, kv_heads: int
+    launcher: LocalLauncher, causal: bool, mode: str, kv_heads: int
 ) -> None:
     outcome = run(launcher, "dense", repeats=0, causal=causal, mode=mode, kv_heads=kv_heads)
     shape = trial("dense", 2048, heads=2, causal=causal, mode=mode, kv_heads=kv_heads).workload

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from longseq_bench.core.model import Trial
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.meters.storage_peak import StoragePeak
-from longseq_bench.worker.kernel_workspace import Inside
+from longseq_bench.worker.kernel_workspace import KernelWorkspace
 from tests.make import trial
 
 MIB = 2**20
@@ -20,7 +20,7 @@ exact = pytest.mark.skipif(
 )
 
 
-def asked(launcher: Forked, name: str, tokens: int, ranks: int = 1, **fields: Any) -> Trial:
+def asked(launcher: LocalLauncher, name: str, tokens: int, ranks: int = 1, **fields: Any) -> Trial:
     options = launcher.catalogue().options(name, fields.pop("options", {}))
     return trial(name, tokens, options, world_size=ranks, repeats=0, threads=1, **fields)
 
@@ -37,17 +37,17 @@ def asked(launcher: Forked, name: str, tokens: int, ranks: int = 1, **fields: An
     ],
 )  # fmt: skip
 def test_the_peak_is_foreseen(
-    launcher: Forked, name: str, ranks: int, most: float, mode: str
+    launcher: LocalLauncher, name: str, ranks: int, most: float, mode: str
 ) -> None:
     one = asked(launcher, name, 2048 if name == "dense" else 8192, ranks, mode=mode)
-    (seen,) = launcher.foresee([one])
+    (seen,) = launcher.dry_run([one])
     measured = launcher.run(one, lambda phase, part: None).outcome.largest("peak")
     assert seen.unsupported is None
     assert seen.peak_bytes == pytest.approx(measured, rel=most)
 
 
-def test_work_and_bytes_are_a_ranks_own(launcher: Forked) -> None:
-    alone, shared = launcher.foresee(
+def test_work_and_bytes_are_a_ranks_own(launcher: LocalLauncher) -> None:
+    alone, shared = launcher.dry_run(
         [asked(launcher, "ring", 4096), asked(launcher, "ring", 4096, 4)]
     )
     assert shared.flops == pytest.approx(alone.flops / 4)
@@ -58,17 +58,17 @@ def test_work_and_bytes_are_a_ranks_own(launcher: Forked) -> None:
     assert shared.peak_bytes < 0.4 * alone.peak_bytes
 
 
-def test_a_thousand_ranks_are_walked_in_a_moment(launcher: Forked) -> None:
+def test_a_thousand_ranks_are_walked_in_a_moment(launcher: LocalLauncher) -> None:
     one = asked(launcher, "ring", 2**20 * 1024, 1024, mode="train", dtype="bfloat16")
-    (seen,) = launcher.foresee([one.but(device="cuda")])
+    (seen,) = launcher.dry_run([one.but(device="cuda")])
     floor = 2**20 * (2 * 4 * 8 * 64 * 2 + 4 * 8)
     assert seen.unsupported is None
     assert floor < seen.peak_bytes < 2 * floor
     assert seen.bytes_sent > 1000 * 2**20 * 2 * 8 * 64 * 2
 
 
-def test_what_cannot_be_foreseen_says_why(launcher: Forked) -> None:
-    seen = launcher.foresee(
+def test_what_cannot_be_foreseen_says_why(launcher: LocalLauncher) -> None:
+    seen = launcher.dry_run(
         [
             asked(launcher, "sdpa", 1024, 2),
             asked(launcher, "ulysses", 1024, 3),
@@ -128,7 +128,7 @@ def test_the_table_is_by_threads_rows_and_elements_and_says_what_it_lacks() -> N
     table = {"_scaled_dot_product_flash_attention_for_cpu": {"float32": row}}
     q, k = torch.empty(2, 4, 1000, 8, device="meta"), torch.empty(2, 2, 50, 8, device="meta")
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    told = Inside(3, table)
+    told = KernelWorkspace(3, table)
     expected = 3 * (100 + 8) + 2 * 4 * 8 * (2 * 1000 + 5 * 50) + 3 * k.numel() + 7 * 2 * 4 * 1000
     assert told(op, (q, k, k), {}) == expected
     assert told(op, (q[:, :, :700], k, k), {}) == (
@@ -143,7 +143,9 @@ def test_the_table_is_by_threads_rows_and_elements_and_says_what_it_lacks() -> N
 
 
 @exact
-def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(launcher: Forked) -> None:
+def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(
+    launcher: LocalLauncher,
+) -> None:
     whole = asked(launcher, "ring", 16384, memory_budget=400 * MIB)
     measured = launcher.run(whole, lambda phase, part: None).outcome.largest("peak")
     outcome = launcher.run(whole.but(fit_only=True), lambda phase, part: None).outcome
@@ -155,9 +157,9 @@ def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(launcher: 
 
 
 @exact
-def test_a_capped_pass_meets_the_budget_as_a_whole_one_does(launcher: Forked) -> None:
+def test_a_capped_pass_meets_the_budget_as_a_whole_one_does(launcher: LocalLauncher) -> None:
     one = asked(launcher, "ring", 16384, fit_only=True)
-    (seen,) = launcher.foresee([one])
+    (seen,) = launcher.dry_run([one])
     for share, status in ((0.95, "oom"), (1.1, "ok")):
         budget = int(share * seen.peak_bytes)
         outcome = launcher.run(one.but(memory_budget=budget), lambda phase, part: None).outcome

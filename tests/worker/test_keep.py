@@ -14,7 +14,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Keep, Outcome, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker.inputs import draw
 from longseq_bench.worker.passes import run_pass
@@ -91,7 +91,7 @@ def test_others_compute_forward_again_and_refuse_to_overwrite(name: str) -> None
             passed(name, {}, "nothing", mode=mode)
 
 
-def run(launcher: Forked, name: str, tokens: int, **fields: Any) -> Outcome:
+def run(launcher: LocalLauncher, name: str, tokens: int, **fields: Any) -> Outcome:
     asked = trial(name, tokens, launcher.catalogue().options(name, {}), **fields)
     return launcher.run(asked, lambda phase, part: None).outcome
 
@@ -102,7 +102,7 @@ def run(launcher: Forked, name: str, tokens: int, **fields: Any) -> Outcome:
                                   ("nothing", "forward", 3)],
 )  # fmt: skip
 def test_a_trial_takes_as_many_tensors_and_no_more(
-    launcher: Forked, keep: str, mode: str, tensors: int
+    launcher: LocalLauncher, keep: str, mode: str, tensors: int
 ) -> None:
     """Of eight in training, four forward; checked and timed as any other."""
     outcome = run(launcher, "ring", 8192, keep=keep, mode=mode, repeats=1)
@@ -112,13 +112,13 @@ def test_a_trial_takes_as_many_tensors_and_no_more(
     assert tensors * whole < peak < (tensors + 0.6) * whole
     assert len(outcome.samples("time")) == 1
     assert set(outcome.facts["errors"]) == {"out", *(("dq", "dk", "dv") if mode == "train" else ())}
-    (seen,) = launcher.foresee(
+    (seen,) = launcher.dry_run(
         [trial("ring", 8192, launcher.catalogue().options("ring", {}), keep=keep, mode=mode)]
     )  # fmt: skip
     assert seen.peak_bytes == pytest.approx(peak, rel=0.03)
 
 
-def test_on_two_ranks_forward_is_run_again(launcher: Forked) -> None:
+def test_on_two_ranks_forward_is_run_again(launcher: LocalLauncher) -> None:
     outcome = run(
         launcher, "ring", 2048, keep="inputs", mode="train", world_size=2, causal=True, repeats=1
     )
@@ -137,7 +137,7 @@ def test_on_two_ranks_forward_is_run_again(launcher: Forked) -> None:
     ],
 )
 def test_what_has_no_meaning_is_unsupported(
-    launcher: Forked, fields: dict[str, Any], said: str
+    launcher: LocalLauncher, fields: dict[str, Any], said: str
 ) -> None:
     outcome = run(launcher, "ring", 512, repeats=0, **fields)
     assert (outcome.status, said in (outcome.reason or "")) == ("unsupported", True), outcome.reason
@@ -146,7 +146,7 @@ def test_what_has_no_meaning_is_unsupported(
 @exact
 @pytest.mark.parametrize("mode", ["forward", "train"])
 def test_a_pass_that_only_its_accounting_made_late_is_judged_by_its_own_results(
-    launcher: Forked, mode: str
+    launcher: LocalLauncher, mode: str
 ) -> None:
     """What is timed again after it writes over the results that the check looks at."""
     fields = {"keep": "nothing", "mode": mode, "repeats": 0, "memory_budget": 256 * MIB}
@@ -157,7 +157,7 @@ def test_a_pass_that_only_its_accounting_made_late_is_judged_by_its_own_results(
 
 
 def test_a_compressed_transfer_is_compared_with_a_pass_on_the_same_inputs(
-    launcher: Forked,
+    launcher: LocalLauncher,
 ) -> None:
     options = launcher.catalogue().options("ring", {"wire_dtype": "float16"})
     asked = trial("ring", 512, options, keep="nothing", repeats=0)
@@ -166,7 +166,7 @@ def test_a_compressed_transfer_is_compared_with_a_pass_on_the_same_inputs(
     assert outcome.largest("wire_error") == 0.0
 
 
-def test_bytes_of_a_recomputed_pass_are_those_of_the_formula(launcher: Forked) -> None:
+def test_bytes_of_a_recomputed_pass_are_those_of_the_formula(launcher: LocalLauncher) -> None:
     for name in ("ring", "collective", "ulysses"):
         outcome = run(launcher, name, 1024, keep="inputs", mode="train", world_size=2, repeats=0)
         assert outcome.status == "ok"
@@ -175,18 +175,20 @@ def test_bytes_of_a_recomputed_pass_are_those_of_the_formula(launcher: Forked) -
 
 @exact
 @pytest.mark.parametrize(("mode", "dtype"), [("forward", "float32"), ("train", "bfloat16")])
-def test_pages_of_mapped_files_are_in_no_peak(launcher: Forked, mode: str, dtype: str) -> None:
+def test_pages_of_mapped_files_are_in_no_peak(
+    launcher: LocalLauncher, mode: str, dtype: str
+) -> None:
     options = launcher.catalogue().options("ring", {"offload": "host"})
     asked = trial("ring", 4096, options, mode=mode, dtype=dtype, kv_heads=1, repeats=0,
                   memory_budget=64 * MIB)  # fmt: skip
-    (seen,) = launcher.foresee([asked])
+    (seen,) = launcher.dry_run([asked])
     outcome = launcher.run(asked, lambda phase, part: None).outcome
     assert outcome.status == "ok"
     assert outcome.facts["memory_meter"] == "tensor peak (storages)"
     assert outcome.largest("peak") == pytest.approx(seen.peak_bytes, rel=0.03)
 
 
-def test_a_kernel_that_does_it_in_one_call_cannot_be_cut_short(launcher: Forked) -> None:
+def test_a_kernel_that_does_it_in_one_call_cannot_be_cut_short(launcher: LocalLauncher) -> None:
     for name in ("collective", "dense", "sdpa"):
         outcome = run(launcher, name, 512, fit_only=True, repeats=0)
         assert (outcome.status, "can't be cut short" in (outcome.reason or "")) == (
@@ -195,7 +197,7 @@ def test_a_kernel_that_does_it_in_one_call_cannot_be_cut_short(launcher: Forked)
 
 
 @pytest.mark.parametrize("threads", [2])
-def test_threads_do_not_meet_in_what_is_written_over(launcher: Forked, threads: int) -> None:
+def test_threads_do_not_meet_in_what_is_written_over(launcher: LocalLauncher, threads: int) -> None:
     for name in ("ring", "block-sparse", "hilbert"):
         for mode in ("forward", "train"):
             outcome = run(launcher, name, 1500, keep="nothing", mode=mode, threads=threads,

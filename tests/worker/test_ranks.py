@@ -17,11 +17,11 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import Meter
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import reference, timing
-from longseq_bench.worker import trial as probing
+from longseq_bench.worker import trial as trial_module
 from longseq_bench.worker.check import Errors, check
 from longseq_bench.worker.inputs import WHOLE_ROWS, draw, rows_of
-from longseq_bench.worker.measurement_log import Notes
-from longseq_bench.worker.messages import Teller
+from longseq_bench.worker.measurement_log import MeasurementLog
+from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.passes import run_pass, warm_up_tokens
 from tests.make import trial
 from tests.ranks import Ranks
@@ -36,7 +36,7 @@ sizes = pytest.mark.parametrize(
 Options = dict[str, Any]
 
 
-class Silent(Teller):
+class Silent(MessageSender):
     """Tells nobody, but remembers the phases."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ def tried(group: Group, asked: Trial) -> Outcome:
     """A trial of Spread, or of what is asked for."""
     if asked.implementation == "spread":
         IMPLEMENTATIONS.register("spread")(Spread)
-    return probing.probe(asked, Silent(), group)
+    return trial_module.run_trial(asked, Silent(), group)
 
 
 def asked(name: str = "spread", tokens: int = LONG, options: Options | None = None, **fields: Any):
@@ -348,17 +348,17 @@ class Told(Meter):
 def bounded(group: Group, over: int | None) -> Outcome:
     """A trial whose first pass seems to take more than the budget on one rank."""
     peaks = iter([2e9 if group.rank == over else 1e6, 1e6])
-    with patch.object(probing, "_peak_meter", lambda device, of: Told(next(peaks))):
+    with patch.object(trial_module, "_peak_meter", lambda device, of: Told(next(peaks))):
         return tried(group, asked(memory_budget=10**9, time_budget=600.0))
 
 
 def overdrawn(group: Group, enforced: bool) -> Outcome | None:
     """The last rank's peak is twice the budget."""
-    notes = Notes(group.rank)
-    notes.add("peak", "B", 2e6 if group.rank == group.size - 1 else 1e3)
+    log = MeasurementLog(group.rank)
+    log.add("peak", "B", 2e6 if group.rank == group.size - 1 else 1e3)
     if not enforced:
-        notes.facts["budget"] = "not enforced here"
-    return probing._over_budget(asked(memory_budget=10**6), group, notes, Silent())
+        log.facts["budget"] = "not enforced here"
+    return trial_module._over_budget(asked(memory_budget=10**6), group, log, Silent())
 
 
 def test_a_budget_that_nothing_enforces_is_over_for_all(ranks: Ranks) -> None:
@@ -373,7 +373,7 @@ def test_a_budget_that_nothing_enforces_is_over_for_all(ranks: Ranks) -> None:
 
 
 class Scripted(Clock):
-    """A clock that reads what it is told, and notes when it ran."""
+    """A clock that reads what it is told, and log when it ran."""
 
     walls: Iterator[float]
     events: list[Any]
@@ -414,15 +414,15 @@ def scripted(group: Group, script: list[list[float]]) -> Iterator[list[Any]]:
         yield events
 
 
-def paced(group: Group, script: list[list[float]]) -> tuple[list[Any], Notes, bool]:
+def paced(group: Group, script: list[list[float]]) -> tuple[list[Any], MeasurementLog, bool]:
     """Events and samples of timed passes that take so long."""
     attention = Spread(workload(SHORT), group)
     one = draw(attention, "cpu", 0, rows_of(attention, 0))
     wanted = asked(tokens=SHORT, repeats=len(script[0]), time_cap=60.0)
-    notes = Notes(group.rank)
+    log = MeasurementLog(group.rank)
     with scripted(group, script) as events:
-        timing.timed(attention, one, wanted, Silent(), notes)
-    return events, notes, one.out is None and one.grads is None
+        timing.timed(attention, one, wanted, Silent(), log)
+    return events, log, one.out is None and one.grads is None
 
 
 @worlds
@@ -430,10 +430,10 @@ def test_three_kinds_take_turns_and_ranks_meet_outside_the_clock(ranks: Ranks, w
     """Fault 15: a barrier that is timed is no communication."""
     whole, compute, transfers = (True, True), (True, False), (False, True)
     turn = [e for kind in (whole, compute, transfers) for e in ("met", "start", kind, "stop")]
-    for rank, (events, notes, dropped) in enumerate(ranks(world, paced, [[1.0, 2.0]] * world)):
+    for rank, (events, log, dropped) in enumerate(ranks(world, paced, [[1.0, 2.0]] * world)):
         assert events == [whole, *turn, *turn]
         assert dropped
-        assert {m.name: (m.samples, m.rank) for m in notes.measurements} == {
+        assert {m.name: (m.samples, m.rank) for m in log.measurements} == {
             "time": ((1.0, 2.0), rank),
             "cpu_time": ((0.0, 0.0), rank),
             "compute_time": ((1.0, 2.0), rank),
@@ -444,12 +444,12 @@ def test_three_kinds_take_turns_and_ranks_meet_outside_the_clock(ranks: Ranks, w
 def test_passes_settle_by_the_slowest_rank_of_each(ranks: Ranks) -> None:
     """Two ranks that take turns at being slow are steady together; one unsteady rank is not."""
     turns = [[1.0, 2.0] * 10, [2.0, 1.0] * 10]
-    for _, notes, _ in ranks(2, paced, turns):
-        assert notes.slowest == [2.0] * 6
+    for _, log, _ in ranks(2, paced, turns):
+        assert log.slowest == [2.0] * 6
     unsteady = [[1.0] * 20, [0.5 + 0.3 * i for i in range(20)]]
-    for _, notes, _ in ranks(2, paced, unsteady):
-        assert len(notes.slowest) == 20
-        assert notes.slowest[-1] == pytest.approx(6.2)
+    for _, log, _ in ranks(2, paced, unsteady):
+        assert len(log.slowest) == 20
+        assert log.slowest[-1] == pytest.approx(6.2)
 
 
 # ---- compressed transfers ----------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.model import Outcome
-from longseq_bench.launchers.local import Forked
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
 from tests.make import trial
 
@@ -16,7 +16,7 @@ exact = pytest.mark.skipif(
 )
 
 
-def run(launcher: Forked, name: str, tokens: int = 2048, **fields: object) -> Outcome:
+def run(launcher: LocalLauncher, name: str, tokens: int = 2048, **fields: object) -> Outcome:
     """One pass in a process of its own; options are the defaults."""
     fields = {"repeats": 0, "heads": 2, "threads": 1, **fields}
     asked = trial(name, tokens, launcher.catalogue().options(name, {}), **fields)
@@ -37,7 +37,7 @@ def run(launcher: Forked, name: str, tokens: int = 2048, **fields: object) -> Ou
     ],
 )
 def test_a_wrong_output_is_a_result_with_its_error(
-    launcher: Forked, name: str, fields: dict[str, object], tokens: int
+    launcher: LocalLauncher, name: str, fields: dict[str, object], tokens: int
 ) -> None:
     """Faults 1 to 4."""
     outcome = run(launcher, name, tokens, **fields)
@@ -53,14 +53,16 @@ def test_a_wrong_output_is_a_result_with_its_error(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["sdpa", "ring", "hilbert", "block-sparse"])
-def test_a_right_one_passes_long_and_in_train(launcher: Forked, name: str, dtype: str) -> None:
+def test_a_right_one_passes_long_and_in_train(
+    launcher: LocalLauncher, name: str, dtype: str
+) -> None:
     outcome = run(launcher, name, 5000, dtype=dtype, causal=True, mode="train", kv_heads=1)
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert set(outcome.facts["errors"]) == {"out", "dq", "dk", "dv"}
     assert 0 < (outcome.largest("max_error") or 0) < 0.1
 
 
-def test_shares_of_the_pattern_are_measured(launcher: Forked) -> None:
+def test_shares_of_the_pattern_are_measured(launcher: LocalLauncher) -> None:
     """Faults 7 and 9: both densities, and the rows left zero, are in the record."""
     sparse = run(launcher, "block-sparse", 8192)
     assert sparse.largest("density_asked") == pytest.approx(0.1)
@@ -79,7 +81,7 @@ def test_shares_of_the_pattern_are_measured(launcher: Forked) -> None:
 
 
 @exact
-def test_the_peak_is_a_need_of_a_moment(launcher: Forked) -> None:
+def test_the_peak_is_a_need_of_a_moment(launcher: LocalLauncher) -> None:
     """Fault 10: 32 MiB are needed and freed again; what is left afterwards is a thirtieth."""
     without = run(launcher, "sdpa", 4096, heads=4).largest("peak") or 0
     spends = run(launcher, "bad-spends", 4096, heads=4).largest("peak") or 0
@@ -90,7 +92,7 @@ def test_the_peak_is_a_need_of_a_moment(launcher: Forked) -> None:
 
 
 @exact
-def test_a_repeated_trial_has_the_same_peak(launcher: Forked) -> None:
+def test_a_repeated_trial_has_the_same_peak(launcher: LocalLauncher) -> None:
     """Fault 10: nothing is carried over."""
     first = run(launcher, "sdpa", 4096).largest("peak") or 0
     run(launcher, "sdpa", 12_000)
@@ -100,7 +102,7 @@ def test_a_repeated_trial_has_the_same_peak(launcher: Forked) -> None:
 
 
 @exact
-def test_the_peak_is_above_the_floor_and_below_its_budget(launcher: Forked) -> None:
+def test_the_peak_is_above_the_floor_and_below_its_budget(launcher: LocalLauncher) -> None:
     budget = 36 * MIB
     outcome = run(launcher, "ring", 8192, heads=4, memory_budget=budget)
     floor = outcome.largest("floor") or 0
@@ -110,7 +112,7 @@ def test_the_peak_is_above_the_floor_and_below_its_budget(launcher: Forked) -> N
 
 
 @exact
-def test_a_need_just_over_the_budget_is_out_of_memory(launcher: Forked) -> None:
+def test_a_need_just_over_the_budget_is_out_of_memory(launcher: LocalLauncher) -> None:
     """The need of a moment counts: 32 MiB beside the inputs."""
     held = 0.75 * floor_bytes(trial("sdpa", 4096, heads=4).workload)
     need = int(32 * MIB + held)
@@ -121,7 +123,7 @@ def test_a_need_just_over_the_budget_is_out_of_memory(launcher: Forked) -> None:
     assert fits.largest("peak") == pytest.approx(need, abs=MIB)
 
 
-def test_a_pass_over_its_time_is_a_timeout_and_keeps_its_time(launcher: Forked) -> None:
+def test_a_pass_over_its_time_is_a_timeout_and_keeps_its_time(launcher: LocalLauncher) -> None:
     outcome = run(launcher, "sdpa", 4096, time_budget=1e-5)
     assert (outcome.status, outcome.fits) == ("timeout", None)
     assert "1e-05 s allowed" in (outcome.reason or "")
@@ -137,7 +139,7 @@ def test_a_pass_over_its_time_is_a_timeout_and_keeps_its_time(launcher: Forked) 
     ],
 )
 def test_a_short_warm_up_refuses_nothing_that_the_trial_can_do(
-    launcher: Forked, options: dict[str, object], ranks: int
+    launcher: LocalLauncher, options: dict[str, object], ranks: int
 ) -> None:
     """Its first length has fewer tokens than these options need."""
     filled = launcher.catalogue().options("block-sparse", options)
@@ -146,7 +148,7 @@ def test_a_short_warm_up_refuses_nothing_that_the_trial_can_do(
     assert (outcome.status, outcome.reason) == ("ok", None)
 
 
-def test_samples_of_both_clocks_are_kept(launcher: Forked) -> None:
+def test_samples_of_both_clocks_are_kept(launcher: LocalLauncher) -> None:
     """Fault 17: processor time beside wall time, every sample of both."""
     outcome = run(launcher, "sdpa", 512, repeats=8)
     assert 2 <= len(outcome.samples("time")) <= 8
@@ -154,7 +156,7 @@ def test_samples_of_both_clocks_are_kept(launcher: Forked) -> None:
     assert min(outcome.samples("time")) > 0
 
 
-def test_what_ran_is_said(launcher: Forked) -> None:
+def test_what_ran_is_said(launcher: LocalLauncher) -> None:
     """Fault 16: a fall-back would show in the facts."""
     assert run(launcher, "sdpa", 512).facts["backend"] == "flash"
     assert run(launcher, "ring", 512).facts["kernel"] == "flash (CPU)"
