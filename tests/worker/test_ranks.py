@@ -172,13 +172,13 @@ def most_summed(group: Group, w: Workload) -> int:
     rows = rows_of(attention, 0)
     one = draw(attention, "cpu", 0, rows)
     assert one.grad_out is not None
-    seen, total = [], Group.total
+    seen, total = [], Group.all_sum
 
     def watched(self: Group, tensor: torch.Tensor) -> torch.Tensor:
         seen.append(tensor.numel())
         return total(self, tensor)
 
-    with patch.object(Group, "total", watched):
+    with patch.object(Group, "all_sum", watched):
         check(attention, one.inputs, one.inputs[0], rows, one.grad_out, one.inputs)
     return max(seen)
 
