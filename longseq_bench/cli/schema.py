@@ -25,9 +25,9 @@ def schema(
     """
     from longseq_bench.cli.session import print_json
     from longseq_bench.config.schema import config_schema
-    from longseq_bench.launchers.local import Forked
+    from longseq_bench.launchers.local import LocalLauncher
 
-    with Forked() as launcher:
+    with LocalLauncher() as launcher:
         catalogue = launcher.catalogue()
     if built_in:
         entries = catalogue.implementations.items()
