@@ -25,6 +25,17 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return MARKER.sub(lambda found: GENERATORS[found[1]](), markdown)
 
 
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Add the published reports and their charts to the site, below `published/`."""
+    from mkdocs.structure.files import File
+
+    folder = ROOT / "results" / "xeon2" / "reports"
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = f"published/{path.relative_to(folder).as_posix()}"
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
 def format_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table; `|` and line breaks inside cells are escaped."""
     lines = [heading, ["---"] * len(heading), *rows]
@@ -80,8 +91,22 @@ def _parameter_row(parameter: Any, context: Any) -> tuple[str, str, str]:
 
 
 def _format_help(text: str | None) -> str:
-    """Return a help text as Markdown, without the escapes of the terminal's markup."""
-    return re.sub(r"\\?\[/?(?:bold|dim|italic|cyan|green)\]", "", (text or "").replace("\b\n", ""))
+    """Return a help text as Markdown: a paragraph that starts with `#` is code."""
+    paragraphs = (text or "").replace("\b\n", "").split("\n\n")
+    return "\n\n".join(
+        f"```yaml\n{paragraph}\n```" if paragraph.startswith("#") else paragraph
+        for paragraph in paragraphs
+    )
+
+
+# ---- configuration -----------------------------------------------------------------------------
+
+
+def generate_configuration() -> str:
+    """Return tables of every key of a sweep file, from its schema."""
+    from longseq_bench.config.reference import config_reference
+
+    return config_reference()
 
 
 # ---- implementations ---------------------------------------------------------------------------
@@ -135,6 +160,7 @@ def generate_published() -> str:
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "commands": generate_commands,
+    "configuration": generate_configuration,
     "implementations": generate_implementations,
     "published": generate_published,
 }
