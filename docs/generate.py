@@ -20,8 +20,10 @@ ADDED_TO_HELP = re.compile(r"\s*\[([^\[\]]*)\]\s*$")
 TYPE_NAMES = {"str": "TEXT", "list[str]": "TEXT", "int": "N", "int range": "N", "path": "PATH"}
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replace the markers of a page; called by MkDocs for each page."""
+    if page.file.src_uri.startswith("published/"):
+        page.meta["hide"] = ["toc"]  # its headings are as long as a line
     return MARKER.sub(lambda found: GENERATORS[found[1]](), markdown)
 
 
@@ -152,10 +154,11 @@ def _option_row(option: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def generate_published() -> str:
-    """Return the table of published records, from results/README.md."""
+    """Return folder, machine and question of published records, from results/README.md."""
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     table = text.partition("\n## Published\n")[2]
-    return "\n".join(line for line in table.splitlines() if line.startswith("|"))
+    rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("|")]
+    return format_table(rows[0], rows[2:])
 
 
 GENERATORS: dict[str, Callable[[], str]] = {
