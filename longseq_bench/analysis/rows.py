@@ -249,7 +249,7 @@ def maxima_json(table: Iterable[Row]) -> Row:
 def maximum_of(records: Sequence[Record]) -> Row:
     """The maximum that the steps of one search came to: a bracket and what limited it.
 
-    A length passed if it was run and no run of it failed; `max_tokens` is the longest such, 0 if
+    A length passed by `has_passed`; `max_tokens` is the longest such, 0 if
     there is none. `first_failure` is the shortest failed length above it; failures below it do
     not lower it. `confirmations` are the passes at the maximum beyond the first.
     Raises ValueError where the records are none, or not of one search.
@@ -260,10 +260,10 @@ def maximum_of(records: Sequence[Record]) -> Row:
     by_length: dict[int, list[Record]] = defaultdict(list)
     for record in steps:
         by_length[record.trial.workload.seq_len].append(record)
-    passed = [n for n, runs in by_length.items() if all(r.outcome.fits for r in runs)]
+    passed = [n for n, runs in by_length.items() if has_passed(runs)]
     longest = max(passed, default=0)
     failed = min((n for n in by_length if n > longest), default=None)
-    at_maximum = _Runs.of(by_length.get(longest, []))
+    at_maximum = _Runs.of([r for r in by_length.get(longest, []) if r.outcome.fits])
     peak = _largest(at_maximum, "peak")
     return {
         **_identity(steps[0]),
@@ -280,6 +280,16 @@ def maximum_of(records: Sequence[Record]) -> Row:
         "density_achieved": _largest(at_maximum, "density_achieved"),
         **_shares(at_maximum),
     }
+
+
+def has_passed(runs: Sequence[Record]) -> bool:
+    """Return True if runs of one trial passed: none failed but on time, and most were in time.
+
+    Most runs in time is the same as a median time within the limit: one slow run of three is noise.
+    """
+    late = sum(r.outcome.status == "timeout" for r in runs)
+    passes = sum(bool(r.outcome.fits) for r in runs)
+    return passes + late == len(runs) and passes > late
 
 
 def _density_key(record: Record) -> Hashable:
@@ -300,7 +310,7 @@ def _least_sparsity(steps: Sequence[Record]) -> Row:
     by_sparsity: dict[float, list[Record]] = defaultdict(list)
     for step in steps:
         by_sparsity[float(str(step.trial.options["sparsity"]))].append(step)
-    good = {s: runs for s, runs in by_sparsity.items() if all(r.outcome.fits for r in runs)}
+    good = {s: runs for s, runs in by_sparsity.items() if has_passed(runs)}
     least = min(good, default=None)
     denser = [s for s in by_sparsity if s not in good and (least is None or s < least)]
     at = _Runs.of(good[least] if least is not None else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.search.prediction import Outlook
 
-DEFAULT_TIME_S = 30.0
-"""Seconds a pass where none are asked: the command then ends in minutes on any machine."""
+DEFAULT_TIME_S = 10.0
+"""Default time limit of one pass (s): the search then ends within two minutes on most machines."""
 
 
 def maxlen(
@@ -214,10 +215,30 @@ def _search(
 
 
 def _show(records: list[Record]) -> None:
+    """Print the table of maxima and the width of each bracket."""
+    from longseq_bench.analysis.rows import maximum_rows
     from longseq_bench.cli.session import console
     from longseq_bench.cli.tables import maxima_table
 
     console().print(maxima_table(records))
+    for row in maximum_rows(records):
+        if sentence := bracket_sentence(row):
+            console().print(sentence, markup=False)
+
+
+def bracket_sentence(row: Mapping[str, Any]) -> str | None:
+    """Say between which lengths the edge is, and how far apart they are; None without a bracket."""
+    from longseq_bench.core.units import format_seconds
+
+    passed, failed = row["max_tokens"], row["first_failure"]
+    if not passed or not failed:
+        return None
+    width = (failed - passed) / passed
+    sentence = f"bracket: {passed:,} passed, {failed:,} failed, {width:.1%} apart"
+    if row["limited_by"] == "time":
+        limit = format_seconds(row["time_budget"])
+        sentence += f"; the time limit was {limit} a pass (--time-budget changes it)"
+    return sentence
 
 
 def _refuse_hopeless_time(records: list[Record]) -> None:

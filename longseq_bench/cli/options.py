@@ -75,7 +75,7 @@ Threads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads a rank; else ranks share the cores.")
 ]
 TimeBudget = Annotated[
-    str | None, typer.Option(help="Seconds one pass may take: 60s, 2min. Default: 30s.")
+    str | None, typer.Option(help="Time limit of one pass: 60s, 2min. Default: 10s.")
 ]
 Out = Annotated[
     Path | None,

@@ -1,51 +1,71 @@
-"""The longest length that works: an integer search that knows no tensor.
+"""Bracket search for the longest length that fits: integers only, no tensors.
 
-Runs are few and dear, so the search is model-first. Each run that passes tells its loads, the
-fractions it took of each limit (memory, time). The model is an expectation of those loads where
-there is one, corrected by what the longest pass took; else two small runs give a line through them.
-The search jumps to just under the length at which the first load would reach 1, learns from that
-run, and closes a bracket [longest passed, shortest failed] round the edge. Where the model is wrong
-it bisects, so it always ends. A failure below a length that passed says nothing.
+Runs are few and expensive, so the search follows a model. Each run reports its loads: the fraction
+of each limit (memory, time) that it used. The model is an expectation of those loads, corrected by
+what runs measured; without one, two small runs give a line. The search jumps to just under the
+length at which the first load would reach 1, learns from that run, and closes a bracket [longest
+that passed, shortest that failed] around the edge. Where the model is wrong the search bisects, so
+it always ends. A failure below a length that passed is ignored.
+
+Memory is nearly the same in every run; time is not. Two rules make the search aware of that. A
+length passes on time if the median of its times is within the limit. And each run near the edge
+gives an estimate of the edge: their spread is how wide a time-limited bracket stays.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from statistics import median, median_high
 from typing import Literal
 
 Purpose = Literal["probe", "edge", "confirm"]
 
 TOLERANCE_TOKENS = 64
 TOLERANCE_SHARE = 0.01
+MOST_SPREAD = 0.16
+"""The widest tolerance, as a share of the length: noise widens it up to here."""
+
 JUMP = 16
-"""How far beyond what has passed a prediction is trusted, as a factor."""
+"""How far a prediction is trusted beyond the longest pass, as a factor."""
 
 UNDER = 0.005
-"""Aim this share of the length under a predicted edge: inside the tolerance, and above what a
-prediction is usually off by."""
+"""Aim this share of the length below a predicted edge: inside the tolerance, and more than the
+usual error of a prediction."""
 
-SHARES = (1.0, 0.97, 0.9, 0.7, 0.35)
-"""Of the first length expected to pass, where it does not: the ones that are tried next."""
+FALLBACK_SHARES = (1.0, 0.97, 0.9, 0.7, 0.35)
+"""Lengths to try, as shares of the first length expected to pass, while none has passed."""
 
 APART = 1.02
-"""Two lengths closer than this factor give no line: their difference is noise."""
+"""Two lengths closer than this factor define no memory line: their difference is noise."""
+
+NEAR = 1.25
+"""Runs within this factor of the longest pass estimate the time edge."""
+
+LATE_LOAD = 1.05
+"""Assumed time load of a run that was killed at its limit, so that its time is unknown."""
 
 MOST_RUNS = 16
-"""A search stops looking here, whatever it knows. A calm machine needs five to eight."""
+"""The search stops narrowing after this many runs. A quiet machine needs three to eight."""
+
+MOST_TIME = 4.0
+"""The search stops narrowing a time-limited bracket after this many time limits spent in passes."""
+
+MORE_TIME = 2.0
+"""More of them while the bracket is wider than any noise explains."""
 
 MOST_CONFIRMATIONS = 4
-"""Tries to confirm a winner, or the next lower one, after that."""
+"""Further runs to confirm a winner, or the next lower one."""
 
 CONFIRMATIONS = 1
-"""Passes of the winner in further fresh processes."""
+"""Required passes of the winner in other processes."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A length to be run, and why; `predicted` is the edge the model expects, once there is one."""
+class Request:
+    """A length to run, the reason, and the edge that the model expects (None: no model yet)."""
 
     tokens: int
     purpose: Purpose
@@ -53,21 +73,27 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a run said. loads: fraction of each limit that it took (empty where it did not pass).
+class Result:
+    """The result of one run.
 
-    hopeless: the run failed for a reason that no shorter length would mend.
+    loads: fraction of each limit that it used. Of a failed run, at most its time.
+    late: it failed on the time limit alone.
+    hopeless: it failed for a reason that no shorter length would fix.
     """
 
     passed: bool
     loads: Mapping[str, float] = field(default_factory=dict)
     hopeless: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """The result: `passed` was run and never failed (0: nothing passed), `failed` was run and
-    failed (None: nothing failed up to the ceiling)."""
+    """The result of a search.
+
+    passed: the longest length that passed (0: none).  failed: the shortest failed length above it
+    (None: nothing failed up to the ceiling).
+    """
 
     passed: int
     failed: int | None
@@ -75,16 +101,16 @@ class Bracket:
     confirmations: int
 
 
-Search = Generator[Ask, Answer, Bracket]
+Search = Generator[Request, Result, Bracket]
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What a run is expected to take before any has been made.
+class ExpectedLoads:
+    """Loads expected before any run.
 
-    loads: the fraction of each limit at a length, growing with it; raises nothing, and names no
-    load that it can't tell.  rough: by which factor each may be off, where that is more than a few
-    percent: such a load is first met at a length at which it can't be over.
+    loads: the fraction of each limit at a length, growing with the length; unknown loads are left
+    out.  rough: the factor by which a load may be wrong, where that is more than a few percent; the
+    search starts at a length that is certain to fit within that factor.
     """
 
     loads: Callable[[int], Mapping[str, float]]
@@ -92,18 +118,19 @@ class Expected:
 
 
 def tolerance(tokens: int, contradictions: int = 0) -> int:
-    """How wide a closed bracket may be at this length: 1 %, or 64 tokens where that is more.
+    """Return the width of a closed bracket at this length: 1 % or 64 tokens, the larger.
 
-    Each time that runs contradict each other (a length passed and failed, or failed below one that
-    passed) it doubles: a machine whose noise moves the edge can't place it any closer.
+    The width doubles with each contradiction (a length passed and failed, or failed below one that
+    passed): a machine whose noise moves the edge cannot locate it more precisely.
     """
-    return max(TOLERANCE_TOKENS, int(tokens * TOLERANCE_SHARE * 2 ** min(contradictions, 4)))
+    widened = min(TOLERANCE_SHARE * 2**contradictions, MOST_SPREAD)
+    return max(TOLERANCE_TOKENS, int(tokens * widened))
 
 
-def longest(start: int, ceiling: int, expected: Expected | None = None) -> Search:
-    """Yield lengths to run, be sent their answers, return the bracket.
+def find_longest(start: int, ceiling: int, expected: ExpectedLoads | None = None) -> Search:
+    """Yield lengths to run, receive their results, return the bracket.
 
-    start: a length expected to be small.  ceiling: no longer length is ever asked for.
+    start: a length that is probably small enough.  ceiling: the longest length to request.
     """
     state = _State(ceiling, expected)
     if expected and (first := state.first()):
@@ -112,91 +139,143 @@ def longest(start: int, ceiling: int, expected: Expected | None = None) -> Searc
     if not state.loads and not state.hopeless and shorter:
         yield from _first_steps(state, shorter)
     while not state.hopeless:
-        step = state.next() if state.runs < MOST_RUNS else None
+        step = state.next() if state.may_narrow else None
         if step is not None:
-            yield from _run(state, Ask(step, state.purpose(step), state.predicted))
+            yield from _run(state, Request(step, state.purpose(step), state.predicted))
         elif state.wants_confirmation and state.runs < MOST_RUNS + MOST_CONFIRMATIONS:
-            yield from _run(state, Ask(state.low, "confirm", state.predicted))
+            yield from _run(state, Request(state.low, "confirm", state.predicted))
         else:
             break
     return Bracket(state.low, state.high, state.predicted, max(0, state.passes[state.low] - 1))
 
 
 class _State:
-    """What is known of each length, and the next one to ask for."""
+    """What is known of each length, and the next one to request."""
 
-    def __init__(self, ceiling: int, expected: Expected | None = None) -> None:
+    def __init__(self, ceiling: int, expected: ExpectedLoads | None = None) -> None:
         self.ceiling, self.expected = ceiling, expected
         self.loads: dict[int, Mapping[str, float]] = {}
+        self.times: defaultdict[int, list[float]] = defaultdict(list)
         self.passes: Counter[int] = Counter()
         self.failures: set[int] = set()
         self.hopeless = False
         self.predicted: int | None = None
         self.runs = 0
+        self._spent = 0.0
+        self._solved: dict[tuple[int, float], int] = {}
         self._missed = 0
         self._contradictions = 0
 
-    @property
-    def low(self) -> int:
-        """The longest that passed and never failed; 0 where there is none. A winner that fails
-        its confirmation is no winner: the search goes on below it."""
-        return max((n for n in self.loads if n not in self.failures), default=0)
+    # ---- the bracket ---------------------------------------------------------------------------
+
+    def _passes(self, tokens: int) -> bool:
+        """Return True if a run of this length passed and none failed, by its median time."""
+        times = self.times.get(tokens)
+        in_time = not times or median_high(times) <= 1
+        return tokens in self.loads and tokens not in self.failures and in_time
 
     @property
-    def wants_confirmation(self) -> bool:
-        return self.low > 0 and self.passes[self.low] <= CONFIRMATIONS
+    def low(self) -> int:
+        """The longest length that passes; 0 if there is none. A later failure can lower it."""
+        return max(filter(self._passes, self.loads), default=0)
 
     @property
     def high(self) -> int | None:
-        """The shortest failure above it; None where nothing failed there."""
-        return min((n for n in self.failures if n > self.low), default=None)
+        """The shortest failed length above it; None if nothing failed there."""
+        low = self.low
+        tried = self.failures | self.times.keys()
+        return min((n for n in tried if n > low and not self._passes(n)), default=None)
 
-    def learn(self, tokens: int, answer: Answer) -> None:
-        self.hopeless = self.hopeless or answer.hopeless
+    @property
+    def wants_confirmation(self) -> bool:
+        """Return True while the winner has not passed again in another process."""
+        return self.low > 0 and self.passes[self.low] <= CONFIRMATIONS
+
+    @property
+    def may_narrow(self) -> bool:
+        """Return False once the runs, or the time of a time-limited search, are used up."""
+        low, high = self.low, self.high
+        if low == 0 or high is None or not self._high_is_late:
+            return self.runs < MOST_RUNS
+        wide = high - low > MOST_SPREAD * low
+        return self.runs < MOST_RUNS and self._spent < MOST_TIME + wide * MORE_TIME
+
+    @property
+    def _high_is_late(self) -> bool:
+        return self.high is not None and self.high not in self.failures
+
+    def learn(self, tokens: int, result: Result) -> None:
+        """Add the result of a run."""
+        low = self.low
+        self.hopeless = self.hopeless or result.hopeless
         self.runs += 1
-        if not answer.passed:
-            self._contradictions += tokens <= self.low
+        time = result.loads.get("time")
+        if result.late:
+            time = LATE_LOAD if time is None else time
+        elif not result.passed:
+            time = None
             self.failures.add(tokens)
-            # a winner that fails again was no miss of the model
+        if time is not None:
+            self.times[tokens].append(time)
+            self._spent += min(time, 1.0)
+        if not result.passed:
+            self._contradictions += tokens <= low
+            # a winner that fails again is no error of the model
             self._missed = 1 if tokens in self.loads else self._missed + 1
             return
         self._missed = 0
-        self._contradictions += tokens in self.failures
+        late_before = any(t > 1 for t in self.times.get(tokens, ()))
+        self._contradictions += tokens in self.failures or late_before
         self.passes[tokens] += 1
-        self.loads[tokens] = answer.loads
+        self.loads[tokens] = result.loads
         if self.predicted is None and (edge := self._edge()) is not None:
             self.predicted = min(edge[1], self.ceiling)
 
+    # ---- the next length -----------------------------------------------------------------------
+
     def first(self) -> int:
-        """Just under the edge that is expected, or as far from it as what is rough may be off; 0
-        where nothing is expected."""
+        """Return a length just below the expected edge, or as far below as rough loads may be off.
+
+        0 if nothing is expected.
+        """
         expected = self.expected
         assert expected is not None
         found = _solve(expected.loads, {}, self.ceiling)
         if found is None:
             return 0
         self.predicted = found
-        wary = {n: r / (1 - UNDER) for n, r in expected.rough.items()}
-        careful = _solve(expected.loads, wary, self.ceiling) or 1
+        cautious = {n: r / (1 - UNDER) for n, r in expected.rough.items()}
+        careful = _solve(expected.loads, cautious, self.ceiling) or 1
         return max(1, min(careful, found if found == self.ceiling else int(found * (1 - UNDER))))
 
     def next(self) -> int | None:
-        """The next length to run; None when the bracket is closed or the ceiling has passed."""
+        """Return the next length to run; None if the bracket is closed or the ceiling passed."""
         low, high = self.low, self.high
+        if high is not None and self._is_tied(high):
+            return high
+        if self._high_is_late and not self.wants_confirmation:
+            return None  # what a confirmation adds about the noise is no reason to go on
         if low >= self.ceiling or (high is not None and high - low <= self._width()):
             return None
         if high is None:
             return max(low + 1, min(self._guess(low, self.ceiling + 1), self.ceiling))
-        # a failure is no exact edge: right under it tells little
+        # the edge is below a failure by an unknown amount: a run right under it shows little
         return max(low + 1, min(self._guess(low, high), high - self._width() // 2))
 
+    def _is_tied(self, tokens: int) -> bool:
+        """Return True if one run passed and one was late: a third decides the median."""
+        times = self.times.get(tokens, [])
+        return tokens not in self.failures and len(times) == 2 and min(times) <= 1 < max(times)
+
     def purpose(self, tokens: int) -> Purpose:
-        """`edge` once a failure above, or the prediction, is near."""
+        """Return `edge` once a failure above, or the prediction, is near; `confirm` for a tie."""
+        if self._is_tied(tokens):
+            return "confirm"
         near = self.predicted is not None and tokens > 0.9 * self.predicted
         return "edge" if near or self.high is not None else "probe"
 
     def _guess(self, low: int, top: int) -> int:
-        """Just under the predicted edge; just over what passed once the edge is that near."""
+        """Return a length just below the predicted edge, or just above a pass that near to it."""
         width = self._width()
         limit, edge = self._edge() or ("", 0)
         if low == 0:
@@ -206,52 +285,102 @@ class _State:
         if not edge or self._missed > 1 or edge >= top != self.ceiling + 1:
             return _between(low, top, self._missed, width)
         if limit == "time" and edge > 4 * low:
-            # half the length takes a quarter of the time, and tells more than a pass cut short
+            # half the length takes a quarter of the time, and shows more than a pass cut short
             return edge // 2
-        aim = int(edge * (1 - UNDER))
+        aim = min(int(edge * (1 - UNDER)), edge - width // 2 if limit == "time" else edge)
         if aim <= low + width // 2:
             return low + width
         return min(aim, low * JUMP)
 
     def _width(self) -> int:
-        return tolerance(self.low, self._contradictions)
+        width = tolerance(self.low, self._contradictions)
+        edges = self._time_edges()
+        if not edges or not self._high_is_late:
+            return width
+        middle = median(edges)
+        # twice the median deviation: the range of two estimates, and robust to one outlier of three
+        spread = 2 * median([abs(edge - middle) for edge in edges])
+        return max(width, int(min(spread, MOST_SPREAD * self.low)))
+
+    # ---- the model -----------------------------------------------------------------------------
 
     def _edge(self) -> tuple[str, int] | None:
-        """Which load reaches 1 first, and where, by the line through the longest that passed and
-        the next one that is not beside it.
-
-        Memory is piecewise linear and convex in the length, so the longest are the ones to go by.
-        Time is a power of the length.
-        """
-        good = sorted(n for n in self.loads if n not in self.failures)
-        b = good[-1] if good else 0
-        if b and (edge := self._corrected(b)):
-            return edge
-        a = max((n for n in good if n <= b / APART), default=0)
-        if not a:
+        """Return the load that reaches 1 first, and the length at which it does."""
+        good = sorted(filter(self._passes, self.loads))
+        if not good:
             return None
-        edges = []
-        for name, at_b in self.loads[b].items():
-            at_a = self.loads[a].get(name, 0.0)
-            if 0 < at_a < at_b:
-                reach = _power if name == "time" else _line
-                edges.append((max(1, int(reach(a, at_a, b, at_b))), name))
-        return min(edges)[::-1] if edges else None
+        edges = [("time", int(median(times)))] if (times := self._time_edges()) else []
+        others = self._corrected(good[-1]) or self._extrapolated(good)
+        edges += [others] if others else []
+        return min(edges, key=lambda one: one[1]) if edges else None
 
     def _corrected(self, at: int) -> tuple[str, int] | None:
-        """Which expected load reaches 1 first, and where, corrected by what a pass took."""
+        """Find the edge by the expected loads, corrected by what the pass at `at` used.
+
+        A load that was not measured is used as expected. Time is left out where runs estimate it.
+        """
         if self.expected is None:
             return None
-        told, took = self.expected.loads(at), self.loads[at]
-        factors = {n: took[n] / told[n] for n in told if took.get(n) and told[n] > 0}
-        if not factors:
+        expected, timed = self.expected.loads, bool(self._time_edges())
+
+        def loads(tokens: int) -> Mapping[str, float]:
+            return {k: x for k, x in expected(tokens).items() if k != "time" or not timed}
+
+        used, before = self.loads[at], loads(at)
+        factors = {n: used[n] / x for n, x in before.items() if used.get(n) and x > 0}
+        if not factors and not timed:
             return None
-        # a load that was not measured is expected as it is
-        edge = _solve(self.expected.loads, factors, self.ceiling)
-        if edge is None or edge <= 0:
+        edge = _solve(loads, factors, self.ceiling)
+        if not edge:
             return None
-        there = self.expected.loads(edge)
+        there = loads(edge)
         return max(there, key=lambda n: factors.get(n, 1.0) * there[n]), edge
+
+    def _extrapolated(self, good: list[int]) -> tuple[str, int] | None:
+        """Find the edge by a line through the two longest passes that are not too close.
+
+        Memory is piecewise linear and convex in the length, so the longest ones fit best.
+        """
+        b = good[-1]
+        a = max((n for n in good if n <= b / APART), default=0)
+        edges = []
+        for name, at_b in self.loads[b].items():
+            at_a = self.loads[a].get(name, 0.0) if a else 0.0
+            if name != "time" and 0 < at_a < at_b:
+                edges.append((name, max(1, int(b + (1 - at_b) * (b - a) / (at_b - at_a)))))
+        return min(edges, key=lambda one: one[1], default=None)
+
+    def _time_edges(self) -> list[float]:
+        """Return the edge by each run near it: the length at which its time would reach 1."""
+        near = [n for n in self.times if self.low / NEAR <= n <= self.low * NEAR]
+        exponent = self._time_exponent()
+        found = [self._time_edge(n, t, exponent) for n in near for t in self.times[n] if t > 0]
+        return [edge for edge in found if edge is not None]
+
+    def _time_edge(self, tokens: int, time: float, exponent: float | None) -> float | None:
+        """Return the edge by one run; None where nothing shows how time grows."""
+        expected = self.expected
+        if expected and (before := expected.loads(tokens).get("time", 0.0)) > 0:
+            if (tokens, time) not in self._solved:
+                factor, loads = {"time": time / before}, expected.loads
+                edge = _solve(lambda n: {"time": loads(n)["time"]}, factor, self.ceiling)
+                self._solved[tokens, time] = edge or 1
+            return self._solved[tokens, time]
+        return max(1.0, tokens * time ** (-1 / exponent)) if exponent else None
+
+    def _time_exponent(self) -> float | None:
+        """Return the power of the length by which time grows up to the longest pass.
+
+        Values outside 0.5 to 3 are noise: attention's time grows between linear and quadratic.
+        """
+        b, good = self.low, [n for n in self.times if self._passes(n)]
+        a = max((n for n in good if n <= b / NEAR), default=min(good, default=b))
+        if a == b or not self.times.get(b):
+            return None
+        at_a, at_b = median(self.times[a]), median(self.times[b])
+        if not 0 < at_a < at_b:
+            return None
+        return min(3.0, max(0.5, math.log(at_b / at_a) / math.log(b / a)))
 
 
 def _solve(
@@ -259,12 +388,13 @@ def _solve(
     factors: Mapping[str, float],
     ceiling: int,
 ) -> int | None:
-    """The longest length at which no load times its factor is above 1, to a part in a thousand;
-    the ceiling where none is there, None where no load is told. Few lengths are looked at."""
+    """Find the longest length at which no load times its factor exceeds 1, within 0.1 %.
+
+    The ceiling if none does so there; None if no load is known. Evaluates few lengths.
+    """
 
     def load(n: int) -> float:
-        told = loads(n)
-        return max((x * factors.get(k, 1.0) for k, x in told.items()), default=0.0)
+        return max((x * factors.get(k, 1.0) for k, x in loads(n).items()), default=0.0)
 
     low, high = 1, ceiling
     at_low, at_high = load(low), load(high)
@@ -277,7 +407,7 @@ def _solve(
     for turn in range(60):
         if high - low <= max(1, low // 1000):
             break
-        # a line through both in logarithms; the middle now and then, so that it ends
+        # interpolate in logarithms; bisect now and then, so that it ends
         share = math.log(1 / max(at_low, 1e-12)) / math.log(at_high / max(at_low, 1e-12))
         middle = low * (high / low) ** (0.5 if turn % 4 == 3 else share)
         at = max(low + 1, min(high - 1, round(middle)))
@@ -289,45 +419,35 @@ def _solve(
 
 
 def _between(low: int, top: int, missed: int, width: int) -> int:
-    """Inside the bracket: just under its top after one miss of the model, then its middle."""
+    """Return a length inside the bracket: near its top after one error of the model, else mid."""
     if top - low <= 2 * width:
         return low + width
     middle = math.isqrt(low * top) if top > 2 * low else (low + top) // 2
     return max(middle, top - 4 * width) if missed <= 1 and top < 3 * low else middle
 
 
-def _line(a: int, at_a: float, b: int, at_b: float) -> float:
-    return b + (1 - at_b) * (b - a) / (at_b - at_a)
+def _run(state: _State, request: Request) -> Generator[Request, Result, None]:
+    state.learn(request.tokens, (yield request))
 
 
-def _power(a: int, at_a: float, b: int, at_b: float) -> float:
-    """Exponents outside 0.5 to 3 are noise: attention's time grows between linear and quadratic."""
-    exponent = min(3.0, max(0.5, math.log(at_b / at_a) / math.log(b / a)))
-    return float(b * (1 / at_b) ** (1 / exponent))
-
-
-def _run(state: _State, ask: Ask) -> Generator[Ask, Answer, None]:
-    state.learn(ask.tokens, (yield ask))
-
-
-def _down_from(state: _State, first: int) -> Generator[Ask, Answer, None]:
-    """The length that is expected to pass; where it does not, ones that are less and less so."""
-    for share in SHARES:
+def _down_from(state: _State, first: int) -> Generator[Request, Result, None]:
+    """Request the length expected to pass, then shorter ones until one does."""
+    for share in FALLBACK_SHARES:
         step = max(1, int(first * share))
-        if state.loads or state.hopeless or step in state.failures:
+        if state.loads or state.hopeless or step in state.failures or step in state.times:
             return
-        yield from _run(state, Ask(step, state.purpose(step), state.predicted))
+        yield from _run(state, Request(step, state.purpose(step), state.predicted))
 
 
-def _first_steps(state: _State, start: int) -> Generator[Ask, Answer, None]:
-    """Two lengths that pass, so that there is a line; shorter ones while nothing passes."""
+def _first_steps(state: _State, start: int) -> Generator[Request, Result, None]:
+    """Request two lengths that pass, to define a line; shorter ones while nothing passes."""
     step = start
-    yield from _run(state, Ask(step, "probe"))
+    yield from _run(state, Request(step, "probe"))
     while not state.loads and not state.hopeless and step > 1:
         step = max(1, step // 8)
-        yield from _run(state, Ask(step, "probe"))
+        yield from _run(state, Request(step, "probe"))
     if state.loads and not state.hopeless:
         top = state.ceiling + 1 if state.high is None else state.high
         second = min(state.low * 4, (state.low + top) // 2)
         if second > state.low:
-            yield from _run(state, Ask(second, "probe"))
+            yield from _run(state, Request(second, "probe"))

@@ -11,11 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from statistics import median
 
-from longseq_bench.analysis.rows import maximum_of
+from longseq_bench.analysis.rows import maximum_of, per_iteration
 from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.model import Foreseen, Purpose, Record, Trial
-from longseq_bench.search.bracket import Answer, Expected, longest
+from longseq_bench.search.bracket import ExpectedLoads, Result, find_longest
 from longseq_bench.search.prediction import ROUGH_GUESS, Outlook
 
 FIRST_TOKENS = 2048
@@ -103,7 +104,7 @@ def densest(trials: Sequence[Trial], outlook: Outlook | None = None) -> Plan:
     after the other; their own sparsity is ignored. What is searched is the density, in parts."""
     records: list[Record] = []
     for trial in trials:
-        search = longest(PARTS // 1000, PARTS, _expected_density(trial, outlook))
+        search = find_longest(PARTS // 1000, PARTS, _expected_density(trial, outlook))
         ask, before = next(search), len(records)
         while True:
             options = {**trial.options, "sparsity": round(1 - ask.tokens / PARTS, 9)}
@@ -111,13 +112,13 @@ def densest(trials: Sequence[Trial], outlook: Outlook | None = None) -> Plan:
             run = trial.but(options=options, round=visit, repeats=int(ask.purpose == "confirm"))
             records.append((yield Step(run, "density", foresee=_Told(outlook, [run]).of(run))))
             try:
-                ask = search.send(_answer(records[-1]))
+                ask = search.send(_result(records[-1]))
             except StopIteration:
                 break
     return records
 
 
-def _expected_density(trial: Trial, outlook: Outlook | None) -> Expected | None:
+def _expected_density(trial: Trial, outlook: Outlook | None) -> ExpectedLoads | None:
     """Time is expected to grow with the density, and memory not to."""
     sparse = trial.but(options={**trial.options, "sparsity": SEEN_AT})
     told = outlook.foreseen([sparse])[0] if outlook else None
@@ -127,7 +128,7 @@ def _expected_density(trial: Trial, outlook: Outlook | None) -> Expected | None:
     held = (told.peak_bytes or 0) / (trial.memory_budget or math.inf)
     if held > 1:
         return None
-    return Expected(lambda parts: {"time": full * parts / PARTS}, {"time": ROUGH_GUESS})
+    return ExpectedLoads(lambda parts: {"time": full * parts / PARTS}, {"time": ROUGH_GUESS})
 
 
 def scaling(
@@ -170,8 +171,8 @@ def _maxlen(trial: Trial, ceiling: int | None, outlook: Outlook | None) -> Plan:
         top = min(top, 2 * floor)
     first = min(floor // 8, FIRST_TOKENS)
     ahead = outlook.ahead(trial, max(top, 2)) if outlook else None
-    expected = Expected(lambda n: ahead.loads(n + below), ahead.rough) if ahead else None
-    search = longest(max(1, first - below), max(1, top - below), expected)
+    expected = ExpectedLoads(lambda n: ahead.loads(n + below), ahead.rough) if ahead else None
+    search = find_longest(max(1, first - below), max(1, top - below), expected)
     records: list[Record] = []
     ask = next(search)
     while True:
@@ -186,7 +187,7 @@ def _maxlen(trial: Trial, ceiling: int | None, outlook: Outlook | None) -> Plan:
         record = yield Step(run, ask.purpose, expects, told)
         records.append(record)
         try:
-            ask = search.send(_answer(record, exact=ahead is not None))
+            ask = search.send(_result(record, exact=ahead is not None))
         except StopIteration:
             return records
 
@@ -195,16 +196,21 @@ def _passed_at(record: Record, tokens: int) -> bool:
     return record.trial.workload.seq_len == tokens and record.outcome.status == "ok"
 
 
-def _answer(record: Record, exact: bool = False) -> Answer:
-    """exact: an upper bound of the peak tells less than what was foreseen, and is left out."""
+def _result(record: Record, exact: bool = False) -> Result:
+    """Return the result of a run for the search.
+
+    exact: the expected peak is better than an upper bound of the measured one, which is left out.
+    """
     outcome, trial = record.outcome, record.trial
-    if outcome.status != "ok":
-        return Answer(False, hopeless=outcome.status in HOPELESS)
     loads = {}
-    peak = outcome.largest("peak") or (None if exact else outcome.largest("peak_bound"))
-    took = outcome.largest("pass_time")
-    if peak is not None and trial.memory_budget:
-        loads["memory"] = peak / trial.memory_budget
+    timed = per_iteration(record, "time")
+    took = median(timed) if timed else outcome.largest("pass_time")
     if took is not None and trial.time_budget:
         loads["time"] = took / trial.time_budget
-    return Answer(True, loads)
+    if outcome.status != "ok":
+        late = outcome.status == "timeout"
+        return Result(False, loads, hopeless=outcome.status in HOPELESS, late=late)
+    peak = outcome.largest("peak") or (None if exact else outcome.largest("peak_bound"))
+    if peak is not None and trial.memory_budget:
+        loads["memory"] = peak / trial.memory_budget
+    return Result(True, loads)

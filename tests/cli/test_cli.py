@@ -16,6 +16,7 @@ import pytest
 
 from longseq_bench import __version__, environment
 from longseq_bench.cli import run
+from longseq_bench.cli.maxlen import bracket_sentence
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.launchers import local
 from longseq_bench.launchers.simulated import SimulatedLauncher
@@ -437,9 +438,22 @@ def test_a_search_tells_people_its_bracket_and_what_it_stands_on(capfd: Capture)
     assert run(["maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--ceiling", "64"]) == 0
     said = capfd.readouterr()
     told = " ".join(said.out.split())
-    assert "64 tokens (float32, forward) under 8 MiB, 30 s a pass" in told
+    assert "64 tokens (float32, forward) under 8 MiB, 10 s a pass" in told
     assert "nothing failed up to the ceiling; confirmed 1×" in told
     assert said.err.count("✓ sdpa 64") == 2
+
+
+@pytest.mark.parametrize(
+    ("limited_by", "end"),
+    [("memory", "apart"), ("time", "the time limit was 10 s a pass (--time-budget changes it)")],
+)
+def test_the_answer_says_how_wide_the_bracket_is(limited_by: str, end: str) -> None:
+    row = {"max_tokens": 8000, "first_failure": 8400, "limited_by": limited_by, "time_budget": 10.0}
+    told = bracket_sentence(row)
+    assert told is not None
+    assert told.startswith("bracket: 8,000 passed, 8,400 failed, 5.0% apart")
+    assert told.endswith(end)
+    assert bracket_sentence({**row, "first_failure": None}) is None
 
 
 # ---- report ------------------------------------------------------------------------------------

@@ -19,15 +19,15 @@ from longseq_bench.search.bracket import (
     MOST_RUNS,
     TOLERANCE_SHARE,
     TOLERANCE_TOKENS,
-    Answer,
-    Ask,
     Bracket,
-    Expected,
-    longest,
+    ExpectedLoads,
+    Request,
+    Result,
+    find_longest,
     tolerance,
 )
 
-Machine = Callable[[int], Answer]
+Machine = Callable[[int], Result]
 CEILING = 2**30
 
 
@@ -36,16 +36,19 @@ class Seen:
     """A search that ended: its bracket, and every run with its answer."""
 
     bracket: Bracket
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[Request] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
 
 
 def run(
-    machine: Machine, start: int = 2048, ceiling: int = CEILING, expected: Expected | None = None
+    machine: Machine,
+    start: int = 2048,
+    ceiling: int = CEILING,
+    expected: ExpectedLoads | None = None,
 ) -> Seen:
     """Play a search to its end; a search that does not end is a failure."""
-    search, seen = longest(start, ceiling, expected), Seen(Bracket(0, None, None, 0))
+    search, seen = find_longest(start, ceiling, expected), Seen(Bracket(0, None, None, 0))
     ask = next(search)
     for _ in range(MOST_RUNS + 10):
         assert 1 <= ask.tokens <= ceiling
@@ -86,8 +89,8 @@ def assert_closed(seen: Seen, ceiling: int = CEILING, share: float = 0.01) -> No
         assert got.failed - got.passed <= max(64, share * got.passed)
 
 
-def loads_of(n: int, memory: float, seconds: float) -> Answer:
-    return Answer(max(memory, seconds) <= 1, {"memory": memory, "time": seconds})
+def loads_of(n: int, memory: float, seconds: float) -> Result:
+    return Result(max(memory, seconds) <= 1, {"memory": memory, "time": seconds})
 
 
 def smooth(draw: random.Random) -> Machine:
@@ -103,7 +106,7 @@ def smooth(draw: random.Random) -> Machine:
 
     top = grown(edge)
 
-    def machine(n: int) -> Answer:
+    def machine(n: int) -> Result:
         memory = base + (1 - base) * grown(n) / top
         return loads_of(n, memory, (n / slow) ** exponent)
 
@@ -114,7 +117,7 @@ def noisy(draw: random.Random) -> Machine:
     """Loads off by some percent at every run: the edge moves."""
     exact, size = smooth(draw), draw.choice([0.001, 0.01, 0.2])
 
-    def machine(n: int) -> Answer:
+    def machine(n: int) -> Result:
         loads = {k: x * (1 + draw.uniform(-size, size)) for k, x in exact(n).loads.items()}
         return loads_of(n, loads["memory"], loads["time"])
 
@@ -126,9 +129,9 @@ def crashing(draw: random.Random) -> Machine:
     exact, modulus, share = smooth(draw), draw.randrange(2, 9), draw.random() * 0.5
     salt = draw.random()
 
-    def machine(n: int) -> Answer:
+    def machine(n: int) -> Result:
         dies = n % modulus == 0 or random.Random(f"{salt} {n}").random() < share
-        return Answer(False) if dies else exact(n)
+        return Result(False) if dies else exact(n)
 
     return machine
 
@@ -136,13 +139,13 @@ def crashing(draw: random.Random) -> Machine:
 def flaky(draw: random.Random) -> Machine:
     """Any run may die."""
     exact, share = smooth(draw), draw.choice([0.05, 0.3])
-    return lambda n: Answer(False) if draw.random() < share else exact(n)
+    return lambda n: Result(False) if draw.random() < share else exact(n)
 
 
 def mute(draw: random.Random) -> Machine:
     """Passes and failures without a load to learn from."""
     exact = smooth(draw)
-    return lambda n: Answer(exact(n).passed)
+    return lambda n: Result(exact(n).passed)
 
 
 @pytest.mark.parametrize("kind", [smooth, noisy, crashing, flaky, mute], ids=lambda k: k.__name__)
@@ -198,13 +201,13 @@ def test_everything_fits_up_to_the_ceiling() -> None:
 
 
 def test_a_ceiling_of_one_token_is_run() -> None:
-    seen = run(lambda n: Answer(True), ceiling=1)
+    seen = run(lambda n: Result(True), ceiling=1)
     assert [a.tokens for a in seen.asks] == [1, 1]
     assert seen.bracket == Bracket(1, None, None, 1)
 
 
 def test_nothing_fits() -> None:
-    seen = run(lambda n: Answer(False))
+    seen = run(lambda n: Result(False))
     assert seen.bracket.passed == 0
     assert seen.bracket.failed is not None
     assert seen.bracket.failed <= TOLERANCE_TOKENS
@@ -212,27 +215,27 @@ def test_nothing_fits() -> None:
 
 
 def test_only_one_token_fits() -> None:
-    seen = run(lambda n: Answer(n == 1))
+    seen = run(lambda n: Result(n == 1))
     assert (seen.bracket.passed, seen.bracket.confirmations) == (1, 1)
 
 
 def test_a_hopeless_run_ends_the_search_at_once() -> None:
-    seen = run(lambda n: Answer(False, hopeless=True))
+    seen = run(lambda n: Result(False, hopeless=True))
     assert len(seen.asks) == 1
     assert seen.bracket == Bracket(0, seen.asks[0].tokens, None, 0)
 
 
 def test_a_late_hopeless_run_keeps_what_passed() -> None:
-    seen = run(lambda n: Answer(n < 9000, {"memory": n / 10**5}, hopeless=n >= 9000))
+    seen = run(lambda n: Result(n < 9000, {"memory": n / 10**5}, hopeless=n >= 9000))
     assert seen.bracket.passed == max(seen.passed)
     assert seen.asks[-1].tokens >= 9000
 
 
 def test_a_failure_below_a_pass_says_nothing() -> None:
     """The first length of all fails, longer ones pass once shorter ones have shown the line."""
-    seen = run(lambda n: Answer(False) if n == 2048 else loads_of(n, n / 100_000, 0))
+    seen = run(lambda n: Result(False) if n == 2048 else loads_of(n, n / 100_000, 0))
     assert seen.bracket.passed < 2048
-    beyond = run(lambda n: Answer(False) if 3000 < n < 9000 else loads_of(n, n / 10**5, 0), 2900)
+    beyond = run(lambda n: Result(False) if 3000 < n < 9000 else loads_of(n, n / 10**5, 0), 2900)
     assert beyond.bracket.passed >= 2900
     for one in (seen, beyond):
         assert_promises(one)
@@ -241,10 +244,10 @@ def test_a_failure_below_a_pass_says_nothing() -> None:
 def test_a_winner_that_fails_its_confirmation_is_no_winner() -> None:
     visits: dict[int, int] = {}
 
-    def machine(n: int) -> Answer:
+    def machine(n: int) -> Result:
         visits[n] = visits.get(n, 0) + 1
         if n > 9000 and visits[n] > 1:
-            return Answer(False)
+            return Result(False)
         return loads_of(n, n / 10_000, 0)
 
     seen = run(machine)
@@ -277,17 +280,124 @@ def test_contradictions_widen_the_tolerance_but_not_for_ever() -> None:
     ]  # fmt: skip
 
 
+# ---- limited by time on a noisy machine ---------------------------------------------------------
+
+
+@dataclass
+class TimedRun:
+    """A time-limited search that ended: its bracket, the runs with their times, the true edge."""
+
+    bracket: Bracket
+    times: list[tuple[int, float]]
+    edge: int
+
+
+def run_in_time(
+    draw: random.Random, noise: float, spikes: float = 0.0, rough: float = 0.0
+) -> TimedRun:
+    """Search on a machine whose time is noisy: a normal share, and now and then a slow run.
+
+    A run that is late by more than 10 % is killed, so that its time is unknown.
+    """
+    edge, exponent = 10 ** draw.uniform(3.5, 6), draw.uniform(1, 2.1)
+
+    def quiet(n: int) -> float:
+        return (n / edge) ** exponent
+
+    off = rough ** draw.uniform(-1, 1) if rough else 0.0
+    told = ExpectedLoads(lambda n: {"time": off * quiet(n)}, {"time": rough}) if rough else None
+    search, times = find_longest(2048, CEILING, told), []
+    request = next(search)
+    while True:
+        slow = draw.uniform(1.2, 1.8) if draw.random() < spikes else 1.0
+        time = quiet(request.tokens) * (1 + abs(draw.gauss(0, noise))) * slow
+        times.append((request.tokens, time))
+        loads = {"time": time} if time <= 1.1 else {}
+        try:
+            request = search.send(Result(time <= 1, loads, late=time > 1))
+        except StopIteration as done:
+            return TimedRun(done.value, times, int(edge))
+
+
+@pytest.mark.parametrize("rough", [0.0, 1.3, 6.0])
+@pytest.mark.parametrize(("noise", "spikes"), [(0.0, 0.0), (0.01, 0.0), (0.1, 0.1), (0.2, 0.2)])
+def test_the_winner_is_in_time_by_the_median_of_its_runs(
+    noise: float, spikes: float, rough: float
+) -> None:
+    """1,000 machines each: judged by what the machine saw, not by what the search says."""
+    for seed in range(1000):
+        seen = run_in_time(random.Random(seed), noise, spikes, rough)
+        by_length: dict[int, list[float]] = {}
+        for tokens, time in seen.times:
+            by_length.setdefault(tokens, []).append(time)
+        passed = {
+            n for n, times in by_length.items() if sum(t <= 1 for t in times) > len(times) / 2
+        }
+        assert seen.bracket.passed == max(passed, default=0)
+        assert seen.bracket.failed == min(
+            (n for n in by_length if n > seen.bracket.passed), default=None
+        )
+
+
+def test_noise_does_not_multiply_the_time_of_a_search() -> None:
+    """Time is counted in limits of one pass; a late run costs at most 1.1 of them."""
+    for noise, spikes in ((0.0, 0.0), (0.05, 0.05), (0.2, 0.2)):
+        spent = []
+        for seed in range(500):
+            seen = run_in_time(random.Random(seed), noise, spikes, 6.0)
+            spent.append(sum(min(time, 1.1) for _, time in seen.times))
+        assert sorted(spent)[450] <= 8
+        assert max(spent) <= 12
+
+
+def test_a_quiet_machine_is_searched_to_one_percent() -> None:
+    for seed in range(500):
+        seen = run_in_time(random.Random(seed), 0.0, rough=1.3)
+        got = seen.bracket
+        assert got.failed is not None
+        assert got.passed <= seen.edge < got.failed
+        assert got.failed - got.passed <= max(64, 0.05 * got.passed)
+
+
+def test_a_bracket_is_no_narrower_than_the_spread_of_the_times() -> None:
+    """A pass and a late run disagree by 5 % on the edge: 1 % would be invented precision."""
+
+    def machine(n: int) -> Result:
+        time = 0.97 if n == 99_500 else 1.05
+        return Result(time <= 1, {"time": time}, late=time > 1)
+
+    seen = run(machine, expected=ExpectedLoads(lambda n: {"time": n / 100_000}))
+    first, second, third = (ask.tokens for ask in seen.asks)
+    assert first == third == seen.bracket.passed == 99_500
+    assert 102_000 < second == seen.bracket.failed < 102_600
+
+
+def test_one_late_run_of_three_is_noise() -> None:
+    """The confirmation is late; a third run decides, and the winner stays."""
+    visits: dict[int, int] = {}
+
+    def machine(n: int) -> Result:
+        visits[n] = visits.get(n, 0) + 1
+        late = n > 50_000 or visits[n] == 2
+        return Result(not late, {"time": n / 50_000 * (1.02 if late else 1)}, late=late)
+
+    seen = run(machine)
+    assert seen.bracket.passed > 49_000
+    assert visits[seen.bracket.passed] == 3
+    assert seen.bracket.confirmations == 1
+
+
 # ---- with an expectation -----------------------------------------------------------------------
 
 
-def told_by(machine: Machine, memory: float = 1.0, time: float = 1.0) -> Expected:
+def told_by(machine: Machine, memory: float = 1.0, time: float = 1.0) -> ExpectedLoads:
     """The loads of a machine without noise, each off by a factor; that of time is known to be."""
 
     def loads(n: int) -> dict[str, float]:
         exact = machine(n).loads
         return {"memory": memory * exact["memory"], "time": time * exact["time"]}
 
-    return Expected(loads, {"time": 6.0})
+    return ExpectedLoads(loads, {"time": 6.0})
 
 
 def one_of(draw: random.Random) -> tuple[Machine, Machine]:
@@ -323,7 +433,7 @@ def test_a_good_expectation_needs_five_runs_at_most_and_mostly_fewer() -> None:
 
 
 def test_the_first_run_is_just_under_what_is_expected() -> None:
-    def line(n: int) -> Answer:
+    def line(n: int) -> Result:
         return loads_of(n, n / 100_000, 0.0)
 
     seen = run(line, expected=told_by(line))
@@ -337,7 +447,7 @@ def test_the_first_run_is_just_under_what_is_expected() -> None:
 def test_what_is_roughly_known_is_met_far_from_its_edge() -> None:
     """A pass that takes six times as long as expected is still inside the limit."""
 
-    def slow(n: int) -> Answer:
+    def slow(n: int) -> Result:
         return loads_of(n, n / 1e6, (n / 50_000) ** 2)
 
     seen = run(slow, expected=told_by(slow, time=1.0))
@@ -346,7 +456,7 @@ def test_what_is_roughly_known_is_met_far_from_its_edge() -> None:
 
 
 def test_an_expectation_that_fails_is_left_step_by_step() -> None:
-    def line(n: int) -> Answer:
+    def line(n: int) -> Result:
         return loads_of(n, n / 80_000, 0.0)
 
     seen = run(line, expected=told_by(lambda n: loads_of(n, n / 100_000, 0.0)))
@@ -357,15 +467,15 @@ def test_an_expectation_that_fails_is_left_step_by_step() -> None:
 
 @pytest.mark.parametrize("loads", [{}, {"memory": 0.0}], ids=["nothing told", "nothing taken"])
 def test_an_expectation_of_nothing_is_no_expectation(loads: dict[str, float]) -> None:
-    def line(n: int) -> Answer:
+    def line(n: int) -> Result:
         return loads_of(n, n / 80_000, 0.0)
 
-    plain, other = run(line), run(line, expected=Expected(lambda n: loads))
+    plain, other = run(line), run(line, expected=ExpectedLoads(lambda n: loads))
     assert [a.tokens for a in other.asks] == [a.tokens for a in plain.asks]
 
 
 def test_an_expectation_beyond_the_ceiling_asks_for_the_ceiling() -> None:
-    def line(n: int) -> Answer:
+    def line(n: int) -> Result:
         return loads_of(n, n / 80_000, 0.0)
 
     seen = run(line, ceiling=5000, expected=told_by(line))

@@ -178,6 +178,25 @@ def test_what_ended_a_search_is_what_its_record_says() -> None:
     assert {(o.status, o.fits) for o in above} == {("crashed", None)}
 
 
+def test_a_search_and_its_answer_judge_time_alike(tmp_path: Path) -> None:
+    """200 noisy time-limited searches: the bracket of the records is that of the search."""
+    for seed in range(200):
+        draw = random.Random(seed)
+        slow = draw.choice([0.0, 0.05, 0.3])
+
+        def seconds(trial: Trial, draw: random.Random = draw, slow: float = slow) -> float:
+            return (trial.workload.seq_len / 20_000) ** 2 * (1 + slow * draw.random())
+
+        launcher = Simulated(seconds=seconds)
+        asked = make.trial("ring", memory_budget=make.GIB, time_budget=1.0, repeats=0)
+        records = drive(maxlen([asked]), launcher, Unkept(), make.environment)
+        (row,) = maximum_rows(records)
+        runs = [r.outcome.status for r in records if r.trial.workload.seq_len == row["max_tokens"]]
+        assert runs.count("ok") > runs.count("timeout")
+        assert row["confirmations"] == runs.count("ok") - 1 >= 1
+        assert row["limited_by"] == "time"
+
+
 class Told(Watcher):
     """Which records were found and which were run."""
 
