@@ -187,7 +187,7 @@ def test_a_search_and_its_answer_judge_time_alike(tmp_path: Path) -> None:
         def seconds(trial: Trial, draw: random.Random = draw, slow: float = slow) -> float:
             return (trial.workload.seq_len / 20_000) ** 2 * (1 + slow * draw.random())
 
-        launcher = Simulated(seconds=seconds)
+        launcher = SimulatedLauncher(seconds=seconds)
         asked = make.trial("ring", memory_budget=make.GIB, time_budget=1.0, repeats=0)
         records = drive(maxlen([asked]), launcher, Unkept(), make.environment)
         (row,) = maximum_rows(records)
