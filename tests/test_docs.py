@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "results" / "README.md"])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PATH = re.compile(r"`((?:\w+/)+\w+\.(?:py|cpp|yaml))`")
 CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 
 
@@ -20,6 +21,14 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     text = CODE.sub("", page.read_text(encoding="utf-8"))
     targets = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
     missing = [target for target in targets if target and not (page.parent / target).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_named_source_files_exist(page: Path) -> None:
+    named = PATH.findall(page.read_text(encoding="utf-8"))
+    folders = (ROOT, ROOT / "longseq_bench")
+    missing = [n for n in named if not any((folder / n).exists() for folder in folders)]
     assert missing == []
 
 
