@@ -23,21 +23,22 @@ no  fault                                                      caught in
 from __future__ import annotations
 
 import importlib
+from operator import attrgetter
 
 import pytest
 
 CAUGHT: dict[int, list[str]] = {
     1: [
-        "attention.test_contract:test_a_token_moves_the_rows_that_see_it_and_no_others",
+        "attention.test_contract:TestBuiltIns.test_a_token_moves_the_rows_that_see_it_and_no_others",
         "probe.test_check:test_a_far_key_that_is_missed_is_caught",
         "probe.test_check:test_wrong_ones_are_caught",
     ],
     2: [
-        "attention.test_contract:test_constant_values_come_back",
+        "attention.test_contract:TestBuiltIns.test_constant_values_come_back",
         "probe.test_check:test_wrong_ones_are_caught",
     ],
     3: [
-        "attention.test_contract:test_the_future_never_reaches_the_past",
+        "attention.test_contract:TestBuiltIns.test_the_future_never_reaches_the_past",
         "attention.test_ranks:test_the_future_never_reaches_the_past",
         "probe.test_check:test_what_is_not_finite_is_infinitely_wrong",
         "probe.test_probe:test_a_wrong_output_is_a_result_with_its_error",
@@ -66,7 +67,7 @@ CAUGHT: dict[int, list[str]] = {
     ],
     9: [
         "patterns.test_dilated:test_groups_leave_tokens_uncovered_and_say_so",
-        "attention.test_contract:test_shares_equal_enumeration",
+        "attention.test_contract:TestBuiltIns.test_shares_equal_enumeration",
         "probe.test_probe:test_shares_of_the_pattern_are_measured",
     ],
     10: [
@@ -105,4 +106,4 @@ def test_every_fault_has_a_place() -> None:
 @pytest.mark.parametrize("place", sorted({p for places in CAUGHT.values() for p in places}))
 def test_the_test_that_catches_it_exists(place: str) -> None:
     module, function = place.split(":")
-    assert callable(getattr(importlib.import_module(f"tests.{module}"), function, None))
+    assert callable(attrgetter(function)(importlib.import_module(f"tests.{module}")))

@@ -26,7 +26,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Positions, Shard
 from longseq_bench.kernels import native, spans_reference, torch_fused
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part
-from tests.attention.definition import Options, Tensors, inputs, output_gradient
+from longseq_bench.testing.definition import Options, Tensors, make_inputs, make_output_gradient
 
 FINE = 6
 """Tokens of a piece, a transfer or a tile where passes are cut fine."""
@@ -156,9 +156,9 @@ def take(tensor: Tensor, batch: range, heads: range, tokens: Positions) -> Tenso
 
 def _share(attention: Attention, future: int | None) -> Tensors:
     w, s = attention.workload, attention.shard
-    whole = [t.detach() for t in inputs(w)]
+    whole = [t.detach() for t in make_inputs(w)]
     if future is not None:
-        others = inputs(w, seed=future)
+        others = make_inputs(w, seed=future)
         for tensor, other in zip(whole, others, strict=True):
             tensor[:, :, future:] = 30 * other.detach()[:, :, future:]
     q, k, v = whole
@@ -179,7 +179,7 @@ def _pass(attention: Attention, qkv: Tensors) -> Passed:
     with _counted() as kernels:
         out = attention(*qkv)
         if w.train:
-            out.backward(take(output_gradient(w), s.batch, s.heads, s.queries))
+            out.backward(take(make_output_gradient(w), s.batch, s.heads, s.queries))
     gradients = {n: t.grad for n, t in zip("qkv", qkv, strict=True) if t.grad is not None}
     if w.train:
         gradients |= {f"W{n}": t.clone() for n, t in attention.parameter_gradients().items()}

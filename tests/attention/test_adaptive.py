@@ -14,7 +14,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.patterns import topk
-from tests.attention.definition import inputs
+from longseq_bench.testing.definition import make_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BLOCK = 16
@@ -35,7 +35,7 @@ def workload(**fields: Any) -> Workload:
 def test_the_highest_scores_are_kept(causal: bool) -> None:
     """Against every score written out, each head its own."""
     w = workload(causal=causal)
-    q, k, v = inputs(w)
+    q, k, v = make_inputs(w)
     attention = adaptive(w)
     attention(q, k, v)
     rows = -(-w.seq_len // BLOCK)
@@ -56,7 +56,7 @@ def test_the_highest_scores_are_kept(causal: bool) -> None:
 def test_later_queries_do_not_choose_for_earlier_ones() -> None:
     """Fault 3 by the back door: a mean of queries would let the future pick for the past."""
     w = workload(causal=True)
-    q, k, v = inputs(w)
+    q, k, v = make_inputs(w)
     attention = adaptive(w)
     before = attention(q, k, v)
     for token in (5, 100, 121, 199):
@@ -70,7 +70,7 @@ def test_later_queries_do_not_choose_for_earlier_ones() -> None:
 def test_the_same_inputs_choose_the_same() -> None:
     w = workload()
     first, again = adaptive(w), adaptive(w)
-    out, repeated = first(*inputs(w)), again(*inputs(w))
+    out, repeated = first(*make_inputs(w)), again(*make_inputs(w))
     assert torch.equal(out, repeated)
     for one, other in zip(first.layouts, again.layouts, strict=True):
         assert np.array_equal(one.indices, other.indices)
@@ -80,7 +80,7 @@ def test_planning_is_part_of_the_call_and_told_apart() -> None:
     w = workload(seq_len=2000)
     attention = adaptive(w)
     assert attention.layout_s == 0
-    attention(*inputs(w))
+    attention(*make_inputs(w))
     assert attention.layout_s > 0
 
 
@@ -98,7 +98,7 @@ def test_scores_of_all_blocks_are_never_held(monkeypatch: pytest.MonkeyPatch) ->
         return choose(seen, *args)
 
     monkeypatch.setattr("longseq_bench.attention.sparse.block_sparse_adaptive.top_layout", watched)
-    attention(*inputs(w))
+    attention(*make_inputs(w))
     assert max(asked) == 50 // 13
     assert sum(asked) == 13 * w.heads
 
@@ -109,7 +109,7 @@ def test_a_learned_scorer_gets_the_gradient_of_a_bias(causal: bool, kernel: str)
     """Attention written out, each kept block's scores raised by (score - its own value): autograd
     of that is the gradient which the scorer must get."""
     w = workload(causal=causal, mode="train")
-    q, k, v = inputs(w)
+    q, k, v = make_inputs(w)
     attention = adaptive(w, scorer="learned", kernel=kernel, sparsity=0.5)
     out = attention(q, k, v)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
@@ -168,7 +168,7 @@ def test_a_learned_scorer_learns_what_matters() -> None:
 def test_autocast_plans_and_computes_as_without(scorer: str) -> None:
     w = workload()
     attention = adaptive(w, scorer=scorer)
-    q, k, v = inputs(w)[:3]
+    q, k, v = make_inputs(w)[:3]
     plain = attention(q, k, v)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(attention(q, k, v), plain)

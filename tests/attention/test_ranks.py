@@ -24,18 +24,17 @@ from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed import deepspeed_transport
 from longseq_bench.distributed.group import Group
-from longseq_bench.worker.check import TOLERANCE
-from tests.attention.definition import (
-    REGISTERED,
-    SEGMENTS,
+from longseq_bench.testing.definition import (
     Options,
-    apart,
-    counts,
-    inputs,
-    made,
-    output_gradient,
-    reference,
+    build_attention,
+    compute_reference,
+    count_pairs,
+    make_inputs,
+    make_output_gradient,
+    relative_error,
 )
+from longseq_bench.worker.check import TOLERANCE
+from tests.attention.definition import REGISTERED, SEGMENTS
 from tests.attention.jobs import Case, Passed, delayed, halves, passes, take
 from tests.ranks import Ranks
 
@@ -188,10 +187,12 @@ def wanted_of(case: Case, seen: Tensor, projections: dict[str, Tensor]) -> dict[
     digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in made_of))
     key = f"{w.model_dump_json()} {digest.hexdigest()}"
     if key not in _KNOWN:
-        want, leaves = reference(seen, inputs(w), projections)
+        want, leaves = compute_reference(seen, make_inputs(w), projections)
         _KNOWN[key] = {"out": want.detach()}
         if w.train:
-            grads = torch.autograd.grad(want, list(leaves.values()), output_gradient(w).double())
+            grads = torch.autograd.grad(
+                want, list(leaves.values()), make_output_gradient(w).double()
+            )
             _KNOWN[key] |= dict(zip(leaves, grads, strict=True))
     return _KNOWN[key]
 
@@ -200,7 +201,7 @@ def assert_right(case: Case, passed: list[Passed]) -> None:
     """Every rank's part equals the float64 reference and all of it is there; what was sent is what
     the formula says; and no pair was computed twice, but with full queries by every rank."""
     world, w = len(passed), case.workload
-    seen = counts(unconnected(case, world))
+    seen = count_pairs(unconnected(case, world))
     matrices = passed[0].projections
     wanted = wanted_of(case, seen, {n: m.float() for n, m in matrices.items()})
     allowed = TOLERANCE[passed[0].tolerance_of]
@@ -214,7 +215,7 @@ def assert_right(case: Case, passed: list[Passed]) -> None:
             place = parts(one.shard).get(n)
             own = wanted[n] if place is None else take(wanted[n], *place)
             scale = max(float(wanted[n].abs().max()), 0.1)
-            assert apart(tensor, own, scale) < allowed, f"{n} of rank {rank} of {case}"
+            assert relative_error(tensor, own, scale) < allowed, f"{n} of rank {rank} of {case}"
     for n in wanted.keys() & {"out", "q", "k", "v"}:
         assert torch.isfinite(joined(passed, n, wanted[n])).all()
     copies = world if case.options.get("queries") == "full" else 1
@@ -306,9 +307,9 @@ def test_a_single_process_sees_the_same(
     w = workload(name, world, 67, causal=causal)
     kind = IMPLEMENTATIONS.get(name)
     options = {n: value for n, value in options.items() if n not in ("ulysses", "ring")}
-    alone = counts(kind(w, Group.alone(), **options))
+    alone = count_pairs(kind(w, Group.alone(), **options))
     for rank in range(world):
-        assert torch.equal(counts(kind(w, Group(rank, world), **options)), alone)
+        assert torch.equal(count_pairs(kind(w, Group(rank, world), **options)), alone)
 
 
 @pytest.mark.parametrize(("name", "world", "options"), SOME)
@@ -321,9 +322,9 @@ def test_ranks_together_equal_a_single_process(
     w = workload(name, world, 67, True, causal=causal, mode="train")
     passed = passed_one(ranks, world, Case(name, options, w))
     alone = {n: value for n, value in options.items() if n not in ("ulysses", "ring")}
-    attention, qkv = made(name, alone, w), inputs(w)
+    attention, qkv = build_attention(name, alone, w), make_inputs(w)
     out = attention(*qkv)
-    out.backward(output_gradient(w))
+    out.backward(make_output_gradient(w))
     wire = passed[0].tolerance_of != w.dtype
     near = {"rtol": 1e-2, "atol": 3e-2} if wire else {"rtol": 1e-5, "atol": 5e-6}
     torch.testing.assert_close(joined(passed, "out", out), out.detach(), **near)
@@ -344,7 +345,7 @@ def test_the_future_never_reaches_the_past(
     w = workload(name, world, 67, True, causal=True)
     futures = (None, 1, 33, 66)
     cases = [Case(name, options, w, future=future) for future in futures]
-    like = inputs(w)[0]
+    like = make_inputs(w)[0]
     before, *after = (joined(p, "out", like) for p in passed_all(ranks, world, cases))
     for token, out in zip(futures[1:], after, strict=True):
         assert torch.isfinite(out).all()

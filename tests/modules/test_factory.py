@@ -22,7 +22,12 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.modules import factory
 from longseq_bench.modules.factory import KEPT_PLANS, VARIANTS, SparseAttention
 from longseq_bench.modules.multihead import MultiheadBlockSparse
-from tests.attention.definition import Tensors, inputs, made, output_gradient
+from longseq_bench.testing.definition import (
+    Tensors,
+    build_attention,
+    make_inputs,
+    make_output_gradient,
+)
 from tests.ranks import Ranks
 
 BLOCKS: dict[str, Any] = {"sparsity": 0.6, "block": 16}
@@ -37,9 +42,9 @@ def workload(**fields: Any) -> Workload:
 
 def passed(attend: Any, w: Workload, qkv: Tensors | None = None) -> list[Tensor]:
     """Output and gradients."""
-    qkv = inputs(w) if qkv is None else qkv
+    qkv = make_inputs(w) if qkv is None else qkv
     out = attend(*qkv)
-    return [out.detach(), *torch.autograd.grad(out, qkv, output_gradient(w))]
+    return [out.detach(), *torch.autograd.grad(out, qkv, make_output_gradient(w))]
 
 
 def has(variant: str) -> bool:
@@ -54,11 +59,11 @@ def test_it_is_the_implementation_of_that_name(variant: str, causal: bool) -> No
     attend = create(variant, causal=causal, **BLOCKS)
     for fields in ({}, {"seq_len": 33}, {"heads": 2, "batch": 1}, {"mode": "forward"}):
         w = workload(causal=causal, **fields)
-        implementation = made(VARIANTS[variant], BLOCKS, w)
+        implementation = build_attention(VARIANTS[variant], BLOCKS, w)
         if not w.train:
-            out = attend(*inputs(w))
+            out = attend(*make_inputs(w))
             assert not out.requires_grad
-            assert torch.equal(out, implementation(*inputs(w)))
+            assert torch.equal(out, implementation(*make_inputs(w)))
             continue
         for got, want in zip(passed(attend, w), passed(implementation, w), strict=True):
             torch.testing.assert_close(got, want)
@@ -80,22 +85,23 @@ def test_plans_are_kept_for_the_last_few_shapes() -> None:
     assert attend.attention is None
     attend.prepare(150, batch=2, heads=4, kv_heads=2, head_dim=16, train=True)
     first = attend.attention
-    attend(*inputs(w))
+    attend(*make_inputs(w))
     assert attend.attention is first
     for i in range(KEPT_PLANS):
         assert attend.attention is first or i
-        attend(*inputs(workload(seq_len=20 + i)))
-    attend(*inputs(w))
+        attend(*make_inputs(workload(seq_len=20 + i)))
+    attend(*make_inputs(w))
     assert attend.attention is not first
     with torch.no_grad():
-        attend(*inputs(w))
+        attend(*make_inputs(w))
     assert not attend.attention.workload.train
 
 
 def test_strided_tensors_are_taken() -> None:
     w = workload()
     turned = tuple(
-        t.detach().transpose(1, 3).contiguous().transpose(1, 3).requires_grad_() for t in inputs(w)
+        t.detach().transpose(1, 3).contiguous().transpose(1, 3).requires_grad_()
+        for t in make_inputs(w)
     )
     assert turned[0].stride(-1) != 1
     attend = create(**BLOCKS)
@@ -106,9 +112,9 @@ def test_strided_tensors_are_taken() -> None:
 
 def test_copies_and_pickles_compute_the_same() -> None:
     attend, w = create(**BLOCKS), workload()
-    want = attend(*inputs(w))
+    want = attend(*make_inputs(w))
     for other in (copy.deepcopy(attend), pickle.loads(pickle.dumps(attend))):
-        assert torch.equal(other(*inputs(w)), want)
+        assert torch.equal(other(*make_inputs(w)), want)
 
 
 def test_what_a_scorer_learns_is_one_for_all_shapes() -> None:
@@ -122,15 +128,15 @@ def test_what_a_scorer_learns_is_one_for_all_shapes() -> None:
     for n in (64, 150):
         for matrix in learned:
             matrix.grad = None
-        attend(*inputs(workload(seq_len=n, mode="forward"))).sum().backward()
+        attend(*make_inputs(workload(seq_len=n, mode="forward"))).sum().backward()
         assert all(float(m.grad.abs().max()) > 0 for m in learned)
     w = workload()
-    before = attend(*inputs(w)).detach()
+    before = attend(*make_inputs(w)).detach()
     with torch.no_grad():
         learned[0].neg_()
-    assert not torch.equal(attend(*inputs(w)), before)
+    assert not torch.equal(attend(*make_inputs(w)), before)
     with pytest.raises(UserError, match="heads of 16 on cpu is no use for heads of 8 on cpu"):
-        attend(*inputs(workload(head_dim=8)))
+        attend(*make_inputs(workload(head_dim=8)))
     assert create(**BLOCKS).parameters() == ()
 
 
@@ -159,9 +165,9 @@ def share(group: Group, w: Workload, options: dict[str, Any]) -> list[Any]:
     mine = torch.from_numpy(shard.queries)
     found: list[Any] = [shard.queries]
     for batch in (w.batch, w.batch, 1):
-        qkv = [t.detach()[:batch, :, mine].requires_grad_() for t in inputs(w)]
+        qkv = [t.detach()[:batch, :, mine].requires_grad_() for t in make_inputs(w)]
         out = attend(*qkv)
-        grads = torch.autograd.grad(out, qkv, output_gradient(w)[:batch, :, mine])
+        grads = torch.autograd.grad(out, qkv, make_output_gradient(w)[:batch, :, mine])
         found.append([t.detach().numpy() for t in (out, *grads)])
     assert attend.attention.group.size == group.size
     return found
@@ -170,7 +176,7 @@ def share(group: Group, w: Workload, options: dict[str, Any]) -> list[Any]:
 def refused(group: Group) -> list[str]:
     """What is said of calls that a rank can't make."""
     attend, said = create("distributed", **BLOCKS), []
-    tensors = inputs(workload(seq_len=64))
+    tensors = make_inputs(workload(seq_len=64))
     for _ in range(2):
         with pytest.raises(UserError) as caught:
             attend(*tensors)

@@ -18,7 +18,7 @@ from longseq_bench.kernels.spans_reference import tiles_of
 from longseq_bench.modules.multihead import KEPT_LAYOUTS, MultiheadBlockSparse, _without
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, make_layout
 from longseq_bench.patterns.spans import spans_of
-from tests.attention.definition import counts, made
+from longseq_bench.testing.definition import build_attention, count_pairs
 
 EMBED, HEADS, BATCH, BLOCK = 32, 4, 3, 16
 
@@ -47,7 +47,7 @@ def seen_by(n: int, causal: bool, **options: Any) -> Tensor:
     """Which query sees which key (N, N), asked of the implementation that has no module."""
     w = Workload(seq_len=n, heads=1, causal=causal)
     asked = {"sparsity": 0.6, "block": BLOCK} | options
-    return counts(made("block-sparse", asked, w))[0] > 0
+    return count_pairs(build_attention("block-sparse", asked, w))[0] > 0
 
 
 def padding(kind: str, n: int) -> Tensor | None:

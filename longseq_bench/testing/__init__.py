@@ -1,0 +1,25 @@
+"""The contract test of implementations, for pytest; plug-ins run it on their own.
+
+A complete test module of a plug-in that registers `my-attention`:
+
+    from longseq_bench.testing import ImplementationContract
+
+    class TestMyAttention(ImplementationContract):
+        cases = [
+            ("my-attention", {}),
+            ("my-attention", {"chunk": 33}),
+        ]
+
+        def test_batches_do_not_mix(self, implementation, options):
+            super().test_batches_do_not_mix(implementation, options)  # or skip, with the reason
+
+`definition` holds attention in float64, built from `Attention.multiplicity` alone.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite("longseq_bench.testing.contract")
+
+from longseq_bench.testing.contract import ImplementationContract  # noqa: E402
+
+__all__ = ["ImplementationContract"]

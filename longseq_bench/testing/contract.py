@@ -1,0 +1,264 @@
+"""The contract of an implementation as a class of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.core.cost import floor_bytes, visible_pairs
+from longseq_bench.core.errors import WorldError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.testing.definition import (
+    Options,
+    build_attention,
+    compute_reference,
+    count_pairs,
+    make_inputs,
+    make_output_gradient,
+    relative_error,
+)
+from longseq_bench.worker.check import PARAMETERS, TOLERANCE, check
+from longseq_bench.worker.inputs import WHOLE_ROWS
+
+HEADS, HEAD_DIM, BATCH = 4, 16, 2
+
+both_masks = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+both_groupings = pytest.mark.parametrize("kv_heads", [HEADS, HEADS // 2], ids=["mha", "gqa"])
+
+
+def make_workload(seq_len: int, **fields: Any) -> Workload:
+    """Return a small workload: batch 2, 4 heads, head_dim 16, unless `fields` says otherwise."""
+    sizes = {"batch": BATCH, "heads": HEADS, "head_dim": HEAD_DIM}
+    return Workload(seq_len=seq_len, **{**sizes, **fields})
+
+
+def assert_equals_reference(
+    implementation: str | type[Attention], options: Options, w: Workload
+) -> None:
+    """Compare the output, and in train the gradients, with the definition and with the gate.
+
+    The gate is the check that `longseq` makes before it reports a speed.
+    """
+    attention, qkv = build_attention(implementation, options, w), make_inputs(w)
+    out = attention(*qkv)
+    assert out.dtype == qkv[0].dtype
+    assert out.shape == qkv[0].shape
+    matrices = attention.projections()
+    want, leaves = compute_reference(count_pairs(attention), qkv, matrices)
+    allowed = TOLERANCE[attention.coarsest_dtype]
+    assert relative_error(out.detach(), want.detach()) < allowed
+    rows = torch.arange(w.seq_len)
+    if not w.train:
+        assert check(attention, qkv, out, rows).beyond(w.dtype) is None
+        return
+    grad_out = make_output_gradient(w)
+    torch.autograd.backward(out, grad_out)
+    grads = [t.grad for t in (*qkv, *matrices.values()) if t.grad is not None]
+    assert len(grads) == len(leaves)
+    wanted = torch.autograd.grad(want, list(leaves.values()), grad_out.double())
+    # the gradients of q and k of one token alone are rounding errors; a matrix sums over all rows
+    errors = {
+        n: relative_error(g, x, 0.3 if n.startswith("W") else 0.1)
+        for n, g, x in zip(leaves, grads, wanted, strict=True)
+    }
+    assert max(errors.values()) < allowed, errors
+    if w.seq_len > WHOLE_ROWS:
+        return  # the gate samples rows and needs an output gradient that is zero elsewhere
+    gate = check(attention, qkv, out, rows, grad_out, (grads[0], grads[1], grads[2]))
+    assert gate.beyond(w.dtype) is None
+    assert gate.largest.keys() == {"out", "dq", "dk", "dv"} | {PARAMETERS[n] for n in matrices}
+
+
+class ImplementationContract:
+    """Tests that every implementation passes; a subclass lists its cases.
+
+    cases: pairs of an implementation (a registered name or a class) and options. Every test runs
+    on each. Override a test to skip it with a reason, or a `expected_` method for a pattern whose
+    shares mean something else.
+    """
+
+    cases: ClassVar[Sequence[tuple[str | type[Attention], Options]]] = ()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run every test on every case."""
+        if "implementation" in metafunc.fixturenames:
+            names = [kind if isinstance(kind, str) else kind.__name__ for kind, _ in self.cases]
+            ids = [
+                "-".join([name, *map(str, options.values())])
+                for name, (_, options) in zip(names, self.cases, strict=True)
+            ]
+            metafunc.parametrize(("implementation", "options"), self.cases, ids=ids)
+
+    @pytest.fixture(autouse=True)
+    def _one_thread(self) -> Iterator[None]:
+        """Small tensors on several threads wait for each other on a busy machine."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+
+    def expected_density(
+        self,
+        implementation: str | type[Attention],
+        options: Options,
+        pairs: Tensor,
+        causal: bool,
+    ) -> float:
+        """Return the share of visible pairs that are computed; pairs: (Hq, N, N)."""
+        return float(pairs.sum()) / (len(pairs) * visible_pairs(pairs.shape[-1], causal))
+
+    @both_masks
+    @both_groupings
+    @pytest.mark.parametrize("tokens", [1, 2, 127])
+    def test_output_and_gradients_equal_the_reference(
+        self, implementation: Any, options: Options, causal: bool, kv_heads: int, tokens: int
+    ) -> None:
+        """Every mask, both groupings, and lengths below one tile."""
+        w = make_workload(tokens, causal=causal, kv_heads=kv_heads, mode="train")
+        assert_equals_reference(implementation, options, w)
+
+    @both_masks
+    def test_longer_than_a_tile(self, implementation: Any, options: Options, causal: bool) -> None:
+        """Several tiles, the last one short, with three heads on one KV head."""
+        sizes = {"heads": 3, "kv_heads": 1, "head_dim": 8, "batch": 1}
+        w = make_workload(1025, causal=causal, mode="train", **sizes)
+        assert_equals_reference(implementation, options, w)
+
+    @both_masks
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_half_precision_equals_the_reference(
+        self, implementation: Any, options: Options, causal: bool, dtype: str
+    ) -> None:
+        """Within the tolerance of the dtype."""
+        w = make_workload(150, causal=causal, kv_heads=2, mode="train", dtype=dtype)
+        assert_equals_reference(implementation, options, w)
+
+    @both_masks
+    def test_forward_equals_the_forward_of_train(
+        self, implementation: Any, options: Options, causal: bool
+    ) -> None:
+        """Forward keeps no log-sum-exp and may take other paths."""
+        w = make_workload(129, causal=causal, kv_heads=2)
+        assert_equals_reference(implementation, options, w)
+        train = build_attention(implementation, options, w.model_copy(update={"mode": "train"}))
+        out = build_attention(implementation, options, w)(*make_inputs(w))
+        torch.testing.assert_close(out, train(*make_inputs(train.workload)).detach())
+        assert not out.requires_grad
+
+    @both_masks
+    def test_constant_values_come_back(
+        self, implementation: Any, options: Options, causal: bool
+    ) -> None:
+        """Fault 2: one softmax per block, summed, returns a multiple of v."""
+        w = make_workload(300, causal=causal, kv_heads=2)
+        attention = build_attention(implementation, options, w)
+        q, k, v = make_inputs(w)
+        generator = torch.Generator().manual_seed(2)
+        row = torch.randn(v.shape[0], v.shape[1], 1, v.shape[3], generator=generator)
+        constant = row.expand_as(v).contiguous()
+        out = attention(q, k, constant)
+        sees_any = count_pairs(attention).sum(-1) > 0
+        for matrix in [m for n, m in attention.projections().items() if n in ("v", "out")]:
+            constant = constant @ matrix.detach()
+        want = constant.repeat_interleave(2, 1) * sees_any[None, :, :, None]
+        torch.testing.assert_close(out, want, rtol=1e-5, atol=3e-6)
+
+    def test_the_future_never_reaches_the_past(self, implementation: Any, options: Options) -> None:
+        """Fault 3. Bit for bit: an approximate test would hide a small leak."""
+        w = make_workload(300, causal=True, kv_heads=2)
+        attention = build_attention(implementation, options, w)
+        before = attention(*make_inputs(w))
+        for token in (1, 150, 299):
+            changed = make_inputs(w)
+            for tensor in changed:
+                tensor[:, :, token:] = 30 * torch.randn_like(tensor[:, :, token:])
+            after = attention(*changed)
+            assert torch.equal(after[:, :, :token], before[:, :, :token])
+            assert not torch.equal(after[:, :, token:], before[:, :, token:])
+
+    @both_masks
+    def test_a_token_moves_the_rows_that_see_it_and_no_others(
+        self, implementation: Any, options: Options, causal: bool
+    ) -> None:
+        """Fault 1: attention over heads moves the wrong rows. Both batches, every head."""
+        w = make_workload(300, causal=causal, kv_heads=2)
+        attention = build_attention(implementation, options, w)
+        before = attention(*make_inputs(w))
+        pairs = count_pairs(attention)
+        for token in (0, 130, 299):
+            q, k, v = make_inputs(w)
+            v[:, :, token] += 100
+            moved = (attention(q, k, v) != before).any(-1)
+            assert torch.equal(moved, (pairs[:, :, token] > 0).expand_as(moved))
+
+    def test_batches_do_not_mix(self, implementation: Any, options: Options) -> None:
+        """A change of one sequence leaves the output of the other as it is."""
+        w = make_workload(130, kv_heads=2)
+        attention = build_attention(implementation, options, w)
+        q, k, v = make_inputs(w)
+        before = attention(q, k, v)
+        for tensor in (q, k, v):
+            tensor[1] = torch.randn_like(tensor[1])
+        after = attention(q, k, v)
+        assert torch.equal(after[0], before[0])
+        assert not torch.equal(after[1], before[1])
+
+    @both_masks
+    @pytest.mark.parametrize("mode", ["forward", "train"])
+    def test_cost_is_that_of_the_pairs_seen(
+        self, implementation: Any, options: Options, causal: bool, mode: str
+    ) -> None:
+        """Matrix products: two in forward, five more in backward. Two FLOPs a multiply-add."""
+        w = make_workload(111, causal=causal, kv_heads=2, mode=mode)
+        attention = build_attention(implementation, options, w)
+        attention(*make_inputs(w))  # a pattern that depends on the inputs exists only after a call
+        products = 7 if w.train else 2
+        flops = 2 * products * float(count_pairs(attention).sum()) * HEAD_DIM * BATCH
+        elements = sum(t.numel() for t in (*make_inputs(w), make_inputs(w)[0]))
+        if attention.projections():
+            flops += 2 * HEAD_DIM * elements * (3 if w.train else 1)
+        cost = attention.cost()
+        assert cost.flops == pytest.approx(flops, rel=1e-12)
+        log_sum_exp = 4 * BATCH * HEADS * 111
+        assert cost.floor_bytes == (8 * elements + log_sum_exp if w.train else 4 * elements)
+        assert cost.floor_bytes == floor_bytes(w)
+        assert cost.bytes_sent == 0
+
+    @both_masks
+    def test_shares_equal_enumeration(
+        self, implementation: Any, options: Options, causal: bool
+    ) -> None:
+        """Faults 7 and 9: achieved density and uncovered tokens are what the pattern does."""
+        w = make_workload(300, causal=causal, kv_heads=2)
+        attention = build_attention(implementation, options, w)
+        out = attention(*make_inputs(w))
+        pairs, shares = count_pairs(attention), attention.measures()
+        if "uncovered" in shares:
+            zero = (out == 0).all(-1).double().mean()
+            assert shares["uncovered"] == pytest.approx(float(zero), abs=1e-12)
+            assert shares["uncovered"] == pytest.approx(float((pairs.sum(-1) == 0).double().mean()))
+        else:
+            assert (pairs.sum(-1) > 0).all()
+        if "density_achieved" in shares:
+            density = self.expected_density(implementation, options, pairs, causal)
+            assert shares["density_achieved"] == pytest.approx(density)
+
+    @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+    def test_several_ranks_are_accepted_or_refused(
+        self, implementation: Any, options: Options, world_size: int
+    ) -> None:
+        """An implementation for one rank raises WorldError; it never gives one rank's answer."""
+        kind = IMPLEMENTATIONS.get(implementation) if isinstance(implementation, str) else None
+        kind = kind or implementation
+        w = make_workload(1024, batch=8, heads=24)
+        if kind.many_ranks:
+            assert kind(w, Group(world_size - 1, world_size)).group.size == world_size
+            return
+        with pytest.raises(WorldError, match=str(world_size)):
+            kind(w, Group(world_size - 1, world_size))

@@ -1,0 +1,93 @@
+"""Attention by its definition in float64, which every implementation is compared to.
+
+Built from nothing but `Attention.multiplicity` and a module's projections. Pure torch.
+Letters: B batch, Hq query heads, Hk KV heads, N tokens, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+Options = dict[str, Any]
+
+
+def build_attention(
+    implementation: str | type[Attention], options: Options, workload: Workload
+) -> Attention:
+    """Return an implementation on one rank of a CPU, prepared. A name is looked up."""
+    if isinstance(implementation, str):
+        implementation = IMPLEMENTATIONS.get(implementation)
+    attention = implementation(workload, Group.alone(), **options)
+    attention.prepare("cpu")
+    return attention
+
+
+def make_inputs(workload: Workload, seed: int = 0) -> Tensors:
+    """Return normal q (B, Hq, N, D) and k, v (B, Hk, N, D); leaves with gradients in train."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(heads: int) -> Tensor:
+        shape = (workload.batch, heads, workload.seq_len, workload.head_dim)
+        tensor = torch.randn(shape, generator=generator).to(getattr(torch, workload.dtype))
+        return tensor.requires_grad_(workload.train)
+
+    return draw(workload.heads), draw(workload.kv_heads), draw(workload.kv_heads)
+
+
+def make_output_gradient(workload: Workload) -> Tensor:
+    """Return a normal gradient of the output, (B, Hq, N, D)."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (workload.batch, workload.heads, workload.seq_len, workload.head_dim)
+    return torch.randn(shape, generator=generator).to(getattr(torch, workload.dtype))
+
+
+def count_pairs(attention: Attention) -> Tensor:
+    """Return how often each query sees each key, (Hq, N, N), as the implementation states it."""
+    w = attention.workload
+    positions = np.arange(w.seq_len)
+    tables = [np.asarray(attention.multiplicity(positions, positions, h)) for h in range(w.heads)]
+    return torch.from_numpy(np.stack(tables).astype(np.float64))
+
+
+def compute_reference(
+    pairs: Tensor, qkv: Tensors, projections: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the output in float64, and the leaves to differentiate it by.
+
+    pairs: (Hq, N, N), from `count_pairs`.  projections: those of `Attention.projections`.
+    The leaves are q, k, v and each projection, its name with a W before it.
+    """
+    leaves = dict(zip("qkv", qkv, strict=True)) | {f"W{n}": t for n, t in projections.items()}
+    leaves = {n: t.detach().double().requires_grad_() for n, t in leaves.items()}
+
+    def project(name: str, tensor: Tensor) -> Tensor:
+        return tensor @ leaves[f"W{name}"] if projections else tensor
+
+    q, k, v = (project(name, leaves[name]) for name in "qkv")
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
+    weights = pairs * torch.exp(scores)
+    total = weights.sum(-1, keepdim=True)
+    probabilities = weights / total.where(total > 0, 1.0)
+    return project("out", torch.einsum("bhij,bhjd->bhid", probabilities, v)), leaves
+
+
+def relative_error(got: Tensor, want: Tensor, least: float = 0.0) -> float:
+    """Return the largest difference over the largest magnitude of `want`, or over `least`.
+
+    A value in `got` that is not finite makes it infinite.
+    """
+    if not torch.isfinite(got).all():
+        return math.inf
+    scale = max(float(want.abs().max()), least)
+    return float((got.double() - want).abs().max()) / (scale or 1.0)

@@ -1,0 +1,89 @@
+"""The contract test that ships with the package, as a plug-in's authors run it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+MODULE = """
+import misbehaving
+from longseq_bench.testing import ImplementationContract
+
+
+def contract(kind):
+    class WithGroups(kind):  # theirs take as many KV heads as heads
+        def __call__(self, q, k, v):
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+            return super().__call__(q, k, v)
+
+    return type("Test" + kind.__name__, (ImplementationContract,), {"cases": [(WithGroups, {})]})
+
+
+TestSound = contract(misbehaving.Sound)
+TestOverHeads = contract(misbehaving.OverHeads)
+TestBlockSoftmax = contract(misbehaving.BlockSoftmax)
+TestLeak = contract(misbehaving.Leak)
+TestNan = contract(misbehaving.Nan)
+TestBlockDiagonal = contract(misbehaving.BlockDiagonal)
+TestGradient = contract(misbehaving.Gradient)
+TestFarKey = contract(misbehaving.FarKey)
+
+
+class TestByName(ImplementationContract):
+    cases = [("bad-refuses", {}), ("bad-refuses", {"odd": True})]
+"""
+
+SHOWN_BY = {
+    "OverHeads": "test_a_token_moves_the_rows_that_see_it_and_no_others[WithGroups-full]",
+    "BlockSoftmax": "test_constant_values_come_back[WithGroups-full]",
+    "Leak": "test_the_future_never_reaches_the_past[WithGroups]",
+    "Nan": "test_longer_than_a_tile[WithGroups-full]",
+    "BlockDiagonal": "test_a_token_moves_the_rows_that_see_it_and_no_others[WithGroups-full]",
+    "Gradient": "test_output_and_gradients_equal_the_reference[WithGroups-127-mha-full]",
+    "FarKey": "test_a_token_moves_the_rows_that_see_it_and_no_others[WithGroups-full]",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The outcome of each test of a plug-in's module, with pytest's line about it."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "test_plugin.py").write_text(MODULE)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-vv", "-rA", "--tb=no", "-p", "no:cacheprovider",
+         "--rootdir", str(folder), str(folder)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    print(done.stdout[-6000:])
+    lines = re.findall(r"^(PASSED|FAILED) \S*?::(Test\w+::[^\]\s]+\]?)(.*)$", done.stdout, re.M)
+    return {test: outcome + rest for outcome, test, rest in lines}
+
+
+def test_a_sound_implementation_passes_every_test(outcomes: dict[str, str]) -> None:
+    sound = {test: line for test, line in outcomes.items() if test.startswith("TestSound::")}
+    assert len(sound) > 30
+    assert set(sound.values()) == {"PASSED"}
+
+
+@pytest.mark.parametrize("name", sorted(SHOWN_BY))
+def test_a_faulty_implementation_fails_with_its_figures(
+    outcomes: dict[str, str], name: str
+) -> None:
+    line = outcomes[f"Test{name}::{SHOWN_BY[name]}"]
+    assert line.startswith("FAILED")
+    assert re.search(r"assert|AssertionError|not close", line)
+
+
+def test_names_and_options_are_cases(outcomes: dict[str, str]) -> None:
+    by_name = {t: line for t, line in outcomes.items() if t.startswith("TestByName::")}
+    assert all("[bad-refuses" in test for test in by_name)
+    odd = [line for t, line in by_name.items() if "127" in t and "mha" in t and "True" in t]
+    even = [line for t, line in by_name.items() if "127" in t and "mha" in t and "True" not in t]
+    assert set(odd) == {"PASSED"}
+    assert all("odd lengths need odd=true" in line for line in even)
