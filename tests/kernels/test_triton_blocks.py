@@ -123,9 +123,9 @@ def run(
     """Forward and backward; `larger` are the output and log-sum-exp to go back from."""
     from longseq_bench.kernels import triton_blocks
 
-    chosen = triton_blocks.shape
+    chosen = triton_blocks.select_shape
     if tile:
-        triton_blocks.shape = lambda *_: triton_blocks.Shape(*tile, 4, 1)
+        triton_blocks.select_shape = lambda *_: triton_blocks.Shape(*tile, 4, 1)
     try:
         kernel = triton_blocks.TritonBlocks(layouts)
         out, lse = kernel.forward(*tensors, True)
@@ -133,7 +133,7 @@ def run(
         back = larger or (out, lse)
         return Passed(out, lse, kernel.backward(grad_out, *tensors, *back))
     finally:
-        triton_blocks.shape = chosen
+        triton_blocks.select_shape = chosen
 
 
 # ---- the reference -----------------------------------------------------------------------------
@@ -453,9 +453,9 @@ def fitted(room: int) -> Any:
         if needed > room:
             raise OutOfResources(needed, room, "shared memory")
 
-    start = triton_blocks.shape("forward", 128, 128, torch.bfloat16)
+    start = triton_blocks.select_shape("forward", 128, 128, torch.bfloat16)
     try:
-        return triton_blocks.fit(start, attempt)
+        return triton_blocks.run_fitting(start, attempt)
     except KernelLimitError as error:
         return str(error)
 
@@ -476,7 +476,7 @@ def tiles() -> list[tuple[int, int, Any]]:
     from longseq_bench.kernels import triton_blocks
 
     return [
-        (block, dim, triton_blocks.shape(kernel, block, dim, dtype))
+        (block, dim, triton_blocks.select_shape(kernel, block, dim, dtype))
         for kernel in ("forward", "dq", "dkv")
         for block in triton_blocks.BLOCKS
         for dim in range(16, 257, 16)
@@ -504,11 +504,11 @@ def compiled(kernel: str, capability: int) -> tuple[int, str]:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from longseq_bench.kernels import triton_blocks
+    from longseq_bench.kernels import triton_blocks, triton_kernels
 
-    tile = triton_blocks.shape(kernel, 128, 128, torch.bfloat16)
-    names = {"forward": "_forward", "dq": "_backward_q", "dkv": "_backward_kv"}
-    function = getattr(triton_blocks, names[kernel])
+    tile = triton_blocks.select_shape(kernel, 128, 128, torch.bfloat16)
+    names = {"forward": "forward", "dq": "backward_queries", "dkv": "backward_keys"}
+    function = getattr(triton_kernels, names[kernel])
     constants = {
         "GROUP": 4, "SHARED": True, "BLOCK": 128, "DIM": 128, "WIDE": 128, "CAUSAL": True,
         "TAIL": False, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
