@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from longseq_bench.analysis.rows import maximum_rows
+from longseq_bench.analysis.searches import search_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
@@ -96,9 +96,9 @@ def maxima(launcher: LocalLauncher, dtype: str, pace: Pace, budget: int) -> bool
         one = longest_fit(trial, launcher.dry_run, pace, CEILING_TOKENS)
         assert not isinstance(one, str), one
         records = drive(maxlen([trial], None, outlook), launcher, Unkept(), collect)
-        (found,) = maximum_rows(records)
+        (found,) = search_rows(records)
         tokens = one.trial.workload.seq_len
-        good &= row(trial, len(records), tokens, found["max_tokens"], MEMORY_LIMIT, 1)
+        good &= row(trial, len(records), tokens, found.max_tokens, MEMORY_LIMIT, 1)
     return good
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
-from longseq_bench.analysis.rows import maximum_rows
+from longseq_bench.analysis.searches import search_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Trial, Workload
 from longseq_bench.environment import collect
@@ -61,8 +61,8 @@ def ours(trial: Trial, launcher: LocalLauncher, pace: Pace) -> tuple[int, int, i
     """Runs, and the bracket."""
     outlook = Outlook(launcher.dry_run, pace)
     records = drive(maxlen([trial], None, outlook), launcher, Unkept(), collect)
-    (row,) = maximum_rows(records)
-    return len(records), row["max_tokens"], row["first_failure"]
+    (row,) = search_rows(records)
+    return len(records), row.max_tokens, row.first_failure
 
 
 Ran = list[tuple[int, float]]

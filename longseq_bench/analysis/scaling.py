@@ -15,7 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from longseq_bench.analysis.rows import STANDARD, Row
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import STANDARD
 
 T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
@@ -70,38 +72,38 @@ class Complexity:
     formula_ranks: float | None
 
 
-def reached(maxima: Iterable[Row]) -> list[Reached]:
+def reached(maxima: Iterable[SearchRow]) -> list[Reached]:
     """One a maximum, those of one implementation together, by ascending ranks."""
-    groups: dict[object, list[Row]] = defaultdict(list)
+    groups: dict[object, list[SearchRow]] = defaultdict(list)
     for row in maxima:
-        groups[_same_but_ranks(row)].append(row)
+        groups[row.growth_key].append(row)
     found = []
     for group in groups.values():
-        alone = next((r for r in group if r["world_size"] == 1), None)
-        for row in sorted(group, key=lambda r: int(r["world_size"])):
-            ranks = row["world_size"]
+        alone = next((r for r in group if r.world_size == 1), None)
+        for row in sorted(group, key=lambda r: int(r.world_size)):
+            ranks = row.world_size
             found.append(
                 Reached(
-                    row["label"], ranks, row["floor_tokens"],
-                    _expected(alone, row), row["max_tokens"], row["limited_by"],
+                    row.label, ranks, row.floor_tokens,
+                    _expected(alone, row), row.max_tokens, row.limited_by,
                 )
             )  # fmt: skip
     return found
 
 
-def _expected(alone: Row | None, row: Row) -> int | None:
-    if alone is None or not alone["max_tokens"]:
+def _expected(alone: SearchRow | None, row: SearchRow) -> int | None:
+    if alone is None or not alone.max_tokens:
         return None
-    by_memory = {alone["limited_by"], row["limited_by"]} == {"memory"}
-    return alone["max_tokens"] * row["world_size"] if by_memory else None
+    by_memory = {alone.limited_by, row.limited_by} == {"memory"}
+    return alone.max_tokens * row.world_size if by_memory else None
 
 
-def complexities(rows: Iterable[Row]) -> list[Complexity]:
+def complexities(rows: Iterable[SweepRow]) -> list[Complexity]:
     """Time and memory of each implementation that was swept at three lengths or more."""
-    groups: dict[object, list[Row]] = defaultdict(list)
+    groups: dict[object, list[SweepRow]] = defaultdict(list)
     for row in rows:
-        if row["status"] == "ok":
-            groups[_same_but_ranks(row)].append(row)
+        if row.status == "ok":
+            groups[row.growth_key].append(row)
     return [
         one
         for group in groups.values()
@@ -110,40 +112,40 @@ def complexities(rows: Iterable[Row]) -> list[Complexity]:
     ]
 
 
-def _known(group: Sequence[Row], name: str) -> list[Row]:
-    known = [row for row in group if row[name] and row[name] > 0]
-    return known if len({row["tokens"] for row in known}) >= 3 else []
+def _known(group: Sequence[SweepRow], name: str) -> list[SweepRow]:
+    known = [row for row in group if (value := getattr(row, name)) and value > 0]
+    return known if len({row.tokens for row in known}) >= 3 else []
 
 
-def _time(group: Sequence[Row]) -> Complexity | None:
-    work = [row for row in group if row["flops"]]
-    logs = [math.log(row["flops"]) for row in work]
+def _time(group: Sequence[SweepRow]) -> Complexity | None:
+    work = [row for row in group if row.flops]
+    logs = [math.log(row.flops or 1) for row in work]
     formula = None
-    if len({row["tokens"] for row in work}) >= 2:
-        formula = power_law([[math.log(row["tokens"]) for row in work]], logs)[0].value
+    if len({row.tokens for row in work}) >= 2:
+        formula = power_law([[math.log(row.tokens) for row in work]], logs)[0].value
     return _complexity(group, "time", "time_s", formula)
 
 
-def _memory(group: Sequence[Row]) -> Complexity | None:
+def _memory(group: Sequence[SweepRow]) -> Complexity | None:
     # a whole score matrix is quadratic; the floor is linear
-    whole = bool(group) and group[0]["implementation"] == STANDARD
+    whole = bool(group) and group[0].implementation == STANDARD
     return _complexity(group, "memory", "peak_bytes", 2.0 if whole else 1.0)
 
 
 def _complexity(
-    group: Sequence[Row], quantity: Literal["time", "memory"], name: str, formula: float | None
+    group: Sequence[SweepRow], quantity: Literal["time", "memory"], name: str, formula: float | None
 ) -> Complexity | None:
     if not group:
         return None
-    several = len({row["world_size"] for row in group}) > 1
-    columns = [[math.log(row["tokens"]) for row in group]]
+    several = len({row.world_size for row in group}) > 1
+    columns = [[math.log(row.tokens) for row in group]]
     if several:
-        columns.append([math.log(row["world_size"]) for row in group])
-    fitted = power_law(columns, [math.log(row[name]) for row in group])
+        columns.append([math.log(row.world_size) for row in group])
+    fitted = power_law(columns, [math.log(getattr(row, name)) for row in group])
     of_tokens = fitted[0] if fitted else None
     of_ranks = fitted[1] if fitted and several else None
     shared = -1.0 if several else None
-    return Complexity(group[0]["label"], quantity, len(group), of_tokens, of_ranks, formula, shared)
+    return Complexity(group[0].label, quantity, len(group), of_tokens, of_ranks, formula, shared)
 
 
 def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list[Exponent]:
@@ -185,13 +187,3 @@ def _line(x: Sequence[float], y: Sequence[float]) -> list[Exponent]:
 
 def _student(free: int) -> float:
     return T_95[free - 1] if free <= len(T_95) else 1.96 + 2.4 / free
-
-
-def _same_but_ranks(row: Row) -> object:
-    names = ("implementation", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads",
-             "head_dim", "memory_budget", "fit_only", "keep", "allocator",
-             "fingerprint")  # fmt: skip
-    return (
-        *(row[name] for name in names),
-        tuple(sorted((k, str(v)) for k, v in row["options"].items())),
-    )

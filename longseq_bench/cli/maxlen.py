@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from longseq_bench.cli import options as asked
 
 if TYPE_CHECKING:
+    from longseq_bench.analysis.search_row import SearchRow
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.model import Record, Trial
     from longseq_bench.launchers.base import Launcher
@@ -141,7 +141,8 @@ def _densest(
     as_json: bool,
 ) -> int:  # fmt: skip
     """Search the least sparsity of each. Raises UserError for what has none."""
-    from longseq_bench.analysis.rows import least_sparsities
+    from longseq_bench.analysis.frames import density_rows_json
+    from longseq_bench.analysis.searches import density_rows
     from longseq_bench.cli.progress import SearchProgress
     from longseq_bench.cli.session import carry_out, console, exit_code, print_json
     from longseq_bench.cli.stdout import ends
@@ -155,10 +156,10 @@ def _densest(
     watcher = SearchProgress(console(stderr=True))
     steps = strategy.densest([t.at(tokens) for t in trials], ahead)
     records = carry_out(steps, launcher, out, watcher)
-    rows = least_sparsities(records)
+    rows = density_rows(records)
     with ends(exit_code(records)):
         if as_json:
-            print_json({"schema": 1, "results": rows})
+            print_json(density_rows_json(rows))
         else:
             console().print(sparsities_table(rows))
     return exit_code(records)
@@ -197,7 +198,7 @@ def _search(
     trials: list[Trial], ceiling: int | None, launcher: Launcher, ahead: Outlook,
     out: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
-    from longseq_bench.analysis.rows import maxlen_json
+    from longseq_bench.analysis.frames import maxlen_json
     from longseq_bench.cli.progress import SearchProgress
     from longseq_bench.cli.session import carry_out, console, exit_code, print_json
     from longseq_bench.cli.stdout import ends
@@ -216,41 +217,40 @@ def _search(
 
 def _show(records: list[Record]) -> None:
     """Print the table of maxima and the width of each bracket."""
-    from longseq_bench.analysis.rows import maximum_rows
+    from longseq_bench.analysis.searches import search_rows
     from longseq_bench.cli.session import console
     from longseq_bench.cli.tables import maxima_table
 
     console().print(maxima_table(records))
-    for row in maximum_rows(records):
+    for row in search_rows(records):
         if sentence := bracket_sentence(row):
             console().print(sentence, markup=False)
 
 
-def bracket_sentence(row: Mapping[str, Any]) -> str | None:
+def bracket_sentence(row: SearchRow) -> str | None:
     """Say between which lengths the edge is, and how far apart they are; None without a bracket."""
     from longseq_bench.core.units import format_seconds
 
-    passed, failed = row["max_tokens"], row["first_failure"]
+    passed, failed = row.max_tokens, row.first_failure
     if not passed or not failed:
         return None
     width = (failed - passed) / passed
     sentence = f"bracket: {passed:,} passed, {failed:,} failed, {width:.1%} apart"
-    if row["limited_by"] == "time":
-        limit = format_seconds(row["time_budget"])
+    if row.limited_by == "time" and row.time_budget:
+        limit = format_seconds(row.time_budget)
         sentence += f"; the time limit was {limit} a pass (--time-budget changes it)"
     return sentence
 
 
 def _refuse_hopeless_time(records: list[Record]) -> None:
     """Raises UserError where the time budget was shorter than any run at all."""
-    from longseq_bench.analysis.rows import maximum_rows
+    from longseq_bench.analysis.searches import search_rows
     from longseq_bench.core.errors import UserError
-    from longseq_bench.reports.groups import name_of
 
-    for row in maximum_rows(records):
-        if row["max_tokens"] == 0 and row["limited_by"] == "time":
-            shortest = row["first_failure"]
+    for row in search_rows(records):
+        if row.max_tokens == 0 and row.limited_by == "time":
+            shortest = row.first_failure
             raise UserError(
-                f"time budget {row['time_budget']:.3g} s is shorter than one run of "
-                f"{name_of(row)}: {shortest} token(s) took longer; raise --time-budget"
+                f"time budget {row.time_budget or 0:.3g} s is shorter than one run of "
+                f"{row.name}: {shortest} token(s) took longer; raise --time-budget"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from longseq_bench.analysis.rows import set_apart
+from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
 from longseq_bench.cli.tables import NONE, Column, Fitted
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import Trial
@@ -38,7 +39,11 @@ def predictions_table(
         rows.append({"label": name, "one": one})
         notes += _notes(one, name, trial)
     parts: list[RenderableType] = [_heading(trials[0], there)]
-    parts += [Fitted(rows, _columns(known), "--json has it"), ""] if rows else []
+    parts += (
+        [Fitted(rows, _columns(known), "--json has it", label=itemgetter("label")), ""]
+        if rows
+        else []
+    )
     parts += [escape(note) for note in dict.fromkeys(notes)]
     return Group(*parts, _SAID)
 
@@ -75,7 +80,7 @@ def accuracy_table(known: Sequence[Accuracy]) -> RenderableType:
 
 
 def _kind_name(one: Accuracy) -> str:
-    name = one.implementation + set_apart({"keep": one.keep, "options": {}})
+    name = one.implementation + (f" ({KEEP_WORDS[one.keep]})" if one.keep in KEEP_WORDS else "")
     return name if one.device == "cpu" else f"{name} on {one.device}"
 
 
@@ -103,7 +108,7 @@ def _heading(trial: Trial, there: Hardware) -> str:
 
 
 def _name(trial: Trial) -> str:
-    return trial.implementation + set_apart(trial.model_dump(include={"keep", "options"}))
+    return trial.implementation + settings_suffix(trial)
 
 
 def _columns(known: Sequence[Accuracy]) -> list[Column]:

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column
 from rich.text import Text
 
-from longseq_bench.analysis.rows import per_iteration, whichever_sparsity
+from longseq_bench.analysis.runs import per_iteration
+from longseq_bench.analysis.searches import density_key
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
@@ -151,7 +152,7 @@ class SearchProgress(Progressing):
 
     def _narrow(self, step: Step, record: Record) -> None:
         """Of a search for the least sparsity: the least that passed, the largest that failed."""
-        search = whichever_sparsity(step.trial)
+        search = density_key(step.trial)
         low, high = self._sparsities.get(search, (0.0, 1.0))
         at = float(str(step.trial.options["sparsity"]))
         low, high = (low, min(high, at)) if record.outcome.fits else (max(low, at), high)

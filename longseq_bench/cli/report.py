@@ -46,7 +46,7 @@ def report(
     ] = False,
 ) -> int:
     """Write reports from records, or print them: every number comes from the records."""
-    from longseq_bench.analysis.rows import maxlen_json, sweep_json
+    from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.cli.session import console, print_json, read_results
     from longseq_bench.reports.published_results import read
     from longseq_bench.reports.render.terminal_text import plain

@@ -12,9 +12,12 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.fields import Kind, fields_of
+from longseq_bench.analysis.row import R, Row
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.cli.progress import option_value
 from longseq_bench.core.errors import UnitError, UnknownNameError, UserError
 from longseq_bench.core.model import (
@@ -28,7 +31,7 @@ from longseq_bench.core.model import (
     canonical_dtype,
 )
 from longseq_bench.core.units import parse_bytes, parse_seconds, parse_tokens
-from longseq_bench.reports.document import Kind, format_cell
+from longseq_bench.reports.document import format_cell
 
 OPTION = "option."
 ALIASES = {
@@ -47,26 +50,13 @@ ALIASES = {
 }
 """Short names; a dash is read as an underscore."""
 
-_KINDS: dict[str, str] = {
-    "tokens": "tokens tokens_per_rank max_tokens first_failure floor_tokens predicted_tokens "
-    "fits_tokens",
-    "bytes": "peak_bytes bytes_sent bytes_formula dense_peak_bytes memory_budget bytes_per_token",
-    "seconds": "time_s time_low_s time_high_s cpu_time_s plan_time_s compute_time_s "
-    "communication_time_s dense_time_s dense_low_s dense_high_s time_budget wall_s",
-    "flop_rate": "effective_flops",
-    "share": "density_asked density_achieved exposed_share efficiency sparsity_asked token_density "
-    "uncovered zero_rows share_of_ideal share_low share_high exposed_low exposed_high "
-    "fraction_of_floor",
-    "count": "world_size samples tokens_per_s flops dense_flops batch heads kv_heads head_dim "
-    "alloc_retries threads runs confirmations",
-    "ratio": "imbalance speedup speedup_low speedup_high speed_over_dense memory_reduction",
-    "error": "max_error wire_error",
-    "yes": "causal fit_only",
-    "text": "implementation device dtype mode status reason phase dense_source dense_memory_source "
-    "keep allocator fingerprint host label limited_by failure_phase failure_reason",
+KINDS: dict[str, Kind] = {
+    field.name: field.kind
+    for row_type in (SweepRow, SearchRow)
+    for field in fields_of(row_type).values()
+    if field.in_frame and field.merge != "each rank" and field.kind not in ("list", "options")
 }
-KINDS: dict[str, str] = {name: kind for kind, names in _KINDS.items() for name in names.split()}
-"""What each field is that rows can be chosen and sorted by. Lists, one figure a rank, are not."""
+"""The kind of each field that rows can be chosen and sorted by; lists are not among them."""
 
 _WORDS: dict[str, tuple[str, ...]] = {
     "device": get_args(Device),
@@ -109,7 +99,7 @@ def field_of(name: str, place: str, rows: Sequence[Row]) -> str:
     Raises UnknownNameError with the nearest name.
     """
     if name.startswith(OPTION):
-        known = {option for row in rows for option in row["options"]}
+        known = {option for row in rows for option in row.options}
         if (option := name.removeprefix(OPTION)) not in known:
             raise UnknownNameError("option", option, known, place)
         return name
@@ -123,9 +113,9 @@ def field_of(name: str, place: str, rows: Sequence[Row]) -> str:
 def value_of(row: Row, field: str) -> Any:
     """A row's value; None where it has none, or where it is not a number."""
     if field.startswith(OPTION):
-        value = row["options"].get(field.removeprefix(OPTION))
+        value = row.options.get(field.removeprefix(OPTION))
     else:
-        value = row.get(field)
+        value = getattr(row, field, None)
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -133,8 +123,8 @@ def words_of(row: Row, field: str) -> str:
     """A row's value as people read it, by what its field is."""
     value, kind = value_of(row, field), KINDS.get(field, "text")
     if value is None or kind in _QUANTITIES:
-        return format_cell(value, cast(Kind, kind))
-    return ("yes" if value else "no") if kind == "yes" else _written(value)
+        return format_cell(value, kind)
+    return ("yes" if value else "no") if kind == "flag" else _written(value)
 
 
 def condition(text: str, rows: Sequence[Row], place: str = "--where") -> Condition:
@@ -161,7 +151,7 @@ def _of_field(field: str, sign: str, raw: str, where: str) -> Callable[[Row], bo
         _refuse(kind != "text", f"{where}: {field} is no text; ~ looks for a part of text")
         return _contains(field, raw)
     ordering = sign in ("<", "<=", ">", ">=")
-    _refuse(ordering and kind in ("text", "yes"),
+    _refuse(ordering and kind in ("text", "flag"),
             f"{where}: {field} has no order; compare it with = or !=")  # fmt: skip
     if raw.lower() == "none":
         _refuse(ordering, f"{where}: a missing value has no order; compare it with = or !=")
@@ -223,7 +213,7 @@ def _yes(raw: str) -> bool:
     return words[raw.lower()]
 
 
-_QUANTITIES = frozenset(get_args(Kind)) - {"text"}
+_QUANTITIES = frozenset(get_args(Kind)) - {"text", "flag", "list", "options"}
 _RATES = _PREFIXES | {f"{prefix}flop/s": size for prefix, size in _PREFIXES.items()}
 _READERS: dict[str, Callable[[str], Any]] = {
     "tokens": parse_tokens,
@@ -234,7 +224,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "count": _number(_PREFIXES, "write 8 or 20M"),
     "ratio": _number({"": 1.0, "x": 1.0, "×": 1.0}, "write 2 or 2x"),
     "error": _number({"": 1.0}, "write 1e-6"),
-    "yes": _yes,
+    "flag": _yes,
 }
 
 
@@ -288,7 +278,7 @@ def _refuse(wrong: bool, sentence: str) -> None:
         raise UserError(sentence)
 
 
-def ordered(rows: Iterable[Row], fields: Sequence[tuple[str, bool]]) -> list[Row]:
+def ordered(rows: Iterable[R], fields: Sequence[tuple[str, bool]]) -> list[R]:
     """Rows sorted by (field, descending), the first field first; missing values come last either
     way, and equal rows keep their order."""
     table = list(rows)

@@ -104,8 +104,10 @@ def _study(
 ) -> int:  # fmt: skip
     from dataclasses import asdict
 
-    from longseq_bench.analysis.rows import maximum_rows, sweep_json, sweep_rows
+    from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.analysis.scaling import complexities, reached
+    from longseq_bench.analysis.searches import search_rows
+    from longseq_bench.analysis.sweeps import sweep_rows
     from longseq_bench.cli.progress import SearchProgress
     from longseq_bench.cli.session import carry_out, console, exit_code, print_json
     from longseq_bench.cli.stdout import ends
@@ -115,7 +117,7 @@ def _study(
     watcher = SearchProgress(console(stderr=True))
     steps = strategy.scaling(trials, worlds, ROUNDS, None, ahead)
     records = carry_out(steps, launcher, out, watcher)
-    maxima, times = reached(maximum_rows(records)), complexities(sweep_rows(records))
+    maxima, times = reached(search_rows(records)), complexities(sweep_rows(records))
     with ends(exit_code(records)):
         if as_json:
             found, fits = [asdict(one) for one in maxima], [asdict(one) for one in times]

@@ -82,19 +82,18 @@ def _with_budget(config: SweepConfig, out: Path | None) -> SweepConfig:
 
 def _check_baseline(config: SweepConfig) -> None:
     """Raises UserError, before anything runs, where the baseline means none or several."""
-    from longseq_bench.analysis.rows import add_labels, baseline_label
+    from longseq_bench.analysis.labels import find_baseline_label, find_labels
 
-    rows = [{"implementation": t.implementation, "options": t.options} for t in config.trials]
-    add_labels(rows)
     if config.baseline:
-        baseline_label(rows, config.baseline)
+        labels = zip(find_labels(config.trials), config.trials, strict=True)
+        find_baseline_label({label: t.implementation for label, t in labels}, config.baseline)
 
 
 def _run(
     config: SweepConfig, launcher: Launcher, ahead: Outlook, out: Path | None, as_json: bool,
     port: int | None,
 ) -> int:  # fmt: skip
-    from longseq_bench.analysis.rows import sweep_json
+    from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.cli.progress import SweepProgress
     from longseq_bench.cli.session import carry_out, console, exit_code, print_json
     from longseq_bench.cli.stdout import ends

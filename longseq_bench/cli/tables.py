@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, zip_longest
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -14,8 +15,13 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from longseq_bench.analysis.rows import maximum_rows, speeds, sweep_rows
+from longseq_bench.analysis.labels import speeds
+from longseq_bench.analysis.row import require
 from longseq_bench.analysis.scaling import Complexity, Exponent, Reached
+from longseq_bench.analysis.search_row import DensityRow, SearchRow
+from longseq_bench.analysis.searches import search_rows
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.cli.progress import option_value, option_words
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import Environment, Record, Trial
@@ -28,9 +34,6 @@ from longseq_bench.core.units import (
 )
 from longseq_bench.reports.groups import (
     grouped,
-    is_sparse,
-    least_peak,
-    name_of,
     spread_out,
     workload_words,
 )
@@ -65,33 +68,33 @@ _COMPUTED_SAID = f" · {COMPUTED}: dense time computed from some of its rows"
 def rows_table(records: Sequence[Record], baseline: str | None) -> RenderableType:
     """A sweep's rows, a table a workload: time with its spread, memory, rate, error, speed."""
     rows = sweep_rows(records)
-    faster = speeds(rows, baseline) if baseline else [None] * len(rows)
-    for row, speed in zip(rows, faster, strict=True):
-        row["speed"] = speed
-    machines = dict.fromkeys((row["fingerprint"] for row in rows), "")
+    if baseline:
+        found = zip(rows, speeds(rows, baseline), strict=True)
+        rows = [replace(row, speed=speed) for row, speed in found]
+    machines = dict.fromkeys((row.fingerprint for row in rows), "")
     parts: list[RenderableType] = []
     for group in grouped(rows):
         parts += [f"[bold]{safe(workload_words(group[0], machines))}[/bold]"]
         parts += [_group_table(group, baseline), ""]
     said = [line for legend in legends(rows) for line in (legend, "")]
-    return Group(*parts, *said, *(_failure(r) for r in rows if r["status"] != "ok"))
+    return Group(*parts, *said, *(_failure(r) for r in rows if r.status != "ok"))
 
 
-def sweep_columns(rows: Sequence[dict[str, Any]], baseline: str | None = None) -> list[Column]:
+def sweep_columns(rows: Sequence[SweepRow], baseline: str | None = None) -> list[Column]:
     """What is told of a group of swept rows, by what there is in it. Its labels come before."""
     if spread_out(rows):
         return _over_ranks(rows, baseline)
-    return _with_sparse(baseline) if any(map(is_sparse, rows)) else _of_lengths(baseline)
+    return _with_sparse(baseline) if any(row.is_sparse for row in rows) else _of_lengths(baseline)
 
 
-def _group_table(group: Sequence[dict[str, Any]], baseline: str | None) -> Fitted:
+def _group_table(group: Sequence[SweepRow], baseline: str | None) -> Fitted:
     return Fitted(group, sweep_columns(group, baseline))
 
 
-def legends(rows: Sequence[dict[str, Any]]) -> list[str]:
+def legends(rows: Sequence[SweepRow]) -> list[str]:
     """What the columns of `sweep_columns` mean, as far as it has to be said."""
     said = [_RANKS_SAID] if spread_out(rows) else []
-    if any(map(is_sparse, rows)):
+    if any(row.is_sparse for row in rows):
         computed = any(_of_ideal(row).endswith(COMPUTED) for row in rows)
         said.append(_SPARSE_SAID.format(computed=_COMPUTED_SAID if computed else ""))
     return said
@@ -113,7 +116,7 @@ class Column:
     """
 
     heading: str
-    cell: Callable[[dict[str, Any]], str | Text]
+    cell: Callable[[Any], str | Text]
     leaves: int = 0
     wraps: int = 0
     justify: Literal["left", "right"] = "right"
@@ -158,15 +161,16 @@ class Fitted:
     heading: of the labels.  hint: where one finds what there was no room for.
     """
 
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[Any]
     columns: Sequence[Column]
     hint: str = "see the report"
     heading: str = ""
+    label: Callable[[Any], str] = attrgetter("label")
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterable[Segment | Text]:
-        label = Column(self.heading, lambda r: plain(r["label"]), 0, NARROWEST_LABEL, "left")
+        label = Column(self.heading, lambda r: plain(self.label(r)), 0, NARROWEST_LABEL, "left")
         every = [_written(column, self.rows) for column in (label, *self.columns)]
         shown, least = _fitting(every, options.max_width)
         widths = _widths(shown, least, options.max_width)
@@ -201,7 +205,7 @@ def _lines(
         yield line
 
 
-def _written(column: Column, rows: Iterable[dict[str, Any]]) -> _Written:
+def _written(column: Column, rows: Iterable[Any]) -> _Written:
     cells = (column.cell(row) for row in rows)
     return _Written(
         column, [c if isinstance(c, Text) else Text.from_markup(c, emoji=False) for c in cells]
@@ -243,12 +247,12 @@ def _widths(shown: Sequence[_Written], least: Sequence[int], room: int) -> list[
 def _of_lengths(baseline: str | None) -> list[Column]:
     """Rows of one rank that see every pair."""
     columns = [
-        Column("tokens", lambda r: format_tokens(r["tokens"])),
+        Column("tokens", lambda r: format_tokens(r.tokens)),
         Column("time", lambda r: time_words(r)[0]),
         Column("±", lambda r: time_words(r)[1], 3),
-        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 5),
+        Column("peak", lambda r: _shown(r.peak_bytes, format_bytes), 5),
         Column("FLOP/s", _flop_rate, 2),
-        Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
+        Column("error", lambda r: _shown(r.max_error, lambda e: f"{e:.0e}"), 1),
     ]
     return [*columns, *_beside(baseline, 4)]
 
@@ -256,7 +260,7 @@ def _of_lengths(baseline: str | None) -> list[Column]:
 def _beside(baseline: str | None, leaves: int) -> list[Column]:
     if not baseline:
         return []
-    return [Column(f"× {baseline}", lambda r: _shown(r["speed"], _times), leaves)]
+    return [Column(f"× {baseline}", lambda r: _shown(r.speed, _times), leaves)]
 
 
 def _with_sparse(baseline: str | None) -> list[Column]:
@@ -266,120 +270,116 @@ def _with_sparse(baseline: str | None) -> list[Column]:
     return columns
 
 
-def _over_ranks(rows: Sequence[dict[str, Any]], baseline: str | None) -> list[Column]:
+def _over_ranks(rows: Sequence[SweepRow], baseline: str | None) -> list[Column]:
     """Rows of which some ran on several ranks."""
     columns = [
-        Column("tokens", lambda r: format_tokens(r["tokens"])),
-        Column("ranks", lambda r: str(r["world_size"])),
-        Column("a rank", lambda r: _shown(r["tokens_per_rank"], format_tokens), 6),
+        Column("tokens", lambda r: format_tokens(r.tokens)),
+        Column("ranks", lambda r: str(r.world_size)),
+        Column("a rank", lambda r: _shown(r.tokens_per_rank, format_tokens), 6),
         Column("time", lambda r: time_words(r)[0]),
         Column("±", lambda r: time_words(r)[1], 5),
-        Column("speed-up", lambda r: _shown(r["speedup"], _times)),
-        Column("efficiency", lambda r: _shown(r["efficiency"], format_share), 9),
-        Column("exposed", lambda r: _shown(r["exposed_share"], format_share)),
-        Column("sent", lambda r: _shown(r["bytes_sent"], format_bytes), 4),
-        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes)),
-        Column("least", lambda r: _shown(least_peak(r), format_bytes), 3),
-        Column("max/min", lambda r: _shown(r["imbalance"], _times), 7),
+        Column("speed-up", lambda r: _shown(r.speedup, _times)),
+        Column("efficiency", lambda r: _shown(r.efficiency, format_share), 9),
+        Column("exposed", lambda r: _shown(r.exposed_share, format_share)),
+        Column("sent", lambda r: _shown(r.bytes_sent, format_bytes), 4),
+        Column("peak", lambda r: _shown(r.peak_bytes, format_bytes)),
+        Column("least", lambda r: _shown(r.least_peak_bytes, format_bytes), 3),
+        Column("max/min", lambda r: _shown(r.imbalance, _times), 7),
         Column("FLOP/s", _flop_rate, 2),
-        Column("error", lambda r: _shown(r["max_error"], lambda e: f"{e:.0e}"), 1),
+        Column("error", lambda r: _shown(r.max_error, lambda e: f"{e:.0e}"), 1),
     ]
-    if any(map(is_sparse, rows)):
+    if any(row.is_sparse for row in rows):
         columns.insert(5, Column("density", _density, 10))
     return [*columns, *_beside(baseline, 8)]
 
 
 def maxima_table(records: Sequence[Record]) -> RenderableType:
     """A search's results: the bracket, what limited it, how near the floor."""
-    rows = maximum_rows(records)
+    rows = search_rows(records)
     sentences = [plain(_sentence(row)) for row in rows]
     return Group(Fitted(rows, maxima_columns(rows)), "", *sentences)
 
 
-def maxima_columns(rows: Sequence[dict[str, Any]]) -> Sequence[Column]:
+def maxima_columns(rows: Sequence[SearchRow]) -> Sequence[Column]:
     """What is told of searches for the longest length. Their labels come before."""
     return _maxima_over_ranks(rows) if spread_out(rows) else _maxima(rows)
 
 
-def _maxima_over_ranks(rows: Sequence[dict[str, Any]]) -> Sequence[Column]:
+def _maxima_over_ranks(rows: Sequence[SearchRow]) -> Sequence[Column]:
     columns = [
-        Column("ranks", lambda r: str(r["world_size"])),
-        Column("longest", lambda r: f"[bold]{r['max_tokens']:,}[/bold]"),
-        Column("a rank", lambda r: _shown(r["tokens_per_rank"], lambda n: f"{n:,}"), 3),
-        Column("first failure", lambda r: _shown(r["first_failure"], lambda n: f"{n:,}")),
-        Column("limited by", lambda r: str(r["limited_by"])),
-        Column("of floor", lambda r: _shown(r["fraction_of_floor"], format_share), 5),
-        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 4),
-        Column("max/min", lambda r: _shown(r["imbalance"], _times), 2),
-        Column("runs", lambda r: str(r["runs"]), 1),
+        Column("ranks", lambda r: str(r.world_size)),
+        Column("longest", lambda r: f"[bold]{r.max_tokens:,}[/bold]"),
+        Column("a rank", lambda r: _shown(r.tokens_per_rank, lambda n: f"{n:,}"), 3),
+        Column("first failure", lambda r: _shown(r.first_failure, lambda n: f"{n:,}")),
+        Column("limited by", lambda r: str(r.limited_by)),
+        Column("of floor", lambda r: _shown(r.fraction_of_floor, format_share), 5),
+        Column("peak", lambda r: _shown(r.peak_bytes, format_bytes), 4),
+        Column("max/min", lambda r: _shown(r.imbalance, _times), 2),
+        Column("runs", lambda r: str(r.runs), 1),
     ]
     return _with_fits(columns, 2, rows)
 
 
-def _maxima(rows: Sequence[dict[str, Any]]) -> Sequence[Column]:
+def _maxima(rows: Sequence[SearchRow]) -> Sequence[Column]:
     columns = [
-        Column("longest", lambda r: f"[bold]{r['max_tokens']:,}[/bold]"),
-        Column("first failure", lambda r: _shown(r["first_failure"], lambda n: f"{n:,}"), 6),
-        Column("limited by", lambda r: str(r["limited_by"])),
-        Column("of floor", lambda r: _shown(r["fraction_of_floor"], format_share), 5),
-        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 3),
-        Column("runs", lambda r: str(r["runs"]), 1),
+        Column("longest", lambda r: f"[bold]{r.max_tokens:,}[/bold]"),
+        Column("first failure", lambda r: _shown(r.first_failure, lambda n: f"{n:,}"), 6),
+        Column("limited by", lambda r: str(r.limited_by)),
+        Column("of floor", lambda r: _shown(r.fraction_of_floor, format_share), 5),
+        Column("peak", lambda r: _shown(r.peak_bytes, format_bytes), 3),
+        Column("runs", lambda r: str(r.runs), 1),
     ]
     return _with_fits(columns, 1, rows)
 
 
-def _with_fits(columns: list[Column], at: int, rows: Sequence[dict[str, Any]]) -> Sequence[Column]:
+def _with_fits(columns: list[Column], at: int, rows: Sequence[SearchRow]) -> Sequence[Column]:
     """With how far memory alone goes, where that was asked."""
-    alone = Column("memory alone", lambda r: _shown(r["fits_tokens"], lambda n: f"{n:,}"), 4)
-    return [*columns[:at], alone, *columns[at:]] if any(r["fits_tokens"] for r in rows) else columns
+    alone = Column("memory alone", lambda r: _shown(r.fits_tokens, lambda n: f"{n:,}"), 4)
+    return [*columns[:at], alone, *columns[at:]] if any(r.fits_tokens for r in rows) else columns
 
 
-def _sentence(row: dict[str, Any]) -> str:
-    name, budget = name_of(row), format_bytes(row["memory_budget"])
-    if row["world_size"] > 1:
+def _sentence(row: SearchRow) -> str:
+    name, budget = row.name, format_bytes(require(row.memory_budget))
+    if row.world_size > 1:
         budget += " a rank"
-    if not row["max_tokens"]:
-        return f"{name}: no length passed ({row['failure_reason']})"
-    times = f", {format_seconds(row['time_budget'])} a pass" if row["time_budget"] else ""
-    if row["fit_only"]:
-        return f"{name}: memory holds {row['max_tokens']:,} tokens under {budget}; nothing computed"
-    again = f"confirmed {row['confirmations']}×" if row["confirmations"] else "not confirmed"
+    if not row.max_tokens:
+        return f"{name}: no length passed ({row.failure_reason})"
+    times = f", {format_seconds(row.time_budget)} a pass" if row.time_budget else ""
+    if row.fit_only:
+        return f"{name}: memory holds {row.max_tokens:,} tokens under {budget}; nothing computed"
+    again = f"confirmed {row.confirmations}×" if row.confirmations else "not confirmed"
     limit = (
-        f"limited by: {row['limited_by']}"
-        if row["first_failure"]
-        else "nothing failed up to the ceiling"
+        f"limited by: {row.limited_by}" if row.first_failure else "nothing failed up to the ceiling"
     )
-    what = f"{row['max_tokens']:,} tokens ({row['dtype']}, {row['mode']})"
+    what = f"{row.max_tokens:,} tokens ({row.dtype}, {row.mode})"
     return f"{name}: {what} under {budget}{times}; {limit}; {again}"
 
 
 def scaling_tables(maxima: Sequence[Reached], times: Sequence[Complexity]) -> RenderableType:
     """Theory, expectation and measurement over ranks; exponents in tokens and ranks."""
-    reached = [{"label": one.label, "one": one} for one in maxima]
-    longest = Fitted(reached, [
-        Column("ranks", lambda r: str(r["one"].world_size)),
-        Column("theory", lambda r: _shown(r["one"].theory, lambda n: f"{n:,}"), 2),
-        Column("expected", lambda r: _shown(r["one"].expected, lambda n: f"{n:,}")),
+    longest = Fitted(maxima, [
+        Column("ranks", lambda r: str(r.world_size)),
+        Column("theory", lambda r: _shown(r.theory, lambda n: f"{n:,}"), 2),
+        Column("expected", lambda r: _shown(r.expected, lambda n: f"{n:,}")),
         Column("found", lambda r: f"[bold]{r['one'].actual:,}[/bold]"),
-        Column("of expected", lambda r: _of_expected(r["one"]), 1),
-        Column("limited by", lambda r: _shown(r["one"].limited_by, str), 3),
+        Column("of expected", lambda r: _of_expected(r), 1),
+        Column("limited by", lambda r: _shown(r.limited_by, str), 3),
     ])  # fmt: skip
-    fits = [{"label": one.label, "one": one} for one in times]
-    fitted = Fitted(fits, [
-        Column("of", lambda r: r["one"].quantity),
-        Column("tokens ^", lambda r: _shown(r["one"].tokens, _exponent)),
-        Column("by formula", lambda r: _shown(r["one"].formula_tokens, lambda x: f"{x:.2f}"), 2),
-        Column("ranks ^", lambda r: _shown(r["one"].ranks, _exponent)),
-        Column("by formula", lambda r: _shown(r["one"].formula_ranks, lambda x: f"{x:.2f}"), 3),
-        Column("points", lambda r: str(r["one"].points), 4),
+    fitted = Fitted(times, [
+        Column("of", lambda r: r.quantity),
+        Column("tokens ^", lambda r: _shown(r.tokens, _exponent)),
+        Column("by formula", lambda r: _shown(r.formula_tokens, lambda x: f"{x:.2f}"), 2),
+        Column("ranks ^", lambda r: _shown(r.ranks, _exponent)),
+        Column("by formula", lambda r: _shown(r.formula_ranks, lambda x: f"{x:.2f}"), 3),
+        Column("points", lambda r: str(r.points), 4),
     ])  # fmt: skip
     said = (
         "[dim]theory: the floor of all ranks' budgets · expected: one rank's times the ranks, "
         "where memory limits both · exponents with their 95 % interval · by formula: FLOPs over "
         "the ranks, and the floor[/dim]"
     )
-    parts: list[RenderableType] = [longest, ""] if reached else []
-    parts += [fitted, ""] if fits else []
+    parts: list[RenderableType] = [longest, ""] if maxima else []
+    parts += [fitted, ""] if times else []
     return Group(*parts, said)
 
 
@@ -387,18 +387,18 @@ def _of_expected(one: Reached) -> str:
     return format_share(one.actual / one.expected) if one.expected else NONE
 
 
-def sparsities_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+def sparsities_table(rows: Sequence[DensityRow]) -> RenderableType:
     """The least sparsity with which a length fits."""
-    several = [Column("ranks", lambda r: str(r["world_size"]))] if spread_out(rows) else []
+    several = [Column("ranks", lambda r: str(r.world_size))] if spread_out(rows) else []
     return Fitted(rows, [
         *several,
-        Column("tokens", lambda r: format_tokens(r["tokens"])),
-        Column("passed", lambda r: f"[bold]{_shown(least_words(r['least_sparsity']), str)}[/bold]"),
-        Column("failed", lambda r: _shown(dense_words(r["too_dense"]), str)),
-        Column("limited by", lambda r: _shown(r["limited_by"], str)),
-        Column("time", lambda r: _shown(r["time_s"], format_seconds), 2),
-        Column("peak", lambda r: _shown(r["peak_bytes"], format_bytes), 3),
-        Column("runs", lambda r: str(r["runs"]), 1),
+        Column("tokens", lambda r: format_tokens(r.tokens)),
+        Column("passed", lambda r: f"[bold]{_shown(least_words(r.least_sparsity), str)}[/bold]"),
+        Column("failed", lambda r: _shown(dense_words(r.too_dense), str)),
+        Column("limited by", lambda r: _shown(r.limited_by, str)),
+        Column("time", lambda r: _shown(r.time_s, format_seconds), 2),
+        Column("peak", lambda r: _shown(r.peak_bytes, format_bytes), 3),
+        Column("runs", lambda r: str(r.runs), 1),
     ])  # fmt: skip
 
 
@@ -456,34 +456,34 @@ def findings_table(machine: Environment, findings: Sequence[Finding]) -> Rendera
     return Group(f"[bold]{escape(machine.host)}[/bold]: {escape(machine.cpu)}, {machine.os}", table)
 
 
-def time_words(row: dict[str, Any]) -> tuple[str, str]:
+def time_words(row: SweepRow) -> tuple[str, str]:
     """The median and its spread; what became of it where there is none."""
-    if row["time_s"] is None:
-        colour = _COLOURS.get(row["status"], "red")
-        return f"[{colour}]{row['status']}[/{colour}]", NONE
-    off = max(row["time_high_s"] - row["time_s"], row["time_s"] - row["time_low_s"])
-    spread = f"{off / row['time_s']:.0%}" if row["samples"] > 1 and row["time_s"] else NONE
-    return format_seconds(row["time_s"]), spread
+    if row.time_s is None:
+        colour = _COLOURS.get(row.status, "red")
+        return f"[{colour}]{row.status}[/{colour}]", NONE
+    off = max(require(row.time_high_s) - row.time_s, row.time_s - require(row.time_low_s))
+    spread = f"{off / row.time_s:.0%}" if row.samples > 1 and row.time_s else NONE
+    return format_seconds(row.time_s), spread
 
 
-def _flop_rate(row: dict[str, Any]) -> str:
-    return _shown(row["effective_flops"], lambda rate: format_rate(rate, ""))
+def _flop_rate(row: SweepRow) -> str:
+    return _shown(row.effective_flops, lambda rate: format_rate(rate, ""))
 
 
-def _density(row: dict[str, Any]) -> str:
-    return _shown(row["token_density"], format_share)
+def _density(row: SweepRow) -> str:
+    return _shown(row.token_density, format_share)
 
 
-def _of_ideal(row: dict[str, Any]) -> str:
+def _of_ideal(row: SweepRow) -> str:
     """The share of ideal, marked where no whole dense pass was run."""
-    mark = "" if row["dense_source"] == "measured" else COMPUTED
-    return _shown(row["share_of_ideal"], lambda share: format_share(share) + mark)
+    mark = "" if row.dense_source == "measured" else COMPUTED
+    return _shown(row.share_of_ideal, lambda share: format_share(share) + mark)
 
 
-def _failure(row: dict[str, Any]) -> Text:
-    where = f" in {row['phase']}" if row["phase"] else ""
-    what = f"{name_of(row)} at {format_tokens(row['tokens'])}"
-    said = f"{what}: {row['status']}{where}: {row['reason']}"
+def _failure(row: SweepRow) -> Text:
+    where = f" in {row.phase}" if row.phase else ""
+    what = f"{row.name} at {format_tokens(row.tokens)}"
+    said = f"{what}: {row.status}{where}: {row.reason}"
     return plain(said, "yellow")
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic
 
 from rich.console import Console
 
-from longseq_bench.analysis.rows import (
-    MAXIMUM_FIELDS,
-    ROW_FIELDS,
-    Row,
-    maxima_json,
-    maximum_rows,
-    per_iteration,
-    rows_json,
-    swept,
-)
+from longseq_bench.analysis.fields import fields_of
+from longseq_bench.analysis.frames import search_rows_json, sweep_rows_json
+from longseq_bench.analysis.row import R, Row
+from longseq_bench.analysis.runs import per_iteration
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import search_rows
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.cli.row_filter import (
     OPTION,
     Condition,
@@ -38,7 +37,7 @@ from longseq_bench.cli.tables import (
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.document import Axis, Chart, Mark, Point, Section
-from longseq_bench.reports.groups import grouped, name_of, workload_words
+from longseq_bench.reports.groups import grouped, workload_words
 from longseq_bench.reports.render.sparkline import samples_line
 from longseq_bench.reports.render.terminal import print_section
 from longseq_bench.reports.render.terminal_text import plain
@@ -46,7 +45,8 @@ from longseq_bench.reports.render.terminal_text import plain
 LABEL, PASSES = "label", "passes"
 """The column of a row's timed passes as a sparkline."""
 MOST_PASSES = 24
-MAXIMA_FIELDS = (*MAXIMUM_FIELDS, "tokens")
+SWEEP_FIELDS = tuple(fields_of(SweepRow))
+SEARCH_FIELDS = (*fields_of(SearchRow), "tokens")
 """A maximum's tokens are its longest, so that one condition on length does for both tables."""
 HINT = "a wider terminal, --columns or --json has them"
 CHART_HINT = "a wider terminal or --json has them"
@@ -57,15 +57,15 @@ _PASSES_SAID = (
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Generic[R]):
     """Rows of one sort: how many there are, those that match, sorted, and those of them shown.
 
     lacks: names of fields in conditions that such rows don't have.
     """
 
     total: int
-    matching: Sequence[Row]
-    shown: Sequence[Row]
+    matching: Sequence[R]
+    shown: Sequence[R]
     lacks: Sequence[str]
 
 
@@ -76,14 +76,14 @@ class View:
 
     records: Sequence[Record]
     where: Sequence[str]
-    rows: Part
-    maxima: Part
+    rows: Part[SweepRow]
+    maxima: Part[SearchRow]
     runs: Mapping[int, Sequence[Record]]
     columns: Sequence[tuple[str, str]]
 
-    def document(self) -> Row:
+    def document(self) -> dict[str, Any]:
         """The rows and maxima that are shown, as the JSON document of a report."""
-        return {**rows_json(self.rows.shown), **maxima_json(self.maxima.shown)}
+        return {**sweep_rows_json(self.rows.shown), **search_rows_json(self.maxima.shown)}
 
 
 def chosen(
@@ -98,30 +98,30 @@ def chosen(
 
     Raises UserError for an expression that can't be read, UnknownNameError for a name.
     """
-    pairs = swept(records)
+    pairs = sweep_rows_with_records(records)
     rows = [row for row, _ in pairs]
-    maxima = [{**row, "tokens": row["max_tokens"]} for row in maximum_rows(records)]
-    every = [*rows, *maxima]
+    maxima = search_rows(records)
+    every: list[Row] = [*rows, *maxima]
     conditions = [condition(text, every) for text in where]
     keys = [sorting(text, every) for text in sort]
     fields = [
         (name, name if name == PASSES else field_of(name, "--columns", every)) for name in columns
     ]
     parts = (
-        _part(rows, ROW_FIELDS, conditions, keys, limit),
-        _part(maxima, MAXIMA_FIELDS, conditions, keys, limit),
+        _part(rows, SWEEP_FIELDS, conditions, keys, limit),
+        _part(maxima, SEARCH_FIELDS, conditions, keys, limit),
     )
     runs = {id(row): group for row, group in pairs}
     return View(records, where, *parts, runs, fields)
 
 
 def _part(
-    rows: Sequence[Row],
+    rows: Sequence[R],
     fields: Sequence[str],
     conditions: Sequence[Condition],
     keys: Sequence[tuple[str, bool]],
     limit: int | None,
-) -> Part:
+) -> Part[R]:
     asked = [c.field for c in conditions if not c.field.startswith(OPTION)]
     lacks = [field for field in dict.fromkeys(asked) if field not in fields]
     kept = [] if lacks else [row for row in rows if all(c.holds(row) for c in conditions)]
@@ -139,11 +139,11 @@ def print_view(view: View, screen: Console) -> None:
     for group in grouped(view.rows.shown):
         _print_heading("", group, machines, screen)
         _print_rows(group, workloads[id(group[0])], view, screen)
-    for group in grouped(view.maxima.shown):
-        _print_heading("Longest lengths: ", group, machines, screen)
-        named = _named_columns(view, MAXIMA_FIELDS)
-        columns = maxima_columns(group) if named is None else named
-        screen.print(Fitted(group, columns, HINT))
+    for maxima in grouped(view.maxima.shown):
+        _print_heading("Longest lengths: ", maxima, machines, screen)
+        named = _named_columns(view, SEARCH_FIELDS)
+        columns = maxima_columns(maxima) if named is None else named
+        screen.print(Fitted(maxima, columns, HINT))
     for line in _said(view):
         screen.print()
         screen.print(line)
@@ -188,7 +188,7 @@ def _counted(count: int, one: str, many: str = "") -> str:
 
 def _machines(rows: Iterable[Row]) -> dict[str, str]:
     """What each machine is called where there are several, else nothing."""
-    hosts = {row["fingerprint"]: row["host"] for row in rows}
+    hosts = {row.fingerprint: row.host for row in rows}
     if len(hosts) == 1:
         return dict.fromkeys(hosts, "")
     return {fingerprint: f"{host} {fingerprint[:6]}" for fingerprint, host in hosts.items()}
@@ -201,8 +201,10 @@ def _print_heading(
     screen.print(plain(before + workload_words(group[0], machines), "bold"))
 
 
-def _print_rows(group: Sequence[Row], matching: Sequence[Row], view: View, screen: Console) -> None:
-    named = _named_columns(view, (*ROW_FIELDS, PASSES))
+def _print_rows(
+    group: Sequence[SweepRow], matching: Sequence[SweepRow], view: View, screen: Console
+) -> None:
+    named = _named_columns(view, (*SWEEP_FIELDS, PASSES))
     columns = _with_passes(group, view) if named is None else named
     screen.print(Fitted(group, columns, HINT))
     for line in _failures(group):
@@ -212,14 +214,14 @@ def _print_rows(group: Sequence[Row], matching: Sequence[Row], view: View, scree
         print_section(Section("", charts=[chart]), screen, CHART_HINT)
 
 
-def _with_passes(group: Sequence[Row], view: View) -> list[Column]:
+def _with_passes(group: Sequence[SweepRow], view: View) -> list[Column]:
     columns = sweep_columns(group)
     at = [column.heading for column in columns].index("±") + 1
     return [*columns[:at], _passes(view), *columns[at:]]
 
 
 def _passes(view: View, leaves: int = 3) -> Column:
-    def cell(row: Row) -> str:
+    def cell(row: SweepRow) -> str:
         if _failed(row):
             return ""
         runs = sorted(view.runs[id(row)], key=lambda run: (run.started_at, run.trial.round))
@@ -245,30 +247,30 @@ def _named(name: str, field: str, leaves: int, view: View) -> Column:
     return Column(name, lambda row: plain(words_of(row, field)), leaves)
 
 
-def _failures(group: Sequence[Row]) -> Iterable[str]:
+def _failures(group: Sequence[SweepRow]) -> Iterable[str]:
     """Each reason once, with the rows it is of."""
-    of: dict[str, list[Row]] = defaultdict(list)
+    of: dict[str, list[SweepRow]] = defaultdict(list)
     for row in group:
         if _failed(row):
-            where = f" in {row['phase']}" if row["phase"] else ""
-            of[f"{row['status']}{where}: {row['reason']}"].append(row)
+            where = f" in {row.phase}" if row.phase else ""
+            of[f"{row.status}{where}: {row.reason}"].append(row)
     for said, rows in of.items():
         more = f" and {_counted(len(rows) - 1, 'more row')}" if len(rows) > 1 else ""
-        yield f"{name_of(rows[0])} at {format_tokens(rows[0]['tokens'])}{more}: {said}"
+        yield f"{rows[0].name} at {format_tokens(rows[0].tokens)}{more}: {said}"
 
 
-def _times(group: Sequence[Row], matching: Sequence[Row]) -> Chart | None:
+def _times(group: Sequence[SweepRow], matching: Sequence[SweepRow]) -> Chart | None:
     """Time over length of the series that are shown, of all that match; None for one length."""
-    shown = {name_of(row) for row in group}
-    rows = [(name, row) for row in matching if (name := name_of(row)) in shown]
-    if len({row["tokens"] for _, row in rows}) < 2:
+    shown = {row.name for row in group}
+    rows = [(name, row) for row in matching if (name := row.name) in shown]
+    if len({row.tokens for _, row in rows}) < 2:
         return None
-    points = [Point(name, row["tokens"], row["time_s"]) for name, row in rows if row["time_s"]]
-    marks = [Mark(name, row["tokens"], row["status"]) for name, row in rows if _failed(row)]
+    points = [Point(name, row.tokens, row.time_s) for name, row in rows if row.time_s]
+    marks = [Mark(name, row.tokens, row.status) for name, row in rows if _failed(row)]
     axes = Axis("tokens", "tokens", log=True), Axis("time", "seconds", log=True)
     made = Chart("time", "Time over length", "", *axes, tuple(points), tuple(marks))
     return made if points else None
 
 
-def _failed(row: Row) -> bool:
-    return bool(row["status"] != "ok")
+def _failed(row: SweepRow) -> bool:
+    return bool(row.status != "ok")

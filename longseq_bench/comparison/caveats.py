@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from longseq_bench.analysis.rows import Row, per_iteration
+from longseq_bench.analysis.runs import per_iteration
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.comparison.model import TimeComparison, is_valid_time, status_of
 from longseq_bench.comparison.trial_matching import MatchedPair
 from longseq_bench.comparison.wording import count, format_percent, join_words, name_row
@@ -17,7 +18,7 @@ MAX_LOAD_DIFFERENCE = 0.5
 MAX_CPU_TIME_DIFFERENCE = 0.05
 """Relative, of the processor time per second of a pass."""
 
-Compared = Sequence[tuple[MatchedPair, Row]]
+Compared = Sequence[tuple[MatchedPair, SweepRow]]
 
 
 def find_caveats(
@@ -74,7 +75,7 @@ def _invalid_times(compared: Compared) -> Iterator[str]:
 
     counts = {
         name_row(row): (invalid(pair.a), invalid(pair.b))
-        for pair, row in compared if not row["fit_only"]
+        for pair, row in compared if not row.fit_only
     }  # fmt: skip
     if names := [name for name, both in counts.items() if any(both)]:
         in_a, in_b = (sum(both[i] for both in counts.values()) for i in (0, 1))

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from statistics import fmean, median
 from typing import Literal
 
-from longseq_bench.analysis.rows import Row, add_labels, maximum_of, per_iteration, sweep_rows
+from longseq_bench.analysis.labels import find_labels, set_labels
+from longseq_bench.analysis.runs import per_iteration
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import merge_search
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.comparison.caveats import find_caveats
 from longseq_bench.comparison.model import (
     Bracket,
@@ -35,7 +39,13 @@ from longseq_bench.comparison.trial_matching import (
     match_searches,
     match_trials,
 )
-from longseq_bench.comparison.wording import format_percent, format_value, join_words, name_field
+from longseq_bench.comparison.wording import (
+    ComparedRow,
+    format_percent,
+    format_value,
+    join_words,
+    name_field,
+)
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
@@ -65,12 +75,16 @@ def compare(
     if not pairs:
         raise _nothing_in_common(a, b, machines)
     trial_rows = [_trial_row(p.a) for p in trials.pairs]
-    search_rows = [maximum_of(p.a) for p in searches.pairs]
+    search_rows = [merge_search(p.a) for p in searches.pairs]
     only_a, only_b = _rows(trials.only_a, searches.only_a), _rows(trials.only_b, searches.only_b)
     other_machines = _rows(
         (p.a for p in trials.different_machines), (p.a for p in searches.different_machines)
     )
-    add_labels([*trial_rows, *search_rows, *only_a, *only_b, *other_machines])
+    tables = (trial_rows, search_rows, only_a, only_b, other_machines)
+    labels = iter(find_labels([row for table in tables for row in table]))
+    trial_rows, search_rows = set_labels(trial_rows, labels), set_labels(search_rows, labels)
+    only_a, only_b = set_labels(only_a, labels), set_labels(only_b, labels)
+    other_machines = set_labels(other_machines, labels)
     compared = list(zip(trials.pairs, trial_rows, strict=True))
     times = tuple(_compare_times(compared, level, least))
     sides = tuple(r for p in pairs for r in p.a), tuple(r for p in pairs for r in p.b)
@@ -84,9 +98,9 @@ def compare(
         maxima=tuple(map(_compare_maxima, searches.pairs, search_rows)),
         status_changes=tuple(t for one in compared if (t := _status_change(*one))),
         failed_alike=sum(status_of(p.a) == status_of(p.b) != "ok" for p in trials.pairs),
-        only_a=only_a,
-        only_b=only_b,
-        other_machines=other_machines,
+        only_a=tuple(only_a),
+        only_b=tuple(only_b),
+        other_machines=tuple(other_machines),
         machine_differences=machines,
         differences=tuple(
             Difference(name_field(name), *(format_value(name, side) for side in values))
@@ -98,11 +112,11 @@ def compare(
 
 
 def _compare_times(
-    compared: Sequence[tuple[MatchedPair, Row]], level: float, least: float
+    compared: Sequence[tuple[MatchedPair, SweepRow]], level: float, least: float
 ) -> Iterator[TimeComparison]:
     """Compare the trials timed on both sides; those with several processes are tested together."""
     sides = [(row, pair, _medians(pair.a), _medians(pair.b)) for pair, row in compared]
-    timed = [one for one in sides if one[2] and one[3] and not one[0]["fit_only"]]
+    timed = [one for one in sides if one[2] and one[3] and not one[0].fit_only]
     tested = [(a, b) for _, _, a, b in timed if min(len(a), len(b)) > 1]
     estimates = iter(estimate_ratios(tested, level))
     for row, pair, a, b in timed:
@@ -137,7 +151,7 @@ def _medians(runs: Sequence[Record]) -> tuple[float, ...]:
     return tuple(median(found) for found in times if found and all(map(is_valid_time, found)))
 
 
-def _compare_peaks(pair: MatchedPair, row: Row) -> MemoryComparison | None:
+def _compare_peaks(pair: MatchedPair, row: SweepRow) -> MemoryComparison | None:
     if not status_of(pair.a) == status_of(pair.b) == "ok":
         return None
     a, b = (
@@ -154,9 +168,9 @@ def _compare_peaks(pair: MatchedPair, row: Row) -> MemoryComparison | None:
     return MemoryComparison(row, round(max(a)), round(max(b)), max(b) / max(a), verdict)
 
 
-def _compare_maxima(pair: MatchedPair, row: Row) -> LengthComparison:
-    found = [maximum_of(side) for side in (pair.a, pair.b)]
-    a, b = (Bracket(r["max_tokens"], r["first_failure"], r["limited_by"]) for r in found)
+def _compare_maxima(pair: MatchedPair, row: SearchRow) -> LengthComparison:
+    found = [merge_search(side) for side in (pair.a, pair.b)]
+    a, b = (Bracket(r.max_tokens, r.first_failure, r.limited_by or "") for r in found)
     ratio = b.max_tokens / a.max_tokens if a.max_tokens else None
     if max(a.max_tokens, b.max_tokens) < min(a.end, b.end):
         return LengthComparison(row, a, b, ratio, "same")
@@ -169,7 +183,7 @@ def _compare_maxima(pair: MatchedPair, row: Row) -> LengthComparison:
     return LengthComparison(row, a, b, ratio, verdict)
 
 
-def _status_change(pair: MatchedPair, row: Row) -> StatusChange | None:
+def _status_change(pair: MatchedPair, row: SweepRow) -> StatusChange | None:
     a, b = (worst_run(side).outcome for side in (pair.a, pair.b))
     if a.status == b.status:
         return None
@@ -192,14 +206,14 @@ def _differing_budgets(pair: MatchedPair) -> str:
     return "; ".join(words)
 
 
-def _trial_row(runs: Sequence[Record]) -> Row:
+def _trial_row(runs: Sequence[Record]) -> SweepRow:
     return sweep_rows(runs[:1])[0]
 
 
 def _rows(
     trials: Iterable[Sequence[Record]], searches: Iterable[Sequence[Record]]
-) -> tuple[Row, ...]:
-    return tuple(chain(map(_trial_row, trials), map(maximum_of, searches)))
+) -> list[ComparedRow]:
+    return [*map(_trial_row, trials), *map(merge_search, searches)]
 
 
 def _describe_machines(pairs: Sequence[MatchedPair]) -> str:

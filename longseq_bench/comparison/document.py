@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from longseq_bench.analysis.rows import Row
 from longseq_bench.comparison.model import (
     Comparison,
     LengthComparison,
@@ -16,6 +15,7 @@ from longseq_bench.comparison.model import (
 )
 from longseq_bench.comparison.summary import describe_gate, summarize
 from longseq_bench.comparison.wording import (
+    ComparedRow,
     format_detectable,
     format_percent,
     is_search,
@@ -33,7 +33,7 @@ from longseq_bench.reports.document import (
     Section,
     Table,
 )
-from longseq_bench.reports.groups import capital, grouped, name_of, spread_out, workload_words
+from longseq_bench.reports.groups import capital, grouped, spread_out, workload_words
 from longseq_bench.reports.outcome_text import describe_outcome
 
 
@@ -68,7 +68,7 @@ def processes_table(result: Comparison) -> Table:
         "batch", "heads", "kv_heads", "head_dim",
     )  # fmt: skip
     rows = tuple(
-        (side, *(t.row[name] for name in fields), i, seconds)
+        (side, *(getattr(t.row, name) for name in fields), i, seconds)
         for t in result.times
         for side, times in (("A", t.a_rounds), ("B", t.b_rounds))
         for i, seconds in enumerate(times)
@@ -90,8 +90,8 @@ class _Field:
     priority: int = 0
 
 
-_TOKENS = _Field("Tokens", "tokens", lambda one: one.row["tokens"], 9)
-_RANKS = _Field("Ranks", "count", lambda one: one.row["world_size"], 9)
+_TOKENS = _Field("Tokens", "tokens", lambda one: one.row.tokens, 9)
+_RANKS = _Field("Ranks", "count", lambda one: one.row.world_size, 9)
 _TIMES = (
     _Field("A", "seconds", lambda t: t.a_s, 6),
     _Field("B", "seconds", lambda t: t.b_s, 7),
@@ -228,7 +228,7 @@ def _tables(items: Sequence[_Compared], fields: Sequence[_Field]) -> list[Table]
     for group in _by_workload(items):
         first = group[0].row
         every = [
-            _Field("Implementation", "text", lambda one: one.row["label"], 10),
+            _Field("Implementation", "text", lambda one: one.row.label, 10),
             *([] if is_search(first) else [_TOKENS]),
             *([_RANKS] if spread_out(one.row for one in group) else []),
             *fields,
@@ -258,7 +258,7 @@ def _chart(times: Sequence[TimeComparison], number: int) -> Chart:
     points = []
     for t in times:
         low, high = (t.estimate.low, t.estimate.high) if t.estimate else (None, None)
-        points.append(Point(name_of(t.row), t.row["tokens"], t.ratio, low, high, t.verdict))
+        points.append(Point(t.row.name, t.row.tokens, t.ratio, low, high, t.verdict))
     lengths = [p.x for p in points]
     same = tuple(Point("the same", x, 1.0) for x in (min(lengths), max(lengths)))
     decided = sum(p.words in ("slower", "faster") for p in points)
@@ -275,5 +275,5 @@ def _chart(times: Sequence[TimeComparison], number: int) -> Chart:
     )
 
 
-def _name_with_kind(row: Row) -> str:
+def _name_with_kind(row: ComparedRow) -> str:
     return f"{name_row(row)}{', a search' if is_search(row) else ''}"

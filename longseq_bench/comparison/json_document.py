@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.comparison.model import Comparison, TimeComparison
 from longseq_bench.comparison.summary import find_regressions, summarize
+from longseq_bench.comparison.wording import ComparedRow
 from longseq_bench.reports.render.json import finite
 
 SCHEMA = 1
@@ -55,8 +56,10 @@ def _time(t: TimeComparison) -> dict[str, Any]:
 
 def _flatten(one: Any) -> dict[str, Any]:
     fields = asdict(one)
-    return _identify(fields.pop("row")) | fields
+    del fields["row"]
+    return _identify(one.row) | fields
 
 
-def _identify(row: Row) -> dict[str, Any]:
-    return {name: row.get(name) for name in _IDENTITY}
+def _identify(row: ComparedRow) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in _IDENTITY}
+    return values | {"tokens": None} if isinstance(row, SearchRow) else values

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from longseq_bench.analysis.rows import SEVERITY, Row
+from longseq_bench.analysis.runs import SEVERITY
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.comparison.significance import RatioEstimate
+from longseq_bench.comparison.wording import ComparedRow
 from longseq_bench.core.model import Record, Status
 
 
@@ -22,7 +25,7 @@ class TimeComparison:
     note: what differed in how the trial was run.
     """
 
-    row: Row
+    row: SweepRow
     a_rounds: tuple[float, ...]
     b_rounds: tuple[float, ...]
     a_s: float
@@ -41,7 +44,7 @@ class MemoryComparison:
     verdict: "more" or "less" only if all rounds of one side exceed all of the other by 1 %.
     """
 
-    row: Row
+    row: SweepRow
     a_bytes: int
     b_bytes: int
     ratio: float
@@ -66,7 +69,7 @@ class Bracket:
 class LengthComparison:
     """A search for the longest length on both sides; ratio: None if no length passed with A."""
 
-    row: Row
+    row: SearchRow
     a: Bracket
     b: Bracket
     ratio: float | None
@@ -81,7 +84,7 @@ class StatusChange:
     budgets: it failed for lack of memory or time, and the budgets of the two sides differ.
     """
 
-    row: Row
+    row: SweepRow
     a_status: Status
     b_status: Status
     a_reason: str | None
@@ -119,9 +122,9 @@ class Comparison:
     maxima: tuple[LengthComparison, ...]
     status_changes: tuple[StatusChange, ...]
     failed_alike: int
-    only_a: tuple[Row, ...]
-    only_b: tuple[Row, ...]
-    other_machines: tuple[Row, ...]
+    only_a: tuple[ComparedRow, ...]
+    only_b: tuple[ComparedRow, ...]
+    other_machines: tuple[ComparedRow, ...]
     machine_differences: str
     differences: tuple[Difference, ...]
     caveats: tuple[str, ...]

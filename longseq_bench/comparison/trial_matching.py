@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from longseq_bench.analysis.rows import SEARCH
+from longseq_bench.analysis.searches import SEARCH_PURPOSES
 from longseq_bench.core.model import Environment, Record
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")
@@ -69,7 +69,7 @@ def match_searches(a: Sequence[Record], b: Sequence[Record], across: bool = Fals
         lambda r: (_search_key(r), r.environment.fingerprint),
         lambda r: (_search_key(r), machine(r)),
     ]
-    ours, theirs = ([r for r in side if r.purpose in SEARCH] for side in (a, b))
+    ours, theirs = ([r for r in side if r.purpose in SEARCH_PURPOSES] for side in (a, b))
     return _match(ours, theirs, keys, [_search_key], across)
 
 

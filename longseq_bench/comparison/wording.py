@@ -6,28 +6,32 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_tokens
+
+ComparedRow = SweepRow | SearchRow
+"""A trial or a search."""
 
 _FIELD_NAMES = {"memory_bytes": "memory", "gpus": "GPUs", "cpu": "CPU"}
 
 
-def name_row(row: Row) -> str:
+def name_row(row: ComparedRow) -> str:
     """Return the name of a trial or a search: label, ranks, length and unusual workload."""
-    ranks = f" on {row['world_size']} ranks" if row["world_size"] > 1 else ""
-    tokens = "" if is_search(row) else f" at {format_tokens(row['tokens'])}"
-    workload = [
-        *([row["mode"]] if row["mode"] != "forward" else []),
-        *([row["dtype"]] if row["dtype"] != "float32" else []),
-        *(["causal"] if row["causal"] else []),
+    ranks = f" on {row.world_size} ranks" if row.world_size > 1 else ""
+    tokens = "" if is_search(row) else f" at {format_tokens(row.tokens)}"
+    workload: list[str] = [
+        *([row.mode] if row.mode != "forward" else []),
+        *([row.dtype] if row.dtype != "float32" else []),
+        *(["causal"] if row.causal else []),
     ]
     suffix = f" ({', '.join(workload)})" if workload else ""
-    return f"{row['label']}{ranks}{tokens}{suffix}"
+    return f"{row.label}{ranks}{tokens}{suffix}"
 
 
-def is_search(row: Row) -> bool:
+def is_search(row: ComparedRow) -> bool:
     """Return True for the row of a search, which has no length of its own."""
-    return "tokens" not in row
+    return isinstance(row, SearchRow)
 
 
 def format_percent(share: float) -> str:
@@ -41,7 +45,7 @@ def format_detectable(share: float) -> str:
     return ">100 %" if share > 1 else format_percent(share)
 
 
-def count_rows(rows: Sequence[Row]) -> str:
+def count_rows(rows: Sequence[ComparedRow]) -> str:
     """Return how many trials and searches there are, with the verb."""
     searches = sum(map(is_search, rows))
     parts = [count_trials(len(rows) - searches)] if searches < len(rows) else []

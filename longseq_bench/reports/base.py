@@ -9,13 +9,15 @@ Neither sees a device. Other packages add theirs through the entry-point groups
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import repeat
-from typing import Any
 
-from longseq_bench.analysis.rows import Row, add_labels, maximum_rows, set_apart, speeds, sweep_rows
+from longseq_bench.analysis.labels import Settings, find_labels, set_labels, settings_suffix, speeds
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import search_rows
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.document import Document
@@ -42,24 +44,24 @@ class Source:
     configs: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SweepRow]:
         """Measured rows with `speed`; labels are shared with `maxima`.
 
         Raises UserError where the baseline is not among them.
         """
         rows = self._tables[0]
-        known = speeds(rows, self.baseline) if rows and self.baseline else repeat(None, len(rows))
-        for row, speed in zip(rows, known, strict=True):
-            row["speed"] = speed
-        return rows
+        if not rows or not self.baseline:
+            return rows
+        known = zip(rows, speeds(rows, self.baseline), strict=True)
+        return [replace(row, speed=speed) for row, speed in known]
 
     @cached_property
-    def maxima(self) -> list[Row]:
+    def maxima(self) -> list[SearchRow]:
         """One row a search for the longest length."""
-        rows, beside = self._tables[1], self.elsewhere
-        for row in rows:
-            row["elsewhere"] = beside.tokens(row) if beside else None
-        return rows
+        rows, published = self._tables[1], self.elsewhere
+        if published is None:
+            return rows
+        return [replace(row, published_tokens=published.tokens(row)) for row in rows]
 
     @property
     def elsewhere_said(self) -> str:
@@ -83,32 +85,30 @@ class Source:
 
     def label(self, trial: Trial) -> str:
         """What this report calls the trial's implementation and options."""
-        settings = (trial.fit_only, trial.keep, trial.allocator)
-        known = (trial.implementation, repr(trial.options), *settings)
-        if known not in self._said:
-            how = _how(trial.implementation, trial.options)
-            row = dict(zip(("fit_only", "keep", "allocator"), settings, strict=True))
-            apart = set_apart({**row, "options": trial.options})
-            self._said[known] = self._labels.get(how, trial.implementation) + apart
-        return self._said[known]
+        key = (trial.implementation, repr(trial.options), trial.fit_only, trial.keep,
+               trial.allocator)  # fmt: skip
+        if key not in self._trial_labels:
+            known = self._labels.get(_options_key(trial), trial.implementation)
+            self._trial_labels[key] = known + settings_suffix(trial)
+        return self._trial_labels[key]
 
     @cached_property
-    def _tables(self) -> tuple[list[Row], list[Row]]:
-        rows, maxima = sweep_rows(self.records), maximum_rows(self.records)
-        add_labels([*rows, *maxima])
-        return rows, maxima
+    def _tables(self) -> tuple[list[SweepRow], list[SearchRow]]:
+        rows, maxima = sweep_rows(self.records), search_rows(self.records)
+        labels = iter(find_labels([*rows, *maxima]))
+        return set_labels(rows, labels), set_labels(maxima, labels)
 
     @cached_property
-    def _said(self) -> dict[tuple[Any, ...], str]:
-        """Labels of trials asked for so far: every record is asked for its own several times."""
+    def _trial_labels(self) -> dict[Hashable, str]:
+        """Labels of trials found so far: each is needed several times."""
         return {}
 
     @cached_property
-    def _labels(self) -> dict[str, str]:
-        both = [*self._tables[0], *self._tables[1]]
+    def _labels(self) -> dict[Hashable, str]:
         return {
-            _how(row["implementation"], row["options"]): row["label"].removesuffix(set_apart(row))
-            for row in both
+            _options_key(row): row.label.removesuffix(settings_suffix(row))
+            for rows in self._tables
+            for row in rows
         }
 
 
@@ -120,8 +120,9 @@ FORMATS: Registry[Callable[[Document], Files]] = Registry(
 )
 
 
-def _how(implementation: str, options: dict[str, Any]) -> str:
-    return repr((implementation, sorted(options.items(), key=lambda item: item[0])))
+def _options_key(settings: Settings) -> Hashable:
+    options = sorted(settings.options.items(), key=lambda item: item[0])
+    return settings.implementation, repr(options)
 
 
 def _letter(i: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from longseq_bench.analysis.fields import Kind as Kind
 from longseq_bench.core.units import (
     format_bytes,
     format_rate,
@@ -18,10 +19,6 @@ from longseq_bench.core.units import (
     format_share,
     format_tokens,
 )
-
-Kind = Literal[
-    "text", "tokens", "bytes", "seconds", "flop_rate", "share", "count", "ratio", "error"
-]
 
 MISSING = "—"
 COMPUTED = "computed, not measured"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import Row
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Kind, Table
 from longseq_bench.reports.groups import capital, spread_out, workload_words
@@ -19,19 +20,19 @@ class Field(NamedTuple):
 
     name: str
     kind: Kind
-    value: Callable[[Row], Cell]
+    value: Callable[[Any], Cell]
     always: bool = True
     ranks: bool = False
 
 
 def plain(name: str, kind: Kind, key: str, always: bool = True) -> Field:
     """A field that is the value of a key."""
-    return Field(name, kind, lambda row: row[key], always)
+    return Field(name, kind, attrgetter(key), always)
 
 
 def of_ranks(name: str, kind: Kind, key: str) -> Field:
     """A field that is shown where rows ran on several ranks."""
-    return Field(name, kind, lambda row: row[key], False, True)
+    return Field(name, kind, attrgetter(key), False, True)
 
 
 def rows_table(group: Sequence[Row], source: Source, fields: Sequence[Field]) -> Table:

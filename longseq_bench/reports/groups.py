@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import R, Row
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
 
 SAME_TABLE = (
@@ -20,30 +19,33 @@ NEAR = 0.9
 """Of the highest density: rows that are as dense skip about as much."""
 
 
-def grouped(rows: Iterable[Row]) -> list[list[Row]]:
+table_key: Callable[[Row], Hashable] = attrgetter(*SAME_TABLE)
+"""Equal for rows that may stand in one table."""
+
+
+def grouped(rows: Iterable[R]) -> list[list[R]]:
     """Rows that differ in length, implementation and ranks only, in order of first appearance."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    same = itemgetter(*SAME_TABLE)
+    groups: dict[Hashable, list[R]] = {}
     for row in rows:
-        groups.setdefault(same(row), []).append(row)
+        groups.setdefault(table_key(row), []).append(row)
     return list(groups.values())
 
 
 def workload_words(row: Row, machines: Mapping[str, str]) -> str:
     """A group in words: "forward, float32, causal, batch 1, 8 heads of 64, cpu"."""
-    heads = f"{row['heads']} heads of {row['head_dim']}"
-    if row["kv_heads"] != row["heads"]:
-        heads += f" ({row['kv_heads']} for k, v)"
-    mask = "causal" if row["causal"] else "not causal"
-    words = [row["mode"], row["dtype"], mask, f"batch {row['batch']}", heads, row["device"]]
-    if row["threads"]:
-        words.append(f"{row['threads']} thread{'s' if row['threads'] > 1 else ''} a rank")
-    if row["memory_budget"]:
-        words.append(f"{format_bytes(row['memory_budget'])} budget a rank")
-    if row["time_budget"]:
-        words.append(f"{format_seconds(row['time_budget'])} a pass at most")
-    if machines[row["fingerprint"]]:
-        words.append(f"machine {machines[row['fingerprint']]}")
+    heads = f"{row.heads} heads of {row.head_dim}"
+    if row.kv_heads != row.heads:
+        heads += f" ({row.kv_heads} for k, v)"
+    mask = "causal" if row.causal else "not causal"
+    words = [row.mode, row.dtype, mask, f"batch {row.batch}", heads, row.device]
+    if row.threads:
+        words.append(f"{row.threads} thread{'s' if row.threads > 1 else ''} a rank")
+    if row.memory_budget:
+        words.append(f"{format_bytes(row.memory_budget)} budget a rank")
+    if row.time_budget:
+        words.append(f"{format_seconds(row.time_budget)} a pass at most")
+    if machines[row.fingerprint]:
+        words.append(f"machine {machines[row.fingerprint]}")
     return ", ".join(words)
 
 
@@ -52,11 +54,11 @@ def capital(words: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def by_ranks(rows: Iterable[Row]) -> dict[int, list[Row]]:
+def by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
     """Which runs on how many ranks is asked for, not chosen: rows of as many are compared."""
-    found: dict[int, list[Row]] = defaultdict(list)
+    found: dict[int, list[R]] = defaultdict(list)
     for row in rows:
-        found[row["world_size"]].append(row)
+        found[row.world_size].append(row)
     return dict(sorted(found.items()))
 
 
@@ -67,52 +69,32 @@ def on_ranks(ranks: int) -> str:
 
 def spread_out(rows: Iterable[Row]) -> bool:
     """Whether any row ran on several ranks: then what is said of ranks has something to say."""
-    return any(row["world_size"] > 1 for row in rows)
+    return any(row.world_size > 1 for row in rows)
 
 
-def least_peak(row: Row) -> int | None:
-    """The least of the ranks' peaks; None with one rank or where a rank's is unknown."""
-    return min(row["rank_peaks"]) if row["imbalance"] is not None else None
-
-
-def name_of(row: Row) -> str:
-    """What a sentence calls a row: its label, with the ranks where there are several."""
-    return f"{row['label']}{on_ranks(row['world_size'])}"
-
-
-def is_sparse(row: Row) -> bool:
-    """Whether a row's pattern skips anything that dense attention sees."""
-    density = row["density_achieved"]
-    return density is not None and density < 1
-
-
-def density_of(row: Row) -> float:
-    """The share that a row keeps, 0 to 1; exact attention skips nothing."""
-    return max(0.0, float(row["density_achieved"])) if is_sparse(row) else 1.0
-
-
-def as_dense(rows: Iterable[Row]) -> list[list[Row]]:
+def as_dense(rows: Iterable[R]) -> list[list[R]]:
     """Rows apart by how much they skip, the densest first: together are those that keep at least
     NEAR of what the densest of them keeps, each in the order given."""
-    found, rest = [], list(rows)
+    found: list[list[R]] = []
+    rest = list(rows)
     while rest:
-        least = NEAR * max(map(density_of, rest))
-        found.append([row for row in rest if density_of(row) >= least])
-        rest = [row for row in rest if density_of(row) < least]
+        least = NEAR * max(row.density for row in rest)
+        found.append([row for row in rest if row.density >= least])
+        rest = [row for row in rest if row.density < least]
     return found
 
 
 def density_words(rows: Sequence[Row]) -> str:
     """Between what the densities of sparse rows lie: " of density 9.4 % to 10.0 %"; "" of exact."""
-    kept = [density_of(row) for row in rows]
+    kept = [row.density for row in rows]
     ends = dict.fromkeys(format_share(one) for one in (min(kept), max(kept)))
-    return f" of density {' to '.join(ends)}" if is_sparse(rows[0]) else ""
+    return f" of density {' to '.join(ends)}" if rows[0].is_sparse else ""
 
 
-def exact_and_sparse(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def exact_and_sparse(rows: Iterable[R]) -> dict[str, list[R]]:
     """Rows by whether they are "exact" or "sparse", where there are any: the two compute different
     things, so none of the one is better or worse than one of the other."""
-    found: dict[str, list[Row]] = {"exact": [], "sparse": []}
+    found: dict[str, list[R]] = {"exact": [], "sparse": []}
     for row in rows:
-        found["sparse" if is_sparse(row) else "exact"].append(row)
+        found["sparse" if row.is_sparse else "exact"].append(row)
     return {what: some for what, some in found.items() if some}

@@ -14,7 +14,7 @@ from longseq_bench.reports.sections.speeds import on_ranks, relative
 def build(source: Source) -> Document:
     """Time, memory, relative speed, complexity, many ranks, when to choose which."""
     _, grows = growth(source)
-    several = len({row["label"] for row in source.rows if row["time_s"]}) > 1
+    several = len({row.label for row in source.rows if row.time_s}) > 1
     own = [
         relative(source),
         needed(grows, "implementation timed at three lengths", SCALING),

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import Field, ValidationError
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import DType, Frozen, Mode, OptionValue
 
@@ -25,13 +25,13 @@ class Figure(Frozen):
     memory_budget: int | None = Field(default=None, description="bytes")
     options: dict[str, OptionValue] = Field(default_factory=dict)
 
-    def is_of(self, row: Row) -> bool:
+    def is_of(self, row: SearchRow) -> bool:
         """Whether it stands beside a maximum of ours."""
         named = self.model_dump(exclude={"implementation", "tokens", "options"})
         return (
-            row["implementation"] == self.implementation
-            and all(value in (None, row[name]) for name, value in named.items())
-            and all(row["options"].get(name) == value for name, value in self.options.items())
+            row.implementation == self.implementation
+            and all(value in (None, getattr(row, name)) for name, value in named.items())
+            and all(row.options.get(name) == value for name, value in self.options.items())
         )
 
 
@@ -41,7 +41,7 @@ class Elsewhere(Frozen):
     source: str
     maxima: tuple[Figure, ...] = Field(min_length=1)
 
-    def tokens(self, row: Row) -> int | None:
+    def tokens(self, row: SearchRow) -> int | None:
         """The first figure that is of such a maximum."""
         return next((one.tokens for one in self.maxima if one.is_of(row)), None)
 

@@ -8,23 +8,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import R, Row, require
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import floor_bytes_per_token
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Axis, Chart, Guide, Kind, Mark, Point, format_cell
-from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
-from longseq_bench.reports.sections.recommendations import confirmed
+from longseq_bench.reports.groups import capital, grouped, workload_words
 
 MOST_CHARTS = 12
 """In one section: a reader looks at no more, and the tables have all."""
 
 TOKENS = Axis("Tokens", "tokens", log=True)
-Maker = Callable[[Sequence[Row], str], Chart | None]
+Maker = Callable[[Sequence[R], str], Chart | None]
 
 
-def charts(source: Source, rows: Iterable[Row], *makers: Maker) -> list[Chart]:
+def charts(source: Source, rows: Iterable[R], *makers: Maker[R]) -> list[Chart]:
     """Charts of each workload among rows, in their order, as many as are looked at."""
     made = []
     for group in grouped(rows)[: MOST_CHARTS // len(makers)]:
@@ -42,52 +43,46 @@ def cut(rows: Iterable[Row], makers: int = 1) -> list[str]:
     return [f"Charts are of the first {drawn} of {groups} workloads; the tables have all."]
 
 
-def time(rows: Sequence[Row], where: str) -> Chart | None:
+def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Median time against tokens, with its 95 % interval."""
     points = [
-        Point(name_of(r), r["tokens"], r["time_s"], *_ends(r, "time_low_s", "time_high_s"))
+        Point(r.name, r.tokens, r.time_s, *_ends(r, "time_low_s", "time_high_s"))
         for r in rows
-        if r["time_s"]
+        if r.time_s
     ]  # fmt: skip
     return _lines("time", where, "Time", "seconds", points, rows)
 
 
-def throughput(rows: Sequence[Row], where: str) -> Chart | None:
+def throughput(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Tokens of all ranks a second against tokens."""
-    points = [
-        Point(name_of(r), r["tokens"], r["tokens_per_s"], *_rates(r))
-        for r in rows
-        if r["tokens_per_s"]
-    ]
+    points = [Point(r.name, r.tokens, r.tokens_per_s, *_rates(r)) for r in rows if r.tokens_per_s]
     return _lines("throughput", where, "Tokens/s", "count", points, rows)
 
 
-def memory(rows: Sequence[Row], where: str) -> Chart | None:
+def memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Peak of a rank against tokens; the floor beside it where all ran on one rank."""
     points = [
-        Point(name_of(r), r["tokens"], r["peak_bytes"])
-        for r in rows
-        if r["peak_bytes"] and r["status"] == "ok"
+        Point(r.name, r.tokens, r.peak_bytes) for r in rows if r.peak_bytes and r.status == "ok"
     ]
     guides = []
-    if points and all(r["world_size"] == 1 for r in rows):
+    if points and all(r.world_size == 1 for r in rows):
         a_token = floor_bytes_per_token(_workload(rows[0]))
         ends = _span(points, rows)
         guides = [Guide("floor", tuple(Point("floor", x, x * a_token) for x in ends))]
     return _lines("memory", where, "Peak memory", "bytes", points, rows, guides)
 
 
-def speedup(rows: Sequence[Row], where: str) -> Chart | None:
+def speedup(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """How many times as fast as the same on one rank, against ranks; the ideal beside it. Of those
     that ran on several."""
-    several = {r["label"] for r in rows if r["world_size"] > 1 and r["speedup"]}
+    several = {r.label for r in rows if r.world_size > 1 and r.speedup}
     points = [
         Point(
-            f"{r['label']}, {format_tokens(r['tokens'])} tokens", r["world_size"], r["speedup"],
-            r["speedup_low"], r["speedup_high"],
+            f"{r.label}, {format_tokens(r.tokens)} tokens", r.world_size, r.speedup,
+            r.speedup_low, r.speedup_high,
         )
         for r in rows
-        if r["speedup"] and r["label"] in several
+        if r.speedup and r.label in several
     ]  # fmt: skip
     if len({p.x for p in points}) < 2:
         return None
@@ -98,37 +93,37 @@ def speedup(rows: Sequence[Row], where: str) -> Chart | None:
     )
 
 
-def pays(rows: Sequence[Row], where: str) -> Chart | None:
+def pays(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """How many times as fast as the same on one rank, against tokens."""
     points = [
-        Point(name_of(r), r["tokens"], r["speedup"], r["speedup_low"], r["speedup_high"])
+        Point(r.name, r.tokens, r.speedup, r.speedup_low, r.speedup_high)
         for r in rows
-        if r["speedup"] and r["world_size"] > 1
+        if r.speedup and r.world_size > 1
     ]
     level = tuple(Point("", p.x, 1.0) for p in _ends_of(points))
     even = [Guide("as fast as one rank", level, "as fast as one rank")]
     return _lines("speed-up", where, "Speed-up", "ratio", points, rows, even, log=False)
 
 
-def shares(source: Source, rows: Iterable[Row]) -> list[Chart]:
+def shares(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
     """Share of ideal against sparsity: a chart a workload and length, the longest first."""
-    by_length: dict[int, list[Row]] = defaultdict(list)
+    by_length: dict[int, list[SweepRow]] = defaultdict(list)
     for row in rows:
-        by_length[row["tokens"]].append(row)
+        by_length[row.tokens].append(row)
     made = [charts(source, by_length[n], _share) for n in sorted(by_length, reverse=True)]
     return [chart for some in made for chart in some][:MOST_CHARTS]
 
 
-def _share(rows: Sequence[Row], where: str) -> Chart | None:
-    where = f"{where}, {format_tokens(rows[0]['tokens'])} tokens"
+def _share(rows: Sequence[SweepRow], where: str) -> Chart | None:
+    where = f"{where}, {format_tokens(rows[0].tokens)} tokens"
     points = [
         Point(
-            _but_sparsity(r), 1 - r["token_density"],
-            r["share_of_ideal"], r["share_low"], r["share_high"],
-            "" if r["dense_source"] == "measured" else f"dense time {r['dense_source']}",
+            _but_sparsity(r), 1 - r.token_density,
+            r.share_of_ideal, r.share_low, r.share_high,
+            "" if r.dense_source == "measured" else f"dense time {r.dense_source}",
         )
-        for r in sorted(rows, key=lambda r: -float(r["token_density"] or 0))
-        if r["share_of_ideal"] and r["token_density"] is not None and r["token_density"] < 1
+        for r in sorted(rows, key=lambda r: -float(r.token_density or 0))
+        if r.share_of_ideal and r.token_density is not None and r.token_density < 1
     ]  # fmt: skip
     if not points:
         return None
@@ -153,41 +148,41 @@ _TOKENS_AS = {
 None is drawn beside one of another sort."""
 
 
-def _sort(row: Row) -> str:
-    if row["fit_only"]:
+def _sort(row: SearchRow) -> str:
+    if row.fit_only:
         return "maxima-fits"
-    return "maxima" if confirmed(row) else "maxima-over-inputs"
+    return "maxima" if row.is_full_pass else "maxima-over-inputs"
 
 
 def maxima(source: Source) -> list[Chart]:
     """Longest lengths as bars, each beside the tokens whose floor fills the budget: a chart a
     sort, machine, device, mode and budget; what else differs is told at the bar."""
-    together: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    together: dict[tuple[object, ...], list[SearchRow]] = defaultdict(list)
     names = ("fingerprint", "device", "mode", "memory_budget")
     for sort in _TOKENS_AS:
         for row in source.maxima:
             if _sort(row) == sort:
-                together[(sort, *(row[name] for name in names))].append(row)
+                together[(sort, *(getattr(row, name) for name in names))].append(row)
     made = [_maxima(source, rows) for rows in together.values()]
     return [chart for chart in made if chart is not None][:MOST_CHARTS]
 
 
-def _maxima(source: Source, rows: Sequence[Row]) -> Chart | None:
-    apart = [name for name in _APART if len({row[name] for row in rows}) > 1]
-    named = {id(row): ", ".join([name_of(row), *(_told(row, n) for n in apart)]) for row in rows}
+def _maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
+    apart = [name for name in _APART if len({getattr(row, name) for row in rows}) > 1]
+    named = {id(row): ", ".join([row.name, *(_told(row, n) for n in apart)]) for row in rows}
     points = [
-        Point(named[id(r)], 0, r["max_tokens"], words=f"limited by {r['limited_by']}")
+        Point(named[id(r)], 0, r.max_tokens, words=f"limited by {r.limited_by}")
         for r in rows
-        if r["max_tokens"]
+        if r.max_tokens
     ]
     failures = [
-        Mark(named[id(r)], 0, f"no length passed, limited by {r['limited_by']}")
+        Mark(named[id(r)], 0, f"no length passed, limited by {r.limited_by}")
         for r in _reached_none(rows)
     ]
-    floors = tuple(Point(named[id(r)], 0, r["floor_tokens"]) for r in rows if r["floor_tokens"])
-    row, machine = rows[0], source.machines[rows[0]["fingerprint"]]
-    budget = f", {format_bytes(row['memory_budget'])} budget a rank" if row["memory_budget"] else ""
-    where = f"{row['mode']}, {row['device']}{budget}" + (f", machine {machine}" if machine else "")
+    floors = tuple(Point(named[id(r)], 0, r.floor_tokens) for r in rows if r.floor_tokens)
+    row, machine = rows[0], source.machines[rows[0].fingerprint]
+    budget = f", {format_bytes(row.memory_budget)} budget a rank" if row.memory_budget else ""
+    where = f"{row.mode}, {row.device}{budget}" + (f", machine {machine}" if machine else "")
     sort = _sort(row)
     axis, title = _TOKENS_AS[sort]
     return _chart(
@@ -197,7 +192,7 @@ def _maxima(source: Source, rows: Sequence[Row]) -> Chart | None:
 
 
 def _told(row: Row, name: str) -> str:
-    value = row[name]
+    value = getattr(row, name)
     if name == "causal":
         return "causal" if value else "not causal"
     if name == "time_budget":
@@ -205,9 +200,9 @@ def _told(row: Row, name: str) -> str:
     return str(value) if name == "dtype" else f"{name} {value}"
 
 
-def _reached_none(rows: Sequence[Row]) -> list[Row]:
+def _reached_none(rows: Sequence[SearchRow]) -> list[SearchRow]:
     """Searches in which no length passed, of what is supported."""
-    return [r for r in rows if not r["max_tokens"] and r["limited_by"] != "unsupported"]
+    return [r for r in rows if not r.max_tokens and r.limited_by != "unsupported"]
 
 
 def _searches(failures: Sequence[Mark]) -> str:
@@ -222,13 +217,13 @@ def over_ranks(source: Source) -> list[Chart]:
     return [chart for some in made for chart in some][:MOST_CHARTS]
 
 
-def _over_ranks(rows: Sequence[Row], where: str) -> Chart | None:
+def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
     """Beside what the floor allows."""
-    points = [Point(r["label"], r["world_size"], r["max_tokens"]) for r in rows if r["max_tokens"]]
-    failures = [Mark(r["label"], r["world_size"], "no length passed") for r in _reached_none(rows)]
+    points = [Point(r.label, r.world_size, r.max_tokens) for r in rows if r.max_tokens]
+    failures = [Mark(r.label, r.world_size, "no length passed") for r in _reached_none(rows)]
     if len({p.x for p in points} | {m.x for m in failures}) < 2:
         return None
-    floors = sorted({(r["world_size"], r["floor_tokens"]) for r in rows if r["floor_tokens"]})
+    floors = sorted({(r.world_size, r.floor_tokens) for r in rows if r.floor_tokens})
     theory = Guide("theory: the floor", tuple(Point("", float(x), float(y)) for x, y in floors))
     sort = _sort(rows[0])
     axis, title = _TOKENS_AS[sort]
@@ -239,18 +234,18 @@ def _over_ranks(rows: Sequence[Row], where: str) -> Chart | None:
     )  # fmt: skip
 
 
-def each_peak(rows: Sequence[Row], where: str) -> Chart | None:
+def each_peak(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """The peak of each rank as bars, at the longest length that most ran."""
-    several = [r for r in rows if r["world_size"] > 1 and r["rank_peaks"] and r["status"] == "ok"]
+    several = [r for r in rows if r.world_size > 1 and r.rank_peaks and r.status == "ok"]
     if not several:
         return None
-    lengths = [r["tokens"] for r in several]
+    lengths = [r.tokens for r in several]
     tokens = max(sorted(set(lengths)), key=lambda n: (lengths.count(n), n))
     points = [
-        Point(f"{r['label']}, rank {rank} of {r['world_size']}", 0, peak)
+        Point(f"{r.label}, rank {rank} of {r.world_size}", 0, peak)
         for r in several
-        if r["tokens"] == tokens
-        for rank, peak in enumerate(r["rank_peaks"])
+        if r.tokens == tokens
+        for rank, peak in enumerate(r.rank_peaks or ())
         if peak is not None
     ]
     at = f"{where}, {format_tokens(tokens)} tokens"
@@ -258,14 +253,14 @@ def each_peak(rows: Sequence[Row], where: str) -> Chart | None:
     return _chart("rank-memory", at, *axes, points, shape="bars")
 
 
-def roofline(rows: Sequence[Row], where: str) -> Chart | None:
+def roofline(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """FLOP/s against FLOPs a byte of the floor; the highest rate among them is the roof."""
     points = []
     for r in rows:
-        if r["effective_flops"] and r["flops"] and r["world_size"] == 1:
-            floor = floor_bytes_per_token(_workload(r)) * r["tokens"]
-            at = f"{format_tokens(r['tokens'])} tokens"
-            points.append(Point(r["label"], r["flops"] / floor, r["effective_flops"], words=at))
+        if r.effective_flops and r.flops and r.world_size == 1:
+            floor = floor_bytes_per_token(_workload(r)) * r.tokens
+            at = f"{format_tokens(r.tokens)} tokens"
+            points.append(Point(r.label, r.flops / floor, r.effective_flops, words=at))
     if len({p.x for p in points}) < 2:
         return None
     best = max(points, key=lambda p: p.y)
@@ -276,7 +271,7 @@ def roofline(rows: Sequence[Row], where: str) -> Chart | None:
 
 
 def _lines(
-    name: str, where: str, what: str, kind: Kind, points: Sequence[Point], rows: Sequence[Row],
+    name: str, where: str, what: str, kind: Kind, points: Sequence[Point], rows: Sequence[SweepRow],
     guides: Sequence[Guide] = (), log: bool = True,
 ) -> Chart | None:  # fmt: skip
     """A quantity against tokens; where one length alone was run, bars. A cross a trial that
@@ -320,25 +315,25 @@ def _said(y: Axis, points: Sequence[Point]) -> str:
     )
 
 
-def _failed(rows: Sequence[Row]) -> Iterator[Mark]:
+def _failed(rows: Sequence[SweepRow]) -> Iterator[Mark]:
     for r in rows:
-        if r["status"] not in ("ok", "unsupported"):  # which is not tried at any length
-            where = f" in {r['phase']}" if r["phase"] else ""
-            yield Mark(name_of(r), r["tokens"], f"{r['status']}{where} at {r['tokens']:,} tokens")
+        if r.status not in ("ok", "unsupported"):  # which is not tried at any length
+            where = f" in {r.phase}" if r.phase else ""
+            yield Mark(r.name, r.tokens, f"{r.status}{where} at {r.tokens:,} tokens")
 
 
-def _ends(row: Row, low: str, high: str) -> tuple[float | None, float | None]:
+def _ends(row: SweepRow, low: str, high: str) -> tuple[float | None, float | None]:
     """An interval, which a single sample has not."""
-    return (row[low], row[high]) if row["samples"] > 1 else (None, None)
+    return (getattr(row, low), getattr(row, high)) if row.samples > 1 else (None, None)
 
 
-def _rates(row: Row) -> tuple[float | None, float | None]:
+def _rates(row: SweepRow) -> tuple[float | None, float | None]:
     low, high = _ends(row, "time_low_s", "time_high_s")
-    done = row["tokens_per_s"] * row["time_s"]
+    done = require(row.tokens_per_s) * require(row.time_s)
     return (done / high, done / low) if low and high else (None, None)
 
 
-def _span(points: Sequence[Point], rows: Sequence[Row]) -> list[float]:
+def _span(points: Sequence[Point], rows: Sequence[SweepRow]) -> list[float]:
     """The least and the largest x of points; where they have one alone, of failures too."""
     found = {p.x for p in points}
     if len(found) == 1:
@@ -352,9 +347,9 @@ def _ends_of(points: Sequence[Point]) -> list[Point]:
 
 
 def _but_sparsity(row: Row) -> str:
-    return " ".join(part for part in name_of(row).split(" ") if not part.startswith("sparsity="))
+    return " ".join(part for part in row.name.split(" ") if not part.startswith("sparsity="))
 
 
-def _workload(row: Row) -> Workload:
+def _workload(row: SweepRow) -> Workload:
     names = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode")
-    return Workload(seq_len=1, **{name: row[name] for name in names})
+    return Workload(seq_len=1, **{name: getattr(row, name) for name in names})

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
 
-from longseq_bench.analysis.rows import per_iteration
+from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.core.cost import (
     BACKWARD_MATMULS,
     FORWARD_MATMULS,

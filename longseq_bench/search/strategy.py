@@ -13,7 +13,8 @@ from functools import partial
 from itertools import groupby
 from statistics import median
 
-from longseq_bench.analysis.rows import maximum_of, per_iteration
+from longseq_bench.analysis.runs import per_iteration
+from longseq_bench.analysis.searches import merge_search
 from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.model import Foreseen, Purpose, Record, Trial
 from longseq_bench.search.bracket import ExpectedLoads, Result, find_longest
@@ -142,7 +143,7 @@ def scaling(
     maxima: list[int] = []
     for trial in spread:
         found = yield from _maxlen(trial, ceiling, outlook)
-        maxima.append(maximum_of(found)["max_tokens"])
+        maxima.append(merge_search(found).max_tokens)
         records += found
     least = min((n for n in maxima if n), default=0)
     lengths = [n for n in (least // share for share in SHARES) if n >= max(worlds)]

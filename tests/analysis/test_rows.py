@@ -7,28 +7,29 @@ import math
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
-from longseq_bench.analysis import rows as table
-from longseq_bench.analysis.rows import (
-    least_sparsities,
+from longseq_bench.analysis.fields import fields_of
+from longseq_bench.analysis.frames import (
     maxima,
-    maximum_of,
-    maximum_rows,
     maxlen_json,
-    plain,
     relative,
     rows,
-    speeds,
+    rows_of_frame,
     sweep_json,
-    sweep_rows,
 )
+from longseq_bench.analysis.labels import speeds
+from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.samples import samples_table
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import density_rows, merge_search, search_rows
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core import cost
 from longseq_bench.core.dense_reference import standard_bytes
 from longseq_bench.core.errors import UnknownNameError, UserError
@@ -39,7 +40,11 @@ from tests import make
 MIB = 2**20
 
 
-def only(records: list[Record]) -> dict[str, Any]:
+def json_fields(row_type: type, document: str) -> set[str]:
+    return {field.name for field in fields_of(row_type).values() if document in field.json}
+
+
+def only(records: list[Record]) -> SweepRow:
     (row,) = sweep_rows(records)
     return row
 
@@ -83,15 +88,15 @@ def test_a_row_holds_what_was_measured() -> None:
     )  # fmt: skip
     trial = make.trial("ring", 8192, {"chunk": 64}, batch=2, heads=4, kv_heads=2, causal=True)
     row = only([make.record(trial, came_to)])
-    assert row["time_s"] == median(times) == 0.4
-    assert (row["time_low_s"], row["time_high_s"], row["samples"]) == (0.1, 0.7, 7)
-    assert row["tokens_per_s"] == 2 * 8192 / 0.4
-    assert (row["cpu_time_s"], row["plan_time_s"], row["peak_bytes"]) == (2.0, 0.25, 3 * MIB)
-    assert (row["flops"], row["max_error"], row["uncovered"]) == (7e9, 2e-6, 0.0)
-    assert (row["density_asked"], row["density_achieved"]) == (0.1, 0.125)
-    assert (row["implementation"], row["options"]) == ("ring", {"chunk": 64})
-    assert (row["tokens"], row["batch"], row["heads"], row["kv_heads"]) == (8192, 2, 4, 2)
-    assert (row["status"], row["reason"], row["causal"], row["host"]) == ("ok", None, True, "alpha")
+    assert row.time_s == median(times) == 0.4
+    assert (row.time_low_s, row.time_high_s, row.samples) == (0.1, 0.7, 7)
+    assert row.tokens_per_s == 2 * 8192 / 0.4
+    assert (row.cpu_time_s, row.plan_time_s, row.peak_bytes) == (2.0, 0.25, 3 * MIB)
+    assert (row.flops, row.max_error, row.uncovered) == (7e9, 2e-6, 0.0)
+    assert (row.density_asked, row.density_achieved) == (0.1, 0.125)
+    assert (row.implementation, row.options) == ("ring", {"chunk": 64})
+    assert (row.tokens, row.batch, row.heads, row.kv_heads) == (8192, 2, 4, 2)
+    assert (row.status, row.reason, row.causal, row.host) == ("ok", None, True, "alpha")
 
 
 def test_interleaved_rounds_are_one_row() -> None:
@@ -101,8 +106,8 @@ def test_interleaved_rounds_are_one_row() -> None:
         for i, (t, p) in enumerate([([0.1, 0.2], 5), ([0.6, 0.5], 9), ([0.4, 0.3], 7)])
     ]
     row = only(rounds)
-    assert (row["samples"], row["time_s"], row["peak_bytes"]) == (6, 0.35, 9)
-    assert (row["time_low_s"], row["time_high_s"]) == (0.1, 0.6)
+    assert (row.samples, row.time_s, row.peak_bytes) == (6, 0.35, 9)
+    assert (row.time_low_s, row.time_high_s) == (0.1, 0.6)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +121,7 @@ def test_other_trials_are_other_rows(change: dict[str, Any]) -> None:
 def test_other_environments_are_other_rows() -> None:
     here, there = make.environment("alpha"), make.environment("alpha", torch="2.12.0")
     found = sweep_rows([make.record(where=here), make.record(where=there)])
-    assert [row["fingerprint"] for row in found] == [here.fingerprint, there.fingerprint]
+    assert [row.fingerprint for row in found] == [here.fingerprint, there.fingerprint]
 
 
 def test_over_ranks_the_slowest_of_each_iteration_and_the_largest_peak() -> None:
@@ -130,8 +135,8 @@ def test_over_ranks_the_slowest_of_each_iteration_and_the_largest_peak() -> None
         ),
     )
     row = only([make.record(make.trial(world_size=2), came_to)])
-    assert (row["time_s"], row["time_low_s"], row["time_high_s"]) == (2.0, 2.0, 9.0)
-    assert (row["samples"], row["peak_bytes"]) == (3, 40)
+    assert (row.time_s, row.time_low_s, row.time_high_s) == (2.0, 2.0, 9.0)
+    assert (row.samples, row.peak_bytes) == (3, 40)
 
 
 # ranks
@@ -160,47 +165,45 @@ def on_three(**later: Any) -> list[Record]:
 def test_times_over_ranks_are_the_slowest_ranks_of_each_iteration_round_by_round() -> None:
     row = only(on_three())
     full, computing, talking = [3.0, 4.0, 7.0], [1.5, 2.0, 4.0], [0.3, 0.4, 0.9]
-    assert (row["time_s"], row["samples"]) == (median(full), 3)
-    assert row["compute_time_s"] == median(computing)
-    assert row["communication_time_s"] == median(talking)
-    assert row["exposed_share"] == 1 - 2.0 / 4.0
-    assert row["tokens_per_s"] == 1000 / 4.0
-    assert row["exposed_low"] == max(0.0, 1 - 4.0 / 3.0) == 0.0
-    assert row["exposed_high"] == 1 - 1.5 / 7.0
+    assert (row.time_s, row.samples) == (median(full), 3)
+    assert row.compute_time_s == median(computing)
+    assert row.communication_time_s == median(talking)
+    assert row.exposed_share == 1 - 2.0 / 4.0
+    assert row.tokens_per_s == 1000 / 4.0
+    assert row.exposed_low == max(0.0, 1 - 4.0 / 3.0) == 0.0
+    assert row.exposed_high == 1 - 1.5 / 7.0
 
 
 def test_each_ranks_own_figures_are_kept_in_the_order_of_ranks() -> None:
     row = only(on_three())
-    assert row["rank_times"] == [median([1, 4, 5]), median([2, 3, 6]), median([3, 2, 7])]
-    assert row["rank_peaks"] == [30, 12, 40]
-    assert row["imbalance"] == 40 / 12
-    assert (row["peak_bytes"], row["tokens_per_rank"], row["wire_error"]) == (40, 334, 4e-3)
-    assert (row["bytes_sent"], row["bytes_formula"]) == (9, 9)
-    assert (row["rank_bytes"], row["rank_formulas"]) == ([7, 9, 8], [7, 9, 8])
+    assert row.rank_times == [median([1, 4, 5]), median([2, 3, 6]), median([3, 2, 7])]
+    assert row.rank_peaks == [30, 12, 40]
+    assert row.imbalance == 40 / 12
+    assert (row.peak_bytes, row.tokens_per_rank, row.wire_error) == (40, 334, 4e-3)
+    assert (row.bytes_sent, row.bytes_formula) == (9, 9)
+    assert (row.rank_bytes, row.rank_formulas) == ([7, 9, 8], [7, 9, 8])
 
 
 def test_a_rank_that_says_nothing_has_no_figure_and_the_trial_no_time() -> None:
     """The slowest rank may be the one that is missing."""
     said = {"time": 1.0, "compute_time": 0.5, "peak": 10.0}
     row = only([make.record(make.trial(world_size=3), make.on_ranks(said, {}, said))])
-    assert (row["time_s"], row["samples"], row["tokens_per_s"]) == (None, 0, None)
-    assert (row["compute_time_s"], row["exposed_share"]) == (None, None)
-    assert (row["rank_times"], row["rank_peaks"]) == ([1.0, None, 1.0], [10, None, 10])
-    assert (row["imbalance"], row["peak_bytes"]) == (None, 10)
-    assert (row["tokens_per_rank"], row["bytes_sent"], row["bytes_unlike"]) == (None, None, None)
+    assert (row.time_s, row.samples, row.tokens_per_s) == (None, 0, None)
+    assert (row.compute_time_s, row.exposed_share) == (None, None)
+    assert (row.rank_times, row.rank_peaks) == ([1.0, None, 1.0], [10, None, 10])
+    assert (row.imbalance, row.peak_bytes) == (None, 10)
+    assert (row.tokens_per_rank, row.bytes_sent, row.bytes_unlike) == (None, None, None)
 
 
 def test_what_was_not_timed_apart_has_no_exposed_share_and_less_than_none_is_none() -> None:
     plain = only([make.record(make.trial(world_size=2), make.measured(ranks=2))])
-    assert [plain[n] for n in ("compute_time_s", "communication_time_s", "exposed_share")] == [
-        None, None, None,
-    ]  # fmt: skip
+    assert (plain.compute_time_s, plain.communication_time_s, plain.exposed_share) == (None,) * 3
     slower = make.measured(0.1, ranks=2, compute_time=0.2)
     row = only([make.record(make.trial(world_size=2), slower)])
-    assert (row["compute_time_s"], row["exposed_share"]) == (0.2, 0.0)
+    assert (row.compute_time_s, row.exposed_share) == (0.2, 0.0)
     alone = only([make.record()])
-    assert (alone["rank_times"], alone["rank_peaks"]) == ([pytest.approx(0.1)], [MIB])
-    assert alone["imbalance"] is None
+    assert (alone.rank_times, alone.rank_peaks) == ([pytest.approx(0.1)], [MIB])
+    assert alone.imbalance is None
 
 
 def test_what_failed_on_several_ranks_shows_no_times_and_keeps_what_each_rank_held() -> None:
@@ -209,9 +212,9 @@ def test_what_failed_on_several_ranks_shows_no_times_and_keeps_what_each_rank_he
     row = only([ok, make.record(ok.trial.but(round=1), bad)])
     times = ("time_s", "compute_time_s", "communication_time_s", "exposed_share", "rank_times",
              "speedup", "efficiency", "exposed_low", "exposed_high")  # fmt: skip
-    assert {row[name] for name in times} == {None}
-    assert (row["status"], row["reason"]) == ("oom", "rank 1: full")
-    assert row["rank_peaks"] == [50, 70, 20]
+    assert {getattr(row, name) for name in times} == {None}
+    assert (row.status, row.reason) == ("oom", "rank 1: full")
+    assert row.rank_peaks == [50, 70, 20]
 
 
 def test_bytes_that_are_not_those_of_the_formula_are_found_on_any_rank_in_any_round() -> None:
@@ -224,14 +227,14 @@ def test_bytes_that_are_not_those_of_the_formula_are_found_on_any_rank_in_any_ro
             for i, ranks in enumerate(rounds)
         ])  # fmt: skip
 
-    assert row([(5, 5), (6, 6)], [(5, 5), (6, 6)])["bytes_unlike"] == []
+    assert row([(5, 5), (6, 6)], [(5, 5), (6, 6)]).bytes_unlike == []
     swapped = row([(5, 6), (6, 5)])
-    assert (swapped["bytes_sent"], swapped["bytes_formula"]) == (6, 6)
-    assert swapped["bytes_unlike"] == [(0, 5, 6), (1, 6, 5)]
-    assert row([(5, 5), (6, 6)], [(5, 5), (4, 6)])["bytes_unlike"] == [(1, 4, 6)]
+    assert (swapped.bytes_sent, swapped.bytes_formula) == (6, 6)
+    assert swapped.bytes_unlike == [(0, 5, 6), (1, 6, 5)]
+    assert row([(5, 5), (6, 6)], [(5, 5), (4, 6)]).bytes_unlike == [(1, 4, 6)]
     less = row([(5, 9), (6, 8)])
-    assert (less["bytes_sent"], less["bytes_formula"]) == (6, 9)
-    assert (less["rank_bytes"], less["rank_formulas"]) == ([5, 6], [9, 8])
+    assert (less.bytes_sent, less.bytes_formula) == (6, 9)
+    assert (less.rank_bytes, less.rank_formulas) == ([5, 6], [9, 8])
 
 
 def test_a_speed_up_is_against_the_same_trial_on_one_rank() -> None:
@@ -240,12 +243,12 @@ def test_a_speed_up_is_against_the_same_trial_on_one_rank() -> None:
         return make.record(trial, make.measured(time, ranks=ranks))
 
     found = sweep_rows([run(2, 0.25), run(1, 0.4), run(4, 0.5), run(2, 0.1, "sdpa")])
-    assert [row["speedup"] for row in found] == pytest.approx([1.6, 1.0, 0.8, None])
-    assert [row["efficiency"] for row in found] == pytest.approx([0.8, 1.0, 0.2, None])
+    assert [row.speedup for row in found] == pytest.approx([1.6, 1.0, 0.8, None])
+    assert [row.efficiency for row in found] == pytest.approx([0.8, 1.0, 0.2, None])
     two, one = found[:2]
-    assert two["speedup_low"] == one["time_low_s"] / two["time_high_s"]
-    assert two["speedup_high"] == one["time_high_s"] / two["time_low_s"]
-    assert two["speedup_low"] < two["speedup"] < two["speedup_high"]
+    assert two.speedup_low == one.time_low_s / two.time_high_s
+    assert two.speedup_high == one.time_high_s / two.time_low_s
+    assert two.speedup_low < two.speedup < two.speedup_high
 
 
 def test_a_single_sample_bounds_nothing() -> None:
@@ -258,12 +261,12 @@ def test_a_single_sample_bounds_nothing() -> None:
         (make.record(came_to=make.measured(samples=1)), several, False),
     ):
         row = sweep_rows([first, make.record(trial, second)])[1]
-        assert row["speedup"] == pytest.approx(0.5)
-        assert (row["speedup_low"] is None, row["speedup_high"] is None) == (not bounded,) * 2
-        assert row["exposed_share"] == pytest.approx(0.5)
-        assert (row["exposed_low"] is None) == (row["exposed_high"] is None) == (second is once)
+        assert row.speedup == pytest.approx(0.5)
+        assert (row.speedup_low is None, row.speedup_high is None) == (not bounded,) * 2
+        assert row.exposed_share == pytest.approx(0.5)
+        assert (row.exposed_low is None) == (row.exposed_high is None) == (second is once)
     row = only([make.record(trial, make.measured(0.2, ranks=2, compute_time=0.1))])
-    assert (row["exposed_low"], row["exposed_high"]) == (None, None)
+    assert (row.exposed_low, row.exposed_high) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -277,23 +280,23 @@ def test_no_speed_up_over_another_trial(change: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"implementation": "ring", "options": {"chunk": 1}}
     alone = make.record(make.trial(**asked))
     several = make.record(make.trial(**asked | change, world_size=2), make.measured(ranks=2))
-    assert [row["speedup"] for row in sweep_rows([alone, several])] == [1.0, None]
+    assert [row.speedup for row in sweep_rows([alone, several])] == [1.0, None]
     same = make.record(make.trial(**asked, world_size=2), make.measured(ranks=2))
-    assert [row["speedup"] for row in sweep_rows([alone, same])] == [1.0, 1.0]
+    assert [row.speedup for row in sweep_rows([alone, same])] == [1.0, 1.0]
     elsewhere = make.record(same.trial, same.outcome, make.environment("beta"))
-    assert sweep_rows([alone, elsewhere])[1]["speedup"] is None
+    assert sweep_rows([alone, elsewhere])[1].speedup is None
 
 
 @pytest.mark.parametrize("status", ["wrong", "oom"])
 def test_no_speed_up_over_what_was_not_ok(status: Status) -> None:
     bad = make.record(came_to=make.measured().model_copy(update={"status": status}))
     several = make.record(make.trial(world_size=2), make.measured(ranks=2))
-    assert [row["speedup"] for row in sweep_rows([bad, several])] == [None, None]
+    assert [row.speedup for row in sweep_rows([bad, several])] == [None, None]
 
 
 def test_a_probes_single_pass_is_not_taken_for_a_time() -> None:
     row = only([make.record(came_to=make.outcome(pass_time=0.5, peak=1))])
-    assert (row["time_s"], row["tokens_per_s"], row["samples"]) == (None, None, 0)
+    assert (row.time_s, row.tokens_per_s, row.samples) == (None, None, 0)
 
 
 def test_a_row_is_ok_only_if_every_round_is() -> None:
@@ -301,44 +304,44 @@ def test_a_row_is_ok_only_if_every_round_is() -> None:
     rounds = [make.record(base.but(round=i)) for i in range(3)]
     rounds[1] = make.record(base.but(round=1), make.outcome("oom", "8 GiB asked", "backward"))
     row = only(rounds)
-    assert (row["status"], row["reason"], row["phase"]) == ("oom", "8 GiB asked", "backward")
-    assert (row["time_s"], row["time_low_s"], row["tokens_per_s"]) == (None, None, None)
+    assert (row.status, row.reason, row.phase) == ("oom", "8 GiB asked", "backward")
+    assert (row.time_s, row.time_low_s, row.tokens_per_s) == (None, None, None)
 
 
 def test_the_worst_status_of_the_rounds_is_told() -> None:
     base = make.trial()
-    for worse, better in pairwise(table.SEVERITY):
+    for worse, better in pairwise(SEVERITY):
         for order in ((worse, better), (better, worse)):
             records = [
                 make.record(base.but(round=i), make.outcome(status, f"was {status}"))
                 for i, status in enumerate(order)
             ]
             row = only(records)
-            assert (row["status"], row["reason"]) == (worse, f"was {worse}")
+            assert (row.status, row.reason) == (worse, f"was {worse}")
 
 
 def test_a_wrong_answer_shows_its_error_and_no_speed() -> None:
     came_to = make.measured(0.001).model_copy(update={"status": "wrong", "reason": "off by 3"})
     row = only([make.record(came_to=came_to)])
-    assert (row["status"], row["time_s"], row["tokens_per_s"]) == ("wrong", None, None)
-    assert row["max_error"] == 1e-6
+    assert (row.status, row.time_s, row.tokens_per_s) == ("wrong", None, None)
+    assert row.max_error == 1e-6
 
 
 @pytest.mark.parametrize("order", [(math.nan, 1e-3), (1e-3, math.nan)])
 def test_an_error_that_is_not_a_number_is_not_hidden(order: tuple[float, float]) -> None:
-    assert math.isnan(only([make.record(came_to=make.outcome(max_error=order))])["max_error"])
+    assert math.isnan(only([make.record(came_to=make.outcome(max_error=order))]).max_error)
 
 
 def test_search_steps_are_not_rows_and_rows_not_searches() -> None:
     records = [make.step(1024), make.record(), make.step(2048, purpose="edge")]
     assert len(sweep_rows(records)) == 1
-    assert len(maximum_rows(records)) == 1
+    assert len(search_rows(records)) == 1
 
 
 def test_labels_name_only_the_options_that_differ() -> None:
     def labels(*options: tuple[str, dict[str, Any]]) -> list[str]:
         records = [make.record(make.trial(name, options=given)) for name, given in options]
-        return [row["label"] for row in sweep_rows(records)]
+        return [row.label for row in sweep_rows(records)]
 
     assert labels(("ring", {"chunk": 1024, "order": "zigzag"}), ("sdpa", {"chunk": 1})) == [
         "ring", "sdpa",
@@ -370,15 +373,15 @@ def sparse_run(
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_share_of_ideal_is_dense_time_times_density_in_pairs_over_time(causal: bool) -> None:
     row = only([sparse_run(causal=causal)])
-    assert row["token_density"] == 0.125
-    assert (row["dense_time_s"], row["dense_low_s"], row["dense_high_s"]) == (7.0, 6.0, 8.0)
-    assert row["share_of_ideal"] == 7.0 * 0.125 / 2.0
-    assert (row["share_low"], row["share_high"]) == (6.0 * 0.125 / 3.0, 8.0 * 0.125 / 1.0)
-    assert row["speed_over_dense"] == 3.5
-    assert (row["dense_source"], row["plan_time_s"]) == ("measured", 0.3)
-    assert row["effective_flops"] == row["flops"] / 2.0
-    assert (row["density_asked"], row["density_achieved"]) == (0.1, 0.2)
-    assert row["sparsity_asked"] == 0.9
+    assert row.token_density == 0.125
+    assert (row.dense_time_s, row.dense_low_s, row.dense_high_s) == (7.0, 6.0, 8.0)
+    assert row.share_of_ideal == 7.0 * 0.125 / 2.0
+    assert (row.share_low, row.share_high) == (6.0 * 0.125 / 3.0, 8.0 * 0.125 / 1.0)
+    assert row.speed_over_dense == 3.5
+    assert (row.dense_source, row.plan_time_s) == ("measured", 0.3)
+    assert row.effective_flops == row.flops / 2.0
+    assert (row.density_asked, row.density_achieved) == (0.1, 0.2)
+    assert row.sparsity_asked == 0.9
 
 
 def test_in_a_module_the_density_is_beside_dense_attention_in_that_module() -> None:
@@ -391,15 +394,15 @@ def test_in_a_module_the_density_is_beside_dense_attention_in_that_module() -> N
     kept += [make.measurement(name, value) for name, value in both.items()]
     known = record.outcome.model_copy(update={"measurements": tuple(kept)})
     row = only([make.record(record.trial, known)])
-    assert (row["token_density"], row["dense_flops"]) == (1 / 8, both["dense_flops"])
-    assert row["share_of_ideal"] == 7.0 * 4 / 11 / 2.0
+    assert (row.token_density, row.dense_flops) == (1 / 8, both["dense_flops"])
+    assert row.share_of_ideal == 7.0 * 4 / 11 / 2.0
 
 
 def test_single_samples_leave_the_share_without_an_interval() -> None:
     for lone in ({"time": 2.0}, {"dense": 7.0}):
         row = only([sparse_run(**lone)])
-        assert row["share_of_ideal"] == 7.0 * 0.125 / 2.0
-        assert (row["share_low"], row["share_high"]) == (None, None)
+        assert row.share_of_ideal == 7.0 * 0.125 / 2.0
+        assert (row.share_low, row.share_high) == (None, None)
 
 
 DENSE_TIMES = ("dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense",
@@ -408,14 +411,14 @@ DENSE_TIMES = ("dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "s
 
 def test_what_has_no_dense_time_has_no_share_and_nothing_is_zero() -> None:
     exact = only([make.record(came_to=make.measured(flops=8.0))])
-    assert [exact[n] for n in (*DENSE_TIMES, "sparsity_asked", "token_density", "uncovered")] == [
-        None
-    ] * (len(DENSE_TIMES) + 3)
-    assert exact["effective_flops"] == 8.0 / exact["time_s"]
+    assert [
+        getattr(exact, n) for n in (*DENSE_TIMES, "sparsity_asked", "token_density", "uncovered")
+    ] == [None] * (len(DENSE_TIMES) + 3)
+    assert exact.effective_flops == 8.0 / exact.time_s
     untimed = sparse_run(time=[], dense=[])
     row = only([untimed])
-    assert [row[n] for n in (*DENSE_TIMES, "effective_flops")] == [None] * 9
-    assert row["token_density"] == 0.125
+    assert [getattr(row, n) for n in (*DENSE_TIMES, "effective_flops")] == [None] * 9
+    assert row.token_density == 0.125
 
 
 @pytest.mark.parametrize("status", ["wrong", "timeout"])
@@ -423,8 +426,8 @@ def test_no_dense_time_beside_what_was_not_ok(status: Status) -> None:
     bad = sparse_run()
     bad = make.record(bad.trial, bad.outcome.model_copy(update={"status": status}))
     row = only([bad])
-    assert [row[n] for n in DENSE_TIMES] == [None] * len(DENSE_TIMES)
-    assert (row["memory_reduction"], row["effective_flops"]) == (None, None)
+    assert [getattr(row, n) for n in DENSE_TIMES] == [None] * len(DENSE_TIMES)
+    assert (row.memory_reduction, row.effective_flops) == (None, None)
 
 
 def test_rounds_of_one_source_are_merged_and_measured_ones_go_first() -> None:
@@ -437,18 +440,18 @@ def test_rounds_of_one_source_are_merged_and_measured_ones_go_first() -> None:
 
     part = "computed from 1,024 of 131,072 rows"
     row = only([run(0, part, 90.0), run(1, part, 80.0)])
-    assert (row["dense_source"], row["dense_time_s"]) == (part, 85.0)
+    assert (row.dense_source, row.dense_time_s) == (part, 85.0)
     row = only([run(0, part, 90.0), run(1, "measured", 5.0), run(2, "measured", 7.0)])
-    assert (row["dense_source"], row["dense_time_s"]) == ("measured", 6.0)
+    assert (row.dense_source, row.dense_time_s) == ("measured", 6.0)
     row = only([run(0, part), run(1, "measured")])
-    assert (row["dense_source"], row["dense_time_s"]) == (None, None)
+    assert (row.dense_source, row.dense_time_s) == (None, None)
 
 
 def test_memory_is_set_against_standard_attention_by_formula() -> None:
     row = only([sparse_run()])
     expected = standard_bytes(make.trial(seq_len=1000, causal=True, heads=2, head_dim=4).workload)
-    assert (row["dense_peak_bytes"], row["dense_memory_source"]) == (expected, "computed")
-    assert row["memory_reduction"] == expected / 1000
+    assert (row.dense_peak_bytes, row.dense_memory_source) == (expected, "computed")
+    assert row.memory_reduction == expected / 1000
 
 
 def test_and_measured_where_it_ran_on_the_same_workload_here() -> None:
@@ -463,20 +466,20 @@ def test_and_measured_where_it_ran_on_the_same_workload_here() -> None:
         return sweep_rows([sparse, dense])[0]
 
     row = beside()
-    assert (row["dense_peak_bytes"], row["dense_memory_source"]) == (50_000, "measured")
-    assert row["memory_reduction"] == 50.0
+    assert (row.dense_peak_bytes, row.dense_memory_source) == (50_000, "measured")
+    assert row.memory_reduction == 50.0
     # another budget, or a time that was too long, makes no other peak
-    assert beside(memory_budget=2**20)["dense_memory_source"] == "measured"
-    assert beside("timeout")["dense_memory_source"] == "measured"
+    assert beside(memory_budget=2**20).dense_memory_source == "measured"
+    assert beside("timeout").dense_memory_source == "measured"
     others = [beside("oom"), beside("crashed"), beside(where="beta"), beside(causal=False),
               beside(mode="train"), beside(dtype="bfloat16"), beside(batch=2)]  # fmt: skip
     for other in others:
-        assert other["dense_memory_source"] == "computed"
+        assert other.dense_memory_source == "computed"
 
 
 def test_over_ranks_a_ranks_peak_is_no_reduction() -> None:
     several = make.record(make.trial("ring", world_size=2), make.measured(ranks=2))
-    assert only([several])["memory_reduction"] is None
+    assert only([several]).memory_reduction is None
 
 
 # relative
@@ -488,7 +491,7 @@ def test_speed_is_the_baselines_time_over_the_rows() -> None:
         for name, n, time in [("dense", 1024, 0.4), ("sdpa", 1024, 0.1), ("sdpa", 2048, 0.2)]
     ]
     frame = relative(rows(records), "dense")
-    assert [row["speed"] for row in plain(frame)] == [1.0, pytest.approx(4.0), None]
+    assert [row.speed for row in rows_of_frame(frame)] == [1.0, pytest.approx(4.0), None]
 
 
 @pytest.mark.parametrize(
@@ -520,7 +523,7 @@ def test_no_speed_for_or_against_a_wrong_answer(bad: str) -> None:
 @pytest.mark.parametrize("bad", [0, 1])
 def test_not_even_where_a_row_brings_a_time(bad: int) -> None:
     found = sweep_rows([make.record(make.trial(name)) for name in ("dense", "sdpa")])
-    found[bad]["status"] = "wrong"
+    found[bad] = replace(found[bad], status="wrong")
     assert speeds(found, "dense")[1] is None
 
 
@@ -554,24 +557,24 @@ def test_a_maximum_is_a_bracket_and_what_limited_it() -> None:
         make.step(2048, peak=3 * MIB + 8, purpose="confirm"),
         make.step(2048, peak=3 * MIB - 8, purpose="confirm"),
     ]
-    found = maximum_of(records)
-    assert (found["max_tokens"], found["first_failure"]) == (2048, 2049)
-    assert (found["limited_by"], found["failure_phase"]) == ("memory", "plan")
-    assert found["failure_reason"] == "no room"
-    assert (found["peak_bytes"], found["confirmations"]) == (3 * MIB + 8, 2)
-    assert found["bytes_per_token"] == (3 * MIB + 8) / 2048
-    assert (found["predicted_tokens"], found["runs"], found["wall_s"]) == (2000, 7, 9.0)
+    found = merge_search(records)
+    assert (found.max_tokens, found.first_failure) == (2048, 2049)
+    assert (found.limited_by, found.failure_phase) == ("memory", "plan")
+    assert found.failure_reason == "no room"
+    assert (found.peak_bytes, found.confirmations) == (3 * MIB + 8, 2)
+    assert found.bytes_per_token == (3 * MIB + 8) / 2048
+    assert (found.predicted_tokens, found.runs, found.wall_s) == (2000, 7, 9.0)
 
 
 def test_the_share_of_the_floor_is_the_floor_at_the_maximum_over_the_budget() -> None:
     trial = make.trial(memory_budget=64 * MIB, world_size=2, batch=2, heads=4, kv_heads=2)
     a_token = 2 * 2 * (4 + 2) * 64 * 4
-    found = maximum_of([make.step(10_000, of=trial)])
-    assert found["floor_tokens"] == 2 * 64 * MIB // a_token
-    assert found["fraction_of_floor"] == 10_000 * a_token / (2 * 64 * MIB)
+    found = merge_search([make.step(10_000, of=trial)])
+    assert found.floor_tokens == 2 * 64 * MIB // a_token
+    assert found.fraction_of_floor == 10_000 * a_token / (2 * 64 * MIB)
     assert cost.floor_bytes(trial.workload) == a_token * trial.workload.seq_len
-    unbounded = maximum_of([make.step(10_000, of=trial.but(memory_budget=None))])
-    assert (unbounded["floor_tokens"], unbounded["fraction_of_floor"]) == (None, None)
+    unbounded = merge_search([make.step(10_000, of=trial.but(memory_budget=None))])
+    assert (unbounded.floor_tokens, unbounded.fraction_of_floor) == (None, None)
 
 
 def test_ranks_at_the_maximum_are_those_of_the_runs_there() -> None:
@@ -584,20 +587,22 @@ def test_ranks_at_the_maximum_are_those_of_the_runs_there() -> None:
     steps = [step(1000, 900.0, 900.0), step(2000, 50.0, 70.0), step(3000, 1.0, 1.0)]
     steps += [step(2000, 60.0, 40.0, purpose="confirm")]
     steps += [make.record(base.at(3000).but(round=1), make.outcome("oom"), purpose="confirm")]
-    found = maximum_of(steps)
-    assert (found["max_tokens"], found["tokens_per_rank"]) == (2000, 1001)
-    assert (found["rank_peaks"], found["peak_bytes"]) == ([60, 70], 70)
-    assert found["imbalance"] == 70 / 60
-    assert found["bytes_per_token"] == 70 / 2000
-    nothing = maximum_of([make.record(base, make.outcome("hang"), purpose="probe")])
-    assert [nothing[n] for n in ("tokens_per_rank", "rank_peaks", "imbalance")] == [None] * 3
+    found = merge_search(steps)
+    assert (found.max_tokens, found.tokens_per_rank) == (2000, 1001)
+    assert (found.rank_peaks, found.peak_bytes) == ([60, 70], 70)
+    assert found.imbalance == 70 / 60
+    assert found.bytes_per_token == 70 / 2000
+    nothing = merge_search([make.record(base, make.outcome("hang"), purpose="probe")])
+    assert [getattr(nothing, n) for n in ("tokens_per_rank", "rank_peaks", "imbalance")] == [
+        None
+    ] * 3
 
 
 def test_a_failure_below_a_passed_length_does_not_lower_the_maximum() -> None:
     records = [make.step(1000), make.step(1500, "crashed"), make.step(2000), make.step(3000, "oom")]
-    found = maximum_of(records)
-    assert (found["max_tokens"], found["first_failure"]) == (2000, 3000)
-    assert found["limited_by"] == "memory"
+    found = merge_search(records)
+    assert (found.max_tokens, found.first_failure) == (2000, 3000)
+    assert found.limited_by == "memory"
 
 
 def test_a_length_that_failed_once_did_not_pass() -> None:
@@ -608,19 +613,19 @@ def test_a_length_that_failed_once_did_not_pass() -> None:
         make.step(1990, purpose="edge"),
         make.step(3000, "timeout"),
     ]
-    found = maximum_of(records)
-    assert (found["max_tokens"], found["first_failure"]) == (1990, 2000)
-    assert (found["limited_by"], found["confirmations"]) == ("memory", 0)
+    found = merge_search(records)
+    assert (found.max_tokens, found.first_failure) == (1990, 2000)
+    assert (found.limited_by, found.confirmations) == ("memory", 0)
 
 
 def test_nothing_passed_and_nothing_failed() -> None:
-    nothing = maximum_of([make.step(512, "unsupported", phase=None, reason="no CPU kernel")])
-    assert (nothing["max_tokens"], nothing["first_failure"]) == (0, 512)
-    assert (nothing["peak_bytes"], nothing["bytes_per_token"]) == (None, None)
-    assert (nothing["fraction_of_floor"], nothing["confirmations"]) == (0.0, 0)
-    ceiling = maximum_of([make.step(512), make.step(1024)])
-    assert (ceiling["max_tokens"], ceiling["first_failure"]) == (1024, None)
-    assert (ceiling["limited_by"], ceiling["failure_phase"]) == ("ceiling", None)
+    nothing = merge_search([make.step(512, "unsupported", phase=None, reason="no CPU kernel")])
+    assert (nothing.max_tokens, nothing.first_failure) == (0, 512)
+    assert (nothing.peak_bytes, nothing.bytes_per_token) == (None, None)
+    assert (nothing.fraction_of_floor, nothing.confirmations) == (0.0, 0)
+    ceiling = merge_search([make.step(512), make.step(1024)])
+    assert (ceiling.max_tokens, ceiling.first_failure) == (1024, None)
+    assert (ceiling.limited_by, ceiling.failure_phase) == ("ceiling", None)
 
 
 @pytest.mark.parametrize(
@@ -630,7 +635,7 @@ def test_nothing_passed_and_nothing_failed() -> None:
      ("unsupported", "unsupported")],
 )  # fmt: skip
 def test_what_limited_it_is_told_in_words(status: Status, word: str) -> None:
-    assert maximum_of([make.step(1), make.step(2, status)])["limited_by"] == word
+    assert merge_search([make.step(1), make.step(2, status)]).limited_by == word
 
 
 def test_probes_and_timed_confirmations_are_one_search_and_budgets_are_not() -> None:
@@ -639,13 +644,13 @@ def test_probes_and_timed_confirmations_are_one_search_and_budgets_are_not() -> 
         make.step(1024, of=base),
         make.step(2048, of=base.but(seed=3, round=1, repeats=30, time_cap=9.0), purpose="confirm"),
     ]
-    assert [m["max_tokens"] for m in maximum_rows(same)] == [2048]
+    assert [m.max_tokens for m in search_rows(same)] == [2048]
     other = make.step(4096, of=base.but(memory_budget=32 * MIB))
-    assert [m["max_tokens"] for m in maximum_rows([*same, other])] == [2048, 4096]
+    assert [m.max_tokens for m in search_rows([*same, other])] == [2048, 4096]
     with pytest.raises(ValueError, match="one search"):
-        maximum_of([*same, other])
+        merge_search([*same, other])
     with pytest.raises(ValueError, match="one search"):
-        maximum_of([make.record()])
+        merge_search([make.record()])
 
 
 def test_any_order_of_steps_gives_the_same_bracket() -> None:
@@ -655,9 +660,9 @@ def test_any_order_of_steps_gives_the_same_bracket() -> None:
     draw = random.Random(2)
     for _ in range(20):
         draw.shuffle(records)
-        found = maximum_of(records)
-        assert (found["max_tokens"], found["first_failure"]) == (5, 6)
-        assert found["failure_phase"] == "plan"
+        found = merge_search(records)
+        assert (found.max_tokens, found.first_failure) == (5, 6)
+        assert found.failure_phase == "plan"
 
 
 # frames and JSON
@@ -666,15 +671,11 @@ def test_any_order_of_steps_gives_the_same_bracket() -> None:
 def test_frames_hold_the_rows() -> None:
     records = [make.record(), make.record(make.trial("dense"), make.outcome("oom", "full"))]
     records += [make.step(1024), make.step(2048, "oom")]
-    assert list(rows(records).columns) == list(table.ROW_FIELDS)
-    assert list(maxima(records).columns) == list(table.MAXIMUM_FIELDS)
-    for frame, expected, fields in (
-        (rows(records), sweep_rows(records), table.ROW_FIELDS),
-        (maxima(records), maximum_rows(records), table.MAXIMUM_FIELDS),
-    ):
-        assert plain(frame) == [{name: row[name] for name in fields} for row in expected]
+    assert rows_of_frame(rows(records)) == sweep_rows(records)
+    (search,), (row,) = maxima(records).to_dict("records"), search_rows(records)
+    assert {name: getattr(row, str(name)) for name in search} == search
     assert rows([]).empty
-    assert list(rows([]).columns) == list(table.ROW_FIELDS)
+    assert list(rows([]).columns) == list(rows(records).columns)
 
 
 def test_sweep_json_has_exactly_its_fields_and_is_json() -> None:
@@ -685,7 +686,7 @@ def test_sweep_json_has_exactly_its_fields_and_is_json() -> None:
     assert json.loads(json.dumps(said, allow_nan=False)) == said
     assert said["schema"] == 1
     assert [row["max_error"] for row in said["rows"]] == [None, None, 1e-6]
-    assert all(tuple(row) == table.SWEEP_FIELDS for row in said["rows"])
+    assert all(set(row) == json_fields(SweepRow, "sweep") for row in said["rows"])
 
 
 def test_json_of_ranks_is_json() -> None:
@@ -697,29 +698,19 @@ def test_json_of_ranks_is_json() -> None:
                 "rank_peaks", "rank_times", "wire_error", "speedup", "efficiency",
                 "batch", "share_of_ideal", "dense_source", "dense_memory_source", "uncovered",
                 "memory_reduction", "sparsity_asked", "speed_over_dense"}  # fmt: skip
-    assert promised <= set(table.SWEEP_FIELDS)
-    assert {"tokens_per_rank", "rank_peaks", "imbalance"} <= set(table.MAXLEN_FIELDS)
-
-
-def test_every_field_that_is_not_plain_is_explained() -> None:
-    """A field set has its legend right under it."""
-    source = Path(table.__file__).read_text(encoding="utf-8")
-    legend = source.split('"""', 2)[2].split("SEVERITY", 1)[0]
-    said = " ".join(legend.split('"""')[1::2])
-    new = table.SWEEP_FIELDS[table.SWEEP_FIELDS.index("tokens_per_rank") :]
-    assert [name for name in new if name not in said] == []
+    assert promised <= set(row)
 
 
 def test_maxlen_json_has_exactly_its_fields_and_is_json() -> None:
     said = maxlen_json([make.step(1024), make.step(1025, "oom"), make.record()])
     assert json.loads(json.dumps(said, allow_nan=False)) == said
     assert [row["max_tokens"] for row in said["results"]] == [1024]
-    assert tuple(said["results"][0]) == table.MAXLEN_FIELDS
+    assert set(said["results"][0]) == json_fields(SearchRow, "search")
 
 
 def test_json_and_rows_need_neither_torch_nor_pandas() -> None:
     code = (
-        "import sys; from longseq_bench.analysis.rows import sweep_json; sweep_json([]);"
+        "import sys; from longseq_bench.analysis.frames import sweep_json; sweep_json([]);"
         "print({'torch', 'pandas'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -740,10 +731,10 @@ def test_memory_alone_is_that_of_the_same_search(other: dict[str, Any]) -> None:
         return [make.step(tokens, of=of), make.step(tokens + 64, "oom", of=of)]
 
     whole = search(4000, time_budget=1.0)
-    rows = maximum_rows([*search(8000, fit_only=True), *whole])
-    assert [row["fits_tokens"] for row in rows] == [None, 8000]
-    rows = maximum_rows([*search(8000, fit_only=True, **other), *whole])
-    assert [row["fits_tokens"] for row in rows] == [None, None]
+    rows = search_rows([*search(8000, fit_only=True), *whole])
+    assert [row.fits_tokens for row in rows] == [None, 8000]
+    rows = search_rows([*search(8000, fit_only=True, **other), *whole])
+    assert [row.fits_tokens for row in rows] == [None, None]
 
 
 def test_memory_alone_is_told_where_it_is_a_limit() -> None:
@@ -751,7 +742,7 @@ def test_memory_alone_is_told_where_it_is_a_limit() -> None:
     whole = [make.step(4000, of=of), make.step(4064, "timeout", of=of)]
     alone = of.but(fit_only=True)
     for steps in ([make.step(9000, of=alone)], [make.step(9000, "unsupported", of=alone)]):
-        assert maximum_rows([*steps, *whole])[-1]["fits_tokens"] is None
+        assert search_rows([*steps, *whole])[-1].fits_tokens is None
 
 
 def test_standard_memory_is_that_of_a_pass_that_keeps_what_it_made() -> None:
@@ -760,8 +751,8 @@ def test_standard_memory_is_that_of_a_pass_that_keeps_what_it_made() -> None:
         make.record(make.trial("dense", 4096, keep="nothing"), make.measured(0.1, 700.0)),
         make.record(make.trial("ring", 4096), make.measured(0.1, 10.0)),
     ])  # fmt: skip
-    assert [row["dense_peak_bytes"] for row in rows] == [1000.0] * 3
-    assert rows[-1]["memory_reduction"] == 100.0
+    assert [row.dense_peak_bytes for row in rows] == [1000.0] * 3
+    assert rows[-1].memory_reduction == 100.0
 
 
 def test_a_speed_up_is_against_the_same_settings_on_one_rank() -> None:
@@ -769,7 +760,7 @@ def test_a_speed_up_is_against_the_same_settings_on_one_rank() -> None:
     for keep, speedup in (("inputs", 2.0), ("all", None)):
         two = make.trial("ring", 4096, keep=keep, mode="train", world_size=2)
         rows = sweep_rows([one, make.record(two, make.measured(0.5, ranks=2))])
-        assert rows[-1]["speedup"] == speedup
+        assert rows[-1].speedup == speedup
 
 
 def test_the_samples_say_what_sets_a_run_apart() -> None:
@@ -796,4 +787,4 @@ def test_runs_of_one_search_for_the_least_sparsity_differ_in_nothing_else() -> N
         base.but(seed=1),
     ]
     records = [make.record(one, purpose="density") for one in [base, *same, *others]]
-    assert [row["runs"] for row in least_sparsities(records)] == [4, 1, 1, 1, 1]
+    assert [row.runs for row in density_rows(records)] == [4, 1, 1, 1, 1]

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from typing import Any
 import pytest
 
 from longseq_bench import __version__, environment
+from longseq_bench.analysis.searches import search_rows
 from longseq_bench.cli import run
 from longseq_bench.cli.maxlen import bracket_sentence
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.launchers import local
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS, load
+from tests import make
 from tests.make import record, step, trial
 
 TINY = """\
@@ -448,12 +451,13 @@ def test_a_search_tells_people_its_bracket_and_what_it_stands_on(capfd: Capture)
     [("memory", "apart"), ("time", "the time limit was 10 s a pass (--time-budget changes it)")],
 )
 def test_the_answer_says_how_wide_the_bracket_is(limited_by: str, end: str) -> None:
-    row = {"max_tokens": 8000, "first_failure": 8400, "limited_by": limited_by, "time_budget": 10.0}
+    (row,) = search_rows([make.step(8000), make.step(8400, "oom")])
+    row = replace(row, limited_by=limited_by, time_budget=10.0)
     told = bracket_sentence(row)
     assert told is not None
     assert told.startswith("bracket: 8,000 passed, 8,400 failed, 5.0% apart")
     assert told.endswith(end)
-    assert bracket_sentence({**row, "first_failure": None}) is None
+    assert bracket_sentence(replace(row, first_failure=None)) is None
 
 
 # ---- report ------------------------------------------------------------------------------------

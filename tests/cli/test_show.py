@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from longseq_bench.analysis.rows import (
-    MAXIMUM_FIELDS,
-    ROW_FIELDS,
-    sweep_json,
-    sweep_rows,
-    swept,
-)
+from longseq_bench.analysis.fields import fields_of
+from longseq_bench.analysis.frames import sweep_json
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import sweep_rows, sweep_rows_with_records
 from longseq_bench.cli import run
 from longseq_bench.cli.row_filter import KINDS, condition, ordered
 from longseq_bench.core.model import Record
@@ -155,8 +153,9 @@ def test_operators_share_out_the_rows(field: str, value: str) -> None:
 
 
 def test_every_field_of_rows_and_maxima_can_be_asked_for() -> None:
-    lists = {"options", "rank_times", "rank_peaks", "rank_bytes", "rank_formulas", "bytes_unlike"}
-    assert set(KINDS) == {*ROW_FIELDS, *MAXIMUM_FIELDS} - lists
+    lists = {"options", "rank_times", "rank_peaks", "rank_bytes", "rank_formulas", "bytes_unlike",
+             "speed", "published_tokens"}  # fmt: skip
+    assert set(KINDS) == {*fields_of(SweepRow), *fields_of(SearchRow)} - lists
 
 
 @pytest.mark.parametrize(
@@ -262,8 +261,8 @@ def test_what_searches_do_not_have_leaves_them_out(tmp_path: Path, capfd: Captur
 def test_missing_values_come_last_either_way() -> None:
     rows = sweep_rows(mixed())
     for descending in (False, True):
-        times = [row["time_s"] for row in ordered(rows, [("time_s", descending)])]
-        known = [row["time_s"] for row in rows if row["time_s"] is not None]
+        times = [row.time_s for row in ordered(rows, [("time_s", descending)])]
+        known = [row.time_s for row in rows if row.time_s is not None]
         assert times == [*sorted(known, reverse=descending), None, None]
 
 
@@ -359,10 +358,10 @@ def rounds() -> list[Record]:
 
 def test_rows_keep_the_records_they_are_made_from() -> None:
     records = rounds()
-    assert [made_from for _, made_from in swept(records)] == [
+    assert [made_from for _, made_from in sweep_rows_with_records(records)] == [
         [records[0], records[1]], [records[2]], [records[3]],
     ]  # fmt: skip
-    assert [row for row, _ in swept(records)] == sweep_rows(records)
+    assert [row for row, _ in sweep_rows_with_records(records)] == sweep_rows(records)
 
 
 def test_passes_are_in_order_of_time_and_series_over_lengths(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from longseq_bench.analysis.rows import sweep_rows
+from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.cli.progress import outcome_words, trial_words
 from longseq_bench.cli.tables import (
     Column,
@@ -132,7 +132,7 @@ def test_where_nothing_may_leave_columns_leave_whole(width: int) -> None:
 
 def test_a_cell_is_not_made_a_picture() -> None:
     column = Column("x", lambda row: ":smile:")
-    assert lines(Fitted([{"label": ":smile:"}], [column]), 40)[1] == ":smile:  :smile:"
+    assert lines(Fitted([":smile:"], [column], label=str), 40)[1] == ":smile:  :smile:"
 
 
 def searched(ranks: int) -> list[Record]:

@@ -145,7 +145,7 @@ def test_how_often_it_was_looked_at_is_no_part_of_a_trial() -> None:
 )
 def test_anything_else_is(field: dict[str, Any]) -> None:
     found = compare(rounds() + rounds("ring"), rounds() + rounds("ring", **field))
-    assert [t.row["implementation"] for t in found.times] == ["sdpa"]
+    assert [t.row.implementation for t in found.times] == ["sdpa"]
     assert (len(found.only_a), len(found.only_b)) == (1, 1)
     assert "1 trial or search is only in B." in summarize(found)
 
@@ -290,7 +290,7 @@ def test_searches_with_unlike_budgets_are_not_the_same() -> None:
     both = search(1000, 1010)
     found = compare(both, both + search(2000, 2010, of=other))
     assert [m.ratio for m in found.maxima] == [1.0]
-    assert [row["memory_budget"] for row in found.only_b] == [128 * MIB]
+    assert [row.memory_budget for row in found.only_b] == [128 * MIB]
 
 
 def failed(status: Any, **fields: Any) -> list[Record]:

@@ -8,7 +8,7 @@ from typing import Any
 import altair
 import pytest
 
-from longseq_bench.analysis.rows import sweep_rows
+from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.comparison.compare import compare
 from longseq_bench.comparison.document import comparison_document
 from longseq_bench.core.model import Record

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.analysis.rows import least_sparsities, maximum_rows
+from longseq_bench.analysis.searches import density_rows, search_rows
 from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Environment, Foresight, Outcome, Record, Trial
@@ -190,11 +190,11 @@ def test_a_search_and_its_answer_judge_time_alike(tmp_path: Path) -> None:
         launcher = SimulatedLauncher(seconds=seconds)
         asked = make.trial("ring", memory_budget=make.GIB, time_budget=1.0, repeats=0)
         records = drive(maxlen([asked]), launcher, Unkept(), make.environment)
-        (row,) = maximum_rows(records)
-        runs = [r.outcome.status for r in records if r.trial.workload.seq_len == row["max_tokens"]]
+        (row,) = search_rows(records)
+        runs = [r.outcome.status for r in records if r.trial.workload.seq_len == row.max_tokens]
         assert runs.count("ok") > runs.count("timeout")
-        assert row["confirmations"] == runs.count("ok") - 1 >= 1
-        assert row["limited_by"] == "time"
+        assert row.confirmations == runs.count("ok") - 1 >= 1
+        assert row.limited_by == "time"
 
 
 class Told(Watcher):
@@ -237,12 +237,12 @@ def test_a_simulated_search_on_ranks_goes_as_far_as_their_memory_together(
 ) -> None:
     asked = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
     records, _ = driven(maxlen([asked]), SimulatedLauncher(), tmp_path)
-    (found,) = maximum_rows(records)
-    assert found["fraction_of_floor"] == pytest.approx(1 / 1.05, rel=0.01)
-    assert found["max_tokens"] == pytest.approx(ranks * 8192 / 1.05, rel=0.01)
-    assert found["tokens_per_rank"] == -(-found["max_tokens"] // ranks)
-    assert found["rank_peaks"] == [found["peak_bytes"]] * ranks
-    assert found["peak_bytes"] <= 64 * MIB
+    (found,) = search_rows(records)
+    assert found.fraction_of_floor == pytest.approx(1 / 1.05, rel=0.01)
+    assert found.max_tokens == pytest.approx(ranks * 8192 / 1.05, rel=0.01)
+    assert found.tokens_per_rank == -(-found.max_tokens // ranks)
+    assert found.rank_peaks == [found.peak_bytes] * ranks
+    assert found.peak_bytes <= 64 * MIB
     assert {r.outcome.status for r in records} == {"ok", "oom"}
 
 
@@ -329,10 +329,10 @@ def test_a_search_that_expects_needs_few_runs_and_ends_right_if_it_is_wrong(
     asked = make.trial("ring", memory_budget=64 * 2**20)
     with Store(tmp_path) as store:
         records = drive(maxlen([asked], None, outlook), launcher, store, make.environment)
-    (row,) = maximum_rows(records)
+    (row,) = search_rows(records)
     edge = 64 * 2**20 / 1.05 / (2 * 16 * 64 * 4)
-    assert row["max_tokens"] <= edge < row["first_failure"]
-    assert row["first_failure"] - row["max_tokens"] <= max(64, 0.01 * edge)
+    assert row.max_tokens <= edge < row.first_failure
+    assert row.first_failure - row.max_tokens <= max(64, 0.01 * edge)
     assert len(records) <= runs
     assert all(r.foreseen and r.foreseen.peak_bytes and r.foreseen.seconds for r in records)
 
@@ -382,21 +382,21 @@ def test_the_least_sparsity_is_where_time_runs_out(tmp_path: Path, density: floa
     with Store(tmp_path) as store:
         records = drive(densest([asked]), launcher, store, make.environment)
     assert {(r.purpose, r.trial.workload.seq_len) for r in records} == {("density", 2**20)}
-    assert maximum_rows(records) == []
-    (row,) = least_sparsities(records)
-    assert 1 - density <= row["least_sparsity"] <= 1 - density + max(0.001, 0.011 * density)
-    assert row["too_dense"] < 1 - density
-    assert (row["limited_by"], row["confirmations"]) == ("time", 1)
-    assert launcher.ran[-1].options["sparsity"] == row["least_sparsity"]
+    assert search_rows(records) == []
+    (row,) = density_rows(records)
+    assert 1 - density <= row.least_sparsity <= 1 - density + max(0.001, 0.011 * density)
+    assert row.too_dense < 1 - density
+    assert (row.limited_by, row.confirmations) == ("time", 1)
+    assert launcher.ran[-1].options["sparsity"] == row.least_sparsity
 
 
 def test_a_length_for_which_nothing_is_sparse_enough_has_no_least_sparsity(tmp_path: Path) -> None:
     launcher = SimulatedLauncher(peak=lambda t: 2.0 * make.GIB)
     asked = make.trial("block-sparse", 2**20, {"sparsity": 0.9}, memory_budget=make.GIB)
     with Store(tmp_path) as store:
-        (row,) = least_sparsities(drive(densest([asked]), launcher, store, make.environment))
-    assert (row["least_sparsity"], row["limited_by"]) == (None, "memory")
-    assert row["too_dense"] > 0.999
+        (row,) = density_rows(drive(densest([asked]), launcher, store, make.environment))
+    assert (row.least_sparsity, row.limited_by) == (None, "memory")
+    assert row.too_dense > 0.999
 
 
 def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_p
     asked = [make.trial(name, memory_budget=2**24, repeats=0) for name in ("ring", "ulysses")]
     with Store(tmp_path) as store:
         records = drive(scaling(asked, [1, 2], 2, None, outlook), launcher, store, make.environment)
-    maxima = [r["max_tokens"] for r in maximum_rows(records)]
+    maxima = [r.max_tokens for r in search_rows(records)]
     assert len(maxima) == 4
     timed = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
     assert timed == [min(maxima) // 8, min(maxima) // 4, min(maxima) // 2]
@@ -433,10 +433,10 @@ def test_ten_thousand_simulated_searches_end_at_a_length_that_was_run(tmp_path: 
         outlook = Outlook(launcher.dry_run, Pace(this_cpu("simulated", 2, make.GIB)))
         asked = make.trial("ring", memory_budget=16 * 2**20, repeats=0)
         records = drive(maxlen([asked], None, outlook), launcher, Unkept(), make.environment)
-        (row,) = maximum_rows(records)
+        (row,) = search_rows(records)
         passed = {t.workload.seq_len for t in launcher.ran}
         failed = {r.trial.workload.seq_len for r in records if r.outcome.status != "ok"}
         good = passed - failed
-        assert row["max_tokens"] == max(good, default=0)
-        assert row["confirmations"] >= 1 or not good
+        assert row.max_tokens == max(good, default=0)
+        assert row.confirmations >= 1 or not good
         assert len(records) <= 20

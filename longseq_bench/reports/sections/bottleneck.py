@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
 from longseq_bench.reports.groups import capital, grouped, workload_words
 from longseq_bench.reports.sections.findings import first_said, time_of
-from longseq_bench.reports.sections.recommendations import confirmed
 
 HALF = 0.5
 """Of the time: what takes more than this holds a pass back."""
@@ -49,49 +50,53 @@ def bottleneck(source: Source) -> Section:
 
 
 def _swept(source: Source) -> Iterator[tuple[str, list[tuple[Cell, ...]]]]:
-    known = [r for r in source.rows if r["world_size"] > 1 and r["exposed_share"] is not None]
+    known = [r for r in source.rows if r.world_size > 1 and r.exposed_share is not None]
     for group in grouped(known):
         yield workload_words(group[0], source.machines), [_cells(row) for row in group]
 
 
-def _cells(row: Row) -> tuple[Cell, ...]:
+def _cells(row: SweepRow) -> tuple[Cell, ...]:
     return (
-        row["label"], row["world_size"], row["tokens"], time_of(row), row["compute_time_s"],
-        row["communication_time_s"], row["exposed_share"], held_back(row),
-        f"exposed {format_share(row['exposed_share'])}{_unsure(row)}",
+        row.label, row.world_size, row.tokens, time_of(row), row.compute_time_s,
+        row.communication_time_s, row.exposed_share, held_back(row),
+        f"exposed {format_share(require(row.exposed_share))}{_unsure(row)}",
     )  # fmt: skip
 
 
-def held_back(row: Row) -> str:
-    """Of a row over ranks, by the share of its time that communication adds."""
-    low, high = row["exposed_low"], row["exposed_high"]
-    if low is not None and low < HALF < high:
+def held_back(row: SweepRow) -> str:
+    """Name what holds a row back, by the share of its time that communication adds."""
+    if _is_either(row):
         return "either"
-    return "communication" if row["exposed_share"] > HALF else "compute"
+    return "communication" if require(row.exposed_share) > HALF else "compute"
 
 
-def _unsure(row: Row) -> str:
-    low, high = row["exposed_low"], row["exposed_high"]
-    if low is None or not low < HALF < high:
+def _unsure(row: SweepRow) -> str:
+    if not _is_either(row):
         return ""
+    low, high = require(row.exposed_low), require(row.exposed_high)
     return f" ({format_share(low)} to {format_share(high)})"
 
 
+def _is_either(row: SweepRow) -> bool:
+    low, high = row.exposed_low, row.exposed_high
+    return low is not None and high is not None and low < HALF < high
+
+
 def _searched(source: Source) -> Iterator[tuple[str, list[tuple[Cell, ...]]]]:
-    found = [r for r in source.maxima if r["world_size"] > 1 and confirmed(r)]
+    found = [r for r in source.maxima if r.world_size > 1 and r.is_full_pass]
     for group in grouped(found):
         rows: list[tuple[Cell, ...]] = [
             (
-                row["label"], row["world_size"], row["max_tokens"] or None, None, None, None, None,
-                row["limited_by"], _failure(row),
+                row.label, row.world_size, row.max_tokens or None, None, None, None, None,
+                row.limited_by, _failure(row),
             )
             for row in group
         ]  # fmt: skip
         yield workload_words(group[0], source.machines), rows
 
 
-def _failure(row: Row) -> str:
-    if row["first_failure"] is None:
+def _failure(row: SearchRow) -> str:
+    if row.first_failure is None:
         return "no longer length failed"
-    phase = f" in {row['failure_phase']}" if row["failure_phase"] else ""
-    return f"{format_tokens(row['first_failure'])} failed{phase}"
+    phase = f" in {row.failure_phase}" if row.failure_phase else ""
+    return f"{format_tokens(row.first_failure)} failed{phase}"

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import R, Row, require
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.groups import capital, grouped, is_sparse, workload_words
+from longseq_bench.reports.groups import capital, grouped, workload_words
 from longseq_bench.reports.sections.findings import first_said, time_of
 from longseq_bench.reports.sections.growth import least_sparse
-from longseq_bench.reports.sections.recommendations import confirmed
 
 _LENGTHS = (
     Column("Implementation"), Column("Ranks", "count"), Column("Sparsity"),
@@ -49,46 +50,46 @@ def against_length(source: Source) -> Section:
         "Sparsity against length",
         [*said, *(least.paragraphs if least.tables else [])],
         tables=[*tables, *least.tables],
-        charts=section_charts.shares(source, [r for r in source.rows if is_sparse(r)]),
+        charts=section_charts.shares(source, [r for r in source.rows if r.is_sparse]),
     )
 
 
 def _lengths(source: Source) -> Iterator[tuple[str, list[tuple[Cell, ...]]]]:
-    for group in grouped(row for row in source.maxima if "sparsity" in row["options"]):
-        rows = [_searched(row) for row in _by_sparsity(group) if confirmed(row)]
-        yield f"{workload_words(group[0], source.machines)}, by search", rows
-    for group in grouped(row for row in source.rows if "sparsity" in row["options"]):
-        series: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    for searched in grouped(row for row in source.maxima if "sparsity" in row.options):
+        rows = [_searched(row) for row in _by_sparsity(searched) if row.is_full_pass]
+        yield f"{workload_words(searched[0], source.machines)}, by search", rows
+    for group in grouped(row for row in source.rows if "sparsity" in row.options):
+        series: dict[tuple[str, int], list[SweepRow]] = defaultdict(list)
         for row in _by_sparsity(group):
-            series[row["label"], row["world_size"]].append(row)
+            series[row.label, row.world_size].append(row)
         rows = [_swept(some) for some in series.values()]
         yield f"{workload_words(group[0], source.machines)}, swept", rows
 
 
-def _by_sparsity(rows: Iterable[Row]) -> list[Row]:
-    return sorted(rows, key=lambda r: (r["implementation"], float(r["options"]["sparsity"])))
+def _by_sparsity(rows: Iterable[R]) -> list[R]:
+    return sorted(rows, key=lambda r: (r.implementation, float(str(r.options["sparsity"]))))
 
 
-def _searched(row: Row) -> tuple[Cell, ...]:
+def _searched(row: SearchRow) -> tuple[Cell, ...]:
     return (
-        row["label"], row["world_size"], _sparsity(row), row["max_tokens"] or None,
-        row["first_failure"], row["limited_by"], "search", row["runs"],
+        row.label, row.world_size, _sparsity(row), row.max_tokens or None,
+        row.first_failure, row.limited_by, "search", row.runs,
     )  # fmt: skip
 
 
-def _swept(rows: Sequence[Row]) -> tuple[Cell, ...]:
-    ok = max((r["tokens"] for r in rows if r["status"] == "ok"), default=None)
-    failed = [r for r in rows if r["status"] != "ok" and r["tokens"] > (ok or 0)]
-    first = min(failed, key=lambda r: int(r["tokens"]), default=None)
+def _swept(rows: Sequence[SweepRow]) -> tuple[Cell, ...]:
+    ok = max((r.tokens for r in rows if r.status == "ok"), default=None)
+    failed = [r for r in rows if r.status != "ok" and r.tokens > (ok or 0)]
+    first = min(failed, key=lambda r: int(r.tokens), default=None)
     return (
-        rows[0]["label"], rows[0]["world_size"], _sparsity(rows[0]), ok,
-        first["tokens"] if first else None, first["status"] if first else None, "sweep", None,
+        rows[0].label, rows[0].world_size, _sparsity(rows[0]), ok,
+        first.tokens if first else None, first.status if first else None, "sweep", None,
     )  # fmt: skip
 
 
 def _sparsity(row: Row) -> str | None:
-    asked = row["options"].get("sparsity")
-    return None if asked is None else f"{float(asked):.6g}"
+    asked = row.options.get("sparsity")
+    return None if asked is None else f"{float(str(asked)):.6g}"
 
 
 def against_memory(source: Source) -> Section:
@@ -96,7 +97,7 @@ def against_memory(source: Source) -> Section:
     known = [
         r
         for r in source.rows
-        if "sparsity" in r["options"] and r["status"] == "ok" and r["memory_reduction"] is not None
+        if "sparsity" in r.options and r.status == "ok" and r.memory_reduction is not None
     ]
     if not known:
         return wanting(
@@ -107,7 +108,7 @@ def against_memory(source: Source) -> Section:
     points: list[str] = []
     for group in grouped(known):
         where = workload_words(group[0], source.machines)
-        ordered = sorted(group, key=lambda r: (r["tokens"], float(r["options"]["sparsity"])))
+        ordered = sorted(group, key=lambda r: (r.tokens, float(str(r.options["sparsity"]))))
         rows = tuple(_held(row) for row in ordered)
         tables.append(Table(capital(where), _MEMORY, rows))
         points += _least_and_most(ordered, where)
@@ -118,21 +119,21 @@ def against_memory(source: Source) -> Section:
     return Section("Memory by sparsity", said, first_said(points), tables)
 
 
-def _held(row: Row) -> tuple[Cell, ...]:
-    pairs = None if row["token_density"] is None else 1 - row["token_density"]
+def _held(row: SweepRow) -> tuple[Cell, ...]:
+    pairs = None if row.token_density is None else 1 - row.token_density
     return (
-        row["label"], row["tokens"], _sparsity(row), pairs, time_of(row), row["peak_bytes"],
-        row["dense_peak_bytes"], row["dense_memory_source"], row["memory_reduction"],
+        row.label, row.tokens, _sparsity(row), pairs, time_of(row), row.peak_bytes,
+        row.dense_peak_bytes, row.dense_memory_source, row.memory_reduction,
     )  # fmt: skip
 
 
-def _least_and_most(rows: Sequence[Row], where: str) -> Iterator[str]:
+def _least_and_most(rows: Sequence[SweepRow], where: str) -> Iterator[str]:
     """How far apart peaks are at the longest length: what is skipped saves time, not tensors."""
-    at = [r for r in rows if r["tokens"] == rows[-1]["tokens"]]
-    least, most = (of(at, key=lambda r: int(r["peak_bytes"])) for of in (min, max))
-    ratio = format_cell(most["peak_bytes"] / least["peak_bytes"], "ratio")
+    at = [r for r in rows if r.tokens == rows[-1].tokens]
+    least, most = (of(at, key=lambda r: require(r.peak_bytes)) for of in (min, max))
+    ratio = format_cell(require(most.peak_bytes) / require(least.peak_bytes), "ratio")
     if ratio != format_cell(1.0, "ratio"):
         yield (
-            f"At {format_tokens(at[0]['tokens'])} tokens ({where}) the largest peak of {len(at)} "
-            f"rows, {most['label']}, is {ratio} the least, {least['label']}."
+            f"At {format_tokens(at[0].tokens)} tokens ({where}) the largest peak of {len(at)} "
+            f"rows, {most.label}, is {ratio} the least, {least.label}."
         )

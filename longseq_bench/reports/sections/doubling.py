@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import require
 from longseq_bench.analysis.scaling import Complexity, Exponent, complexities
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
+from longseq_bench.reports.groups import capital, grouped, workload_words
 from longseq_bench.reports.sections.findings import first_said
 from longseq_bench.reports.sections.growth import exponent_words
 from longseq_bench.reports.sections.segments import ratio_of
@@ -39,7 +40,7 @@ def doubling(source: Source) -> Section:
     for group in grouped(source.rows):
         fits = {one.label: one for one in complexities(group) if one.quantity == "time"}
         pairs = list(_pairs(group))
-        twice = {pair[0]["label"] for pair in pairs}
+        twice = {pair[0].label for pair in pairs}
         told = [fit for fit in fits.values() if fit.tokens and fit.label in twice]
         lengths = _lengths(group)
         fitted = [
@@ -50,7 +51,7 @@ def doubling(source: Source) -> Section:
         ]
         if pairs or fitted:
             where = workload_words(group[0], source.machines)
-            rows = [_cells(*pair, fits.get(pair[0]["label"])) for pair in pairs]
+            rows = [_cells(*pair, fits.get(pair[0].label)) for pair in pairs]
             rows += [_fitted(exponent, fits[label]) for label, exponent, *_ in fitted]
             tables.append(Table(capital(where), _COLUMNS, tuple(rows)))
             points += [_said(fit, pairs, where) for fit in told]
@@ -63,29 +64,29 @@ def doubling(source: Source) -> Section:
     return Section("Time a doubling", [_SAID], first_said(points), tables)
 
 
-def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    series: dict[tuple[str, int], dict[int, Row]] = defaultdict(dict)
+def _pairs(rows: Sequence[SweepRow]) -> Iterator[tuple[SweepRow, SweepRow]]:
+    series: dict[tuple[str, int], dict[int, SweepRow]] = defaultdict(dict)
     for row in rows:
-        if row["time_s"]:
-            series[row["label"], row["world_size"]][row["tokens"]] = row
+        if row.time_s:
+            series[row.label, row.world_size][row.tokens] = row
     for by_length in series.values():
         for tokens in sorted(by_length):
             if 2 * tokens in by_length:
                 yield by_length[tokens], by_length[2 * tokens]
 
 
-def _lengths(rows: Sequence[Row]) -> dict[str, list[int]]:
+def _lengths(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
     """What the exponent of each was fitted to."""
     found: dict[str, list[int]] = defaultdict(list)
     for row in rows:
-        if row["status"] == "ok" and row["time_s"]:
-            found[row["label"]].append(row["tokens"])
+        if row.status == "ok" and row.time_s:
+            found[row.label].append(row.tokens)
     return found
 
 
-def _cells(one: Row, two: Row, fit: Complexity | None) -> tuple[Cell, ...]:
+def _cells(one: SweepRow, two: SweepRow, fit: Complexity | None) -> tuple[Cell, ...]:
     return (
-        name_of(one), one["tokens"], two["tokens"], ratio_of(two, one), "measured",
+        one.name, one.tokens, two.tokens, ratio_of(two, one), "measured",
         exponent_words(fit.tokens) if fit else None, _formula(fit),
     )  # fmt: skip
 
@@ -104,10 +105,11 @@ def _formula(fit: Complexity | None) -> str | None:
     return None if fit is None or fit.formula_tokens is None else f"{fit.formula_tokens:z.2f}"
 
 
-def _said(fit: Complexity, pairs: Sequence[tuple[Row, Row]], where: str) -> str:
-    ratios = [two["time_s"] / one["time_s"] for one, two in pairs if one["label"] == fit.label]
+def _said(fit: Complexity, pairs: Sequence[tuple[SweepRow, SweepRow]], where: str) -> str:
+    own = [(one, two) for one, two in pairs if one.label == fit.label]
+    ratios = [require(two.time_s) / require(one.time_s) for one, two in own]
     ends = " to ".join(dict.fromkeys(format_cell(r, "ratio") for r in (min(ratios), max(ratios))))
-    at = [one["tokens"] for one, _ in pairs if one["label"] == fit.label]
+    at = [one.tokens for one, _ in own]
     span = f"from {format_tokens(min(at))} to {format_tokens(2 * max(at))} tokens"
     return (
         f"{fit.label} ({where}): twice the tokens take {ends} the time {span}; exponent "

@@ -6,7 +6,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 
-from longseq_bench.analysis.rows import Row, same_but_ranks
+from longseq_bench.analysis.row import R, require
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Spread, format_cell
@@ -16,8 +18,6 @@ from longseq_bench.reports.groups import (
     density_words,
     exact_and_sparse,
     grouped,
-    least_peak,
-    name_of,
     on_ranks,
     spread_out,
     workload_words,
@@ -53,12 +53,12 @@ def first_named(names: Iterable[str], between: str = ", ") -> str:
     return between.join(named if more <= 0 else [*named[:MOST_SAID], f"… and {more:,} more"])
 
 
-def time_of(row: Row) -> Spread | float | None:
+def time_of(row: SweepRow) -> Spread | float | None:
     """The median time of a row with its interval (s), which a single sample has not; None where it
     was not timed."""
-    if row["time_s"] is None or row["samples"] < 2:
-        return None if row["time_s"] is None else float(row["time_s"])
-    return Spread(row["time_s"], row["time_low_s"], row["time_high_s"])
+    if row.time_s is None or row.samples < 2:
+        return None if row.time_s is None else float(row.time_s)
+    return Spread(require(row.time_s), require(row.time_low_s), require(row.time_high_s))
 
 
 def _what_was_run(source: Source) -> str:
@@ -79,8 +79,8 @@ def _of_groups(source: Source) -> Iterator[str]:
         yield from _of_ranks(group, where)
 
 
-def _of_group(group: list[Row], where: str) -> Iterator[str]:
-    timed = [row for row in group if row["status"] == "ok" and row["time_s"]]
+def _of_group(group: list[SweepRow], where: str) -> Iterator[str]:
+    timed = [row for row in group if row.status == "ok" and row.time_s]
     classes = exact_and_sparse(timed)
     for rows in _shared(classes.get("exact", [])):
         yield from _best(rows, where, " exact" if len(classes) > 1 else "")
@@ -91,58 +91,62 @@ def _of_group(group: list[Row], where: str) -> Iterator[str]:
         yield f"The longest lengths swept that were ok ({where}): {longest}."
 
 
-def _shared(rows: list[Row]) -> list[list[Row]]:
+def _shared(rows: list[SweepRow]) -> list[list[SweepRow]]:
     """At the longest length at which several skip about as much: those that do, together."""
-    by_length: dict[int, list[Row]] = defaultdict(list)
+    by_length: dict[int, list[SweepRow]] = defaultdict(list)
     for row in rows:
-        by_length[row["tokens"]].append(row)
+        by_length[row.tokens].append(row)
     for _, at in sorted(by_length.items(), reverse=True):
         if several := [alike for alike in as_dense(at) if len(alike) > 1]:
             return several
     return []
 
 
-def _best(rows: list[Row], where: str, kind: str) -> Iterator[str]:
-    at = f"At {format_tokens(rows[0]['tokens'])} tokens ({where})"
+def _best(rows: list[SweepRow], where: str, kind: str) -> Iterator[str]:
+    at = f"At {format_tokens(rows[0].tokens)} tokens ({where})"
     yield f"{at}, {_fastest(rows, kind)}"
     if lean := _leanest(rows, kind):
         yield f"{at}, {lean}"
 
 
-def _fastest(rows: list[Row], kind: str) -> str:
+def _fastest(rows: list[SweepRow], kind: str) -> str:
     """No winner is named where the two intervals overlap. kind: of which they all are."""
-    ordered = sorted(rows, key=lambda row: float(row["time_s"]))
+    ordered = sorted(rows, key=lambda row: require(row.time_s))
     first, second = ordered[:2]
-    one, two = (f"{name_of(r)} ({format_cell(time_of(r), 'seconds')})" for r in (first, second))
-    if min(first["samples"], second["samples"]) < 2:
+    one, two = (f"{r.name} ({format_cell(time_of(r), 'seconds')})" for r in (first, second))
+    if min(first.samples, second.samples) < 2:
         return (
             f"{one} took least of {len(rows)}{kind}, the next is {two}; single passes are among "
             f"them, so how far off that may be is not known."
         )
-    alike = [r for r in ordered if r["samples"] > 1 and r["time_low_s"] <= first["time_high_s"]]
+    alike = [
+        r for r in ordered if r.samples > 1 and require(r.time_low_s) <= require(first.time_high_s)
+    ]
     if len(alike) > 1:
-        names = [f"{name_of(r)} ({format_cell(time_of(r), 'seconds')})" for r in alike]
+        names = [f"{r.name} ({format_cell(time_of(r), 'seconds')})" for r in alike]
         words = f"{', '.join(names[:-1])} and {names[-1]}"
         return f"{words} can't be told apart: their intervals overlap."
-    ratio = format_cell(second["time_s"] / first["time_s"], "ratio")
+    ratio = format_cell(require(second.time_s) / require(first.time_s), "ratio")
     return f"{one} is the fastest of {len(rows)}{kind}, {ratio} as fast as the next, {two}."
 
 
-def _leanest(rows: list[Row], kind: str) -> str | None:
-    known = sorted((r for r in rows if r["peak_bytes"] is not None), key=lambda r: r["peak_bytes"])
-    if len(known) < 2 or known[0]["peak_bytes"] == known[1]["peak_bytes"]:
+def _leanest(rows: list[SweepRow], kind: str) -> str | None:
+    known = sorted(
+        (r for r in rows if r.peak_bytes is not None), key=lambda r: require(r.peak_bytes)
+    )
+    if len(known) < 2 or known[0].peak_bytes == known[1].peak_bytes:
         return None
-    one, two = (f"{name_of(r)} ({format_bytes(r['peak_bytes'])})" for r in known[:2])
+    one, two = (f"{r.name} ({format_bytes(require(r.peak_bytes))})" for r in known[:2])
     a_rank = " a rank" if spread_out(rows) else ""
     return f"{one} has the lowest peak memory{a_rank} of {len(known)}{kind}, the next is {two}."
 
 
-def _of_ranks(group: list[Row], where: str) -> Iterator[str]:
+def _of_ranks(group: list[SweepRow], where: str) -> Iterator[str]:
     """Of each number of ranks, at the longest length that several ran, else at the longest."""
-    by_ranks: dict[int, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    by_ranks: dict[int, dict[int, list[SweepRow]]] = defaultdict(lambda: defaultdict(list))
     for row in group:
-        if row["world_size"] > 1 and row["time_s"]:
-            by_ranks[row["world_size"]][row["tokens"]].append(row)
+        if row.world_size > 1 and row.time_s:
+            by_ranks[row.world_size][row.tokens].append(row)
     for ranks, by_length in sorted(by_ranks.items()):
         shared = [tokens for tokens, rows in by_length.items() if len(rows) > 1]
         tokens = max(shared or by_length)
@@ -152,11 +156,11 @@ def _of_ranks(group: list[Row], where: str) -> Iterator[str]:
                 yield f"{at}, {sentence}"
 
 
-def _exposed(rows: list[Row]) -> str | None:
+def _exposed(rows: list[SweepRow]) -> str | None:
     """Which way of spreading shows least of its communication."""
-    known = [r for r in rows if r["exposed_share"] is not None]
-    known.sort(key=lambda r: float(r["exposed_share"]))
-    words = {id(r): f"{r['label']} ({_exposed_words(r)})" for r in known}
+    known = [r for r in rows if r.exposed_share is not None]
+    known.sort(key=lambda r: require(r.exposed_share))
+    words = {id(r): f"{r.label} ({_exposed_words(r)})" for r in known}
     if len(known) < 2:
         return f"communication shows in {words[id(known[0])]}." if known else None
     most = _bound(known[0], "exposed_high", 1.0)
@@ -169,17 +173,17 @@ def _exposed(rows: list[Row]) -> str | None:
     return f"{one} exposes least communication of {len(known)}, the next is {two}{last}."
 
 
-def _exposed_words(row: Row) -> str:
-    share = f"{format_share(row['exposed_share'])} of its time"
-    sent = row["bytes_sent"]
+def _exposed_words(row: SweepRow) -> str:
+    share = f"{format_share(require(row.exposed_share))} of its time"
+    sent = row.bytes_sent
     return share if sent is None else f"{share}, {format_bytes(sent)} sent a rank"
 
 
-def _scaled(rows: list[Row]) -> str | None:
+def _scaled(rows: list[SweepRow]) -> str | None:
     """Which gains most from its ranks, against itself on one."""
-    known = [r for r in rows if r["speedup"] is not None]
-    known.sort(key=lambda r: -float(r["speedup"]))
-    words = {id(r): f"{r['label']} ({_scaled_words(r)})" for r in known}
+    known = [r for r in rows if r.speedup is not None]
+    known.sort(key=lambda r: -require(r.speedup))
+    words = {id(r): f"{r.label} ({_scaled_words(r)})" for r in known}
     if len(known) < 2:
         return f"{words[id(known[0])]} alone was run on one rank too." if known else None
     least = _bound(known[0], "speedup_low", 0.0)
@@ -192,41 +196,44 @@ def _scaled(rows: list[Row]) -> str | None:
     return f"{one} scales best of {len(known)}, the next is {two}{last}."
 
 
-def _bound(row: Row, name: str, otherwise: float) -> float:
+def _bound(row: SweepRow, name: str, otherwise: float) -> float:
     """A bound of a row; what is possible at all where a single sample gives none."""
-    return otherwise if row[name] is None else float(row[name])
+    value: float | None = getattr(row, name)
+    return otherwise if value is None else value
 
 
-def _scaled_words(row: Row) -> str:
-    faster = format_cell(row["speedup"], "ratio")
-    return f"{faster} as fast as one rank, {format_share(row['efficiency'])} efficiency"
+def _scaled_words(row: SweepRow) -> str:
+    faster = format_cell(row.speedup, "ratio")
+    return f"{faster} as fast as one rank, {format_share(require(row.efficiency))} efficiency"
 
 
-def _uneven(rows: list[Row]) -> str | None:
+def _uneven(rows: list[SweepRow]) -> str | None:
     """Whose ranks' peaks are farthest apart, where that shows."""
-    known = [row for row in rows if row["imbalance"] is not None]
+    known = [row for row in rows if row.imbalance is not None]
     if not known:
         return None
-    worst = max(known, key=lambda row: float(row["imbalance"]))
-    ends = f"{format_bytes(worst['peak_bytes'])} and {format_bytes(least_peak(worst) or 0)}"
-    apart = format_cell(worst["imbalance"], "ratio")
+    worst = max(known, key=lambda row: require(row.imbalance))
+    ends = (
+        f"{format_bytes(require(worst.peak_bytes))} and {format_bytes(worst.least_peak_bytes or 0)}"
+    )
+    apart = format_cell(worst.imbalance, "ratio")
     if apart == format_cell(1.0, "ratio"):
         return None
     return (
-        f"memory is least even with {worst['label']}, whose ranks' largest and least peak are "
+        f"memory is least even with {worst.label}, whose ranks' largest and least peak are "
         f"{ends} ({apart})."
     )
 
 
-def _longest_ok(group: list[Row]) -> str:
+def _longest_ok(group: list[SweepRow]) -> str:
     passed: dict[str, int] = {}
-    failed: dict[str, Row] = {}
-    for row in sorted(group, key=lambda row: int(row["tokens"])):
-        if row["status"] == "ok":
-            passed[name_of(row)] = row["tokens"]
-    for row in sorted(group, key=lambda row: -int(row["tokens"])):
-        if row["status"] != "ok" and row["tokens"] > passed.get(name_of(row), 0):
-            failed[name_of(row)] = row
+    failed: dict[str, SweepRow] = {}
+    for row in sorted(group, key=lambda row: int(row.tokens)):
+        if row.status == "ok":
+            passed[row.name] = row.tokens
+    for row in sorted(group, key=lambda row: -int(row.tokens)):
+        if row.status != "ok" and row.tokens > passed.get(row.name, 0):
+            failed[row.name] = row
     reached = (
         f"{name} {format_tokens(tokens)}{_then(failed.get(name))}"
         for name, tokens in passed.items()
@@ -234,10 +241,10 @@ def _longest_ok(group: list[Row]) -> str:
     return first_named(reached, "; ")
 
 
-def _then(failure: Row | None) -> str:
+def _then(failure: SweepRow | None) -> str:
     if failure is None:
         return ""
-    return f" ({failure['status']} at {format_tokens(failure['tokens'])})"
+    return f" ({failure.status} at {format_tokens(failure.tokens)})"
 
 
 def _of_maxima(source: Source) -> Iterator[str]:
@@ -246,68 +253,69 @@ def _of_maxima(source: Source) -> Iterator[str]:
         yield _of_maximum(row, alone, workload_words(row, source.machines))
 
 
-def on_one_rank(maxima: Iterable[Row]) -> Mapping[Hashable, Row]:
+def on_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
     """The first maximum on one rank of each search that may have been on several too."""
-    alone: dict[Hashable, Row] = {}
+    alone: dict[Hashable, R] = {}
     for row in maxima:
-        if row["world_size"] == 1:
-            alone.setdefault(same_but_ranks(row), row)
+        if row.world_size == 1:
+            alone.setdefault(row.ranks_key, row)
     return alone
 
 
-def _of_maximum(row: Row, alone: Mapping[Hashable, Row], where: str) -> str:
-    name = name_of(row)
-    if not row["max_tokens"]:
+def _of_maximum(row: SearchRow, alone: Mapping[Hashable, SearchRow], where: str) -> str:
+    name = row.name
+    if not row.max_tokens:
         return f"{name} passed at no length ({where}); {limit_words(row)}."
-    if row["fit_only"]:
-        tokens = format_tokens(row["max_tokens"])
+    if row.fit_only:
+        tokens = format_tokens(row.max_tokens)
         return f"{name}: memory holds {tokens} tokens ({where}); nothing was computed there."
     floor = ""
-    if row["fraction_of_floor"] is not None:
-        floor = f", {format_share(row['fraction_of_floor'])} of the floor"
-    again = row["confirmations"]
+    if row.fraction_of_floor is not None:
+        floor = f", {format_share(row.fraction_of_floor)} of the floor"
+    again = row.confirmations
     sure = (
         f"confirmed by {_count(again, 'further run')}" if again else "not confirmed by a second run"
     )
     return (
-        f"{name} takes {format_tokens(row['max_tokens'])} tokens ({where}){floor}"
+        f"{name} takes {format_tokens(row.max_tokens)} tokens ({where}){floor}"
         f"{_grown(row, alone)}, {sure}; {limit_words(row)}."
     )
 
 
-def _grown(row: Row, alone: Mapping[Hashable, Row]) -> str:
+def _grown(row: SearchRow, alone: Mapping[Hashable, SearchRow]) -> str:
     """How many times as long as on one rank, where that was searched too."""
-    if row["world_size"] == 1:
+    if row.world_size == 1:
         return ""
-    one = alone.get(same_but_ranks(row))
-    if one is None or not one["max_tokens"]:
+    one = alone.get(row.ranks_key)
+    if one is None or not one.max_tokens:
         return ""
-    return f", {format_cell(row['max_tokens'] / one['max_tokens'], 'ratio')} one rank's"
+    return f", {format_cell(row.max_tokens / one.max_tokens, 'ratio')} one rank's"
 
 
-def limit_words(row: Row) -> str:
+def limit_words(row: SearchRow) -> str:
     """What ended a search, where and at which length."""
-    if row["first_failure"] is None:
+    if row.first_failure is None:
         return "no longer length failed, so this is where the search stopped, not a limit"
-    phase = f" in {row['failure_phase']}" if row["failure_phase"] else ""
-    return f"limited by {row['limited_by']}{phase} at {format_tokens(row['first_failure'])}"
+    phase = f" in {row.failure_phase}" if row.failure_phase else ""
+    return f"limited by {row.limited_by}{phase} at {format_tokens(row.first_failure)}"
 
 
-def _wrong(rows: list[Row]) -> Iterator[str]:
+def _wrong(rows: list[SweepRow]) -> Iterator[str]:
     for row in rows:
-        if row["status"] == "wrong":
+        if row.status == "wrong":
             yield (
-                f"{name_of(row)} gave a wrong output at {format_tokens(row['tokens'])} tokens "
-                f"({row['reason'] or 'no reason was recorded'}); no speed is shown for it."
+                f"{row.name} gave a wrong output at {format_tokens(row.tokens)} tokens "
+                f"({row.reason or 'no reason was recorded'}); no speed is shown for it."
             )
 
 
 def _thrashing(source: Source) -> Iterator[str]:
-    for row in (*source.rows, *source.maxima):
-        if retries := row["alloc_retries"]:
-            tokens = format_tokens(row["tokens"] if "tokens" in row else row["max_tokens"])
+    rows: list[SweepRow | SearchRow] = [*source.rows, *source.maxima]
+    for row in rows:
+        if retries := row.alloc_retries:
+            tokens = format_tokens(row.tokens)
             yield (
-                f"{name_of(row)} at {tokens} tokens made the allocator give back its cached memory "
+                f"{row.name} at {tokens} tokens made the allocator give back its cached memory "
                 f"and ask again {_count(round(retries), 'time')} (thrashing)."
             )
 
@@ -315,12 +323,12 @@ def _thrashing(source: Source) -> Iterator[str]:
 def _miscounted(source: Source) -> Iterator[str]:
     for row in source.rows:
         unlike: dict[tuple[int, int], list[str]] = defaultdict(list)
-        for rank, counted, stated in row["bytes_unlike"] or ():
+        for rank, counted, stated in row.bytes_unlike or ():
             unlike[counted, stated].append(str(rank))
         for (counted, stated), ranks in unlike.items():
             which = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {', '.join(ranks)}"
             yield (
-                f"{name_of(row)} at {format_tokens(row['tokens'])} tokens "
+                f"{row.name} at {format_tokens(row.tokens)} tokens "
                 f"({workload_words(row, source.machines)}) sent {counted:,} B from {which} in a "
                 f"pass; its formula says {stated:,} B."
             )

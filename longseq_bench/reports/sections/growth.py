@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from longseq_bench.analysis.rows import least_sparsities
 from longseq_bench.analysis.scaling import Exponent, complexities, reached
+from longseq_bench.analysis.searches import density_rows
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
@@ -33,7 +33,7 @@ def growth(source: Source) -> Iterator[Section]:
     more are known."""
     tables = []
     for group in grouped(source.maxima):
-        if len({row["world_size"] for row in group}) > 1:
+        if len({row.world_size for row in group}) > 1:
             rows = tuple(
                 (
                     one.label, one.world_size, one.theory, one.expected, one.actual,
@@ -88,17 +88,17 @@ def exponent_words(one: Exponent | None) -> str | None:
 
 def least_sparse(source: Source) -> Section:
     """The searches for the least sparsity."""
-    rows = least_sparsities(source.records)
+    rows = density_rows(source.records)
     tables = [
         Table(
             capital(workload_words(group[0], source.machines)),
             _SPARSITIES,
             tuple(
                 (
-                    row["label"], row["world_size"], row["tokens"],
-                    least_words(row["least_sparsity"]), dense_words(row["too_dense"]),
-                    row["limited_by"], row["time_s"],
-                    row["peak_bytes"], row["confirmations"], row["runs"],
+                    row.label, row.world_size, row.tokens,
+                    least_words(row.least_sparsity), dense_words(row.too_dense),
+                    row.limited_by, row.time_s,
+                    row.peak_bytes, row.confirmations, row.runs,
                 )
                 for row in group
             ),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from longseq_bench.analysis.row import require
 from longseq_bench.core.hardware import profiles
 from longseq_bench.core.units import format_bytes
 from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
 from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.sections.recommendations import confirmed
 
 _SAID = (
     "Computed, not measured: the memory of one device over the bytes a token of a search here that "
@@ -23,8 +23,8 @@ def projected(source: Source) -> Section:
     known = [
         row
         for row in source.maxima
-        if row["world_size"] == 1 and row["limited_by"] == "memory" and row["bytes_per_token"]
-        if confirmed(row) and row["options"].get("offload", "none") == "none"
+        if row.world_size == 1 and row.limited_by == "memory" and row.bytes_per_token
+        if row.is_full_pass and row.options.get("offload", "none") == "none"
     ]
     if not known:
         return wanting(
@@ -43,8 +43,8 @@ def projected(source: Source) -> Section:
             columns,
             tuple(
                 (
-                    row["label"], row["bytes_per_token"],
-                    *(int(one.memory / row["bytes_per_token"]) for one in others),
+                    row.label, row.bytes_per_token,
+                    *(int(one.memory / require(row.bytes_per_token)) for one in others),
                 )
                 for row in group
             ),

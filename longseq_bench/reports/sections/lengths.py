@@ -6,7 +6,7 @@ from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.fields import Field, of_ranks, plain, rows_table
-from longseq_bench.reports.groups import grouped, least_peak
+from longseq_bench.reports.groups import grouped
 from longseq_bench.reports.sections.findings import time_of
 from longseq_bench.reports.sections.ranks import said_of_ranks
 
@@ -25,7 +25,7 @@ _LENGTHS = (
     of_ranks("Efficiency", "share", "efficiency"),
     of_ranks("Sent a rank", "bytes", "bytes_sent"),
     plain("Peak memory", "bytes", "peak_bytes"),
-    Field("Least peak", "bytes", least_peak, False, True),
+    Field("Least peak", "bytes", lambda row: row.least_peak_bytes, False, True),
     of_ranks("Imbalance", "ratio", "imbalance"),
     plain("Tokens/s", "count", "tokens_per_s"),
     plain("Effective FLOP/s", "flop_rate", "effective_flops"),
@@ -33,8 +33,8 @@ _LENGTHS = (
     plain("Wire error", "error", "wire_error", False),
     plain("Density asked", "share", "density_asked", False),
     plain("Density achieved", "share", "density_achieved", False),
-    Field("Uncovered", "share", lambda row: row["uncovered"] or None, False),
-    Field("Zero rows", "share", lambda row: row["zero_rows"] or None, False),
+    Field("Uncovered", "share", lambda row: row.uncovered or None, False),
+    Field("Zero rows", "share", lambda row: row.zero_rows or None, False),
     plain("Speed", "ratio", "speed", False),
 )
 
@@ -69,8 +69,8 @@ def over_ranks(source: Source) -> Section:
     """Rows on several ranks, with those on one that they stand beside."""
     tables = []
     for group in grouped(source.rows):
-        several = {row["label"] for row in group if row["world_size"] > 1}
-        rows = [row for row in group if row["label"] in several]
+        several = {row.label for row in group if row.world_size > 1}
+        rows = [row for row in group if row.label in several]
         if rows:
             tables.append(rows_table(rows, source, _LENGTHS))
     pictures = section_charts.charts(source, source.rows, section_charts.speedup)

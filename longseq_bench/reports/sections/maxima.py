@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.fields import Field, of_ranks, plain, rows_table
-from longseq_bench.reports.groups import grouped, least_peak, spread_out
+from longseq_bench.reports.groups import grouped, spread_out
 
 _MAXIMA = (
     plain("Implementation", "text", "label"),
     of_ranks("Ranks", "count", "world_size"),
     plain("Max tokens", "tokens", "max_tokens"),
     plain("Memory alone", "tokens", "fits_tokens", False),
-    plain("Elsewhere", "count", "elsewhere", False),
+    plain("Elsewhere", "count", "published_tokens", False),
     Field("Times that", "ratio", lambda row: _beside(row), False),
     of_ranks("Tokens a rank", "tokens", "tokens_per_rank"),
     plain("First failure", "tokens", "first_failure"),
@@ -24,7 +25,7 @@ _MAXIMA = (
     plain("Phase", "text", "failure_phase"),
     plain("Fraction of floor", "share", "fraction_of_floor"),
     plain("Peak memory", "bytes", "peak_bytes"),
-    Field("Least peak", "bytes", least_peak, False, True),
+    Field("Least peak", "bytes", lambda row: row.least_peak_bytes, False, True),
     of_ranks("Imbalance", "ratio", "imbalance"),
     plain("Bytes/token", "bytes", "bytes_per_token"),
     plain("Predicted", "tokens", "predicted_tokens"),
@@ -57,31 +58,31 @@ def maxima(source: Source) -> Section:
 def _settings_said(source: Source) -> Iterator[str]:
     """What settings make of a maximum that must not be taken for another."""
     rows = source.maxima
-    if any(row["fit_only"] for row in rows):
+    if any(row.fit_only for row in rows):
         yield (
             "Fits only, and memory alone: passes whose loops were cut short, under the same "
             "budget; whether memory is there is known, and nothing was checked or timed."
         )
-    if any(row["keep"] == "inputs" for row in rows):
+    if any(row.keep == "inputs" for row in rows):
         yield (
             "Recomputed: between forward and backward only q, k and v are kept; what forward left "
             "is computed again."
         )
-    if any(row["keep"] == "nothing" for row in rows):
+    if any(row.keep == "nothing" for row in rows):
         yield (
             "Over its inputs: results lie where inputs did that are no longer needed, so it takes "
             "less than the floor, which counts both."
         )
-    if any(row["options"].get("offload", "none") != "none" for row in rows):
+    if any(row.options.get("offload", "none") != "none" for row in rows):
         yield (
             "Offloaded: q, k, v and the output lie in the host's memory, so the device's budget "
             "and the floor don't bound their length."
         )
-    if any(row["elsewhere"] is not None for row in rows):
+    if any(row.published_tokens is not None for row in rows):
         yield f"Elsewhere: {source.elsewhere_said}."
 
 
-def _beside(row: Row) -> float | None:
+def _beside(row: SearchRow) -> float | None:
     """Of what was run as a whole and left its inputs alone."""
-    alike = row["elsewhere"] and not row["fit_only"] and row["keep"] != "nothing"
-    return row["max_tokens"] / row["elsewhere"] if alike else None
+    alike = row.published_tokens and not row.fit_only and row.keep != "nothing"
+    return row.max_tokens / require(row.published_tokens) if alike else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from longseq_bench.analysis.rows import SEVERITY, Row
+from longseq_bench.analysis.runs import SEVERITY
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
+from longseq_bench.reports.groups import capital, grouped, workload_words
 from longseq_bench.reports.sections.findings import first_named, first_said, time_of
 from longseq_bench.reports.sections.multi_rank import SWEEP_RANKS
 
@@ -37,9 +38,9 @@ _SAID = (
 
 def modes(source: Source) -> Section:
     """A row an implementation, number of ranks, dtype and mode, on each machine."""
-    by_device: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    by_device: dict[tuple[str, str], list[SweepRow]] = defaultdict(list)
     for row in source.rows:
-        by_device[row["fingerprint"], row["device"]].append(row)
+        by_device[row.fingerprint, row.device].append(row)
     if not by_device:
         return wanting("Modes run here", "sweep", SWEEP_RANKS, "longseq list")
     tables, points = [], []
@@ -52,52 +53,52 @@ def modes(source: Source) -> Section:
     return Section("Modes run here", [_SAID], first_said(points), tables)
 
 
-def _by_mode(rows: Sequence[Row]) -> list[list[Row]]:
+def _by_mode(rows: Sequence[SweepRow]) -> list[list[SweepRow]]:
     return _split(rows, "label", "world_size", "dtype", "mode")
 
 
-def _split(rows: Sequence[Row], *names: str) -> list[list[Row]]:
-    found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+def _split(rows: Sequence[SweepRow], *names: str) -> list[list[SweepRow]]:
+    found: dict[tuple[str, ...], list[SweepRow]] = defaultdict(list)
     for row in rows:
-        found[tuple(row[name] for name in names)].append(row)
+        found[tuple(getattr(row, name) for name in names)].append(row)
     return list(found.values())
 
 
-def _mode(rows: Sequence[Row]) -> tuple[Cell, ...]:
-    passed = [row for row in rows if row["status"] == "ok"]
-    errors = [row["max_error"] for row in passed if row["max_error"] is not None]
+def _mode(rows: Sequence[SweepRow]) -> tuple[Cell, ...]:
+    passed = [row for row in rows if row.status == "ok"]
+    errors = [row.max_error for row in passed if row.max_error is not None]
     return (
-        *(rows[0][name] for name in ("label", "world_size", "dtype", "mode")), _verdict(rows),
+        rows[0].label, rows[0].world_size, rows[0].dtype, rows[0].mode, _verdict(rows),
         _masks(passed), max(errors, default=None),
-        max((row["tokens"] for row in passed), default=None), len(rows), _failed(rows),
+        max((row.tokens for row in passed), default=None), len(rows), _failed(rows),
     )  # fmt: skip
 
 
-def _verdict(rows: Sequence[Row]) -> str:
-    passed = sum(row["status"] == "ok" for row in rows)
-    ended = sum(row["status"] in BY_LENGTH for row in rows)
+def _verdict(rows: Sequence[SweepRow]) -> str:
+    passed = sum(row.status == "ok" for row in rows)
+    ended = sum(row.status in BY_LENGTH for row in rows)
     return "no" if not passed else "yes" if passed + ended == len(rows) else "partly"
 
 
-def _masks(rows: Sequence[Row]) -> str | None:
+def _masks(rows: Sequence[SweepRow]) -> str | None:
     words = {True: "causal", False: "not causal"}
-    return ", ".join(dict.fromkeys(words[row["causal"]] for row in rows)) or None
+    return ", ".join(dict.fromkeys(words[row.causal] for row in rows)) or None
 
 
-def _failed(rows: Sequence[Row]) -> str | None:
+def _failed(rows: Sequence[SweepRow]) -> str | None:
     """Statuses with their counts, the worst first; the reason where all had one."""
-    bad = [row for row in rows if row["status"] != "ok"]
-    counts = Counter(row["status"] for row in bad)
+    bad = [row for row in rows if row.status != "ok"]
+    counts = Counter(row.status for row in bad)
     words = [f"{counts[s]} {s}" for s in SEVERITY if counts[s]]
-    reasons = {row["reason"] for row in bad if row["reason"]}
+    reasons = {row.reason for row in bad if row.reason}
     said = f": {reasons.pop()}" if len(reasons) == 1 else ""
     return ", ".join(words) + said if words else None
 
 
-def _works(rows: Sequence[Row], where: str) -> list[str]:
+def _works(rows: Sequence[SweepRow], where: str) -> list[str]:
     verdicts: dict[str, list[str]] = defaultdict(list)
     for some in _split(rows, "label", "world_size"):
-        verdicts[_verdict(some)].append(name_of(some[0]))
+        verdicts[_verdict(some)].append(some[0].name)
     begins = {"yes": "work", "partly": "work in part", "no": "do not work"}
     return [
         f"{where} {begin}, {len(verdicts[verdict])} of {sum(map(len, verdicts.values()))}: "
@@ -109,7 +110,7 @@ def _works(rows: Sequence[Row], where: str) -> list[str]:
 
 def gains(source: Source) -> Section:
     """Speed-up and efficiency by length, and from which length ranks pay."""
-    known = [row for row in source.rows if row["world_size"] > 1 and row["speedup"] is not None]
+    known = [row for row in source.rows if row.world_size > 1 and row.speedup is not None]
     if not known:
         return wanting(
             "Speed-up and efficiency by length", "trial timed on one rank and on several",
@@ -117,7 +118,7 @@ def gains(source: Source) -> Section:
         )  # fmt: skip
     tables = []
     for group in grouped(known):
-        rows = tuple(_gain(row) for row in sorted(group, key=lambda r: (r["label"], r["tokens"])))
+        rows = tuple(_gain(row) for row in sorted(group, key=lambda r: (r.label, r.tokens)))
         where = workload_words(group[0], source.machines)
         tables.append(Table(capital(where), _GAINS, rows))
     said = (
@@ -129,8 +130,8 @@ def gains(source: Source) -> Section:
     return Section(title, [said, *section_charts.cut(known)], tables=tables, charts=pictures)
 
 
-def _gain(row: Row) -> tuple[Cell, ...]:
+def _gain(row: SweepRow) -> tuple[Cell, ...]:
     return (
-        row["label"], row["tokens"], row["world_size"], time_of(row), row["speedup"],
-        row["speedup_low"], row["speedup_high"], row["efficiency"], row["bytes_sent"],
+        row.label, row.tokens, row.world_size, time_of(row), row.speedup,
+        row.speedup_low, row.speedup_high, row.efficiency, row.bytes_sent,
     )  # fmt: skip

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from longseq_bench.analysis.rows import Row, same_but_ranks
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MISSING, Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
+from longseq_bench.reports.groups import capital, grouped, workload_words
 from longseq_bench.reports.sections.findings import first_said, on_one_rank, time_of
 from longseq_bench.reports.sections.ranks import BETWEEN
-from longseq_bench.reports.sections.recommendations import confirmed
 
 _BATCHES = (
     Column("Implementation"), Column("Batch", "count"), Column("Tokens", "tokens"),
@@ -35,7 +36,7 @@ SWEEP_RANKS = "longseq sweep configs/parallel.yaml"
 
 def batches(source: Source) -> Section:
     """Every trial on several ranks, with its batch and each rank's memory."""
-    several = [row for row in source.rows if row["world_size"] > 1]
+    several = [row for row in source.rows if row.world_size > 1]
     if not several:
         return wanting("Batch, length, time and memory", "trial on several ranks", SWEEP_RANKS)
     tables = [
@@ -57,26 +58,26 @@ def batches(source: Source) -> Section:
     )
 
 
-def _batch(row: Row) -> tuple[Cell, ...]:
-    peaks = row["rank_peaks"] or []
+def _batch(row: SweepRow) -> tuple[Cell, ...]:
+    peaks = row.rank_peaks or []
     each = BETWEEN.join(MISSING if p is None else format_bytes(p) for p in peaks) or None
     return (
-        row["label"], row["batch"], row["tokens"], row["world_size"], row["status"], time_of(row),
-        row["tokens_per_s"], each, row["imbalance"],
+        row.label, row.batch, row.tokens, row.world_size, row.status, time_of(row),
+        row.tokens_per_s, each, row.imbalance,
     )  # fmt: skip
 
 
-def _uneven(source: Source, rows: list[Row]) -> Iterator[str]:
+def _uneven(source: Source, rows: list[SweepRow]) -> Iterator[str]:
     for group in grouped(rows):
-        known = [row for row in group if row["imbalance"] is not None]
+        known = [row for row in group if row.imbalance is not None]
         if known:
-            worst = max(known, key=lambda row: float(row["imbalance"]))
-            if format_cell(worst["imbalance"], "ratio") == format_cell(1.0, "ratio"):
+            worst = max(known, key=lambda row: require(row.imbalance))
+            if format_cell(worst.imbalance, "ratio") == format_cell(1.0, "ratio"):
                 continue
             yield (
-                f"Least even ({workload_words(worst, source.machines)}): {name_of(worst)} at "
-                f"{format_tokens(worst['tokens'])} tokens, the largest peak "
-                f"{format_cell(worst['imbalance'], 'ratio')} the least."
+                f"Least even ({workload_words(worst, source.machines)}): {worst.name} at "
+                f"{format_tokens(worst.tokens)} tokens, the largest peak "
+                f"{format_cell(worst.imbalance, 'ratio')} the least."
             )
 
 
@@ -97,22 +98,22 @@ def against_one(source: Source) -> Section:
 
 def _times(source: Source) -> Iterator[Table]:
     for group in grouped(source.rows):
-        alone = on_one_rank(row for row in group if row["time_s"])
+        alone = on_one_rank(row for row in group if row.time_s)
         rows = [
             _against(row, one)
             for row in group
-            if row["speedup"] and row["world_size"] > 1
-            if (one := alone.get(same_but_ranks(row)))
+            if row.speedup and row.world_size > 1
+            if (one := alone.get(row.ranks_key))
         ]
         if rows:
             yield Table(_title(source, group[0]), _AGAINST, tuple(rows))
 
 
-def _against(row: Row, alone: Row) -> tuple[Cell, ...]:
+def _against(row: SweepRow, alone: SweepRow) -> tuple[Cell, ...]:
     return (
-        row["label"], row["tokens"], row["world_size"], time_of(alone), time_of(row),
-        row["speedup"], row["efficiency"], alone["peak_bytes"], row["peak_bytes"],
-        row["exposed_share"],
+        row.label, row.tokens, row.world_size, time_of(alone), time_of(row),
+        row.speedup, row.efficiency, alone.peak_bytes, row.peak_bytes,
+        row.exposed_share,
     )  # fmt: skip
 
 
@@ -120,8 +121,8 @@ def _lengths(source: Source) -> Iterator[Table]:
     for group in grouped(source.maxima):
         rows = [
             (
-                row["label"], row["world_size"], alone["max_tokens"], row["max_tokens"],
-                row["max_tokens"] / alone["max_tokens"], row["limited_by"],
+                row.label, row.world_size, alone.max_tokens, row.max_tokens,
+                row.max_tokens / alone.max_tokens, row.limited_by,
             )
             for row, alone in _grown(group)
         ]  # fmt: skip
@@ -130,30 +131,30 @@ def _lengths(source: Source) -> Iterator[Table]:
             yield Table(capital(title), _MAXIMA, tuple(rows))
 
 
-def _grown(group: list[Row]) -> Iterator[tuple[Row, Row]]:
+def _grown(group: list[SearchRow]) -> Iterator[tuple[SearchRow, SearchRow]]:
     """Maxima on several ranks, each with that on one, of whole passes that reached any length."""
     alone = on_one_rank(group)
     for row in group:
-        one = alone.get(same_but_ranks(row)) if row["world_size"] > 1 and confirmed(row) else None
-        if one is not None and one["max_tokens"]:
+        one = alone.get(row.ranks_key) if row.world_size > 1 and row.is_full_pass else None
+        if one is not None and one.max_tokens:
             yield row, one
 
 
 def _gains(source: Source) -> Iterator[str]:
     for group in grouped(source.maxima):
         pairs = _grown(group)
-        found = [(row, alone) for row, alone in pairs if row["max_tokens"] > alone["max_tokens"]]
+        found = [(row, alone) for row, alone in pairs if row.max_tokens > alone.max_tokens]
         if found:
-            row, alone = max(found, key=lambda one: one[0]["max_tokens"] / one[1]["max_tokens"])
-            grown = row["max_tokens"] / alone["max_tokens"]
+            row, alone = max(found, key=lambda one: one[0].max_tokens / one[1].max_tokens)
+            grown = row.max_tokens / alone.max_tokens
             yield (
-                f"Ranks lengthen {row['label']} most ({workload_words(row, source.machines)}): "
-                f"{row['world_size']} ranks take {row['max_tokens']:,} tokens, one takes "
-                f"{alone['max_tokens']:,}: {format_cell(grown, 'ratio')}, "
-                f"{format_share(grown / row['world_size'])} of as many times as there are ranks."
+                f"Ranks lengthen {row.label} most ({workload_words(row, source.machines)}): "
+                f"{row.world_size} ranks take {row.max_tokens:,} tokens, one takes "
+                f"{alone.max_tokens:,}: {format_cell(grown, 'ratio')}, "
+                f"{format_share(grown / row.world_size)} of as many times as there are ranks."
             )
 
 
-def _title(source: Source, row: Row) -> str:
+def _title(source: Source, row: SweepRow) -> str:
     words = workload_words(row, source.machines)
     return capital(words)

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import R, Row
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports import section_charts
@@ -33,9 +35,9 @@ _FOUND = (
 def each_rank(source: Source) -> Section:
     """A row a trial on several ranks, with what each rank took, in the order of ranks."""
     known = ("rank_times", "rank_peaks", "rank_bytes", "rank_formulas")
-    several = [row for row in source.rows if row["world_size"] > 1]
-    swept = [row for row in several if any(row[name] is not None for name in known)]
-    found = [r for r in source.maxima if r["world_size"] > 1 and r["rank_peaks"] is not None]
+    several = [row for row in source.rows if row.world_size > 1]
+    swept = [row for row in several if any(getattr(row, name) is not None for name in known)]
+    found = [r for r in source.maxima if r.world_size > 1 and r.rank_peaks is not None]
     tables = [_table(source, group, "", _SWEPT, _swept) for group in grouped(swept)]
     tables += [
         _table(source, group, "at the maximum: ", _FOUND, _found) for group in grouped(found)
@@ -75,26 +77,26 @@ def _hung(source: Source) -> Iterator[tuple[Record, Mapping[str, Any]]]:
 
 def _table(
     source: Source,
-    group: Sequence[Row],
+    group: Sequence[R],
     before: str,
     columns: tuple[Column, ...],
-    cells: Callable[[Row], tuple[Any, ...]],
+    cells: Callable[[R], tuple[Any, ...]],
 ) -> Table:
     title = before + workload_words(group[0], source.machines)
     return Table(capital(title), columns, tuple(cells(row) for row in group))
 
 
-def _swept(row: Row) -> tuple[Any, ...]:
+def _swept(row: SweepRow) -> tuple[Any, ...]:
     return (
-        row["label"], row["tokens"], row["world_size"], row["status"],
-        _joined(row["rank_times"], format_seconds), _joined(row["rank_peaks"], format_bytes),
-        _joined(row["rank_bytes"], format_bytes), _joined(row["rank_formulas"], format_bytes),
+        row.label, row.tokens, row.world_size, row.status,
+        _joined(row.rank_times, format_seconds), _joined(row.rank_peaks, format_bytes),
+        _joined(row.rank_bytes, format_bytes), _joined(row.rank_formulas, format_bytes),
     )  # fmt: skip
 
 
-def _found(row: Row) -> tuple[Any, ...]:
-    peaks = _joined(row["rank_peaks"], format_bytes)
-    return row["label"], row["max_tokens"], row["world_size"], peaks
+def _found(row: SearchRow) -> tuple[Any, ...]:
+    peaks = _joined(row.rank_peaks, format_bytes)
+    return row.label, row.max_tokens, row.world_size, peaks
 
 
 def _joined(each: Sequence[float | None] | None, write: Callable[[float], str]) -> str | None:
@@ -110,11 +112,8 @@ def _title(source: Source, record: Record) -> str:
 
 
 def _where(source: Source, record: Record) -> str:
-    trial, workload = record.trial, record.trial.workload
-    shape = trial.model_dump() | workload.model_dump()
-    shape["fingerprint"] = record.environment.fingerprint
     phase = f" in {record.outcome.phase}" if record.outcome.phase else ""
-    words = workload_words(shape, source.machines)
+    words = workload_words(Row.from_record(record), source.machines)
     return f"{capital(words)}; ended{phase}"
 
 
@@ -131,7 +130,7 @@ def _standing(stacks: Mapping[str, Any]) -> Iterator[str]:
             yield f"  … {len(stack) - MOST_LINES} more in the record"
 
 
-def said_of_ranks(rows: Sequence[Row]) -> list[str]:
+def said_of_ranks(rows: Sequence[SweepRow]) -> list[str]:
     """What the columns of rows on several ranks mean; nothing where there are none."""
     if not spread_out(rows):
         return []

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import format_cell
@@ -21,12 +23,9 @@ from longseq_bench.reports.groups import (
     SAME_TABLE,
     as_dense,
     by_ranks,
-    density_of,
     density_words,
     exact_and_sparse,
     grouped,
-    is_sparse,
-    name_of,
     on_ranks,
     workload_words,
 )
@@ -55,42 +54,42 @@ def longest(source: Source) -> Iterator[str]:
     without = _without(source)
     for group in grouped(source.maxima):
         where = workload_words(group[0], source.machines)
-        found = [row for row in group if row["max_tokens"] and confirmed(row)]
+        found = [row for row in group if row.max_tokens and row.is_full_pass]
         for what, rows in exact_and_sparse(found).items():
             for ranks, some in by_ranks(rows).items():
                 others = without.get((_searched_on(some[0]), what == "sparse"), 0)
                 yield _longest(some, f"{what} attention{on_ranks(ranks)}", where, others)
 
 
-_searched_on = itemgetter("world_size", *(name for name in SAME_TABLE if name != "fit_only"))
+_searched_on = attrgetter("world_size", *(name for name in SAME_TABLE if name != "fit_only"))
 
 
 def _without(source: Source) -> dict[tuple[object, bool], int]:
     """By workload with ranks, and whether sparse: how many were searched and have no confirmed
     length. Whether one that passed nowhere is sparse is known by its other rows."""
-    skips = {r["implementation"] for r in chain(source.rows, source.maxima) if is_sparse(r)}
+    skips = {r.implementation for r in chain(source.rows, source.maxima) if r.is_sparse}
     searched: dict[tuple[object, bool], dict[object, bool]] = defaultdict(dict)
     for row in source.maxima:
-        known = row["density_achieved"] is not None
-        sparse = is_sparse(row) if known else row["implementation"] in skips
-        keep = "all" if row["keep"] == "nothing" else row["keep"]
-        options = repr(sorted(row["options"].items()))
-        who = (row["implementation"], options, keep, row["allocator"])
+        known = row.density_achieved is not None
+        sparse = row.is_sparse if known else row.implementation in skips
+        keep = "all" if row.keep == "nothing" else row.keep
+        options = repr(sorted(row.options.items()))
+        who = (row.implementation, options, keep, row.allocator)
         named = searched[_searched_on(row), sparse]
-        named[who] = named.get(who, False) or bool(row["max_tokens"] and confirmed(row))
+        named[who] = named.get(who, False) or bool(row.max_tokens and row.is_full_pass)
     return {key: sum(not found for found in named.values()) for key, named in searched.items()}
 
 
-def confirmed(row: Row) -> bool:
+def confirmed(row: SweepRow) -> bool:
     """Whether a maximum is one of whole passes that left their inputs alone."""
-    return not row["fit_only"] and row["keep"] != "nothing"
+    return not row.fit_only and row.keep != "nothing"
 
 
-def _longest(rows: Sequence[Row], what: str, where: str, others: int) -> str:
-    ordered = sorted(rows, key=lambda row: -int(row["max_tokens"]))
+def _longest(rows: Sequence[SearchRow], what: str, where: str, others: int) -> str:
+    ordered = sorted(rows, key=lambda row: -int(row.max_tokens))
     first = ordered[0]
-    alike = [row for row in ordered if _reaches(row, first["max_tokens"])]
-    words = first_named(f"{name_of(r)} ({_maximum_words(r)})" for r in alike)
+    alike = [row for row in ordered if _reaches(row, first.max_tokens)]
+    words = first_named(f"{r.name} ({_maximum_words(r)})" for r in alike)
     begin = f"For the longest sequence by {what} ({where}):"
     if len(alike) > 1:
         return f"{begin} {words}; their brackets overlap, so none is named the longest."
@@ -98,32 +97,34 @@ def _longest(rows: Sequence[Row], what: str, where: str, others: int) -> str:
     if not rest:
         of = f"of {others + 1:,} searched that reached a confirmed length"
         return f"{begin} {words}, the only one {of if others else 'that was searched'}."
-    times = format_cell(first["max_tokens"] / rest[0]["max_tokens"], "ratio")
-    return f"{begin} {words}, {times} the next, {name_of(rest[0])} ({_maximum_words(rest[0])})."
+    times = format_cell(first.max_tokens / rest[0].max_tokens, "ratio")
+    return f"{begin} {words}, {times} the next, {rest[0].name} ({_maximum_words(rest[0])})."
 
 
-def _reaches(row: Row, tokens: int) -> bool:
+def _reaches(row: SearchRow, tokens: int) -> bool:
     """Whether a bracket leaves it possible that this length fits."""
-    failed = row["first_failure"]
-    return bool(row["max_tokens"] >= tokens or failed is None or failed > tokens)
+    failed = row.first_failure
+    return bool(row.max_tokens >= tokens or failed is None or failed > tokens)
 
 
-def _maximum_words(row: Row) -> str:
-    density = row["density_achieved"]
+def _maximum_words(row: SearchRow) -> str:
+    density = row.density_achieved
     seen = f", density {format_share(density)}" if density is not None and density < 1 else ""
-    return f"{row['max_tokens']:,} tokens{seen}, {limit_words(row)}"
+    return f"{row.max_tokens:,} tokens{seen}, {limit_words(row)}"
 
 
 class Contest(NamedTuple):
     """Rows of one length that were timed more than once and are compared, the fastest first."""
 
     tokens: int
-    rows: list[Row]
+    rows: list[SweepRow]
 
     @property
-    def winners(self) -> list[Row]:
+    def winners(self) -> list[SweepRow]:
         """The fastest, and all that can't be told from it."""
-        return [row for row in self.rows if row["time_low_s"] <= self.rows[0]["time_high_s"]]
+        return [
+            row for row in self.rows if require(row.time_low_s) <= require(self.rows[0].time_high_s)
+        ]
 
 
 Failed = dict[str, dict[int, str]]
@@ -141,21 +142,21 @@ def fastest(source: Source) -> Iterator[str]:
                         yield _fastest(run, what, where)
 
 
-def _failed(rows: Sequence[Row]) -> Failed:
+def _failed(rows: Sequence[SweepRow]) -> Failed:
     found: Failed = defaultdict(dict)
     for row in rows:
-        if row["status"] != "ok":
-            found[name_of(row)][row["tokens"]] = row["status"]
+        if row.status != "ok":
+            found[row.name][row.tokens] = row.status
     return found
 
 
-def _contests(rows: Sequence[Row]) -> list[list[Contest]]:
+def _contests(rows: Sequence[SweepRow]) -> list[list[Contest]]:
     """Of each density, by ascending length: rows that skip about as much at every length there.
 
     How much is skipped is asked for, not chosen, so rows that skip less are none the worse for it.
     Exact ones skip nothing, so all of them are of one density.
     """
-    found: list[tuple[list[Contest], list[Row]]] = []  # with the least and the most dense row
+    found: list[tuple[list[Contest], list[SweepRow]]] = []  # with the least and the most dense row
     for tokens, timed in sorted(_timed(rows).items()):
         for alike in as_dense(timed):
             if len(alike) < 2:
@@ -165,22 +166,22 @@ def _contests(rows: Sequence[Row]) -> list[list[Contest]]:
             if not contests:
                 found.append((contests, ends))
             contests.append(Contest(tokens, alike))
-            each = sorted([*ends, *alike], key=density_of)
+            each = sorted([*ends, *alike], key=lambda row: row.density)
             ends[:] = each[0], each[-1]
     return [contests for contests, _ in found]
 
 
-def _all_of(contests: Sequence[Contest]) -> list[Row]:
+def _all_of(contests: Sequence[Contest]) -> list[SweepRow]:
     return [row for contest in contests for row in contest.rows]
 
 
-def _timed(rows: Sequence[Row]) -> dict[int, list[Row]]:
+def _timed(rows: Sequence[SweepRow]) -> dict[int, list[SweepRow]]:
     """Rows by length, the fastest first, of those that were timed more than once: single passes say
     nothing of their spread."""
-    found: dict[int, list[Row]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: float(row["time_s"] or 0)):
-        if row["time_s"] and row["samples"] > 1:
-            found[row["tokens"]].append(row)
+    found: dict[int, list[SweepRow]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: float(row.time_s or 0)):
+        if row.time_s and row.samples > 1:
+            found[row.tokens].append(row)
     return found
 
 
@@ -196,26 +197,26 @@ def _runs(contests: Sequence[Contest], failed: Failed) -> list[list[Contest]]:
 
 
 def _goes_on(one: Contest, other: Contest, failed: Failed) -> bool:
-    names = [name_of(row) for row in one.winners]
+    names = [row.name for row in one.winners]
     between = (n for name in names for n in failed.get(name, ()) if one.tokens < n < other.tokens)
-    return names == [name_of(row) for row in other.winners] and not any(between)
+    return names == [row.name for row in other.winners] and not any(between)
 
 
 def _fastest(run: Sequence[Contest], what: str, where: str) -> str:
     first, last = run[0].tokens, run[-1]
-    whom = f"{what} attention{density_words(_all_of(run))}{on_ranks(last.rows[0]['world_size'])}"
+    whom = f"{what} attention{density_words(_all_of(run))}{on_ranks(last.rows[0].world_size)}"
     words = first_named(
-        f"{row['label']} ({format_cell(time_of(row), 'seconds')})" for row in last.winners
+        f"{row.label} ({format_cell(time_of(row), 'seconds')})" for row in last.winners
     )
     at = f" at {format_tokens(last.tokens)}" if len(run) > 1 else ""
     span = _span(first, last.tokens)
     if len(last.winners) > 1:
         return f"{span}, the fastest {whom} can't be told apart ({where}): {words}{at}."
     winner, after = last.rows[:2]
-    ratio = format_cell(after["time_s"] / winner["time_s"], "ratio")
+    ratio = format_cell(require(after.time_s) / require(winner.time_s), "ratio")
     return (
-        f"{span}, {winner['label']} is the fastest {whom} ({where}): {words}{at}, {ratio} as fast "
-        f"as the next, {after['label']}."
+        f"{span}, {winner.label} is the fastest {whom} ({where}): {words}{at}, {ratio} as fast "
+        f"as the next, {after.label}."
     )
 
 
@@ -236,7 +237,7 @@ def sparse_pays(source: Source) -> Iterator[str]:
     yield from _paying(source, "dense attention", _over_dense)
 
 
-def _paying(source: Source, against: str, gain: Callable[[Row], Gain | None]) -> Iterator[str]:
+def _paying(source: Source, against: str, gain: Callable[[SweepRow], Gain | None]) -> Iterator[str]:
     for group in grouped(source.rows):
         where, failed = workload_words(group[0], source.machines), _failed(group)
         told: dict[str, list[str]] = defaultdict(list)
@@ -247,30 +248,33 @@ def _paying(source: Source, against: str, gain: Callable[[Row], Gain | None]) ->
             yield f"{verdict} ({where}): {first_named(names)}."
 
 
-def _series(rows: Sequence[Row], gain: Callable[[Row], Gain | None]) -> dict[str, Gains]:
+def _series(rows: Sequence[SweepRow], gain: Callable[[SweepRow], Gain | None]) -> dict[str, Gains]:
     """By name and by ascending length: what rows that differ in length alone gain, where that is
     known."""
     found: dict[str, Gains] = defaultdict(dict)
-    for row in sorted(rows, key=lambda row: int(row["tokens"])):
+    for row in sorted(rows, key=lambda row: int(row.tokens)):
         if known := gain(row):
-            found[name_of(row)][row["tokens"]] = known
+            found[row.name][row.tokens] = known
     return found
 
 
-def _speedup(row: Row) -> Gain | None:
-    if row["world_size"] == 1 or row["speedup_low"] is None:
+def _speedup(row: SweepRow) -> Gain | None:
+    if row.world_size == 1 or row.speedup_low is None:
         return None
-    return Gain(row["speedup_low"], row["speedup"], row["speedup_high"])
+    return Gain(require(row.speedup_low), require(row.speedup), require(row.speedup_high))
 
 
-def _over_dense(row: Row) -> Gain | None:
-    if not is_sparse(row) or row["share_low"] is None:
+def _over_dense(row: SweepRow) -> Gain | None:
+    if not row.is_sparse or row.share_low is None:
         return None
-    low, high = row["dense_low_s"] / row["time_high_s"], row["dense_high_s"] / row["time_low_s"]
-    source = str(row["dense_source"])
+    low, high = (
+        require(row.dense_low_s) / require(row.time_high_s),
+        require(row.dense_high_s) / require(row.time_low_s),
+    )
+    source = str(row.dense_source)
     known = "computed" if source.startswith("computed") else source
     note = "" if source == "measured" else f", dense time {known}"
-    return Gain(low, row["speed_over_dense"], high, note)
+    return Gain(low, require(row.speed_over_dense), high, note)
 
 
 def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]:
@@ -302,18 +306,18 @@ def leanest(source: Source) -> Iterator[str]:
     """Of each workload, which maxima leave more than a tenth of the budget to other things than
     the floor, where memory limits them."""
     for group in grouped(source.maxima):
-        wasteful = [row for row in group if confirmed(row) and _wastes(row)]
+        wasteful = [row for row in group if row.is_full_pass and _wastes(row)]
         if wasteful:
             where = workload_words(group[0], source.machines)
             words = first_named(
-                f"{name_of(row)} ({format_share(1 - row['fraction_of_floor'])}: "
-                f"{row['max_tokens']:,} tokens of {row['floor_tokens']:,})"
-                for row in sorted(wasteful, key=lambda row: float(row["fraction_of_floor"]))
+                f"{row.name} ({format_share(1 - require(row.fraction_of_floor))}: "
+                f"{row.max_tokens:,} tokens of {row.floor_tokens:,})"
+                for row in sorted(wasteful, key=lambda row: require(row.fraction_of_floor))
             )
             yield f"Leave their budget to other things than the floor ({where}): {words}."
 
 
-def _wastes(row: Row) -> bool:
-    share = row["fraction_of_floor"]
-    by_memory = row["limited_by"] == "memory" and row["max_tokens"] and share is not None
-    return bool(by_memory and share < MOST_FLOOR)
+def _wastes(row: SearchRow) -> bool:
+    share = row.fraction_of_floor
+    by_memory = row.limited_by == "memory" and row.max_tokens
+    return bool(by_memory and share is not None and share < MOST_FLOOR)

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Spread, Table, format_cell
-from longseq_bench.reports.groups import capital, grouped, name_of, workload_words
+from longseq_bench.reports.groups import capital, grouped, workload_words
 from longseq_bench.reports.sections.findings import first_said, time_of
-from longseq_bench.reports.sections.recommendations import confirmed
 
 ALONG, CURVE = "dilated", "hilbert"
 """The same segments and rates along the sequence, and along the curve."""
@@ -42,8 +43,8 @@ _SAID = (
 
 def segments(source: Source) -> Section:
     """Maxima and times by segments and dilation, with dilation's effect."""
-    rows = [row for row in source.rows if _segmented(row) and row["status"] == "ok"]
-    found = [row for row in source.maxima if _segmented(row) and confirmed(row)]
+    rows = [row for row in source.rows if _segmented(row) and row.status == "ok"]
+    found = [row for row in source.maxima if _segmented(row) and row.is_full_pass]
     tables = [*_maxima(source, found), *_swept(source, rows)]
     if not tables:
         return wanting(
@@ -56,22 +57,22 @@ def segments(source: Source) -> Section:
 
 
 def _segmented(row: Row) -> bool:
-    return "segments" in row["options"] and "dilation" in row["options"]
+    return "segments" in row.options and "dilation" in row.options
 
 
-def _maxima(source: Source, found: Sequence[Row]) -> Iterator[Table]:
+def _maxima(source: Source, found: Sequence[SearchRow]) -> Iterator[Table]:
     for group in grouped(found):
         rows = tuple(
             (
-                row["implementation"], *_configuration(row), row["world_size"], row["max_tokens"],
-                row["limited_by"], row["peak_bytes"],
+                row.implementation, *_configuration(row), row.world_size, row.max_tokens,
+                row.limited_by, row.peak_bytes,
             )
             for row in group
         )  # fmt: skip
         yield Table(f"Longest lengths: {workload_words(group[0], source.machines)}", _MAXIMA, rows)
 
 
-def _swept(source: Source, swept: Sequence[Row]) -> Iterator[Table]:
+def _swept(source: Source, swept: Sequence[SweepRow]) -> Iterator[Table]:
     for group in grouped(swept):
         timed = _timed(group)
         rows = tuple(_cells(row, undilated(timed, row)) for row in group)
@@ -79,69 +80,69 @@ def _swept(source: Source, swept: Sequence[Row]) -> Iterator[Table]:
         yield Table(capital(where), _SWEPT, rows)
 
 
-def _cells(row: Row, without: Row | None) -> tuple[Cell, ...]:
+def _cells(row: SweepRow, without: SweepRow | None) -> tuple[Cell, ...]:
     pairs = times_pairs(without, row) if without else None
     return (
-        row["implementation"], *_configuration(row), row["world_size"], row["tokens"],
-        time_of(row), row["tokens_per_s"], row["token_density"], row["uncovered"],
+        row.implementation, *_configuration(row), row.world_size, row.tokens,
+        time_of(row), row.tokens_per_s, row.token_density, row.uncovered,
         ratio_of(without, row) if without else None, pairs,
     )  # fmt: skip
 
 
 def _configuration(row: Row) -> tuple[str, str]:
-    return _list(row["options"]["segments"]), _list(row["options"]["dilation"])
+    return _list(row.options["segments"]), _list(row.options["dilation"])
 
 
 def _list(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-Timed = dict[tuple[object, ...], Row]
+Timed = dict[tuple[object, ...], SweepRow]
 
 
-def _timed(rows: Sequence[Row]) -> Timed:
+def _timed(rows: Sequence[SweepRow]) -> Timed:
     """Rows that were timed, by implementation, options and what else a twin shares."""
-    return {
-        _named(row, row["implementation"], row["options"]): row for row in rows if row["time_s"]
-    }
+    return {_named(row, row.implementation, row.options): row for row in rows if row.time_s}
 
 
-def _named(row: Row, implementation: str, options: Mapping[str, object]) -> tuple[object, ...]:
-    same = (row[name] for name in ("tokens", "world_size", "keep", "allocator"))
-    return implementation, *same, *sorted((name, _list(value)) for name, value in options.items())
+def _named(row: SweepRow, implementation: str, options: Mapping[str, object]) -> tuple[object, ...]:
+    same = row.tokens, row.world_size, row.keep, row.allocator
+    return implementation, same, *sorted((name, _list(value)) for name, value in options.items())
 
 
-def undilated(timed: Timed, row: Row) -> Row | None:
+def undilated(timed: Timed, row: SweepRow) -> SweepRow | None:
     """The same with every rate 1, where the row's are not and both were timed."""
     rates = _rates(row)
-    if not row["time_s"] or all(rate == 1 for rate in rates):
+    if not row.time_s or all(rate == 1 for rate in rates):
         return None
-    options = row["options"] | {"dilation": [1] * len(rates)}
-    return timed.get(_named(row, row["implementation"], options))
+    options = {**row.options, "dilation": [1] * len(rates)}
+    return timed.get(_named(row, row.implementation, options))
 
 
-def _rates(row: Row) -> list[int]:
-    value = row["options"]["dilation"]
-    return list(value) if isinstance(value, list | tuple) else [int(value)]
+def _rates(row: SweepRow) -> list[int]:
+    value = row.options["dilation"]
+    return list(value) if isinstance(value, list | tuple) else [int(str(value))]
 
 
-def ratio_of(over: Row, under: Row) -> Spread | float:
+def ratio_of(over: SweepRow, under: SweepRow) -> Spread | float:
     """The time of one over that of another, with what the intervals of both leave possible."""
-    value = over["time_s"] / under["time_s"]
-    if min(over["samples"], under["samples"]) < 2:
+    value = require(over.time_s) / require(under.time_s)
+    if min(over.samples, under.samples) < 2:
         return float(value)
     return Spread(
-        value, over["time_low_s"] / under["time_high_s"], over["time_high_s"] / under["time_low_s"]
+        value,
+        require(over.time_low_s) / require(under.time_high_s),
+        require(over.time_high_s) / require(under.time_low_s),
     )
 
 
-def times_pairs(over: Row, under: Row) -> float | None:
+def times_pairs(over: SweepRow, under: SweepRow) -> float | None:
     """How many times as many pairs one sees."""
-    one, two = over["token_density"], under["token_density"]
+    one, two = over.token_density, under.token_density
     return one / two if one is not None and two else None
 
 
-def _effects(source: Source, rows: Sequence[Row]) -> Iterator[str]:
+def _effects(source: Source, rows: Sequence[SweepRow]) -> Iterator[str]:
     """Of each workload, where dilation speeds up most, and whether that is more than it skips."""
     for group in grouped(rows):
         timed = _timed(group)
@@ -149,46 +150,48 @@ def _effects(source: Source, rows: Sequence[Row]) -> Iterator[str]:
         where = workload_words(group[0], source.machines)
         faster = [pair for pair in pairs if _least(*pair) > 1]
         if faster:
-            yield _effect(*max(faster, key=lambda one: one[1]["time_s"] / one[0]["time_s"]), where)
+            yield _effect(
+                *max(faster, key=lambda one: require(one[1].time_s) / require(one[0].time_s)), where
+            )
         elif pairs:
             yield f"Dilation brings no speed that can be told ({where})."
 
 
-def _least(row: Row, without: Row) -> float:
+def _least(row: SweepRow, without: SweepRow) -> float:
     """How many times as fast a row is at least, by both intervals; 0 where one is a single pass."""
-    if min(row["samples"], without["samples"]) < 2:
+    if min(row.samples, without.samples) < 2:
         return 0.0
-    return float(without["time_low_s"] / row["time_high_s"])
+    return float(require(without.time_low_s) / require(row.time_high_s))
 
 
-def _effect(row: Row, without: Row, where: str) -> str:
-    fewer, none = times_pairs(without, row), row["uncovered"]
+def _effect(row: SweepRow, without: SweepRow, where: str) -> str:
+    faster = require(without.time_s) / require(row.time_s)
+    fewer, none = times_pairs(without, row), row.uncovered
     seen = f" and sees {format_cell(fewer, 'ratio')} fewer pairs" if fewer else ""
     bare = f", {format_share(none)} of (token, head) pairs see nothing" if none else ""
     return (
-        f"Dilation brings most to {name_of(row)} at {format_tokens(row['tokens'])} tokens "
-        f"({where}): it is {format_cell(without['time_s'] / row['time_s'], 'ratio')} as fast as "
-        f"with every rate 1{seen}{bare}."
+        f"Dilation brings most to {row.name} at {format_tokens(row.tokens)} tokens "
+        f"({where}): it is {format_cell(faster, 'ratio')} as fast as with every rate 1{seen}{bare}."
     )
 
 
 def curve(source: Source) -> Section:
     """The same segments along the curve and along the sequence, side by side."""
     tables, points = [], []
-    for group in grouped(row for row in source.rows if _segmented(row) and row["status"] == "ok"):
+    for group in grouped(row for row in source.rows if _segmented(row) and row.status == "ok"):
         timed = _timed(group)
         pairs = [
             (row, other)
             for row in timed.values()
-            if row["implementation"] == ALONG
-            if (other := timed.get(_named(row, CURVE, row["options"])))
+            if row.implementation == ALONG
+            if (other := timed.get(_named(row, CURVE, row.options)))
         ]
         if not pairs:
             continue
         where = workload_words(group[0], source.machines)
         rows = tuple(_beside(row, other) for row, other in pairs)
         tables.append(Table(capital(where), _CURVE, rows))
-        ratios = sorted(other["time_s"] / row["time_s"] for row, other in pairs)
+        ratios = sorted(require(other.time_s) / require(row.time_s) for row, other in pairs)
         words = (format_cell(r, "ratio") for r in (ratios[0], ratios[-1]))
         ends = " to ".join(dict.fromkeys(words))
         points.append(f"The curve takes {ends} the time of the sequence ({where}).")
@@ -201,8 +204,8 @@ def curve(source: Source) -> Section:
     return Section(title, points=first_said(points), tables=tables)
 
 
-def _beside(row: Row, other: Row) -> tuple[Cell, ...]:
+def _beside(row: SweepRow, other: SweepRow) -> tuple[Cell, ...]:
     return (
-        *_configuration(row), row["world_size"], row["tokens"], time_of(row), time_of(other),
+        *_configuration(row), row.world_size, row.tokens, time_of(row), time_of(other),
         ratio_of(other, row),
     )  # fmt: skip

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
@@ -14,8 +15,6 @@ from longseq_bench.reports.document import Column, Section, Table, format_cell
 from longseq_bench.reports.groups import (
     capital,
     grouped,
-    is_sparse,
-    name_of,
     spread_out,
     workload_words,
 )
@@ -51,7 +50,7 @@ _ONE_RANK = (
 
 def sparse(source: Source) -> Section:
     """A table a workload of the rows that skip something, after a sentence on which does best."""
-    rows = [row for row in source.rows if is_sparse(row)]
+    rows = [row for row in source.rows if row.is_sparse]
     if not rows:
         return Section("Sparse attention")
     groups = grouped(rows)
@@ -66,47 +65,47 @@ def sparse(source: Source) -> Section:
     return Section("Sparse attention", said, points, tables, charts=pictures)
 
 
-def _table(source: Source, group: Sequence[Row]) -> Table:
+def _table(source: Source, group: Sequence[SweepRow]) -> Table:
     title = workload_words(group[0], source.machines)
     rows = tuple(_cells(row) for row in group)
     return Table(capital(title), _COLUMNS, rows)
 
 
-def _cells(row: Row) -> tuple[Any, ...]:
+def _cells(row: SweepRow) -> tuple[Any, ...]:
     return (
-        name_of(row), row["tokens"], row["status"], row["density_asked"], row["density_achieved"],
-        row["token_density"], row["uncovered"], row["plan_time_s"], time_of(row),
-        row["effective_flops"], row["dense_time_s"], row["dense_source"], row["speed_over_dense"],
-        _share_words(row), row["peak_bytes"], row["memory_reduction"],
-        row["dense_memory_source"] if row["memory_reduction"] is not None else None,
+        row.name, row.tokens, row.status, row.density_asked, row.density_achieved,
+        row.token_density, row.uncovered, row.plan_time_s, time_of(row),
+        row.effective_flops, row.dense_time_s, row.dense_source, row.speed_over_dense,
+        _share_words(row), row.peak_bytes, row.memory_reduction,
+        row.dense_memory_source if row.memory_reduction is not None else None,
     )  # fmt: skip
 
 
-def _share_words(row: Row) -> str | None:
+def _share_words(row: SweepRow) -> str | None:
     """The share of ideal, and between what it lies where that is known."""
-    if row["share_of_ideal"] is None:
+    if row.share_of_ideal is None:
         return None
-    share = format_share(row["share_of_ideal"])
-    if row["share_low"] is None:
+    share = format_share(row.share_of_ideal)
+    if row.share_low is None:
         return share
-    return f"{share} ({format_share(row['share_low'])} to {format_share(row['share_high'])})"
+    return f"{share} ({format_share(row.share_low)} to {format_share(require(row.share_high))})"
 
 
-def _best(group: Sequence[Row], where: str) -> Iterator[str]:
+def _best(group: Sequence[SweepRow], where: str) -> Iterator[str]:
     """Which reaches the highest share, at the longest length that several have one at, else at
     the longest that one has."""
-    by_length: dict[int, list[Row]] = defaultdict(list)
+    by_length: dict[int, list[SweepRow]] = defaultdict(list)
     for row in group:
-        if row["share_of_ideal"] is not None:
-            by_length[row["tokens"]].append(row)
+        if row.share_of_ideal is not None:
+            by_length[row.tokens].append(row)
     if not by_length:
         return
     shared = [tokens for tokens, rows in by_length.items() if len(rows) > 1]
     tokens = max(shared or by_length)
-    rows = sorted(by_length[tokens], key=lambda row: -float(row["share_of_ideal"]))
+    rows = sorted(by_length[tokens], key=lambda row: -require(row.share_of_ideal))
     at = f"At {format_tokens(tokens)} tokens ({where})"
-    words = {id(row): f"{name_of(row)} ({_words(row)})" for row in rows}
-    least = rows[0]["share_low"]
+    words = {id(row): f"{row.name} ({_words(row)})" for row in rows}
+    least = rows[0].share_low
     alike = [r for r in rows if least is not None and _most(r) >= least]
     if len(rows) == 1:
         yield f"{at}, {words[id(rows[0])]} alone has a share of ideal."
@@ -124,17 +123,17 @@ def _best(group: Sequence[Row], where: str) -> Iterator[str]:
         yield f"{at}, {one} reaches the highest share of ideal of {len(rows)}, the next is {two}."
 
 
-def _most(row: Row) -> float:
+def _most(row: SweepRow) -> float:
     """The highest share that a row's intervals leave possible; any where they are not known."""
-    return float("inf") if row["share_high"] is None else float(row["share_high"])
+    return float("inf") if row.share_high is None else float(row.share_high)
 
 
-def _words(row: Row) -> str:
+def _words(row: SweepRow) -> str:
     """A share with the speed and the density that it comes from, and how dense time is known."""
-    faster = format_cell(row["speed_over_dense"], "ratio")
-    density = format_share(row["token_density"])
-    known = "" if row["dense_source"] == "measured" else f", dense time {row['dense_source']}"
+    faster = format_cell(row.speed_over_dense, "ratio")
+    density = format_share(require(row.token_density))
+    known = "" if row.dense_source == "measured" else f", dense time {row.dense_source}"
     return (
-        f"{format_share(row['share_of_ideal'])}: {faster} as fast as dense at a density of "
+        f"{format_share(require(row.share_of_ideal))}: {faster} as fast as dense at a density of "
         f"{density}{known}"
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from longseq_bench.analysis.rows import Row, speeds
+from longseq_bench.analysis.labels import speeds
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.assemble import wanting
@@ -15,8 +17,6 @@ from longseq_bench.reports.groups import (
     capital,
     exact_and_sparse,
     grouped,
-    is_sparse,
-    name_of,
     workload_words,
 )
 from longseq_bench.reports.sections.findings import first_said, time_of
@@ -32,7 +32,7 @@ _SPEEDS = (
 
 def relative(source: Source) -> Section:
     """A table a workload at the longest length that most ran, the fastest first."""
-    if not any(row["time_s"] for row in source.rows):
+    if not any(row.time_s for row in source.rows):
         return wanting(
             "Time, memory, relative speed", "timed trial", "longseq sweep configs/quickstart.yaml"
         )
@@ -41,7 +41,7 @@ def relative(source: Source) -> Section:
     points: list[str] = []
     for group in grouped(source.rows):
         tokens = shared_length(group)
-        at = [row for row in group if row["tokens"] == tokens]
+        at = [row for row in group if row.tokens == tokens]
         meant = _meant(at, base)
         reference, relative_speeds = _reference(at, meant), _relative(at, meant)
         pairs = list(zip(at, relative_speeds, strict=True))
@@ -74,52 +74,52 @@ def baseline_of(source: Source) -> str:
     with most rows."""
     labels: dict[str, int] = defaultdict(int)
     for row in source.rows:
-        labels[row["label"]] += row["time_s"] is not None
+        labels[row.label] += row.time_s is not None
     usual = next((name for name in ("sdpa", "dense") if labels.get(name)), None)
     return source.baseline or usual or max(labels, key=lambda label: labels[label])
 
 
-def shared_length(group: Sequence[Row]) -> int:
+def shared_length(group: Sequence[SweepRow]) -> int:
     """The longest of the lengths that most rows were ok at."""
     ok: dict[int, int] = defaultdict(int)
     for row in group:
-        ok[row["tokens"]] += row["status"] == "ok"
+        ok[row.tokens] += row.status == "ok"
     return max(ok, key=lambda tokens: (ok[tokens], tokens))
 
 
-def _meant(at: Sequence[Row], base: str) -> str | None:
+def _meant(at: Sequence[SweepRow], base: str) -> str | None:
     """The one label that the baseline means at a length; None where it means none or several."""
-    labels = {row["label"] for row in at if base in (row["label"], row["implementation"])}
+    labels = {row.label for row in at if base in (row.label, row.implementation)}
     return base if base in labels else labels.pop() if len(labels) == 1 else None
 
 
-def _relative(at: Sequence[Row], meant: str | None) -> list[float | None]:
+def _relative(at: Sequence[SweepRow], meant: str | None) -> list[float | None]:
     return speeds(at, meant) if meant else [None] * len(at)
 
 
-def _reference(at: Sequence[Row], meant: str | None) -> int | None:
-    same = [r for r in at if r["label"] == meant and r["status"] == "ok" and r["peak_bytes"]]
-    found = min(same, key=lambda r: int(r["world_size"]), default=None)
-    return int(found["peak_bytes"]) if found else None
+def _reference(at: Sequence[SweepRow], meant: str | None) -> int | None:
+    same = [r for r in at if r.label == meant and r.status == "ok" and r.peak_bytes]
+    found = min(same, key=lambda r: int(r.world_size), default=None)
+    return require(found.peak_bytes) if found else None
 
 
-def _cells(row: Row, reference: int | None, speed: float | None) -> tuple[Cell, ...]:
-    peak = row["peak_bytes"] if row["status"] == "ok" else None
+def _cells(row: SweepRow, reference: int | None, speed: float | None) -> tuple[Cell, ...]:
+    peak = row.peak_bytes if row.status == "ok" else None
     return (
-        row["label"], row["world_size"], row["status"],
-        row["token_density"] if is_sparse(row) else None, time_of(row), peak, speed,
-        peak / reference if peak and reference else None, row["max_error"],
+        row.label, row.world_size, row.status,
+        row.token_density if row.is_sparse else None, time_of(row), peak, speed,
+        peak / reference if peak and reference else None, row.max_error,
     )  # fmt: skip
 
 
-def _said(pairs: Sequence[tuple[Row, float | None]], base: str, where: str) -> Iterator[str]:
+def _said(pairs: Sequence[tuple[SweepRow, float | None]], base: str, where: str) -> Iterator[str]:
     """The fastest and the slowest of exact and of sparse attention, of rows by falling speed."""
     known = {id(row): speed for row, speed in pairs if speed is not None}
     timed = (row for row, _ in pairs if id(row) in known)
     for what, rows in exact_and_sparse(timed).items():
         if len(rows) > 1:
             first, last = (
-                f"{name_of(row)} runs at {format_cell(known[id(row)], 'ratio')} its speed"
+                f"{row.name} runs at {format_cell(known[id(row)], 'ratio')} its speed"
                 for row in (rows[0], rows[-1])
             )
             yield f"Against {base} ({where}), of {len(rows)} {what}: {first}, {last}."
@@ -127,24 +127,24 @@ def _said(pairs: Sequence[tuple[Row, float | None]], base: str, where: str) -> I
 
 def on_ranks(source: Source) -> Section:
     """What works on how many ranks: a row an implementation, a column a number of ranks."""
-    worlds = sorted({row["world_size"] for row in source.rows})
+    worlds = sorted({row.world_size for row in source.rows})
     if not worlds or worlds == [1]:
         return wanting("What works on many ranks", "trial on several ranks", SWEEP_RANKS)
     said = "How many of the trials on so many ranks were ok; Failures has the reasons."
-    together: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    together: dict[tuple[str, ...], list[SweepRow]] = defaultdict(list)
     for row in source.rows:
-        together[tuple(row[name] for name in ("fingerprint", "device", "mode"))].append(row)
+        together[row.fingerprint, row.device, row.mode].append(row)
     tables = [_worlds(source, rows, worlds) for rows in together.values()]
     return Section("What works on many ranks", [said], tables=tables)
 
 
-def _worlds(source: Source, rows: Sequence[Row], worlds: Sequence[int]) -> Table:
+def _worlds(source: Source, rows: Sequence[SweepRow], worlds: Sequence[int]) -> Table:
     """Of one machine, device and mode."""
     counts: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        counts[row["label"]][row["world_size"]].append(row["status"])
-    machine = source.machines[rows[0]["fingerprint"]]
-    title = f"{rows[0]['mode']}, {rows[0]['device']}" + (f", machine {machine}" if machine else "")
+        counts[row.label][row.world_size].append(row.status)
+    machine = source.machines[rows[0].fingerprint]
+    title = f"{rows[0].mode}, {rows[0].device}" + (f", machine {machine}" if machine else "")
     ranks = (Column(f"On {n} rank{'s' if n > 1 else ''}") for n in worlds)
     return Table(
         capital(title),

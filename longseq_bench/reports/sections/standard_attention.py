@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from longseq_bench.analysis.rows import STANDARD, Row
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import STANDARD
 from longseq_bench.core.units import format_bytes, format_tokens
 from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
@@ -26,7 +28,7 @@ def beside_standard(source: Source) -> Section:
     known = [
         row
         for row in source.rows
-        if row["memory_reduction"] is not None and row["implementation"] != STANDARD
+        if row.memory_reduction is not None and row.implementation != STANDARD
     ]
     if not known:
         return wanting(
@@ -41,20 +43,20 @@ def beside_standard(source: Source) -> Section:
     return Section("Memory against standard attention", [_SAID], first_said(points), tables)
 
 
-def _cells(row: Row) -> tuple[Cell, ...]:
+def _cells(row: SweepRow) -> tuple[Cell, ...]:
     return (
-        row["label"], row["tokens"], row["peak_bytes"], row["dense_peak_bytes"],
-        row["dense_memory_source"], row["memory_reduction"],
+        row.label, row.tokens, row.peak_bytes, row.dense_peak_bytes,
+        row.dense_memory_source, row.memory_reduction,
     )  # fmt: skip
 
 
-def _at_longest(group: list[Row], where: str) -> str:
+def _at_longest(group: list[SweepRow], where: str) -> str:
     """What the longest length of a workload takes, beside what standard attention does there."""
-    tokens = max(row["tokens"] for row in group)
-    at = sorted((r for r in group if r["tokens"] == tokens), key=lambda r: int(r["peak_bytes"]))
-    ends = [f"{format_bytes(r['peak_bytes'])} ({r['label']})" for r in (at[0], at[-1])]
+    tokens = max(row.tokens for row in group)
+    at = sorted((r for r in group if r.tokens == tokens), key=lambda r: require(r.peak_bytes))
+    ends = [f"{format_bytes(require(r.peak_bytes))} ({r.label})" for r in (at[0], at[-1])]
     took = ends[0] if len(at) == 1 else f"of {len(at)} the least {ends[0]}, the most {ends[1]}"
     return (
         f"At {format_tokens(tokens)} tokens ({where}), where standard attention takes "
-        f"{format_bytes(at[0]['dense_peak_bytes'])} ({at[0]['dense_memory_source']}): {took}."
+        f"{format_bytes(require(at[0].dense_peak_bytes))} ({at[0].dense_memory_source}): {took}."
     )

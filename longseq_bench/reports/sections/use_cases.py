@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from operator import attrgetter
 
-from longseq_bench.analysis.rows import Row
+from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.assemble import wanting
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.groups import as_dense, capital, is_sparse, name_of, workload_words
+from longseq_bench.reports.groups import as_dense, capital, workload_words
 from longseq_bench.reports.sections.findings import limit_words, time_of
-from longseq_bench.reports.sections.recommendations import confirmed
 
 USES = (
     ("a conversation", 8 * 1024),
@@ -36,7 +39,7 @@ _SAID = (
     "attention does, and whether it serves is not measured here. Its maximum is a search's, or "
     "the longest length swept where that is longer."
 )
-_SAME = (
+_same = attrgetter(
     "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
     "threads",
 )  # fmt: skip
@@ -57,84 +60,98 @@ def uses(source: Source) -> Section:
     return Section("Use case, approach, maximum", [_SAID], tables=tables)
 
 
-def _workloads(source: Source) -> list[tuple[str, list[Row], list[Row]]]:
+def _workloads(source: Source) -> list[tuple[str, list[SweepRow], list[SearchRow]]]:
     """Rows and maxima of each workload, whatever the budget, which the evidence names."""
-    swept = [row for row in source.rows if row["status"] == "ok" and confirmed(row)]
-    found = [row for row in source.maxima if row["max_tokens"] and confirmed(row)]
-    together: dict[tuple[object, ...], tuple[list[Row], list[Row]]] = {}
-    for which, rows in ((1, found), (0, swept)):
-        for row in rows:
-            key = tuple(row[name] for name in _SAME)
-            together.setdefault(key, ([], []))[which].append(row)
-    return [(_title(key, source), *both) for key, both in together.items()]
+    swept = [row for row in source.rows if row.status == "ok" and row.is_full_pass]
+    found = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
+    together: dict[Hashable, tuple[list[SweepRow], list[SearchRow]]] = {}
+    first: dict[Hashable, Row] = {}
+    for maximum in found:
+        together.setdefault(_same(maximum), ([], []))[1].append(maximum)
+        first.setdefault(_same(maximum), maximum)
+    for row in swept:
+        together.setdefault(_same(row), ([], []))[0].append(row)
+        first.setdefault(_same(row), row)
+    return [(_title(first[key], source), *both) for key, both in together.items()]
 
 
-def _title(key: tuple[object, ...], source: Source) -> str:
-    row = dict(zip(_SAME, key, strict=True)) | {"memory_budget": None, "time_budget": None}
-    return capital(workload_words(row, source.machines))
+def _title(row: Row, source: Source) -> str:
+    without = replace(row, memory_budget=None, time_budget=None)
+    return capital(workload_words(without, source.machines))
 
 
-def _use(name: str, tokens: int, swept: Sequence[Row], found: Sequence[Row]) -> tuple[Cell, ...]:
+def _use(
+    name: str, tokens: int, swept: Sequence[SweepRow], found: Sequence[SearchRow]
+) -> tuple[Cell, ...]:
     cells: list[Cell] = [name, tokens]
     for sparse in (False, True):
-        ran = [r for r in swept if is_sparse(r) == sparse and r["tokens"] >= tokens]
-        reached = [r for r in found if is_sparse(r) == sparse and r["max_tokens"] >= tokens]
+        ran = [r for r in swept if r.is_sparse == sparse and r.tokens >= tokens]
+        reached = [r for r in found if r.is_sparse == sparse and r.max_tokens >= tokens]
         best, evidence = _approach(ran, reached)
-        cells += [" or ".join(map(name_of, best)) or None, evidence, _maxima(best, swept, found)]
+        cells += [
+            " or ".join(row.name for row in best) or None,
+            evidence,
+            _maxima(best, swept, found),
+        ]
     return tuple(cells)
 
 
-def _approach(ran: Sequence[Row], reached: Sequence[Row]) -> tuple[list[Row], str | None]:
+def _approach(
+    ran: Sequence[SweepRow], reached: Sequence[SearchRow]
+) -> tuple[Sequence[Row], str | None]:
     """Those that took least at the shortest length timed that is long enough, as far as they can be
     told apart; else the one that reached farthest."""
-    timed = [r for r in ran if r["time_s"] and r["samples"] > 1]
+    timed = [r for r in ran if r.time_s and r.samples > 1]
     if timed:
-        shortest = min(r["tokens"] for r in timed)
-        at = as_dense(r for r in timed if r["tokens"] == shortest)[0]
-        at.sort(key=lambda r: float(r["time_s"]))
-        best = [r for r in at if r["time_low_s"] <= at[0]["time_high_s"]]
+        shortest = min(r.tokens for r in timed)
+        at = as_dense(r for r in timed if r.tokens == shortest)[0]
+        at.sort(key=lambda r: require(r.time_s))
+        best = [r for r in at if require(r.time_low_s) <= require(at[0].time_high_s)]
         words = ", ".join(f"{format_cell(time_of(r), 'seconds')}{_held(r)}" for r in best)
         alike = "; they can't be told apart" if len(best) > 1 else ""
         return best, f"ran at {format_tokens(shortest)}: {words}{alike}"
     if reached:
-        row = max(as_dense(reached)[0], key=_length)
-        return [row], f"takes {_reach(row)}{_seen(row)}; {limit_words(row)}"
+        farthest = max(as_dense(reached)[0], key=_length)
+        words = f"takes {_reach(farthest)}{_seen(farthest)}; {limit_words(farthest)}"
+        return [farthest], words
     if ran:
-        row = max(as_dense(ran)[0], key=lambda r: int(r["tokens"]))
-        return [row], f"ran at {format_tokens(row['tokens'])}{_seen(row)}, not timed more than once"
+        row = max(as_dense(ran)[0], key=lambda r: int(r.tokens))
+        return [row], f"ran at {format_tokens(row.tokens)}{_seen(row)}, not timed more than once"
     return [], None
 
 
-def _maxima(best: Sequence[Row], swept: Sequence[Row], found: Sequence[Row]) -> str | None:
+def _maxima(
+    best: Sequence[Row], swept: Sequence[SweepRow], found: Sequence[SearchRow]
+) -> str | None:
     """The longest that each of the named is known to take."""
-    names = dict.fromkeys(map(name_of, best))
+    names = dict.fromkeys(row.name for row in best)
     return ", ".join(filter(None, (_maximum(name, swept, found) for name in names))) or None
 
 
-def _maximum(name: str, swept: Sequence[Row], found: Sequence[Row]) -> str | None:
-    searched = max((r for r in found if name_of(r) == name), key=_length, default=None)
-    longest = max((r["tokens"] for r in swept if name_of(r) == name), default=0)
-    if searched is not None and searched["max_tokens"] >= longest:
+def _maximum(name: str, swept: Sequence[SweepRow], found: Sequence[SearchRow]) -> str | None:
+    searched = max((r for r in found if r.name == name), key=_length, default=None)
+    longest = max((r.tokens for r in swept if r.name == name), default=0)
+    if searched is not None and searched.max_tokens >= longest:
         return _reach(searched)
     return f"{format_tokens(longest)} swept" if longest else None
 
 
-def _length(row: Row) -> int:
-    return int(row["max_tokens"])
+def _length(row: SearchRow) -> int:
+    return int(row.max_tokens)
 
 
-def _reach(row: Row) -> str:
-    budget = row["memory_budget"]
-    return f"{row['max_tokens']:,} tokens" + (
+def _reach(row: SearchRow) -> str:
+    budget = row.memory_budget
+    return f"{row.max_tokens:,} tokens" + (
         f" under {format_bytes(budget)} a rank" if budget else ""
     )
 
 
 def _seen(row: Row) -> str:
-    density = row["density_achieved"]
+    density = row.density_achieved
     return f", density {format_share(density)}" if density is not None and density < 1 else ""
 
 
-def _held(row: Row) -> str:
-    peak = f", peak {format_bytes(row['peak_bytes'])}" if row["peak_bytes"] else ""
+def _held(row: SweepRow) -> str:
+    peak = f", peak {format_bytes(row.peak_bytes)}" if row.peak_bytes else ""
     return peak + _seen(row)

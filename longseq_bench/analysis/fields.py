@@ -1,0 +1,85 @@
+"""Field declarations of typed rows: heading, kind, help and merge rule, each written once.
+
+A row is a frozen dataclass whose fields are made with `declare`. Tables, filters, JSON documents
+and data frames read the declarations back with `fields_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from functools import cache
+from typing import Any, Literal
+
+Kind = Literal[
+    "text", "tokens", "bytes", "seconds", "flop_rate", "share", "count", "ratio", "error", "flag",
+    "list", "options",
+]  # fmt: skip
+"""The sort of quantity; it decides the unit and how a value is written and parsed."""
+
+Merge = Literal["same", "worst", "median", "largest", "each rank", "search", "derived"]
+"""How the value of a row follows from several rounds and ranks.
+
+same: equal in all of them.  worst: of the round with the most severe status.
+median: over all iterations, each as slow as its slowest rank.
+largest: over ranks and rounds.  each rank: a list in the order of ranks.
+search: from all steps of a search.  derived: computed from other fields or other rows.
+"""
+
+Document = Literal["sweep", "search", "density"]
+"""A JSON document that the command line prints."""
+
+EVERY: tuple[Document, ...] = ("sweep", "search", "density")
+NONE: tuple[Document, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """The declaration of one field of a row.
+
+    measurement: name of the measurement that it is taken from, where one is.
+    json: the documents that `--json` prints it in.
+    in_frame: a column of the pandas frame; False for what only a report can fill in.
+    """
+
+    name: str
+    heading: str
+    kind: Kind
+    help: str
+    merge: Merge
+    measurement: str
+    json: Collection[Document]
+    in_frame: bool
+
+
+def declare(
+    heading: str, kind: Kind, help: str, merge: Merge = "derived", *, measurement: str = "",
+    json: Collection[Document] = EVERY, in_frame: bool = True,
+    default: Any = dataclasses.MISSING,
+) -> Any:  # fmt: skip
+    """Declare a field of a row dataclass; the arguments are those of Field.
+
+    measurement defaults to the name of the field where the merge rule needs one.
+    default: value of rows that are made without one; fields have none unless it is given.
+    """
+    given = (heading, kind, help, merge, measurement, tuple(json), in_frame)
+    return dataclasses.field(default=default, metadata={"declaration": given})
+
+
+@cache
+def fields_of(row_type: type) -> dict[str, Field]:
+    """Return the declarations of a row class by field name, in order of declaration."""
+    found = {}
+    for one in dataclasses.fields(row_type):
+        heading, kind, help_text, merge, measurement, json, in_frame = one.metadata["declaration"]
+        found[one.name] = Field(
+            one.name, heading, kind, help_text, merge, measurement or one.name, json, in_frame
+        )
+    return found
+
+
+@cache
+def measured_fields(row_type: type, merge: Merge) -> tuple[tuple[str, str], ...]:
+    """Return (field, measurement) of every field with one merge rule."""
+    found = fields_of(row_type).values()
+    return tuple((one.name, one.measurement) for one in found if one.merge == merge)

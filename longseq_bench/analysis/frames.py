@@ -1,0 +1,107 @@
+"""Rows as pandas data frames, and as the JSON documents of the command line.
+
+Pandas is imported only where a frame is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from longseq_bench.analysis.fields import Document, fields_of
+from longseq_bench.analysis.labels import speeds
+from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.search_row import DensityRow, SearchRow
+from longseq_bench.analysis.searches import search_rows
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import sweep_rows
+from longseq_bench.core.model import Record
+
+if TYPE_CHECKING:
+    import pandas
+
+SCHEMA = 1
+"""Schema of the documents that --json prints, which is not that of records."""
+
+
+def rows(records: Iterable[Record]) -> pandas.DataFrame:
+    """Return `sweep_rows` as a DataFrame; what was not measured is missing (NaN)."""
+    return _frame(sweep_rows(records), SweepRow)
+
+
+def maxima(records: Iterable[Record]) -> pandas.DataFrame:
+    """Return `search_rows` as a DataFrame; what is not known is missing (NaN)."""
+    return _frame(search_rows(records), SearchRow)
+
+
+def relative(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
+    """Return the frame of `rows` with a column `speed`, as `speeds` computes it."""
+    import pandas
+
+    speed = pandas.Series(speeds(rows_of_frame(frame), baseline), index=frame.index, dtype=float)
+    return frame.assign(speed=speed)
+
+
+def rows_of_frame(frame: pandas.DataFrame) -> list[SweepRow]:
+    """Return the rows of a DataFrame that `rows` made, with None for what is missing.
+
+    A column that was dropped is None in every row.
+    """
+    names = fields_of(SweepRow)
+    return [
+        SweepRow(**{name: _present(values.get(name)) for name in names})
+        for values in frame.to_dict("records")
+    ]
+
+
+def sweep_json(records: Iterable[Record]) -> dict[str, Any]:
+    """Return the document {"schema", "rows"}; what is not a number is null."""
+    return sweep_rows_json(sweep_rows(records))
+
+
+def sweep_rows_json(table: Iterable[SweepRow]) -> dict[str, Any]:
+    """Return the document of rows that are made already."""
+    return {"schema": SCHEMA, "rows": _json(table, SweepRow, "sweep")}
+
+
+def maxlen_json(records: Iterable[Record]) -> dict[str, Any]:
+    """Return the document {"schema", "results"} of searches for the longest length."""
+    return search_rows_json(search_rows(records))
+
+
+def search_rows_json(table: Iterable[SearchRow]) -> dict[str, Any]:
+    """Return the document of rows that are made already."""
+    return {"schema": SCHEMA, "results": _json(table, SearchRow, "search")}
+
+
+def density_rows_json(table: Iterable[DensityRow]) -> dict[str, Any]:
+    """Return the document {"schema", "results"} of searches for the least sparsity."""
+    return {"schema": SCHEMA, "results": _json(table, DensityRow, "density")}
+
+
+def _json(table: Iterable[Row], row_type: type, document: Document) -> list[dict[str, Any]]:
+    names = [field.name for field in fields_of(row_type).values() if document in field.json]
+    values = attrgetter(*names)
+    return [
+        {name: _finite(value) for name, value in zip(names, values(row), strict=True)}
+        for row in table
+    ]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _frame(table: Sequence[Row], row_type: type) -> pandas.DataFrame:
+    import pandas
+
+    names = [field.name for field in fields_of(row_type).values() if field.in_frame]
+    return pandas.DataFrame(map(attrgetter(*names), table), columns=names)
+
+
+def _present(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value

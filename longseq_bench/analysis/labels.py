@@ -1,0 +1,135 @@
+"""Labels of rows, and speed relative to a baseline that a label names."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from longseq_bench.analysis.row import R
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.model import OptionValue
+
+KEEP_WORDS = {"inputs": "recomputed", "nothing": "over its inputs"}
+
+
+class Settings(Protocol):
+    """A trial or a row, as far as its label goes."""
+
+    @property
+    def implementation(self) -> str:
+        """Name of the implementation."""
+
+    @property
+    def options(self) -> Mapping[str, OptionValue]:
+        """Options of the implementation."""
+
+    @property
+    def fit_only(self) -> bool:
+        """As in Trial."""
+
+    @property
+    def keep(self) -> str:
+        """As in Trial."""
+
+    @property
+    def allocator(self) -> str:
+        """As in Trial."""
+
+
+def find_labels(settings: Sequence[Settings]) -> list[str]:
+    """Return labels: the implementation, and those of its options that differ among them.
+
+    An option that one lacks is not a value of it: its version of longseq did not have the option.
+    """
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for one in settings:
+        for name, value in one.options.items():
+            values[one.implementation, name].add(_option_text(value))
+    return [_label(one, values) for one in settings]
+
+
+def with_labels(rows: Sequence[R]) -> list[R]:
+    """Return the rows with the labels that tell them apart."""
+    return set_labels(rows, iter(find_labels(rows)))
+
+
+def set_labels(rows: Iterable[R], labels: Iterator[str]) -> list[R]:
+    """Return the rows with the next labels; rows of several tables may share one iterator."""
+    pairs = zip(rows, labels, strict=False)
+    return [row if row.label == label else replace(row, label=label) for row, label in pairs]
+
+
+def settings_suffix(settings: Settings) -> str:
+    """Return words for settings by which a figure must not be compared: " (fits only)"."""
+    words = []
+    if settings.fit_only:
+        words.append("fits only")
+    if settings.keep != "all":
+        words.append(KEEP_WORDS[settings.keep])
+    if settings.allocator == "expandable":
+        words.append("expandable segments")
+    if settings.options.get("offload", "none") != "none":
+        words.append("offloaded")
+    return f" ({', '.join(words)})" if words else ""
+
+
+def find_baseline_label(implementations: Mapping[str, str], baseline: str) -> str:
+    """Return the one label that a baseline means, given the implementation of each label.
+
+    baseline: a label ("ring chunk=1024") or an implementation that has one label only.
+    Raises UnknownNameError where it means none, UserError where it means several.
+    """
+    if baseline in implementations:
+        return baseline
+    named = [label for label, name in implementations.items() if name == baseline]
+    if len(named) > 1:
+        several = ", ".join(map(repr, named))
+        raise UserError(f"baseline {baseline!r} may mean {several}; name one of them")
+    if not named:
+        known = {*implementations, *implementations.values()}
+        raise UnknownNameError("baseline", baseline, known, place="the results")
+    return named[0]
+
+
+def speeds(rows: Iterable[SweepRow], baseline: str) -> list[float | None]:
+    """Return the baseline's time over each row's time: 2.0 is twice as fast.
+
+    baseline: as in find_baseline_label, which also says what is raised.
+    Compared on one workload, device, thread count and environment; with the baseline on as many
+    ranks where it was run so, else on the fewest. None where either is not ok or was not timed.
+    """
+    rows = list(rows)
+    label = find_baseline_label({row.label: row.implementation for row in rows}, baseline)
+    times: dict[Hashable, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        if row.label == label and row.is_ok and row.time_s is not None:
+            times[row.workload_key].setdefault(row.world_size, row.time_s)
+    return [_speed(row, times.get(row.workload_key, {})) for row in rows]
+
+
+def _speed(row: SweepRow, times: Mapping[int, float]) -> float | None:
+    if not row.is_ok or not row.time_s or not times:
+        return None
+    return times.get(row.world_size, times[min(times)]) / row.time_s
+
+
+def _label(settings: Settings, values: Mapping[tuple[str, str], set[str]]) -> str:
+    name = settings.implementation
+    differing = (
+        f"{option}={_option_text(value)}"
+        for option, value in settings.options.items()
+        if len(values[name, option]) > 1
+    )
+    return " ".join([name, *differing]) + settings_suffix(settings)
+
+
+def _option_text(value: OptionValue) -> str:
+    if type(value) is int:  # the most frequent, as JSON has it
+        return str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)

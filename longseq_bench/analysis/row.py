@@ -1,0 +1,190 @@
+"""Fields that every row has: what ran where, and what it took in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Self, TypeVar
+
+from longseq_bench.analysis.fields import Document, declare
+from longseq_bench.core.model import Allocator, Device, DType, Keep, Mode, OptionValue, Record
+
+_WORKLOAD = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode")
+_TRIAL = (
+    "implementation", "options", "device", "world_size", "memory_budget", "time_budget", "threads",
+    "fit_only", "keep", "allocator",
+)  # fmt: skip
+_trial_values, _workload_values = attrgetter(*_TRIAL), attrgetter(*_WORKLOAD)
+
+SWEEP: tuple[Document, ...] = ("sweep",)
+DENSITY: tuple[Document, ...] = ("density",)
+SEARCHES: tuple[Document, ...] = ("search", "density")
+SWEEP_AND_SEARCH: tuple[Document, ...] = ("sweep", "search")
+
+SAME_WORKLOAD = (*_WORKLOAD, "device", "threads", "fingerprint")
+"""Fields that are equal where figures may be compared; a sweep's length is one more."""
+SAME_TRIAL = ("implementation", "memory_budget", "time_budget", "fit_only", "keep", "allocator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One trial, or one search, on one machine, with its rounds and ranks merged.
+
+    Units are SI: seconds, bytes, FLOP. None is a value that was not measured.
+    """
+
+    implementation: str = declare("Implementation", "text", "Name of the implementation.", "same")
+    options: Mapping[str, OptionValue] = declare(
+        "Options", "options", "Options of the implementation by name.", "same"
+    )
+    world_size: int = declare("Ranks", "count", "Number of ranks.", "same")
+    device: Device = declare("Device", "text", "Device type of every rank.", "same")
+    dtype: DType = declare("Dtype", "text", "Element type of q, k and v.", "same")
+    mode: Mode = declare("Mode", "text", "forward, train or decode.", "same")
+    causal: bool = declare("Causal", "flag", "Whether the mask is causal.", "same")
+    batch: int = declare("Batch", "count", "Batch size.", "same")
+    heads: int = declare("Heads", "count", "Number of query heads.", "same")
+    kv_heads: int = declare("KV heads", "count", "Number of key and value heads.", "same")
+    head_dim: int = declare("Head dim", "count", "Dimension of one head.", "same")
+    memory_budget: int | None = declare(
+        "Memory budget", "bytes", "Memory that one rank may allocate.", "same",
+        json=SEARCHES,
+    )  # fmt: skip
+    time_budget: float | None = declare(
+        "Time budget", "seconds", "Time that one pass may take.", "same",
+        json=SEARCHES,
+    )  # fmt: skip
+    threads: int | None = declare(
+        "Threads", "count", "CPU threads of one rank; none: chosen by torch.", "same",
+        json=DENSITY,
+    )  # fmt: skip
+    fit_only: bool = declare(
+        "Fits only", "flag", "Loops were cut short: memory is known, nothing was timed or checked.",
+        "same", json=SEARCHES,
+    )  # fmt: skip
+    keep: Keep = declare(
+        "Keep", "text",
+        "What a pass preserves: all; inputs (recomputation); nothing (in place).", "same",
+    )  # fmt: skip
+    allocator: Allocator = declare("Allocator", "text", "CUDA allocator mode.", "same")
+    peak_bytes: int | None = declare(
+        "Peak memory", "bytes", "Peak memory of the rank with most.", "largest", measurement="peak"
+    )
+    tokens_per_rank: int | None = declare(
+        "Tokens a rank", "tokens", "Most query tokens that one rank holds.", "largest",
+        measurement="own_tokens", json=SWEEP_AND_SEARCH, default=None,
+    )  # fmt: skip
+    rank_peaks: Sequence[int | None] | None = declare(
+        "Peak of each rank", "bytes", "Peak memory of each rank.", "each rank",
+        measurement="peak", json=SWEEP_AND_SEARCH, default=None,
+    )  # fmt: skip
+    imbalance: float | None = declare(
+        "Imbalance", "ratio", "Largest peak over the least; none with one rank.",
+        json=SWEEP_AND_SEARCH, default=None,
+    )  # fmt: skip
+    alloc_retries: float | None = declare(
+        "Allocator retries", "count",
+        "Times that CUDA's allocator freed its cache and tried again, the most of any run.",
+        "largest", json=SWEEP_AND_SEARCH, default=None,
+    )  # fmt: skip
+    density_achieved: float | None = declare(
+        "Density achieved", "share",
+        "Share of the visible blocks (or pairs, for patterns without blocks) that is kept.",
+        "largest", json=SWEEP, default=None,
+    )  # fmt: skip
+    fingerprint: str = declare(
+        "Fingerprint", "text", "Hash of the machine and its software.", "same", json=DENSITY
+    )
+    host: str = declare("Host", "text", "Name of the machine.", "same", json=DENSITY)
+    label: str = declare(
+        "Label", "text", "Implementation with the options that differ among the rows.",
+        json=DENSITY, default="",
+    )  # fmt: skip
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """Make the row of what a record ran, without any measured value."""
+        return cls(**identity(record), peak_bytes=None)
+
+    @property
+    def name(self) -> str:
+        """The label, with the ranks where there are several: "ring on 2 ranks"."""
+        return self.label + (f" on {self.world_size} ranks" if self.world_size > 1 else "")
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the pattern skips anything that dense attention sees."""
+        return self.density_achieved is not None and self.density_achieved < 1
+
+    @property
+    def density(self) -> float:
+        """The share of the visible blocks that is kept, 0 to 1; 1 for exact attention."""
+        kept = self.density_achieved
+        return 1.0 if kept is None or kept >= 1 else max(0.0, kept)
+
+    @property
+    def least_peak_bytes(self) -> int | None:
+        """The least of the ranks' peaks; None with one rank or where a rank's is unknown."""
+        known = [peak for peak in self.rank_peaks or () if peak is not None]
+        return min(known) if self.imbalance is not None else None
+
+    @property
+    def is_full_pass(self) -> bool:
+        """Whether passes ran in full and preserved their inputs."""
+        return not self.fit_only and self.keep != "nothing"
+
+    @property
+    def offloads(self) -> bool:
+        """Whether tensors lie in the host's memory instead of the device's."""
+        return self.options.get("offload", "none") != "none"
+
+    @property
+    def options_key(self) -> str:
+        """Text that is equal for equal options."""
+        return repr(sorted(self.options.items()))
+
+    @property
+    def workload_key(self) -> Hashable:
+        """Equal for rows of one workload on one machine, which may be compared."""
+        return _same_workload(self)
+
+    @property
+    def growth_key(self) -> Hashable:
+        """Equal for rows that differ in length, ranks, threads and time budget only."""
+        return _same_growth(self), self.options_key
+
+    @property
+    def ranks_key(self) -> Hashable:
+        """Equal for rows that differ in their number of ranks only."""
+        return self.workload_key, _same_trial(self), self.options_key
+
+
+_same_workload, _same_trial = attrgetter(*SAME_WORKLOAD), attrgetter(*SAME_TRIAL)
+_same_growth = attrgetter(
+    *(name for name in (*SAME_WORKLOAD, *SAME_TRIAL) if name not in ("threads", "time_budget"))
+)
+
+
+R = TypeVar("R", bound=Row)
+T = TypeVar("T")
+
+
+def require(value: T | None) -> T:
+    """Return a value of a row that was selected for having it.
+
+    Raises ValueError where it was not measured after all.
+    """
+    if value is None:
+        raise ValueError("the row was not selected for having this value")
+    return value
+
+
+def identity(record: Record) -> dict[str, Any]:
+    """Return the fields of a row that say what ran where."""
+    trial = record.trial
+    values: dict[str, Any] = dict(zip(_TRIAL, _trial_values(trial), strict=True))
+    values.update(zip(_WORKLOAD, _workload_values(trial.workload), strict=True))
+    values["fingerprint"] = record.environment.fingerprint
+    values["host"] = record.environment.host
+    return values

@@ -1,0 +1,155 @@
+"""Measurements of several runs of one trial, merged over rounds and ranks.
+
+An iteration takes as long as its slowest rank, so an iteration without a sample of every rank has
+no time. Sizes are those of the largest rank; the figure of each rank is kept as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+
+from longseq_bench.core.model import Measurement, Record, Status
+
+SEVERITY: tuple[Status, ...] = (
+    "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",
+)  # fmt: skip
+"""Worst first: runs of one trial that end differently are reported by the worst status."""
+
+ByName = Mapping[str, Sequence[Measurement]]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of one trial, with the measurements by name of each run and of all runs together."""
+
+    records: Sequence[Record]
+    named: Sequence[ByName]
+    together: ByName
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Runs:
+        """Index the measurements of some records."""
+        named = [_by_name(record.outcome.measurements) for record in records]
+        if len(named) == 1:
+            return cls(records, named, named[0])
+        every = chain.from_iterable(record.outcome.measurements for record in records)
+        return cls(records, named, _by_name(every))
+
+    def iterations(self, name: str) -> list[float]:
+        """Return one sample an iteration, of the slowest rank; none where any is not finite."""
+        if name not in self.together:
+            return []
+        each = zip(self.records, self.named, strict=True)
+        found = list(
+            chain.from_iterable(slowest(record, named.get(name, ())) for record, named in each)
+        )
+        return found if all(map(math.isfinite, found)) else []
+
+    def median(self, name: str) -> float | None:
+        """Return the median over iterations."""
+        samples = self.iterations(name)
+        return median(samples) if samples else None
+
+    def largest(self, name: str) -> float | None:
+        """Return the largest sample; not a number where any is not, which max() may hide."""
+        taken = self.together.get(name)
+        if not taken:
+            return None
+        known = [sample for one in taken for sample in one.samples]
+        return math.nan if any(map(math.isnan, known)) else max(known, default=None)
+
+    def largest_size(self, name: str) -> int | None:
+        """Return the largest sample as a whole number; None where it is not finite."""
+        return _to_int(self.largest(name))
+
+    def each_rank(
+        self, name: str, merge: Callable[[list[float]], float]
+    ) -> list[float | None] | None:
+        """Return a figure per rank in their order; None for a rank without samples.
+
+        The list itself is None where no rank has any sample.
+        """
+        taken = self.together.get(name)
+        if not taken:
+            return None
+        ranks = {rank: samples for rank, samples in _by_rank(taken).items() if samples}
+        if not ranks:
+            return None
+        world_size = self.records[0].trial.world_size
+        return [merge(ranks[i]) if i in ranks else None for i in range(world_size)]
+
+    def each_rank_size(self, name: str) -> list[int | None] | None:
+        """Return the largest sample of each rank as a whole number."""
+        sizes = self.each_rank(name, max)
+        return None if sizes is None else [_to_int(size) for size in sizes]
+
+    def byte_counts(self) -> list[tuple[int, int, int]]:
+        """Return (rank, bytes counted, bytes by formula) of each round and rank with both."""
+        found = []
+        for named in self.named:
+            counted, stated = (
+                _by_rank(named.get(name, ())) for name in ("bytes_sent", "bytes_formula")
+            )
+            for rank in sorted(counted.keys() & stated.keys()):
+                for one, other in zip(counted[rank], stated[rank], strict=False):
+                    if math.isfinite(one) and math.isfinite(other):
+                        found.append((rank, round(one), round(other)))
+        return found
+
+
+def per_iteration(record: Record, name: str) -> list[float]:
+    """Return one sample an iteration: the largest over ranks, in the measurement's own unit.
+
+    Iterations that not every rank of the trial finished are left out.
+    """
+    return slowest(record, [m for m in record.outcome.measurements if m.name == name])
+
+
+def slowest(record: Record, taken: Sequence[Measurement]) -> list[float]:
+    """Return the largest sample over ranks of each iteration that every rank finished."""
+    if not taken:
+        return []
+    if record.trial.world_size == len(taken) == 1:
+        return list(taken[0].samples)
+    ranks = _by_rank(taken)
+    if len(ranks) < record.trial.world_size:
+        return []
+    return [max(together) for together in zip(*ranks.values(), strict=False)]
+
+
+def group_records(
+    records: Iterable[Record], key: Callable[[Record], Hashable]
+) -> list[list[Record]]:
+    """Group records by a key, in order of first appearance."""
+    groups: dict[Hashable, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return list(groups.values())
+
+
+def imbalance(peaks: Sequence[float | None]) -> float | None:
+    """Return the largest peak over the least; None with one rank or where one is unknown."""
+    known = [peak for peak in peaks if peak]
+    return max(known) / min(known) if len(known) == len(peaks) > 1 else None
+
+
+def _by_name(measurements: Iterable[Measurement]) -> ByName:
+    named: dict[str, list[Measurement]] = {}
+    for one in measurements:
+        named.setdefault(one.name, []).append(one)
+    return named
+
+
+def _by_rank(taken: Iterable[Measurement]) -> dict[int, list[float]]:
+    ranks: dict[int, list[float]] = {}
+    for measurement in taken:
+        ranks.setdefault(measurement.rank, []).extend(measurement.samples)
+    return ranks
+
+
+def _to_int(value: float | None) -> int | None:
+    return None if value is None or not math.isfinite(value) else round(value)

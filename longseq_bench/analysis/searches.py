@@ -1,0 +1,173 @@
+"""Rows of searches: for the longest length (probe, edge, confirm) and for the least sparsity."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from longseq_bench.analysis.labels import with_labels
+from longseq_bench.analysis.row import identity
+from longseq_bench.analysis.runs import SEVERITY, Runs, group_records, imbalance
+from longseq_bench.analysis.search_row import DensityRow, SearchRow
+from longseq_bench.core.cost import floor_bytes, floor_tokens
+from longseq_bench.core.model import OptionValue, Record, Status, Trial
+
+SEARCH_PURPOSES = ("probe", "edge", "confirm")
+"""Purposes of the records of a search for the longest length."""
+
+LIMITED_BY: dict[Status, str] = {
+    "oom": "memory",
+    "timeout": "time",
+    "hang": "hang",
+    "limit": "kernel limit",
+    "wrong": "numerics",
+    "crashed": "crash",
+    "error": "error",
+    "unsupported": "unsupported",
+}
+
+
+def search_rows(records: Iterable[Record]) -> list[SearchRow]:
+    """Return one row a search for the longest length, in file order."""
+    groups = group_records((r for r in records if r.purpose in SEARCH_PURPOSES), _search_key)
+    found = [merge_search(group) for group in groups]
+    # a search in which nothing failed, or nothing passed, found no limit
+    bounded = [row for row in found if row.fit_only and row.max_tokens and row.first_failure]
+    fits = {row.time_key: row.max_tokens for row in bounded}
+    return with_labels([
+        row if row.fit_only or not fits else replace(row, fits_tokens=fits.get(row.time_key))
+        for row in found
+    ])  # fmt: skip
+
+
+def merge_search(records: Sequence[Record]) -> SearchRow:
+    """Merge the steps of one search: a bracket and what limited it.
+
+    A length passed by `has_passed`; `max_tokens` is the longest such, 0 if
+    there is none. `first_failure` is the shortest failed length above it; failures below it do
+    not lower it. `confirmations` are the passes at the maximum beyond the first.
+    Raises ValueError where there are no such records, or they are not of one search.
+    """
+    steps = [record for record in records if record.purpose in SEARCH_PURPOSES]
+    if len({_search_key(record) for record in steps}) != 1:
+        raise ValueError("merge_search takes the probe, edge and confirm records of one search")
+    by_length: dict[int, list[Record]] = defaultdict(list)
+    for record in steps:
+        by_length[record.trial.workload.seq_len].append(record)
+    passed = [n for n, runs in by_length.items() if has_passed(runs)]
+    longest = max(passed, default=0)
+    failed = min((n for n in by_length if n > longest), default=None)
+    at_maximum = Runs.of([r for r in by_length.get(longest, []) if r.outcome.fits])
+    peak = at_maximum.largest("peak")
+    return SearchRow(
+        **identity(steps[0]),
+        **_figures(at_maximum),
+        max_tokens=longest,
+        **_failure(by_length[failed] if failed is not None else [], failed),
+        **_against_floor(steps[0].trial, longest),
+        bytes_per_token=None if peak is None else peak / longest,
+        predicted_tokens=_first_prediction(steps),
+        runs=sum(max(1, r.processes // r.trial.world_size) for r in steps),
+        wall_s=sum(r.wall_s for r in steps),
+    )
+
+
+def has_passed(runs: Sequence[Record]) -> bool:
+    """Return True if runs of one trial passed: none failed but on time, and most were in time.
+
+    Most runs in time is the same as a median time within the limit: one slow run of three is noise.
+    """
+    late = sum(r.outcome.status == "timeout" for r in runs)
+    passes = sum(bool(r.outcome.fits) for r in runs)
+    return passes + late == len(runs) and passes > late
+
+
+def density_rows(records: Iterable[Record]) -> list[DensityRow]:
+    """Return one row a search for the least sparsity (purpose density), in file order."""
+    steps = (record for record in records if record.purpose == "density")
+    groups = group_records(
+        steps, lambda record: (density_key(record.trial), record.environment.fingerprint)
+    )
+    return with_labels([_merge_density(group) for group in groups])
+
+
+def density_key(trial: Trial) -> Hashable:
+    """Return what is equal for the trials of one search for the least sparsity."""
+    options = repr(sorted(_without_sparsity(trial).items()))
+    return options, trial.but_for("repeats", "round", "options")
+
+
+def _merge_density(steps: Sequence[Record]) -> DensityRow:
+    by_sparsity: dict[float, list[Record]] = defaultdict(list)
+    for step in steps:
+        by_sparsity[float(str(step.trial.options["sparsity"]))].append(step)
+    good = {s: runs for s, runs in by_sparsity.items() if has_passed(runs)}
+    least = min(good, default=None)
+    denser = [s for s in by_sparsity if s not in good and (least is None or s < least)]
+    at = Runs.of(good[least] if least is not None else [])
+    runs = by_sparsity[max(denser)] if denser else []
+    failed = next((r.outcome for r in reversed(runs) if not r.outcome.fits), None)
+    return DensityRow(
+        **identity(steps[0]) | {"options": _without_sparsity(steps[0].trial)},
+        **_figures(at),
+        tokens=steps[0].trial.workload.seq_len,
+        least_sparsity=least,
+        too_dense=max(denser, default=None),
+        limited_by=None if failed is None else LIMITED_BY[failed.status],
+        time_s=at.median("time"),
+        runs=len(steps),
+    )
+
+
+def _figures(runs: Runs) -> dict[str, Any]:
+    """Return what the runs at the result took, on the rank with most and on each."""
+    peaks = runs.each_rank_size("peak")
+    return {
+        "peak_bytes": runs.largest_size("peak"),
+        "tokens_per_rank": runs.largest_size("own_tokens"),
+        "rank_peaks": peaks,
+        "imbalance": imbalance(peaks or []),
+        "alloc_retries": runs.largest("alloc_retries"),
+        "density_achieved": runs.largest("density_achieved"),
+        "confirmations": max(len(runs.records) - 1, 0),
+    }
+
+
+def _search_key(record: Record) -> Hashable:
+    # Repeats are no part of the question: probes take one pass, other steps take more.
+    same = record.trial.but_for("seq_len", "round", "seed", "repeats", "time_cap")
+    return same, record.environment.fingerprint
+
+
+def _without_sparsity(trial: Trial) -> dict[str, OptionValue]:
+    return {k: v for k, v in trial.options.items() if k != "sparsity"}
+
+
+def _failure(runs: Sequence[Record], length: int | None) -> dict[str, Any]:
+    """Return what limited a search: the worst run of its first failed length."""
+    outcomes = sorted((r.outcome for r in runs), key=lambda o: SEVERITY.index(o.status))
+    worst = outcomes[0] if outcomes else None
+    return {
+        "first_failure": length,
+        "limited_by": LIMITED_BY[worst.status] if worst else "ceiling",
+        "failure_phase": worst.phase if worst else None,
+        "failure_reason": worst.reason if worst else None,
+    }
+
+
+def _against_floor(trial: Trial, longest: int) -> dict[str, Any]:
+    """Return the budget's floor in tokens, and the share of it that the maximum's floor takes."""
+    if trial.memory_budget is None:
+        return {"floor_tokens": None, "fraction_of_floor": None}
+    needed = floor_bytes(trial.at(longest).workload) if longest else 0
+    return {
+        "floor_tokens": floor_tokens(trial.workload, trial.memory_budget, trial.world_size),
+        "fraction_of_floor": needed / (trial.world_size * trial.memory_budget),
+    }
+
+
+def _first_prediction(steps: Sequence[Record]) -> int | None:
+    predictions = (r.predicted_tokens for r in steps if r.purpose in ("probe", "edge"))
+    return next((tokens for tokens in predictions if tokens is not None), None)

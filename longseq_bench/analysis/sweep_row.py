@@ -1,0 +1,171 @@
+"""A row of a sweep: one measured trial, its rounds and ranks merged."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from longseq_bench.analysis.fields import NONE, declare
+from longseq_bench.analysis.row import SAME_WORKLOAD, Row
+from longseq_bench.core.model import Phase, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRow(Row):
+    """One measured trial. Bounds (low, high) are 95 % intervals; None where one sample is known."""
+
+    tokens: int = declare("Tokens", "tokens", "Sequence length of all ranks together.", "same")
+    status: Status = declare("Status", "text", "How the trial ended.", "worst")
+    reason: str | None = declare("Reason", "text", "Why it ended so.", "worst")
+    phase: Phase | None = declare("Phase", "text", "Where it ended.", "worst")
+    time_s: float | None = declare(
+        "Time", "seconds", "Median time of a pass, of the slowest rank.", "median",
+        measurement="time",
+    )  # fmt: skip
+    time_low_s: float | None = declare("Time, low", "seconds", "Lower bound of the time.")
+    time_high_s: float | None = declare("Time, high", "seconds", "Upper bound of the time.")
+    samples: int = declare("Samples", "count", "Timed passes.")
+    cpu_time_s: float | None = declare(
+        "CPU time", "seconds", "Processor time of a pass, of the slowest rank.", "median",
+        measurement="cpu_time",
+    )  # fmt: skip
+    plan_time_s: float | None = declare(
+        "Plan time", "seconds", "Time to prepare layouts, not part of the time.", "median",
+        measurement="plan_time",
+    )  # fmt: skip
+    tokens_per_s: float | None = declare("Tokens/s", "count", "Tokens of all ranks per second.")
+    flops: float | None = declare(
+        "FLOPs", "count", "FLOPs of the pairs seen, and of a module's projections.", "largest"
+    )
+    max_error: float | None = declare(
+        "Max error", "error", "Largest error of any output against float64.", "largest"
+    )
+    density_asked: float | None = declare(
+        "Density asked", "share", "Density that the options ask for.", "largest"
+    )
+    compute_time_s: float | None = declare(
+        "Compute only", "seconds", "Time of a pass with communication switched off.", "median",
+        measurement="compute_time",
+    )  # fmt: skip
+    communication_time_s: float | None = declare(
+        "Communication only", "seconds", "Time of a pass with computing switched off.", "median",
+        measurement="communication_time",
+    )  # fmt: skip
+    exposed_share: float | None = declare(
+        "Exposed", "share",
+        "Share of the time that communication adds to computing: 1 - compute time / time.",
+    )  # fmt: skip
+    bytes_sent: int | None = declare(
+        "Sent a rank", "bytes", "Bytes counted in a pass, of the rank that sends most.", "largest"
+    )
+    bytes_formula: int | None = declare(
+        "By formula", "bytes", "Bytes that a pass sends by formula, of the largest rank.",
+        "largest",
+    )  # fmt: skip
+    wire_error: float | None = declare(
+        "Wire error", "error", "Change of the output by a compressed transfer.", "largest"
+    )
+    rank_times: Sequence[float | None] | None = declare(
+        "Time of each rank", "seconds", "Median time of each rank.", "each rank",
+        measurement="time",
+    )  # fmt: skip
+    speedup: float | None = declare(
+        "Speed-up", "ratio", "Time of the same trial on one rank over the row's.", default=None
+    )
+    efficiency: float | None = declare(
+        "Efficiency", "share", "Speed-up over the number of ranks.", default=None
+    )
+    effective_flops: float | None = declare("Effective FLOP/s", "flop_rate", "FLOPs over time.")
+    sparsity_asked: float | None = declare("Sparsity asked", "share", "1 - density asked.")
+    token_density: float | None = declare(
+        "Density of pairs", "share",
+        "Share of the query-key pairs of dense attention that is seen; a pair seen twice counts "
+        "twice.",
+    )  # fmt: skip
+    uncovered: float | None = declare(
+        "Uncovered", "share", "Share of the (token, head) pairs that see nothing.", "largest"
+    )
+    dense_time_s: float | None = declare(
+        "Dense time", "seconds", "Time of torch's dense attention on the same inputs."
+    )
+    dense_low_s: float | None = declare(
+        "Dense time, low", "seconds", "Lower bound of the dense time."
+    )
+    dense_high_s: float | None = declare(
+        "Dense time, high", "seconds", "Upper bound of the dense time."
+    )
+    dense_source: str | None = declare(
+        "Dense time is", "text", "measured, or computed from which part."
+    )
+    speed_over_dense: float | None = declare(
+        "Speed over dense", "ratio", "Dense time over the row's time."
+    )
+    share_of_ideal: float | None = declare(
+        "Share of ideal", "share",
+        "Dense time × density of the work over time: 100 % where skipping costs nothing.",
+    )  # fmt: skip
+    share_low: float | None = declare(
+        "Share of ideal, low", "share", "Lower bound of the share of ideal."
+    )
+    share_high: float | None = declare(
+        "Share of ideal, high", "share", "Upper bound of the share of ideal."
+    )
+    dense_flops: float | None = declare(
+        "Dense FLOPs", "count", "FLOPs of dense attention in the same module.", "largest"
+    )
+    dense_peak_bytes: int | None = declare(
+        "Standard attention's", "bytes",
+        "Peak memory of standard attention, with its full score matrix, on one device.",
+    )  # fmt: skip
+    dense_memory_source: str | None = declare(
+        "Standard memory is", "text", "measured or computed.", default=None
+    )
+    memory_reduction: float | None = declare(
+        "Memory reduction", "ratio",
+        "Standard attention's peak over the row's; none over several ranks.", default=None,
+    )  # fmt: skip
+    zero_rows: float | None = declare(
+        "Zero rows", "share", "Share of the output rows that are zero.", "largest", json=NONE
+    )
+    rank_bytes: Sequence[int | None] | None = declare(
+        "Sent by each rank", "bytes", "Bytes counted in a pass, of each rank.", "each rank",
+        measurement="bytes_sent", json=NONE,
+    )  # fmt: skip
+    rank_formulas: Sequence[int | None] | None = declare(
+        "By formula, each rank", "bytes", "Bytes that each rank sends by formula.", "each rank",
+        measurement="bytes_formula", json=NONE,
+    )  # fmt: skip
+    bytes_unlike: Sequence[tuple[int, int, int]] | None = declare(
+        "Miscounted", "list", "(rank, bytes counted, bytes by formula) where the two differ.",
+        json=NONE,
+    )  # fmt: skip
+    exposed_low: float | None = declare(
+        "Exposed, low", "share", "Lower bound of the exposed share.", json=NONE
+    )
+    exposed_high: float | None = declare(
+        "Exposed, high", "share", "Upper bound of the exposed share.", json=NONE
+    )
+    speedup_low: float | None = declare(
+        "Speed-up, low", "ratio", "Lower bound of the speed-up.", json=NONE, default=None
+    )
+    speedup_high: float | None = declare(
+        "Speed-up, high", "ratio", "Upper bound of the speed-up.", json=NONE, default=None
+    )
+    speed: float | None = declare(
+        "Speed", "ratio", "Time of the baseline over the row's.", json=NONE, in_frame=False,
+        default=None,
+    )  # fmt: skip
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every round of the trial ran and passed the check."""
+        return self.status == "ok"
+
+    @property
+    def workload_key(self) -> Hashable:
+        """Equal for rows of one workload and length on one machine."""
+        return _same_length(self)
+
+
+_same_length = attrgetter("tokens", *SAME_WORKLOAD)

@@ -1,0 +1,233 @@
+"""Rows of sweeps: the rounds and ranks of each measured trial merged into one row.
+
+A row never has a time that was not measured as one: the single pass of a fit probe (`pass_time`)
+is not used as `time`, and a trial that is not ok in every round has no time at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from longseq_bench.analysis.fields import fields_of
+from longseq_bench.analysis.labels import find_labels
+from longseq_bench.analysis.row import identity
+from longseq_bench.analysis.runs import SEVERITY, Runs, group_records, imbalance, slowest
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.cost import attention_flops
+from longseq_bench.core.dense_reference import ratio, share_interval, share_of_ideal, standard_bytes
+from longseq_bench.core.interning import no_collecting
+from longseq_bench.core.model import Record, Workload
+from longseq_bench.core.stats import median_interval
+
+STANDARD = "dense"
+"""The implementation that standard attention's memory is measured by."""
+
+Values = dict[str, Any]
+"""Some fields of a row that is being made."""
+
+_MEASURED = [
+    field for field in fields_of(SweepRow).values() if field.merge in ("median", "largest")
+]
+_SIZES = [(f.name, f.measurement) for f in _MEASURED if f.kind in ("bytes", "tokens")]
+_LARGEST = [
+    (f.name, f.measurement)
+    for f in _MEASURED
+    if f.merge == "largest" and f.kind not in ("bytes", "tokens")
+]
+_MEDIANS = [(f.name, f.measurement) for f in _MEASURED if f.merge == "median"]
+
+
+def sweep_rows(records: Iterable[Record]) -> list[SweepRow]:
+    """Return one row a measured trial, its interleaved rounds merged, in file order.
+
+    Records of purpose "measure" that differ in round and seed only, in one environment, are one
+    row. The interval of a time is the 95 % interval of the median, with fewer than 6 samples
+    their whole range.
+    """
+    return [row for row, _ in sweep_rows_with_records(records)]
+
+
+def sweep_rows_with_records(records: Iterable[Record]) -> list[tuple[SweepRow, list[Record]]]:
+    """Return the rows of `sweep_rows`, each with the records that it is made from."""
+    with no_collecting():
+        groups = group_records((r for r in records if r.purpose == "measure"), _row_key)
+        merged = [_merge(group) for group in groups]
+        keys = [row.ranks_key for row in merged]
+        on_one_rank: dict[Hashable, SweepRow] = {}
+        for row, key in zip(merged, keys, strict=True):
+            if row.world_size == 1 and row.time_s is not None:
+                on_one_rank.setdefault(key, row)
+        standard = _standard_peaks(merged)
+        rows = [
+            replace(
+                row,
+                label=label,
+                **_scaling(row, on_one_rank.get(key)),
+                **_against_standard(row, standard.get(row.workload_key)),
+            )
+            for row, key, label in zip(merged, keys, find_labels(merged), strict=True)
+        ]
+    return list(zip(rows, groups, strict=True))
+
+
+def _row_key(record: Record) -> Hashable:
+    return record.trial.but_for("round", "seed"), record.environment.fingerprint
+
+
+def _merge(records: Sequence[Record]) -> SweepRow:
+    """Merge all rounds of a trial, before anything is known of other rows."""
+    worst = min(records, key=lambda record: SEVERITY.index(record.outcome.status))
+    workload, status = worst.trial.workload, worst.outcome.status
+    runs = Runs.of(records)
+    timed = runs if status == "ok" else Runs.of([])
+    values: Values = {
+        **identity(worst),
+        "tokens": workload.seq_len,
+        "status": status,
+        "reason": worst.outcome.reason,
+        "phase": worst.outcome.phase,
+        **{name: runs.largest(measurement) for name, measurement in _LARGEST},
+        **{name: runs.largest_size(measurement) for name, measurement in _SIZES},
+        **{name: timed.median(measurement) for name, measurement in _MEDIANS},
+        **_timing(timed),
+        # layouts are prepared, and timed, also where a pass fails later
+        "plan_time_s": runs.median("plan_time"),
+        "rank_peaks": (peaks := runs.each_rank_size("peak")),
+        "imbalance": imbalance(peaks or []),
+        **_traffic(runs),
+        "dense_peak_bytes": standard_bytes(workload),
+    }
+    values |= _rates(values, workload)
+    values |= _against_dense(values, timed)
+    return SweepRow(**values)
+
+
+def _timing(runs: Runs) -> Values:
+    times, computing = runs.iterations("time"), runs.iterations("compute_time")
+    low, _, high = median_interval(times) if times else (None, None, None)
+    return {
+        "time_low_s": low,
+        "time_high_s": high,
+        "samples": len(times),
+        "rank_times": runs.each_rank("time", median),
+        **_exposure(times, computing),
+    }
+
+
+def _exposure(times: Sequence[float], computing: Sequence[float]) -> Values:
+    """Return the share of the time that communication adds to computing alone, with its bounds."""
+    names = ("exposed_low", "exposed_share", "exposed_high")
+    if not times or not computing:
+        return dict.fromkeys(names)
+    full, compute = median_interval(times), median_interval(computing)
+    if not min(full):
+        return dict.fromkeys(names)
+    low, middle, high = (max(0.0, 1 - c / t) for c, t in zip(reversed(compute), full, strict=True))
+    bounded = len(times) > 1 and len(computing) > 1
+    return dict(zip(names, (low, middle, high) if bounded else (None, middle, None), strict=True))
+
+
+def _traffic(runs: Runs) -> Values:
+    """Return the bytes of each rank, counted and by formula.
+
+    Every round is compared, so that one that differs is not hidden by the others.
+    """
+    if runs.together.keys().isdisjoint(("bytes_sent", "bytes_formula")):
+        return dict.fromkeys(("rank_bytes", "rank_formulas", "bytes_unlike"))
+    counts = runs.byte_counts()
+    unlike = list(dict.fromkeys(one for one in counts if one[1] != one[2]))
+    return {
+        "rank_bytes": runs.each_rank_size("bytes_sent"),
+        "rank_formulas": runs.each_rank_size("bytes_formula"),
+        "bytes_unlike": unlike if counts else None,
+    }
+
+
+def _rates(values: Values, workload: Workload) -> Values:
+    """Return rates, the sparsity asked for, and the density in query-key pairs."""
+    time_s, flops, asked = values["time_s"], values["flops"], values["density_asked"]
+    dense = attention_flops(workload)
+    # a module's projections are in both, and see no pairs
+    projections = (values["dense_flops"] or dense) - dense
+    is_known = values["density_achieved"] is not None and flops is not None
+    return {
+        "tokens_per_s": workload.batch * workload.seq_len / time_s if time_s else None,
+        "effective_flops": ratio(flops, time_s),
+        "sparsity_asked": None if asked is None else 1 - asked,
+        "token_density": ratio(flops - projections, dense) if is_known else None,
+    }
+
+
+def _against_dense(values: Values, runs: Runs) -> Values:
+    """Return dense attention's time on the same inputs, and the row's own relative to it."""
+    source, times = _dense_times(runs)
+    low, middle, high = median_interval(times) if times else (None, None, None)
+    has_interval = len(times) > 1 and values["samples"] > 1
+    dense_flops = None
+    if runs.records:
+        dense_flops = values["dense_flops"] or attention_flops(runs.records[0].trial.workload)
+    density = ratio(values["flops"], dense_flops)
+    own = values["time_low_s"], values["time_high_s"]
+    share = share_interval((low, high), density, own) if has_interval else (None, None)
+    return {
+        "dense_time_s": middle,
+        "dense_low_s": low,
+        "dense_high_s": high,
+        "dense_source": source,
+        "speed_over_dense": ratio(middle, values["time_s"]),
+        "share_of_ideal": share_of_ideal(middle, density, values["time_s"]),
+        "share_low": share[0],
+        "share_high": share[1],
+    }
+
+
+def _dense_times(runs: Runs) -> tuple[str | None, list[float]]:
+    """Return the source of dense times, and the times of that source.
+
+    Where rounds differ, full passes come before times computed from some of the rows.
+    """
+    times: dict[str, list[float]] = defaultdict(list)
+    for record, named in zip(runs.records, runs.named, strict=True):
+        if found := slowest(record, named.get("dense_time", ())):
+            times[str(record.outcome.facts.get("dense", "not recorded"))] += found
+    source = "measured" if "measured" in times else next(iter(times), None)
+    return source, times[source] if source else []
+
+
+def _scaling(row: SweepRow, alone: SweepRow | None) -> Values:
+    """Return speed-up and efficiency against the same trial on one rank, where it was timed."""
+    if alone is None or alone.time_s is None or not row.time_s:
+        return {}
+    speedup = alone.time_s / row.time_s
+    values: Values = {"speedup": speedup, "efficiency": speedup / row.world_size}
+    if row.samples > 1 and alone.samples > 1 and row.time_low_s:
+        values["speedup_low"] = ratio(alone.time_low_s, row.time_high_s)
+        values["speedup_high"] = ratio(alone.time_high_s, row.time_low_s)
+    return values
+
+
+def _standard_peaks(rows: Sequence[SweepRow]) -> Mapping[Hashable, int]:
+    """Return the measured peak of standard attention by workload."""
+    measured: dict[Hashable, int] = {}
+    for row in rows:
+        is_standard = row.implementation == STANDARD and row.world_size == 1
+        is_standard = is_standard and row.keep == "all" and not row.fit_only
+        # the peak of a timeout is that of a full pass, of which only the time was too long
+        if is_standard and row.status in ("ok", "timeout") and row.peak_bytes is not None:
+            measured.setdefault(row.workload_key, row.peak_bytes)
+    return measured
+
+
+def _against_standard(row: SweepRow, measured: int | None) -> Values:
+    """Return standard attention's memory, and how many times less the row takes."""
+    peak = row.dense_peak_bytes if measured is None else measured
+    is_known = row.is_ok and row.world_size == 1
+    return {
+        "dense_peak_bytes": peak,
+        "dense_memory_source": "computed" if measured is None else "measured",
+        "memory_reduction": ratio(peak, row.peak_bytes) if is_known else None,
+    }
