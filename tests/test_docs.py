@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -61,27 +62,44 @@ def test_every_command_is_in_the_command_reference() -> None:
     assert "| `--memory-budget TEXT` |" in reference
 
 
-@pytest.mark.slow
-def test_the_plug_in_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install the two files of *Extending* by hand, as pip would, and search with them."""
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of *Extending* in a folder, installed as pip would."""
+    folder = tmp_path_factory.mktemp("nearby")
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    module = re.search(r"`nearby\.py`\n\n```python\n(.*?)```", page, re.DOTALL)
+    for name, text in re.findall(r"`(\w+\.py)`\n\n```python\n(.*?)```", page, re.DOTALL):
+        (folder / name).write_text(text)
     points = re.search(r'"longseq_bench\.implementations"\]\n(nearby = .*?)\n', page)
-    assert module
     assert points
-    (tmp_path / "nearby.py").write_text(module[1])
-    info = tmp_path / "nearby-0.1.dist-info"
+    info = folder / "nearby-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nearby\nVersion: 0.1\n")
     point = points[1].replace('"', "")
     (info / "entry_points.txt").write_text(f"[longseq_bench.implementations]\n{point}\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    for options in ([], ["--mode", "train", "--causal", "--heads", "4", "--kv-heads", "2"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "longseq_bench", "maxlen", "--impl", "nearby",
-             "-o", "window=64", "--memory-budget", "64MiB", "--ceiling", "256",
-             "--out", str(tmp_path / "out"), *options],
-            capture_output=True, text=True, cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert re.search(r"nearby\s+256\s", done.stdout), done.stdout
+    return folder
+
+
+def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python module with the plug-in of `folder` installed."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True, text=True, cwd=folder, env=environment, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_plug_in_example_is_measured(plugin: Path) -> None:
+    done = run_in(
+        plugin, "longseq_bench", "maxlen", "--impl", "nearby", "-o", "window=64", "--mode", "train",
+        "--causal", "--kv-heads", "2", "--memory-budget", "64MiB", "--ceiling", "256",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"nearby\s+256\s", done.stdout), done.stdout
+
+
+@pytest.mark.slow
+def test_the_plug_in_example_passes_its_contract_test(plugin: Path) -> None:
+    done = run_in(plugin, "pytest", "-q", "-p", "no:cacheprovider", "test_nearby.py")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert re.search(r"\d\d passed", done.stdout)
