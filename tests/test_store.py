@@ -126,6 +126,16 @@ def test_a_torn_last_line_is_moved_aside_and_said(tmp_path: Path, cut: int) -> N
     assert load(tmp_path).records == some(4)
 
 
+def test_a_torn_line_longer_than_one_read_is_moved_whole(tmp_path: Path) -> None:
+    file = filled(tmp_path)
+    whole, torn = file.read_bytes(), b'{"schema":2,"command":"' + b"longseq " * 20_000
+    file.write_bytes(whole + torn)
+    with Store(tmp_path) as store:
+        assert len(store.records) == 3
+    assert file.read_bytes() == whole
+    assert (tmp_path / TORN).read_bytes() == torn + b"\n"
+
+
 def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
     file = filled(tmp_path)
     file.write_bytes(file.read_bytes()[:-1])
@@ -150,6 +160,14 @@ def test_a_broken_line_is_skipped_counted_and_kept(tmp_path: Path, bad: bytes) -
         assert "line 2 is not a record" in store.notes[0]
         store.append(some(4)[3])
     assert file.read_bytes().startswith(before)
+
+
+def test_the_next_schema_is_newer(tmp_path: Path) -> None:
+    file = filled(tmp_path, 2)
+    first = json.loads(file.read_text().splitlines()[0])
+    file.write_text(file.read_text() + json.dumps({**first, "schema": SCHEMA + 1}) + "\n")
+    assert load(tmp_path).newer == {SCHEMA + 1: [3]}
+    assert load(tmp_path).records == some(2)
 
 
 def test_a_newer_schema_is_skipped_and_named(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""Apply each fault to a copy of the tree and run the tests that must turn red.
+
+    python -m tests.mutations.run                      # all of them
+    python -m tests.mutations.run --area search
+    python -m tests.mutations.run --only torn-line --only verdict
+
+Exit code 0 where every fault was found, 1 where a fault stayed green, 2 where a fault no
+longer fits the source (its text is not found exactly once).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mutations.faults import FAULTS, PACKAGE, Fault
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 600
+TAIL_LINES = 15
+
+
+def copy_tree(target: Path) -> None:
+    """Copy every file that git tracks or does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def find_misplaced(faults: Sequence[Fault]) -> list[str]:
+    """Return a line for each fault whose text does not occur exactly once in its file."""
+    found = []
+    for fault in faults:
+        path = ROOT / PACKAGE / fault.file
+        count = path.read_text().count(fault.old) if path.exists() else None
+        if count != 1:
+            why = "no such file" if count is None else f"its text occurs {count} times"
+            found.append(f"{fault.id}: {fault.file}: {why}")
+        found += [f"{fault.id}: no test {t}" for t in fault.tests if not _exists(t)]
+    return found
+
+
+def _exists(node: str) -> bool:
+    path, _, function = node.partition("::")
+    source = ROOT / path
+    return source.is_dir() or (source.is_file() and f"def {function}" in source.read_text())
+
+
+def run_fault(tree: Path, fault: Fault) -> tuple[bool, str]:
+    """Return whether the tests fail with the fault in, and the end of what pytest printed."""
+    path = tree / PACKAGE / fault.file
+    sound = path.read_text()
+    path.write_text(sound.replace(fault.old, fault.new))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["-o", "addopts=", *fault.tests]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+        )
+        code, printed = done.returncode, done.stdout
+    except subprocess.TimeoutExpired:
+        code, printed = 1, f"no end within {LIMIT_S} s"
+    finally:
+        path.write_text(sound)
+    # any other code than 1 means that pytest itself did not get as far as a failing test
+    return code == 1, "\n".join(printed.splitlines()[-TAIL_LINES:])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chosen faults and print one line each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--area", action="append", help="only faults of this area (repeatable)")
+    parser.add_argument("--only", action="append", help="only the fault of this id (repeatable)")
+    parser.add_argument("--check", action="store_true", help="only check that every fault fits")
+    parser.add_argument("--sound", action="store_true", help="only run their tests without a fault")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the end of each run")
+    asked = parser.parse_args(arguments)
+    faults = [
+        f
+        for f in FAULTS
+        if (not asked.area or f.area in asked.area) and (not asked.only or f.id in asked.only)
+    ]
+    if misplaced := find_misplaced(faults):
+        print("\n".join(misplaced))
+        return 2
+    if asked.check:
+        print(f"{len(faults)} faults fit")
+        return 0
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="longseq-faults-") as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        if asked.sound:
+            return check_sound(tree, faults)
+        for number, fault in enumerate(faults, 1):
+            start = time.monotonic()
+            red, printed = run_fault(tree, fault)
+            took = time.monotonic() - start
+            verdict = "red" if red else "GREEN"
+            place = f"[{number}/{len(faults)}] {fault.area:9} {fault.id:30}"
+            print(f"{place} {verdict:5} {took:6.1f} s", flush=True)
+            if asked.verbose or not red:
+                print(printed)
+            missed += [] if red else [fault.id]
+    print(
+        f"{len(faults) - len(missed)} of {len(faults)} found"
+        + (f"; missed: {', '.join(missed)}" if missed else "")
+    )
+    return 1 if missed else 0
+
+
+def check_sound(tree: Path, faults: Sequence[Fault]) -> int:
+    """Run the tests of these faults on the sound tree: all must pass. Return pytest's exit code."""
+    nodes = sorted({node for fault in faults for node in fault.tests})
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    return subprocess.run([*command, *nodes], cwd=tree, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
