@@ -447,7 +447,7 @@ _REPORTS = (
         "A summary names a fastest implementation although intervals overlap.",
         'r["time_low_s"] <= first["time_high_s"]',
         'r["time_low_s"] <= first["time_low_s"]',
-        ("tests/reports",),
+        ("tests/reports/test_recommendations.py",),
     ),
     Fault(
         "claim-past-a-failure",
@@ -456,7 +456,7 @@ _REPORTS = (
         "A recommendation spans a length at which its winner failed.",
         "and not any(between)",
         "",
-        ("tests/reports",),
+        ("tests/reports/test_recommendations.py",),
     ),
     Fault(
         "spread-of-nearer-end",
@@ -465,7 +465,7 @@ _REPORTS = (
         "The ± of a figure is the nearer end of its interval.",
         "farther = max(self.high - self.value, self.value - self.low)",
         "farther = min(self.high - self.value, self.value - self.low)",
-        ("tests/reports",),
+        ("tests/reports/test_document.py",),
     ),
     Fault(
         "times-exchanged",
@@ -474,7 +474,7 @@ _REPORTS = (
         "The time on one rank and that on several stand under each other's heading.",
         "time_of(alone), time_of(row),",
         "time_of(row), time_of(alone),",
-        ("tests/reports",),
+        ("tests/reports/test_figures.py",),
     ),
     Fault(
         "doubling-inverted",
@@ -483,7 +483,7 @@ _REPORTS = (
         "The ratio of a doubling is inverted.",
         "ratio_of(two, one)",
         "ratio_of(one, two)",
-        ("tests/reports",),
+        ("tests/reports/test_figures.py",),
     ),
     Fault(
         "failure-not-told",
@@ -492,7 +492,7 @@ _REPORTS = (
         "Runs that ended by a time limit are missing from the failures.",
         'if outcome.status != "ok":\n            what',
         'if outcome.status not in ("ok", "timeout"):\n            what',
-        ("tests/reports",),
+        ("tests/reports/test_sections.py",),
     ),
     Fault(
         "bar-in-a-cell",
@@ -501,7 +501,7 @@ _REPORTS = (
         "A name with a bar breaks a Markdown table.",
         r"[\\`*#|>\[\]~$]",
         r"[\\`*#>\[\]~$]",
-        ("tests/reports",),
+        ("tests/reports/test_markdown.py",),
     ),
     Fault(
         "sorted-as-text",
@@ -510,7 +510,7 @@ _REPORTS = (
         "A column of the HTML page sorts its numbers as text.",
         "return (0, value) if value == value else (2,)",
         "return (0, str(value)) if value == value else (2,)",
-        ("tests/reports",),
+        ("tests/reports/test_page.py::test_values_sort_before_words_and_words_by_their_numbers",),
     ),
 )
 

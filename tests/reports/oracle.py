@@ -1,26 +1,25 @@
 """The figures of a report, computed a second time: plain Python on records.
 
-Nothing here comes from table.py, scaling.py or reports: medians, intervals, floors, fits and labels
-are written out again, so that an error in one of the two shows where they differ.
+Nothing here comes from the package's analysis or reports: medians, intervals, floors, fits and
+labels are written out again, so that an error in one of the two shows where they differ.
 
-Book       everything of one set of records: `swept`, `searches`, `sparsities`, with their labels
+Book       everything of one set of records
 Swept      one measured trial, its rounds together
 Search     one search for the longest length
 Sparsity   one search for the least sparsity
+Fit        how time or memory grows
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from longseq_bench.core.model import Record, Trial, Workload
-from longseq_bench.core.units import format_bytes, format_seconds
+from longseq_bench.core.model import Record, Workload
 
 WORST_FIRST = (
     "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",
@@ -158,119 +157,76 @@ def over(one: float | None, other: float | None) -> float | None:
     return None if one is None or not other else one / other
 
 
-class Figure:
-    """What was run where: `where` it stands in a report, and as what. `label` is set by Book."""
+class Trials:
+    """Records of one trial, or of one search."""
 
     label: str
-    where: str
+    alone: Any = None
+    """The same on one rank, where it was run."""
 
-    def __init__(self, record: Record) -> None:
-        """Of one of its records; the others differ in what it is not named by."""
-        self.trial: Trial = record.trial
-        self.workload = record.trial.workload
-        self.environment = record.environment
-        self.implementation, self.options = record.trial.implementation, record.trial.options
-        self.ranks = record.trial.world_size
+    def __init__(self, records: Sequence[Record]) -> None:
+        worst = min(records, key=lambda r: WORST_FIRST.index(r.outcome.status))
+        self.records, self.outcome, self.trial = records, worst.outcome, worst.trial
+        self.workload, self.ranks = worst.trial.workload, worst.trial.world_size
+        self.implementation, self.options = worst.trial.implementation, worst.trial.options
+        self.fingerprint = worst.environment.fingerprint
 
     @property
     def name(self) -> str:
         """The label, with the ranks where there are several."""
         return f"{self.label} on {self.ranks} ranks" if self.ranks > 1 else self.label
 
-    @cached_property
-    def plain_workload(self) -> tuple[Any, ...]:
-        """Machine, device and workload but its length."""
-        w = self.workload
-        shape = (w.batch, w.heads, w.kv_heads, w.head_dim)
-        return (self.environment.fingerprint, self.trial.device, w.mode, w.dtype, w.causal, *shape)
+    @property
+    def workload_key(self) -> tuple[Any, ...]:
+        """Equal for the same workload, length aside, on the same machine."""
+        shape = tuple(sorted(self.workload.model_dump(exclude={"seq_len"}).items()))
+        return self.fingerprint, self.trial.device, self.trial.threads, shape
 
-    @cached_property
+    @property
     def group(self) -> tuple[Any, ...]:
         """Equal for what may stand in one table."""
         t = self.trial
-        return (*self.plain_workload, t.memory_budget, t.time_budget, t.threads, t.fit_only)
-
-    @cached_property
-    def but_ranks(self) -> tuple[Any, ...]:
-        """Equal for what differs in its ranks alone."""
-        t = self.trial
-        settings = (t.keep, t.allocator, t.implementation, options_text(t.options))
-        return (*self.group, *settings)
+        return (*self.workload_key, t.memory_budget, t.time_budget, t.fit_only)
 
     @property
-    def whole(self) -> bool:
-        """Not cut short, and its inputs left alone."""
-        return not self.trial.fit_only and self.trial.keep != "nothing"
+    def but_ranks(self) -> tuple[Any, ...]:
+        """Equal for trials that differ in length and ranks alone."""
+        t = self.trial
+        return (*self.group, t.keep, t.allocator, self.implementation, str(self.options))
 
 
-def options_text(options: dict[str, Any]) -> str:
-    """Equal for equal options."""
-    return json.dumps({k: options[k] for k in sorted(options)})
+class Swept(Trials):
+    """One measured trial; its rounds are merged. A trial that failed in one round has no time."""
 
-
-class Swept(Figure):
-    """One measured trial; its rounds are merged, and what is not ok in one has no time."""
-
-    speedup: float | None = None
-    speedup_ends: tuple[float, float] | None = None
     standard: tuple[int, str]
+    speed: float | None = None
+    relative: tuple[float | None, float | None] = (None, None)
 
     def __init__(self, records: Sequence[Record]) -> None:
-        """Of the records of its rounds."""
-        worst = min(records, key=lambda r: WORST_FIRST.index(r.outcome.status))
-        super().__init__(worst)
-        self.records, self.outcome = records, worst.outcome
-        self.largest: dict[str, float | None] = {}
-        self.status, self.tokens = worst.outcome.status, self.workload.seq_len
+        super().__init__(records)
+        self.tokens, self.status = self.workload.seq_len, self.outcome.status
         self.ok = self.status == "ok"
         timed = records if self.ok else []
         self.times, self.computing = (iterations(timed, n) for n in ("time", "compute_time"))
-        self.time = median(self.times) if self.times else None
-        self.ends = interval(self.times) if len(self.times) > 1 else None
-        self.compute = median(self.computing) if self.computing else None
-        talking = iterations(timed, "communication_time")
-        self.communication = median(talking) if talking else None
-        planning = iterations(records, "plan_time")
-        self.plan = median(planning) if planning else None
-        self.rank_times = each_rank(timed, "time", median)
+        self.communicating = iterations(timed, "communication_time")
+        self.planning = iterations(records, "plan_time")
+        self.time, self.ends = middle(self.times), ends(self.times)
         self.peak = whole(largest(records, "peak"))
         self.rank_peaks = each_rank(records, "peak", max)
+        self.rank_times = each_rank(timed, "time", median)
         self.imbalance, self.least_peak = uneven(self.rank_peaks)
 
     def most(self, name: str) -> float | None:
         """The largest sample of a measurement over ranks and rounds."""
-        if name not in self.largest:
-            self.largest[name] = largest(self.records, name)
-        return self.largest[name]
-
-    @cached_property
-    def exposed(self) -> tuple[float, float | None, float | None] | None:
-        """The share of the time that communication adds, and between what it lies."""
-        if self.time is None or self.compute is None:
-            return None
-        share = max(0.0, 1 - self.compute / self.time)
-        if self.ends is None or len(self.computing) < 2:
-            return share, None, None
-        low, high = interval(self.computing)
-        return share, max(0.0, 1 - high / self.ends[0]), max(0.0, 1 - low / self.ends[1])
-
-    @cached_property
-    def tokens_a_second(self) -> float | None:
-        """Of all ranks and the whole batch."""
-        return over(self.workload.batch * self.tokens, self.time)
+        return largest(self.records, name)
 
     @property
-    def floor(self) -> int:
-        """Bytes that no exact attention can do without."""
-        return floor_a_token(self.workload) * self.tokens
-
-    @cached_property
     def sparse(self) -> bool:
-        """Whether anything that dense attention sees is skipped."""
+        """Whether the pattern skips anything that dense attention sees."""
         kept = self.most("density_achieved")
         return kept is not None and kept < 1
 
-    @cached_property
+    @property
     def pairs_seen(self) -> float | None:
         """The share of dense attention's pairs, by FLOPs; a module's projections see none."""
         flops, dense = self.most("flops"), dense_flops(self.workload)
@@ -278,63 +234,62 @@ class Swept(Figure):
             return None
         return (flops - ((self.most("dense_flops") or dense) - dense)) / dense
 
+    @property
+    def exposed(self) -> float | None:
+        """The share of the time that communication adds."""
+        compute = middle(self.computing)
+        return max(0.0, 1 - compute / self.time) if self.time and compute is not None else None
+
+    @property
+    def speedup(self) -> float | None:
+        """The time on one rank over the time."""
+        return over(self.alone.time, self.time) if self.alone and self.time else None
+
+    @property
+    def speedup_ends(self) -> tuple[float | None, float | None]:
+        """The least and the most possible."""
+        if not (self.speedup and self.ends and self.alone.ends):
+            return None, None
+        return self.alone.ends[0] / self.ends[1], self.alone.ends[1] / self.ends[0]
+
     @cached_property
     def dense(self) -> tuple[str, float, tuple[float, float] | None] | None:
-        """Where dense attention's time comes from, its median, and its ends where it has any."""
+        """Where dense attention's time comes from, its median, and its interval."""
         found: dict[str, list[float]] = defaultdict(list)
         for record in self.records if self.ok else []:
-            times = iterations([record], "dense_time")
-            if times:
+            if times := iterations([record], "dense_time"):
                 found[str(record.outcome.facts.get("dense", "not recorded"))] += times
         if not found:
             return None
         source = "measured" if "measured" in found else next(iter(found))
-        times = found[source]
-        return source, median(times), interval(times) if len(times) > 1 else None
+        return source, median(found[source]), ends(found[source])
 
-    @cached_property
+    @property
     def ideal(self) -> tuple[float, float | None, float | None] | None:
-        """Dense time times the density of work over the time, and between what that lies."""
+        """Dense time times the share of work, over the time; with its interval."""
         work = over(self.most("flops"), self.most("dense_flops") or dense_flops(self.workload))
         if self.dense is None or work is None or not self.time:
             return None
-        _, middle, ends = self.dense
-        if ends is None or self.ends is None:
-            return middle * work / self.time, None, None
-        low, high = ends[0] * work / self.ends[1], ends[1] * work / self.ends[0]
-        return middle * work / self.time, low, high
+        _, dense, interval_of_dense = self.dense
+        share = dense * work / self.time
+        if interval_of_dense is None or self.ends is None:
+            return share, None, None
+        low, high = interval_of_dense
+        return share, low * work / self.ends[1], high * work / self.ends[0]
 
     @property
     def saving(self) -> float | None:
-        """How many times less than standard attention it takes, on one rank."""
+        """The peak of standard attention over this one's, on one rank."""
         return over(self.standard[0], self.peak) if self.ok and self.ranks == 1 else None
 
-    @property
-    def over_dense(self) -> tuple[float, float, float] | None:
-        """Dense time over the time: the least, the median and the most possible."""
-        if self.dense is None or self.dense[2] is None or self.ends is None or not self.time:
-            return None
-        (low, high), middle = self.dense[2], self.dense[1]
-        return low / self.ends[1], middle / self.time, high / self.ends[0]
 
-
-def uneven(peaks: Sequence[float | None] | None) -> tuple[float | None, float | None]:
-    """The largest over the least of several ranks, and the least."""
-    known = [peak for peak in peaks or () if peak]
-    if len(known) < 2 or len(known) < len(peaks or ()):
-        return None, None
-    return max(known) / min(known), min(known)
-
-
-class Search(Figure):
+class Search(Trials):
     """One search for the longest length: the bracket that its steps came to."""
 
     memory_alone: int | None = None
 
     def __init__(self, records: Sequence[Record]) -> None:
-        """Of its steps."""
-        super().__init__(records[0])
-        self.records = records
+        super().__init__(records)
         lengths = {r.trial.workload.seq_len for r in records}
         bad = {r.trial.workload.seq_len for r in records if r.outcome.status != "ok"}
         self.tokens = max(lengths - bad, default=0)
@@ -349,265 +304,171 @@ class Search(Figure):
         self.imbalance, self.least_peak = uneven(self.rank_peaks)
         self.runs = sum(max(1, r.processes // self.ranks) for r in records)
         self.confirmations = max(len(self.at) - 1, 0)
-        asked = [r.predicted_tokens for r in records if r.purpose != "confirm"]
-        self.predicted = next((n for n in asked if n is not None), None)
-
-    @property
-    def budget(self) -> int | None:
-        """That of all ranks together."""
+        predicted = [r.predicted_tokens for r in records if r.purpose != "confirm"]
+        self.predicted = next((n for n in predicted if n is not None), None)
         own = self.trial.memory_budget
-        return own and own * self.ranks
+        budget, a_token = own and own * self.ranks, floor_a_token(self.workload)
+        self.floor_tokens = budget and budget // a_token
+        self.of_floor = budget and self.tokens * a_token / budget
 
     @property
-    def floor_tokens(self) -> int | None:
-        """The most whose floor fits in the budgets of all ranks."""
-        return self.budget and self.budget // floor_a_token(self.workload)
-
-    @property
-    def of_floor(self) -> float | None:
-        """The floor at the maximum over the budget."""
-        return self.budget and self.tokens * floor_a_token(self.workload) / self.budget
-
-    @property
-    def sparse(self) -> bool:
-        """Whether its maximum skipped anything."""
-        kept = largest(self.at, "density_achieved")
-        return kept is not None and kept < 1
+    def expected(self) -> int | None:
+        """The maximum on one rank times the ranks, where memory limited both."""
+        if self.alone is None or {self.alone.limited_by, self.limited_by} != {"memory"}:
+            return None
+        return self.alone.tokens * self.ranks or None
 
 
-class Sparsity(Figure):
+class Sparsity(Trials):
     """One search for the least sparsity with which a length fits."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        """Of its steps."""
-        super().__init__(records[0])
-        self.options = {k: v for k, v in records[0].trial.options.items() if k != "sparsity"}
-        self.records, self.tokens = records, self.workload.seq_len
+        super().__init__(records)
+        self.options = {k: v for k, v in self.options.items() if k != "sparsity"}
+        self.tokens = self.workload.seq_len
         runs = [(float(str(r.trial.options["sparsity"])), r) for r in records]
         bad = {sparsity for sparsity, r in runs if r.outcome.status != "ok"}
         self.least = min({sparsity for sparsity, _ in runs} - bad, default=None)
         denser = [s for s in bad if self.least is None or s < self.least]
         self.too_dense = max(denser, default=None)
         at = [r for sparsity, r in runs if sparsity == self.least]
-        failed = [r.outcome.status for sparsity, r in runs if sparsity == self.too_dense]
-        failed = [status for status in failed if status != "ok"]
-        self.limited_by = LIMITS[failed[-1]] if failed else None
-        times = iterations(at, "time")
-        self.time = median(times) if times else None
-        self.peak = whole(largest(at, "peak"))
-        self.confirmations = max(len(at) - 1, 0)
+        failed = [r.outcome.status for s, r in runs if s == self.too_dense]
+        self.limited_by = LIMITS[[s for s in failed if s != "ok"][-1]] if failed else None
+        self.times = iterations(at, "time")
+        self.peak, self.confirmations = whole(largest(at, "peak")), max(len(at) - 1, 0)
 
 
-def together(records: Iterable[Record], same: Callable[[Record], Any]) -> list[list[Record]]:
-    """Records that are the same, in order of first appearance."""
-    found: dict[Any, list[Record]] = {}
-    for record in records:
-        found.setdefault(same(record), []).append(record)
-    return list(found.values())
+class Fit(NamedTuple):
+    """How time or memory of an implementation grows with tokens and ranks."""
 
-
-def a_row(record: Record) -> Any:
-    """Equal for the rounds of one trial on one machine."""
-    trial = record.trial.model_dump_json(exclude={"round", "seed", "options"})
-    return trial, options_text(record.trial.options), record.environment.fingerprint
-
-
-def a_search(record: Record) -> Any:
-    """Equal for the steps of one search."""
-    steps = {"round", "seed", "repeats", "time_cap", "options", "workload"}
-    trial = record.trial.model_dump_json(exclude=steps)
-    shape = record.trial.workload.model_dump_json(exclude={"seq_len"})
-    options = options_text(record.trial.options)
-    return trial, shape, options, record.environment.fingerprint
-
-
-def a_sparsity(record: Record) -> Any:
-    """Equal for the steps of one search for the least sparsity."""
-    trial = record.trial.model_dump_json(exclude={"round", "repeats", "options"})
-    rest = {k: v for k, v in record.trial.options.items() if k != "sparsity"}
-    return trial, options_text(rest), record.environment.fingerprint
+    label: str
+    quantity: str
+    tokens: Exponent | None
+    ranks: Exponent | None
+    formula: float | None
+    points: int
 
 
 class Book:
-    """All figures of a set of records, named as a report names them."""
+    """All figures of a set of records: `swept`, `searches`, `sparsities`, `fits`."""
 
-    def __init__(
-        self,
-        records: Sequence[Record],
-        baseline: str | None = None,
-        elsewhere: Any = None,
-        notes: Sequence[str] = (),
-    ) -> None:
-        """baseline, elsewhere, notes: as for the report."""
-        self.records, self.notes = records, notes
-        self.baseline, self.elsewhere = baseline, elsewhere
-        purposes = {"measure": a_row, "density": a_sparsity}
-        kinds = {kind: [r for r in records if r.purpose == kind] for kind in purposes}
-        steps = [r for r in records if r.purpose in ("probe", "edge", "confirm")]
-        self.swept = [Swept(some) for some in together(kinds["measure"], a_row)]
-        self.searches = [Search(some) for some in together(steps, a_search)]
-        self.sparsities = [Sparsity(some) for some in together(kinds["density"], a_sparsity)]
-        seen = {r.environment.fingerprint: r.environment for r in records}
-        self.environments = seen
-        letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-        several = len(seen) > 1
-        self.machines = {
-            print_: f"{letters[i]} ({e.host})" if several else ""
-            for i, (print_, e) in enumerate(seen.items())
-        }
-        self.option_values: dict[tuple[str, str], set[str]] = {}
-        self._name()
-        self._scale()
-        self._set_standard()
-        self._fit()
+    def __init__(self, records: Sequence[Record], baseline: str | None = None) -> None:
+        def chosen(*purposes: str) -> list[Record]:
+            return [r for r in records if r.purpose in purposes]
 
-    def _name(self) -> None:
-        both: list[Figure] = [*self.swept, *self.searches]
-        self.option_values = option_values(both)
-        for one in both:
-            one.label = labelled(one.implementation, one.options, self.option_values)
-            one.label += settings_text(one.trial)
-        own: list[Figure] = [*self.sparsities]
-        for one in own:
-            one.label = labelled(one.implementation, one.options, option_values(own))
-            one.label += settings_text(one.trial)
-        for one in [*both, *own]:
-            one.where = self.words(one.trial, one.environment.fingerprint)
+        self.swept = [Swept(some) for some in together(chosen("measure"), "round", "seed")]
+        steps = ("round", "seed", "repeats", "time_cap")
+        found = together(chosen("probe", "edge", "confirm"), *steps, length=False)
+        self.searches = [Search(some) for some in found]
+        found = together(chosen("density"), "round", "repeats", sparsity=False)
+        self.sparsities = [Sparsity(some) for some in found]
+        set_labels([*self.swept, *self.searches])
+        set_labels(self.sparsities)
+        self._relate()
+        if baseline:
+            for row in self.swept:
+                row.speed = self._against(row, baseline)
+        self.fits = [fit for some in by(lambda r: r.but_ranks, self.swept) for fit in fits(some)]
 
-    def words(self, trial: Trial, fingerprint: str) -> str:
-        """A workload, what it ran on and under."""
-        w = trial.workload
-        keys = f" ({w.kv_heads} for k, v)" if w.kv_heads != w.heads else ""
-        said = f"{w.mode}, {w.dtype}, {'causal' if w.causal else 'not causal'}, batch {w.batch}, "
-        said += f"{w.heads} heads of {w.head_dim}{keys}, {trial.device}"
-        if trial.threads:
-            said += f", {trial.threads} thread{'' if trial.threads == 1 else 's'} a rank"
-        if trial.memory_budget:
-            said += f", {format_bytes(trial.memory_budget)} budget a rank"
-        if trial.time_budget:
-            said += f", {format_seconds(trial.time_budget)} a pass at most"
-        machine = self.machines[fingerprint]
-        return said + (f", machine {machine}" if machine else "")
-
-    def label_of(self, trial: Trial) -> str:
-        """What a single run is called."""
-        if (trial.implementation, options_text(trial.options)) not in self.known:
-            return trial.implementation + settings_text(trial)
-        named = labelled(trial.implementation, trial.options, self.option_values)
-        return named + settings_text(trial)
-
-    @cached_property
-    def known(self) -> set[tuple[str, str]]:
-        """Every implementation with its options that has a row or a maximum."""
-        return {(f.implementation, options_text(f.options)) for f in [*self.swept, *self.searches]}
-
-    def _scale(self) -> None:
+    def _relate(self) -> None:
+        alone = [r for r in self.swept if r.ranks == 1 and r.time is not None]
+        standard = [r for r in self.swept if is_standard(r)]
         for row in self.swept:
-            alone = self.alone(row)
-            if alone is None or not row.time:
-                continue
-            row.speedup = alone.time / row.time
-            if row.ends and alone.ends:
-                row.speedup_ends = alone.ends[0] / row.ends[1], alone.ends[1] / row.ends[0]
-
-    def alone(self, row: Swept) -> Swept | None:
-        """The same on one rank, timed."""
-        same = (r for r in self.swept if r.ranks == 1 and r.time is not None)
-        return next((r for r in same if same_but_ranks(r, row)), None)
-
-    def alone_of(self, search: Search) -> Search | None:
-        """The same search on one rank."""
-        same = (s for s in self.searches if s.ranks == 1 and s.but_ranks == search.but_ranks)
-        return next(same, None)
-
-    def _set_standard(self) -> None:
-        dense = [r for r in self.swept if r.implementation == "dense"]
-        for row in self.swept:
-            row.standard = next(
-                ((r.peak, "measured") for r in dense if is_standard(r, row)),
-                (score_bytes(row.workload), "computed"),
-            )
-
-    def _fit(self) -> None:
-        """The maximum of passes cut short, beside one of whole passes, whatever their time."""
-        for search in self.searches:
-            same = [
-                s.tokens
-                for s in self.searches
-                if s.trial.fit_only and s.tokens and s.failed and but_time(s) == but_time(search)
+            same = (r for r in alone if r.tokens == row.tokens and r.but_ranks == row.but_ranks)
+            row.alone = next(same, None)
+            peaks = [
+                r.peak
+                for r in standard
+                if r.tokens == row.tokens and r.workload_key == row.workload_key
             ]
-            search.memory_alone = same[-1] if same and not search.trial.fit_only else None
+            computed = (score_bytes(row.workload), "computed")
+            row.standard = (peaks[0] or 0, "measured") if peaks else computed
+        for one in self.searches:
+            ranks = (s for s in self.searches if s.ranks == 1 and s.but_ranks == one.but_ranks)
+            one.alone = next(ranks, None)
+            lean = [s.tokens for s in self.searches if holds_memory(s) and but_time(s, one)]
+            one.memory_alone = lean[-1] if lean and not one.trial.fit_only else None
 
-    def groups(self, figures: Iterable[Any]) -> list[list[Any]]:
-        """Figures that stand in one table, in order of first appearance."""
-        return list(together(figures, lambda figure: figure.group))
-
-    def speeds(self, rows: Sequence[Swept], base: str) -> dict[int, float]:
-        """By row: the baseline's time over its own, on as many ranks, else on the fewest."""
-        found = {}
-        labels = {row.label for row in rows}
-        for row in rows:
-            times: dict[int, float] = {}
-            for other in rows:
-                named = other.label == base if base in labels else other.implementation == base
-                if named and other.time is not None and same_workload(other, row):
-                    times.setdefault(other.ranks, other.time)
-            if row.time and times:
-                found[id(row)] = times.get(row.ranks, times[min(times)]) / row.time
-        return found
-
-    def statuses(self) -> str:
-        """How many runs ended how, the most frequent first."""
-        counts = Counter(r.outcome.status for r in self.records)
-        return ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
+    def _against(self, row: Swept, base: str) -> float | None:
+        times: dict[int, float] = {}
+        labels = {r.label for r in self.swept}
+        for other in self.swept:
+            named = other.label == base if base in labels else other.implementation == base
+            same = (other.tokens, other.workload_key) == (row.tokens, row.workload_key)
+            if named and other.time is not None and same:
+                times.setdefault(other.ranks, other.time)
+        return times.get(row.ranks, times[min(times)]) / row.time if row.time and times else None
 
 
-def same_workload(one: Swept, other: Swept) -> bool:
-    """Of one length and thread count too, whatever the budget."""
-    return (
-        one.tokens == other.tokens
-        and one.trial.threads == other.trial.threads
-        and one.plain_workload == other.plain_workload
-    )
+def holds_memory(one: Search) -> bool:
+    """Whether a search of passes cut short came to a bracket."""
+    return bool(one.trial.fit_only and one.tokens and one.failed)
 
 
-def same_but_ranks(one: Swept, other: Swept) -> bool:
-    """The same trial at the same length, on other ranks perhaps."""
-    return one.tokens == other.tokens and one.but_ranks == other.but_ranks
+def but_time(one: Search, other: Search) -> bool:
+    """Whether two searches differ in the time of a pass, or in being cut short, alone."""
+    keys = [
+        (s.workload_key, s.ranks, s.trial.memory_budget, s.trial.keep, s.trial.allocator,
+         s.implementation, str(s.options))
+        for s in (one, other)
+    ]  # fmt: skip
+    return keys[0] == keys[1]
 
 
-def is_standard(one: Swept, row: Swept) -> bool:
-    """Whether one of dense was run whole on the workload of a row."""
-    ran = one.status in ("ok", "timeout") and one.peak is not None and one.ranks == 1
-    untouched = one.trial.keep == "all" and not one.trial.fit_only
-    return ran and untouched and same_workload(one, row)
+def is_standard(row: Swept) -> bool:
+    """Whether a row is a whole pass of standard attention on one rank."""
+    ran = row.status in ("ok", "timeout") and row.peak is not None and row.ranks == 1
+    return ran and row.implementation == "dense" and row.trial.keep == "all"
 
 
-def but_time(search: Search) -> tuple[Any, ...]:
-    """Equal for searches that differ in the time of a pass, or in being cut short."""
-    t = search.trial
-    settings = (t.keep, t.allocator, t.memory_budget, t.threads, t.world_size)
-    return (*search.plain_workload, *settings, t.implementation, options_text(t.options))
+def together(
+    records: Iterable[Record], *but: str, length: bool = True, sparsity: bool = True
+) -> list[list[Record]]:
+    """Records whose trials differ in some fields alone, by environment, in file order."""
+    found: dict[Any, list[Record]] = defaultdict(list)
+    for record in records:
+        trial = record.trial.model_dump(exclude=set(but))
+        if not length:
+            del trial["workload"]["seq_len"]
+        if not sparsity:
+            trial["options"].pop("sparsity", None)
+        trial["options"] = dict(sorted(trial["options"].items()))
+        found[str(trial), record.environment.fingerprint].append(record)
+    return list(found.values())
 
 
-def option_values(figures: Iterable[Figure]) -> dict[tuple[str, str], set[str]]:
-    """Every value of each option of each implementation."""
+def by(same: Callable[[Any], Any], items: Iterable[Any]) -> list[list[Any]]:
+    """Items of which something is the same, in order of first appearance."""
+    found: dict[Any, list[Any]] = defaultdict(list)
+    for item in items:
+        found[same(item)].append(item)
+    return list(found.values())
+
+
+def set_labels(trials: Sequence[Trials]) -> None:
+    """The implementation with those of its options that differ, and special settings."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for one in figures:
+    for one in trials:
         for name, value in one.options.items():
-            values[one.implementation, name].add(written(value))
-    return values
+            values[one.implementation, name].add(option_text(value))
+    for one in trials:
+        told = [
+            f"{name}={option_text(value)}"
+            for name, value in one.options.items()
+            if len(values[one.implementation, name]) > 1
+        ]
+        special = [
+            *["fits only"] * one.trial.fit_only,
+            *["recomputed"] * (one.trial.keep == "inputs"),
+            *["over its inputs"] * (one.trial.keep == "nothing"),
+            *["expandable segments"] * (one.trial.allocator == "expandable"),
+            *["offloaded"] * (one.options.get("offload", "none") != "none"),
+        ]
+        words = f" ({', '.join(special)})" if special else ""
+        one.label = " ".join([one.implementation, *told]) + words
 
 
-def labelled(
-    implementation: str, options: dict[str, Any], values: dict[tuple[str, str], set[str]]
-) -> str:
-    """The implementation with those of its options that are not the same everywhere."""
-    told = [f"{n}={written(v)}" for n, v in options.items() if len(values[implementation, n]) > 1]
-    return " ".join([implementation, *told])
-
-
-def written(value: Any) -> str:
+def option_text(value: Any) -> str:
     """An option's value."""
     if isinstance(value, tuple):
         return ",".join(str(one) for one in value)
@@ -615,19 +476,44 @@ def written(value: Any) -> str:
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def settings_text(trial: Trial) -> str:
-    """Settings by which a figure is another."""
-    said = [
-        *["fits only"] * trial.fit_only,
-        *["recomputed"] * (trial.keep == "inputs"),
-        *["over its inputs"] * (trial.keep == "nothing"),
-        *["expandable segments"] * (trial.allocator == "expandable"),
-        *["offloaded"] * (trial.options.get("offload", "none") != "none"),
-    ]
-    return f" ({', '.join(said)})" if said else ""
+def fits(group: Sequence[Swept]) -> list[Fit]:
+    """Exponents of time and memory, where three lengths or more are known."""
+    found = []
+    for quantity in ("time", "peak"):
+        rows = [r for r in group if r.ok and getattr(r, quantity)]
+        if len({r.tokens for r in rows}) < 3:
+            continue
+        tokens = [math.log(r.tokens) for r in rows]
+        several = len({r.ranks for r in rows}) > 1
+        columns = [tokens, [math.log(r.ranks) for r in rows]] if several else [tokens]
+        fitted = exponents(columns, [math.log(getattr(r, quantity)) for r in rows])
+        formula: float | None = 2.0 if rows[0].implementation == "dense" else 1.0
+        if quantity == "time":
+            work = [(math.log(r.tokens), math.log(f)) for r in rows if (f := r.most("flops"))]
+            formula = None
+            if len({x for x, _ in work}) > 1:
+                slopes = exponents([[x for x, _ in work]], [y for _, y in work])
+                formula = slopes[0][0] if slopes else None
+        of_ranks = fitted[1] if fitted and several else None
+        name = "time" if quantity == "time" else "memory"
+        one = fitted[0] if fitted else None
+        found.append(Fit(rows[0].label, name, one, of_ranks, formula, len(rows)))
+    return found
 
 
-def per_pass(record: Record, rank: int) -> list[tuple[float, float]]:
-    """(bytes sent, bytes by formula) of a rank, where it has both."""
-    both = (on_rank(record, name, rank) for name in ("bytes_sent", "bytes_formula"))
-    return list(zip(*both, strict=False))
+def middle(samples: Sequence[float]) -> float | None:
+    """The median; None of no samples."""
+    return median(samples) if samples else None
+
+
+def ends(samples: Sequence[float]) -> tuple[float, float] | None:
+    """The interval of the median; a single sample has none."""
+    return interval(samples) if len(samples) > 1 else None
+
+
+def uneven(peaks: Sequence[float | None] | None) -> tuple[float | None, float | None]:
+    """The largest over the least of several ranks, and the least."""
+    known = [peak for peak in peaks or () if peak]
+    if len(known) < 2 or len(known) < len(peaks or ()):
+        return None, None
+    return max(known) / min(known), min(known)

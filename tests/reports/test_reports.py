@@ -46,7 +46,7 @@ def test_a_kind_tells_every_record_or_counts_it(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("format_name", FORMATS.names())
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", ["mixed", "ranks", "a hang"])
 def test_a_format_writes_every_kind_the_same_way_twice(format_name: str, name: str) -> None:
     for kind in KINDS.names():
         first, second = (

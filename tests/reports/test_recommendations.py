@@ -1,7 +1,7 @@
-"""Recommendations follow the rows: the winner swapped, dropped, failed or not told apart.
+"""Claims follow the rows: the winner is swapped, dropped, failed, or its interval overlaps.
 
-A rule is asked of rows made from what each implementation is worth, larger being better; NAMED
-says how its sentences name the best.
+A rule gets rows made from the worth of each implementation, larger is better. `named` in RULES is
+the one place that knows how its sentences name the best.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from longseq_bench.reports.sections.sparse import sparse
 from longseq_bench.reports.sections.standard_attention import beside_standard
 from longseq_bench.reports.sections.use_cases import uses
 from tests import make
-from tests.reports.made import on_one, spread, took, took_on
+from tests.reports.examples import on_one, spread, took, took_on
 
 Worth = Mapping[str, float]
 TOKENS = 8192
@@ -215,12 +215,6 @@ def test_single_passes_take_no_part(name: str) -> None:
     assert "one is the fastest" not in "".join(rule.said(Source(records)))
 
 
-def test_a_single_pass_does_not_hide_the_fastest_of_the_others() -> None:
-    records = timed({"one": 3.0}, n=1) + timed({"two": 2.0, "three": 1.2})
-    (said,) = fastest(Source(records))
-    assert said.startswith("At 8k tokens, two is the fastest exact attention")
-
-
 ALIKE = ("fastest", "fastest sparse", "fastest of a summary", "scales best", "share of ideal")
 
 
@@ -303,23 +297,6 @@ def test_only_what_skips_about_as_much_is_compared() -> None:
         assert re.search(r"window=2048.* the fastest .*of density 48\.0 % to 50\.0 %", said)
 
 
-def test_densities_over_lengths_are_told_apart_too() -> None:
-    def spans(second: float) -> list[str]:
-        records = [
-            keeping(name, density, time, tokens)
-            for name, time in (("one", 0.1), ("two", 0.2))
-            for tokens, density in ((1024, 0.2), (4096, second))
-        ]
-        said = list(fastest(Source(records)))
-        return [re.sub(", one is the fastest| \\(forward.*", "", one) for one in said]
-
-    assert spans(0.19) == ["From 1k to 4k tokens sparse attention of density 19.0 % to 20.0 %"]
-    assert spans(0.05) == [
-        "At 1k tokens sparse attention of density 20.0 %",
-        "At 4k tokens sparse attention of density 5.0 %",
-    ]
-
-
 def test_a_summary_compares_sparse_attention_on_as_many_ranks() -> None:
     records = []
     for name, time in (("one", 0.1), ("two", 0.2)):
@@ -333,39 +310,6 @@ def test_a_summary_compares_sparse_attention_on_as_many_ranks() -> None:
     assert len(said) == 2
     assert re.search(r", one \(.* of 2 sparse of density 10.0 %, 2× .* next, two \(", said[0])
     assert re.search(r", one on 2 .* of 2 sparse of density 10.0 % on 2 ranks, .*two on 2", said[1])
-
-
-def test_one_exact_and_one_sparse_are_no_choice() -> None:
-    assert not list(fastest(Source(timed({"one": 2}) + beside_dense({"s": 90}))))
-
-
-def test_a_use_has_its_own_place_for_sparse_attention() -> None:
-    (said,) = of_use(Source(timed({"one": 2}) + beside_dense({"s": 90})))
-    assert re.match(r"a conversation: one \(ran .*\); s \(ran ", said)
-    (said,) = of_use(Source(beside_dense({"s": 90})))
-    assert said.startswith("a conversation: None (None); s (ran")
-
-
-def test_the_only_one_with_a_length_is_not_called_the_only_one_searched() -> None:
-    def said(*others: Record, density: float | None = None) -> str:
-        (one,) = longest(Source([*searched({"one": 20}, density=density), *others]))
-        return one.rpartition(", the only one ")[2]
-
-    alone, two = "that was searched.", "of 2 searched that reached a confirmed length."
-    nowhere = searched({"two": 20}, status="wrong")
-    assert said() == alone
-    assert said(*nowhere) == two
-    assert said(*nowhere, *searched({"three": 90}, fit_only=True)) == two.replace("2", "3")
-    assert said(*searched({"two": 90}, fit_only=True)) == two
-    assert said(*searched({"two": 90}, keep="nothing")) == two
-    assert said(*searched({"one": 90}, fit_only=True)) == alone
-    assert said(*searched({"one": 90}, keep="nothing")) == alone
-    assert said(*searched({"two": 20}, status="wrong", world_size=2)) == alone
-    assert said(*searched({"two": 20}, status="wrong", causal=True)) == alone
-    # which kind one is that passed nowhere is known by its other rows
-    assert said(*nowhere, density=0.1) == alone
-    assert said(*nowhere, keeping("two", 0.1, 1.0), density=0.1) == two
-    assert said(*nowhere, keeping("two", 0.1, 1.0)) == alone
 
 
 UNLIKE = ({"fit_only": True}, {"keep": "nothing"})
@@ -385,11 +329,11 @@ def test_what_was_no_whole_pass_is_never_recommended(fields: dict[str, object]) 
     assert not list(leanest(Source(searched({"far": 20}, budget=2**30, **fields))))
 
 
-def test_who_wastes_its_budget_is_said_and_only_then() -> None:
+def test_a_budget_that_is_wasted_is_reported_and_only_then() -> None:
     records = searched({"full": 8.0, "half": 4.0}, budget=2**26)
     (said,) = leanest(Source(records))
-    assert said.startswith("Leave their budget to other things than the floor (")
-    assert said.endswith("): half (51.2 %: 4,000 tokens of 8,192).")
+    assert "half" in said
+    assert "full" not in said
     assert not list(leanest(Source(searched({"half": 4.0}, budget=2**26, open_=True))))
 
 
@@ -414,45 +358,31 @@ def test_a_verdict_follows_its_interval(
     assert not list(rule(Source(rows({"up": 2}, status="crashed"))))
 
 
-def test_ranks_pay_from_the_length_above_which_they_always_do() -> None:
-    def of(*speedups: float) -> str:
-        found = []
-        for i, value in enumerate(speedups):
-            one = make.trial("a", 1024 * 2**i)
-            two = one.but(world_size=2)
-            found += [make.record(one, took(one, 1.0)), make.record(two, took_on(two, 1 / value))]
-        (said,) = ranks_pay(Source(found))
-        return said.split(" (")[0]
+def pays_from(*ends: float | Status) -> str | None:
+    """From which length two ranks pay, by the speed-ups or the failures at 1k, 2k, 4k, ..."""
+    found = []
+    for i, end in enumerate(ends):
+        one = make.trial("a", 1024 * 2**i)
+        two = one.but(world_size=2)
+        came_to = make.outcome(end) if isinstance(end, str) else took_on(two, 1 / end)
+        found += [make.record(one, took(one, 1.0)), make.record(two, came_to)]
+    (said,) = ranks_pay(Source(found))
+    since = re.match(r"Faster than one rank from (\S+) tokens", said)
+    return since[1] if since else None
 
-    assert of(0.5, 1.5, 1.8) == "Faster than one rank from 2k tokens"
-    assert of(1.5, 0.5, 1.8) == "Faster than one rank from 4k tokens"
-    assert (
-        of(1.5, 1.8, 1.9)
-        == "Faster than one rank from 1k tokens, the shortest timed more than once"
-    )
-    assert of(1.5, 1.8, 0.5).startswith("Not known to be faster than one rank at the longest")
-    assert of(0.5, 0.6, 0.7) == "Slower than one rank at every length timed more than once"
+
+def test_ranks_pay_from_the_length_above_which_they_always_do() -> None:
+    assert pays_from(0.5, 1.5, 1.8) == "2k"
+    assert pays_from(1.5, 0.5, 1.8) == "4k"
+    assert pays_from(1.5, 1.8, 1.9) == "1k"
+    assert pays_from(1.5, 1.8, 0.5) is None
+    assert pays_from(0.5, 0.6, 0.7) is None
 
 
 def test_ranks_do_not_pay_from_below_a_length_that_failed() -> None:
-    def of(*statuses: Status) -> str:
-        found = []
-        for i, status in enumerate(statuses):
-            one = make.trial("a", 1024 * 2**i)
-            two = one.but(world_size=2)
-            bad = make.outcome(status)
-            found.append(make.record(one, took(one, 1.0)))
-            found.append(make.record(two, took_on(two, 0.5) if status == "ok" else bad))
-        (said,) = ranks_pay(Source(found))
-        return re.sub(r" \(forward[^)]*\)", "", said)
-
-    since = ", the shortest timed more than once"
-    from_ = "Faster than one rank from"
-    assert of("ok", "wrong", "ok") == f"{from_} 4k tokens: a on 2 ranks (1.98× at 4k tokens)."
-    words = "a on 2 ranks (1.98× at 2k tokens, 1.98× at 4k tokens)."
-    assert of("unsupported", "ok", "ok") == f"{from_} 2k tokens{since}: {words}"
-    words = "a on 2 ranks (1.98× at 1k tokens, 1.98× at 2k tokens, oom at 4k)."
-    assert of("ok", "ok", "oom", "wrong") == f"{from_} 1k tokens{since}: {words}"
+    assert pays_from(2.0, "wrong", 2.0) == "4k"
+    assert pays_from("unsupported", 2.0, 2.0) == "2k"
+    assert pays_from(2.0, 2.0, "oom", "wrong") == "1k"
 
 
 def test_a_single_pass_in_between_is_no_failure() -> None:
@@ -465,17 +395,6 @@ def test_a_single_pass_in_between_is_no_failure() -> None:
     assert said.startswith("Faster than one rank from 1k tokens")
 
 
-def test_speed_over_a_computed_dense_time_says_so() -> None:
-    def of(source: str) -> str:
-        dense = {"density_achieved": 0.1, "flops": 1e9, "dense_time": spread(1.0, 8)}
-        facts = {"dense": source}
-        (said,) = sparse_pays(Source([on_one("a", TOKENS, 0.5, facts=facts, **dense)]))
-        return said.rpartition(": ")[2]
-
-    assert of("measured") == "a (2× at 8k tokens)."
-    assert of("computed from 1,024 of 8,192 rows") == "a (2× at 8k tokens, dense time computed)."
-
-
 @pytest.mark.parametrize(("gain", "n"), [(0.5, 9), (1.002, 9), (3.0, 1)])
 def test_dilation_that_brings_no_speed_is_not_said_to(gain: float, n: int) -> None:
     records = [
@@ -483,10 +402,10 @@ def test_dilation_that_brings_no_speed_is_not_said_to(gain: float, n: int) -> No
         for rate, time in ((1, 1.0), (2, 1 / gain))
     ]
     (said,) = segments(Source(records)).points
-    assert said.startswith("Dilation brings no speed that can be told (forward,")
+    assert not re.search(r"brings most", said)
     sure = dilated({"b": 1.2})
     (said,) = segments(Source([*records, *sure])).points
-    assert said.startswith("Dilation brings most to b dilation=2")
+    assert re.search(r"brings most to b dilation=2", said)
 
 
 def test_what_holds_back_follows_what_is_exposed() -> None:
@@ -496,23 +415,9 @@ def test_what_holds_back_follows_what_is_exposed() -> None:
         ((*_, what, why),) = section.tables[0].rows
         return what, why
 
-    assert of(0.8) == ("compute", "exposed 20.0 %")
-    assert of(0.3) == ("communication", "exposed 70.0 %")
-    what, why = of(0.499)
-    assert what == "either"
-    assert re.fullmatch(r"exposed 50\.1 % \(4\d\.\d % to 5\d\.\d %\)", str(why))
+    assert [of(share)[0] for share in (0.8, 0.3, 0.499)] == ["compute", "communication", "either"]
+    assert all(exposed in str(of(0.8)[1]) for exposed in ("20.0 %",))
     assert list(held_back(Source(searched({"a": 9}, world_size=2)))) == ["memory holds a"]
-
-
-def test_the_curve_is_set_against_the_same_segments() -> None:
-    def pair(straight: float, curved: float, other: int = 2) -> Section:
-        options = [{"segments": (1024,), "dilation": (rate,)} for rate in (2, other)]
-        one = on_one("dilated", TOKENS, straight, options=options[0])
-        return curve(Source([one, on_one("hilbert", TOKENS, curved, options=options[1])]))
-
-    assert pair(1.0, 2.0).points[0].startswith("The curve takes 2× the time of the sequence")
-    assert pair(2.0, 1.0).points[0].startswith("The curve takes 0.5× the time of the sequence")
-    assert pair(1.0, 2.0, other=3).wanting
 
 
 FAILED = [
@@ -540,10 +445,3 @@ def test_where_all_failed_the_section_says_what_to_run(kind: str) -> None:
 def test_a_section_without_rows_says_what_to_run(section: Callable[[Source], Section]) -> None:
     assert section(Source(FAILED)).wanting
     assert section(Source(FAILED)).code
-
-
-def test_ranks_that_shorten_lengthen_nobody() -> None:
-    records = [*searched({"a": 8}), *searched({"a": 7}, world_size=2)]
-    section = against_one(Source(records))
-    assert section.tables
-    assert not section.points

@@ -1,0 +1,58 @@
+"""Documents read by a test: a section, the rows of its tables by their headings, its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from longseq_bench.core.model import Record
+from longseq_bench.reports import documents
+from longseq_bench.reports.document import Document, Section, Table, format_cell
+
+
+def build(records: Sequence[Record], kind: str = "summary", **given: Any) -> Document:
+    """One report."""
+    (document,) = documents(records, [kind], **given)
+    return document
+
+
+def section(document: Document, title: str) -> Section:
+    """The section of that title, which must be there."""
+    (found,) = [s for s in document.sections if s.title == title]
+    return found
+
+
+def titles(document: Document) -> list[str]:
+    """The titles of all sections."""
+    return [s.title for s in document.sections]
+
+
+def cells(table: Table) -> list[dict[str, Any]]:
+    """Rows by heading; a second column of one heading has " (2)" behind it."""
+    names: list[str] = []
+    for column in table.columns:
+        names.append(f"{column.name} (2)" if column.name in names else column.name)
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+def rows(document: Document, title: str) -> list[dict[str, Any]]:
+    """The rows of every table of a section, as values."""
+    return [row for table in section(document, title).tables for row in cells(table)]
+
+
+def texts(document: Document, title: str) -> list[dict[str, str]]:
+    """The same as a reader sees them."""
+    return [
+        dict(zip(row, (format_cell(v, c.kind) for v, c in pairs), strict=True))
+        for table in section(document, title).tables
+        for row in cells(table)
+        for pairs in [zip(row.values(), table.columns, strict=True)]
+    ]
+
+
+def words(document: Document) -> str:
+    """Every sentence of a report."""
+    lines = [*document.paragraphs]
+    for one in document.sections:
+        lines += [one.title, *one.paragraphs, *one.points, *one.code]
+    return "\n".join(lines)

@@ -1,0 +1,409 @@
+"""Every number of every table is computed a second time from the records, and must be the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longseq_bench.core.hardware import profiles
+from longseq_bench.core.model import Record
+from longseq_bench.core.units import format_bytes, format_seconds, format_share
+from longseq_bench.reports import documents
+from longseq_bench.reports.document import MISSING, Document, Spread, Table
+from longseq_bench.store import load
+from tests import make
+from tests.reports import examples
+from tests.reports.oracle import (
+    Book,
+    Exponent,
+    Fit,
+    Sparsity,
+    Swept,
+    by,
+    each_rank,
+    middle,
+    over,
+)
+from tests.reports.reading import cells, rows
+
+RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
+
+
+def spread(row: Swept | Sparsity) -> Spread | float | None:
+    """The median time with its interval, which a single sample has not."""
+    if isinstance(row, Sparsity):
+        return middle(row.times)
+    return row.time if row.time is None or row.ends is None else Spread(row.time, *row.ends)
+
+
+def joined(each: Sequence[float | None] | None, write: Callable[[float], str]) -> str | None:
+    """A figure of each rank, in order."""
+    return " · ".join(MISSING if v is None else write(v) for v in each) if each else None
+
+
+def largest_of_each(name: str) -> Callable[[Swept], str | None]:
+    return lambda r: joined(each_rank(r.records, name, max), format_bytes)
+
+
+def ideal_text(row: Swept) -> str | None:
+    if row.ideal is None:
+        return None
+    share, low, high = row.ideal
+    if low is None or high is None:
+        return format_share(share)
+    return f"{format_share(share)} ({format_share(low)} to {format_share(high)})"
+
+
+def most(name: str) -> Callable[[Swept], float | None]:
+    return lambda r: r.most(name)
+
+
+Figures = dict[str, Callable[[Any], Any]]
+
+SWEPT: Figures = {
+    "Tokens": lambda r: r.tokens,
+    "Ranks": lambda r: r.ranks,
+    "Batch": lambda r: r.workload.batch,
+    "Tokens a rank": lambda r: whole(r.most("own_tokens")),
+    "Status": lambda r: r.status,
+    "Time": spread,
+    "Samples": lambda r: len(r.times),
+    "Compute only": lambda r: middle(r.computing),
+    "Communication only": lambda r: middle(r.communicating),
+    "Exposed": lambda r: r.exposed,
+    "Speed-up": lambda r: r.speedup,
+    "At least": lambda r: r.speedup_ends[0],
+    "At most": lambda r: r.speedup_ends[1],
+    "Efficiency": lambda r: over(r.speedup, r.ranks),
+    "Sent a rank": lambda r: whole(r.most("bytes_sent")),
+    "Bytes sent a rank": lambda r: whole(r.most("bytes_sent")),
+    "Peak memory": lambda r: r.peak,
+    "Peak of a rank": lambda r: r.peak,
+    "Least peak": lambda r: r.least_peak,
+    "Imbalance": lambda r: r.imbalance,
+    "Tokens/s": lambda r: over(r.workload.batch * r.tokens, r.time),
+    "Effective FLOP/s": lambda r: over(r.most("flops"), r.time),
+    "Max error": most("max_error"),
+    "Wire error": most("wire_error"),
+    "Density asked": most("density_asked"),
+    "Density achieved": most("density_achieved"),
+    "Uncovered": most("uncovered"),
+    "Zero rows": most("zero_rows"),
+    "Speed": lambda r: r.speed,
+    "Density of pairs": lambda r: r.pairs_seen,
+    "Pairs seen": lambda r: r.pairs_seen if r.sparse else None,
+    "Sparsity of pairs": lambda r: None if r.pairs_seen is None else 1 - r.pairs_seen,
+    "Plan time": lambda r: middle(r.planning),
+    "Dense time": lambda r: r.dense and r.dense[1],
+    "Dense time is": lambda r: r.dense and r.dense[0],
+    "Speed over dense": lambda r: r.dense and over(r.dense[1], r.time),
+    "Share of ideal": ideal_text,
+    "Memory reduction": lambda r: r.saving,
+    "Times less": lambda r: r.saving,
+    "Standard memory is": lambda r: None if r.saving is None else r.standard[1],
+    "Which is": lambda r: r.standard[1],
+    "Standard attention's": lambda r: r.standard[0],
+    "Time on one": lambda r: r.alone and spread(r.alone),
+    "Peak on one": lambda r: r.alone and r.alone.peak,
+    "Memory of each rank": lambda r: joined(r.rank_peaks, format_bytes),
+    "Peak of each rank": lambda r: joined(r.rank_peaks, format_bytes),
+    "Time of each rank": lambda r: joined(r.rank_times, format_seconds),
+    "Sent by each rank": largest_of_each("bytes_sent"),
+    "By formula": largest_of_each("bytes_formula"),
+}
+SEARCHES: Figures = {
+    "Ranks": lambda s: s.ranks,
+    "Tokens": lambda s: s.tokens or None,
+    "Max tokens": lambda s: s.tokens,
+    "Longest ok": lambda s: s.tokens or None,
+    "Found": lambda s: s.tokens,
+    "Max on all": lambda s: s.tokens,
+    "Max on one rank": lambda s: s.alone and s.alone.tokens,
+    "Times as long": lambda s: s.alone and over(s.tokens, s.alone.tokens),
+    "Memory alone": lambda s: s.memory_alone,
+    "Tokens a rank": lambda s: whole(max_of(s.at, "own_tokens")),
+    "First failure": lambda s: s.failed,
+    "Limited by": lambda s: s.limited_by,
+    "Bottleneck": lambda s: s.limited_by,
+    **dict.fromkeys(("Time", "Compute only", "Communication only", "Exposed"), lambda s: None),
+    "Phase": lambda s: s.phase,
+    "Fraction of floor": lambda s: s.of_floor,
+    "Peak memory": lambda s: s.peak,
+    "Least peak": lambda s: s.least_peak,
+    "Imbalance": lambda s: s.imbalance,
+    "Bytes/token": lambda s: over(s.peak, s.tokens),
+    "Predicted": lambda s: s.predicted,
+    "Runs": lambda s: s.runs,
+    "Confirmations": lambda s: s.confirmations,
+    "Theory": lambda s: s.floor_tokens,
+    "Expected": lambda s: s.expected,
+    "Of expected": lambda s: over(s.tokens, s.expected),
+    "Pairs seen": lambda s: max_of(s.at, "density_achieved"),
+    "Peak of each rank": lambda s: joined(s.rank_peaks, format_bytes),
+    **{
+        f"{one.name}, {format_bytes(one.memory)}": (
+            lambda s, memory=one.memory: s.peak and int(memory / (s.peak / s.tokens))
+        )
+        for one in profiles().values()
+    },
+}
+SPARSITIES: Figures = {
+    "Ranks": lambda s: s.ranks,
+    "Tokens": lambda s: s.tokens,
+    "Time": spread,
+    "Peak memory": lambda s: s.peak,
+    "Least sparsity": lambda s: sparsity_text(s.least, math.ceil),
+    "Too dense": lambda s: sparsity_text(s.too_dense, math.floor),
+    "Limited by": lambda s: s.limited_by,
+    "Confirmations": lambda s: s.confirmations,
+    "Runs": lambda s: len(s.records),
+}
+FITS: Figures = {
+    "Of": lambda f: f.quantity,
+    "Tokens ^": lambda f: exponent_text(f.tokens),
+    "Exponent of tokens": lambda f: exponent_text(f.tokens),
+    "By formula": lambda f: exponent_text(f.formula and (f.formula, None, None)),
+    "Ranks ^": lambda f: exponent_text(f.ranks),
+    "Points": lambda f: f.points,
+}
+
+
+def whole(value: float | None) -> int | None:
+    return None if value is None or not math.isfinite(value) else round(value)
+
+
+def max_of(records: Iterable[Record], name: str) -> float | None:
+    return max((s for r in records for s in r.outcome.samples(name)), default=None)
+
+
+def sparsity_text(value: float | None, rounded: Callable[[float], int]) -> str | None:
+    """Five digits, so that what is shown passed, or failed, as well."""
+    return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
+
+
+def exponent_text(one: Exponent | None) -> str | None:
+    if one is None:
+        return None
+    ends = [f"{round(end, 2) + 0.0:.2f}" for end in one if end is not None]
+    return ends[0] if len(ends) == 1 else f"{ends[0]} ({ends[1]} to {ends[2]})"
+
+
+def agrees(cell: Any, figure: Any) -> bool:
+    """Whether a cell holds a figure, to nine digits."""
+    if isinstance(cell, Spread) and isinstance(figure, Spread):
+        pairs = ((cell.value, figure.value), (cell.low, figure.low), (cell.high, figure.high))
+        return all(agrees(a, b) for a, b in pairs)
+    if isinstance(cell, float | int) and isinstance(figure, float | int):
+        return math.isclose(cell, figure, rel_tol=1e-9) or (cell != cell and figure != figure)
+    return bool(cell == figure)
+
+
+def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
+    """What the rows of a table are, and its figures by heading; none of tables of words."""
+    headings = {column.name for column in table.columns}
+    if headings & {"Least sparsity"}:
+        return book.sparsities, SPARSITIES
+    of_searches = "Bottleneck" in headings and table.title.startswith("Longest lengths")
+    if of_searches or headings & {"Max tokens", "Found", "Max on all", "Bytes/token"}:
+        return book.searches, SEARCHES
+    if "Relative speed" in headings:
+        return book.swept, SWEPT | {"Peak memory": lambda r: r.peak if r.ok else None}
+    if headings & {"Tokens ^"}:
+        return book.fits, FITS
+    if headings & WORDS or any(heading.startswith("On ") for heading in headings):
+        return (), {}
+    return book.swept, SWEPT
+
+
+WORDS = {
+    "Asked for", "Not measured", "What", "Setting", "Use case", "Works", "Longest ok",
+}  # fmt: skip
+"""Headings of tables that tests of their own look at."""
+OF_PAIRS = {
+    "Twice", "Time is", "Exponent of tokens", "Relative speed", "Relative memory", "Sparsity",
+    "Speed of dilation", "Pairs without, times", "Along the sequence", "Along the curve",
+    "The curve takes", "Bottleneck", "By", "Segments", "Dilation", "Elsewhere", "Times that",
+}  # fmt: skip
+"""Headings of what two rows give, or of options: below, and in other files."""
+
+
+NOTHING = {"Uncovered", "Zero rows"}
+"""Headings of shares that may be left out where they are 0."""
+
+
+def wrong_rows(book: Book, table: Table) -> list[str]:
+    """Rows that no trial or search of their name explains."""
+    known, figures = figures_of(book, table)
+    if not figures or any(column.name == "Twice" for column in table.columns):
+        return []
+    found = []
+    for row in cells(table):
+        name = row.get("Implementation")
+        shown = {n: v for n, v in row.items() if n in figures and "(2)" not in n}
+        if missing := set(row) - set(shown) - OF_PAIRS - {"Implementation", "By formula (2)"}:
+            found.append(f"{table.title}: no oracle for {missing}")
+        names = [{one.label, getattr(one, "name", "")} for one in known]
+        if "Segments" in row:
+            names = [{one.implementation} for one in known]
+        named = [one for one, called in zip(known, names, strict=True) if name in called]
+        unlike = [unlike_figures(one, shown, figures) for one in named]
+        if name and not any(not off for off in unlike):
+            found.append(f"{table.title}: {row}: {min(unlike, key=len, default='no such name')}")
+    return found
+
+
+def unlike_figures(one: Any, shown: dict[str, Any], figures: Figures) -> dict[str, Any]:
+    """What a trial or search has instead of what is shown."""
+    pairs = {n: (v, figures[n](one)) for n, v in shown.items()}
+    none = {n for n in NOTHING & set(pairs) if not any(pairs[n])}
+    return {n: f for n, (v, f) in pairs.items() if not agrees(v, f) and n not in none}
+
+
+def failed_baseline() -> list[Record]:
+    """dense has a peak of a failure only, at the length that most ran."""
+    failed = examples.failed("oom", "dense", 2000, phase="forward", peak=9e6)
+    ok = [("dense", 1000), ("ring", 1000), ("ring", 2000), ("ulysses", 2000)]
+    return [failed, *(examples.on_one(name, tokens, 1e-4 * tokens) for name, tokens in ok)]
+
+
+def twice_on_one() -> list[Record]:
+    """A trial on one rank with few repeats that failed, and with more that did not."""
+    few, more = (make.trial("a", 1000, repeats=n) for n in (5, 6))
+    two = few.but(world_size=2)
+    came_to = make.outcome("oom"), examples.took(more, 0.1), examples.took_on(two, 0.06)
+    return [make.record(*pair) for pair in zip((few, more, two), came_to, strict=True)]
+
+
+EXAMPLES: dict[str, Callable[[], list[Record]]] = {
+    "rich": examples.rich,
+    "sparse": examples.sparser,
+    "odd": examples.odd,
+    "two machines": lambda: examples.elsewhere_too([*examples.rich(), *examples.sparser()]),
+    "a failed baseline": failed_baseline,
+    "twice on one rank": twice_on_one,
+}
+REAL = ("quickstart", "ranks", "extreme", "parallel", "sparsity", "ring_transports")
+
+
+@cache
+def reports(name: str) -> tuple[Book, list[Document]]:
+    """The figures of a set of records, and every report of it."""
+    records = EXAMPLES[name]() if name in EXAMPLES else load(RESULTS / name).records
+    base = "dense" if name == "sparse" else None
+    return Book(records, base), documents(records, ["all"], baseline=base)
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_every_number_is_what_the_records_say(name: str) -> None:
+    book, found = reports(name)
+    tables = [t for document in found for s in document.sections for t in s.tables]
+    assert [line for table in tables for line in wrong_rows(book, table)] == []
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_no_trial_and_no_search_is_left_out(name: str) -> None:
+    book, found = reports(name)
+    summary = next(document for document in found if document.kind == "summary")
+    for title, known in (("Lengths swept", book.swept), ("Longest lengths", book.searches)):
+        if known:
+            shown = sorted(row["Implementation"] for row in rows(summary, title))
+            assert shown == sorted(one.label for one in known)
+            tables = next(s for s in summary.sections if s.title == title).tables
+            assert len(tables) == len(by(lambda one: one.group, known))
+
+
+def test_a_number_that_is_off_by_little_is_found() -> None:
+    book, found = reports("rich")
+    summary = next(document for document in found if document.kind == "summary")
+    table = next(s for s in summary.sections if s.title == "Lengths swept").tables[0]
+    for at, column in enumerate(table.columns):
+        cell = table.rows[0][at]
+        if column.kind == "text" or cell is None:
+            continue
+        off = Spread(cell.value, cell.low, cell.high * 1.001) if isinstance(cell, Spread) else (
+            float(cell) * 1.001 + 1e-9
+        )  # fmt: skip
+        spoilt = (*table.rows[0][:at], off, *table.rows[0][at + 1 :])
+        assert wrong_rows(book, Table(table.title, table.columns, (spoilt,))), column.name
+
+
+# ---- figures of two rows -------------------------------------------------------------------------
+
+
+def pairs_of(book: Book, row: dict[str, Any]) -> list[tuple[Swept, Swept]]:
+    """A timed trial at a length, and the same at twice that."""
+    one = [r for r in book.swept if r.name == row["Implementation"] and r.time]
+    two = [r for r in one if r.tokens == row["Twice"]]
+    return [
+        (a, b) for a in one for b in two if a.tokens == row["Tokens"] and a.but_ranks == b.but_ranks
+    ]
+
+
+def ratio_of(one: Swept, other: Swept) -> Any:
+    """A time over another, with what both intervals leave possible."""
+    value = (one.time or 0) / (other.time or 1)
+    if one.ends is None or other.ends is None:
+        return value
+    return Spread(value, one.ends[0] / other.ends[1], one.ends[1] / other.ends[0])
+
+
+@pytest.mark.parametrize("name", ["rich", "sparse", "odd", "quickstart"])
+def test_doubling_is_the_longer_time_over_the_shorter(name: str) -> None:
+    book, found = reports(name)
+    extreme = next(document for document in found if document.kind == "extreme")
+    fits: list[Fit] = [fit for fit in book.fits if fit.quantity == "time"]
+    for row in rows(extreme, "Time a doubling"):
+        if row["Tokens"] is not None:
+            ratios = [ratio_of(two, one) for one, two in pairs_of(book, row)]
+            assert any(agrees(row["Time is"], ratio) for ratio in ratios), row
+        label = row["Implementation"].split(" on ")[0]
+        told = [exponent_text(fit.tokens) for fit in fits if fit.label == label]
+        assert row["Exponent of tokens"] in (told or [None]), row
+
+
+@pytest.mark.parametrize(("name", "base"), [("rich", "sdpa"), ("a failed baseline", "dense")])
+def test_relative_figures_are_against_the_baseline_at_that_length(name: str, base: str) -> None:
+    book, _ = reports(name)
+    found = documents(book_records(book), ["implementations"], baseline=base)
+    (document,) = found
+    shown = rows(document, "Time, memory, relative speed")
+    assert shown
+    for row in shown:
+        named = [r for r in book.swept if row["Implementation"] == r.label]
+        named = [r for r in named if agrees(row["Time"], spread(r)) and r.ranks == row["Ranks"]]
+        possible = [relative_to(book, r, base) for r in named]
+        assert any(agrees(row["Relative speed"], speed) for speed, _ in possible), row
+        assert any(agrees(row["Relative memory"], memory) for _, memory in possible), row
+
+
+def book_records(book: Book) -> list[Record]:
+    everything = [*book.swept, *book.searches, *book.sparsities]
+    return [record for one in everything for record in one.records]
+
+
+def relative_to(book: Book, row: Swept, base: str) -> tuple[float | None, float | None]:
+    same = [
+        r
+        for r in book.swept
+        if r.implementation == base and r.ok and r.tokens == row.tokens and r.group == row.group
+    ]
+    fewest = min(same, key=lambda r: r.ranks, default=None)
+    times = {r.ranks: r.time for r in same if r.time}
+    speed = over(times.get(row.ranks, times[min(times)]), row.time) if times else None
+    memory = over(row.peak, fewest.peak) if fewest and row.ok and row.peak else None
+    return speed, memory
+
+
+def test_sparsity_of_a_search_and_of_a_sweep() -> None:
+    book, found = reports("rich")
+    extreme = next(document for document in found if document.kind == "extreme")
+    shown = [row for row in rows(extreme, "Sparsity against length") if "Longest ok" in row]
+    searched = [s for s in book.searches if "sparsity" in s.options]
+    assert [(r["Longest ok"], r["First failure"], r["Failed by"]) for r in shown] == [
+        (s.tokens, s.failed, s.limited_by) for s in searched
+    ]

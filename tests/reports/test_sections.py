@@ -1,0 +1,347 @@
+"""Sections: which there are, what their rows and words follow from, and what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longseq_bench.core.errors import ConfigError, UnknownNameError
+from longseq_bench.core.model import Record, Trial
+from longseq_bench.reports.document import MISSING
+from longseq_bench.reports.published_results import Elsewhere, read
+from tests import make
+from tests.reports.examples import BETA, MIB, on_one, spread
+from tests.reports.reading import build, rows, section, texts, titles, words
+
+BUDGET = 64 * MIB
+
+
+def found(tokens: int, of: Trial) -> list[Record]:
+    """A search that ends there."""
+    return [
+        make.step(tokens, of=of),
+        make.step(tokens, "ok", "confirm", of=of),
+        make.step(tokens + 64, "oom", of=of),
+    ]
+
+
+def ring(**fields: Any) -> Trial:
+    return make.trial("ring", memory_budget=BUDGET, repeats=0, **fields)
+
+
+def one_of(shown: list[dict[str, Any]], implementation: str) -> dict[str, Any]:
+    (row,) = [row for row in shown if row["Implementation"] == implementation]
+    return row
+
+
+# ---- what was not ok -----------------------------------------------------------------------------
+
+
+def test_every_run_that_was_not_ok_has_its_reason_and_equal_ones_are_counted() -> None:
+    records = [make.record()]
+    for status in ("oom", "timeout", "hang", "crashed", "wrong", "error", "limit", "unsupported"):
+        failed = make.outcome(status, f"why {status}", "forward")
+        records += [make.record(make.trial("a|b"), failed)] * 2
+    shown = rows(build(records), "Failures")
+    assert {row["Status"] for row in shown if "Status" in row} == {
+        record.outcome.status for record in records[1:]
+    }
+    for row in (row for row in shown if "Status" in row):
+        assert (row["Implementation"], row["Runs"]) == ("a|b", 2)
+        assert (row["Reason"], row["Phase"]) == (f"why {row['Status']}", "forward")
+
+
+def test_a_trial_that_failed_has_no_time() -> None:
+    failed = make.measured().model_copy(update={"status": "wrong", "reason": "rows sum to 3"})
+    document = build([make.record(came_to=failed), make.record(make.trial("ring"))])
+    row = one_of(rows(document, "Lengths swept"), "sdpa")
+    assert (row["Status"], row["Time"], row["Tokens/s"]) == ("wrong", None, None)
+    assert "rows sum to 3" in words(document)
+
+
+def test_a_figure_that_is_missing_has_its_reason() -> None:
+    untimed = make.record(make.trial(repeats=0), make.outcome(pass_time=1.0, flops=1.0))
+    blind = make.outcome(time=0.1, flops=1.0, max_error=0.0, facts={"heap": "no clear_refs here"})
+    spread_out = make.record(make.trial(world_size=2), make.measured(ranks=2, flops=1.0))
+    document = build([untimed, make.record(make.trial("ring"), blind), spread_out])
+    missing = [row for row in rows(document, "Failures") if "Not measured" in row]
+    reasons = [(r["Implementation"], r["Not measured"], r["Reason"]) for r in missing]
+    assert ("sdpa", "time", "none was asked (repeats 0)") in reasons
+    assert ("ring", "peak", "no clear_refs here") in reasons
+    assert [what for name, what, _ in reasons if name == "sdpa"] == [
+        "time", "peak", "max_error", "compute_time", "bytes_sent",
+    ]  # fmt: skip
+
+
+def test_samples_that_are_no_numbers_are_missing_figures() -> None:
+    nan, inf = float("nan"), float("inf")
+    known = {"flops": 1.0, "max_error": 0.0}
+    records = [
+        make.record(make.trial("one"), make.outcome(time=[nan, inf], peak=nan, **known)),
+        make.record(make.trial("two"), make.outcome(time=[0.1, nan], peak=1e6, **known)),
+    ]
+    document = build(records)
+    missing = [row for row in rows(document, "Failures") if "Not measured" in row]
+    assert [(row["Implementation"], row["Not measured"]) for row in missing] == [
+        ("one", "time"), ("one", "peak"), ("two", "time"),
+    ]  # fmt: skip
+    shown = rows(document, "Lengths swept")
+    assert [(row["Time"], row["Peak memory"]) for row in shown] == [(None, None), (None, 1_000_000)]
+
+
+# ---- hangs ---------------------------------------------------------------------------------------
+
+
+def hung(stacks: Any, **fields: Any) -> Record:
+    came_to = make.outcome("hang", "rank 1 was stopped", "communication", {"stacks": stacks})
+    return make.record(make.trial("ring", world_size=2, **fields), came_to)
+
+
+def hangs(*records: Record) -> list[Any]:
+    return [s for s in build(list(records)).sections if s.title.startswith("Hang: ")]
+
+
+def test_a_hang_shows_where_each_rank_was_once_a_trial() -> None:
+    stacks = {"1": ["  File b.py, line 2, in read"], "0": ["  File `a`.py, line 1", "main"]}
+    (one,) = hangs(hung(stacks), hung(stacks, round=1))
+    assert list(one.code) == [
+        "rank 0:", "    File `a`.py, line 1", "  main", "rank 1:", "    File b.py, line 2, in read",
+    ]  # fmt: skip
+    assert len(hangs(hung({"0": ["a"]}), hung({"0": ["b"]}, causal=True))) == 2
+
+
+def test_long_stacks_are_cut_and_equal_ones_shown_once() -> None:
+    deep = [f"File {i}" for i in range(40)]
+    (one,) = hangs(hung({"10": deep, "2": deep, "0": ["alone"]}))
+    assert list(one.code[:3]) == ["rank 0:", "  alone", "ranks 2, 10:"]
+    assert one.code[-2] == "  File 15"
+    assert "24 more" in one.code[-1]
+
+
+@pytest.mark.parametrize("stacks", [None, {}, "no stack", 3])
+def test_a_hang_without_stacks_has_no_section(stacks: Any) -> None:
+    assert not hangs(hung(stacks))
+
+
+# ---- machines, commands, settings ----------------------------------------------------------------
+
+
+def test_machines_are_never_in_one_table() -> None:
+    records = [
+        make.record(where=make.environment("alpha")),
+        make.record(make.trial("dense"), where=make.environment("alpha", torch="2.12.0")),
+        make.record(came_to=make.outcome("hang"), where=make.environment("beta", **BETA)),
+    ]
+    document = build(records)
+    assert len(section(document, "Lengths swept").tables) == 3
+    assert "A (alpha), B (alpha), C (beta)" in words(document)
+    assert [t.title for t in section(document, "Hardware and versions").tables] == [
+        "Machine A (alpha)", "Machine B (alpha)", "Machine C (beta)",
+    ]  # fmt: skip
+    values = [row["Value"] for row in rows(document, "Hardware and versions")]
+    assert "2 × X1" in values
+    assert any("torch 2.12.0" in value for value in values)
+    assert rows(document, "Failures")[0]["Machine"] == "C (beta)"
+    assert "alpha" not in words(build(records[:1]))
+
+
+def test_how_to_reproduce_comes_from_the_records() -> None:
+    records = [
+        make.record(make.trial(seed=3), command="longseq sweep a.yaml"),
+        make.record(command="longseq sweep a.yaml"),
+        make.step(1024, command="longseq maxlen b.yaml", started_at="2026-11-22T01:00:00Z"),
+    ]
+    document = build(records, notes=["line 7 is not a record and skipped"])
+    part = section(document, "How to reproduce")
+    assert list(part.code) == ["longseq sweep a.yaml", "longseq maxlen b.yaml"]
+    assert "abc1234" in " ".join(part.paragraphs)
+    told = " ".join(document.paragraphs)
+    for what in ("2026-11-21T09:00:00Z", "2026-11-22T01:00:00Z", "line 7 is not a record"):
+        assert what in told
+    settings = {row["Setting"]: row["Value"] for row in rows(document, "How to reproduce")}
+    assert settings["Memory budget a rank"] == "none, 64 MiB"
+    assert settings["Seeds"] == "0, 3"
+
+
+def test_rounds_are_those_of_each_sweep() -> None:
+    def swept(command: str, rounds: int, host: str = "alpha") -> list[Record]:
+        where = make.environment(host)
+        trials = [make.trial(round=i) for i in range(rounds)]
+        return [make.record(trial, where=where, command=command) for trial in trials]
+
+    def rounds(records: list[Record]) -> str:
+        settings = rows(build(records), "How to reproduce")
+        return next(row["Value"] for row in settings if row["Setting"] == "Rounds")
+
+    a, b = "longseq sweep a.yaml", "longseq sweep b.yaml"
+    assert rounds([*swept(a, 1), *swept(b, 3)]) == "1 to 3"
+    assert rounds([*swept(a, 1), *swept(a, 2, "beta")]) == "1 to 2"
+    # a trial that failed is not run again; a search is no round
+    failed = make.record(make.trial("ring"), make.outcome("oom"), command=a)
+    assert rounds([*swept(a, 2), failed, make.step(1024, command=b)]) == "2"
+
+
+def test_facts_of_trials_are_shown_and_measurements_among_them_are_not() -> None:
+    came_to = make.outcome(time=0.1, facts={"backend": "math", "pass_s": 1.0, "errors": {"a": 1}})
+    assert rows(build([make.record(came_to=came_to)]), "How each ran") == [
+        {"Implementation": "sdpa", "What": "backend", "Value": "math"}
+    ]
+
+
+# ---- columns and sections only where they say something ------------------------------------------
+
+
+def test_columns_of_ranks_are_there_where_some_trial_has_several() -> None:
+    ranks = {"Ranks", "Exposed", "Speed-up", "Sent a rank", "Imbalance"}
+    plain = [make.record(), make.step(1024), make.step(2048, "oom")]
+    for title in ("Lengths swept", "Longest lengths"):
+        assert not ranks & set(rows(build(plain), title)[0])
+    assert "Ranks" not in titles(build(plain))
+    more = make.measured(ranks=2, uncovered=0.25, compute_time=0.08, bytes_sent=3.0)
+    both = [*plain, make.record(make.trial("d", world_size=2), more)]
+    one, two = rows(build(both), "Lengths swept")
+    assert {"Ranks", "Exposed", "Sent a rank", "Imbalance", "Uncovered"} <= set(two)
+    assert (one["Ranks"], one["Exposed"], one["Uncovered"]) == (1, None, None)
+    assert "Wire error" not in two
+
+
+def test_each_rank_has_its_figures_in_order() -> None:
+    silent = make.on_ranks({"peak": 5 * MIB}, {}, status="crashed", reason="rank 1 died")
+    each = [{"time": [0.1 * (r + 1)] * 3, "peak": (r + 1) * MIB, "bytes_sent": 5} for r in (0, 1)]
+    records = [
+        make.record(make.trial("ring", world_size=2), make.on_ranks(*each)),
+        make.record(make.trial("dense", world_size=2), silent),
+        make.record(make.trial("sdpa", world_size=2), make.outcome("unsupported", "no")),
+    ]
+    shown = rows(build(records), "Ranks")
+    assert [row["Implementation"] for row in shown] == ["ring", "dense"]
+    assert [row["Peak of each rank"] for row in shown] == ["1 MiB · 2 MiB", f"5 MiB · {MISSING}"]
+    assert [row["Time of each rank"] for row in shown] == ["100 ms · 200 ms", None]
+
+
+def test_sparse_rows_stand_in_their_section_and_what_skips_nothing_does_not() -> None:
+    known = {"density_achieved": 0.2, "flops": 1e9, "dense_time": spread(0.9, 5)}
+    sparse = on_one("blocks", 4096, 0.1, facts={"dense": "measured"}, **known)
+    full = on_one("dilated", 4096, 0.1, density_achieved=1.25)
+    (row,) = rows(build([sparse, full]), "Sparse attention")
+    assert row["Implementation"] == "blocks"
+    assert "Sparse attention" not in titles(build([full]))
+    without = on_one("blocks", 4096, 0.1, density_achieved=0.2, flops=1e9)
+    missing = [r for r in rows(build([without]), "Failures") if r["Not measured"] == "dense_time"]
+    assert [r["Reason"] for r in missing] == ["no dense pass was recorded"]
+
+
+def test_growth_has_sections_where_ranks_and_lengths_differ() -> None:
+    assert "Longest lengths over ranks" not in titles(build(found(8000, ring())))
+    both = [*found(8000, ring()), *found(15000, ring(world_size=2))]
+    one, two = rows(build(both), "Longest lengths over ranks")
+    assert (one["Expected"], two["Expected"], two["Found"]) == (8000, 16000, 15000)
+    swept = [on_one("ring", n, 1e-9 * n**1.9, 3, peak=10.0 * n) for n in (1000, 2000, 4000, 8000)]
+    time, memory = rows(build(swept), "How time and memory grow")
+    assert (time["Of"], time["Tokens ^"][:5]) == ("time", "1.90 ")
+    assert (memory["Of"], memory["Tokens ^"][:5]) == ("memory", "1.00 ")
+    assert "How time and memory grow" not in titles(build(swept[:2]))
+
+
+def doubled(*lengths: int) -> list[dict[str, str]]:
+    records = [make.record(make.trial("ring", n), make.measured(1e-9 * n**1.9)) for n in lengths]
+    return texts(build(records, "extreme"), "Time a doubling")
+
+
+def test_where_no_length_is_twice_another_the_time_of_a_doubling_is_fitted() -> None:
+    (row,) = doubled(4096, 32768, 131072)
+    assert (row["Which is"], row["Tokens"], row["Time is"]) == ("fitted", MISSING, "3.73×")
+    assert [row["Which is"] for row in doubled(4096, 8192, 131072)] == ["measured"]
+    # lengths that are close, or two alone, tell nothing of twice the tokens
+    assert not doubled(4096, 5000, 8000)
+    assert not doubled(4096, 131072)
+
+
+def test_a_search_for_the_least_sparsity_has_its_section() -> None:
+    def one(sparsity: float, status: Any) -> Record:
+        of = make.trial("blocks", 2**20, {"sparsity": sparsity}, memory_budget=BUDGET)
+        return make.step(2**20, status, "density", of=of)
+
+    document = build([one(0.99, "ok"), one(0.9, "timeout"), one(0.99, "ok")])
+    (row,) = rows(document, "Least sparsities")
+    assert (row["Least sparsity"], row["Too dense"], row["Limited by"]) == (
+        "0.99000", "0.90000", "time",
+    )  # fmt: skip
+    assert rows(document, "Failures")[0]["Implementation"].startswith("blocks")
+
+
+@pytest.mark.parametrize(
+    ("fields", "label"),
+    [
+        ({"fit_only": True}, "ring (fits only)"),
+        ({"keep": "inputs", "mode": "train"}, "ring (recomputed)"),
+        ({"keep": "nothing"}, "ring (over its inputs)"),
+        ({"allocator": "expandable"}, "ring (expandable segments)"),
+    ],
+)
+def test_settings_set_a_maximum_apart(fields: dict[str, Any], label: str) -> None:
+    """In the table and in what failed; the plain one beside it keeps its name."""
+    document = build([*found(8000, ring(**fields)), *found(4000, ring())])
+    shown = {row["Implementation"]: row["Max tokens"] for row in rows(document, "Longest lengths")}
+    assert shown == {label: 8000, "ring": 4000}
+    assert {row["Implementation"] for row in rows(document, "Failures")} == {label, "ring"}
+
+
+def test_memory_alone_stands_beside_what_was_confirmed() -> None:
+    timed = found(4000, ring(time_budget=30.0))
+    shown = rows(build([*found(8000, ring(fit_only=True)), *timed]), "Longest lengths")
+    assert one_of(shown, "ring")["Memory alone"] == 8000
+    other = rows(build([*found(8000, ring(fit_only=True, causal=True)), *timed]), "Longest lengths")
+    assert "Memory alone" not in other[-1]
+
+
+# ---- published figures, baselines ----------------------------------------------------------------
+
+
+def test_published_figures_stand_beside_ours_with_their_source() -> None:
+    beside = Elsewhere.model_validate({
+        "source": "a report of 2025",
+        "maxima": [{"implementation": "ring", "tokens": 2000, "dtype": "bfloat16"},
+                   {"implementation": "ring", "tokens": 4000, "options": {"chunk": 64}}],
+    })  # fmt: skip
+    of = make.trial("ring", 1, {"chunk": 64}, memory_budget=BUDGET)
+    other = make.trial("ring", 1, {"chunk": 32}, memory_budget=BUDGET)
+    document = build([*found(8000, of), *found(9000, other)], elsewhere=beside)
+    shown = rows(document, "Longest lengths")
+    assert [(r["Elsewhere"], r["Times that"]) for r in shown] == [(4000, 2.0), (None, None)]
+    assert "a report of 2025" in words(document)
+
+
+def test_the_file_of_published_figures_is_read() -> None:
+    known = read(Path(__file__).parents[2] / "results" / "figures-2025.yaml")
+    assert {one.implementation: one.tokens for one in known.maxima} == {
+        "ring": 40960, "block-sparse": 483328, "hilbert": 204800,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("source: x\n", "maxima"),
+        ("source: x\nmaxima: [{implementation: ring}]\n", "maxima.0.tokens"),
+        ("source: [\n", "YAML"),
+        ("just words\n", "the file"),
+    ],
+)
+def test_a_bad_file_of_published_figures_is_one_sentence(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "beside.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read(path)
+    assert said in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_baseline_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"baseline 'spda'.*did you mean 'sdpa'"):
+        build([make.record()], baseline="spda")
