@@ -111,6 +111,46 @@ def generate_configuration() -> str:
     return config_reference()
 
 
+# ---- fields ------------------------------------------------------------------------------------
+
+UNITS = {
+    "text": "text",
+    "tokens": "tokens",
+    "bytes": "B",
+    "seconds": "s",
+    "flop_rate": "FLOP/s",
+    "share": "0 to 1",
+    "count": "number",
+    "ratio": "ratio",
+    "error": "relative error",
+    "flag": "true, false",
+    "list": "list",
+    "options": "mapping",
+}
+
+
+def generate_fields() -> str:
+    """Return tables of the fields of every kind of row, from their declarations."""
+    from longseq_bench.analysis.fields import fields_of
+    from longseq_bench.analysis.row import Row
+    from longseq_bench.analysis.search_row import DensityRow, SearchRow
+    from longseq_bench.analysis.sweep_row import SweepRow
+
+    common = fields_of(Row)
+    sections = []
+    for title, kind in (
+        ("Every row", Row),
+        ("Rows of a sweep", SweepRow),
+        ("Rows of a search for the longest length", SearchRow),
+        ("Rows of a search for the least sparsity", DensityRow),
+    ):
+        fields = [f for name, f in fields_of(kind).items() if kind is Row or name not in common]
+        rows = [(f"`{f.name}`", f.heading, UNITS[f.kind], f.help, f.merge) for f in fields]
+        table = format_table(("field", "heading", "unit", "meaning", "merged"), rows)
+        sections += [f"## {title}", table]
+    return "\n\n".join(sections)
+
+
 # ---- implementations ---------------------------------------------------------------------------
 
 
@@ -164,6 +204,7 @@ def generate_published() -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "commands": generate_commands,
     "configuration": generate_configuration,
+    "fields": generate_fields,
     "implementations": generate_implementations,
     "published": generate_published,
 }

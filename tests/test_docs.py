@@ -62,6 +62,18 @@ def test_every_command_is_in_the_command_reference() -> None:
     assert "| `--memory-budget TEXT` |" in reference
 
 
+def test_the_examples_of_the_python_api_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    names = dict.fromkeys("qkv", torch.randn(1, 2, 256, 16))
+    names |= {"x": torch.randn(256, 1, 512), "padding": torch.zeros(1, 256, dtype=torch.bool)}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    assert names["out"].shape == (256, 1, 512)
+    assert "speed" in names["frame"]
+
+
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of *Extending* in a folder, installed as pip would."""
