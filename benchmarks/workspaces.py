@@ -73,7 +73,7 @@ def fitted(rows: list[list[float]], seen: list[float]) -> tuple[dict[str, float]
 
 
 def main() -> None:
-    limits.exact_heap()
+    limits.use_exact_heap()
     # MKL keeps the buffers of its first large product, which no call is charged for
     rows = torch.zeros(torch.get_num_threads(), 2048, 64)
     torch.bmm(rows, rows.transpose(1, 2))

@@ -30,6 +30,7 @@ class Registry(Generic[T]):
         self._things: dict[str, T] = {}
         self._reasons: dict[str, str] = {}
         self._plugins: dict[str, str] = {}
+        self._points: list[EntryPoint] | None = None
         self._scanned = False
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -72,17 +73,22 @@ class Registry(Generic[T]):
         return self._plugins.get(name)
 
     def load_built_ins(self) -> None:
-        """Import every module of the package and of its subpackages, but no plug-in."""
+        """Import every module of the package and of its subpackages, and find the plug-ins.
+
+        No plug-in is imported: this may run in the fork server, plug-ins load in a child only.
+        """
         package = importlib.import_module(self._package)
         for module in pkgutil.walk_packages(package.__path__, f"{self._package}."):
             if not module.name.rpartition(".")[2].startswith("_"):
                 self._import(module.name)
+        self._points = list(entry_points(group=self._group)) if self._group else []
 
     def _scan(self) -> None:
         if self._scanned:
             return
-        self.load_built_ins()
-        for point in entry_points(group=self._group) if self._group else ():
+        if self._points is None:
+            self.load_built_ins()
+        for point in self._points or ():
             self._load(point)
         self._scanned = True
 

@@ -1,1 +1,1 @@
-"""Meters, one a file: each says why it can't measure here before it says what it saw."""
+"""Meters, one per file. `meters/base.py` is the contract and says how to add one."""

@@ -1,21 +1,25 @@
-"""Time of passes: wall, processor, and on CUDA the device's own events."""
+"""Time of passes: wall time, CPU time, and on CUDA the device's own events."""
 
 from __future__ import annotations
 
 import time
+from typing import cast
 
 import torch
 
 from longseq_bench.core.model import Measurement
-from longseq_bench.meters.base import Meter
+from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext, find_meter
 
 
+@METERS.register("clock")
 class Clock(Meter):
-    """Wall and CPU seconds of every entry. CPU time beside wall time shows a busy machine."""
+    """Wall and CPU seconds, one sample per entry. The difference of both shows a busy machine."""
 
     name = "clock"
+    role = "time"
 
-    def __init__(self) -> None:
+    def __init__(self, context: MeterContext = ON_CPU) -> None:
+        super().__init__(context)
         self.wall: list[float] = []
         self.cpu: list[float] = []
 
@@ -35,13 +39,17 @@ class Clock(Meter):
         ]
 
 
+@METERS.register("cuda-events")
 class CudaClock(Clock):
-    """Device time between two events, with the device idle before and after (warm L2)."""
+    """Device time between two events. The device is idle before and after (warm L2 cache)."""
 
     name = "CUDA events"
+    priority = 10
 
     @classmethod
-    def unavailable_reason(cls) -> str | None:
+    def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
+        if context.device != "cuda":
+            return "measures CUDA devices only"
         return None if torch.cuda.is_available() else "no CUDA device"
 
     def start(self) -> None:
@@ -61,5 +69,5 @@ class CudaClock(Clock):
 
 
 def clock_for(device: str) -> Clock:
-    """The clock that sees all of a pass on this kind of device."""
-    return CudaClock() if device == "cuda" else Clock()
+    """Return a new clock for passes on a device type."""
+    return cast("Clock", find_meter("time", MeterContext(device)))

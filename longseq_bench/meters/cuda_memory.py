@@ -1,6 +1,6 @@
 """Memory of a CUDA device: allocated and reserved by the caching allocator, and device-wide.
 
-NVML by process id misleads in containers, so the device-wide figure is all that is in use.
+The device-wide figure is the sum over all processes: in a container NVML can't tell them apart.
 """
 
 from __future__ import annotations
@@ -8,16 +8,21 @@ from __future__ import annotations
 import torch
 
 from longseq_bench.core.model import Measurement
-from longseq_bench.meters.base import Meter
+from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 
 
+@METERS.register("cuda-memory")
 class CudaMemory(Meter):
-    """Peaks beyond what was allocated at the start, allocator retries, fragmentation."""
+    """Peak bytes above the level at the start, allocator retries, fragmentation."""
 
     name = "CUDA allocator"
+    role = "memory"
+    priority = 30
 
     @classmethod
-    def unavailable_reason(cls) -> str | None:
+    def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
+        if context.device != "cuda":
+            return "measures CUDA devices only"
         return None if torch.cuda.is_available() else "no CUDA device"
 
     def start(self) -> None:
@@ -29,7 +34,7 @@ class CudaMemory(Meter):
         torch.cuda.synchronize()
         stats = torch.cuda.memory_stats()
         free, total = torch.cuda.mem_get_info()
-        self._seen = {
+        self._bytes = {
             "peak": torch.cuda.max_memory_allocated() - self._before,
             "reserved": torch.cuda.max_memory_reserved(),
             "device_memory": total - free,
@@ -39,6 +44,6 @@ class CudaMemory(Meter):
 
     def measurements(self) -> list[Measurement]:
         return [
-            *(Measurement(name=n, unit="B", samples=(b,)) for n, b in self._seen.items()),
+            *(Measurement(name=n, unit="B", samples=(b,)) for n, b in self._bytes.items()),
             Measurement(name="alloc_retries", unit="1", samples=(self.retries,)),
         ]

@@ -1,8 +1,8 @@
-"""The exact heap peak of a Linux process, from the kernel's own high-water mark.
+"""The exact heap peak of a Linux process, from the kernel's high-water mark (VmHWM).
 
-`5` written to /proc/self/clear_refs resets the mark (VmHWM) to what is resident now; the peak is
-the mark's rise over that. It is exact to a page only while glibc gives every larger block back at
-once, which worker/limits.py arranges; with glibc's own thresholds it reads three times too much.
+Writing `5` to /proc/self/clear_refs resets VmHWM to the resident size. The peak is the rise of the
+mark above that. It is exact to a page only while glibc returns every larger block at once, which
+worker/limits.py arranges. With glibc's default thresholds it reads three times too much.
 """
 
 from __future__ import annotations
@@ -10,19 +10,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from longseq_bench.core.model import Measurement
-from longseq_bench.meters.base import Meter
+from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 
 
+@METERS.register("heap-peak")
 class HeapPeak(Meter):
-    """Peak bytes beyond what was resident at the start, and what of it is `kept` at the end."""
+    """Peak bytes above the level at the start; `kept` is what is left of them at the end."""
 
     name = "heap peak (VmHWM)"
+    role = "memory"
+    priority = 30
 
     @classmethod
-    def unavailable_reason(cls) -> str | None:
+    def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
+        if context.device != "cpu":
+            return "measures the host's heap only"
+        if context.maps_files:
+            return "pages of mapped files are resident too, and don't count for the budget"
         try:
             _CLEAR_REFS.write_text("5")
         except OSError as error:
@@ -35,7 +42,7 @@ class HeapPeak(Meter):
         self._files = status_bytes("RssFile")
 
     def stop(self) -> None:
-        # code first run meanwhile is resident too, but nobody allocated it
+        # code that runs for the first time becomes resident too, but was not allocated
         code = max(0, status_bytes("RssFile") - self._files)
         self.peak = max(0, status_bytes("VmHWM") - self._before - code)
         self.kept = max(0, status_bytes("VmRSS") - self._before - code)
@@ -45,7 +52,7 @@ class HeapPeak(Meter):
 
 
 def status_bytes(field: str) -> int:
-    """A kB field of /proc/self/status, in bytes."""
+    """Return a kB field of /proc/self/status, in bytes. Raises KeyError if there is none."""
     for line in _STATUS.read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024

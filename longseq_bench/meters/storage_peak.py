@@ -1,14 +1,14 @@
-"""Peak of the tensors of torch by their storages, on any device, `meta` included.
+"""Peak of torch's tensors by their storages, on any device, `meta` included.
 
-Every operation is seen as it is dispatched, forward and backward; a storage counts from the
-operation that made it until nobody holds it. What a fused kernel allocates inside itself is not
-seen: `inside` says how much that is.
+Every operation is seen when it is dispatched, forward and backward. A storage counts from the
+operation that created it until its last reference is gone. The workspace of a fused kernel is not
+visible: `context.workspace` gives its size.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -16,22 +16,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longseq_bench import meta_mode
 from longseq_bench.core.model import Measurement
-from longseq_bench.meters.base import Meter
-
-Inside = Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
-"""Bytes that an operation, given its arguments, holds while it runs."""
+from longseq_bench.meters.base import METERS, Meter
 
 
+@METERS.register("storage-peak")
 class StoragePeak(Meter):
-    """Peak bytes of storages made while it runs, on one kind of device."""
+    """Peak bytes of storages that are created while it runs, on the device of the context.
+
+    current: bytes now. peak_workspace: the part of the peak that is a kernel's workspace.
+    """
 
     name = "tensor peak (storages)"
-
-    def __init__(self, device: str, inside: Inside = lambda op, args, kwargs: 0) -> None:
-        self._device, self._inside = device, inside
+    role = "memory"
+    priority = 10
 
     def start(self) -> None:
-        self.now = self.peak = self.at_peak_inside = 0
+        self.current = self.peak = self.peak_workspace = 0
         self._known: set[int] = set()
         self._mode: Any = _Watch(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -42,27 +42,30 @@ class StoragePeak(Meter):
     def measurements(self) -> list[Measurement]:
         return [Measurement(name="peak", unit="B", samples=(self.peak,))]
 
-    def saw(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        for tensor in _tensors(made):
-            if tensor.device.type == self._device:
+    def add_operation(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Count the new storages among an operator's outputs, and its workspace."""
+        for tensor in _tensors(output):
+            if tensor.device.type == self.context.device:
                 storage = tensor.untyped_storage()
                 if not meta_mode.is_off_device(storage):
-                    self._hold(storage)
-        inside = self._inside(op, args, kwargs)
-        if self.now + inside > self.peak:
-            self.peak, self.at_peak_inside = self.now + inside, inside
+                    self._add_storage(storage)
+        workspace = self.context.workspace(op, args, kwargs)
+        if self.current + workspace > self.peak:
+            self.peak, self.peak_workspace = self.current + workspace, workspace
 
-    def _hold(self, storage: Any) -> None:
+    def _add_storage(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return
         self._known.add(key)
-        self.now += size
-        weakref.finalize(storage, self._drop, key, size)
+        self.current += size
+        weakref.finalize(storage, self._remove_storage, key, size)
 
-    def _drop(self, key: int, size: int) -> None:
+    def _remove_storage(self, key: int, size: int) -> None:
         self._known.discard(key)
-        self.now -= size
+        self.current -= size
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -72,7 +75,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # else torch wraps it against its compiler and imports all of that at the first call
+        # otherwise torch imports its compiler at the first call
         return False
 
     def __torch_dispatch__(
@@ -82,14 +85,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self._meter.saw(func, args, kwargs or {}, made)
-        return made
+        output = func(*args, **(kwargs or {}))
+        self._meter.add_operation(func, args, kwargs or {}, output)
+        return output
 
 
-def _tensors(made: Any) -> Iterator[Tensor]:
-    if isinstance(made, Tensor):
-        yield made
-    elif isinstance(made, (tuple, list)):
-        for one in made:
-            yield from _tensors(one)
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (tuple, list)):
+        for item in output:
+            yield from _tensors(item)

@@ -1,6 +1,6 @@
-"""Peak of torch's own tensors where the kernel keeps no mark that can be reset (macOS).
+"""Peak of torch's tensors where the kernel has no high-water mark that can be reset (macOS).
 
-Sees every tensor of torch, forward and backward, but not the workspace of a fused kernel.
+It sees every tensor, forward and backward, but not the workspace of a fused kernel.
 """
 
 from __future__ import annotations
@@ -10,13 +10,22 @@ from typing import Any
 import torch
 
 from longseq_bench.core.model import Measurement
-from longseq_bench.meters.base import Meter
+from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 
 
+@METERS.register("tracked-peak")
 class TrackedPeak(Meter):
-    """Peak bytes of tensors made while it runs, by torch's MemTracker."""
+    """Peak bytes of tensors on the CPU that are created while it runs, by torch's MemTracker."""
 
     name = "tensor peak (MemTracker)"
+    role = "memory"
+    priority = 20
+
+    @classmethod
+    def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
+        if context.device != "cpu":
+            return "measures tensors on the CPU only"
+        return "tensors in mapped files don't count for the budget" if context.maps_files else None
 
     def start(self) -> None:
         from torch.distributed._tools.mem_tracker import MemTracker

@@ -55,7 +55,7 @@ def assert_equals_reference(
     assert relative_error(out.detach(), want.detach()) < allowed
     rows = torch.arange(w.seq_len)
     if not w.train:
-        assert check(attention, qkv, out, rows).beyond(w.dtype) is None
+        assert check(attention, qkv, out, rows).over_tolerance(w.dtype) is None
         return
     grad_out = make_output_gradient(w)
     torch.autograd.backward(out, grad_out)
@@ -71,7 +71,7 @@ def assert_equals_reference(
     if w.seq_len > WHOLE_ROWS:
         return  # the gate samples rows and needs an output gradient that is zero elsewhere
     gate = check(attention, qkv, out, rows, grad_out, (grads[0], grads[1], grads[2]))
-    assert gate.beyond(w.dtype) is None
+    assert gate.over_tolerance(w.dtype) is None
     assert gate.largest.keys() == {"out", "dq", "dk", "dv"} | {PARAMETERS[n] for n in matrices}
 
 

@@ -1,1 +1,1 @@
-"""What runs inside a trial's own process."""
+"""The child process: everything that touches a device. `trial.py` is the life of one trial."""

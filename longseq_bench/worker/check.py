@@ -1,13 +1,13 @@
-"""The numerics gate: an output, and its gradients, against a float64 reference.
+"""The numerics check: an output and its gradients against a float64 reference.
 
-The reference is one softmax built from the implementation's own pattern, row by row. At short
-lengths every row is checked; at long ones the first, the last and some random rows, and on several
-ranks the first and last of each. Gradients stay checkable at any length because the checked pass
-is fed an output gradient that is zero outside those rows: then the whole dK and dV are sums over
-the checked rows alone. Every rank checks what it holds; the verdict is that of all.
+The reference is one softmax built from the implementation's own pattern, row by row. Every row of a
+short sequence is checked; of a long one the first, the last and random rows, and the first and last
+row of each rank. Gradients can be checked at any length, because the output gradient is zero
+outside the checked rows: then dK and dV are sums over the checked rows. Every rank checks its part,
+and all agree on the result.
 
-The error of a row is its largest difference over the reference's largest magnitude in that row:
-late rows of causal attention, a hundred times smaller than the first, count as much as it does.
+The error of a row is its largest difference over the reference's largest magnitude in that row.
+So a late row of causal attention, a hundred times smaller than the first, counts as much.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from longseq_bench.worker.shard_coverage import all_gather, all_reduce_max
 
 TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 8e-3}
 GRADIENT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 1e-1, "float16": 1.5e-2}
-"""Three times or more what correct kernels show on random inputs from 1 to 10k tokens: outputs
+"""Three or more times the error of correct kernels on random inputs from 1 to 10k tokens: outputs
 1.5e-6, 1.5e-2, 2e-3; gradients 2.1e-6, 2.8e-2, 4.3e-3 (docs/decisions/0004)."""
 
 PARAMETERS = {"q": "dWq", "k": "dWk", "v": "dWv", "out": "dWo"}
@@ -37,9 +37,9 @@ _TINY = 1e-30
 
 @dataclass
 class Errors:
-    """Largest error of each tensor so far, on this rank or, agreed, on any.
+    """The largest error of each tensor so far, on this rank or over all ranks.
 
-    ranks: of agreed errors, where each is largest.
+    ranks: the rank on which each error is largest, if these are the errors of all ranks.
     """
 
     largest: dict[str, float] = field(default_factory=dict)
@@ -53,11 +53,17 @@ class Errors:
         squares: Tensor | None = None,
         magnitude: float | None = None,
     ) -> None:
-        """Rows (tokens, D). NaN or infinity in `got` counts as an infinite error; where the
-        reference's row is zero, so must the other be, beside the tensor's largest magnitude.
+        """Compare rows (tokens, D) with the reference.
 
-        squares: sums of squares of the terms of each element before they cancel.
-        magnitude: the tensor's largest, where `want` is a part of it.
+        NaN or infinity in `got` is an infinite error. A row that is zero in the reference is
+        compared with the largest magnitude of the tensor.
+
+        Args:
+            name: of the tensor, one of NAMES.
+            got: the implementation's rows.
+            want: the reference's rows.
+            squares: sums of squares of the terms of each element before they cancel.
+            magnitude: the largest of the tensor, if `want` is only a part of it.
         """
         if not len(got):
             return
@@ -66,38 +72,40 @@ class Errors:
             self.largest[name] = math.inf
             return
         scale = _scale(want, squares)
-        whole = float(want.abs().max()) if magnitude is None else magnitude
-        scale = scale.where(scale > 0, max(whole, _TINY))
+        largest = float(want.abs().max()) if magnitude is None else magnitude
+        scale = scale.where(scale > 0, max(largest, _TINY))
         self.raise_to(name, float(((got - want).abs().amax(-1) / scale).max()))
 
     def raise_to(self, name: str, error: float) -> None:
-        """An error of a tensor as large as this was seen."""
+        """Record an error of a tensor."""
         self.largest[name] = max(self.largest.get(name, 0.0), error)
 
-    def agreed(self, group: Group) -> Errors:
-        """The largest of all ranks, the same on each; they have to call it together."""
+    def largest_over_ranks(self, group: Group) -> Errors:
+        """Return the largest errors of all ranks. All ranks must call it."""
         own = torch.tensor([self.largest.get(name, -1.0) for name in NAMES], dtype=torch.float64)
         worst, at = all_gather(group, own).max(0)
-        seen = [n for n, error in zip(NAMES, worst.tolist(), strict=True) if error >= 0]
-        where = dict(zip(NAMES, at.tolist(), strict=True))
+        checked = [n for n, error in zip(NAMES, worst.tolist(), strict=True) if error >= 0]
+        ranks = dict(zip(NAMES, at.tolist(), strict=True))
         return Errors(
-            {name: float(worst[NAMES.index(name)]) for name in seen},
-            {name: where[name] for name in seen} if group.size > 1 else {},
+            {name: float(worst[NAMES.index(name)]) for name in checked},
+            {name: ranks[name] for name in checked} if group.size > 1 else {},
         )
 
     @property
     def worst(self) -> float:
-        """The largest error of any tensor."""
+        """Return the largest error of any tensor."""
         return max(self.largest.values(), default=0.0)
 
-    def beyond(self, dtype: DType) -> str | None:
-        """Which tensor is further off than its tolerance, in a sentence; None where none is."""
+    def over_tolerance(self, dtype: DType) -> str | None:
+        """Return a sentence about the first tensor whose error is over its tolerance, or None."""
         for name, error in self.largest.items():
             allowed = (TOLERANCE if name == "out" else GRADIENT_TOLERANCE)[dtype]
             if not error <= allowed:
                 where = f" on rank {self.ranks[name]}" if name in self.ranks else ""
-                off = f"{name}{where} is {error:.2g} off the float64 reference"
-                return f"{off} (allowed {allowed:.2g})"
+                return (
+                    f"{name}{where} is {error:.2g} off the float64 reference "
+                    f"(allowed {allowed:.2g})"
+                )
         return None
 
 
@@ -109,11 +117,15 @@ def check(
     grad_out: Tensor | None = None,
     grads: Triple | None = None,
 ) -> Errors:
-    """This rank's errors of out (B, Hq, N, D) at `rows`, of dq (at rows), dk, dv where grads are
-    given, and of the matrices' gradients where a module has some.
+    """Return this rank's errors. All ranks must call it.
 
-    rows: ascending global positions, the same on all ranks, which have to call this together.
-    grad_out must be zero outside them. Ranks that hold the same part have equal numbers in it.
+    Args:
+        attention: the implementation; gradients of a module's matrices are checked too.
+        inputs: q (B, Hq, N, D), k and v (B, Hk, M, D) of this rank.
+        out: (B, Hq, N, D), compared at `rows`.
+        rows: ascending global positions, the same on all ranks.
+        grad_out: like out; it must be zero outside `rows`.
+        grads: dq (compared at `rows`), dk and dv, or None for a forward alone.
     """
     errors = Errors()
     with torch.no_grad():
@@ -131,25 +143,25 @@ def check(
     return errors
 
 
-def zero_rows(out: Tensor, group: Group) -> float:
-    """Share of (batch, head, token) rows whose output is exactly zero, over all ranks."""
+def zero_row_share(out: Tensor, group: Group) -> float:
+    """Return the share of (batch, head, token) rows, over all ranks, whose output is zero."""
     zero = (out == 0).all(-1)
     found = group.all_sum(torch.tensor([int(zero.sum()), zero.numel()])).tolist()
     return float(found[0] / found[1])
 
 
-def finite(tensors: list[Tensor], group: Group) -> bool:
-    """Whether every number of every rank is."""
+def all_finite(tensors: list[Tensor], group: Group) -> bool:
+    """Return whether every number on every rank is finite."""
     return not group.all_max(float(not all(bool(torch.isfinite(t).all()) for t in tensors)))[0]
 
 
 class _Backward:
-    """Compares gradients, some rows of the batch after the other."""
+    """Comparison of gradients, a few rows of the batch at a time."""
 
     def __init__(self, reference: Reference, grads: Triple, errors: Errors) -> None:
         self._reference, self._grads, self._errors = reference, grads, errors
         w = reference.workload
-        # of keys that no checked row sees; what is large beside them another rank may hold
+        # the gradients of keys that no checked row sees; their scale may be on another rank
         self._strays = torch.zeros(2, w.batch, w.kv_heads, dtype=torch.float64)
         self._largest = torch.zeros_like(self._strays)
         self._matrices: dict[str, Tensor] = {}
@@ -194,7 +206,7 @@ def _at_rows(
     want: Tensor,
     squares: Tensor | None = None,
 ) -> None:
-    """Of a tensor that is spread as q is, the checked rows that this rank holds."""
+    """Compare the checked rows that this rank holds of a tensor that is sharded like q."""
     for b, head in reference.own_queries(rows.batch):
         at = b - rows.batch.start, head
         magnitude = float(want[at].abs().max())
@@ -204,6 +216,6 @@ def _at_rows(
 
 
 def _scale(want: Tensor, squares: Tensor | None) -> Tensor:
-    """Of each row, what an error is measured by."""
+    """Return the magnitude by which the error of each row is divided."""
     scale = want.abs().amax(-1)
     return scale if squares is None else scale.maximum(squares.sqrt().amax(-1))

@@ -1,8 +1,8 @@
-"""Dense attention beside a sparse one: the same inputs, in the same process, a pass a repeat.
+"""The dense baseline of a sparse attention: same inputs, same process, one pass per repeat.
 
-Where a whole dense pass would take too long its time is computed from a part: some query rows
-against all keys, scaled by the visible pairs. It runs after the pass under the budget, whose peak
-it is no part of.
+If a complete dense pass would take too long, its time is computed from a part: some query rows
+against all keys, scaled by the visible pairs. It runs after the pass under the budget, so it is not
+in the measured peak.
 
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
@@ -24,25 +24,24 @@ from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
 from longseq_bench.worker.messages import MessageSender
 
 TOO_LONG = 4.0
-"""A whole dense pass is run where it should take at most so many times the sparse one's time, or no
-longer than the trial may be timed for."""
+"""A complete dense pass runs if it should take at most this many times the sparse pass, or at most
+the trial's time cap."""
 
 LEAST_ROWS = 1024
-"""Of a part: torch's CPU kernel multiplies its largest tiles from 768 rows up."""
+"""Query rows of a part: torch's CPU kernel uses its largest tiles from 768 rows up."""
 
 TILE_ROWS = {"cpu": 256, "cuda": 128}
 TILES_A_WORKER = 2
-"""Of a part, so that no core waits for another's tile."""
+"""Tiles of a part, so that no core waits for another one's tile."""
 
 CALIBRATION_KEYS = 4096
 OVER_RANKS = "not run: over several ranks each holds only a part of the inputs"
 
 
 def dense_flops(attention: Attention, rows: int | None = None, keys: int | None = None) -> float:
-    """FLOPs of dense attention in the attention's place, its projections included.
+    """Return the FLOPs of dense attention for the same workload, projections included.
 
-    rows, keys: of a part, in which every row sees every key. The whole workload where None, causal
-    or not as it is.
+    rows, keys: of a part in which every row sees every key; the complete workload if None.
     """
     w, matrices = attention.workload, attention.projections()
     pairs = visible_pairs(w.seq_len, w.causal) if rows is None or keys is None else rows * keys
@@ -58,7 +57,7 @@ def dense_flops(attention: Attention, rows: int | None = None, keys: int | None 
 
 
 def part_rows(heads: int, device: str, workers: int) -> int:
-    """Query rows of a part that keep all workers (threads, multiprocessors) busy.
+    """Return how many query rows keep all workers (threads, multiprocessors) busy.
 
     heads: B Hq.
     """
@@ -67,9 +66,9 @@ def part_rows(heads: int, device: str, workers: int) -> int:
 
 
 class DenseBaseline:
-    """Timed dense passes over a trial's inputs, each after a pass of the sparse attention.
+    """Timed dense passes over a trial's inputs, one after each pass of the sparse attention.
 
-    What can't be run is said in `source`, and never fails the trial.
+    If it can't run, `source` gives the reason; the trial does not fail.
     """
 
     def __init__(
@@ -80,52 +79,52 @@ class DenseBaseline:
         self._tokens = attention.workload.seq_len
         self._clock = clock_for(device)
         self._rows: int | None = None
-        self._why_not: str | None = None
+        self._failure: str | None = None
 
     @property
     def source(self) -> str:
-        """ "measured", "computed from 1,024 of 131,072 rows" or "not run: ..."."""
-        if self._why_not:
-            return self._why_not
+        """Return "measured", "computed from 1,024 of 131,072 rows" or "not run: ..."."""
+        if self._failure:
+            return self._failure
         if self._rows == self._tokens:
             return "measured"
         return f"computed from {self._rows:,} of {self._tokens:,} rows"
 
-    def turn(self, sender: MessageSender, sparse_s: float) -> float:
-        """One timed dense pass; before the first, what kind of pass is chosen.
+    def run(self, sender: MessageSender, sparse_s: float) -> float:
+        """Run one timed dense pass. Before the first, choose between a complete pass and a part.
 
-        sparse_s: seconds of the sparse pass just before. Returns seconds that all of it took.
+        sparse_s: seconds of the sparse pass just before. Returns the seconds spent here.
         """
         start = time.perf_counter()
-        # a phase of the harness's own: the time budget is the sparse attention's
+        # a phase that the time budget does not cover: the budget is the sparse attention's
         sender.start_phase("check", f"dense pass {len(self._clock.wall) + 1}")
-        while not self._why_not:
+        while not self._failure:
             try:
                 self._one_pass(sparse_s)
                 break
             except RuntimeError as error:
-                self._step_back(error)
+                self._fall_back(error)
         return time.perf_counter() - start
 
-    def onto(self, log: MeasurementLog) -> None:
-        """Keep every sample, in seconds of a whole dense pass, and where they come from."""
+    def add_to(self, log: MeasurementLog) -> None:
+        """Log the samples, in seconds of a complete dense pass, and their source."""
         log.facts["dense"] = self.source
-        if not self._why_not and self._rows is not None and self._clock.wall:
+        if not self._failure and self._rows is not None and self._clock.wall:
             share = self._flops(self._rows) / dense_flops(self._attention)
             log.add("dense_time", "s", *(seconds / share for seconds in self._clock.wall))
 
     def _one_pass(self, sparse_s: float) -> None:
         if self._rows is None:
-            self._rows = self._chosen(sparse_s)
+            self._rows = self._choose_rows(sparse_s)
         if not self._clock.wall:
             for _ in range(self._warm_ups):
                 self._run(self._rows, self._tokens)
         with self._clock:
             self._run(self._rows, self._tokens)
 
-    def _chosen(self, sparse_s: float) -> int:
-        """Query rows of a pass: all where that is quick enough."""
-        part, keys = self._part(), min(self._tokens, CALIBRATION_KEYS)
+    def _choose_rows(self, sparse_s: float) -> int:
+        """Return the query rows of a pass: all of them if that is quick enough."""
+        part, keys = self._part_rows(), min(self._tokens, CALIBRATION_KEYS)
         if part == self._tokens:
             return part
         clock = clock_for(self._device)
@@ -133,20 +132,20 @@ class DenseBaseline:
             with clock:
                 self._run(part, keys)
         rate = dense_flops(self._attention, part, keys) / clock.wall[-1]
-        whole_s = dense_flops(self._attention) / rate
-        return self._tokens if whole_s <= max(TOO_LONG * sparse_s, self._time_cap) else part
+        complete_s = dense_flops(self._attention) / rate
+        return self._tokens if complete_s <= max(TOO_LONG * sparse_s, self._time_cap) else part
 
-    def _step_back(self, error: RuntimeError) -> None:
-        """From whole passes to parts, from parts to none. Samples of two kinds are never mixed."""
+    def _fall_back(self, error: RuntimeError) -> None:
+        """Fall back from complete passes to parts, then to none. Samples are never mixed."""
         self._clock = clock_for(self._device)
-        part = self._part()
+        part = self._part_rows()
         if self._rows == self._tokens > part:
             self._rows = part
         else:
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            self._why_not = f"not run: {said[0]}"
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            self._failure = f"not run: {lines[0]}"
 
-    def _part(self) -> int:
+    def _part_rows(self) -> int:
         w = self._attention.workload
         if self._device == "cuda":
             workers = torch.cuda.get_device_properties(0).multi_processor_count
@@ -160,7 +159,7 @@ class DenseBaseline:
         return dense_flops(self._attention, rows, self._tokens)
 
     def _run(self, rows: int, keys: int) -> None:
-        """A pass over the first rows and keys; causal only where that is all of them."""
+        """Run a pass over the first rows and keys; causal only if these are all."""
         w, one = self._attention.workload, self._one
         causal = w.causal and rows == keys == self._tokens
         matrices = self._attention.projections()
@@ -188,8 +187,10 @@ def dense_baseline_for(
     time_cap: float,
     log: MeasurementLog,
 ) -> DenseBaseline | None:
-    """Of an attention that is sparse by what `log` know of it; None for any other, and over
-    several ranks, which is noted."""
+    """Return the baseline of an attention that is sparse according to the log, else None.
+
+    Over several ranks there is none either, and the log gets the reason as a fact.
+    """
     if min(samples_of(log.measurements, "density_achieved"), default=1.0) >= 1:
         return None
     if attention.group.size > 1:

@@ -1,9 +1,9 @@
-"""What a trial would take, known without running it: its pass is walked on `meta` tensors.
+"""Predict the needs of a trial without running it: its pass runs on `meta` tensors.
 
-Memory is that of the implementation itself: its plan is made for real, its operations are
-dispatched as they would be, and each storage is counted while somebody holds it (meta_mode.py,
-meters/storage_peak.py). What a fused kernel allocates inside itself is not visible and comes from
-a table (data/workspaces.yaml).
+The layout is prepared for real, and the pass dispatches its real operators, so memory is that of
+the implementation: each storage counts while it is referenced (meta_mode.py,
+meters/storage_peak.py). The workspace of a fused kernel is not visible and comes from a table
+(kernel_workspace.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.model import Foresight, Trial
 from longseq_bench.distributed.group import Group
+from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
-from longseq_bench.worker.inputs import draw
+from longseq_bench.worker.inputs import draw_inputs
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
 from longseq_bench.worker.passes import (
     WARM_UP_TOKENS,
@@ -36,20 +37,29 @@ from longseq_bench.worker.passes import (
     unsupported_setting,
 )
 
+FREE_SHARE = 0.5
+"""The share of the free memory that layouts may take."""
+
 
 def dry_run(trials: Sequence[Trial]) -> list[Foresight]:
-    """What each trial would take on its fullest rank. For a process of its own: from now on this
-    one computes nothing, and its plans may take a share of the memory that is free and no more."""
-    _compile_nothing()
-    limits.exact_heap()
+    """Predict what each trial needs on the rank that needs most.
+
+    Call it in a process of its own: afterwards the process can't compile, and its memory is limited
+    to a share of what is free.
+    """
+    _disable_compiler()
+    limits.use_exact_heap()
     limits.limit_heap(int(psutil.virtual_memory().available * FREE_SHARE))
     threads = torch.get_num_threads()
-    return [_dry_run(trial, threads) for trial in trials]
+    return [_predict(trial, threads) for trial in trials]
 
 
-def _compile_nothing() -> None:
-    """torch imports its compiler in the first operation without data, only to keep it out of there:
-    0.7 s, and a folder that stays behind. Here nothing is ever compiled."""
+def _disable_compiler() -> None:
+    """Replace torch._dynamo by a stub.
+
+    torch imports it in the first operation on meta tensors. That takes 0.7 s and leaves a folder
+    behind, and nothing is compiled here.
+    """
     name = "torch._dynamo"
     if name not in sys.modules:
         stand_in = ModuleType(name)
@@ -57,9 +67,9 @@ def _compile_nothing() -> None:
         sys.modules[name] = vars(torch)["_dynamo"] = stand_in
 
 
-def _dry_run(trial: Trial, threads: int) -> Foresight:
+def _predict(trial: Trial, threads: int) -> Foresight:
     meta_mode.enable(trial.device)
-    # ranks of a CPU share its cores
+    # ranks on one host share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
     make = None
     try:
@@ -68,70 +78,69 @@ def _dry_run(trial: Trial, threads: int) -> Foresight:
             return Foresight(unsupported=reason)
         if trial.device == "cpu" and (reason := make.unavailable_reason(trial.device)):
             return Foresight(unsupported=reason)
-        _plan_once(make, trial)
-        ends = _ends(make, trial)
-        busiest = max(_share(one) for one in ends)
-        ends, seen = _fullest(ends), []
+        _prepare_short(make, trial)
+        ends = [
+            make(trial.workload, Group(r, trial.world_size), **trial.options)
+            for r in sorted({0, trial.world_size - 1})
+        ]
+        busiest = max(_work_share(rank) for rank in ends)
+        ends, predictions = _fullest(ends), []
         while ends:
-            # one after the other: a plan takes memory for as long as it is there
-            seen.append(_of_rank(ends.pop(0), trial))
+            # a layout takes memory while it exists, so one rank after the other
+            predictions.append(_predict_rank(ends.pop(0), trial))
     except LongseqError as error:
         return Foresight(unsupported=str(error))
     except MemoryError:
-        return Foresight(unsupported="its plan alone takes more memory than is free here")
+        return Foresight(unsupported="its layout alone takes more memory than is free here")
     except Exception as error:
-        # of a plug-in, or of operations that meta tensors don't have
+        # from a plug-in, or from an operator that meta tensors don't support
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return Foresight(unsupported=f"can't be walked without data: {first[:200]}")
-    fullest = max(seen, key=lambda one: one.peak_bytes)
-    # where peaks are as good as equal, which is the fullest says nothing of who sends most
-    sends = max(seen, key=lambda one: one.bytes_sent)
+        return Foresight(unsupported=f"can't run without data: {first[:200]}")
+    fullest = max(predictions, key=lambda p: p.peak_bytes)
+    # the rank with the highest peak is not always the one that sends most
+    sends_most = max(predictions, key=lambda p: p.bytes_sent)
     ranks = trial.world_size
     return fullest.model_copy(
         update={
             "flops": fullest.flops / ranks,
             "busiest": max(1.0, busiest * ranks),
-            **sends.model_dump(include={"bytes_sent", "transfers", "overlaps"}),
+            **sends_most.model_dump(include={"bytes_sent", "transfers", "overlaps"}),
         }
     )
 
 
-def _plan_once(make: type[Attention], trial: Trial) -> None:
-    """A short plan of the same kind, so that what is loaded once is not charged to the first."""
+def _prepare_short(make: type[Attention], trial: Trial) -> None:
+    """Prepare a short layout of the same kind, so that one-time costs are not charged to a rank."""
     short = trial.at(min(trial.workload.seq_len, WARM_UP_TOKENS * trial.world_size))
     with suppress(UnsupportedError):
         make(short.workload, Group(0, trial.world_size), **trial.options).prepare(trial.device)
 
 
 def _fullest(ends: list[Attention]) -> list[Attention]:
-    """Ranks that may need most: the one with most tokens of the first and the last. Where tokens
-    are as many, what is fetched may not be, so a layout's ranks are both looked at."""
+    """Return the ranks that may need most: the one of the first and the last with more tokens.
+
+    Ranks with equally many tokens may fetch different blocks in a block layout, so both are kept.
+    """
     if isinstance(ends[0], LayoutAttention):
         return ends
-    return [max(ends, key=lambda one: len(one.shard.queries))]
+    return [max(ends, key=lambda rank: len(rank.shard.queries))]
 
 
-def _ends(make: type[Attention], trial: Trial) -> list[Attention]:
-    """The first rank's and the last one's."""
-    ranks = sorted({0, trial.world_size - 1})
-    return [make(trial.workload, Group(r, trial.world_size), **trial.options) for r in ranks]
-
-
-def _of_rank(attention: Attention, trial: Trial) -> Foresight:
-    inside, heap = KernelWorkspace(torch.get_num_threads()), _PlanHeap(trial.device)
-    meter = StoragePeak("meta", inside)
+def _predict_rank(attention: Attention, trial: Trial) -> Foresight:
+    workspace, heap = KernelWorkspace(torch.get_num_threads()), _LayoutHeap(trial.device)
+    meter = StoragePeak(MeterContext("meta", workspace=workspace))
     with meter:
         rows = torch.zeros(1, dtype=torch.long)
-        one = draw(attention, "meta", trial.seed, rows, trial.keep)
-        heap.around(lambda: attention.prepare(trial.device))
-        planned = meter.now + heap.peak
+        one = draw_inputs(attention, "meta", trial.seed, rows, trial.keep)
+        heap.measure(lambda: attention.prepare(trial.device))
+        prepared = meter.current + heap.peak
         run_pass(attention, one)
     cost, traffic = attention.cost(), attention.group.traffic
     sent = bytes_sent_by_formula(attention, trial)
     return Foresight(
-        peak_bytes=max(planned, meter.peak + heap.kept),
-        inside_bytes=meter.at_peak_inside,
-        untabled=tuple(sorted(inside.untabled)),
+        peak_bytes=max(prepared, meter.peak + heap.kept),
+        inside_bytes=meter.peak_workspace,
+        untabled=tuple(sorted(workspace.unknown)),
         flops=cost.flops,
         floor_bytes=cost.floor_bytes,
         bytes_sent=sent,
@@ -140,24 +149,20 @@ def _of_rank(attention: Attention, trial: Trial) -> Foresight:
     )
 
 
-def _share(attention: Attention) -> float:
-    """Of the whole work, what one rank does."""
+def _work_share(attention: Attention) -> float:
+    """Return the share of the trial's work that one rank does."""
     w, own = attention.workload, attention.shard
     rows = len(own.queries) / w.seq_len
     if w.causal and isinstance(attention, ExactAttention):
-        # a row sees as many keys as stand before it
+        # a row sees the keys up to its own position
         rows = float(np.add(own.queries, 1, dtype=np.float64).sum()) / visible_pairs(
             w.seq_len, True
         )
     return rows * len(own.batch) * len(own.heads) / (w.batch * w.heads)
 
 
-FREE_SHARE = 0.5
-"""Of the free memory: what plans may take."""
-
-
-class _PlanHeap:
-    """What planning takes of the host's memory, where that is what the trial is measured by."""
+class _LayoutHeap:
+    """Host memory that preparing a layout takes, if the trial is measured by the host's heap."""
 
     def __init__(self, device: str) -> None:
         self.peak = self.kept = 0
@@ -165,10 +170,11 @@ class _PlanHeap:
             HeapPeak() if device == "cpu" and HeapPeak.unavailable_reason() is None else None
         )
 
-    def around(self, plan: Callable[[], None]) -> None:
+    def measure(self, prepare: Callable[[], None]) -> None:
+        """Call `prepare` and measure its peak, and what it keeps, in bytes."""
         if self._meter is None:
-            plan()
+            prepare()
             return
         with self._meter:
-            plan()
+            prepare()
         self.peak, self.kept = self._meter.peak, self._meter.kept

@@ -1,11 +1,11 @@
-"""The ranks of one host, started by torch's own elastic agent, as torchrun starts them.
+"""The ranks of one host, started by torch's elastic agent, as torchrun starts them.
 
-The agent meets those of the other hosts, forks the ranks from this process, which has torch loaded,
-and ends them all when one dies. Each rank finds its place in the environment, like any process of
-torchrun's, and speaks to the host's parent by a pipe that it inherits.
+The agent meets the agents of the other hosts, forks the ranks from this process (which has torch
+loaded), and ends all of them when one dies. Each rank reads its place from the environment, like
+any process of torchrun, and reports to the host's parent over a pipe that it inherits.
 
-Beside torch's own ways: no folder of logs, no look-up of host names (ten seconds each where no name
-server answers), and a short wait for the other hosts' agents at the end (else five minutes).
+Different from torch's defaults: no folder of logs, no look-up of host names (ten seconds each
+without a name server), and a short wait for the other agents at the end (instead of five minutes).
 """
 
 from __future__ import annotations
@@ -38,97 +38,107 @@ from longseq_bench.core.cluster_env import LOOPBACK, adopted
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.stack_markers import longseq_child_main
-from longseq_bench.worker.main import run
+from longseq_bench.worker.main import run_rank
 from longseq_bench.worker.messages import MessageSender
 
 MONITOR_S = 0.05
 EXIT_BARRIER_S = 2.0
-"""How long an agent waits for those of the other hosts, when its own ranks are done."""
+"""Seconds that an agent waits for the other hosts' agents after its own ranks have ended."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
 _SIOCGIFADDR = 0x8915
 
 
-def run_agent(order: str, words: Connection, pipes: list[Connection], outputs: list[int]) -> None:
-    """Start this host's ranks and stay until they have ended. Says over `words`:
+def run_agent(
+    job_json: str, events: Connection, pipes: list[Connection], outputs: list[int]
+) -> None:
+    """Start this host's ranks and return when they have ended. It sends over `events`:
 
-    {"started": [pid, ...]}                        they are there: all hosts have met
-    {"exit": -9, "local_rank": 1, "at": 17...}     one is gone, and when, in ns since 1970
-    {"failed": "..."}                              they could not be started
+    {"started": [pid, ...]}                        the ranks run: all hosts have met
+    {"exit": -9, "local_rank": 1, "at": 17...}     a rank ended, and when, in ns since 1970
+    {"failed": "..."}                              the ranks could not be started
+
+    Args:
+        job_json: a HostJob of launchers/host_agent.py.
+        events: to the parent.
+        pipes: for the messages of each rank.
+        outputs: the file descriptor that each rank prints to.
     """
-    asked = json.loads(order)
-    _quiet()
-    _name_interface(asked["address"])
-    # ranks are numbered host by host, without asking the others how many they have
+    job = json.loads(job_json)
+    _silence_logging()
+    _select_interface(job["address"])
+    # number the ranks host by host, without asking the other hosts for their number of ranks
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     handler = registry.get_rendezvous_handler(
         RendezvousParameters(
-            backend="static", endpoint=f"{asked['host']}:{asked['port']}", run_id=asked["run"],
-            min_nodes=asked["nodes"], max_nodes=asked["nodes"], local_addr=asked["address"],
-            rank=asked["node"], timeout=math.ceil(asked["patience"]),
+            backend="static", endpoint=f"{job['host']}:{job['port']}", run_id=job["run"],
+            min_nodes=job["nodes"], max_nodes=job["nodes"], local_addr=job["address"],
+            rank=job["node"], timeout=math.ceil(job["patience"]),
         )
     )  # fmt: skip
     spec = WorkerSpec(
-        role="rank", local_world_size=asked["per"], rdzv_handler=handler, entrypoint=_rank,
-        args=(json.dumps(asked["trial"]), words, pipes, outputs), max_restarts=0,
-        monitor_interval=MONITOR_S, master_addr=asked["host"], master_port=asked["port"],
-        local_addr=asked["address"],
+        role="rank", local_world_size=job["per"], rdzv_handler=handler, entrypoint=_run_rank,
+        args=(json.dumps(job["trial"]), events, pipes, outputs), max_restarts=0,
+        monitor_interval=MONITOR_S, master_addr=job["host"], master_port=job["port"],
+        local_addr=job["address"],
     )  # fmt: skip
-    agent = _Agent(spec, words, pipes)
+    agent = _Agent(spec, events, pipes)
     try:
         agent.run()
     except Exception as error:
         traceback.print_exc()
         first = str(error).strip().splitlines()[:1] or [""]
-        agent.say({"failed": f"{type(error).__name__}: {first[0]}"})
+        agent.send({"failed": f"{type(error).__name__}: {first[0]}"})
 
 
 class _Agent(LocalElasticAgent):
-    """torch's agent, which tells the parent which ranks it has started, and how each ended."""
+    """torch's agent; it also reports to the parent which ranks started, and how each one ended."""
 
-    def __init__(self, spec: WorkerSpec, words: Connection, pipes: Sequence[Connection]) -> None:
+    def __init__(self, spec: WorkerSpec, events: Connection, pipes: Sequence[Connection]) -> None:
         logs = DefaultLogsSpecs(log_dir=os.devnull)
         super().__init__(spec, logs, start_method="fork", exit_barrier_timeout=EXIT_BARRIER_S)
-        self._words, self._pipes, self._saying = words, pipes, threading.Lock()
+        self._events, self._pipes, self._lock = events, pipes, threading.Lock()
 
-    def say(self, message: dict[str, Any]) -> None:
-        with self._saying:
-            self._words.send_bytes(json.dumps(message).encode())
+    def send(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            self._events.send_bytes(json.dumps(message).encode())
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         for pipe in self._pipes:
             pipe.close()
-        self.say({"started": [pids[local_rank] for local_rank in sorted(pids)]})
+        self.send({"started": [pids[local_rank] for local_rank in sorted(pids)]})
         for local_rank, pid in pids.items():
             threading.Thread(target=self._wait_for, args=(local_rank, pid), daemon=True).start()
         return pids
 
     def _wait_for(self, local_rank: int, pid: int) -> None:
-        """Say how a rank ended, at once and of each one: torch names one, when all are gone."""
-        # left as it is: the agent has to find it dead itself
+        """Report the end of a rank at once. torch reports one rank, after all have ended."""
+        # WNOWAIT: the agent has to reap it
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         at = time.time_ns()
         if found is not None:
             code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-            self.say({"exit": code, "local_rank": local_rank, "at": at})
+            self.send({"exit": code, "local_rank": local_rank, "at": at})
 
 
-def _rank(trial: str, words: Connection, pipes: Sequence[Connection], outputs: list[int]) -> None:
-    """One rank, forked from the agent: as `worker.serve`, with its place from the environment."""
+def _run_rank(
+    trial: str, events: Connection, pipes: Sequence[Connection], outputs: list[int]
+) -> None:
+    """Run one rank, forked from the agent: as `main.serve`, with its place in the environment."""
     try:
         local_rank = int(os.environ["LOCAL_RANK"])
         _become_a_child(outputs[local_rank])
-        words.close()
+        events.close()
         for other, pipe in enumerate(pipes):
             if other != local_rank:
                 pipe.close()
         place = adopted(os.environ)
         if place is None:
-            raise UserError("torch's agent gave this rank no place")
+            raise UserError("torch's agent set no RANK and WORLD_SIZE for this process")
         sender = MessageSender(pipes[local_rank])
-        outcome = longseq_child_main(run, Trial.model_validate_json(trial), place, sender)
+        outcome = longseq_child_main(run_rank, Trial.model_validate_json(trial), place, sender)
         sender.send_outcome(outcome)
         if outcome.status == "ok":
             sender.wait_until_closed()
@@ -139,13 +149,13 @@ def _rank(trial: str, words: Connection, pipes: Sequence[Connection], outputs: l
         os._exit(1)
     sys.stdout.flush()
     sys.stderr.flush()
-    # not by returning, which would keep the connections open that the peers wait at; and not with
-    # another code, or the agent would end those before they have said what they saw
+    # exit at once, because peers wait at open connections; and with code 0, because at any other
+    # the agent would kill the peers before they report
     os._exit(0)
 
 
 def _become_a_child(output: int) -> None:
-    """What the agent has set up for itself is not for a rank."""
+    """Undo the agent's signal handlers, end with the agent, and print to the rank's own file."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_DFL)
     if sys.platform.startswith("linux"):
@@ -156,8 +166,8 @@ def _become_a_child(output: int) -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
-def _quiet() -> None:
-    """torch's log format takes 0.9 s to import, and each of its events a look-up of this host."""
+def _silence_logging() -> None:
+    """Skip torch's log format, which takes 0.9 s to import, and look-ups of the host's name."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.split(".")[0] == "torch" and isinstance(logger, logging.Logger):
             logger.handlers.clear()
@@ -167,20 +177,22 @@ def _quiet() -> None:
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
-def _name_interface(address: str) -> None:
-    """Tell gloo which interface leads to the other hosts: it would take what the host's name stands
-    for, which often is the loopback."""
-    if address != LOOPBACK and (name := _interface_of(address)):
+def _select_interface(address: str) -> None:
+    """Make gloo use the interface with this address.
+
+    By default gloo uses the address of the host's name, which often is the loopback.
+    """
+    if address != LOOPBACK and (name := _find_interface(address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _interface_of(address: str) -> str | None:
-    """The interface that has an IPv4 address."""
+def _find_interface(address: str) -> str | None:
+    """Return the name of the interface that has an IPv4 address, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             try:
-                asked = struct.pack("256s", name.encode()[:15])
-                found = fcntl.ioctl(any_socket, _SIOCGIFADDR, asked)
+                request = struct.pack("256s", name.encode()[:15])
+                found = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
             except OSError:
                 continue
             if socket.inet_ntoa(found[20:24]) == address:

@@ -1,7 +1,7 @@
-"""What goes into a pass: the rows that will be checked, and a rank's share of random tensors.
+"""The inputs of a pass: a rank's share of random tensors, and the rows that will be checked.
 
-Ranks that hold the same part draw the same numbers, others others, with nothing sent: a part's
-numbers follow from the trial's seed and from what the part is.
+Ranks that hold the same part of a tensor draw the same numbers, without communication: the random
+generator is seeded by the trial's seed and by the part itself.
 """
 
 from __future__ import annotations
@@ -17,22 +17,27 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Keep
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host_memory
-from longseq_bench.worker.shard_coverage import all_gather, mark, rows_held
+from longseq_bench.worker.shard_coverage import all_gather, find_rows, fingerprint
 
 WHOLE_ROWS = 512
+"""All rows are checked up to this sequence length."""
+
 SAMPLED_ROWS = 16
+"""Checked rows of a longer sequence, the first and last among them."""
+
 EDGE_ROWS = 64
-"""First and last rows of ranks' shards, both of each rank up to half as many ranks."""
+"""First and last rows of ranks' shards that are checked; both of each rank up to 32 ranks."""
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass
 class Pass:
-    """What one pass takes and leaves: q (B, Hq, N, D), k, v (B, Hk, M, D), out like q.
+    """Inputs and results of a pass: q (B, Hq, N, D), k, v (B, Hk, M, D), out like q.
 
-    keep: of Trial.  drawn_q: on the host, where a pass writes over q.  aside: an output that the
-    pass itself would drop is put on the host, where it can be checked.
+    keep: as in Trial.
+    drawn_q: a copy of q on the host, for a pass that overwrites q.
+    keep_output: copy an output that the pass itself drops to the host, so that it can be checked.
     """
 
     inputs: Triple
@@ -41,18 +46,21 @@ class Pass:
     grads: Triple | None = None
     keep: Keep = "all"
     drawn_q: Tensor | None = None
-    aside: bool = True
+    keep_output: bool = True
 
     @property
     def drawn(self) -> Triple:
-        """The inputs as they were before any pass."""
+        """The inputs as they were before the first pass."""
         q, k, v = self.inputs
         return (q if self.drawn_q is None else self.drawn_q), k, v
 
 
 def checked_rows(seq_len: int, seed: int, ends: Tensor | None = None) -> Tensor:
-    """Query positions to check, ascending: all of a short sequence, else first, last and random
-    ones and some of `ends`, the first and last position of each rank's queries (ranks, 2)."""
+    """Return the query positions to check, ascending.
+
+    All of a short sequence; else the first, the last and random ones, and some of `ends`: the first
+    and last position of each rank's queries, (ranks, 2).
+    """
     if seq_len <= WHOLE_ROWS:
         return torch.arange(seq_len)
     draw = torch.Generator().manual_seed(seed)
@@ -63,29 +71,33 @@ def checked_rows(seq_len: int, seed: int, ends: Tensor | None = None) -> Tensor:
     return torch.unique(torch.cat(rows))  # type: ignore[no-any-return]
 
 
-def rows_of(attention: Attention, seed: int) -> Tensor:
-    """Query positions to check, the same on all ranks, which have to call it together."""
+def select_checked_rows(attention: Attention, seed: int) -> Tensor:
+    """Return the query positions to check, the same on all ranks. All ranks must call it."""
     held = attention.shard.queries
     ends = torch.tensor([int(held[0]), int(held[-1])])
     return checked_rows(attention.workload.seq_len, seed, all_gather(attention.group, ends))
 
 
 def _edges(ends: Tensor) -> Tensor:
-    """Both ends of each rank; of very many ranks one end each, and of even more not every rank."""
+    """Return both ends of each rank; of more than 32 ranks one end, of very many only some."""
     if ends.numel() <= EDGE_ROWS:
         return ends.flatten()
     turns = torch.arange(len(ends))
     return ends[turns, turns % 2][:: -(-len(ends) // (4 * EDGE_ROWS))]
 
 
-def draw(attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep = "all") -> Pass:
-    """Seeded normal q, k, v of this rank; in train an output gradient that is zero outside those
-    of `rows` that it holds."""
+def draw_inputs(
+    attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep = "all"
+) -> Pass:
+    """Draw this rank's q, k, v from a seeded normal distribution.
+
+    In train mode the output gradient is zero outside `rows`, so that few rows determine dk and dv.
+    """
     w, shard = attention.workload, attention.shard
     dtype = getattr(torch, w.dtype)
-    # what lies on the host is filled there
+    # tensors in mapped files are filled on the host
     place = "cpu" if attention.on_host and device != "meta" else device
-    fill = _filler(attention, place, seed)
+    fill = _make_filler(attention, place, seed)
 
     def empty(shape: tuple[int, ...]) -> Tensor:
         if attention.on_host:
@@ -94,9 +106,9 @@ def draw(attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep 
 
     def normal(name: str, heads: range, tokens: Positions) -> Tensor:
         shape = (len(shard.batch), len(heads), len(tokens), w.head_dim)
-        made = empty(shape)
-        fill(made, name, heads, tokens)
-        return made.requires_grad_(w.train)
+        tensor = empty(shape)
+        fill(tensor, name, heads, tokens)
+        return tensor.requires_grad_(w.train)
 
     inputs = (
         normal("q", shard.heads, shard.queries),
@@ -106,10 +118,11 @@ def draw(attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep 
     drawn = host_memory.copy(inputs[0], device) if keep == "nothing" else None
     if not w.train:
         return Pass(inputs, None, keep=keep, drawn_q=drawn)
-    # laid out as (B, N, Hq, D), as a model's next layer gives it and fused kernels take it uncopied
+    # memory layout (B, N, Hq, D), as the next layer of a model returns it: fused kernels then
+    # make no copy
     b, h, n, d = inputs[0].shape
     grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
-    local, _ = rows_held(shard.queries, rows)
+    local, _ = find_rows(shard.queries, rows)
     own = torch.empty((b, h, len(local), d), dtype=dtype, device=place)
     fill(own, "grad_out", shard.heads, shard.queries)
     grad_out[:, :, local.to(place)] = own
@@ -119,24 +132,27 @@ def draw(attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep 
 Fill = Callable[[Tensor, str, range, Positions], None]
 
 
-def _filler(attention: Attention, device: str, seed: int) -> Fill:
-    """Fills a tensor (B, H, tokens, D) of that name and part. On one rank all numbers come from
-    one generator, in turn; on several each row of the batch and head has its own."""
+def _make_filler(attention: Attention, device: str, seed: int) -> Fill:
+    """Return a function that fills a tensor (B, H, tokens, D), given its name and part.
+
+    On one rank all numbers come from one generator. On several, every (batch row, head) has its
+    own, seeded by its part.
+    """
     if device == "meta":
-        return lambda made, name, heads, tokens: None
+        return lambda tensor, name, heads, tokens: None
     if attention.group.size == 1:
         one = torch.Generator(device).manual_seed(seed)
 
-        def fill_in_turn(made: Tensor, name: str, heads: range, tokens: Positions) -> None:
-            made.normal_(generator=one)
+        def fill_in_turn(tensor: Tensor, name: str, heads: range, tokens: Positions) -> None:
+            tensor.normal_(generator=one)
 
         return fill_in_turn
 
-    def fill(made: Tensor, name: str, heads: range, tokens: Positions) -> None:
-        held = mark(tokens)
+    def fill(tensor: Tensor, name: str, heads: range, tokens: Positions) -> None:
+        part = fingerprint(tokens)
         for i, b in enumerate(attention.shard.batch):
             for j, head in enumerate(heads):
-                made[i, j].normal_(generator=_generator(device, seed, name, b, head, held))
+                tensor[i, j].normal_(generator=_generator(device, seed, name, b, head, part))
 
     return fill
 

@@ -1,4 +1,4 @@
-"""What fused kernels allocate inside themselves, where no tensor shows it: data/workspaces.yaml."""
+"""Memory that fused kernels allocate where no tensor shows it, from data/workspaces.yaml."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 
 
 class KernelWorkspace:
-    """What a fused kernel holds inside itself while it runs, by a table; see workspaces.yaml.
+    """Bytes of workspace that an operator of torch needs while it runs.
 
-    untabled: fused kernels that were met and are not in it.
+    unknown: fused kernels that were called and are not in the table.
     """
 
     def __init__(self, threads: int, table: dict[str, Any] | None = None) -> None:
-        self._threads, self._table = threads, _table() if table is None else table
-        self.untabled: set[str] = set()
+        self._threads, self._given_table = threads, table
+        self.unknown: set[str] = set()
 
     def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         schema = getattr(op, "_schema", None)  # higher-order operators have none
         name = schema.name.removeprefix("aten::") if schema else ""
         if not name.startswith(_FUSED):
             return 0
+        table = _load_table() if self._given_table is None else self._given_table
         given = dict(zip((a.name for a in op._schema.arguments), args, strict=False))
         q, k = given["query"], given["key"]
-        copied = _copied(given["grad_out"]) if "grad_out" in given else 0
-        row = self._table.get(name, {}).get(str(q.dtype).removeprefix("torch."))
+        copied = _copied_bytes(given["grad_out"]) if "grad_out" in given else 0
+        dtype = str(q.dtype).removeprefix("torch.")
+        row = table.get(name, {}).get(dtype)
         if row is None:
-            self.untabled.add(f"{name} {str(q.dtype).removeprefix('torch.')}")
+            self.unknown.add(f"{name} {dtype}")
             return 0
         b, h, n, d = q.shape
         m = k.shape[2]
-        # from 768 rows on torch's CPU kernel works on 256 at a time, before on fewer
+        # torch's CPU kernel works on 256 rows at a time from 768 rows on, on fewer before
         thread = row["thread"] if n >= 768 else row["thread_short"]
         return int(
             self._threads * (thread + row["thread_dim"] * d)
@@ -47,14 +49,16 @@ class KernelWorkspace:
         )
 
 
-def _copied(grad_out: Tensor) -> int:
-    """torch's CPU kernel takes a gradient (B, Hq, N, D) that lies as (B, N, Hq, D); of another it
-    makes a copy."""
+def _copied_bytes(grad_out: Tensor) -> int:
+    """Return the size of the copy that torch's CPU kernel makes of a gradient (B, Hq, N, D).
+
+    It copies unless the memory layout is (B, N, Hq, D).
+    """
     return 0 if grad_out.transpose(1, 2).is_contiguous() else grad_out.nbytes
 
 
 @cache
-def _table() -> dict[str, Any]:
+def _load_table() -> dict[str, Any]:
     text = files("longseq_bench").joinpath("data/workspaces.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text) or {}
-    return found
+    table: dict[str, Any] = yaml.safe_load(text) or {}
+    return table

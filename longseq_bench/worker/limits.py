@@ -1,9 +1,9 @@
-"""A hard memory budget for this process, and the allocator behaviour that makes it exact.
+"""A hard memory budget for this process, and the allocator settings that make it exact.
 
-CPU: RLIMIT_DATA is set to what is mapped now plus the budget. glibc is told to map every block from
-128 KiB up on its own and to give it back at once; otherwise a true need of 52 MiB passes only at
-130, and with it 52 fails and 53 passes.
-CUDA: the caching allocator's fraction, less what lives outside it (context, libraries).
+CPU: RLIMIT_DATA is set to the bytes mapped now plus the budget. glibc maps every block of 128 KiB
+or more on its own and returns it at once. Without that, a need of 52 MiB passes only at 130 MiB;
+with it, 52 fails and 53 passes.
+CUDA: the caching allocator's fraction, less the memory outside it (context, libraries).
 """
 
 from __future__ import annotations
@@ -19,43 +19,44 @@ from longseq_bench.meters.heap_peak import status_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_PERTURB = -1, -3, -6
 _FILL = 0x01
-"""Blocks are filled with its complement when they are given out, 0xFE: -1.7e38 in float32 and
-bfloat16, so that what is read before it is written is no small number."""
+"""New blocks are filled with its complement, 0xFE: -1.7e38 in float32 and bfloat16. So a value that
+is read before it is written is conspicuous."""
 _MAP_FROM = 128 * 1024
 _DYNAMIC_MAX = 32 * 1024 * 1024
-"""Where glibc's own dynamic threshold ends (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
+"""The largest value of glibc's dynamic threshold (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
 
 
-def exact_heap() -> str | None:
-    """Make what is resident follow what is allocated, from now on. Returns why it can't, or None.
+def use_exact_heap() -> str | None:
+    """Make the resident size follow the allocated size. Returns why it can't, or None.
 
-    Blocks are filled as they are given out: a page that nobody has written counts against a budget
-    and would not be in a peak. To be called before the warm-up, so that the warm-up leaves no free
-    blocks behind.
+    New blocks are filled: a page that is never written counts against a budget, but would not be
+    in a peak. Call this before the warm-up, so that the warm-up leaves no free blocks behind.
     """
     settings = {_M_MMAP_THRESHOLD: _MAP_FROM, _M_TRIM_THRESHOLD: 0, _M_PERTURB: _FILL}
     reason = _mallopt(settings)
     if reason is None:
-        # what imports freed would otherwise be used first, outside the budget
+        # blocks that imports have freed would be used first, outside the budget
         ctypes.CDLL(None).malloc_trim(0)
     return reason
 
 
-def fast_heap() -> str | None:
-    """The state that glibc's dynamic thresholds settle into, for timing."""
+def use_fast_heap() -> str | None:
+    """Set the thresholds that glibc reaches by itself, for timing. Returns why not, or None."""
     return _mallopt(
         {_M_MMAP_THRESHOLD: _DYNAMIC_MAX, _M_TRIM_THRESHOLD: 2 * _DYNAMIC_MAX, _M_PERTURB: 0}
     )
 
 
 def mapped_bytes() -> int:
-    """What counts against the data limit now; 0 where nothing does."""
+    """Return the bytes that count against the data limit now; 0 if this system counts none."""
     return status_bytes("VmData") if sys.platform.startswith("linux") else 0
 
 
 def limit_heap(budget: int, mapped: int | None = None) -> str | None:
-    """Let this process map `budget` bytes more than it has, or than it had when `mapped` was read.
-    Returns why it can't, or None."""
+    """Let this process map `budget` more bytes than now, or than when `mapped` was read.
+
+    Returns why it can't, or None.
+    """
     if not sys.platform.startswith("linux"):
         return f"not enforced: {sys.platform} has no data limit that counts mapped memory"
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -66,16 +67,16 @@ def limit_heap(budget: int, mapped: int | None = None) -> str | None:
 
 
 def lift_heap_limit() -> None:
-    """Allow as much as the hard limit does, for what is not the trial's own (checks, messages)."""
+    """Allow as much as the hard limit does, for the harness's own work (checks, messages)."""
     if sys.platform.startswith("linux"):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def limit_cuda(budget: int) -> None:
-    """Cap the caching allocator so that all of this process on the device stays in the budget.
+    """Cap the caching allocator so that this process stays within `budget` bytes on the device.
 
-    Raises torch.OutOfMemoryError where what lives outside the allocator exceeds it already.
+    Raises torch.OutOfMemoryError if the memory outside the allocator already exceeds the budget.
     """
     free, total = torch.cuda.mem_get_info()
     outside = total - free - torch.cuda.memory_reserved()
@@ -88,7 +89,7 @@ def limit_cuda(budget: int) -> None:
 
 
 def use_allocator(name: Allocator) -> None:
-    """Set CUDA's caching allocator before it has given anything out."""
+    """Select CUDA's caching allocator. Call it before the first allocation."""
     torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{name == 'expandable'}")
 
 

@@ -1,4 +1,4 @@
-"""What a child process does with a request; imported once by the fork server, before any fork."""
+"""Requests that a child process answers. The fork server imports this module before any fork."""
 
 from __future__ import annotations
 
@@ -20,65 +20,80 @@ from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.distributed.group import Group
+from longseq_bench.meters.base import METERS
 from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.messages import MessageSender
-from longseq_bench.worker.rendezvous import connect, share_cores
+from longseq_bench.worker.rendezvous import join_process_group, share_cores
 from longseq_bench.worker.trial import run_trial
 
 TOKENS_A_RANK = 4096
-"""Enough for any implementation that can be spread over so many ranks at all."""
+"""Enough tokens for every implementation that can run over many ranks at all."""
 
-# plug-ins wait until they are in a child: what they do when imported is not ours to know
+# plug-ins are imported in a child only: an import may have any side effect
 IMPLEMENTATIONS.load_built_ins()
+METERS.load_built_ins()
 
 
 def serve(request: str, payload: str, pipe: Connection, listener: socket | None = None) -> None:
-    """Answer one request: `trial` ends with an Outcome, `catalogue` with what can be run here,
-    `check` with what is wrong with trials, `dry_run` with what trials would take.
+    """Answer one request over the pipe.
 
-    listener: of rank 0 among several, the open socket at which they meet.
+    Args:
+        request: `trial` (answered by an Outcome), `catalogue` (what can run here), `check` (the
+            mistakes in trials) or `dry_run` (the predicted needs of trials).
+        payload: the request's data as JSON.
+        pipe: for the answer.
+        listener: the open socket at which the ranks meet, for rank 0 of several.
     """
     sender = MessageSender(pipe)
     if request == "catalogue":
-        sender.send_answer(catalogue().model_dump(mode="json"))
+        sender.send_answer(build_catalogue().model_dump(mode="json"))
     elif request == "check":
-        sender.send_answer(mistakes([Trial.model_validate(trial) for trial in json.loads(payload)]))
+        sender.send_answer(
+            find_mistakes([Trial.model_validate(trial) for trial in json.loads(payload)])
+        )
     elif request == "dry_run":
         trials = [Trial.model_validate(trial) for trial in json.loads(payload)]
-        sender.send_answer([seen.model_dump(mode="json") for seen in dry_run(trials)])
+        sender.send_answer([needs.model_dump(mode="json") for needs in dry_run(trials)])
     else:
-        asked = json.loads(payload)
-        trial, place = Trial.model_validate(asked["trial"]), Place(**asked["place"])
-        outcome = run(trial, place, sender, listener)
+        data = json.loads(payload)
+        trial, place = Trial.model_validate(data["trial"]), Place(**data["place"])
+        outcome = run_rank(trial, place, sender, listener)
         sender.send_outcome(outcome)
         if place.size > 1:
-            _leave(outcome, sender)
+            _exit(outcome, sender)
 
 
-def run(
+def _parse_trials(payload: str) -> list[Trial]:
+    return [Trial.model_validate(trial) for trial in json.loads(payload)]
+
+
+def run_rank(
     trial: Trial, place: Place, sender: MessageSender, listener: socket | None = None
 ) -> Outcome:
-    """One rank's part of a trial. What can't be done is said before any rank is connected."""
+    """Run one rank of a trial. Unsupported trials are refused before the ranks connect."""
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
-        if unavailable_reason := make.unavailable_reason(trial.device):
-            raise UnsupportedError(unavailable_reason)
+        if reason := make.unavailable_reason(trial.device):
+            raise UnsupportedError(reason)
         if place.size == 1:
             return run_trial(trial, sender, Group.alone())
         make(trial.workload, Group(place.rank, place.size), **trial.options)
         if trial.device == "cpu":
             share_cores(place.here or place.size)
-        connect(place, trial.device, listener)
+        join_process_group(place, trial.device, listener)
         group = Group.world(trial.device)
     except Exception as error:
         return outcome_of_exception(error, sender.phase)
     return run_trial(trial, sender, group)
 
 
-def _leave(outcome: Outcome, sender: MessageSender) -> None:
-    """End at once, whatever the process group still waits for. Who failed goes first, so that the
-    others learn of it; who is done stays, as the others may still have to read what it sent."""
+def _exit(outcome: Outcome, sender: MessageSender) -> None:
+    """End the process, even if the process group still waits.
+
+    A rank that failed ends at once, so that the others notice. A rank that is done stays until all
+    have reported, because the others may still have to read what it sent.
+    """
     if outcome.status == "ok":
         sender.wait_until_closed()
     sys.stdout.flush()
@@ -86,28 +101,31 @@ def _leave(outcome: Outcome, sender: MessageSender) -> None:
     os._exit(0)
 
 
-def mistakes(trials: Sequence[Trial]) -> list[str]:
-    """What is wrong with the options of trials together, and with ranks that suit none of the
-    trials of an implementation. Anything else it refuses is a result."""
-    found, alike = [], defaultdict(list)
+def find_mistakes(trials: Sequence[Trial]) -> list[str]:
+    """Return the mistakes in trials.
+
+    A mistake is options that contradict each other, or world sizes with which an implementation can
+    run none of its trials. Any other refusal is a result of the trial.
+    """
+    found, by_options = [], defaultdict(list)
     for trial in trials:
         error = _refusal(trial)
         if isinstance(error, WorldError):
-            # too few tokens for the ranks is no mistake: a search grows them
+            # too few tokens for the ranks is not a mistake: a search increases them
             error = _refusal(
                 trial.at(max(trial.workload.seq_len, TOKENS_A_RANK * trial.world_size))
             )
         if isinstance(error, UserError):
             found.append(f"{trial.implementation}: {error}")
-        alike[trial.implementation, str(trial.options)].append(error)
-    for (name, _), errors in alike.items():
+        by_options[trial.implementation, str(trial.options)].append(error)
+    for (name, _), errors in by_options.items():
         if all(isinstance(error, WorldError) for error in errors):
             found.append(f"{name}: {errors[0]}")
     return found
 
 
 def _refusal(trial: Trial) -> Exception | None:
-    """What an implementation answers to a trial; None where it takes it."""
+    """Return the exception that an implementation raises for a trial, or None."""
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
         make(trial.workload, Group(0, trial.world_size), **trial.options)
@@ -116,8 +134,8 @@ def _refusal(trial: Trial) -> Exception | None:
     return None
 
 
-def catalogue() -> Catalogue:
-    """Every implementation with its options and why it can't run, and the devices here."""
+def build_catalogue() -> Catalogue:
+    """Describe every implementation, with its options and unavailable devices, and every device."""
     devices = {"cpu": _cpu(), "cuda": _cuda()}
     return Catalogue(
         implementations={name: _entry(name, devices) for name in IMPLEMENTATIONS.names()},

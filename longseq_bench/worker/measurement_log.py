@@ -1,4 +1,4 @@
-"""What a trial has seen of itself so far, on one rank."""
+"""Measurements and facts of a running trial, on one rank."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from longseq_bench.core.model import Measurement, Outcome
 
 @dataclass
 class MeasurementLog:
-    """Measurements and facts gathered so far, kept whatever happens next.
+    """Everything measured so far. It is kept even if the trial fails later.
 
-    pass_s: seconds of the pass under the budget, of the slowest rank.
-    slowest: of each timed pass, the slowest rank's seconds.
-    exact: whether the pass under the budget had its peak taken exactly, which slows it down.
+    own_pass_s: seconds of the pass under the budget on this rank; pass_s: on the slowest rank.
+    slowest: seconds of the slowest rank, one for each timed pass.
+    exact: whether the pass under the budget ran with exact heap accounting, which slows it down.
     """
 
     rank: int = 0
@@ -27,22 +27,21 @@ class MeasurementLog:
     exact: bool = False
 
     def add(self, name: str, unit: str, *samples: float) -> None:
-        """Samples of this rank."""
-        made = Measurement(name=name, unit=unit, samples=tuple(samples), rank=self.rank)
-        self.measurements.append(made)
+        """Add samples of this rank."""
+        self.measurements.append(Measurement(name=name, unit=unit, samples=samples, rank=self.rank))
 
     def extend(self, measurements: Iterable[Measurement]) -> None:
-        """What a meter saw on this rank."""
+        """Add the measurements of a meter as those of this rank."""
         self.measurements += [replace(m, rank=self.rank) for m in measurements]
 
-    def merge(self, later: MeasurementLog) -> None:
-        """Add what was noted apart."""
-        self.measurements += later.measurements
-        self.facts |= later.facts
-        self.own_pass_s, self.pass_s = later.own_pass_s, later.pass_s
+    def merge(self, other: MeasurementLog) -> None:
+        """Add the measurements, the facts and the pass time of another log."""
+        self.measurements += other.measurements
+        self.facts |= other.facts
+        self.own_pass_s, self.pass_s = other.own_pass_s, other.pass_s
 
     def attach_to(self, outcome: Outcome) -> Outcome:
-        """The outcome with all of it."""
+        """Return the outcome with these measurements and facts added."""
         return outcome.model_copy(
             update={
                 "measurements": (*outcome.measurements, *self.measurements),
@@ -52,5 +51,5 @@ class MeasurementLog:
 
 
 def samples_of(measurements: Sequence[Measurement], name: str) -> list[float]:
-    """All samples of that name."""
+    """Return all samples of the measurements with a name."""
     return [s for m in measurements if m.name == name for s in m.samples]

@@ -1,8 +1,8 @@
-"""What a trial's process says to its parent while it runs: small JSON messages over a pipe.
+"""Messages from a trial's process to its parent: small JSON objects over a pipe.
 
 {"phase": "forward", "part": ""}    a phase begins
-{"outcome": {...}, "at": 17...}     the end, and when, in ns since 1970
-{"answer": ...}                     to a question that is no trial
+{"outcome": {...}, "at": 17...}     the outcome, and the time in ns since 1970
+{"answer": ...}                     the answer to a request that is not a trial
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from longseq_bench.core.model import Outcome, Phase
 
 
 class MessageSender:
-    """Says which phase has begun, so that the parent knows where a death happened, and the end."""
+    """Reports each phase, so that the parent knows where a process died, and the outcome."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self.phase: Phase = "start"
 
     def start_phase(self, phase: Phase, part: str = "") -> None:
-        """A phase begins. `part` names what in it, for people."""
+        """Report that a phase begins. part: a detail of it, for progress output."""
         self.phase = phase
         self._send({"phase": phase, "part": part})
 
     def send_outcome(self, outcome: Outcome) -> None:
+        """Report the outcome of this rank."""
         self._send({"outcome": outcome.model_dump(mode="json"), "at": time.time_ns()})
 
     def send_answer(self, value: Any) -> None:
+        """Answer a request that is not a trial. value: anything that JSON can express."""
         self._send({"answer": value})
 
     def wait_until_closed(self) -> None:
-        """Stay until the parent has closed its end, which it does when every rank has spoken."""
+        """Block until the parent closes its end, which it does once every rank has reported."""
         poll = select.poll()
         poll.register(self._pipe.fileno(), 0)
         poll.poll()

@@ -1,4 +1,4 @@
-"""One pass, and the short one before it that no trial is charged for."""
+"""One pass of an attention, and the short warm-up pass before it, which no budget covers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory, torch_fused
-from longseq_bench.worker.inputs import Pass, draw
+from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.messages import MessageSender
 
 WARM_UP_TOKENS = 1024
-"""Of each rank. From 768 query rows up torch's CPU kernel multiplies its largest tiles: MKL then
-holds the buffers (4 MiB a thread) that it keeps for good. The tail modulo this goes with it,
-because oneDNN compiles a kernel for every shape it meets, and keeps that too. So do connections
-and their threads. None is charged to the trial."""
+"""Tokens of each rank in a warm-up pass.
+
+Libraries keep memory that they allocate in the first pass: MKL 4 MiB per thread from 768 query rows
+up, oneDNN a compiled kernel per shape (so the warm-up has the same remainder modulo this number),
+connections their threads. The warm-up allocates it, so that no trial is charged for it."""
 
 
 def run_pass(
     attention: Attention, one: Pass, sender: MessageSender | None = None, part: str = ""
 ) -> None:
-    """Forward, and in train backward; leaves the output and the gradients in `one`, those of a
-    module's matrices in `.grad`."""
+    """Run forward, and in train mode backward.
+
+    The output and the gradients of q, k, v are left in `one`, those of a module's matrices in
+    `.grad`. part: a detail of the phase, for progress output.
+    """
     matrices = attention.projections()
     for matrix in matrices.values():
         matrix.grad = None
@@ -32,7 +36,7 @@ def run_pass(
     if one.keep == "all":
         one.out = attention(*one.inputs)
     else:
-        _forward_alone(attention, one)
+        _run_forward_only(attention, one)
     if one.grad_out is None:
         return
     if sender:
@@ -58,9 +62,12 @@ def run_pass(
     one.out = one.out.detach()
 
 
-def _forward_alone(attention: Attention, one: Pass) -> None:
-    """A forward of which nothing is kept for a backward; what comes out is put aside where there
-    is one, as whoever asked for it has used it by then."""
+def _run_forward_only(attention: Attention, one: Pass) -> None:
+    """Run a forward that keeps nothing for a backward.
+
+    If a backward follows, the output is copied to the host for the check: in a model the next layer
+    has used it by then.
+    """
     if one.keep == "nothing" and one.grad_out is None:
         one.out = attention.forward_inplace(*one.inputs)
         return
@@ -68,32 +75,32 @@ def _forward_alone(attention: Attention, one: Pass) -> None:
         out = attention(*one.inputs)
     if one.grad_out is None:
         one.out = out
-    elif one.aside:
+    elif one.keep_output:
         one.out = host_memory.copy(out, out.device.type)
 
 
 def unsupported_setting(trial: Trial) -> str | None:
-    """Which setting has no meaning for such a trial."""
+    """Return why a setting has no meaning for this trial, or None."""
     if trial.keep == "inputs" and not trial.workload.train:
-        return "keep=inputs is of mode=train; a forward alone keeps nothing more"
+        return "keep=inputs needs mode=train; a forward alone keeps nothing more"
     if trial.allocator != "default" and trial.device != "cuda":
-        return f"allocator={trial.allocator} is of device=cuda"
+        return f"allocator={trial.allocator} needs device=cuda"
     return None
 
 
 def bytes_sent_by_formula(attention: Attention, trial: Trial) -> int:
-    """What a rank sends in a pass, by formula: where nothing is kept, forward is run twice."""
+    """Return the bytes that a rank sends in a pass. If nothing is kept, forward runs twice."""
     sent = attention.cost().bytes_sent
     if trial.keep == "all" or not trial.workload.train or attention.group.size == 1:
         return sent
-    alone = trial.workload.model_copy(update={"mode": "forward"})
-    forward = type(attention)(alone, attention.group, **trial.options)
+    forward_only = trial.workload.model_copy(update={"mode": "forward"})
+    forward = type(attention)(forward_only, attention.group, **trial.options)
     forward.prepare(trial.device)
     return sent + forward.cost().bytes_sent
 
 
 def wait_for_all_ranks(group: Group, sender: MessageSender | None = None) -> None:
-    """Wait until every rank is here, so that what follows begins together. Never timed."""
+    """Wait until every rank is here, so that all begin together. This wait is never timed."""
     if group.size == 1:
         return
     if sender:
@@ -102,24 +109,25 @@ def wait_for_all_ranks(group: Group, sender: MessageSender | None = None) -> Non
 
 
 def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
-    """A short pass of the same kind: threads, libraries, connections and caches come before the
-    budget."""
-    attention = _short(make, trial, group)
+    """Run a short pass of the same kind: it starts threads, libraries, connections and caches."""
+    attention = _prepare_short(make, trial, group)
     rows = torch.zeros(1, dtype=torch.long)
-    one = draw(attention, trial.device, trial.seed, rows, trial.keep)
+    one = draw_inputs(attention, trial.device, trial.seed, rows, trial.keep)
     run_pass(attention, one)
     if trial.device == "cpu":
-        _hold_library_buffers(attention.workload)
+        _allocate_library_buffers(attention.workload)
     synchronize(trial.device)
     attention.multiplicity(torch.arange(1).numpy(), torch.arange(1).numpy(), 0)
     group.all_sum(torch.zeros(group.size, dtype=torch.float64))
     group.all_max(0.0)
 
 
-def _short(make: type[Attention], trial: Trial, group: Group) -> Attention:
-    """The trial's attention, planned, at the shortest length at which its options make sense: a
-    block, a window or global tokens may be longer than a warm-up has to be. Raises
-    UnsupportedError where they don't at the trial's own."""
+def _prepare_short(make: type[Attention], trial: Trial, group: Group) -> Attention:
+    """Return the trial's attention, prepared, at the shortest length that its options allow.
+
+    A block, a window or global tokens may be longer than a warm-up has to be. Raises
+    UnsupportedError if the options don't even fit the trial's own length.
+    """
     shape = trial.workload.model_dump() | {"batch": min(trial.workload.batch, group.size)}
     tokens = warm_up_tokens(trial.workload.seq_len, group.size)
     while True:
@@ -136,20 +144,22 @@ def _short(make: type[Attention], trial: Trial, group: Group) -> Attention:
 
 
 def warm_up_tokens(tokens: int, ranks: int) -> int:
-    """Of all ranks together: where tokens are shared evenly, each has 1024 and its own tail."""
+    """Return the tokens of all ranks in a warm-up: 1024 each, plus the remainder of its share."""
     short = ranks * WARM_UP_TOKENS
     return min(tokens, short + tokens % short)
 
 
 def synchronize(device: str) -> None:
-    """Wait for what the device still does."""
+    """Wait until the device is idle."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def _hold_library_buffers(w: Workload) -> None:
-    """One call of the fused kernel at its largest tiles, and a matrix product as large as makes MKL
-    take its own, whatever the implementation calls."""
+def _allocate_library_buffers(w: Workload) -> None:
+    """Call the fused kernel with its largest tiles, and a product large enough for MKL's buffers.
+
+    The implementation may call neither in its short pass, and both in the long one.
+    """
     rows = torch.zeros(torch.get_num_threads(), 2 * WARM_UP_TOKENS, w.head_dim)
     torch.bmm(rows, rows.transpose(1, 2))
     shape = (torch.get_num_threads(), 1, WARM_UP_TOKENS, w.head_dim)

@@ -1,12 +1,12 @@
-"""What some rows must come out as, and their gradients, in float64, over all ranks.
+"""The float64 reference: output and gradients of some rows, computed over all ranks.
 
-One softmax by its definition from the implementation's own pattern: weight multiplicity times
-exp(score), over the sum of the weights. Each rank looks at its own keys, a chunk at a time; what
-travels is the rows, and a maximum, a sum and a sum of values for each. No tensor is brought
-together on a rank. A part that several ranks hold is counted at the lowest of them.
+It is one softmax by definition, from the implementation's own pattern: weights are multiplicity
+times exp(score), divided by their sum. Each rank computes with its own keys, a chunk at a time. The
+ranks exchange the rows, and for each a maximum, a sum and a sum of values; no tensor is gathered on
+one rank. A part that several ranks hold counts on the lowest of them only.
 
-Letters: B batch, Hq heads, Hk kv_heads of the workload, R rows, K keys of a chunk, D head_dim; all
-tensors here are float64 on the CPU. A module multiplies q, k, v and out by a matrix each.
+Letters: B batch, Hq heads, Hk kv_heads, R rows, K keys of a chunk, D head_dim. All tensors here are
+float64 on the CPU. A module multiplies q, k, v and out by one matrix each.
 """
 
 from __future__ import annotations
@@ -21,16 +21,22 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.worker.shard_coverage import all_reduce_max, gap, owns, parts_of, rows_held
+from longseq_bench.worker.shard_coverage import (
+    all_reduce_max,
+    find_gap,
+    find_rows,
+    gather_parts,
+    is_owner,
+)
 
 KEY_CHUNK = 65_536
 SLAB_ELEMENTS = 2**22
-"""Of the rows that are worked on together, over batch, heads and head_dim."""
+"""Elements (batch, heads, rows, head_dim) of the rows that are computed together."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A gradient, and the sums of squares of its terms before they cancel, where they do."""
+    """A gradient, and the sums of squares of its terms if these may cancel."""
 
     value: Tensor
     squares: Tensor | None = None
@@ -40,8 +46,9 @@ class Sum:
 class Rows:
     """The checked rows of some rows of the batch, the same on every rank; all (B, Hq, R, D).
 
-    q: projected.  mixed: the attention's output.  out: that, projected.
-    lse: (B, Hq, R, 1), -inf where a row sees nothing.
+    given: q as given; q: after its projection.
+    mixed: the attention's output; out: after its projection.
+    lse: (B, Hq, R, 1), -inf if a row sees no key.
     """
 
     batch: range
@@ -54,9 +61,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some own keys of one row of the batch and key head (K, D): as given, and projected.
+    """Some of this rank's keys of one batch row and key head (K, D).
 
-    at: into own keys.  counts: whether this rank is the one at which they count.
+    at: their slice of this rank's keys.
+    counts: whether they count on this rank (see the module).
+    raw: k and v as given; keys, values: after their projections.
     """
 
     b: int
@@ -69,7 +78,10 @@ class Chunk:
 
 
 class Reference:
-    """For an attention's inputs and some query positions, `rows`. All ranks have to make it."""
+    """The reference for an attention's inputs at the query positions `rows`.
+
+    All ranks must create it, and call its methods together.
+    """
 
     def __init__(
         self, attention: Attention, inputs: tuple[Tensor, Tensor, Tensor], rows: Tensor
@@ -80,39 +92,39 @@ class Reference:
         )  # fmt: skip
         self.q, self.k, self.v = (t.detach() for t in inputs)
         self.matrices = {n: m.detach().cpu().double() for n, m in attention.projections().items()}
-        self.local, self.which = rows_held(self.shard.queries, rows)
-        self.queries, self.keys = parts_of(self.group, self.shard)
-        if missing := gap(self.workload, self.queries, self.keys):
+        self.local, self.which = find_rows(self.shard.queries, rows)
+        self.queries, self.keys = gather_parts(self.group, self.shard)
+        if missing := find_gap(self.workload, self.queries, self.keys):
             raise ValueError(missing)
         self.scale = 1 / math.sqrt(self.workload.head_dim)
 
     def slabs(self) -> Iterator[range]:
-        """Rows of the batch, so many at a time that the checked rows of all heads stay small."""
+        """Yield rows of the batch, so few at a time that their checked rows stay small."""
         w = self.workload
         each = max(1, SLAB_ELEMENTS // (w.heads * len(self.rows) * w.head_dim))
         for start in range(0, w.batch, each):
             yield range(start, min(start + each, w.batch))
 
     def rows_of(self, tensor: Tensor, batch: range) -> Tensor:
-        """The checked rows of a tensor that is spread as q is, (B, Hq, R, D)."""
+        """Return the checked rows of a tensor that is sharded like q, (B, Hq, R, D)."""
         w, rank = self.workload, self.group.rank
         found = torch.zeros(len(batch), w.heads, len(self.rows), w.head_dim, dtype=torch.float64)
         for b, head in self.own_queries(batch):
-            if owns(self.queries, rank, b, head):
+            if is_owner(self.queries, rank, b, head):
                 found[b - batch.start, head, self.which] = self.own_rows(tensor, b, head)
         return self.group.all_sum(found)
 
     def own_queries(self, batch: range) -> Iterator[tuple[int, int]]:
-        """Rows of the batch and heads that this rank holds queries of."""
+        """Yield the (batch row, head) pairs of which this rank holds queries."""
         yield from ((b, h) for b, h in product(batch, self.shard.heads) if b in self.shard.batch)
 
     def own_rows(self, tensor: Tensor, b: int, head: int) -> Tensor:
-        """The checked rows that this rank holds of a tensor like its q, (rows, D), as they are."""
+        """Return the checked rows that this rank holds of a tensor like its q, (rows, D)."""
         held = tensor[self.shard.batch.index(b), self.shard.heads.index(head)]
         return held.detach()[self.local.to(held.device)].cpu().double()
 
     def forward(self, batch: range) -> Rows:
-        """Output of the checked rows."""
+        """Compute the output of the checked rows by the online softmax over all keys."""
         given = self.rows_of(self.q, batch)
         q = self.projected(given, "q")
         top = torch.full((*q.shape[:3], 1), -math.inf, dtype=torch.float64)
@@ -132,14 +144,14 @@ class Reference:
         return Rows(batch, given, q, joint + total.log(), mixed, self.projected(mixed, "out"))
 
     def projected(self, tensor: Tensor, name: str) -> Tensor:
-        """Multiplied by the module's matrix of that name, where there is one."""
+        """Multiply by the module's matrix of that name, if there is one."""
         return tensor @ self.matrices[name] if name in self.matrices else tensor
 
     def _chunks(self, batch: range, everywhere: bool) -> Iterator[Chunk]:
-        """Own keys and values; everywhere: those too that count at another rank."""
+        """Yield own keys and values. everywhere: also those that count on another rank."""
         shard = self.shard
         for b, head in product(batch, shard.kv_heads):
-            counts = b in shard.batch and owns(self.keys, self.group.rank, b, head)
+            counts = b in shard.batch and is_owner(self.keys, self.group.rank, b, head)
             if b not in shard.batch or not (counts or everywhere):
                 continue
             i, j = shard.batch.index(b), shard.kv_heads.index(head)
@@ -150,13 +162,13 @@ class Reference:
                 yield Chunk(b, head, at, counts, (k, v), keys, values)
 
     def _heads(self, chunk: Chunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
-        """The query heads that use a chunk, and where they stand in the rows' tensors."""
+        """Yield the query heads that use a chunk, with their index into the rows' tensors."""
         group = self.workload.heads // self.workload.kv_heads
         for head in range(chunk.head * group, (chunk.head + 1) * group):
             yield head, (chunk.b - batch.start, head)
 
     def _scores(self, q: Tensor, chunk: Chunk, head: int) -> Tensor:
-        """(R, K), the logarithm of how often a key is seen added."""
+        """Return the scores (R, K) plus the logarithm of each key's multiplicity."""
         positions = self.shard.keys[chunk.at]
         count = self.attention.multiplicity(self.rows.numpy(), positions, head)
         seen = torch.from_numpy(np.ascontiguousarray(count))
@@ -164,13 +176,13 @@ class Reference:
 
 
 class Gradients:
-    """Gradients of the rows' share, given the output gradient at the rows.
+    """Gradients from the checked rows, given the output gradient at these rows.
 
-    `of_keys` has to be walked through; then `close` gives those of q, and `parameters` those of a
-    module's matrices.
+    Iterate over `of_keys` to its end. Then `close` returns the gradient of q, and `parameters` the
+    gradients of a module's matrices.
 
-    dS = P (dO·v - dO·out) cancels, between its terms where a row sees few keys and within each dot
-    product, so the squares of what is added tell how large a rounding may be.
+    dS = P (dO·v - dO·out) cancels: between its terms if a row sees few keys, and within each dot
+    product. So the squares of the terms are summed too; they bound the rounding error.
     """
 
     def __init__(self, reference: Reference, rows: Rows, grad_out: Tensor) -> None:
@@ -186,7 +198,7 @@ class Gradients:
                           reference.matrices.items()}  # fmt: skip
 
     def of_keys(self) -> Iterator[tuple[Chunk, Sum, Sum]]:
-        """dk and dv (K, D) of every chunk of own keys, summed over the query heads that use it."""
+        """Yield dk and dv (K, D) of every chunk of own keys, summed over its query heads."""
         reference = self._reference
         for chunk in reference._chunks(self._rows.batch, everywhere=True):
             dk, squares, dv = (torch.zeros_like(chunk.keys) for _ in range(3))
@@ -199,7 +211,7 @@ class Gradients:
             yield chunk, self._unprojected(Sum(dk, squares), "k"), value
 
     def close(self) -> Sum:
-        """dq of the rows, (B, Hq, R, D). All ranks have to call it."""
+        """Return dq of the rows, (B, Hq, R, D). All ranks must call it."""
         total, rows = self._reference.group.all_sum, self._rows
         found = Sum(total(self._dq), total(self._dq_squares))
         assert found.squares is not None
@@ -208,14 +220,16 @@ class Gradients:
         return self._unprojected(found, "q")
 
     def parameters(self) -> dict[str, Tensor]:
-        """Sums for the matrices' gradients, (2, D, D) each: values and squares. Those of k and v
-        are of this rank's keys alone."""
+        """Return the sums for the matrices' gradients, (2, D, D) each: values and squares.
+
+        Those of k and v cover this rank's keys only.
+        """
         return self._matrices
 
     def _add(
         self, chunk: Chunk, head: int, row: tuple[int, int], dk: Tensor, squares: Tensor, dv: Tensor
     ) -> None:
-        """One query head's share."""
+        """Add one query head's part."""
         q, d_mixed, reference = self._rows.q[row], self._d_mixed[row], self._reference
         weights = _over(reference._scores(q, chunk, head), self._rows.lse[row])
         scaled = weights * reference.scale
@@ -230,14 +244,14 @@ class Gradients:
             self._dq_squares[row] += terms @ chunk.keys.square()
 
     def _count(self, name: str, given: Tensor, gradient: Tensor, squares: Tensor) -> None:
-        """Of a matrix: what it was multiplied with, and the gradient of the product."""
+        """Add to a matrix's gradient: its input, and the gradient of the product."""
         if name in self._matrices:
             given, gradient, squares = (t.flatten(0, -2) for t in (given, gradient, squares))
             self._matrices[name][0] += given.T @ gradient
             self._matrices[name][1] += given.square().T @ squares
 
     def _unprojected(self, given: Sum, name: str) -> Sum:
-        """The gradient of what a matrix multiplied, from that of the product."""
+        """Return the gradient before a matrix product, from that after it."""
         matrix = self._reference.matrices.get(name)
         if matrix is None:
             return given
@@ -246,5 +260,5 @@ class Gradients:
 
 
 def _over(scores: Tensor, top: Tensor) -> Tensor:
-    """exp(scores - top); 0 where nothing was seen at all."""
+    """Return exp(scores - top); 0 for a row that has seen no key."""
     return (scores - top.nan_to_num(neginf=0.0)).exp_()

@@ -1,18 +1,20 @@
-"""Timed passes, and over ranks what of a pass is computing and what communicating.
+"""Timed passes, and over several ranks the split into computing and communication.
 
-Every rank starts a pass when all are there; that wait is in no sample. A pass takes as long as on
-its slowest rank. Over ranks three kinds take turns, so that drift meets all alike: whole passes,
-passes that only compute, passes that only communicate. A sparse attention takes turns with dense
-attention, by which its time is judged.
+All ranks start a pass together; that wait is in no sample. A pass takes as long as on its slowest
+rank. Over several ranks three kinds of pass alternate, so that drift affects them equally: complete
+passes, passes that only compute, and passes that only communicate. A sparse attention alternates
+with the dense baseline (dense_baseline.py). Meters of the role `extra` run around complete passes.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Trial
 from longseq_bench.core.stats import settled
+from longseq_bench.meters.base import Meter, MeterContext, available_meters
 from longseq_bench.meters.clock import Clock, clock_for
 from longseq_bench.worker.dense_baseline import dense_baseline_for
 from longseq_bench.worker.inputs import Pass
@@ -24,78 +26,85 @@ TIMED_WARM_UPS = 1
 SETTLED_WITHIN = 0.02
 
 
-def timed(
+def run_timed_passes(
     attention: Attention, one: Pass, trial: Trial, sender: MessageSender, log: MeasurementLog
 ) -> None:
-    """Passes until the slowest rank's median is known to 2 % or the cap is reached; every rank
-    keeps every sample of its own. What `one` held of outputs is dropped.
+    """Run passes until the slowest rank's median is known to 2 %, or the time cap is reached.
 
-    `log` say whether the attention is sparse; passes of the dense yardstick don't count for the
-    cap, so that a sparse attention is timed as often as any other.
+    Every rank keeps all of its own samples. The outputs in `one` are dropped. Passes of the dense
+    baseline don't count for the cap, so that a sparse attention is timed as often as any other.
     """
     group = attention.group
     one.out = one.grads = None
-    one.aside = False
+    one.keep_output = False
     if one.grad_out is not None:
         one.grad_out.normal_()
-    whole, halves = clock_for(trial.device), _Halves(attention, one, trial.device)
+    clock, split = clock_for(trial.device), _SplitPasses(attention, one, trial.device)
+    extra = available_meters("extra", MeterContext(trial.device, attention.on_host))
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
     dense = dense_baseline_for(attention, one, trial.device, warm_ups, trial.time_cap, log)
     for _ in range(warm_ups):
         sender.start_phase("time", "warm-up")
         run_pass(attention, one)
         one.out = one.grads = None
-    planned: list[float] = []
+    layout_s: list[float] = []
     end = time.perf_counter() + trial.time_cap
-    while len(whole.wall) < trial.repeats:
-        _one(attention, one, whole, sender, f"pass {len(whole.wall) + 1}")
-        planned += [attention.layout_s] if attention.layout_s else []
+    while len(clock.wall) < trial.repeats:
+        _time_pass(attention, one, clock, sender, f"pass {len(clock.wall) + 1}", extra)
+        layout_s += [attention.layout_s] if attention.layout_s else []
         if group.size > 1:
-            halves.one(sender)
+            split.run(sender)
         if dense:
-            end += dense.turn(sender, whole.wall[-1])
+            end += dense.run(sender, clock.wall[-1])
         late = time.perf_counter() > end
-        slowest, stop = group.all_max(whole.wall[-1], float(late))
+        slowest, stop = group.all_max(clock.wall[-1], float(late))
         log.slowest.append(slowest)
         if settled(log.slowest, SETTLED_WITHIN) or stop:
             break
-    log.extend(whole.measurements())
-    if planned:
-        log.add("plan_time", "s", *planned)
+    for meter in (clock, *extra):
+        log.extend(meter.measurements())
+    if layout_s:
+        log.add("plan_time", "s", *layout_s)
     if group.size > 1:
-        halves.onto(log)
+        log.add("compute_time", "s", *split.compute.wall)
+        log.add("communication_time", "s", *split.communication.wall)
     if dense:
-        dense.onto(log)
+        dense.add_to(log)
         sender.start_phase("time")
-    log.facts["timer"] = whole.name
+    log.facts["timer"] = clock.name
+    if extra:
+        log.facts["extra_meters"] = [meter.name for meter in extra]
 
 
-class _Halves:
-    """Passes with one half switched off. Their output is no output and is dropped."""
+class _SplitPasses:
+    """Passes with one half switched off. Their output is not valid and is dropped."""
 
     def __init__(self, attention: Attention, one: Pass, device: str) -> None:
         self._attention, self._one = attention, one
-        self._compute, self._communicate = clock_for(device), clock_for(device)
+        self.compute, self.communication = clock_for(device), clock_for(device)
 
-    def one(self, sender: MessageSender) -> None:
-        """A pass of each kind."""
+    def run(self, sender: MessageSender) -> None:
+        """Run one pass of each kind."""
         only = self._attention.group.only
-        part = f"{{}} of pass {len(self._compute.wall) + 1}"
+        part = f"{{}} of pass {len(self.compute.wall) + 1}"
         with only(communicate=False):
-            _one(self._attention, self._one, self._compute, sender, part.format("computing"))
+            _time_pass(self._attention, self._one, self.compute, sender, part.format("computing"))
         with only(compute=False):
-            _one(self._attention, self._one, self._communicate, sender, part.format("transfers"))
-
-    def onto(self, log: MeasurementLog) -> None:
-        """Keep all samples."""
-        log.add("compute_time", "s", *self._compute.wall)
-        log.add("communication_time", "s", *self._communicate.wall)
+            _time_pass(
+                self._attention, self._one, self.communication, sender, part.format("transfers")
+            )
 
 
-def _one(attention: Attention, one: Pass, clock: Clock, sender: MessageSender, part: str) -> None:
-    """All ranks meet, then the clock starts."""
+def _time_pass(
+    attention: Attention, one: Pass, clock: Clock, sender: MessageSender, part: str,
+    extra: list[Meter] | None = None,
+) -> None:  # fmt: skip
+    """Run a pass under the clock, which starts when all ranks are ready."""
     sender.start_phase("time", part)
-    attention.group.barrier()
-    with clock:
-        run_pass(attention, one)
+    with ExitStack() as meters:
+        for meter in extra or ():
+            meters.enter_context(meter)
+        attention.group.barrier()
+        with clock:
+            run_pass(attention, one)
     one.out = one.grads = None

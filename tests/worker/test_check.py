@@ -13,7 +13,7 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.worker.check import Errors, check, zero_rows
+from longseq_bench.worker.check import Errors, check, zero_row_share
 from longseq_bench.worker.inputs import SAMPLED_ROWS, WHOLE_ROWS, checked_rows
 
 SHORT, LONG = 300, 3000
@@ -69,7 +69,7 @@ def test_wrong_ones_are_caught(fault: str, dtype: Any, tokens: int) -> None:
     make, fields = WRONG[fault]
     if fault == "nan" and tokens == LONG:
         pytest.skip("one value in a row that is not drawn: the trial looks at every value itself")
-    said = gated(make, tokens, dtype=dtype, **fields).beyond(dtype)
+    said = gated(make, tokens, dtype=dtype, **fields).over_tolerance(dtype)
     assert said is not None
     assert "off the float64 reference" in said
 
@@ -77,7 +77,7 @@ def test_wrong_ones_are_caught(fault: str, dtype: Any, tokens: int) -> None:
 @pytest.mark.parametrize("tokens", [SHORT, LONG])
 def test_a_far_key_that_is_missed_is_caught(tokens: int) -> None:
     """Fault 1, in float32, where one key among thousands shows."""
-    assert gated(misbehaving.FarKey, tokens).beyond("float32") is not None
+    assert gated(misbehaving.FarKey, tokens).over_tolerance("float32") is not None
 
 
 @pytest.mark.parametrize("tokens", [1, 2, SHORT, LONG])
@@ -87,7 +87,7 @@ def test_a_far_key_that_is_missed_is_caught(tokens: int) -> None:
 def test_right_ones_pass(name: str, causal: bool, dtype: Any, tokens: int) -> None:
     fields = {"causal": causal, "mode": "train", "kv_heads": 1}
     errors = gated(IMPLEMENTATIONS.get(name), tokens, dtype=dtype, **fields)
-    assert errors.beyond(dtype) is None
+    assert errors.over_tolerance(dtype) is None
     assert set(errors.largest) == {"out", "dq", "dk", "dv"}
 
 
@@ -99,7 +99,7 @@ def test_right_ones_pass_whatever_the_draw(dtype: Any) -> None:
             IMPLEMENTATIONS.get("sdpa"), 24, seed, dtype=dtype, causal=True, mode="train",
             heads=4, head_dim=64,
         )  # fmt: skip
-        assert errors.beyond(dtype) is None, seed
+        assert errors.over_tolerance(dtype) is None, seed
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -159,7 +159,7 @@ def test_a_row_that_sees_nothing_must_be_zero() -> None:
     qkv, _ = inputs(w, rows, 0)
     out = attention(*qkv)
     assert check(attention, qkv, out, rows).worst < 1e-5
-    assert zero_rows(out, Group.alone()) == 0.5
+    assert zero_row_share(out, Group.alone()) == 0.5
     out[0, 0, 1] = 0.1
     assert check(attention, qkv, out, rows).worst > 0.01
 
@@ -169,7 +169,7 @@ def test_what_is_not_finite_is_infinitely_wrong(value: float) -> None:
     errors = Errors()
     errors.add("out", torch.tensor([[1.0, value]]), torch.ones(1, 2).double())
     assert errors.worst == math.inf
-    assert errors.beyond("bfloat16") is not None
+    assert errors.over_tolerance("bfloat16") is not None
     errors.add("out", torch.ones(1, 2), torch.ones(1, 2).double())
     assert errors.worst == math.inf
 

@@ -27,9 +27,9 @@ from longseq_bench.worker.dense_baseline import (
     dense_flops,
     part_rows,
 )
-from longseq_bench.worker.inputs import Pass, draw
+from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
-from longseq_bench.worker.timing import timed
+from longseq_bench.worker.timing import run_timed_passes
 from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,14 +97,14 @@ def made(name: str = "dilated", n: int = 2048, **fields: Any) -> tuple[Attention
     workload = Workload(seq_len=n, **{"heads": 1, "head_dim": 8, **fields})
     attention = IMPLEMENTATIONS.get(name)(workload, Group.alone(), **options)
     attention.prepare("cpu")
-    return attention, draw(attention, "cpu", 0, torch.zeros(1, dtype=torch.long))
+    return attention, draw_inputs(attention, "cpu", 0, torch.zeros(1, dtype=torch.long))
 
 
 def turned(stick: DenseBaseline, sparse_s: float, times: int = 3) -> MeasurementLog:
     for _ in range(times):
-        stick.turn(Silent(), sparse_s)  # type: ignore[arg-type]
+        stick.run(Silent(), sparse_s)  # type: ignore[arg-type]
     log = MeasurementLog()
-    stick.onto(log)
+    stick.add_to(log)
     return log
 
 
@@ -241,7 +241,7 @@ def test_a_whole_pass_that_fails_gives_way_to_a_part(bench: Bench) -> None:
 
 def test_samples_of_a_whole_pass_are_dropped_when_one_fails_later(bench: Bench) -> None:
     stick = DenseBaseline(*made(n=4096), "cpu", 0, 0.0)
-    stick.turn(Silent(), 100)  # type: ignore[arg-type]
+    stick.run(Silent(), 100)  # type: ignore[arg-type]
     bench.fails = lambda rows: rows == 4096
     log = turned(stick, sparse_s=100, times=2)
     assert samples_of(log.measurements, "dense_time") == [2.0] * 2
@@ -296,7 +296,7 @@ def timed_with(
     log, sender = MeasurementLog(), Silent()
     for name, share in shares.items():
         log.add(name, "1", share)
-    timed(attention, one, trial("dilated", **fields), sender, log)  # type: ignore[arg-type]
+    run_timed_passes(attention, one, trial("dilated", **fields), sender, log)  # type: ignore[arg-type]
     return log, sender
 
 

@@ -9,6 +9,7 @@ import torch
 
 from longseq_bench.core.model import Trial
 from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
@@ -81,7 +82,7 @@ def test_what_cannot_be_foreseen_says_why(launcher: LocalLauncher) -> None:
 
 
 def test_nothing_is_held_that_is_let_go() -> None:
-    meter = StoragePeak("cpu")
+    meter = StoragePeak()
     with meter:
         a = torch.zeros(1000)
         b = a.view(10, 100) + 1
@@ -89,29 +90,31 @@ def test_nothing_is_held_that_is_let_go() -> None:
         c = b * 2
         del b, c
         d = torch.zeros(500)
-    assert (meter.peak, meter.now) == (8000, 2000)
+    assert (meter.peak, meter.current) == (8000, 2000)
     del d
-    assert meter.now == 0
+    assert meter.current == 0
 
 
 def test_a_backward_is_seen_too() -> None:
-    meter, a = StoragePeak("cpu"), torch.zeros(1000, requires_grad=True)
+    meter, a = StoragePeak(), torch.zeros(1000, requires_grad=True)
     with meter:
         total = (a * 2).sum()
-        before = meter.now
+        before = meter.current
         total.backward()
-    assert before < 4000 <= meter.now
+    assert before < 4000 <= meter.current
 
 
 def test_what_a_kernel_holds_inside_counts_while_it_runs() -> None:
-    meter = StoragePeak("cpu", lambda op, args, kwargs: 5000 if "mul" in str(op) else 0)
+    meter = StoragePeak(
+        MeterContext(workspace=lambda op, args, kwargs: 5000 if "mul" in str(op) else 0)
+    )
     with meter:
         a = torch.zeros(1000)
         b = a * 2
         del b
         c = torch.zeros(1500)
-    assert (meter.peak, meter.at_peak_inside) == (13000, 5000)
-    assert meter.now == 10000
+    assert (meter.peak, meter.peak_workspace) == (13000, 5000)
+    assert meter.current == 10000
     del a, c
 
 
@@ -134,9 +137,9 @@ def test_the_table_is_by_threads_rows_and_elements_and_says_what_it_lacks() -> N
     assert told(op, (q[:, :, :700], k, k), {}) == (
         3 * (10 + 8) + 2 * 4 * 8 * (2 * 700 + 5 * 50) + 3 * k.numel() + 7 * 2 * 4 * 700
     )
-    assert (told.untabled, told(torch.ops.aten.mul.Tensor, (q, q), {})) == (set(), 0)
+    assert (told.unknown, told(torch.ops.aten.mul.Tensor, (q, q), {})) == (set(), 0)
     assert told(op, (q.bfloat16(), k.bfloat16(), k.bfloat16()), {}) == 0
-    assert told.untabled == {"_scaled_dot_product_flash_attention_for_cpu bfloat16"}
+    assert told.unknown == {"_scaled_dot_product_flash_attention_for_cpu bfloat16"}
 
 
 # ---- memory alone ------------------------------------------------------------------------------

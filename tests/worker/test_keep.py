@@ -16,7 +16,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
-from longseq_bench.worker.inputs import draw
+from longseq_bench.worker.inputs import draw_inputs
 from longseq_bench.worker.passes import run_pass
 from tests.make import trial
 
@@ -43,7 +43,7 @@ def passed(name: str, options: dict[str, Any], keep: Keep, **shape: Any) -> tupl
     """Output and gradients of one pass."""
     w = Workload(seq_len=330, heads=4, head_dim=16, **shape)
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
-    one = draw(attention, "cpu", 0, torch.arange(330), keep)
+    one = draw_inputs(attention, "cpu", 0, torch.arange(330), keep)
     attention.prepare("cpu")
     run_pass(attention, one)
     assert one.out is not None
@@ -71,7 +71,7 @@ def test_results_over_inputs_are_the_same(
 def test_they_are_where_q_was(name: str, options: dict[str, Any], mode: Any) -> None:
     w = Workload(seq_len=330, heads=4, head_dim=16, mode=mode)
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
-    one = draw(attention, "cpu", 0, torch.arange(330), "nothing")
+    one = draw_inputs(attention, "cpu", 0, torch.arange(330), "nothing")
     before = one.inputs[0].detach().clone()
     attention.prepare("cpu")
     run_pass(attention, one)

@@ -27,7 +27,7 @@ from longseq_bench.meters.heap_peak import HeapPeak
 
 tensors, each, budgets = json.loads(sys.argv[1])
 torch.ones(2**20).add_(1)
-assert limits.exact_heap() is None
+assert limits.use_exact_heap() is None
 
 def need():
     kept = [torch.ones(each // 4) for _ in range(tensors)]
@@ -66,7 +66,7 @@ FREED = """
 import torch
 from longseq_bench.worker import limits
 
-assert limits.exact_heap() is None
+assert limits.use_exact_heap() is None
 freed = torch.ones(2**22)
 del freed
 blocks = [torch.ones(2**18) for _ in range(40)]

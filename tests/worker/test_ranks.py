@@ -14,12 +14,12 @@ import torch
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.meters.base import Meter
+from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import reference, timing
 from longseq_bench.worker import trial as trial_module
 from longseq_bench.worker.check import Errors, check
-from longseq_bench.worker.inputs import WHOLE_ROWS, draw, rows_of
+from longseq_bench.worker.inputs import WHOLE_ROWS, draw_inputs, select_checked_rows
 from longseq_bench.worker.measurement_log import MeasurementLog
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.passes import run_pass, warm_up_tokens
@@ -56,8 +56,8 @@ def gated(group: Group, w: Workload, options: Options, chunk: int = 65_536) -> t
     """What the gate says on this rank, and what all agree on."""
     attention = Spread(w, group, **options)
     attention.prepare("cpu")
-    rows = rows_of(attention, 0)
-    one = draw(attention, "cpu", 0, rows)
+    rows = select_checked_rows(attention, 0)
+    one = draw_inputs(attention, "cpu", 0, rows)
     for _ in range(2):  # nothing of the first is left in the second
         run_pass(attention, one)
     assert one.out is not None
@@ -65,7 +65,7 @@ def gated(group: Group, w: Workload, options: Options, chunk: int = 65_536) -> t
         own = check(attention, one.inputs, one.out, rows, one.grad_out, one.grads)
     if not torch.isfinite(one.out).all():
         own.raise_to("out", math.inf)
-    return own, own.agreed(group)
+    return own, own.largest_over_ranks(group)
 
 
 # ---- right ones --------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def gated(group: Group, w: Workload, options: Options, chunk: int = 65_536) -> t
 def test_right_ones_pass(ranks: Ranks, how: str, causal: bool, tokens: int, world: int) -> None:
     w = workload(tokens, causal=causal)
     for own, agreed in ranks(world, gated, w, {"how": how}):
-        assert agreed.beyond("float32") is None
+        assert agreed.over_tolerance("float32") is None
         assert own.worst < 5e-6
         parameters = {"dWq", "dWk", "dWv", "dWo"} if how in ("batch", "heads module") else set()
         assert set(agreed.largest) == {"out", "dq", "dk", "dv"} | parameters
@@ -88,7 +88,7 @@ def test_right_ones_pass(ranks: Ranks, how: str, causal: bool, tokens: int, worl
 def test_right_ones_pass_in_half_precision(ranks: Ranks, how: str, dtype: Any) -> None:
     w = workload(LONG, causal=True, dtype=dtype)
     for _, agreed in ranks(3, gated, w, {"how": how}):
-        assert agreed.beyond(dtype) is None
+        assert agreed.over_tolerance(dtype) is None
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -134,7 +134,7 @@ def test_one_wrong_rank_is_wrong_for_all(
     found = ranks(world, gated, w, {"how": HOW.get(fault, "contiguous"), "fault": fault})
     assert len({str(agreed) for _, agreed in found}) == 1
     agreed = found[0][1]
-    assert f"{name} on rank " in (agreed.beyond("float32") or "")
+    assert f"{name} on rank " in (agreed.over_tolerance("float32") or "")
     alone = {"out": world - 1, "nan": world - 1, "future": world - 1, "holder": 1, "far key": 0}
     if fault in alone and tokens == SHORT:
         wrong = [r for r, (own, _) in enumerate(found) if own.largest[name] > 1e-4]
@@ -150,7 +150,7 @@ def test_keys_that_nobody_sees_have_no_gradient(ranks: Ranks, how: str, world: i
     for stray, caught in (("0", False), ("1e-9", False), ("0.01", True), ("nan", True)):
         options = {"how": how, "sees": 20, "fault": f"stray {stray}"}
         for own, agreed in ranks(world, gated, workload(), options):
-            assert (agreed.beyond("float32") is not None) == caught, stray
+            assert (agreed.over_tolerance("float32") is not None) == caught, stray
             assert own.largest["dk"] < math.inf or stray == "nan"
 
 
@@ -169,8 +169,8 @@ def most_summed(group: Group, w: Workload) -> int:
     """Elements of the largest tensor that the gate sums over ranks, in each of its heads and
     head_dim; its attention need not be right."""
     attention = Spread(w, group)
-    rows = rows_of(attention, 0)
-    one = draw(attention, "cpu", 0, rows)
+    rows = select_checked_rows(attention, 0)
+    one = draw_inputs(attention, "cpu", 0, rows)
     assert one.grad_out is not None
     seen, total = [], Group.all_sum
 
@@ -188,8 +188,8 @@ def most_summed(group: Group, w: Workload) -> int:
 
 def drawn(group: Group, w: Workload, options: Options) -> tuple[Any, ...]:
     attention = Spread(w, group, **options)
-    rows = rows_of(attention, 3)
-    one = draw(attention, "cpu", 3, rows)
+    rows = select_checked_rows(attention, 3)
+    one = draw_inputs(attention, "cpu", 3, rows)
     assert one.grad_out is not None
     queries = attention.shard.queries
     return (
@@ -236,7 +236,7 @@ def test_the_first_and_last_row_of_every_rank_is_checked(
 def test_a_rank_alone_draws_one_tensor_after_the_other() -> None:
     w = workload(LONG, mode="forward")
     attention = Spread(w, Group.alone())
-    one = draw(attention, "cpu", 7, rows_of(attention, 7))
+    one = draw_inputs(attention, "cpu", 7, select_checked_rows(attention, 7))
     source = torch.Generator().manual_seed(7)
     for tensor in one.inputs:
         assert torch.equal(tensor, torch.empty_like(tensor).normal_(generator=source))
@@ -329,10 +329,11 @@ def test_memory_of_one_rank_makes_all_take_the_exact_pass(ranks: Ranks, over: in
         assert bool(outcome.samples("peak")) == (over is not None)
 
 
-class Told(Meter):
-    """A meter that has been told what to say."""
+class FixedPeak(Meter):
+    """A meter that returns a given peak."""
 
-    name = "told"
+    name = "fixed"
+    role = "memory"
 
     def __init__(self, peak: float) -> None:
         self._peak = peak
@@ -348,7 +349,7 @@ class Told(Meter):
 def bounded(group: Group, over: int | None) -> Outcome:
     """A trial whose first pass seems to take more than the budget on one rank."""
     peaks = iter([2e9 if group.rank == over else 1e6, 1e6])
-    with patch.object(trial_module, "_peak_meter", lambda device, of: Told(next(peaks))):
+    with patch.object(trial_module, "find_meter", lambda role, context: FixedPeak(next(peaks))):
         return tried(group, asked(memory_budget=10**9, time_budget=600.0))
 
 
@@ -358,7 +359,10 @@ def overdrawn(group: Group, enforced: bool) -> Outcome | None:
     log.add("peak", "B", 2e6 if group.rank == group.size - 1 else 1e3)
     if not enforced:
         log.facts["budget"] = "not enforced here"
-    return trial_module._over_budget(asked(memory_budget=10**6), group, log, Silent())
+    of = asked(memory_budget=10**6)
+    attention = Spread(workload(SHORT), group)
+    run = trial_module._TrialRun(of, attention, torch.arange(1), Silent(), log)
+    return run.over_memory_budget()
 
 
 def test_a_budget_that_nothing_enforces_is_over_for_all(ranks: Ranks) -> None:
@@ -417,11 +421,11 @@ def scripted(group: Group, script: list[list[float]]) -> Iterator[list[Any]]:
 def paced(group: Group, script: list[list[float]]) -> tuple[list[Any], MeasurementLog, bool]:
     """Events and samples of timed passes that take so long."""
     attention = Spread(workload(SHORT), group)
-    one = draw(attention, "cpu", 0, rows_of(attention, 0))
+    one = draw_inputs(attention, "cpu", 0, select_checked_rows(attention, 0))
     wanted = asked(tokens=SHORT, repeats=len(script[0]), time_cap=60.0)
     log = MeasurementLog(group.rank)
     with scripted(group, script) as events:
-        timing.timed(attention, one, wanted, Silent(), log)
+        timing.run_timed_passes(attention, one, wanted, Silent(), log)
     return events, log, one.out is None and one.grads is None
 
 
@@ -467,3 +471,42 @@ def test_what_a_compressed_transfer_moves_is_measured(ranks: Ranks, world: int) 
         assert (other.status, other.reason) == ("ok", None)
         assert one.largest("bytes_sent") == one.largest("bytes_formula")
         assert other.largest("bytes_sent") == (one.largest("bytes_sent") or 0) / 2
+
+
+# ---- extra meters ------------------------------------------------------------------------------
+
+
+class Counter(Meter):
+    """A meter of the role extra: it counts its passes, and which half of a pass ran in each."""
+
+    name = "counter"
+    role = "extra"
+
+    def __init__(self, context: MeterContext = ON_CPU) -> None:
+        super().__init__(context)
+        self.passes: list[float] = []
+
+    def start(self) -> None:
+        self.passes.append(len(self.passes) + 1.0)
+
+    def stop(self) -> None: ...
+
+    def measurements(self) -> list[Measurement]:
+        return [Measurement(name="passes", unit="1", samples=tuple(self.passes))]
+
+
+def counted(group: Group, of: Trial) -> Outcome:
+    METERS.names()
+    METERS.register("counter")(Counter)
+    try:
+        return tried(group, of)
+    finally:
+        del METERS._things["counter"]
+
+
+def test_an_extra_meter_runs_around_every_timed_pass_and_is_in_the_record(ranks: Ranks) -> None:
+    for rank, outcome in enumerate(ranks(2, counted, asked(repeats=3))):
+        (found,) = [m for m in outcome.measurements if m.name == "passes"]
+        assert (found.samples, found.rank) == ((1.0, 2.0, 3.0), rank)
+        assert outcome.facts["extra_meters"] == ["counter"]
+    assert counted(Group.alone(), asked("sdpa", 64)).samples("passes") == ()

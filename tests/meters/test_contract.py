@@ -1,0 +1,139 @@
+"""The contract of every registered meter, a plug-in's included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Measurement
+from longseq_bench.meters.base import METERS, Meter, MeterContext, available_meters, find_meter
+from longseq_bench.meters.clock import Clock
+
+CONTEXTS = [
+    MeterContext("cpu"),
+    MeterContext("cpu", maps_files=True),
+    MeterContext("cuda"),
+    MeterContext("meta"),
+]
+UNITS = {"s", "B", "J", "W", "FLOP", "1"}
+each = pytest.mark.parametrize("name", METERS.names())
+
+
+def build(name: str) -> Meter:
+    """A meter on the first kind of device that it can measure."""
+    make = METERS.get(name)
+    for context in CONTEXTS:
+        if make.unavailable_reason(context) is None:
+            return make(context)
+    pytest.skip(str(make.unavailable_reason()))
+
+
+def work() -> None:
+    torch.ones(2**20).mul_(2)
+
+
+@each
+def test_it_says_what_it_is_and_where_it_can_measure(name: str) -> None:
+    make = METERS.get(name)
+    assert make.name
+    assert make.role in ("memory", "time", "extra")
+    for context in CONTEXTS:
+        reason = make.unavailable_reason(context)
+        assert reason is None or (reason and "\n" not in reason)
+
+
+@each
+def test_results_are_finite_and_in_si_units(name: str) -> None:
+    meter = build(name)
+    with meter as entered:
+        work()
+    assert entered is meter
+    found = meter.measurements()
+    assert found
+    for measurement in found:
+        assert measurement.unit in UNITS
+        assert measurement.samples
+        assert all(math.isfinite(s) and s >= 0 for s in measurement.samples)
+
+
+@each
+def test_it_can_be_entered_again(name: str) -> None:
+    """A memory meter starts anew; any other adds a sample per entry."""
+    meter = build(name)
+    for _ in range(3):
+        with meter:
+            work()
+    wanted = 1 if meter.role == "memory" else 3
+    assert {len(m.samples) for m in meter.measurements()} == {wanted}
+
+
+@each
+def test_it_stops_when_the_measured_code_raises(name: str) -> None:
+    meter = build(name)
+    with pytest.raises(ZeroDivisionError), meter:
+        raise ZeroDivisionError
+    with meter:
+        work()
+    assert meter.measurements()
+
+
+@each
+def test_a_memory_meter_reports_a_peak_and_a_time_meter_is_a_clock(name: str) -> None:
+    meter = build(name)
+    with meter:
+        work()
+    names = {m.name for m in meter.measurements()}
+    if meter.role == "memory":
+        assert "peak" in names
+    if meter.role == "time":
+        assert isinstance(meter, Clock)
+        assert {"time", "cpu_time"} <= names
+
+
+# ---- which one is taken ------------------------------------------------------------------------
+
+
+class Fixed(Meter):
+    name = "fixed"
+    role = "memory"
+    priority = 99
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def measurements(self) -> list[Measurement]:
+        return [Measurement(name="peak", unit="B", samples=(1.0,))]
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    METERS.names()
+    METERS.register("fixed-for-a-test")(Fixed)
+    yield
+    del METERS._things["fixed-for-a-test"]
+
+
+def test_the_available_meter_with_the_highest_priority_is_taken(
+    registered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(find_meter("memory", MeterContext()), Fixed)
+    monkeypatch.setattr(Fixed, "unavailable_reason", classmethod(lambda cls, context: "not here"))
+    assert not isinstance(find_meter("memory", MeterContext()), Fixed)
+
+
+def test_mapped_files_are_measured_by_storages() -> None:
+    """Pages of mapped files are resident, and are not what the budget is for."""
+    assert find_meter("memory", MeterContext(maps_files=True)) is not None
+    assert type(find_meter("memory", MeterContext(maps_files=True))).__name__ == "StoragePeak"
+
+
+def test_a_role_without_a_meter_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METERS, "names", list)
+    assert available_meters("extra", MeterContext()) == []
+    with pytest.raises(UnsupportedError, match="no memory meter can measure on device=cpu"):
+        find_meter("memory", MeterContext())
