@@ -44,11 +44,11 @@ from pathlib import Path
 
 from torch.nn.functional import scaled_dot_product_attention
 
-from longseq_bench.attention.base import ExactAttention
+from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError
 
 
-class Slowed(ExactAttention):
+class Slowed(Attention):
     summary = "sdpa that computes some of its query rows twice"
 
     def __init__(self, workload, group):

@@ -1,8 +1,12 @@
-"""A pass walked through without its data: tensors on torch's `meta` device have shapes and no
-numbers, kernels are not launched, and of loops whose turns are alike only the first are taken.
+"""Meta mode: a pass runs on tensors without data, to find out how much memory it needs.
 
-What is needed of memory is then known in a moment, for lengths, devices and worlds that are not
-here. A process says once that it is dry, and stays so.
+Tensors are on torch's `meta` device: they have shapes and no values, and kernels are not launched.
+Loops whose iterations are alike run a few of them only. The memory of a pass is then known within
+seconds, for lengths, devices and world sizes that are not at hand. A process enables the mode once
+and stays in it.
+
+`limit_loops` alone shortens the loops of a pass on real tensors: its results are wrong, what it
+allocates is not.
 """
 
 from __future__ import annotations
@@ -20,73 +24,74 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TURNS = 24
-"""Of a loop over tiles: as many as it takes until one is as large as any."""
+MAX_TILES = 24
+"""Iterations of a limited loop over tiles: among so many, one is as large as any."""
 
-STEPS = 6
-"""Of a loop over transfers: the third is as the rest, backward one later."""
+MAX_STEPS = 6
+"""Iterations of a limited loop over transfers: from the third on all are alike (backward: the
+fourth)."""
 
 
 @dataclass
 class _State:
     device: str = ""
-    capped: bool = False
-    elsewhere: set[int] = field(default_factory=set)
+    loops_limited: bool = False
+    off_device: set[int] = field(default_factory=set)
 
 
 _state = _State()
 
 
 def enable(device: str) -> None:
-    """From now on meta tensors stand for tensors on this kind of device, and loops are capped."""
-    _state.device, _state.capped = device, True
+    """Enter meta mode: meta tensors stand for tensors on this kind of device; loops are limited."""
+    _state.device, _state.loops_limited = device, True
 
 
 def limit_loops() -> None:
-    """Cap loops alone: what is computed is then wrong, but what is allocated is not."""
-    _state.capped = True
+    """Limit loops without meta mode."""
+    _state.loops_limited = True
 
 
 def is_meta() -> bool:
-    """Whether nothing is computed."""
+    """Return True in meta mode, where nothing is computed."""
     return bool(_state.device)
 
 
+def are_loops_limited() -> bool:
+    """Return True if results are wrong anyway, so that computation may be left out."""
+    return _state.loops_limited
+
+
+def limited(items: Iterable[T], most: int = MAX_TILES) -> Iterator[T]:
+    """Yield all items; the first `most` if loops are limited."""
+    return islice(items, most) if _state.loops_limited else iter(items)
+
+
+def refuse_limited_loops() -> None:
+    """Raise UnsupportedError if loops are limited on real data: for passes that are no loop."""
+    if _state.loops_limited and not _state.device:
+        raise UnsupportedError("one kernel call does all of it: its pass can't be cut short")
+
+
 def device_kind(tensor: Any) -> str:
-    """The kind of device that a tensor is on, or stands for."""
+    """Return the kind of device that a tensor is on or stands for."""
     kind: str = tensor.device.type
     return _state.device if kind == "meta" else kind
 
 
-def are_loops_limited() -> bool:
-    """Whether what is computed is not looked at: it may be left out."""
-    return _state.capped
-
-
 def device_for(device: str) -> str:
-    """Where a tensor for a device of this kind is to be made."""
+    """Return the torch device on which to create a tensor for this kind of device."""
     return "meta" if _state.device else device
 
 
 def mark_off_device(tensor: Tensor) -> Tensor:
-    """The tensor, of whose storage it is known from now on that it is not on the device."""
+    """Record that the storage of a tensor is not in device memory, and return the tensor."""
     storage = tensor.untyped_storage()
-    _state.elsewhere.add(storage._cdata)
-    weakref.finalize(storage, _state.elsewhere.discard, storage._cdata)
+    _state.off_device.add(storage._cdata)
+    weakref.finalize(storage, _state.off_device.discard, storage._cdata)
     return tensor
 
 
 def is_off_device(storage: Any) -> bool:
-    """Whether a storage was said to be elsewhere."""
-    return storage._cdata in _state.elsewhere
-
-
-def refuse_limited_loops() -> None:
-    """Raises UnsupportedError where loops are capped and data is there, for what is no loop."""
-    if _state.capped and not _state.device:
-        raise UnsupportedError("one kernel call does all of it: its pass can't be cut short")
-
-
-def limited(items: Iterable[T], most: int = TURNS) -> Iterator[T]:
-    """All items; the first few where loops are capped."""
-    return islice(items, most) if _state.capped else iter(items)
+    """Return True if a storage was marked by `mark_off_device`."""
+    return storage._cdata in _state.off_device

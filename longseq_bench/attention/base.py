@@ -1,16 +1,20 @@
-"""The contract of an implementation: what it is built from, what it does, what it states.
+"""The contract of an attention implementation.
 
-An implementation is a class, one a file, registered by name. Its options are its keyword-only
-parameters; annotate them `Annotated[type, "help"]`. Other packages add theirs through the
-entry-point group `longseq_bench.implementations`, the entry's name being the implementation's.
+An implementation is a class, one per file, registered by name. Its options are its keyword-only
+parameters, annotated `Annotated[type, "help"]`. Other packages register theirs through the
+entry-point group `longseq_bench.implementations`; the name of the entry is the name of the
+implementation.
+
+Shapes: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim, each of them this rank's share.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,119 +24,173 @@ from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
+from longseq_bench.kernels.base import (
+    AttentionKernel,
+    InPlaceKernel,
+    Triple,
+    attend,
+    disable_autocast,
+)
 
 Positions = NDArray[np.int64]
 Counts = NDArray[np.int_] | NDArray[np.bool_]
 
 
-NO_INPLACE = (
-    "this needs its inputs to the end; on one rank ring and collective with a chunk don't, nor, on "
-    "a CPU, do block-sparse, dilated and hilbert"
-)
-
-
 class Attention(ABC):
-    """One way to compute attention for one workload on one rank of a group.
+    """One way to compute attention, for one workload, on one rank of a group.
 
-    Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim, each this rank's share; `shard`
-    says which, `workload` is that of all ranks together.
+    A subclass overrides `build_kernel`, or `__call__` where there is no kernel. `workload` is that
+    of all ranks together; `shard` says which part of it this rank holds.
     """
 
     summary: ClassVar[str]
+    """One line for `longseq list`."""
+
     many_ranks: ClassVar[bool] = False
-    """Whether it can be spread over ranks."""
+    """True if it runs on more than one rank."""
 
     overlaps: bool = True
-    """Whether transfers between ranks go on while it computes."""
+    """True if transfers between ranks run while it computes."""
 
     on_host: bool = False
-    """Whether q, k, v and the output lie in the host's memory instead of the device's."""
+    """True if q, k, v and the output are in host memory instead of device memory."""
 
     layout_s: float = 0.0
-    """Seconds of the last call that went into planning by its inputs; part of the call."""
+    """Seconds that the last call spent on choosing a layout from its inputs; part of the call."""
+
+    device: str
+    """Kind of the device; set by `prepare`."""
 
     def __init__(self, workload: Workload, group: Group) -> None:
-        """Raises UnsupportedError, before anything runs, for what it can't do.
+        """Raise UnsupportedError for what it cannot do, before anything runs.
 
-        The group may not be connected yet: what needs its peers is made in `prepare`.
+        The group may not be connected yet: build what needs the other ranks in `prepare`.
         """
         if group.size > 1 and not self.many_ranks:
             raise WorldError(f"runs on one rank; ddp spreads a batch of it over {group.size}")
         self.workload, self.group = workload, group
-        self.shard = self._shard()
+        self.shard = self._build_shard()
 
-    def _shard(self) -> Shard:
-        """What of the tensors this rank holds."""
+    def _build_shard(self) -> Shard:
+        """Return the part of the tensors that this rank holds."""
         return Shard.full(self.workload)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of q, k, v and the output."""
+        dtype: torch.dtype = getattr(torch, self.workload.dtype)
+        return dtype
 
     @classmethod
     def unavailable_reason(cls, device: str) -> str | None:
-        """Why it can't run on this kind of device here; None where it can."""
+        """Return why it cannot run on this kind of device here; None if it can."""
         return None
 
-    def prepare(self, device: str) -> None:  # noqa: B027  (most have nothing to plan)
-        """Layouts, index tables, compilation: what is done once and timed apart."""
+    def prepare(self, device: str) -> None:
+        """Build layouts and index tables, and compile. Done once, and timed apart."""
+        self.device = device
 
-    @abstractmethod
+    def build_kernel(self) -> AttentionKernel | None:
+        """Return the kernel that computes this rank's part; None if `__call__` is overridden."""
+        return None
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (B, Hq, N, D); k, v (B, Hk, N, D) -> out (B, Hq, N, D), differentiable in train."""
+        kernel = self.build_kernel()
+        assert kernel is not None, f"{type(self).__name__} has neither a kernel nor a __call__"
+        return attend(q, k, v, kernel, train=self.workload.train)
+
+    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the output, written over q. Not differentiable.
+
+        Raises:
+            UnsupportedError: the kernel reads q after it writes the output.
+        """
+        kernel = self._inplace_kernel()
+        if kernel is None:
+            raise UnsupportedError(f"keep=nothing: {_NO_INPLACE}")
+        with torch.no_grad(), disable_autocast(q):
+            return kernel.forward_inplace(q, k, v)
 
     def backward_recompute(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Gradients of q, k, v from the inputs alone; None where that is no other than a forward
-        and a backward. inplace: that of q goes over q. Raises UnsupportedError where it can't."""
+    ) -> Triple | None:
+        """Return the gradients of q, k and v computed from the inputs alone.
+
+        None means: run a forward and a backward instead. With inplace=True the gradient of q is
+        written over q.
+
+        Raises:
+            UnsupportedError: inplace=True, and the kernel needs q to the end.
+        """
+        kernel = self._inplace_kernel()
+        if kernel is not None:
+            with torch.no_grad(), disable_autocast(q):
+                return kernel.backward_recompute(grad_out, q, k, v, inplace)
         if inplace:
-            raise UnsupportedError(f"keep=nothing: {NO_INPLACE}")
+            raise UnsupportedError(f"keep=nothing: {_NO_INPLACE}")
         return None
 
-    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The output over q; not differentiable. Raises UnsupportedError where it can't be."""
-        raise UnsupportedError(f"keep=nothing: {NO_INPLACE}")
+    def _inplace_kernel(self) -> InPlaceKernel | None:
+        kernel = self.build_kernel()
+        return kernel if isinstance(kernel, InPlaceKernel) else None
 
-    @abstractmethod
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        """How often a query sees a key, (queries, keys); 0: not at all.
+        """Return how many times each query sees each key (queries, keys); 0 means not at all.
 
-        Positions are global tokens. Every reference is built from this.
+        Positions are global tokens. Every float64 reference is built from this. The default is
+        exact attention: every key, or with a causal mask those at or before the query. A sparse
+        pattern overrides it.
         """
-
-    def cost(self) -> Cost:
-        """FLOPs, floor bytes and bytes sent, by formula."""
-        return dense_cost(self.workload)
-
-    @property
-    def coarsest_dtype(self) -> DType:
-        """The coarsest dtype that numbers pass through, which sets how far off they may be."""
-        return self.workload.dtype
-
-    def projections(self) -> dict[str, Tensor]:
-        """Of a module: matrices (D, D) by which q, k, v and out are multiplied from the right,
-        leaves with gradients in train. Empty for attention alone."""
-        return {}
-
-    def parameter_gradients(self) -> dict[str, Tensor]:
-        """After a backward, the gradients of those matrices, summed over the whole workload on
-        all ranks. Every rank has to ask."""
-        return {name: m.grad for name, m in self.projections().items() if m.grad is not None}
-
-    def measures(self) -> dict[str, float]:
-        """Shares that the pattern has: density_asked, density_achieved, uncovered."""
-        return {}
-
-    def facts(self) -> dict[str, Any]:
-        """Words about how it runs: kernel, backend, what a fall-back would hide."""
-        return {}
-
-
-class ExactAttention(Attention):
-    """Every query sees every key, or, causal, those at or before it."""
-
-    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         if self.workload.causal:
             return k_positions[None, :] <= q_positions[:, None]
         return np.ones((len(q_positions), len(k_positions)), dtype=np.bool_)
 
+    @property
+    def is_exact(self) -> bool:
+        """True if every query sees every key that the mask allows."""
+        return type(self).multiplicity is Attention.multiplicity
+
+    def cost(self) -> Cost:
+        """Return FLOPs, floor bytes and bytes sent, by formula."""
+        return dense_cost(self.workload)
+
+    @property
+    def coarsest_dtype(self) -> DType:
+        """The coarsest dtype that numbers pass through; it sets the allowed error."""
+        return self.workload.dtype
+
+    def uncompressed(self) -> Attention | None:
+        """Return a copy that transfers keys and values uncompressed; None if this one does."""
+        return None
+
+    def projections(self) -> dict[str, Tensor]:
+        """Return the weights of a module by name: (D, D), leaves with gradients in train.
+
+        q, k, v and out are multiplied by them from the right. Empty for attention alone.
+        """
+        return {}
+
+    def parameter_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the projections, summed over the workload of all ranks.
+
+        Every rank has to call it after a backward pass.
+        """
+        return {name: m.grad for name, m in self.projections().items() if m.grad is not None}
+
+    def measures(self) -> dict[str, float]:
+        """Return shares of the pattern: density_asked, density_achieved, uncovered."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return facts for the record: kernel, backend, and what a fallback would hide."""
+        return {}
+
+
+_NO_INPLACE = (
+    "this needs its inputs to the end; on one rank ring and collective with a chunk don't, nor, on "
+    "a CPU, do block-sparse, dilated and hilbert"
+)
 
 IMPLEMENTATIONS: Registry[type[Attention]] = Registry(
     "implementation", "longseq_bench.attention", "longseq_bench.implementations"

@@ -1,8 +1,8 @@
-"""A ring whose steps go through `deepspeed.comm`, as a port to DeepSpeed has them.
+"""A ring whose transfers go through `deepspeed.comm`.
 
-Its send and receive block, so even ranks send first and odd ranks receive first; with an odd number
-of ranks two even ones are neighbours and the chain of waiting is one longer, but it ends. Nothing
-is hidden behind computing.
+Its send and receive block: even ranks send first, odd ranks receive first. With an odd number of
+ranks two even ranks are neighbours; the chain of waits is then one longer, but it ends. No transfer
+overlaps with computation.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ import os
 from typing import Any
 
 from longseq_bench.distributed.group import Pending
-from longseq_bench.distributed.kv_exchange import Pair, Ring
+from longseq_bench.distributed.kv_exchange import Pair, RingExchange
 
 
 def unavailable_reason() -> str | None:
-    """Why it can't be used here; None where it can."""
+    """Return why DeepSpeed cannot be used here; None if it can."""
     if importlib.util.find_spec("deepspeed") is None:
         return "DeepSpeed is not installed; pip install 'longseq-bench[transports]' brings it"
     return None
 
 
 def connect(device: str) -> None:
-    """Let DeepSpeed adopt the process group that torch.distributed has."""
+    """Let DeepSpeed adopt the process group of torch.distributed."""
     os.environ.setdefault("DS_ACCELERATOR", device)
     import deepspeed.comm
     import deepspeed.ops
 
     if device == "cpu":
-        # else it compiles an all-reduce in C++ that a ring never calls
+        # otherwise it compiles an all-reduce in C++ that a ring never calls
         deepspeed.ops.__compatible_ops__ = {}
     deepspeed.comm.init_distributed(
         dist_backend="gloo" if device == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False
     )
 
 
-class DeepspeedRing(Ring):
-    """A ring over all ranks by blocking sends and receives."""
+class DeepspeedRing(RingExchange):
+    """A ring over all ranks with blocking sends and receives."""
 
     def send(self, send: Pair, receive: Pair, hops: int = 1) -> Pending:
+        """Send and receive; the transfers are done on return."""
         import deepspeed.comm
 
         if not self.group.traffic.communicates:
@@ -49,8 +50,8 @@ class DeepspeedRing(Ring):
         calls: list[tuple[Any, Any, int]] = [
             (deepspeed.comm.send, tensor, (rank + hops) % size) for tensor in send
         ]
-        taken = [(deepspeed.comm.recv, tensor, (rank - hops) % size) for tensor in receive]
-        calls = calls + taken if rank % 2 == 0 else taken + calls
+        receives = [(deepspeed.comm.recv, tensor, (rank - hops) % size) for tensor in receive]
+        calls = calls + receives if rank % 2 == 0 else receives + calls
         for call, tensor, peer in calls:
             call(tensor, peer)
         return Pending()

@@ -1,8 +1,8 @@
-"""The ranks that run one trial together, and everything that passes between them.
+"""The ranks that run one trial together, and the transfers between them.
 
-Bytes are counted where they leave a rank, so that they can be held against the formula. `alone()`
-is a group of one: nothing travels. What ranks agree on beside their trial (a verdict, a maximum)
-travels apart and is not counted.
+Bytes are counted where they leave a rank, so that they can be compared with the formula. A group of
+one (`alone()`) transfers nothing. What ranks agree on besides the attention itself (a verdict, a
+maximum) goes through the `control` group and is not counted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from longseq_bench.core.stack_markers import longseq_wait_for_peers
 from longseq_bench.meta_mode import device_kind, is_meta
 
 PATIENCE = timedelta(days=7)
-"""Nothing waits as long: the launcher owns the clock, and tells a hang from a lost peer."""
+"""Longer than any wait: the launcher enforces time limits and tells a hang from a lost rank."""
 
 
 @dataclass
 class Traffic:
-    """What a rank has sent, and which half of a pass is switched off while the other is timed."""
+    """Bytes and transfers that a rank has sent, and which half of a pass is switched on."""
 
     bytes_sent: int = 0
     transfers: int = 0
@@ -35,33 +35,33 @@ class Traffic:
 
 
 class Pending:
-    """Transfers under way. Their handles are dropped after the wait: held ones keep buffers."""
+    """Transfers in progress. The wait drops their handles, which keep buffers alive."""
 
     def __init__(self, works: Sequence[Any] = ()) -> None:
         self._works = list(works)
 
     def wait(self) -> None:
-        """Block until every transfer is done. Raises RuntimeError where a peer is lost."""
+        """Block until every transfer is done. Raises RuntimeError if a rank is lost."""
         for work in self._works:
             longseq_wait_for_peers(work.wait)
         self._works.clear()
 
 
-class _Holding:
-    """A transfer that is not made, and what it would hold until it is waited for."""
+class _MetaTransfer:
+    """A transfer in meta mode: it holds the tensor that a real one would hold until the wait."""
 
-    def __init__(self, *given: Tensor) -> None:
-        self._given = given
+    def __init__(self, held: Tensor) -> None:
+        self._held = held
 
     def wait(self) -> None:
-        """It is over at once."""
+        """Return at once."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process among the ranks of a trial: `rank` of `size`.
+    """The group of ranks of a trial, as seen by rank `rank` of `size`.
 
-    ranks: the global ranks of a part of the world, in order; the world itself where empty.
+    ranks: global ranks of a subgroup, ascending; empty for the world.
     data, control: process groups of torch; None for a group that is not connected.
     """
 
@@ -74,12 +74,12 @@ class Group:
 
     @classmethod
     def alone(cls) -> Group:
-        """One process, no communication."""
+        """Return a group of one process, without communication."""
         return cls()
 
     @classmethod
     def world(cls, device: str) -> Group:
-        """All ranks of an initialised torch.distributed, with a group of its own for agreeing."""
+        """Return all ranks of an initialised torch.distributed, with a control group of its own."""
         control = (
             dist.group.WORLD
             if device == "cpu"
@@ -88,23 +88,23 @@ class Group:
         return cls(dist.get_rank(), dist.get_world_size(), (), dist.group.WORLD, control)
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> Group:
-        """The one of `parts` (global ranks, all of the world's) that this rank is in.
+        """Return the one of `parts` that this rank is in; its bytes count with this group's.
 
-        Every rank has to call it with the same parts, ranks ascending in each, as torch orders its
-        groups. Counts bytes with this group.
+        Every rank calls it with the same parts. They hold global ranks, ascending, and together all
+        ranks of the world.
         """
         assert all(list(ranks) == sorted(ranks) for ranks in parts), parts
         mine = next(tuple(p) for p in parts if self.rank in p)
-        made = None
+        data = None
         if self.data is not None:
             for ranks in parts:
                 handle = dist.new_group(list(ranks), timeout=PATIENCE)
-                made = handle if tuple(ranks) == mine else made
-        return Group(mine.index(self.rank), len(mine), mine, made, self.control, self.traffic)
+                data = handle if tuple(ranks) == mine else data
+        return Group(mine.index(self.rank), len(mine), mine, data, self.control, self.traffic)
 
     @contextmanager
     def only(self, *, compute: bool = True, communicate: bool = True) -> Iterator[None]:
-        """Switch a half of a pass off, to time the other half alone."""
+        """Switch off half of a pass, to time the other half alone."""
         self.traffic.computes, self.traffic.communicates = compute, communicate
         try:
             yield
@@ -113,16 +113,17 @@ class Group:
 
     @property
     def computes(self) -> bool:
+        """True unless communication alone is timed."""
         return self.traffic.computes
 
-    # ---- what is counted -----------------------------------------------------------------------
+    # ---- counted transfers ---------------------------------------------------------------------
 
     def exchange(
         self, send: Sequence[Tensor], receive: Sequence[Tensor], to: int, source: int
     ) -> Pending:
         """Start sending to rank `to` and receiving from rank `source` of this group.
 
-        Each tensor is contiguous and none is both sent and received.
+        Tensors are contiguous, and none is both sent and received.
         """
         if self.size == 1 or not self.traffic.communicates:
             return Pending()
@@ -134,21 +135,24 @@ class Group:
         return Pending(dist.batch_isend_irecv(ops))
 
     def all_gather(self, out: Tensor, own: Tensor) -> Pending:
-        """Start filling out (size, *own.shape) with every rank's `own`."""
+        """Start filling `out` (size, *own.shape) with every rank's `own`."""
         if self.size == 1 or not self.traffic.communicates:
             out[self.rank].copy_(own)
             return Pending()
         self._add((self.size - 1) * own.nbytes)
         if is_meta():
-            return Pending([_Holding(own)])
+            return Pending([_MetaTransfer(own)])
         if device_kind(out) == "cpu":
             return self._pairwise(list(out), [own] * self.size)
-        # one after the other along the first dimension is what every backend takes
+        # every backend accepts tensors joined along the first dimension
         joined = out.flatten(0, 1)
         return Pending([dist.all_gather_into_tensor(joined, own, self.data, async_op=True)])
 
     def reduce_scatter(self, out: Tensor, given: Tensor) -> Pending:
-        """Start filling `out` with the sum over ranks of their given[rank], (size, *out.shape)."""
+        """Start filling `out` with the sum over ranks of their given[rank].
+
+        given: (size, *out.shape).
+        """
         if self.size == 1 or not self.traffic.communicates:
             out.copy_(given[self.rank])
             return Pending()
@@ -165,9 +169,9 @@ class Group:
         out_sizes: list[int] | None = None,
         given_sizes: list[int] | None = None,
     ) -> Pending:
-        """Start sending part r of `given` to rank r; out's part r comes from rank r.
+        """Start sending part r of `given` to each rank r, and receiving part r of `out` from it.
 
-        Sizes are of dimension 0 of both, equal parts where None.
+        Sizes are those of the parts along dimension 0; None: equal parts.
         """
         if self.size == 1 or not self.traffic.communicates:
             if out.shape == given.shape:
@@ -177,7 +181,7 @@ class Group:
         row = given[:1].nbytes if given.shape[0] else 0
         self._add((given.shape[0] - own) * row)
         if is_meta():
-            return Pending([_Holding(given)])
+            return Pending([_MetaTransfer(given)])
         if device_kind(out) == "cpu":
             parts = torch.split(out, out_sizes or out.shape[0] // self.size)
             sent = torch.split(given, given_sizes or given.shape[0] // self.size)
@@ -186,10 +190,10 @@ class Group:
         return Pending([work])
 
     def _pairwise(self, out: Sequence[Tensor], given: Sequence[Tensor]) -> Pending:
-        """Start sending given[r] to each rank r, whose part comes into out[r].
+        """Start sending given[r] to each rank r and receiving out[r] from it.
 
-        gloo's own gather holds its result once more, and drops what it holds some time after the
-        wait; these hold nothing.
+        The all-gather of gloo keeps a second copy of its result until some time after the wait;
+        these transfers keep none.
         """
         out[self.rank].copy_(given[self.rank])
         others = [r for r in range(self.size) if r != self.rank]
@@ -198,36 +202,33 @@ class Group:
         return Pending(dist.batch_isend_irecv(ops))
 
     def count(self, *sent: Tensor) -> None:
-        """Add to the bytes sent, for transports that send by themselves."""
+        """Count tensors as sent, for transports that send by themselves."""
         self._add(sum(t.nbytes for t in sent))
 
     def _add(self, sent: int) -> None:
         self.traffic.bytes_sent += sent
         self.traffic.transfers += 1
 
-    # ---- what is not ---------------------------------------------------------------------------
+    # ---- control, not counted ------------------------------------------------------------------
 
     def all_max(self, *values: float) -> list[float]:
-        """The largest of each value over all ranks; the same on every rank."""
-        return self._agreed(values, dist.ReduceOp.MAX)
+        """Return the largest of each value over all ranks; the same on every rank."""
+        if self.size == 1 or is_meta():
+            return list(values)
+        largest = torch.tensor(values, dtype=torch.float64)
+        longseq_wait_for_peers(dist.all_reduce, largest, dist.ReduceOp.MAX, group=self.control)
+        return largest.tolist()
 
     def all_sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks of a tensor on the CPU, in place."""
+        """Sum a CPU tensor over all ranks, in place, and return it."""
         if self.size > 1 and not is_meta():
             longseq_wait_for_peers(dist.all_reduce, tensor, group=self.control)
         return tensor
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called it."""
         if self.size > 1 and not is_meta():
             longseq_wait_for_peers(dist.barrier, group=self.control)
-
-    def _agreed(self, values: Sequence[float], how: Any) -> list[float]:
-        if self.size == 1 or is_meta():
-            return list(values)
-        together = torch.tensor(values, dtype=torch.float64)
-        longseq_wait_for_peers(dist.all_reduce, together, how, group=self.control)
-        return together.tolist()
 
     def _peer(self, rank: int) -> int:
         return self.ranks[rank] if self.ranks else rank

@@ -1,34 +1,42 @@
-"""How keys and values come past every rank, and how their gradients find home.
+"""Exchange of keys and values between ranks, a block at a time, and the way back of gradients.
 
-A courier shows each rank the keys and values of all others, a piece at a time, by calling `visit`,
-and while it does so the next piece is under way. What a rank does with its own keys it does in
-shares, when `own` is called, so that there is always something to hide a transfer behind. With
-gradients, `visit` returns those of the piece's keys and values that own queries cause; they come
-back summed to the rank that holds the keys. A rank never holds more than its own keys and a few
-pieces.
+RingExchange    each block goes from rank to rank (Ring Attention, arXiv 2310.01889)
+GatherExchange  one block of every rank goes to all ranks (all-gather)
 
-Shapes: k, v (B, Hk, N, D) of this rank; a piece (B, Hk, M, D).
+The loops that use them are in attention/exact/ring.py and attention/exact/collective.py.
+
+Shapes: k, v (B, Hk, N, D) of this rank; a block (B, Hk, M, D).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 from longseq_bench.distributed.group import Group, Pending
-from longseq_bench.distributed.token_order import even
-from longseq_bench.meta_mode import STEPS, limited
+from longseq_bench.distributed.token_order import even_span
+from longseq_bench.meta_mode import MAX_STEPS, limited
 
 Pair = tuple[Tensor, Tensor]
+"""Keys and values, or their gradients."""
+
+MIN_BLOCK = 256
+BLOCKS_PER_SHARD = 20
+"""A ring holds three blocks of k and v: with 20 blocks per shard that is 7 % of its floor."""
+
+ALIGNMENT = 64
+"""Tokens. Kernels are up to a fifth slower on keys that are not a multiple of their vectors."""
+
+
+def block_tokens(shard_tokens: int, limit: int) -> int:
+    """Return the tokens of a block: few beside the shard, and at most `limit`."""
+    return max(1, min(limit, max(MIN_BLOCK, -(-shard_tokens // BLOCKS_PER_SHARD))))
 
 
 @dataclass(frozen=True)
-class Piece:
+class KVBlock:
     """Local tokens start to stop of the rank that owns them."""
 
     owner: int
@@ -36,305 +44,241 @@ class Piece:
     stop: int
 
     @property
-    def own(self) -> slice:
+    def tokens(self) -> slice:
+        """The local tokens as a slice."""
         return slice(self.start, self.stop)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
 
-Own = Callable[[int, int], None]
-"""Told to do share i of so many of what concerns own keys alone."""
+class KVBlocks:
+    """The blocks into which the tokens of every rank are cut; all ranks have equally many.
 
-Visit = Callable[[Pair, Piece], None]
-VisitBack = Callable[[Pair, Piece], Pair]
-"""Keys and values of another rank's piece -> their gradients, (B, Hk, M, D), wide for sums."""
-
-
-ALIGNED = 64
-"""Tokens: kernels are up to a fifth slower on keys that are not a multiple of their vectors."""
-
-
-class KVExchange(ABC):
-    """counts: tokens that each rank holds.  tokens: at most so many to a piece.
-
-    wire: what keys and values travel as, where that is not their own dtype.
+    counts: tokens of each rank. limit: most tokens of a block.
     """
 
-    def __init__(
-        self, group: Group, counts: tuple[int, ...], tokens: int, wire: torch.dtype | None = None
-    ) -> None:
-        self.group, self.counts, self.wire = group, counts, wire
-        self._unit = ALIGNED if tokens >= ALIGNED else 1
+    def __init__(self, counts: tuple[int, ...], limit: int) -> None:
+        self.counts = counts
+        self._unit = ALIGNMENT if limit >= ALIGNMENT else 1
         units = [-(-count // self._unit) for count in counts]
-        whole = -(-max(units) // max(1, tokens // self._unit))
-        self.pieces = min(whole, max(1, min(units)))
-        # of ranks that hold as many one is enough
+        needed = -(-max(units) // max(1, limit // self._unit))
+        self.per_rank = min(needed, max(1, min(units)))
+        # ranks with as many tokens have the same blocks
         owners = {count: rank for rank, count in enumerate(counts)}.values()
-        self.most = max(len(self.piece(rank, i)) for rank in owners for i in range(self.pieces))
+        self.longest = max(len(self.block(r, i)) for r in owners for i in range(self.per_rank))
 
-    @abstractmethod
-    def tour(self, k: Tensor, v: Tensor, visit: Visit, own: Own) -> None:
-        """Show every piece of every other rank once."""
+    def block(self, owner: int, index: int) -> KVBlock:
+        """Return a block of a rank, alternately from the first and the second half of its tokens.
 
-    @abstractmethod
-    def tour_back(self, k: Tensor, v: Tensor, visit: VisitBack, own: Own, totals: Pair) -> None:
-        """The same with gradients; what others return for own keys is added to totals, (B, Hk, N,
-        D), to which `own` adds too."""
-
-    @abstractmethod
-    def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
-        """What this rank sends in one pass, by formula.
-
-        token_bytes: of a token's key and value on the wire; gradient_bytes: of their gradients,
-        in a pass back and forth (0: forward only).
+        In zigzag order one half is seen by twice as many queries of a peer as the other. If blocks
+        came in local order, ranks that work in step would wait for each other all the time.
         """
-
-    def piece(self, owner: int, index: int) -> Piece:
-        """The index-th piece of a rank, taken in turn from the first and the second half of what it
-        holds: in zigzag order one half is seen by twice as many queries of a peer as the other,
-        and ranks that work in step would wait for each other all the time."""
         count = self.counts[owner]
         half, turn = divmod(index, 2)
-        place = half + turn * ((self.pieces + 1) // 2)
-        span = even(-(-count // self._unit), self.pieces, place)
-        start, stop = (min(count, self._unit * at) for at in span)
-        return Piece(owner, start, stop)
-
-    def _wire_dtype(self, t: Tensor) -> torch.dtype:
-        return self.wire or t.dtype
+        part = half + turn * ((self.per_rank + 1) // 2)
+        span = even_span(-(-count // self._unit), self.per_rank, part)
+        start, stop = (min(count, self._unit * unit) for unit in span)
+        return KVBlock(owner, start, stop)
 
 
-class Slot:
-    """A place for one piece of two tensors, each in a buffer of its own."""
+class BlockBuffer:
+    """Memory for one block: one buffer for its keys and one for its values."""
 
-    def __init__(self, like: Tensor, most: int, dtype: torch.dtype) -> None:
+    def __init__(self, like: Tensor, max_tokens: int, dtype: torch.dtype) -> None:
         self._shape = like.shape
-        elements = like.shape[0] * like.shape[1] * most * like.shape[3]
+        elements = like.shape[0] * like.shape[1] * max_tokens * like.shape[3]
         self._flat = [torch.zeros(elements, dtype=dtype, device=like.device) for _ in range(2)]
 
-    def sized(self, tokens: int) -> Pair:
-        """Contiguous (B, Hk, tokens, D) views."""
+    def view(self, tokens: int) -> Pair:
+        """Return contiguous views (B, Hk, tokens, D)."""
         b, h, _, d = self._shape
         first, second = (f[: b * h * tokens * d].view(b, h, tokens, d) for f in self._flat)
         return first, second
 
     def load(self, pair: Pair) -> None:
-        """Copy a pair in."""
-        for mine, other in zip(self.sized(pair[0].shape[2]), pair, strict=True):
-            mine.copy_(other)
+        """Copy a block into the buffer."""
+        for target, source in zip(self.view(pair[0].shape[2]), pair, strict=True):
+            target.copy_(source)
 
 
 @dataclass(frozen=True)
-class _Step:
-    """The piece of this index that has come `hop` ranks far."""
+class RingStep:
+    """The step at which block `index` of the rank `hop` ranks back is on this rank."""
 
     index: int
     hop: int
 
 
-class Ring(KVExchange):
-    """Each piece goes from its owner to the next rank and on, `hops` times (arXiv 2310.01889).
+class RingExchange:
+    """Transfers of a ring: each block visits the next `hops` ranks, one after the other.
 
-    The sums of a piece's gradients follow it one step behind, and the last rank that saw it hands
-    them home. Each step's transfers start before what is computed in it and end after.
+    wire: dtype in which keys and values travel; None: their own. Gradients are never compressed.
     """
 
     def __init__(
         self,
         group: Group,
-        counts: tuple[int, ...],
-        tokens: int,
+        blocks: KVBlocks,
         wire: torch.dtype | None = None,
         hops: int | None = None,
     ) -> None:
-        super().__init__(group, counts, tokens, wire)
+        self.group, self.blocks, self.wire = group, blocks, wire
         self.hops = group.size - 1 if hops is None else hops
 
+    def steps(self) -> list[RingStep]:
+        """Return the steps of a pass in order.
+
+        With limited loops: the first few and the last, at which gradients go home.
+        """
+        if not self.hops:
+            return []
+        before_last = range(self.blocks.per_rank * self.hops - 1)
+        steps = (RingStep(i // self.hops, i % self.hops + 1) for i in before_last)
+        return [*limited(steps, MAX_STEPS), RingStep(self.blocks.per_rank - 1, self.hops)]
+
+    def block_at(self, step: RingStep) -> KVBlock:
+        """Return the block that is on this rank at a step."""
+        return self.blocks.block((self.group.rank - step.hop) % self.group.size, step.index)
+
     def send(self, send: Pair, receive: Pair, hops: int = 1) -> Pending:
-        """Start sending to the rank `hops` further on and receiving from as many back. Other
-        transports override this."""
+        """Start sending `hops` ranks ahead and receiving from as many ranks back.
+
+        Other transports override this.
+        """
         size, rank = self.group.size, self.group.rank
         return self.group.exchange(send, receive, (rank + hops) % size, (rank - hops) % size)
 
-    def tour(self, k: Tensor, v: Tensor, visit: Visit, own: Own) -> None:
-        steps = self._some_steps()
-        belt = _Belt(self, k, v)
-        coming = belt.start(steps[0]) if steps else Pending()
-        own(0, len(steps) + 1)
-        for at, step in enumerate(steps):
-            coming.wait()
-            pair = belt.arrived(step)
-            coming = belt.start(steps[at + 1]) if at + 1 < len(steps) else Pending()
-            visit(pair, self._piece_at(step))
-            del pair
-            own(at + 1, len(steps) + 1)
-
-    def tour_back(self, k: Tensor, v: Tensor, visit: VisitBack, own: Own, totals: Pair) -> None:
-        steps = self._some_steps()
-        belt = _Belt(self, k, v)
-        leaving, arriving = (Slot(k, self.most, k.dtype) for _ in range(2))
-        coming = belt.start(steps[0]) if steps else Pending()
-        own(0, len(steps) + 1)
-        for at, step in enumerate(steps):
-            coming.wait()
-            pair = belt.arrived(step)
-            coming = belt.start(steps[at + 1]) if at + 1 < len(steps) else Pending()
-            sums = self._pass_sums(steps[at - 1], leaving, arriving) if at else Pending()
-            grads = visit(pair, self._piece_at(step))
-            del pair
-            own(at + 1, len(steps) + 1)
-            sums.wait()
-            if at:
-                self._take_sums(steps[at - 1], arriving, grads, totals)
-            leaving.load(grads)
-            del grads
-        if steps:
-            self._pass_sums(steps[-1], leaving, arriving).wait()
-            self._take_sums(steps[-1], arriving, totals, totals)
-
     def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
-        """Pieces of this rank and of those before it go on, `hops` in all; the sums of gradients
-        go with them, and home."""
-        size, rank = self.group.size, self.group.rank
-        shown = sum(self.counts[(rank - hop) % size] for hop in range(self.hops))
+        """Return what this rank sends in one pass, by formula.
+
+        token_bytes: of a token's key and value on the wire. gradient_bytes: of their gradients, in
+        a training pass; 0: forward only.
+        """
+        size, rank, counts = self.group.size, self.group.rank, self.blocks.counts
+        passed_on = sum(counts[(rank - hop) % size] for hop in range(self.hops))
         if not gradient_bytes:
-            return shown * token_bytes
-        sums = sum(self.counts[(rank - hop) % size] for hop in range(1, self.hops + 1))
-        return 2 * shown * token_bytes + sums * gradient_bytes
-
-    def _steps(self) -> Iterator[_Step]:
-        hops = range(1, self.hops + 1)
-        return (_Step(i, hop) for i in range(self.pieces) for hop in hops)
-
-    def _some_steps(self) -> list[_Step]:
-        """All; where loops are capped the first and the last, at which sums go home."""
-        last = [_Step(self.pieces - 1, self.hops)] if self.hops and self.pieces else []
-        count = self.pieces * self.hops - len(last)
-        return [*limited(islice(self._steps(), count), STEPS), *last]
-
-    def _piece_at(self, step: _Step) -> Piece:
-        """The piece that is at this rank in a step."""
-        return self.piece((self.group.rank - step.hop) % self.group.size, step.index)
-
-    def _pass_sums(self, made: _Step, leaving: Slot, arriving: Slot) -> Pending:
-        """The sums made in a step go after their piece, or home; as many arrive."""
-        sent = leaving.sized(len(self._piece_at(made)))
-        if made.hop < self.hops:
-            then = self._piece_at(_Step(made.index, made.hop + 1))
-            return self.send(sent, arriving.sized(len(then)))
-        mine = self.piece(self.group.rank, made.index)
-        return self.send(sent, arriving.sized(len(mine)), -self.hops)
-
-    def _take_sums(self, made: _Step, arriving: Slot, grads: Pair, totals: Pair) -> None:
-        """What came while a step's own sums left: sums so far of the piece that is here now, or
-        those of an own piece, home."""
-        if made.hop < self.hops:
-            arrived = arriving.sized(grads[0].shape[2])
-            for grad, sums in zip(grads, arrived, strict=True):
-                grad.add_(sums)
-            return
-        mine = self.piece(self.group.rank, made.index)
-        for total, sums in zip(totals, arriving.sized(len(mine)), strict=True):
-            total[:, :, mine.own].add_(sums)
+            return passed_on * token_bytes
+        gradients = sum(counts[(rank - hop) % size] for hop in range(1, self.hops + 1))
+        return 2 * passed_on * token_bytes + gradients * gradient_bytes
 
 
-class _Belt:
-    """Slots for pieces on their way: own ones packed to leave, the one here, the one coming."""
+class RingBuffers:
+    """The blocks on one rank during a pass: the own block that leaves, the current, the next."""
 
-    def __init__(self, ring: Ring, k: Tensor, v: Tensor) -> None:
-        self._ring, self._own = ring, (k, v)
-        rooms = 3 if ring.hops else 0
-        self._slots = [Slot(k, ring.most, ring.wire or k.dtype) for _ in range(rooms)]
+    def __init__(self, ring: RingExchange, k: Tensor, v: Tensor) -> None:
+        self._ring, self._k, self._v = ring, k, v
+        self._buffers = [
+            BlockBuffer(k, ring.blocks.longest, ring.wire or k.dtype)
+            for _ in range(3 if ring.hops else 0)
+        ]
 
-    def start(self, step: _Step) -> Pending:
-        """Start the transfer by which a step's piece comes here."""
+    def start(self, step: RingStep | None) -> Pending:
+        """Start the transfers that bring the block of a step; each rank passes on what it has."""
+        if step is None:
+            return Pending()
         ring = self._ring
-        packed, here, coming = self._slots
-        before = ring._piece_at(_Step(step.index, step.hop - 1))
+        leaving, current, arriving = self._buffers
+        sent = ring.block_at(RingStep(step.index, step.hop - 1))
         if step.hop == 1:
-            packed.load(_part(*self._own, before))
-        source = packed if step.hop == 1 else here
-        return ring.send(source.sized(len(before)), coming.sized(len(ring._piece_at(step))))
+            leaving.load((self._k[:, :, sent.tokens], self._v[:, :, sent.tokens]))
+        source = leaving if step.hop == 1 else current
+        return ring.send(source.view(len(sent)), arriving.view(len(ring.block_at(step))))
 
-    def arrived(self, step: _Step) -> Pair:
-        """The piece of a step whose transfer is done."""
-        packed, here, coming = self._slots
-        self._slots = [packed, coming, here]
-        k, v = self._own
-        first, second = coming.sized(len(self._ring._piece_at(step)))
-        return first.to(k.dtype), second.to(v.dtype)
+    def arrived(self, step: RingStep) -> Pair:
+        """Return the keys and values of a step whose transfer is done."""
+        leaving, current, arriving = self._buffers
+        self._buffers = [leaving, arriving, current]
+        k_block, v_block = arriving.view(len(self._ring.block_at(step)))
+        return k_block.to(self._k.dtype), v_block.to(self._v.dtype)
 
 
-class Gather(KVExchange):
-    """Every rank's piece at once, to all: all-gather, and back each part to its owner."""
+class RingGradients:
+    """Gradients of blocks: they follow their block one step behind, and the last rank sends them
+    home."""
 
-    def tour(self, k: Tensor, v: Tensor, visit: Visit, own: Own) -> None:
-        rooms = [self._room(k) for _ in range(min(2, self.pieces))]
-        under_way = self._gather(k, v, 0, rooms[0])
-        for index in limited(range(self.pieces), STEPS):
-            own(index, self.pieces)
-            under_way.wait()
-            here = rooms[index % len(rooms)]
-            if index + 1 < self.pieces:
-                under_way = self._gather(k, v, index + 1, rooms[(index + 1) % len(rooms)])
-            for owner in limited(self._others(), STEPS):
-                piece = self.piece(owner, index)
-                visit(_present(k, v, here, piece), piece)
+    def __init__(self, ring: RingExchange, k: Tensor, totals: Pair) -> None:
+        self._ring, self._totals = ring, totals
+        self._leaving, self._arriving = (
+            BlockBuffer(k, ring.blocks.longest, k.dtype) for _ in range(2)
+        )
 
-    def tour_back(self, k: Tensor, v: Tensor, visit: VisitBack, own: Own, totals: Pair) -> None:
-        room = self._room(k)
-        for index in limited(range(self.pieces), STEPS):
-            under_way = self._gather(k, v, index, room)
-            own(index, self.pieces)
-            under_way.wait()
-            sums = [torch.zeros(r.shape, dtype=k.dtype, device=k.device) for r in room]
-            for owner in limited(self._others(), STEPS):
-                piece = self.piece(owner, index)
-                grads = visit(_present(k, v, room, piece), piece)
-                for whole, grad in zip(sums, grads, strict=True):
-                    whole[owner, :, :, : len(piece)] = grad
-            self._return(sums, totals, self.piece(self.group.rank, index))
+    def load(self, gradients: Pair) -> None:
+        """Put the gradients of the current block into the buffer that leaves next."""
+        self._leaving.load(gradients)
+
+    def start(self, step: RingStep | None) -> Pending:
+        """Start sending the gradients of a past step after their block, or home after the last
+        hop."""
+        if step is None:
+            return Pending()
+        sent = self._leaving.view(len(self._ring.block_at(step)))
+        if step.hop < self._ring.hops:
+            received = self._ring.block_at(RingStep(step.index, step.hop + 1))
+            return self._ring.send(sent, self._arriving.view(len(received)))
+        received = self._ring.block_at(RingStep(step.index, 0))
+        return self._ring.send(sent, self._arriving.view(len(received)), -self._ring.hops)
+
+    def collect(self, step: RingStep | None, gradients: Pair) -> None:
+        """Add what arrived while the gradients of a past step left.
+
+        These are the sums so far of the current block, added to `gradients`; or, after the last
+        hop, the whole gradients of an own block, added to the totals.
+        """
+        if step is None:
+            return
+        if step.hop < self._ring.hops:
+            for target, arrived in zip(
+                gradients, self._arriving.view(gradients[0].shape[2]), strict=True
+            ):
+                target.add_(arrived)
+            return
+        own = self._ring.block_at(RingStep(step.index, 0))
+        for total, arrived in zip(self._totals, self._arriving.view(len(own)), strict=True):
+            total[:, :, own.tokens].add_(arrived)
+
+
+class GatherExchange:
+    """Transfers of an all-gather: one block of every rank to all ranks, gradients to the owner."""
+
+    def __init__(self, group: Group, blocks: KVBlocks) -> None:
+        self.group, self.blocks = group, blocks
+
+    def buffer(self, k: Tensor) -> list[Tensor]:
+        """Return memory for a block of every rank: keys and values (ranks, B, Hk, M, D)."""
+        shape = (self.group.size, *k.shape[:2], self.blocks.longest, k.shape[3])
+        return [torch.zeros(shape, dtype=k.dtype, device=k.device) for _ in range(2)]
+
+    def start(self, k: Tensor, v: Tensor, index: int, buffer: list[Tensor]) -> Pending:
+        """Start gathering block `index` of every rank."""
+        own = self.blocks.block(self.group.rank, index)
+        transfers = []
+        for gathered, local in zip(buffer, (k, v), strict=True):
+            packed = torch.zeros(gathered.shape[1:], dtype=gathered.dtype, device=gathered.device)
+            packed[:, :, : len(own)] = local[:, :, own.tokens]
+            transfers.append(self.group.all_gather(gathered, packed))
+        return Pending(transfers)
+
+    def other_blocks(self, index: int) -> list[KVBlock]:
+        """Return block `index` of every other rank, in the order in which a ring brings them."""
+        size = self.group.size
+        owners = [(self.group.rank - hop) % size for hop in range(1, size)]
+        return [self.blocks.block(owner, index) for owner in limited(owners, MAX_STEPS)]
+
+    def return_gradients(self, gathered: list[Tensor], index: int, totals: Pair) -> None:
+        """Send the gradients of each block to its owner, which adds those of all other ranks."""
+        own = self.blocks.block(self.group.rank, index)
+        for total, gradients in zip(totals, gathered, strict=True):
+            returned = torch.empty_like(gradients)
+            self.group.all_to_all(returned, gradients).wait()
+            for rank in limited(range(self.group.size), MAX_STEPS):
+                if rank != self.group.rank:
+                    total[:, :, own.tokens].add_(returned[rank, :, :, : len(own)])
 
     def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
-        """Every piece is as long as the longest; each goes to all others, and so its gradients
-        come back from them."""
-        tokens = (self.group.size - 1) * self.pieces * self.most
-        if not gradient_bytes:
-            return tokens * token_bytes
-        return tokens * (2 * token_bytes + gradient_bytes)
+        """Return what this rank sends in one pass, by formula; arguments as of RingExchange.
 
-    def _others(self) -> list[int]:
-        """As a ring would bring them."""
-        return [(self.group.rank - hop) % self.group.size for hop in range(1, self.group.size)]
-
-    def _room(self, k: Tensor) -> list[Tensor]:
-        shape = (self.group.size, *k.shape[:2], self.most, k.shape[3])
-        return [torch.zeros(shape, dtype=self._wire_dtype(k), device=k.device) for _ in range(2)]
-
-    def _gather(self, k: Tensor, v: Tensor, index: int, room: list[Tensor]) -> Pending:
-        mine = self.piece(self.group.rank, index)
-        works = []
-        for whole, own in zip(room, _part(k, v, mine), strict=True):
-            packed = torch.zeros(whole.shape[1:], dtype=whole.dtype, device=whole.device)
-            packed[:, :, : len(mine)] = own
-            works.append(self.group.all_gather(whole, packed))
-        return Pending(works)
-
-    def _return(self, sums: list[Tensor], totals: Pair, mine: Piece) -> None:
-        """Each part to its owner, who adds what comes from all others."""
-        for total, whole in zip(totals, sums, strict=True):
-            back = torch.empty_like(whole)
-            self.group.all_to_all(back, whole).wait()
-            for rank in limited(range(self.group.size), STEPS):
-                if rank != self.group.rank:
-                    total[:, :, mine.own].add_(back[rank, :, :, : len(mine)])
-
-
-def _part(k: Tensor, v: Tensor, piece: Piece) -> Pair:
-    return k[:, :, piece.own], v[:, :, piece.own]
-
-
-def _present(k: Tensor, v: Tensor, room: list[Tensor], piece: Piece) -> Pair:
-    first, second = (whole[piece.owner, :, :, : len(piece)] for whole in room)
-    return first.to(k.dtype), second.to(v.dtype)
+        Every block is sent as long as the longest one.
+        """
+        tokens = (self.group.size - 1) * self.blocks.per_rank * self.blocks.longest
+        return tokens * (2 * token_bytes + gradient_bytes if gradient_bytes else token_bytes)

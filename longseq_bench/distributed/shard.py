@@ -1,4 +1,4 @@
-"""What of a trial's tensors a rank holds."""
+"""The part of a trial's tensors that one rank holds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Rows of the batch, heads, and the global positions of the tokens, each in local order.
+    """Rows of the batch, heads, and global positions of tokens, each in local order.
 
-    Ranks may hold the same part of q or of k and v; then they hold equal numbers.
+    Several ranks may hold the same part of q, or of k and v; their values are then equal.
     """
 
     batch: range
@@ -27,12 +27,11 @@ class Shard:
 
     @classmethod
     def full(cls, w: Workload) -> Shard:
-        """Everything."""
-        positions = np.arange(w.seq_len)
-        return cls(range(w.batch), range(w.heads), range(w.kv_heads), positions, positions)
+        """Return a shard that holds everything."""
+        return cls.of_tokens(w, np.arange(w.seq_len))
 
     @classmethod
     def of_tokens(cls, w: Workload, positions: Positions, keys: Positions | None = None) -> Shard:
-        """All heads of some tokens; the same tokens' keys where none are named."""
+        """Return all heads of some queries and of some keys; keys default to the same tokens."""
         keys = positions if keys is None else keys
         return cls(range(w.batch), range(w.heads), range(w.kv_heads), positions, keys)

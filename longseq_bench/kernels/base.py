@@ -1,4 +1,8 @@
-"""A way to compute attention, forward and backward, made differentiable once for all of them."""
+"""The attention kernel: forward and backward on one device, made differentiable for all of them.
+
+Shapes: q, out, grad_out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; lse (B, Hq, N), float32
+or wider.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +20,38 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 class AttentionKernel(Protocol):
-    """q (B, Hq, N, D); k, v (B, Hk, M, D); out like q; log-sum-exp (B, Hq, N), wide."""
+    """Forward and backward of an attention."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Output and, where kept, the log-sum-exp."""
+        """Return the output and, if kept, the log-sum-exp of the scores."""
         ...
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
-        """Gradients of q, k, v."""
+        """Return the gradients of q, k and v."""
         ...
 
 
 @runtime_checkable
 class InPlaceKernel(AttentionKernel, Protocol):
-    """A core that reads rows of q for the last time before it has their result."""
+    """A kernel that has read rows of q for the last time before it writes their result."""
 
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The output, written over q."""
+        """Return the output, written over q."""
         ...
 
     def backward_recompute(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
     ) -> Triple:
-        """Gradients of q, k, v without what a forward left; that of q over q where asked."""
+        """Return the gradients of q, k and v, from the inputs alone; inplace: dq over q."""
         ...
 
 
 class TiledKernel:
-    """A plan of tiles on one device; see kernels/tiling.py."""
+    """Attention tile by tile; see kernels/tiling.py."""
 
     def __init__(self, plan: tiling.Plan) -> None:
         self._plan = plan
@@ -55,28 +59,32 @@ class TiledKernel:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, if kept, the log-sum-exp."""
         return tiling.forward(q, k, v, self._plan, keep_lse)
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
+        """Return the gradients of q, k and v."""
         return tiling.backward(grad_out, q, k, v, out, lse, self._plan)
 
 
 class InPlaceTiledKernel(TiledKernel):
-    """A plan in whose blocks every row and head is once."""
+    """A TiledKernel whose tiling has every row and head in exactly one row block."""
 
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the output, written over q."""
         return tiling.forward_inplace(q, k, v, self._plan)
 
     def backward_recompute(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
     ) -> Triple:
+        """Return the gradients of q, k and v, from the inputs alone; inplace: dq over q."""
         return tiling.backward_recompute(grad_out, q, k, v, self._plan, inplace)
 
 
 class FusedKernel:
-    """One call of the fused kernel: every query sees every key, or, causal, those before it."""
+    """One call of torch's fused kernel: every query sees every key, or (causal) those before it."""
 
     def __init__(self, causal: bool) -> None:
         self._causal = causal
@@ -84,17 +92,19 @@ class FusedKernel:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and the log-sum-exp."""
         meta_mode.refuse_limited_loops()
         return torch_fused.forward(q, k, v, self._causal)
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
+        """Return the gradients of q, k and v."""
         return torch_fused.backward(grad_out, q, k, v, out, lse, self._causal)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool) -> Tensor:
-    """The core's attention, differentiable where `train`."""
+    """Return the kernel's output, differentiable if `train`."""
     if train:
         return cast(Tensor, _Attend.apply(q, k, v, kernel))  # type: ignore[no-untyped-call]
     with torch.no_grad(), disable_autocast(q):
@@ -102,16 +112,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool
 
 
 def disable_autocast(t: Tensor) -> AbstractContextManager[Any]:
-    """Inside, kernels are called in the dtype of their inputs, forward as backward, whatever
-    autocast would have."""
+    """Return a context in which kernels run in the dtype of their inputs, whatever autocast says.
+
+    Otherwise forward and backward could run in different dtypes.
+    """
     if t.device.type == "meta":
         return nullcontext()
     return torch.autocast(t.device.type, enabled=False)
 
 
 def refuse_second_derivative() -> None:
-    """For the start of a backward. Raises UnsupportedError where its own derivative is asked for
-    (create_graph): it would count as 0, and nothing would say so."""
+    """Raise UnsupportedError in a backward pass that is to be differentiated (create_graph).
+
+    Its derivative would silently be 0.
+    """
     if torch.is_grad_enabled():
         raise UnsupportedError("there is no second derivative of this attention (create_graph)")
 

@@ -52,7 +52,7 @@ def dense_flops(attention: Attention, rows: int | None = None, keys: int | None 
         for name, (heads, tokens) in held.items()
         if name in matrices
     )
-    projecting = projection_flops(w.batch * elements * w.head_dim, w.head_dim, w.train)
+    projecting = projection_flops(w, w.batch * elements * w.head_dim)
     return attention_flops(w, pairs) + projecting
 
 

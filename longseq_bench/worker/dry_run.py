@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from longseq_bench import meta_mode
-from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, ExactAttention
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError, UnsupportedError
@@ -153,7 +153,7 @@ def _work_share(attention: Attention) -> float:
     """Return the share of the trial's work that one rank does."""
     w, own = attention.workload, attention.shard
     rows = len(own.queries) / w.seq_len
-    if w.causal and isinstance(attention, ExactAttention):
+    if w.causal and attention.is_exact:
         # a row sees the keys up to its own position
         rows = float(np.add(own.queries, 1, dtype=np.float64).sum()) / visible_pairs(
             w.seq_len, True

@@ -345,11 +345,10 @@ class _TrialRun:
         its row.
         """
         attention = self.attention
-        make_uncompressed = getattr(attention, "uncompressed", None)
-        if getattr(attention, "wire", None) is None or make_uncompressed is None:
+        twin = attention.uncompressed()
+        if twin is None:
             return
         assert one.out is not None
-        twin: Attention = make_uncompressed()
         twin.prepare(self.trial.device)
         with torch.no_grad():
             wait_for_all_ranks(attention.group)

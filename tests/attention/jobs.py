@@ -133,10 +133,11 @@ def _made(group: Group, case: Case) -> Iterator[tuple[Attention, Tensors]]:
 def _cut_fine(stack: ExitStack) -> None:
     sizes = {
         "TILE_ROWS": FINE + 4,
-        "SMALLEST_TILE_BYTES": 4096,
-        "LEAST_PIECE": FINE,
-        "PIECES": 1000,
-        "LEAST_TRANSFER": FINE,
+        "RING_TILE_ROWS": FINE + 4,
+        "MIN_TILE_BYTES": 4096,
+        "MIN_BLOCK": FINE,
+        "BLOCKS_PER_SHARD": 1000,
+        "MIN_TRANSFER": FINE,
         "TRANSFERS": 1000,
     }
     ours = ("longseq_bench.attention.", "longseq_bench.distributed.")

@@ -13,11 +13,25 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from longseq_bench.attention.exact.collective import GatherKernel
+from longseq_bench.attention.exact.ring import RingKernel
+from longseq_bench.attention.tiles import LocalShare
 from longseq_bench.distributed import head_exchange as heads_module
 from longseq_bench.distributed.deepspeed_transport import DeepspeedRing, connect
 from longseq_bench.distributed.group import Group, Pending
-from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadExchange, Stage
-from longseq_bench.distributed.kv_exchange import Gather, KVExchange, Pair, Piece, Ring
+from longseq_bench.distributed.head_exchange import (
+    AllToAll,
+    GatherScatter,
+    HeadExchange,
+    HeadStage,
+)
+from longseq_bench.distributed.kv_exchange import (
+    GatherExchange,
+    KVBlock,
+    KVBlocks,
+    Pair,
+    RingExchange,
+)
 
 B, H, D = 2, 2, 3
 TOKEN_BYTES = 2 * B * H * D * 4
@@ -25,8 +39,8 @@ TOKEN_BYTES = 2 * B * H * D * 4
 
 
 @dataclass(frozen=True)
-class Tour:
-    """A courier and what it carries. hops: of a ring, where not all."""
+class Plan:
+    """An exchange and what it carries. hops: of a ring, if not all."""
 
     kind: str
     counts: tuple[int, ...]
@@ -36,14 +50,15 @@ class Tour:
     dtype: str = "float32"
     rough: bool = False
 
-    def courier(self, group: Group) -> KVExchange:
+    def exchange(self, group: Group) -> RingExchange | GatherExchange:
+        blocks = KVBlocks(self.counts, self.tokens)
         wire = None if self.wire is None else getattr(torch, self.wire)
         if self.kind == "gather":
-            return Gather(group, self.counts, self.tokens, wire)
+            return GatherExchange(group, blocks)
         if self.kind == "deepspeed":
             connect("cpu")
-            return DeepspeedRing(group, self.counts, self.tokens, wire, self.hops)
-        return Ring(group, self.counts, self.tokens, wire, self.hops)
+            return DeepspeedRing(group, blocks, wire, self.hops)
+        return RingExchange(group, blocks, wire, self.hops)
 
     def keys(self, owner: int) -> Pair:
         """Keys and values of a rank: whole numbers, or (rough) too fine ones for 16 bits."""
@@ -57,78 +72,103 @@ class Tour:
 
 
 @dataclass
-class Toured:
-    """What a rank saw. wrong: pieces whose numbers were not those of their owner.
+class Recorder:
+    """A BlockAttention that records what a rank sees, in place of computing.
 
-    idle: calls of visit and own with nothing under way.
+    wrong: blocks whose numbers were not those of their owner. idle: calls with nothing under way.
+    The gradients of a block are its numbers times this rank's number plus one; those of own keys 0.
     """
 
-    pieces: list[tuple[int, int, int]] = field(default_factory=list)
+    plan: Plan
+    rank: int
+    communicates: bool
+    watch: Watch
+    delays: bool
+    blocks: list[tuple[int, int, int]] = field(default_factory=list)
     wrong: list[tuple[int, int, int]] = field(default_factory=list)
     shares: list[tuple[int, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
-    clashes: list[str] = field(default_factory=list)
-    totals: list[list[float]] = field(default_factory=list)
-    sent: int = 0
-    formula: int = 0
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.rank)
+
+    def forward(self, q: Any, kv: Pair, block: KVBlock | LocalShare, *results: Any) -> None:
+        what = "own" if isinstance(block, LocalShare) else "block"
+        self.calls.append(what)
+        if not self.watch.under_way:
+            self.idle.append(what)
+        if isinstance(block, LocalShare):
+            self.shares.append((block.index, block.count))
+            return
+        if self.delays:
+            time.sleep(self.draw.choice((0.0, 0.001)))
+        place = (block.owner, block.start, block.stop)
+        self.blocks.append(place)
+        for got, whole in zip(kv, self.plan.keys(block.owner), strict=True):
+            expected = whole[:, :, block.tokens]
+            if self.plan.wire:
+                expected = expected.to(getattr(torch, self.plan.wire)).to(whole.dtype)
+            arrived = torch.equal(got, expected) or not self.communicates
+            if got.dtype != whole.dtype or not arrived:
+                self.wrong.append(place)
+
+    def backward(
+        self, queries: Any, kv: Pair, block: KVBlock | LocalShare, dq: Any, dkv: Pair
+    ) -> None:
+        self.forward(queries, kv, block)
+        if isinstance(block, KVBlock):
+            for gradient, t in zip(dkv, kv, strict=True):
+                gradient.add_(t.float() * (self.rank + 1))
 
 
-def tour(
-    group: Group, plan: Tour, back: bool = False, communicate: bool = True, delays: bool = False
-) -> Toured:
-    """One tour, there or with gradients back: those of rank r are r + 1 times the numbers."""
-    seen = Toured()
-    courier = plan.courier(group)
+@dataclass
+class Result:
+    """What a rank saw and got back."""
+
+    seen: Recorder
+    clashes: list[str]
+    totals: list[list[float]]
+    sent: int
+    formula: int
+
+
+def run_exchange(
+    group: Group, plan: Plan, back: bool = False, communicate: bool = True, delays: bool = False
+) -> Result:
+    """One pass, forward or backward."""
+    exchange = plan.exchange(group)
     k, v = plan.keys(group.rank)
-    totals = (torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32))
-    draw = random.Random(group.rank)
+    q = torch.zeros(B, H, 1, D)
+    totals: list[list[float]] = []
     with watched(group, delays) as watch, group.only(communicate=communicate):
-
-        def own(share: int, shares: int) -> None:
-            seen.shares.append((share, shares))
-            note("own")
-
-        def note(what: str) -> None:
-            seen.calls.append(what)
-            if not watch.under_way:
-                seen.idle.append(what)
-
-        def visit(pair: Pair, piece: Piece) -> Pair:
-            if delays:
-                time.sleep(draw.choice((0.0, 0.001)))
-            place = (piece.owner, piece.start, piece.stop)
-            seen.pieces.append(place)
-            note("visit")
-            whole = plan.keys(piece.owner)
-            for got, want in zip(pair, whole, strict=True):
-                expected = want[:, :, piece.own]
-                if plan.wire:
-                    expected = expected.to(getattr(torch, plan.wire)).to(expected.dtype)
-                if got.dtype != k.dtype or (communicate and not torch.equal(got, expected)):
-                    seen.wrong.append(place)
-            first, second = (t.float() * (group.rank + 1) for t in pair)
-            return first, second
-
-        def only_see(pair: Pair, piece: Piece) -> None:
-            visit(pair, piece)
-
+        seen = Recorder(plan, group.rank, communicate, watch, delays)
+        kernel = (
+            GatherKernel(exchange, seen)
+            if isinstance(exchange, GatherExchange)
+            else RingKernel(exchange, seen)
+        )
         if back:
-            courier.tour_back(k, v, visit, own, totals)
+            _, dk, dv = kernel.backward(q, q, k, v, q, q[..., 0])
+            totals = [t.flatten().tolist() for t in (dk, dv)]
         else:
-            courier.tour(k, v, only_see, own)
-    seen.totals = [t.flatten().tolist() for t in totals]
-    seen.clashes = watch.clashes
-    seen.sent = group.traffic.bytes_sent
+            kernel.forward(q, k, v, False)
+    seen.watch = Watch()
     token = TOKEN_BYTES // 2 if plan.wire else TOKEN_BYTES
-    there = courier.bytes_sent(token)
-    # a formula with gradients is that of both ways
-    seen.formula = courier.bytes_sent(token, TOKEN_BYTES) - there if back else there
-    return seen
+    return Result(
+        seen=seen,
+        clashes=watch.clashes,
+        totals=totals,
+        sent=group.traffic.bytes_sent,
+        # a backward pass sends what a training pass sends beyond its forward
+        formula=exchange.bytes_sent(token, TOKEN_BYTES) - exchange.bytes_sent(token)
+        if back
+        else exchange.bytes_sent(token),
+    )
 
 
-def wanted_totals(plan: Tour, owner: int, seen_by: list[int]) -> list[list[float]]:
-    """What comes home to a rank whose keys those ranks saw."""
+def wanted_totals(plan: Plan, owner: int, seen_by: list[int]) -> list[list[float]]:
+    """Gradients of a rank's keys that those ranks saw."""
     share = sum(rank + 1 for rank in seen_by)
     return [(t.float() * share).flatten().tolist() for t in plan.keys(owner)]
 
@@ -248,14 +288,14 @@ def swap(group: Group, plan: Swap, communicate: bool = True) -> Swapped:
     home = torch.full_like(mine, torch.nan)
     there = True
     with (
-        patch.object(heads_module, "LEAST_TRANSFER", plan.part),
+        patch.object(heads_module, "MIN_TRANSFER", plan.part),
         patch.object(heads_module, "TRANSFERS", 1000),
         group.only(communicate=communicate),
     ):
         kinds: dict[str, Callable[..., HeadExchange]] = {"all": AllToAll, "gather": GatherScatter}
         exchange = kinds[plan.kind](group, plan.counts)
         for start in range(0, plan.heads, plan.each * group.size):
-            stage = Stage(start, plan.each)
+            stage = HeadStage(start, plan.each)
             got = exchange.to_heads(mine, stage)
             there = there and torch.equal(got, whole[:, stage.of(group.rank)])
             exchange.to_tokens(got, home, stage)

@@ -11,22 +11,29 @@ from hypothesis import strategies as st
 
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import Name, Order, cut, even, positions_of, stairs
+from longseq_bench.distributed.token_order import (
+    OrderName,
+    TokenOrder,
+    causal_tiles,
+    even_span,
+    positions_of,
+    slice_runs,
+)
 
-NAMES: tuple[Name, ...] = get_args(Name)
+NAMES: tuple[OrderName, ...] = get_args(OrderName)
 names = st.sampled_from(NAMES)
 ranks = st.integers(1, 9)
 each_order = pytest.mark.parametrize("name", NAMES)
 
 
-def seen_pairs(order: Order, rank: int) -> int:
+def seen_pairs(order: TokenOrder, rank: int) -> int:
     """Causal query-key pairs of a rank's queries, a head."""
     return int((order.positions(rank) + 1).sum())
 
 
 @given(total=st.integers(0, 300), parts=st.integers(1, 20))
 def test_even_parts_follow_each_other_and_differ_by_one_at_most(total: int, parts: int) -> None:
-    spans = [even(total, parts, part) for part in range(parts)]
+    spans = [even_span(total, parts, part) for part in range(parts)]
     assert (spans[0][0], spans[-1][1]) == (0, total)
     assert all(spans[i][1] == spans[i + 1][0] for i in range(parts - 1))
     sizes = {stop - start for start, stop in spans}
@@ -34,29 +41,29 @@ def test_even_parts_follow_each_other_and_differ_by_one_at_most(total: int, part
 
 
 @given(name=names, tokens=st.integers(0, 200), p=ranks)
-def test_every_token_is_held_by_one_rank(name: Name, tokens: int, p: int) -> None:
-    order = Order(name, tokens, p)
+def test_every_token_is_held_by_one_rank(name: OrderName, tokens: int, p: int) -> None:
+    order = TokenOrder(name, tokens, p)
     held = [order.positions(rank) for rank in range(p)]
     assert sorted(np.concatenate(held).tolist()) == list(range(tokens))
     for rank in range(p):
-        assert order.count(rank) == len(held[rank])
+        assert order.counts[rank] == len(held[rank])
         assert all(len(run) for run in order.runs(rank))
         assert positions_of(order.runs(rank)).tolist() == held[rank].tolist()
 
 
 @given(name=names, tokens=st.integers(1, 200), p=ranks)
 @example(name="zigzag", tokens=5, p=4)
-def test_no_rank_is_left_without_a_token(name: Name, tokens: int, p: int) -> None:
+def test_no_rank_is_left_without_a_token(name: OrderName, tokens: int, p: int) -> None:
     """Any number of tokens from one a rank on; a kernel of no rows is no kernel."""
     assume(tokens >= p)
-    counts = [Order(name, tokens, p).count(rank) for rank in range(p)]
+    counts = [TokenOrder(name, tokens, p).counts[rank] for rank in range(p)]
     assert min(counts) >= 1
     assert max(counts) - min(counts) <= 2
 
 
 def test_orders_are_what_their_names_say() -> None:
-    def held(name: Name) -> list[list[int]]:
-        return [Order(name, 12, 3).positions(rank).tolist() for rank in range(3)]
+    def held(name: OrderName) -> list[list[int]]:
+        return [TokenOrder(name, 12, 3).positions(rank).tolist() for rank in range(3)]
 
     assert held("contiguous") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert held("zigzag") == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
@@ -64,13 +71,13 @@ def test_orders_are_what_their_names_say() -> None:
 
 
 @each_order
-def test_one_rank_holds_the_sequence_as_it_is(name: Name) -> None:
-    assert Order(name, 17, 1).runs(0) == (range(17),)
+def test_one_rank_holds_the_sequence_as_it_is(name: OrderName) -> None:
+    assert TokenOrder(name, 17, 1).runs(0) == (range(17),)
 
 
 @given(tokens=st.integers(1, 500), p=st.integers(2, 9), name=st.sampled_from(["zigzag", "striped"]))
-def test_causal_work_is_even_in_zigzag_and_striped(tokens: int, p: int, name: Name) -> None:
-    order = Order(name, tokens, p)
+def test_causal_work_is_even_in_zigzag_and_striped(tokens: int, p: int, name: OrderName) -> None:
+    order = TokenOrder(name, tokens, p)
     pairs = [seen_pairs(order, rank) for rank in range(p)]
     # a token or two more or less at the end, which sees all
     assert max(pairs) - min(pairs) <= 2 * tokens
@@ -78,7 +85,7 @@ def test_causal_work_is_even_in_zigzag_and_striped(tokens: int, p: int, name: Na
 
 def test_causal_work_is_not_even_in_contiguous() -> None:
     """Or the bound above would hold for anything."""
-    order = Order("contiguous", 500, 4)
+    order = TokenOrder("contiguous", 500, 4)
     pairs = [seen_pairs(order, rank) for rank in range(4)]
     assert max(pairs) - min(pairs) > 50 * 500
     assert pairs == sorted(pairs)
@@ -86,13 +93,13 @@ def test_causal_work_is_not_even_in_contiguous() -> None:
 
 @given(name=names, tokens=st.integers(1, 100), p=ranks, data=st.data())
 def test_a_cut_is_those_of_the_local_tokens(
-    name: Name, tokens: int, p: int, data: st.DataObject
+    name: OrderName, tokens: int, p: int, data: st.DataObject
 ) -> None:
-    order = Order(name, tokens, p)
+    order = TokenOrder(name, tokens, p)
     rank = data.draw(st.integers(0, p - 1))
-    start = data.draw(st.integers(0, order.count(rank)))
-    stop = data.draw(st.integers(start, order.count(rank)))
-    parts = cut(order.runs(rank), start, stop)
+    start = data.draw(st.integers(0, order.counts[rank]))
+    stop = data.draw(st.integers(start, order.counts[rank]))
+    parts = slice_runs(order.runs(rank), start, stop)
     assert all(len(part) for part in parts)
     assert positions_of(parts).tolist() == order.positions(rank)[start:stop].tolist()
 
@@ -100,12 +107,12 @@ def test_a_cut_is_those_of_the_local_tokens(
 def covered(rows: range, keys: range) -> np.ndarray:
     """How often the stairs show each key to each row."""
     table = np.zeros((len(rows), len(keys)), dtype=int)
-    for stair in stairs(rows, keys):
-        part = table[stair.rows, stair.keys]
+    for tile in causal_tiles(rows, keys):
+        part = table[tile.rows, tile.keys]
         assert part.size, "a piece of nothing"
-        if stair.causal:
+        if tile.causal:
             assert part.shape[0] == part.shape[1], "a triangle has equal sides"
-        part += np.tri(*part.shape, dtype=int) if stair.causal else 1
+        part += np.tri(*part.shape, dtype=int) if tile.causal else 1
     return table
 
 
@@ -126,8 +133,8 @@ def test_stairs_show_every_visible_pair_once_and_no_other(
 
 
 @given(name=names, tokens=st.integers(1, 60), p=st.integers(1, 5))
-def test_stairs_of_all_ranks_make_the_triangle(name: Name, tokens: int, p: int) -> None:
-    order = Order(name, tokens, p)
+def test_stairs_of_all_ranks_make_the_triangle(name: OrderName, tokens: int, p: int) -> None:
+    order = TokenOrder(name, tokens, p)
     table = np.zeros((tokens, tokens), dtype=int)
     for rank in range(p):
         for owner in range(p):

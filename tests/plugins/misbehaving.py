@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from longseq_bench.attention.base import ExactAttention
+from longseq_bench.attention.base import Attention
 from longseq_bench.attention.exact.ring import Ring
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.core.model import Workload
@@ -30,7 +30,7 @@ LONG = 2048
 """The warm-up is at most 1024 tokens, so a fault at this length shows in the trial itself."""
 
 
-class Sound(ExactAttention):
+class Sound(Attention):
     """What each of them would be without its fault."""
 
     summary = "for tests"
@@ -122,7 +122,7 @@ class Refuses(Sound):
             raise UnsupportedError("odd lengths need odd=true")
 
 
-class OverHeads(ExactAttention):
+class OverHeads(Attention):
     """Fault 1: attention over heads instead of tokens."""
 
     summary = "for tests"
@@ -132,7 +132,7 @@ class OverHeads(ExactAttention):
         return scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
-class BlockSoftmax(ExactAttention):
+class BlockSoftmax(Attention):
     """Fault 2: one softmax a block of keys, summed."""
 
     summary = "for tests"
@@ -142,7 +142,7 @@ class BlockSoftmax(ExactAttention):
         return torch.stack([scaled_dot_product_attention(q, a, b) for a, b in parts]).sum(0)
 
 
-class Leak(ExactAttention):
+class Leak(Attention):
     """Fault 3: one key of the future is seen."""
 
     summary = "for tests"
@@ -153,7 +153,7 @@ class Leak(ExactAttention):
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-class Nan(ExactAttention):
+class Nan(Attention):
     """Fault 3: one NaN late in the sequence."""
 
     summary = "for tests"
@@ -164,7 +164,7 @@ class Nan(ExactAttention):
         return out
 
 
-class BlockDiagonal(ExactAttention):
+class BlockDiagonal(Attention):
     """Fault 4: a "simulated ring" in which each rank sees its own keys only."""
 
     summary = "for tests"
@@ -174,7 +174,7 @@ class BlockDiagonal(ExactAttention):
         return torch.cat([scaled_dot_product_attention(*s) for s in shards], 2)
 
 
-class Gradient(ExactAttention):
+class Gradient(Attention):
     """The output is right, one gradient is not."""
 
     summary = "for tests"
@@ -183,7 +183,7 @@ class Gradient(ExactAttention):
         return scaled_dot_product_attention(q, k + (k.detach() - k) * 0.5, v)
 
 
-class FarKey(ExactAttention):
+class FarKey(Attention):
     """Fault 1: the first key is never seen."""
 
     summary = "for tests"

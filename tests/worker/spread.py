@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.base import ExactAttention, Positions
+from longseq_bench.attention.base import Attention, Positions
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import even
+from longseq_bench.distributed.token_order import even_span
 
 LATE_S = 0.1
 
 
-class Spread(ExactAttention):
+class Spread(Attention):
     """sees: keys from here on nobody sees."""
 
     summary = "for tests"
@@ -52,10 +52,10 @@ class Spread(ExactAttention):
         self.last = group.rank == group.size - 1
         self.passes = 0
 
-    def _shard(self) -> Shard:
+    def _build_shard(self) -> Shard:
         w, rank, size = self.workload, self.group.rank, self.group.size
         every = np.arange(w.seq_len)
-        runs = every[slice(*even(w.seq_len, size, rank))]
+        runs = every[slice(*even_span(w.seq_len, size, rank))]
         if self.fault == "gap" and rank == size - 1:
             runs = runs[1:]
         if self.how == "striped":
@@ -65,7 +65,7 @@ class Spread(ExactAttention):
         spread = {"heads": w.heads, "batch": w.batch}.get(self.how)
         if spread is None:
             return Shard.of_tokens(w, runs)
-        mine = range(*even(spread, size, rank))
+        mine = range(*even_span(spread, size, rank))
         whole = Shard.full(w)
         if self.how == "batch":
             return Shard(mine, whole.heads, whole.kv_heads, every, every)

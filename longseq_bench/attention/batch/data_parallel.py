@@ -1,8 +1,7 @@
 """The batch split over the CUDA devices of one process: torch's DataParallel.
 
 Each pass copies the parameters to every device, scatters the inputs, and gathers the output on the
-first device, whose memory bounds the length. Kept because reports still use it; `ddp` is what torch
-itself recommends instead.
+first device, whose memory limits the length. Reports still use it; torch recommends `ddp` instead.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class DataParallel(BatchSplit):
         workload: Workload,
         group: Group,
         *,
-        inner: Annotated[str, "the attention of each device, with its default options"] = "sdpa",
-        devices: Annotated[int | None, "CUDA devices; none: all there are"] = None,
+        inner: Annotated[str, "implementation of each device, with its defaults"] = "sdpa",
+        devices: Annotated[int | None, "number of CUDA devices; none: all"] = None,
     ) -> None:
         self.devices = devices or max(1, torch.cuda.device_count())
         super().__init__(workload, group, inner, self.devices)
@@ -42,8 +41,8 @@ class DataParallel(BatchSplit):
         return "splits over CUDA devices of one process; on a CPU ddp splits a batch over ranks"
 
     def prepare(self, device: str) -> None:
-        shape = self.workload.model_dump() | {"batch": -(-self.workload.batch // self.devices)}
-        self.module = self.make_module(device, Workload.model_validate(shape))
+        """Build the module for the share of one device."""
+        self.module = self.build_module(device, -(-self.workload.batch // self.devices))
         self._parallel = torch.nn.DataParallel(self.module, list(range(self.devices)))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """The batch split over ranks: torch's DistributedDataParallel (arXiv 2006.15704).
 
-Every rank computes whole sequences of its rows of the batch with the same parameters, whose
-gradients are averaged over ranks. A batch smaller than the ranks can't be split: nothing would be
-faster, so it is refused.
+Every rank computes its rows of the batch, full sequences, with the same parameters; their gradients
+are averaged over ranks. A batch smaller than the number of ranks is refused: nothing would be
+faster.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -28,14 +29,14 @@ from longseq_bench.core.errors import UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import even
+from longseq_bench.distributed.token_order import even_span
 
-SPREADS = ("ddp", "data-parallel")
-MODULES = ("block-sparse-multihead",)
+BATCH_SPLITTERS = ("ddp", "data-parallel")
+WITH_PROJECTIONS = ("block-sparse-multihead",)
 
 
 class BatchSplit(Attention):
-    """A batch split into parts, each through a module round an inner attention."""
+    """A batch split into parts; each part goes through a module around an inner attention."""
 
     def __init__(self, workload: Workload, group: Group, inner: str, parts: int) -> None:
         if workload.batch < parts:
@@ -43,22 +44,18 @@ class BatchSplit(Attention):
                 f"a batch of {workload.batch} can't be split over {parts}: "
                 "each needs a row of it, and nothing would be faster"
             )
-        if inner in SPREADS:
+        if inner in BATCH_SPLITTERS:
             raise UserError(f"inner={inner} splits a batch itself; name an attention")
-        if inner in MODULES:
+        if inner in WITH_PROJECTIONS:
             raise UserError(f"inner={inner} has projections itself; name an attention without")
         self.inner = inner
-        self._whole = IMPLEMENTATIONS.get(inner)(workload, Group.alone())
+        self._full_batch = IMPLEMENTATIONS.get(inner)(workload, Group.alone())
         super().__init__(workload, group)
 
-    def own_workload(self) -> Workload:
-        """That of this rank's rows."""
-        shape = self.workload.model_dump() | {"batch": len(self.shard.batch)}
-        return Workload.model_validate(shape)
-
-    def make_module(self, device: str, workload: Workload) -> Projected:
-        """The module, its inner attention planned."""
-        w = workload
+    def build_module(self, device: str, batch: int) -> Projected:
+        """Return the module for so many rows of the batch, its inner attention prepared."""
+        self.device = device
+        w = self.workload.model_copy(update={"batch": batch})
         attention = IMPLEMENTATIONS.get(self.inner)(w, Group.alone())
         attention.prepare(device)
 
@@ -68,23 +65,22 @@ class BatchSplit(Attention):
             return q * (k.flatten()[0] + v.flatten()[0])
 
         self._attention = attention
-        return Projected(attend, w.head_dim, getattr(torch, w.dtype), device)
+        return Projected(attend, w.head_dim, self.torch_dtype, device)
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        return self._whole.multiplicity(q_positions, k_positions, head)
+        return self._full_batch.multiplicity(q_positions, k_positions, head)
 
     def cost(self) -> Cost:
         w = self.workload
-        elements = 2 * w.batch * w.seq_len * (w.heads + w.kv_heads) * w.head_dim
-        flops = self._whole.cost().flops + projection_flops(elements, w.head_dim, w.train)
-        return Cost(flops, floor_bytes(w), self.bytes_by_formula())
+        flops = self._full_batch.cost().flops + projection_flops(w)
+        return Cost(flops, floor_bytes(w), self.bytes_sent())
 
-    def bytes_by_formula(self) -> int:
-        """What a rank sends in one pass."""
+    def bytes_sent(self) -> int:
+        """Return the bytes that a rank sends in one pass."""
         return 0
 
     def measures(self) -> dict[str, float]:
-        return self._whole.measures()
+        return self._full_batch.measures()
 
     def facts(self) -> dict[str, Any]:
         return self._attention.facts() | {"module": "projections of q, k, v and out"}
@@ -92,7 +88,7 @@ class BatchSplit(Attention):
 
 @implementation("ddp")
 class Ddp(BatchSplit):
-    """DistributedDataParallel."""
+    """Batch split over ranks by DistributedDataParallel."""
 
     summary = "batch split over ranks, parameters' gradients averaged (DistributedDataParallel)"
     many_ranks = True
@@ -102,21 +98,21 @@ class Ddp(BatchSplit):
         workload: Workload,
         group: Group,
         *,
-        inner: Annotated[str, "the attention of each rank, with its default options"] = "sdpa",
+        inner: Annotated[str, "implementation of each rank, with its defaults"] = "sdpa",
     ) -> None:
         super().__init__(workload, group, inner, group.size)
 
-    def _shard(self) -> Shard:
-        whole = Shard.full(self.workload)
-        mine = range(*even(self.workload.batch, self.group.size, self.group.rank))
-        return Shard(mine, whole.heads, whole.kv_heads, whole.queries, whole.keys)
+    def _build_shard(self) -> Shard:
+        own = range(*even_span(self.workload.batch, self.group.size, self.group.rank))
+        return replace(Shard.full(self.workload), batch=own)
 
     def prepare(self, device: str) -> None:
-        self.module = self.make_module(device, self.own_workload())
+        """Build the module; over several ranks inside DistributedDataParallel."""
+        self.module = self.build_module(device, len(self.shard.batch))
         self._parallel: torch.nn.Module = self.module
         if self.group.size > 1:
             parallel = DistributedDataParallel(self.module, process_group=self.group.data)
-            # DDP refuses a hook whose annotations are not its own
+            # DDP checks the annotations of a hook; a lambda has none
             parallel.register_comm_hook(self.group, lambda group, bucket: _average(group, bucket))
             self._parallel = parallel
 
@@ -129,19 +125,22 @@ class Ddp(BatchSplit):
         return dict(self.module.weights.items())
 
     def parameter_gradients(self) -> dict[str, Tensor]:
-        # averaged over ranks, by DDP
+        # DDP averages them over ranks
         return {n: grad * self.group.size for n, grad in super().parameter_gradients().items()}
 
-    def bytes_by_formula(self) -> int:
-        w, size = self.workload, self.group.size
+    def bytes_sent(self) -> int:
+        """Return the bytes of an all-reduce of the parameters' gradients; 0 without training."""
+        w = self.workload
         if not w.train:
             return 0
-        return _all_reduce_bytes(parameter_bytes(w.head_dim, w.dtype_bytes), size)
+        return _all_reduce_bytes(parameter_bytes(w.head_dim, w.dtype_bytes), self.group.size)
 
 
 def _average(group: Group, bucket: Any) -> Future[Tensor]:
-    """What DDP does by default, with its bytes counted, and left out where only computing is
-    timed."""
+    """Average gradients over ranks as DDP does by default.
+
+    Bytes are counted, and nothing is sent while computation alone is timed.
+    """
     gradients = bucket.buffer().div_(group.size)
     if not group.traffic.communicates:
         ready: Future[Tensor] = Future()
@@ -154,5 +153,5 @@ def _average(group: Group, bucket: Any) -> Future[Tensor]:
 
 
 def _all_reduce_bytes(nbytes: int, size: int) -> int:
-    """A ring all-reduce sends each part but its own twice."""
+    """Return the bytes that a rank sends in a ring all-reduce: two of each part but its own."""
     return 2 * nbytes * (size - 1) // size

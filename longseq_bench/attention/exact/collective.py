@@ -1,52 +1,154 @@
-"""All-gather attention: every rank sees all keys and values and computes its own query rows."""
+"""All-gather attention: every rank gathers all keys and values, and computes its own query rows.
+
+With a chunk, keys are gathered in pieces: the next piece is gathered while the current one is
+computed with, and partial results merge by log-sum-exp.
+
+Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
-from longseq_bench.attention.base import implementation
-from longseq_bench.attention.exact.token_parallel import Sharded
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import Attention, implementation
+from longseq_bench.attention.tiles import (
+    BlockAttention,
+    LocalShare,
+    empty_softmax,
+    exact_blocks,
+    single_rank_tiles,
+    wide_zeros,
+)
+from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import Gather, KVExchange
-from longseq_bench.distributed.token_order import Name
-from longseq_bench.kernels.base import AttentionKernel, TiledKernel
-from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
+from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlock, KVBlocks, Pair
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import OrderName, TokenOrder, check_tokens
+from longseq_bench.kernels import torch_fused
+from longseq_bench.kernels.base import (
+    AttentionKernel,
+    FusedKernel,
+    InPlaceTiledKernel,
+    Triple,
+)
+from longseq_bench.kernels.tiling import wide
+from longseq_bench.meta_mode import MAX_STEPS, limited
+
+
+class GatherKernel:
+    """All-gather attention on one rank: forward and backward. An AttentionKernel."""
+
+    def __init__(self, exchange: GatherExchange, attention: BlockAttention) -> None:
+        self.exchange, self.attention = exchange, attention
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and its log-sum-exp."""
+        out, lse = empty_softmax(q)
+        count = self.exchange.blocks.per_rank
+        buffers = [self.exchange.buffer(k) for _ in range(min(2, count))]
+
+        transfer = self.exchange.start(k, v, 0, buffers[0])
+        for index in limited(range(count), MAX_STEPS):
+            self.attention.forward(q, (k, v), LocalShare(index, count), out, lse)
+            transfer.wait()
+            gathered = buffers[index % len(buffers)]
+            if index + 1 < count:
+                next_buffer = buffers[(index + 1) % len(buffers)]
+                transfer = self.exchange.start(k, v, index + 1, next_buffer)
+            for block in self.exchange.other_blocks(index):
+                self.attention.forward(q, _block_of(gathered, block), block, out, lse)
+        return out.to(q.dtype), lse
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        """Return the gradients of q, k and v; those of gathered keys go back to their owners."""
+        dq = torch.zeros_like(q, dtype=wide(q))
+        dkv = wide_zeros((k, v))
+        queries = (grad_out, q, out, lse)
+        count = self.exchange.blocks.per_rank
+        gathered = self.exchange.buffer(k)
+
+        for index in limited(range(count), MAX_STEPS):
+            transfer = self.exchange.start(k, v, index, gathered)
+            self.attention.backward(queries, (k, v), LocalShare(index, count), dq, dkv)
+            transfer.wait()
+            gradients = [torch.zeros_like(t) for t in gathered]
+            for block in self.exchange.other_blocks(index):
+                kv_block = _block_of(gathered, block)
+                dkv_block = wide_zeros(kv_block)
+                self.attention.backward(queries, kv_block, block, dq, dkv_block)
+                for target, gradient in zip(gradients, dkv_block, strict=True):
+                    target[block.owner, :, :, : len(block)] = gradient
+            self.exchange.return_gradients(gradients, index, dkv)
+
+        dk, dv = (total.to(k.dtype) for total in dkv)
+        return dq.to(q.dtype), dk, dv
+
+
+def _block_of(gathered: list[Tensor], block: KVBlock) -> Pair:
+    k_block, v_block = (t[block.owner, :, :, : len(block)] for t in gathered)
+    return k_block, v_block
 
 
 @implementation("collective")
-class Collective(Sharded):
-    """Exact attention of own query rows to gathered keys and values."""
+class Collective(Attention):
+    """Exact attention of local query rows to gathered keys and values."""
 
     summary = "all keys and values gathered, own query rows; on one rank nothing is gathered"
+    many_ranks = True
 
     def __init__(
         self,
         workload: Workload,
         group: Group,
         *,
-        chunk: Annotated[int | None, "gather this many tokens at a time; none: all at once"] = None,
-        order: Annotated[Name, "which tokens a rank holds"] = "zigzag",
+        chunk: Annotated[
+            int | None, "tokens gathered at a time, over all ranks; none: all at once"
+        ] = None,
+        order: Annotated[OrderName, "assignment of tokens to ranks"] = "zigzag",
     ) -> None:
-        super().__init__(workload, group, order)
+        self.order = TokenOrder(order, workload.seq_len, group.size)
+        check_tokens(workload.seq_len, group.size)
+        super().__init__(workload, group)
         self.chunk = chunk
         self.overlaps = chunk is not None
 
-    def courier(self) -> KVExchange:
-        most = max(self.counts())
-        tokens = most if self.chunk is None else max(1, self.chunk // self.group.size)
-        return Gather(self.group, self.counts(), min(most, tokens))
+    def _build_shard(self) -> Shard:
+        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def build_kernel(self) -> AttentionKernel:
-        # one call takes all rows, and is not over before it has read all of them
-        whole = self.group.size == 1 and self.chunk is None
-        return TiledKernel(self.tiles) if whole else super().build_kernel()
-
-    def tiles(self) -> Iterator[RowBlock]:
-        w = self.workload
+        """Return the all-gather; on one rank a single kernel call, or a loop over chunks."""
+        if self.group.size > 1:
+            runs = self.order.runs(self.group.rank)
+            blocks = exact_blocks(self.workload, self.group, self.order, runs)
+            return GatherKernel(self._exchange(), blocks)
         if self.chunk is None:
-            heads = slice(0, w.heads)
-            yield RowBlock(ALL, heads, (Piece(ALL, ALL, heads, w.causal),))
-            return
-        yield from self.exact_tiles(self.chunk)
+            return FusedKernel(self.workload.causal)
+        chunk = self.chunk
+        return InPlaceTiledKernel(lambda: single_rank_tiles(self.workload, chunk))
+
+    def _exchange(self) -> GatherExchange:
+        counts = self.order.counts
+        limit = max(counts)
+        if self.chunk is not None:
+            limit = min(limit, max(1, self.chunk // self.group.size))
+        return GatherExchange(self.group, KVBlocks(counts, limit))
+
+    def cost(self) -> Cost:
+        token = key_bytes_per_token(self.workload)
+        sent = self._exchange().bytes_sent(token, token if self.workload.train else 0)
+        return replace(dense_cost(self.workload), bytes_sent=sent)
+
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"kernel": torch_fused.name(self.device, self.torch_dtype)}
+        if self.group.size > 1:
+            facts["piece"] = self._exchange().blocks.longest
+        return facts

@@ -1,4 +1,4 @@
-"""Standard attention: the whole score matrix, the O(n²) baseline of the reports."""
+"""Standard attention with the full score matrix: the O(n²) baseline of the reports."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.base import ExactAttention, implementation
+from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.meta_mode import refuse_limited_loops
 
 
 @implementation("dense")
-class Dense(ExactAttention):
+class Dense(Attention):
     """softmax(q kᵀ / √D) v with the scores (B, Hq, N, N) materialised."""
 
     summary = "scores materialised, O(n²) memory: what reports call standard attention"
@@ -21,7 +21,7 @@ class Dense(ExactAttention):
         refuse_limited_loops()
         B, Hq, N, D = q.shape
         Hk = k.shape[1]
-        # query heads that share a key head stand side by side, so k and v need no repeated copy
+        # query heads that share a key head are adjacent, so k and v need no repeated copy
         q_grouped = q.reshape(B, Hk, Hq // Hk * N, D)
         scores = (q_grouped @ k.transpose(-1, -2)).reshape(B, Hk, Hq // Hk, N, N)
         scores = scores.mul_(1 / math.sqrt(D)) if not scores.requires_grad else scores / D**0.5

@@ -1,9 +1,9 @@
 """A module's parameters sharded over ranks by FairScale's FullyShardedDataParallel.
 
-FairScale 0.4.13 has CUDA's streams written into it and calls two functions of torch.distributed
-that later versions have made private. On a CPU every call is in order already, so its streams are
-replaced by nothing, in its own module alone; its two collectives go through our group on any
-device, where their bytes are counted.
+FairScale 0.4.13 uses CUDA streams on every device and calls two functions of torch.distributed that
+later versions made private. On a CPU all calls run in order, so its streams are replaced by ones
+that do nothing, in its own module only. Its two collectives go through our group on any device,
+where their bytes are counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from longseq_bench.distributed.group import Group
 
 
 def unavailable_reason(dtype: str) -> str | None:
-    """Why it can't be used here; None where it can."""
+    """Return why FairScale cannot be used here; None if it can."""
     if importlib.util.find_spec("fairscale") is None:
         return "FairScale is not installed; pip install 'longseq-bench[transports]' brings it"
     if dtype != "float32":
@@ -31,14 +31,17 @@ def unavailable_reason(dtype: str) -> str | None:
 
 
 def bytes_sent(head_dim: int, dtype_bytes: int, size: int, train: bool) -> int:
-    """What a rank sends of parameters in one pass, padding included: its shard to all others, in
-    training once more for backward, and its part of every other's gradient."""
+    """Return the bytes of parameters that a rank sends in one pass, padding included.
+
+    It sends its shard to all other ranks; in training a second time for backward, and its part of
+    every other rank's gradient.
+    """
     shard = -(-parameter_bytes(head_dim, 1) // size) * dtype_bytes
     return (size - 1) * shard * (3 if train else 1)
 
 
-class Sharded:
-    """A module under FullyShardedDataParallel; gradients are summed over ranks, not averaged."""
+class ShardedModule:
+    """A module in FullyShardedDataParallel; gradients are summed over ranks, not averaged."""
 
     def __init__(self, module: nn.Module, group: Group, device: str) -> None:
         self._group = group
@@ -49,9 +52,9 @@ class Sharded:
             process_group=group.data,
             process_group_reduce_scatter=internal,
             compute_device=torch.device(device),
-            # else whole parameters would stay, and only a first pass would gather them
+            # otherwise full parameters stay, and only the first pass gathers them
             disable_reshard_on_root=False,
-            # larger buckets take a path that gloo refuses
+            # larger buckets use a path that gloo refuses
             bucket_cap_mb=0,
         )
         self.module.set_gradient_divide_factors(1.0, 1.0, recursive=True)
@@ -63,12 +66,12 @@ class Sharded:
         return out
 
     def gradients(self, head_dim: int) -> dict[str, Tensor]:
-        """The whole gradient of every matrix, gathered from all ranks' shards."""
+        """Return the full gradient of every weight, gathered from the shards of all ranks."""
         (flat,) = self.module.params
         size = self._group.size
-        whole = flat.grad.new_zeros(size, flat.grad.numel())
-        whole[self._group.rank] = flat.grad
-        joined = self._group.all_sum(whole.cpu()).flatten()
+        shards = flat.grad.new_zeros(size, flat.grad.numel())
+        shards[self._group.rank] = flat.grad
+        joined = self._group.all_sum(shards.cpu()).flatten()
         (saved,) = self.module.local_metadata_dict()["param_metadata"][0]["params"].values()
         parts = torch.split(joined[: sum(saved["numels"])], saved["numels"])
         named = dict(zip(saved["names"], parts, strict=True))
@@ -98,15 +101,15 @@ class _Collectives(types.ModuleType):
 
 
 class _NoStream(torch.Stream):
-    """The one order of everything on a CPU."""
+    """A stream on a CPU, where calls run in order."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing runs beside it."""
+        """Return at once: nothing runs in parallel."""
 
 
 @cache
 def _library(device: str) -> tuple[Any, Any]:
-    """FullyShardedDataParallel, and how it is told to use one process group. Once a process."""
+    """Return FullyShardedDataParallel and its name for a single process group."""
     import fairscale.nn.data_parallel.fully_sharded_data_parallel as sharded
     from fairscale.internal import reduce_scatter_bucketer
     from fairscale.internal.parallel import ProcessGroupName
@@ -135,7 +138,7 @@ def _library(device: str) -> tuple[Any, Any]:
     kernels.impl("record_stream", lambda tensor, stream: None, "CPU")
 
     class OnCpu(sharded.FullyShardedDataParallel):  # type: ignore[misc]
-        """With streams that do nothing; holds the kernel that it registered."""
+        """FullyShardedDataParallel with streams that do nothing."""
 
         registered = kernels
 

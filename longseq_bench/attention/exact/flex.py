@@ -1,9 +1,9 @@
 """FlexAttention, torch's compiled attention, on compact block masks.
 
-Compiled once for all lengths during the warm-up, so that neither the compiler's memory nor its time
-is charged to a pass; the time is kept as a fact. The causal mask is given as blocks (whole ones
-apart from the diagonal) in strided views of O(n / block) numbers: building it from a function of
-positions takes 10 n² bytes.
+It is compiled once for all lengths during the warm-up, so that no pass is charged with the
+compiler's memory or time; the time is a fact of the record. The causal mask is given as blocks,
+full ones except for the diagonal, in strided views of O(n / block) numbers: to build it from a
+function of positions would take 10 n² bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.base import ExactAttention, implementation
+from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -29,7 +29,7 @@ def _no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 @implementation("flex")
-class Flex(ExactAttention):
+class Flex(Attention):
     """torch.nn.attention.flex_attention, compiled."""
 
     summary = "FlexAttention, compiled by torch (no training on a CPU); compile time kept apart"
@@ -39,7 +39,7 @@ class Flex(ExactAttention):
         workload: Workload,
         group: Group,
         *,
-        block: Annotated[int, "tokens a block of the causal mask"] = 128,
+        block: Annotated[int, "tokens of a block of the causal mask"] = 128,
     ) -> None:
         super().__init__(workload, group)
         if group.size > 1:
@@ -54,6 +54,8 @@ class Flex(ExactAttention):
         return unavailable_reason(device, train=False)
 
     def prepare(self, device: str) -> None:
+        """Compile, and build the causal mask."""
+        super().prepare(device)
         w = self.workload
         if reason := unavailable_reason(device, w.train):
             raise UnsupportedError(reason)
@@ -64,7 +66,7 @@ class Flex(ExactAttention):
         if device not in _compile_s:
             start = time.perf_counter()
             shape = (w.batch, w.heads, w.seq_len, w.head_dim)
-            q = torch.zeros(shape, dtype=getattr(torch, w.dtype), device=device)
+            q = torch.zeros(shape, dtype=self.torch_dtype, device=device)
             k = q[:, : w.kv_heads]
             self(q, k, k)
             _compile_s[device] = time.perf_counter() - start
@@ -78,8 +80,11 @@ class Flex(ExactAttention):
         return {"kernel": "flex (compiled)", "compile_s": max(_compile_s.values(), default=None)}
 
     def _causal_mask(self, device: str) -> Any:
-        """Row i: blocks 0 to i - 1 whole, block i partly. The tables are views: the lowering wants
-        them rows wide, the numbers in them are few."""
+        """Return a mask whose row i has blocks 0 to i - 1 in full and block i in part.
+
+        The tables are views: the compiler wants them as wide as there are rows, but they hold few
+        different numbers.
+        """
         from torch.nn.attention.flex_attention import BlockMask
 
         n, rows = self.workload.seq_len, -(-self.workload.seq_len // self.block)

@@ -1,95 +1,259 @@
-"""Ring attention (arXiv 2310.01889): keys and values pass by in pieces, partial results merge.
+"""Ring attention (arXiv 2310.01889).
 
-Each rank owns n/p rows of q, k, v and of the output. Pieces of keys and values travel round the
-ring; the next one is on its way while the one at hand is computed with. So a rank holds its own
-rows and a few pieces, whatever the length. On one rank it is the same loop over its own chunks.
+Each of p ranks holds n/p rows of q, k, v and the output. Blocks of keys and values travel round the
+ring of ranks. At each step a rank passes the current block on, computes the attention of its own
+queries to that block while the transfer runs, merges the result by log-sum-exp, and waits for the
+next block. A rank holds its own rows and three blocks, for any length.
+
+RingKernel is this loop. The transfers and their buffers are in distributed/kv_exchange.py; the
+tiles of queries that see a block are in attention/tiles.py. On one rank the loop runs over chunks
+of the rank's own keys (`single_rank_tiles`).
+
+Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of keys (B, Hk, M, D).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.base import implementation
+from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.attention.exact import fairscale_shards
-from longseq_bench.attention.exact.kv_loop import FullQueries, piece_tokens
-from longseq_bench.attention.exact.token_parallel import Sharded
 from longseq_bench.attention.projections import Projected, projection_flops
-from longseq_bench.attention.tiled import TILE_ROWS
+from longseq_bench.attention.tiles import (
+    TILE_ROWS,
+    BlockAttention,
+    LocalShare,
+    empty_softmax,
+    exact_blocks,
+    single_rank_tiles,
+    wide_zeros,
+)
 from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
-from longseq_bench.distributed import deepspeed_transport, kv_exchange
+from longseq_bench.distributed import deepspeed_transport
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import Name
-from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.distributed.kv_exchange import (
+    KVBlocks,
+    RingBuffers,
+    RingExchange,
+    RingGradients,
+    RingStep,
+    block_tokens,
+)
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import (
+    OrderName,
+    Runs,
+    TokenOrder,
+    check_tokens,
+    positions_of,
+)
+from longseq_bench.kernels import torch_fused
+from longseq_bench.kernels.base import AttentionKernel, InPlaceTiledKernel, Triple
 from longseq_bench.kernels.host_streaming import StreamedKernel
-from longseq_bench.kernels.tiling import RowBlock
+from longseq_bench.kernels.tiling import RowBlock, wide
 
-_COARSENESS: tuple[DType, ...] = ("float32", "float16", "bfloat16")
+FINE_TO_COARSE: tuple[DType, ...] = ("float32", "float16", "bfloat16")
+
+
+class RingKernel:
+    """Ring attention on one rank: forward and backward. An AttentionKernel.
+
+    ring: the transfers. attention: attention of local queries to one block, for any pattern.
+    """
+
+    def __init__(self, ring: RingExchange, attention: BlockAttention) -> None:
+        self.ring, self.attention = ring, attention
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and its log-sum-exp."""
+        out, lse = empty_softmax(q)
+        steps = self.ring.steps()
+        first_step, *next_steps = [*steps, None]
+        buffers = RingBuffers(self.ring, k, v)
+
+        transfer = buffers.start(first_step)
+        self.attention.forward(q, (k, v), LocalShare(0, len(steps) + 1), out, lse)
+        for i, (step, next_step) in enumerate(zip(steps, next_steps, strict=True), 1):
+            transfer.wait()
+            kv_block = buffers.arrived(step)
+            transfer = buffers.start(next_step)
+            # merges the block into out and lse while the next block is on its way
+            self.attention.forward(q, kv_block, self.ring.block_at(step), out, lse)
+            del kv_block
+            self.attention.forward(q, (k, v), LocalShare(i, len(steps) + 1), out, lse)
+        return out.to(q.dtype), lse
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        """Return the gradients of q, k and v. Gradients of a block follow it round the ring."""
+        dq = torch.zeros_like(q, dtype=wide(q))
+        dkv = wide_zeros((k, v))
+        queries = (grad_out, q, out, lse)
+        steps = self.ring.steps()
+        first_step, *next_steps = [*steps, None]
+        buffers, gradients = RingBuffers(self.ring, k, v), RingGradients(self.ring, k, dkv)
+
+        last_step: RingStep | None = None
+        transfer = buffers.start(first_step)
+        self.attention.backward(queries, (k, v), LocalShare(0, len(steps) + 1), dq, dkv)
+        for i, (step, next_step) in enumerate(zip(steps, next_steps, strict=True), 1):
+            transfer.wait()
+            kv_block = buffers.arrived(step)
+            transfer = buffers.start(next_step)
+            gradient_transfer = gradients.start(last_step)
+            dkv_block = wide_zeros(kv_block)
+            self.attention.backward(queries, kv_block, self.ring.block_at(step), dq, dkv_block)
+            del kv_block
+            self.attention.backward(queries, (k, v), LocalShare(i, len(steps) + 1), dq, dkv)
+            gradient_transfer.wait()
+            gradients.collect(last_step, dkv_block)
+            gradients.load(dkv_block)
+            del dkv_block
+            last_step = step
+        gradients.start(last_step).wait()
+        gradients.collect(last_step, dkv)
+
+        dk, dv = (total.to(k.dtype) for total in dkv)
+        return dq.to(q.dtype), dk, dv
+
+
+class FullQueriesRingKernel(RingKernel):
+    """Ring attention with all queries on every rank: only keys and values are split.
+
+    Each rank computes everything, so the gradients of its own keys are complete and do not travel.
+    """
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        """Return the gradients of q, k and v."""
+        dq = torch.zeros_like(q, dtype=wide(q))
+        dkv = wide_zeros((k, v))
+        queries = (grad_out, q, out, lse)
+        steps = self.ring.steps()
+        first_step, *next_steps = [*steps, None]
+        buffers = RingBuffers(self.ring, k, v)
+
+        transfer = buffers.start(first_step)
+        self.attention.backward(queries, (k, v), LocalShare(0, len(steps) + 1), dq, dkv)
+        for i, (step, next_step) in enumerate(zip(steps, next_steps, strict=True), 1):
+            transfer.wait()
+            kv_block = buffers.arrived(step)
+            transfer = buffers.start(next_step)
+            block = self.ring.block_at(step)
+            self.attention.backward(queries, kv_block, block, dq, wide_zeros(kv_block))
+            del kv_block
+            self.attention.backward(queries, (k, v), LocalShare(i, len(steps) + 1), dq, dkv)
+
+        dk, dv = (total.to(k.dtype) for total in dkv)
+        return dq.to(q.dtype), dk, dv
 
 
 @implementation("ring")
-class Ring(Sharded):
-    """Exact attention, chunk by chunk, merged by log-sum-exp."""
+class Ring(Attention):
+    """Exact attention, block by block, merged by log-sum-exp."""
 
-    summary = "keys and values pass by in pieces, merged by log-sum-exp; exact, memory at the floor"
+    summary = "keys and values travel in blocks, merged by log-sum-exp; exact, memory at the floor"
+    many_ranks = True
 
     def __init__(
         self,
         workload: Workload,
         group: Group,
         *,
-        chunk: Annotated[int, "keys a step at most, tokens"] = 4 * TILE_ROWS,
-        order: Annotated[Name, "which tokens a rank holds"] = "zigzag",
+        chunk: Annotated[int, "most keys of a step, in tokens"] = 4 * TILE_ROWS,
+        order: Annotated[OrderName, "assignment of tokens to ranks"] = "zigzag",
         queries: Annotated[
-            Literal["partitioned", "full"], "full: every rank holds all of q, which saves no work"
+            Literal["partitioned", "full"],
+            "partitioned: each rank holds its part of q; full: every rank holds all of q, which "
+            "saves no work",
         ] = "partitioned",
         transport: Annotated[
             Literal["p2p", "deepspeed", "fairscale"],
-            "p2p: asynchronous; deepspeed: its blocking send and receive; fairscale: a module with "
-            "projections whose parameters its FullyShardedDataParallel shards",
+            "p2p: asynchronous send and receive; deepspeed: its blocking send and receive; "
+            "fairscale: a module with projections, sharded by its FullyShardedDataParallel",
         ] = "p2p",
         wire_dtype: Annotated[
             Literal["float32", "bfloat16", "float16"] | None,
-            "what keys and values travel as; none: as they are",
+            "dtype in which keys and values travel; none: their own",
         ] = None,
         offload: Annotated[
             Literal["none", "host"],
-            "host: q, k, v and the output lie in the host's memory (pinned; on a CPU a mapped "
-            "file) and stream past the device; one rank",
+            "host: keep q, k, v and the output in host memory (pinned; on a CPU a mapped file) and "
+            "stream them through the device; one rank",
         ] = "none",
     ) -> None:
         self.offload, self.on_host = offload, offload == "host"
         if self.on_host and group.size > 1:
             raise WorldError("offload=host runs on one rank")
-        self.chunk, self.queries = chunk, queries
+        self.chunk, self.queries, self.transport = chunk, queries, transport
         self.wire: DType | None = wire_dtype if wire_dtype != workload.dtype else None
-        self.transport = transport
-        if group.size > 1 and (reason := self._missing(workload)):
+        self._shards_parameters = transport == "fairscale" and group.size > 1
+        if group.size > 1 and (reason := self._transport_reason(workload.dtype)):
             raise UnsupportedError(reason)
-        super().__init__(workload, group, order)
+        self.order = TokenOrder(order, workload.seq_len, group.size)
+        check_tokens(workload.seq_len, group.size)
+        super().__init__(workload, group)
 
-    def _missing(self, workload: Workload) -> str | None:
+    def _transport_reason(self, dtype: DType) -> str | None:
+        """Return why the transport cannot be used here; None if it can."""
         if self.transport == "fairscale":
-            return fairscale_shards.unavailable_reason(workload.dtype)
+            return fairscale_shards.unavailable_reason(dtype)
         return deepspeed_transport.unavailable_reason() if self.transport == "deepspeed" else None
 
+    def _build_shard(self) -> Shard:
+        keys = self.order.positions(self.group.rank)
+        queries = keys if self.queries == "partitioned" else positions_of(self._query_runs())
+        return Shard.of_tokens(self.workload, queries, keys)
+
+    def _query_runs(self) -> Runs:
+        """Return the positions of the local queries.
+
+        All queries are listed run by run: a run of queries and one of keys need the same step.
+        """
+        if self.queries == "partitioned":
+            return self.order.runs(self.group.rank)
+        return tuple(run for rank in range(self.group.size) for run in self.order.runs(rank))
+
     def prepare(self, device: str) -> None:
+        """Connect the transport."""
         super().prepare(device)
-        self.device = device
-        if self.group.size == 1:
-            return
-        if self.transport == "deepspeed":
+        if self.transport == "deepspeed" and self.group.size > 1:
             deepspeed_transport.connect(device)
-        if self.transport == "fairscale":
-            w = self.workload
-            self.module = Projected(super().__call__, w.head_dim, getattr(torch, w.dtype), device)
-            self._weights = {n: m.detach().clone() for n, m in self.module.weights.items()}
-            self._sharded = fairscale_shards.Sharded(self.module, self.group, device)
+        if self._shards_parameters:
+            module = Projected(super().__call__, self.workload.head_dim, self.torch_dtype, device)
+            self._weights = {n: m.detach().clone() for n, m in module.weights.items()}
+            self._sharded = fairscale_shards.ShardedModule(module, self.group, device)
+
+    def build_kernel(self) -> AttentionKernel:
+        """Return the ring, or on one rank a loop over chunks."""
+        if self.group.size > 1:
+            kernel = RingKernel if self.queries == "partitioned" else FullQueriesRingKernel
+            blocks = exact_blocks(self.workload, self.group, self.order, self._query_runs())
+            return kernel(self._exchange(), blocks)
+
+        def tiles() -> Iterator[RowBlock]:
+            return single_rank_tiles(self.workload, self.chunk)
+
+        return StreamedKernel(tiles, self.device) if self.on_host else InPlaceTiledKernel(tiles)
+
+    def _exchange(self) -> RingExchange:
+        counts = self.order.counts
+        blocks = KVBlocks(counts, block_tokens(max(counts), self.chunk))
+        wire = None if self.wire is None else getattr(torch, self.wire)
+        deepspeed = self.transport == "deepspeed"
+        exchange = deepspeed_transport.DeepspeedRing if deepspeed else RingExchange
+        return exchange(self.group, blocks, wire)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not self._shards_parameters:
@@ -105,36 +269,9 @@ class Ring(Sharded):
             return {}
         return self._sharded.gradients(self.workload.head_dim)
 
-    @property
-    def _shards_parameters(self) -> bool:
-        return self.transport == "fairscale" and self.group.size > 1
-
-    def build_kernel(self) -> AttentionKernel:
-        if self.on_host:
-            return StreamedKernel(self.tiles, self.device)
-        if self.queries == "full" and self.group.size > 1:
-            return FullQueries(self.courier(), self.own_rows())
-        return super().build_kernel()
-
-    def courier(self) -> kv_exchange.Ring:
-        wire = None if self.wire is None else getattr(torch, self.wire)
-        counts = self.counts()
-        make = (
-            deepspeed_transport.DeepspeedRing if self.transport == "deepspeed" else kv_exchange.Ring
-        )
-        return make(self.group, counts, piece_tokens(max(counts), self.chunk), wire)
-
-    def rows(self) -> tuple[range, ...]:
-        if self.queries == "partitioned":
-            return super().rows()
-        # all of them, run by run, since a run of rows and one of keys have to have the same step
-        return tuple(run for rank in range(self.group.size) for run in self.order.runs(rank))
-
-    def tiles(self) -> Iterator[RowBlock]:
-        yield from self.exact_tiles(self.chunk)
-
-    def uncompressed(self) -> Ring:
-        """The same, with keys and values travelling as they are."""
+    def uncompressed(self) -> Ring | None:
+        if self.wire is None:
+            return None
         return Ring(
             self.workload,
             self.group,
@@ -146,24 +283,23 @@ class Ring(Sharded):
 
     @property
     def coarsest_dtype(self) -> DType:
-        kinds = (self.workload.dtype, self.wire or self.workload.dtype)
-        return max(kinds, key=_COARSENESS.index)
+        return max(self.workload.dtype, self.wire or self.workload.dtype, key=FINE_TO_COARSE.index)
 
     def cost(self) -> Cost:
-        w, whole = self.workload, dense_cost(self.workload)
+        w, dense = self.workload, dense_cost(self.workload)
         token = key_bytes_per_token(w)
         wire = token // w.dtype_bytes * DTYPE_BYTES[self.wire or w.dtype]
         if self.queries == "full":
-            sent = self.courier().bytes_sent(wire) * (2 if w.train else 1)
+            sent = self._exchange().bytes_sent(wire) * (2 if w.train else 1)
         else:
-            sent = self.courier().bytes_sent(wire, token if w.train else 0)
-        flops = whole.flops
-        if self._shards_parameters:
-            elements = 2 * w.batch * w.seq_len * (w.heads + w.kv_heads) * w.head_dim
-            flops += projection_flops(elements, w.head_dim, w.train)
-            sent += fairscale_shards.bytes_sent(w.head_dim, w.dtype_bytes, self.group.size, w.train)
-        return Cost(flops, whole.floor_bytes, sent)
+            sent = self._exchange().bytes_sent(wire, token if w.train else 0)
+        if not self._shards_parameters:
+            return replace(dense, bytes_sent=sent)
+        sent += fairscale_shards.bytes_sent(w.head_dim, w.dtype_bytes, self.group.size, w.train)
+        return replace(dense, flops=dense.flops + projection_flops(w), bytes_sent=sent)
 
     def facts(self) -> dict[str, Any]:
-        here = super().facts() | ({"offload": self.offload} if self.on_host else {})
-        return here | {"transport": self.transport} if self.group.size > 1 else here
+        facts: dict[str, Any] = {"kernel": torch_fused.name(self.device, self.torch_dtype)}
+        if self.group.size > 1:
+            facts |= {"piece": self._exchange().blocks.longest, "transport": self.transport}
+        return facts | ({"offload": self.offload} if self.on_host else {})

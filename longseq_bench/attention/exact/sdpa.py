@@ -1,4 +1,4 @@
-"""torch's own fused attention, the fast exact baseline."""
+"""torch's fused attention: the fast exact baseline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from longseq_bench.attention.base import ExactAttention, implementation
+from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -26,7 +26,7 @@ _BACKENDS = {
 
 
 @implementation("sdpa")
-class Sdpa(ExactAttention):
+class Sdpa(Attention):
     """torch.nn.functional.scaled_dot_product_attention."""
 
     summary = "torch's fused attention; the backend that ran is recorded"
@@ -37,7 +37,8 @@ class Sdpa(ExactAttention):
         group: Group,
         *,
         backend: Annotated[
-            Literal["auto", "flash", "efficient", "cudnn", "math"], "auto: torch chooses"
+            Literal["auto", "flash", "efficient", "cudnn", "math"],
+            "kernel of torch; auto: torch chooses",
         ] = "auto",
     ) -> None:
         super().__init__(workload, group)
@@ -45,29 +46,32 @@ class Sdpa(ExactAttention):
         self._ran: str = backend
 
     def prepare(self, device: str) -> None:
+        """Find out which backend torch chooses."""
+        super().prepare(device)
         if is_meta():
             if self.backend not in ("auto", "flash"):
                 raise UnsupportedError(f"backend={self.backend} can't be walked without data")
             return
         w = self.workload
-        dtype = getattr(torch, w.dtype)
-        like = torch.empty(1, w.heads, 64, w.head_dim, dtype=dtype, device=device)
-        keys = torch.empty(1, w.kv_heads, 64, w.head_dim, dtype=dtype, device=device)
-        like.requires_grad_(w.train)
-        choice = torch._fused_sdp_choice(like, keys, keys, is_causal=w.causal, enable_gqa=True)
+        q, k = (
+            torch.empty(1, heads, 64, w.head_dim, dtype=self.torch_dtype, device=device)
+            for heads in (w.heads, w.kv_heads)
+        )
+        q.requires_grad_(w.train)
+        choice = torch._fused_sdp_choice(q, k, k, is_causal=w.causal, enable_gqa=True)
         names = {b.value: name for name, b in _BACKENDS.items()}
         if self.backend == "auto":
             self._ran = names.get(choice, "unknown")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if is_meta():
-            # the kernel that torch chooses on the device, not the one it has for meta tensors
+            # the kernel of the device, not the one that torch has for meta tensors
             return torch_fused.call(q, k, v, self.workload.causal)
         refuse_limited_loops()
-        chosen: AbstractContextManager[Any] = (
+        backend: AbstractContextManager[Any] = (
             nullcontext() if self.backend == "auto" else sdpa_kernel(_BACKENDS[self.backend])
         )
-        with chosen:
+        with backend:
             return scaled_dot_product_attention(
                 q, k, v, is_causal=self.workload.causal, enable_gqa=q.shape[1] != k.shape[1]
             )

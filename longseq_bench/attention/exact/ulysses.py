@@ -1,34 +1,151 @@
 """DeepSpeed-Ulysses (arXiv 2309.14509): shards of tokens become shards of heads, and back.
 
-Each rank computes whole attention for its heads. Heads go in stages, so that only a stage of them
-is held twice.
+UlyssesKernel is the loop: all-to-all, attention over the full sequence for this rank's heads,
+all-to-all back. It takes a stage of heads at a time, so that only a stage is held twice; backward
+exchanges the inputs again instead of keeping them. USP and Megatron's sequence parallelism use the
+same loop with another inner attention or another exchange.
+
+Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, heads of this rank, all tokens).
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
 
-from longseq_bench.attention.base import ExactAttention, implementation
-from longseq_bench.attention.exact.all_to_all import (
-    Skipping,
-    Staged,
-    check_heads,
-    exchange_bytes,
-    stages,
-)
-from longseq_bench.attention.kernel_attention import KernelAttention
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError
-from longseq_bench.core.model import Workload
+from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.head_exchange import AllToAll
+from longseq_bench.distributed.head_exchange import AllToAll, HeadExchange, HeadStage
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import Order
-from longseq_bench.kernels.base import AttentionKernel, FusedKernel
+from longseq_bench.distributed.token_order import TokenOrder, check_tokens
+from longseq_bench.kernels import torch_fused
+from longseq_bench.kernels.base import AttentionKernel, FusedKernel, Triple
+
+
+class UlyssesKernel:
+    """Attention between two exchanges of tokens for heads. An AttentionKernel.
+
+    stages: query heads and key heads of each stage.
+    """
+
+    def __init__(
+        self,
+        exchange: HeadExchange,
+        inner: AttentionKernel,
+        stages: Sequence[tuple[HeadStage, HeadStage]],
+    ) -> None:
+        self.exchange, self.inner, self.stages = exchange, inner, stages
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, if kept, the log-sum-exp of this rank's heads."""
+        out, kept = torch.empty_like(q), []
+        to_heads = self.exchange.to_heads
+        for q_heads, kv_heads in self.stages:
+            q_full, k_full, v_full = (
+                to_heads(q, q_heads), to_heads(k, kv_heads), to_heads(v, kv_heads),
+            )  # fmt: skip
+            out_full, lse = self.inner.forward(q_full, k_full, v_full, keep_lse)
+            del q_full, k_full, v_full
+            self.exchange.to_tokens(out_full, out, q_heads)
+            del out_full
+            if keep_lse and lse is not None:
+                kept.append(lse)
+        return out, torch.cat(kept, 1) if kept else None
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        """Return the gradients of q, k and v."""
+        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        to_heads = self.exchange.to_heads
+        lse_of_stages = torch.split(lse, [q_heads.count for q_heads, _ in self.stages], 1)
+        for (q_heads, kv_heads), stage_lse in zip(self.stages, lse_of_stages, strict=True):
+            grad_out_full, q_full, k_full, v_full, out_full = (
+                to_heads(grad_out, q_heads), to_heads(q, q_heads), to_heads(k, kv_heads),
+                to_heads(v, kv_heads), to_heads(out, q_heads),
+            )  # fmt: skip
+            grads_full = self.inner.backward(
+                grad_out_full, q_full, k_full, v_full, out_full, stage_lse.contiguous()
+            )
+            del grad_out_full, q_full, k_full, v_full, out_full
+            for full, grad, heads in zip(
+                grads_full, grads, (q_heads, kv_heads, kv_heads), strict=True
+            ):
+                self.exchange.to_tokens(full, grad, heads)
+            del grads_full, full
+        return grads
+
+
+class SkippableKernel:
+    """An AttentionKernel that computes nothing while communication alone is timed."""
+
+    def __init__(self, inner: AttentionKernel, group: Group) -> None:
+        self._inner, self._group = inner, group
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the inner kernel's output; q if nothing is computed."""
+        if self._group.computes:
+            return self._inner.forward(q, k, v, keep_lse)
+        return q, q.new_zeros(q.shape[:3], dtype=torch.float32)
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        """Return the inner kernel's gradients; q, k and v if nothing is computed."""
+        if self._group.computes:
+            return self._inner.backward(grad_out, q, k, v, out, lse)
+        return q, k, v
+
+
+def head_stages(w: Workload, ranks: int, each: int) -> list[tuple[HeadStage, HeadStage]]:
+    """Return stages of `each` key heads per rank, with the query heads that use them.
+
+    The last stage may have fewer heads.
+    """
+    group, own = w.heads // w.kv_heads, w.kv_heads // ranks
+    stages = []
+    for start in range(0, own, each):
+        count = min(each, own - start)
+        kv_heads = HeadStage(start * ranks, count)
+        stages.append((HeadStage(kv_heads.first * group, count * group), kv_heads))
+    return stages
+
+
+def check_heads(workload: Workload, ranks: int) -> None:
+    """Raise WorldError if heads or KV heads cannot be split evenly over ranks."""
+    w = workload
+    for name, heads in (("heads", w.heads), ("kv_heads", w.kv_heads)):
+        if heads % ranks:
+            fits = ", ".join(map(str, divisors(heads)))
+            raise WorldError(f"{heads} {name} can't be split over {ranks} ranks, but over {fits}")
+
+
+def exchange_bytes(exchange: HeadExchange, w: Workload) -> int:
+    """Return what one pass of UlyssesKernel sends.
+
+    Forward: q, k, v to heads and out to tokens. Backward: grad_out, q, k, v, out to heads and dq,
+    dk, dv to tokens.
+    """
+    head = w.batch * w.head_dim * w.dtype_bytes
+    queries = (4, 2) if w.train else (1, 1)
+    keys = (4, 2) if w.train else (2, 0)
+    sent = exchange.bytes_sent(head, w.heads, *queries)
+    return sent + exchange.bytes_sent(head, w.kv_heads, *keys)
 
 
 @implementation("ulysses")
-class Ulysses(KernelAttention, ExactAttention):
+class Ulysses(Attention):
     """Exact attention of every token to every token, each rank for its heads."""
 
     summary = "all-to-all turns shards of tokens into shards of heads and back; exact"
@@ -40,31 +157,31 @@ class Ulysses(KernelAttention, ExactAttention):
         workload: Workload,
         group: Group,
         *,
-        stage: Annotated[int, "key and value heads a rank takes at a time"] = 1,
+        stage: Annotated[int, "KV heads that a rank exchanges at a time"] = 1,
     ) -> None:
-        self.order = Order("contiguous", workload.seq_len, group.size)
+        self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         check_heads(workload, group.size)
-        if workload.seq_len < group.size:
-            raise WorldError(f"{workload.seq_len} tokens can't be shared by {group.size} ranks")
+        check_tokens(workload.seq_len, group.size)
         super().__init__(workload, group)
         self.stage = stage
 
-    def _shard(self) -> Shard:
+    def _build_shard(self) -> Shard:
         return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def build_kernel(self) -> AttentionKernel:
+        """Return the exchanges around one fused kernel call; on one rank the call alone."""
         w, fused = self.workload, FusedKernel(self.workload.causal)
         if self.group.size == 1:
             return fused
-        exchange = self._exchange()
-        each = stages(w.heads, w.kv_heads, self.group.size, self.stage)
-        return Staged(exchange, Skipping(fused, self.group), each)
-
-    def cost(self) -> Cost:
-        whole = dense_cost(self.workload)
-        sent = exchange_bytes(self._exchange(), self.workload)
-        return Cost(whole.flops, whole.floor_bytes, sent)
+        stages = head_stages(w, self.group.size, self.stage)
+        return UlyssesKernel(self._exchange(), SkippableKernel(fused, self.group), stages)
 
     def _exchange(self) -> AllToAll:
-        counts = tuple(self.order.count(rank) for rank in range(self.group.size))
-        return AllToAll(self.group, counts)
+        return AllToAll(self.group, self.order.counts)
+
+    def cost(self) -> Cost:
+        sent = exchange_bytes(self._exchange(), self.workload)
+        return replace(dense_cost(self.workload), bytes_sent=sent)
+
+    def facts(self) -> dict[str, Any]:
+        return {"kernel": torch_fused.name(self.device, self.torch_dtype)}

@@ -1,37 +1,46 @@
 """Unified sequence parallelism (arXiv 2405.07719): Ulysses inside groups of ranks, a ring across.
 
-Rank r is member r mod U of group r // U. A group holds the rows that a rank of a ring of world/U
-would hold, shared evenly by its members; the all-to-all makes them whole for a member's heads.
+With U ranks in a Ulysses group, rank r is member r mod U of group r // U. A group holds the rows of
+one rank of a ring with world/U ranks, split evenly between its members. The all-to-all gives each
+member all rows of the group for its heads.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
-from longseq_bench.attention.base import ExactAttention, implementation
-from longseq_bench.attention.exact.all_to_all import (
-    Skipping,
-    Staged,
+from longseq_bench.attention.base import Attention, implementation
+from longseq_bench.attention.exact.ring import Ring
+from longseq_bench.attention.exact.ulysses import (
+    SkippableKernel,
+    UlyssesKernel,
     check_heads,
     exchange_bytes,
-    stages,
+    head_stages,
 )
-from longseq_bench.attention.exact.ring import Ring
-from longseq_bench.attention.kernel_attention import KernelAttention
-from longseq_bench.attention.tiled import TILE_ROWS
+from longseq_bench.attention.tiles import TILE_ROWS
 from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import Name, Order, cut, even, positions_of
+from longseq_bench.distributed.token_order import (
+    OrderName,
+    TokenOrder,
+    check_tokens,
+    even_span,
+    positions_of,
+    slice_runs,
+)
+from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel
 
 
 @implementation("usp")
-class Usp(KernelAttention, ExactAttention):
-    """Exact attention over ulysses × ring ranks."""
+class Usp(Attention):
+    """Exact attention on a grid of ulysses x ring ranks."""
 
     summary = "Ulysses inside groups of ranks, a ring across them; exact"
     many_ranks = True
@@ -42,78 +51,78 @@ class Usp(KernelAttention, ExactAttention):
         workload: Workload,
         group: Group,
         *,
-        ulysses: Annotated[int | None, "ranks that share heads; none: as many as can"] = None,
-        ring: Annotated[int | None, "ranks in a ring; none: world size / ulysses"] = None,
-        chunk: Annotated[int, "keys a step of the ring at most, tokens"] = 4 * TILE_ROWS,
-        order: Annotated[Name, "which tokens a group holds"] = "zigzag",
+        ulysses: Annotated[int | None, "ranks that share heads; none: as many as possible"] = None,
+        ring: Annotated[int | None, "ranks of a ring; none: world size / ulysses"] = None,
+        chunk: Annotated[int, "most keys of a step of the ring, in tokens"] = 4 * TILE_ROWS,
+        order: Annotated[OrderName, "assignment of tokens to groups of ranks"] = "zigzag",
     ) -> None:
-        self.ulysses, self.ring = degrees(workload, group.size, ulysses, ring)
+        self.ulysses, self.ring = choose_degrees(workload, group.size, ulysses, ring)
         check_heads(workload, self.ulysses)
-        self.order = Order(order, workload.seq_len, self.ring)
-        if workload.seq_len < group.size:
-            raise WorldError(f"{workload.seq_len} tokens can't be shared by {group.size} ranks")
+        check_tokens(workload.seq_len, group.size)
+        self.order = TokenOrder(order, workload.seq_len, self.ring)
         super().__init__(workload, group)
         self.chunk = chunk
         u, r = self.ulysses, self.ring
         self.heads_group = group.subgroup([[i * u + j for j in range(u)] for i in range(r)])
         self.ring_group = group.subgroup([[i * u + j for i in range(r)] for j in range(u)])
 
-    def _shard(self) -> Shard:
-        runs = self.order.runs(self.group.rank // self.ulysses)
-        span = even(sum(map(len, runs)), self.ulysses, self.group.rank % self.ulysses)
-        return Shard.of_tokens(self.workload, positions_of(cut(runs, *span)))
+    def _build_shard(self) -> Shard:
+        index, member = divmod(self.group.rank, self.ulysses)
+        span = even_span(self.order.counts[index], self.ulysses, member)
+        runs = slice_runs(self.order.runs(index), *span)
+        return Shard.of_tokens(self.workload, positions_of(runs))
 
     def build_kernel(self) -> AttentionKernel:
-        inner = self._inner().build_kernel()
+        """Return the all-to-all exchanges around a ring."""
+        ring = self._stage_ring().build_kernel()
         if self.ulysses == 1:
-            return inner
-        exchange, w = self._exchange(), self.workload
-        if self.ring == 1:
-            inner = Skipping(inner, self.group)
-        return Staged(exchange, inner, stages(w.heads, w.kv_heads, self.ulysses, 1))
+            return ring
+        inner = SkippableKernel(ring, self.group) if self.ring == 1 else ring
+        return UlyssesKernel(self._exchange(), inner, head_stages(self.workload, self.ulysses, 1))
 
-    def cost(self) -> Cost:
-        whole, w = dense_cost(self.workload), self.workload
-        ring = self._inner().cost().bytes_sent
-        if self.ulysses == 1:
-            return Cost(whole.flops, whole.floor_bytes, ring)
-        sent = exchange_bytes(self._exchange(), w) + ring * (w.kv_heads // self.ulysses)
-        return Cost(whole.flops, whole.floor_bytes, sent)
-
-    def _inner(self) -> Ring:
-        """The ring of one stage: one key head and the query heads that use it."""
+    def _stage_ring(self) -> Ring:
+        """Return the ring of one stage: one key head and the query heads that use it."""
         w = self.workload
-        shape = w.model_dump()
         if self.ulysses > 1:
-            shape |= {"heads": w.heads // w.kv_heads, "kv_heads": 1}
-        small = Workload.model_validate(shape)
-        return Ring(small, self.ring_group, chunk=self.chunk, order=self.order.name)
+            w = w.model_copy(update={"heads": w.heads // w.kv_heads, "kv_heads": 1})
+        return Ring(w, self.ring_group, chunk=self.chunk, order=self.order.name)
 
     def _exchange(self) -> AllToAll:
-        held = self.order.count(self.group.rank // self.ulysses)
-        spans = (even(held, self.ulysses, rank) for rank in range(self.ulysses))
+        held = self.order.counts[self.group.rank // self.ulysses]
+        spans = (even_span(held, self.ulysses, member) for member in range(self.ulysses))
         return AllToAll(self.heads_group, tuple(stop - start for start, stop in spans))
 
+    def cost(self) -> Cost:
+        w, sent = self.workload, self._stage_ring().cost().bytes_sent
+        if self.ulysses > 1:
+            sent = exchange_bytes(self._exchange(), w) + sent * (w.kv_heads // self.ulysses)
+        return replace(dense_cost(w), bytes_sent=sent)
 
-def degrees(
+    def facts(self) -> dict[str, Any]:
+        return {"kernel": torch_fused.name(self.device, self.torch_dtype)}
+
+
+def choose_degrees(
     workload: Workload, size: int, ulysses: int | None, ring: int | None
 ) -> tuple[int, int]:
-    """How many ranks share heads, and how many a ring has; their product is the world.
+    """Return how many ranks share heads and how many form a ring.
 
-    Raises WorldError where it is not.
+    A degree that is None is chosen; if both are, as many ranks as possible share heads.
+
+    Raises:
+        WorldError: the product of the degrees is not the world size.
     """
     if ulysses is None and ring is None:
-        shared = [d for d in divisors(size) if workload.kv_heads % d == 0]
-        ulysses = max(shared)
+        ulysses = max(d for d in divisors(size) if workload.kv_heads % d == 0)
     if ulysses is None:
         ulysses = size // ring if ring and size % ring == 0 else 0
     if ring is None:
         ring = size // ulysses if ulysses and size % ulysses == 0 else 0
     if ulysses * ring != size:
-        asked = " and ".join(
+        degrees = " and ".join(
             f"{name} {degree}" for name, degree in (("ulysses", ulysses), ("ring", ring)) if degree
         )
         raise WorldError(
-            f"{asked} do not make up {size} ranks; ulysses · ring must be the world size"
+            f"{degrees} do not make up {size} ranks; ulysses · ring must be the world size"
         )
     return ulysses, ring

@@ -1,7 +1,8 @@
-"""Block-sparse attention on a compressed layout: each query block to the key blocks it keeps.
+"""Block-sparse attention on a compressed layout: for each query block, the key blocks it keeps.
 
-Over ranks, rows of the layout are spread with their keys (`placement`), and each rank fetches the
-key blocks that its rows see, or has all come by in a ring (`exchange`); see block_ranks.py.
+Over ranks, rows of the layout are split with their keys (`placement`). Each rank fetches the key
+blocks that its rows see, or all blocks travel round a ring (`exchange`); see
+block_sparse_distributed.py.
 """
 
 from __future__ import annotations
@@ -13,19 +14,24 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
+from longseq_bench.attention.exact.ring import RingKernel
+from longseq_bench.attention.sparse.block_layout_attention import (
+    LayoutAttention,
+    build_layout_kernel,
+)
 from longseq_bench.attention.sparse.block_sparse_distributed import (
-    BlockRing,
-    Fetched,
-    Held,
-    sees_nearly_all,
+    FetchKernel,
+    ShardedLayout,
+    SpanBlocks,
 )
 from longseq_bench.core.cost import Cost, key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.kv_exchange import KVBlocks, RingExchange, block_tokens
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse_selection
+from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import WITH_SPECIAL, check_asked, check_window, make_layout
 from longseq_bench.patterns.placement import Placement, place_rows
@@ -34,8 +40,19 @@ PatternName = Literal[
     "local-window", "dilated-sparse", "global-local", "hierarchical", "strided", "sink-window",
     "random",
 ]  # fmt: skip
-GLOBALS = 128
-"""Tokens, where a pattern has some and none were named."""
+DEFAULT_GLOBALS = 128
+"""Global or sink tokens of a pattern that has some."""
+
+# options that block-sparse and block-sparse-multihead share
+PatternOption = Annotated[PatternName, "pattern of the kept blocks"]
+SparsityOption = Annotated[float, "fraction of the visible blocks that is skipped, in [0, 1)"]
+BlockOption = Annotated[int, "tokens of a block"]
+GlobalsOption = Annotated[
+    int | None, "global or sink tokens (global-local, sink-window); none: 128", 0
+]
+WindowOption = Annotated[int | None, "tokens of the window; none: the window follows from sparsity"]
+SeedOption = Annotated[int, "seed of pattern=random", 0]
+KernelOption = Annotated[sparse_selection.Kernel, "kernel that computes it; auto: the fastest here"]
 
 
 @implementation("block-sparse")
@@ -50,139 +67,155 @@ class BlockSparse(LayoutAttention):
         workload: Workload,
         group: Group,
         *,
-        pattern: Annotated[PatternName, "which blocks are kept"] = "local-window",
-        sparsity: Annotated[float, "fraction of the visible blocks skipped, in [0, 1)"] = 0.9,
-        block: Annotated[int, "tokens a block"] = 128,
-        globals: Annotated[
-            int | None, "global or sink tokens (global-local, sink-window); default 128", 0
-        ] = None,
-        window: Annotated[
-            int | None, "tokens of the window, in place of what sparsity gives it"
-        ] = None,
-        seed: Annotated[int, "draw of pattern=random", 0] = 0,
-        kernel: Annotated[
-            sparse_selection.Kernel, "what computes it; auto: the fastest here"
-        ] = "auto",
-        placement: Annotated[Placement, "how rows lie on ranks"] = "node-local",
-        ranks_per_node: Annotated[int, "of placement=hierarchical; 0: this host's", 0] = 0,
+        pattern: PatternOption = "local-window",
+        sparsity: SparsityOption = 0.9,
+        block: BlockOption = 128,
+        globals: GlobalsOption = None,
+        window: WindowOption = None,
+        seed: SeedOption = 0,
+        kernel: KernelOption = "auto",
+        placement: Annotated[Placement, "assignment of rows to ranks"] = "node-local",
+        ranks_per_node: Annotated[int, "for placement=hierarchical; 0: those of this host", 0] = 0,
         exchange: Annotated[
-            Literal["auto", "fetch", "ring"], "how keys of other ranks come"
+            Literal["auto", "fetch", "ring"],
+            "fetch: each rank fetches the key blocks it sees; ring: all blocks travel; auto: ring "
+            "if a rank sees more than half of the others' keys",
         ] = "auto",
     ) -> None:
         check_asked(pattern, sparsity)
         check_window(pattern, block, window)
         w, self.block = workload, block
-        special = _special(pattern, globals, w.seq_len)
-        self._make = (pattern, w.seq_len, block, sparsity, w.causal, seed, special, window)
-        self._spread = (placement, ranks_per_node or _ranks_here(group.size), exchange)
+        special = _special_tokens(pattern, globals, w.seq_len)
+        self._layout_options = (
+            pattern, w.seq_len, block, sparsity, w.causal, seed, special, window,
+        )  # fmt: skip
+        self._placement = placement
+        self._ranks_per_node = ranks_per_node or _local_ranks(group.size)
+        self._exchange = exchange
         self._layout: BlockLayout | None = None
-        # the window alone decides, but of strided, which spends the rest on its columns
-        self.asked = None if window and pattern != "strided" else 1 - sparsity
+        self._built: AttentionKernel | None = None
+        # a window replaces sparsity, except in strided, which spends the rest on its columns
+        self.requested_density = None if window and pattern != "strided" else 1 - sparsity
         if group.size > -(-w.seq_len // block):
             raise WorldError(
                 f"{w.seq_len} tokens in blocks of {block} can't be shared by {group.size} ranks"
             )
         super().__init__(workload, group, kernel)
 
+    def _build_shard(self) -> Shard:
+        if self.group.size == 1:
+            return Shard.full(self.workload)
+        sharded = self._sharded
+        return Shard.of_tokens(self.workload, sharded.tokens(sharded.rows(self.group.rank)))
+
     @property
     def layouts(self) -> tuple[BlockLayout, ...]:
-        """Made when first needed: by `plan`, so that its time and memory are the plan's."""
+        """The layout, built when it is first needed: by `prepare`, which is timed apart."""
         if self._layout is None:
             try:
-                self._layout = make_layout(*self._make)
+                self._layout = make_layout(*self._layout_options)
             except UserError as error:
-                # of this length; at others the same options may do
+                # the options may be valid at other lengths
                 raise UnsupportedError(str(error)) from None
         return (self._layout,)
 
     def prepare(self, device: str) -> None:
-        # a shard may have needed the layout before: it is made again, for its time to be the plan's
+        """Build the layout and the kernel."""
+        # a shard may have needed the layout before: build it again, so that its time is counted
         self._layout = None
-        vars(self).pop("_held", None)
-        vars(self).pop("_over_ranks", None)
-        if self.group.size == 1:
-            super().prepare(device)
-            return
-        if self.requested_kernel not in ("auto", "native", "torch"):
+        for name in ("_sharded", "_rank_kernel"):
+            vars(self).pop(name, None)
+        if self.group.size > 1 and self.requested_kernel not in ("auto", "native", "torch"):
             raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; auto on many")
-        self.device = device
-        self.kernel_name = sparse_selection.choose(
-            self.requested_kernel, device, self.workload.dtype
+        super().prepare(device)
+        w = self.workload
+        self._built = (
+            build_layout_kernel(self.kernel_name, self.layouts, w.heads, w.causal)
+            if self.group.size == 1
+            else self._rank_kernel
         )
-        self._built = self._over_ranks
+
+    def build_kernel(self) -> AttentionKernel:
+        """Return the kernel that `prepare` built."""
+        assert self._built is not None, "prepare comes before a call"
+        return self._built
 
     @property
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
         return super().kernel_blocks if self.group.size == 1 else None
 
     def cost(self) -> Cost:
-        whole = super().cost()
+        cost, w = super().cost(), self.workload
         if self.group.size == 1:
-            return whole
-        token = key_bytes_per_token(self.workload)
-        sent = self._over_ranks.bytes_sent(token, self.workload.train)
-        return Cost(whole.flops, whole.floor_bytes, sent)
+            return cost
+        kernel, token = self._rank_kernel, key_bytes_per_token(w)
+        transfers = kernel.ring if isinstance(kernel, RingKernel) else kernel
+        sent = transfers.bytes_sent(token, token if w.train else 0)
+        return Cost(cost.flops, cost.floor_bytes, sent)
 
     def facts(self) -> dict[str, Any]:
-        said = {**super().facts(), **self._unused()}
+        facts = {**super().facts(), **self._ignored_options()}
         if self.group.size == 1:
-            return said
-        ringed = isinstance(self._over_ranks, BlockRing)
-        return {**said, "exchange": "ring" if ringed else "fetch"}
+            return facts
+        ring = isinstance(self._rank_kernel, RingKernel)
+        return {**facts, "exchange": "ring" if ring else "fetch"}
 
-    def _unused(self) -> dict[str, str]:
-        """What was asked for and has no effect, or less than it says."""
-        pattern, _, block, *_, special, window = self._make
-        found = {}
-        if self.asked is None:
-            found["sparsity"] = f"not used: window={window} says what is kept"
+    def _ignored_options(self) -> dict[str, str]:
+        """Return options that have no effect, or less than they ask for, with the reason."""
+        pattern, _, block, *_, special, window = self._layout_options
+        ignored = {}
+        if self.requested_density is None:
+            ignored["sparsity"] = f"not used: window={window} says what is kept"
         wanted, kept = -(-special // block), int(np.median(self.layouts[0].row_lengths))
         if wanted >= kept and pattern in WITH_SPECIAL:
-            found["globals"] = (
+            ignored["globals"] = (
                 f"most rows keep {kept} block(s), {kept - 1} of them global of {wanted} asked for"
             )
-        return found
-
-    def _shard(self) -> Shard:
-        if self.group.size == 1:
-            return Shard.full(self.workload)
-        held = self._held
-        return Shard.of_tokens(self.workload, held.tokens(held.rows(self.group.rank)))
+        return ignored
 
     @cached_property
-    def _held(self) -> Held:
-        placement, per_node, _ = self._spread
-        layout = self.layouts[0]
-        owners = place_rows(placement, layout.row_lengths, self.group.size, per_node)
-        return Held(layout, owners, self.group.rank, self.group.size)
+    def _sharded(self) -> ShardedLayout:
+        layout, size = self.layouts[0], self.group.size
+        owners = place_rows(self._placement, layout.row_lengths, size, self._ranks_per_node)
+        return ShardedLayout(layout, owners, self.group.rank, size)
 
     @cached_property
-    def _over_ranks(self) -> Fetched | BlockRing:
-        exchange = self._spread[2]
-        if exchange == "auto":
-            exchange = "ring" if sees_nearly_all(self._held) else "fetch"
-        make = Fetched if exchange == "fetch" else BlockRing
+    def _rank_kernel(self) -> FetchKernel | RingKernel:
+        sharded, causal = self._sharded, self.workload.causal
         kernel = sparse_selection.span_kernel(self.kernel_name)
-        return make(self._held, self.group, kernel, self.workload.causal)
+        exchange = self._exchange
+        if exchange == "auto":
+            exchange = "ring" if sharded.sees_nearly_all() else "fetch"
+        if exchange == "fetch":
+            return FetchKernel(sharded, self.group, kernel, causal)
+        held = max(sharded.counts)
+        blocks = KVBlocks(sharded.counts, block_tokens(held, held))
+        ring = RingExchange(self.group, blocks)
+        return RingKernel(ring, SpanBlocks(sharded, self.group, kernel, causal))
 
 
-def _special(pattern: str, asked: int | None, seq_len: int) -> int:
-    """Global or sink tokens. Raises UserError where a pattern has none, UnsupportedError where the
-    sequence is shorter."""
+def _special_tokens(pattern: str, requested: int | None, seq_len: int) -> int:
+    """Return the number of global or sink tokens.
+
+    Raises:
+        UserError: the pattern has none.
+        UnsupportedError: the sequence is shorter.
+    """
     if pattern not in WITH_SPECIAL:
-        if asked:
+        if requested:
             raise UserError(
-                f"globals={asked} with pattern={pattern}, which has none: "
+                f"globals={requested} with pattern={pattern}, which has none: "
                 f"{' and '.join(WITH_SPECIAL)} do"
             )
         return 0
-    if asked is None:
-        return min(GLOBALS, seq_len)
-    if asked > seq_len:
-        raise UnsupportedError(f"globals={asked} is more than the sequence's {seq_len} tokens")
-    return asked
+    if requested is None:
+        return min(DEFAULT_GLOBALS, seq_len)
+    if requested > seq_len:
+        raise UnsupportedError(f"globals={requested} is more than the sequence's {seq_len} tokens")
+    return requested
 
 
-def _ranks_here(ranks: int) -> int:
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(here) if here.isdigit() and int(here) else ranks
+def _local_ranks(ranks: int) -> int:
+    """Return the number of ranks on this host; all of them if torch does not say."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(local) if local.isdigit() and int(local) else ranks

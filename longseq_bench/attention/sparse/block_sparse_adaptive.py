@@ -1,14 +1,15 @@
-"""Block-sparse attention that chooses its key blocks by looking: the highest scores a row and head.
+"""Block-sparse attention that chooses key blocks by their scores: the highest of each row and head.
 
-A block of queries scores a block of keys by the product of what stands for each: the mean of its
-tokens. Causal, a block of queries is stood for by its first one, because a mean would let later
-queries decide what earlier ones see. Scores are averaged over the batch, so a head has one layout.
+The score of a block of queries and a block of keys is the product of their representatives. A block
+of keys is represented by the mean of its tokens, and so is a block of queries; with a causal mask
+by its first query, because a mean would let later queries decide what earlier ones see. Scores are
+averaged over the batch, so each head has one layout.
 
-With scorer=learned both pass through a matrix first. Which blocks are kept is no smooth function
-of those matrices; what is, is the output as a function of a number added to all scores of a kept
-block, at zero. That gradient is the sum of the gradient of its attention scores, and it is passed
-on to the scorer's matrices as that of the block's score (a straight-through estimate, arXiv
-1308.3432). q, k and v get their exact gradients for the layout that was chosen.
+With scorer=learned, representatives pass through a weight matrix first. The choice of blocks is no
+differentiable function of those matrices. So the gradient of a block's score is taken as that of a
+bias added to all attention scores of the block, at bias 0, which is the sum of the gradients of
+those scores (a straight-through estimate, arXiv 1308.3432). q, k and v get their exact gradients
+for the chosen layout.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.attention.base import Attention, implementation
-from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
+from longseq_bench.attention.base import implementation
+from longseq_bench.attention.sparse.block_layout_attention import (
+    LayoutAttention,
+    build_layout_kernel,
+)
+from longseq_bench.attention.sparse.block_sparse import BlockOption, KernelOption, SparsityOption
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -37,8 +42,8 @@ from longseq_bench.patterns.spans import spans_of
 from longseq_bench.patterns.topk import top_layout
 
 Scorer = Literal["means", "learned"]
-_SPREAD = 0.1
-"""Of the scorer's first matrices round the identity, at which it scores as means do."""
+_INIT_NOISE = 0.1
+"""Noise of the scorer's initial matrices around the identity, which scores as means do."""
 
 
 @implementation("block-sparse-adaptive")
@@ -54,42 +59,42 @@ class AdaptiveBlockSparse(LayoutAttention):
         workload: Workload,
         group: Group,
         *,
-        sparsity: Annotated[float, "fraction of the visible blocks skipped, in [0, 1)"] = 0.9,
-        block: Annotated[int, "tokens a block"] = 128,
-        scorer: Annotated[Scorer, "means of blocks, or means through learned matrices"] = "means",
-        seed: Annotated[int, "draw of the learned scorer's first matrices", 0] = 0,
-        kernel: Annotated[
-            sparse_selection.Kernel, "what computes it; auto: the fastest here"
-        ] = "auto",
+        sparsity: SparsityOption = 0.9,
+        block: BlockOption = 128,
+        scorer: Annotated[
+            Scorer, "means: score the means of blocks; learned: pass them through learned matrices"
+        ] = "means",
+        seed: Annotated[int, "seed of the learned scorer's initial matrices", 0] = 0,
+        kernel: KernelOption = "auto",
     ) -> None:
         check_sparsity(sparsity)
         super().__init__(workload, group, kernel)
         if scorer == "learned" and kernel not in ("auto", "native", "torch"):
             raise UserError(f"kernel={kernel} gives a learned scorer no gradients; auto does")
-        self.block, self.sparsity, self.asked = block, sparsity, 1 - sparsity
+        self.block, self.sparsity, self.requested_density = block, sparsity, 1 - sparsity
         self.scorer, self._seed = scorer, seed
         self.matrices: tuple[Tensor, ...] = ()
         self._chosen: tuple[BlockLayout, ...] = ()
 
     @property
     def layouts(self) -> tuple[BlockLayout, ...]:
-        """Those of the last call, one a query head."""
+        """The layouts of the last call, one per query head."""
         if not self._chosen:
             raise RuntimeError("an adaptive pattern is chosen by a call; there was none yet")
         return self._chosen
 
     def prepare(self, device: str) -> None:
-        """Choose the kernel; the layout is chosen by each call."""
+        """Choose the kernel and draw the scorer's matrices; each call chooses its layouts."""
+        super().prepare(device)
         w = self.workload
-        self.kernel_name = sparse_selection.choose(
-            self.requested_kernel, device, w.dtype, self.kernel_blocks
-        )
-        self.device = device
         if self.scorer == "learned" and not self.matrices:
             draw = torch.Generator().manual_seed(self._seed)
-            made = (torch.randn(w.head_dim, w.head_dim, generator=draw) for _ in range(2))
-            near = (torch.eye(w.head_dim) + m * _SPREAD / math.sqrt(w.head_dim) for m in made)
-            self.matrices = tuple(m.to(device_for(device)).requires_grad_(w.train) for m in near)
+            noise = (torch.randn(w.head_dim, w.head_dim, generator=draw) for _ in range(2))
+            scale = _INIT_NOISE / math.sqrt(w.head_dim)
+            matrices = (torch.eye(w.head_dim) + n * scale for n in noise)
+            self.matrices = tuple(
+                m.to(device_for(device)).requires_grad_(w.train) for m in matrices
+            )
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start = time.perf_counter()
@@ -99,15 +104,13 @@ class AdaptiveBlockSparse(LayoutAttention):
         self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
             return _Learned.apply(q, k, v, *self.matrices, self, pooled)  # type: ignore[no-any-return, no-untyped-call]
-        return attend(q, k, v, self._made(self._chosen), self.workload.train)
-
-    # the layout is chosen by a call, so nothing goes without one
-    backward_recompute = Attention.backward_recompute
-    forward_inplace = Attention.forward_inplace
+        w = self.workload
+        kernel = build_layout_kernel(self.kernel_name, self._chosen, w.heads, w.causal)
+        return attend(q, k, v, kernel, w.train)
 
     @property
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
-        """Only what hands back the gradient of scores can train a scorer: kernels of spans."""
+        """None for training a scorer: only kernels of spans return the gradients of scores."""
         learns = self.scorer == "learned" and self.workload.train
         return None if learns else super().kernel_blocks
 
@@ -115,7 +118,7 @@ class AdaptiveBlockSparse(LayoutAttention):
         return {**super().facts(), "scorer": self.scorer}
 
     def _pooled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """What stands for each block, (B, Hq, rows, D) and (B, Hk, rows, D) float32."""
+        """Return the representatives of blocks: (B, Hq, rows, D) and (B, Hk, rows, D), float32."""
         queries = q[:, :, :: self.block].float() if self.workload.causal else _means(q, self.block)
         return queries, _means(k, self.block)
 
@@ -127,7 +130,7 @@ class AdaptiveBlockSparse(LayoutAttention):
     def _layout(self, queries: Tensor, keys: Tensor, head: int) -> BlockLayout:
         w = self.workload
         if is_meta():
-            # no scores, so no choice by them: as many blocks
+            # without scores: a layout with as many blocks
             return make_layout("local-window", w.seq_len, self.block, self.sparsity, w.causal)
         kv = head * w.kv_heads // w.heads
         # (B, rows, D) as (rows, B D): one product sums over the batch too
@@ -186,7 +189,10 @@ def _of_matrices(
     pooled: tuple[Tensor, Tensor],
     matrices: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of both matrices: score(i, j) = mean over the batch of q_i Wq (k_j Wk)^T / √D."""
+    """Return the gradients of both matrices.
+
+    score(i, j) = mean over the batch of q_i Wq (k_j Wk)^T / √D.
+    """
     queries, keys = pooled
     batch, heads, _, dim = queries.shape
     scale = 1 / (math.sqrt(dim) * batch)
@@ -209,7 +215,7 @@ def _of_matrices(
 
 
 def _means(t: Tensor, block: int) -> Tensor:
-    """Means of blocks of tokens, (B, H, rows, D) float32; the last block may be short."""
+    """Return means of blocks of tokens, (B, H, rows, D) float32; the last block may be short."""
     whole = t.shape[2] // block * block
     found = []
     if whole:

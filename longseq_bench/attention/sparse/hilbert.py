@@ -1,8 +1,8 @@
 """Dilated attention along the Hilbert curve: a segment is a compact 2-D patch.
 
 The sequence lies row by row on a grid, and segments and dilation are cut along the Hilbert curve
-through it. q, k and v are never permuted as a whole: the tokens of a segment are gathered when its
-turn comes and the output goes straight back to its place. Causality stays that of the sequence.
+through it. q, k and v are never permuted as a whole: the tokens of a segment are gathered when it
+is computed, and the output goes straight to its place. Causality is that of the sequence.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Hilbert(Dilated):
     """Segments and dilation along the Hilbert curve."""
 
     summary = "segments and dilation along a Hilbert curve, so that a segment is a 2-D patch"
+    permuted = True
 
-    _permuted = True
-
-    def _shard(self) -> Shard:
-        steps = self._steps(self.group.rank)
+    def _build_shard(self) -> Shard:
         if self.group.size == 1:
-            # on one rank tokens lie as they came, and the walk goes through them
+            # on one rank tokens keep the order of the sequence
             return Shard.full(self.workload)
+        steps = self._steps(self.group.rank)
         order = hilbert_order(self.workload.seq_len)
         return Shard.of_tokens(self.workload, order[steps.start : steps.stop].astype(np.int64))
 
     def prepare(self, device: str) -> None:
-        # over ranks the walk is what is shared out, and only causality asks where it came from
+        """Build the walk along the curve."""
+        # ranks hold their tokens in the order of the walk, and need it for causality alone
         if self.group.size == 1 or self.workload.causal:
             self.walk = Walk(self.workload.seq_len, hilbert_order(self.workload.seq_len))
         super().prepare(device)

@@ -1,12 +1,12 @@
 """Tiles of segments and dilation, along the sequence or along a walk through it.
 
-Within a segment of length w, the tokens at offset o modulo r see each other: a set of tokens. Along
-the sequence such a set is a range, so its queries and keys are strided views. Along a walk it is a
-list of positions; sorted by original position, its causal part is again a lower triangle, because
-a softmax does not mind the order of its keys. No mask is ever needed.
+Within a segment of length w, the tokens at offset o modulo r see each other: they form a set. Along
+the sequence a set is a range, so its queries and keys are strided views. Along a permutation it is
+a list of positions; sorted by original position, its causal part is again a lower triangle, because
+a softmax does not depend on the order of its keys. So no mask is needed.
 
-Sets of a segment are sorted once and used by all row tiles of a super-segment, the shortest run of
-the walk that whole segments of every pair divide.
+The sets of a segment are sorted once and used by all row tiles of a super-segment, the shortest run
+of the walk that the segments of every pair divide.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from longseq_bench.distributed.token_order import stairs
+from longseq_bench.distributed.token_order import causal_tiles
 from longseq_bench.kernels.tiling import Index, Piece, RowBlock
 
 Tokens = range | NDArray[np.int32]
@@ -36,7 +36,7 @@ class Pair:
     heads: range
 
     def offsets(self, heads: range) -> Iterator[tuple[int, slice]]:
-        """Each offset with those of `heads` that have it: head h sits at h mod rate."""
+        """Yield each offset with those of `heads` that have it: head h has offset h mod rate."""
         for offset in range(self.rate):
             first = heads.start + (offset - heads.start) % self.rate
             if first < heads.stop:
@@ -45,13 +45,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Walk:
-    """The order in which segments are cut: the sequence itself, or a permutation of it."""
+    """The order in which segments are cut: the sequence, or a permutation of it (`order`)."""
 
     seq_len: int
     order: NDArray[np.int32] | None = None
 
     def tokens(self, start: int, stop: int, step: int = 1) -> Tokens:
-        """Original positions of some steps of the walk, ascending."""
+        """Return the original positions of some steps of the walk, ascending."""
         if self.order is None:
             return range(start, stop, step)
         return np.sort(self.order[start:stop:step])
@@ -60,7 +60,7 @@ class Walk:
 def segment_tiles(
     walk: Walk, pairs: tuple[Pair, ...], heads: slice, causal: bool, tile: int
 ) -> Iterator[RowBlock]:
-    """Row blocks of at most `tile` tokens for a run of query heads."""
+    """Yield row blocks of at most `tile` tokens for a run of query heads, on one rank."""
     size = super_segment(walk.seq_len, pairs)
     own = [
         (p, range(max(p.heads.start, heads.start), min(p.heads.stop, heads.stop))) for p in pairs
@@ -75,45 +75,45 @@ def segment_tiles(
             yield RowBlock(_index(rows), heads, tuple(pieces))
 
 
-def shared_tiles(
+def ring_tiles(
     walk: Walk,
     pairs: tuple[Pair, ...],
     head_runs: Iterable[slice],
     causal: bool,
     own: range,
-    some: range,
+    queries: range,
     keys: range,
     tile: int,
 ) -> Iterator[RowBlock]:
-    """What queries at steps `some` of a walk see of keys at steps `keys`, which may be another
-    rank's. Both are held in the order of the walk, so every set is a strided view; only along a
-    permuted walk does causality need a mask, where a set lies on both sides of a query.
+    """Yield what queries at some steps of a walk see of keys at other steps, of any rank.
 
-    Row indices are into `own`, the steps that this rank holds; key indices into `keys`.
+    Queries and keys are in the order of the walk, so every set is a strided view. Causality needs a
+    mask only along a permutation, where a set lies on both sides of a query. Row indices are into
+    `own`, the steps that this rank holds; key indices are into `keys`.
     """
     for heads in head_runs:
-        for start in range(some.start, some.stop, tile):
-            rows = range(start, min(start + tile, some.stop))
+        for start in range(queries.start, queries.stop, tile):
+            rows = range(start, min(start + tile, queries.stop))
             pieces: list[Piece] = []
             for pair in pairs:
                 run = range(max(pair.heads.start, heads.start), min(pair.heads.stop, heads.stop))
-                for queries, seen, h in _shared_sets(pair, run, rows, keys):
-                    pieces += _shared_pieces(walk, causal, rows, keys, queries, seen, h)
+                for of_rows, seen, h in _ring_sets(pair, run, rows, keys):
+                    pieces += _ring_pieces(walk, causal, rows, keys, of_rows, seen, h)
             if pieces:
                 at = slice(rows.start - own.start, rows.stop - own.start)
                 yield RowBlock(at, heads, tuple(pieces))
 
 
 def share_a_segment(pairs: tuple[Pair, ...], first: range, second: range) -> bool:
-    """Whether any segment holds steps of both."""
+    """Return True if any segment holds steps of both runs."""
     low, high = sorted((first, second), key=lambda r: r.start)
     return any((low.stop - 1) // p.segment == high.start // p.segment for p in pairs)
 
 
-def _shared_sets(
+def _ring_sets(
     pair: Pair, heads: range, rows: range, keys: range
 ) -> Iterator[tuple[range, range, slice]]:
-    """Steps of rows and of keys that see each other, with the heads for which they do."""
+    """Yield steps of rows and of keys that see each other, with the heads for which they do."""
     first = max(rows.start, keys.start) // pair.segment
     last = min(rows.stop - 1, keys.stop - 1) // pair.segment
     for segment in range(first, last + 1):
@@ -125,20 +125,20 @@ def _shared_sets(
 
 
 def _steps(start: int, stop: int, rate: int, among: range) -> range:
-    """Every rate-th step from start on, those among a run."""
+    """Return every rate-th step from start on that is in a run."""
     first = start + max(0, -(-(among.start - start) // rate)) * rate
     return range(first, min(stop, among.stop), rate)
 
 
-def _shared_pieces(
+def _ring_pieces(
     walk: Walk, causal: bool, rows: range, keys: range, queries: range, seen: range, heads: slice
 ) -> Iterator[Piece]:
     if not causal:
         yield Piece(_strided(queries, rows), _strided(seen, keys), heads)
     elif walk.order is None:
-        for stair in stairs(queries, seen):
-            own, theirs = queries[stair.rows], seen[stair.keys]
-            yield Piece(_strided(own, rows), _strided(theirs, keys), heads, stair.causal)
+        for tile in causal_tiles(queries, seen):
+            q_steps, k_steps = queries[tile.rows], seen[tile.keys]
+            yield Piece(_strided(q_steps, rows), _strided(k_steps, keys), heads, tile.causal)
     else:
         of_queries = torch.from_numpy(walk.order[queries.start : queries.stop : queries.step])
         of_keys = torch.from_numpy(walk.order[seen.start : seen.stop : seen.step])
@@ -153,14 +153,14 @@ def _strided(steps: range, among: range) -> slice:
 
 
 def super_segment(seq_len: int, pairs: tuple[Pair, ...]) -> int:
-    """The shortest run that whole segments of every pair divide, at most the sequence."""
+    """Return the shortest length that all segments divide, at most the sequence."""
     return min(seq_len, math.lcm(*(p.segment for p in pairs)))
 
 
 def _sets(
     walk: Walk, pair: Pair, heads: range, start: int, stop: int
 ) -> Iterator[tuple[Tokens, slice]]:
-    """Tokens that see each other, with the heads for which they do, inside a super-segment."""
+    """Yield tokens of a super-segment that see each other, with the heads for which they do."""
     if not len(heads):
         return
     for segment in range(start, stop, pair.segment):
@@ -171,7 +171,7 @@ def _sets(
 
 
 def _pieces(rows: Tokens, tokens: Tokens, heads: slice, causal: bool, tile: int) -> Iterator[Piece]:
-    """What the rows of a block see of one set: keys before them, and the triangle among them."""
+    """Yield what the rows of a block see of one set: the keys before them, and the triangle."""
     first = bisect_left(tokens, int(rows[0]))
     last = bisect_left(tokens, int(rows[-1]) + 1)
     if first >= last:
@@ -186,7 +186,7 @@ def _pieces(rows: Tokens, tokens: Tokens, heads: slice, causal: bool, tile: int)
 
 
 def _within(rows: Tokens, tokens: Tokens) -> Index:
-    """Where tokens stand among the rows of a block."""
+    """Return the indices of tokens among the rows of a block."""
     if isinstance(rows, range) and isinstance(tokens, range):
         return slice(tokens.start - rows.start, tokens.stop - rows.start, tokens.step)
     if len(rows) == len(tokens):

@@ -1,0 +1,243 @@
+"""Tiles of exact attention, and attention of local queries to blocks of keys from any rank.
+
+A tile (kernels/tiling.py) is what one kernel call computes: some rows of q against some keys, all
+pairs of them or a lower triangle. Results of tiles merge by log-sum-exp, so blocks of keys may come
+in any order (arXiv 2310.01889).
+
+Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.kv_exchange import KVBlock, Pair
+from longseq_bench.distributed.token_order import (
+    Runs,
+    TokenOrder,
+    VisibleTile,
+    causal_tiles,
+    even_span,
+    slice_runs,
+)
+from longseq_bench.kernels import tiling
+from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, wide
+from longseq_bench.meta_mode import MAX_STEPS, limited
+
+TILE_ROWS = 1024
+"""Rows of a kernel call. torch's CPU kernel works in tiles of 256 rows from 768 rows up."""
+
+RING_TILE_ROWS = 2048
+"""Rows of a kernel call with a block of keys, which is short: its keys are packed less often."""
+
+MIN_TILE_BYTES = 512 * 1024
+TILE_SHARE_OF_Q = 16
+"""About four temporaries have the size of a tile. At 1/16 of q each they stay a few percent of the
+floor; they are no smaller than what keeps a processor's cache busy."""
+
+
+def head_runs(w: Workload, rows: int, held: int) -> list[slice]:
+    """Return runs of query heads for which a tile of `rows` tokens is small beside `held` rows."""
+    group = w.heads // w.kv_heads
+    row_bytes = w.batch * w.head_dim * w.dtype_bytes
+    room = max(MIN_TILE_BYTES, row_bytes * w.heads * held // TILE_SHARE_OF_Q)
+    heads = max(room // (rows * row_bytes), -(-torch.get_num_threads() // w.batch))
+    run = max(1, heads // group) * group
+    return [slice(start, min(start + run, w.heads)) for start in range(0, w.heads, run)]
+
+
+def single_rank_tiles(w: Workload, chunk: int) -> Iterator[RowBlock]:
+    """Yield the tiles of exact attention on one rank, with `chunk` keys in a kernel call."""
+    rows = min(chunk, TILE_ROWS, w.seq_len)
+    # keys are views; only their gradients take memory, a chunk at a time
+    for heads in head_runs(w, min(chunk, w.seq_len) if w.train else rows, w.seq_len):
+        all_keys = () if w.causal else _key_chunks(w.seq_len, chunk, heads)
+        for start in range(0, w.seq_len, rows):
+            tile = slice(start, min(start + rows, w.seq_len))
+            pieces = all_keys
+            if w.causal:
+                diagonal = Piece(ALL, tile, heads, causal=True)
+                pieces = (*_key_chunks(start, chunk, heads), diagonal)
+            yield RowBlock(tile, heads, pieces)
+
+
+def _key_chunks(stop: int, chunk: int, heads: slice) -> tuple[Piece, ...]:
+    """Return the keys before `stop` in chunks; every row of a block sees them."""
+    starts = range(0, stop, chunk)
+    return tuple(Piece(ALL, slice(k, min(k + chunk, stop)), heads) for k in starts)
+
+
+@dataclass(frozen=True)
+class LocalShare:
+    """A share of the work with the rank's own keys: number `index` of `count` shares of its rows.
+
+    The work is split so that there is always something to compute while a block arrives.
+    """
+
+    index: int
+    count: int
+
+
+class BlockAttention(Protocol):
+    """Attention of this rank's queries to a block of keys, merged into what they saw before.
+
+    block: a block of another rank, or a share of the work with the rank's own keys.
+    """
+
+    def forward(
+        self, q: Tensor, kv: Pair, block: KVBlock | LocalShare, out: Tensor, lse: Tensor
+    ) -> None:
+        """Merge the block into out and lse, which start as 0 and -inf, in float32 or wider."""
+        ...
+
+    def backward(
+        self,
+        queries: tuple[Tensor, Tensor, Tensor, Tensor],
+        kv: Pair,
+        block: KVBlock | LocalShare,
+        dq: Tensor,
+        dkv: Pair,
+    ) -> None:
+        """Add the gradients of the block to dq and dkv, in float32 or wider.
+
+        queries: grad_out, q, out, and lse of the softmax over all blocks.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TiledBlocks:
+    """A BlockAttention computed tile by tile.
+
+    tiles: returns the tiles of local queries that see a block; key indices are into the block.
+    """
+
+    group: Group
+    tiles: Callable[[KVBlock | LocalShare], Iterable[RowBlock]]
+
+    def forward(
+        self, q: Tensor, kv: Pair, block: KVBlock | LocalShare, out: Tensor, lse: Tensor
+    ) -> None:
+        """Merge the block into out and lse."""
+        for tile in self._tiles(block):
+            tiling.merge(q, *kv, tile, out, lse)
+
+    def backward(
+        self,
+        queries: tuple[Tensor, Tensor, Tensor, Tensor],
+        kv: Pair,
+        block: KVBlock | LocalShare,
+        dq: Tensor,
+        dkv: Pair,
+    ) -> None:
+        """Add the gradients of the block to dq and dkv."""
+        grad_out, q, out, lse = queries
+        for tile in self._tiles(block):
+            dq_tile = dq[:, tile.heads, tile.rows]
+            tiling.add_gradients((grad_out, q, out), kv, lse, tile, dq_tile, dkv)
+
+    def _tiles(self, block: KVBlock | LocalShare) -> Iterable[RowBlock]:
+        return limited(self.tiles(block), MAX_STEPS) if self.group.computes else ()
+
+
+def exact_blocks(w: Workload, group: Group, order: TokenOrder, queries: Runs) -> TiledBlocks:
+    """Return exact attention of queries at some positions to keys in an order over ranks."""
+    held = sum(map(len, queries))
+    rows = max(1, min(RING_TILE_ROWS, held))
+    # keys are views; only their gradients take memory
+    most_keys = TILE_ROWS if w.train else w.seq_len
+    runs = tuple(head_runs(w, rows, held))
+    tiles = ExactTiles(group.rank, queries, order.runs, w.causal, runs, rows, most_keys)
+    return TiledBlocks(group, tiles)
+
+
+@dataclass(frozen=True)
+class ExactTiles:
+    """Tiles of local queries that see a block of keys: all pairs, or the causal ones.
+
+    queries: positions of the local queries. keys_of: positions of a rank's keys, in local order.
+    rows: rows of a kernel call. most_keys: most of the rank's own keys in a kernel call.
+    """
+
+    rank: int
+    queries: Runs
+    keys_of: Callable[[int], Runs]
+    causal: bool
+    head_runs: tuple[slice, ...]
+    rows: int
+    most_keys: int
+
+    def __call__(self, block: KVBlock | LocalShare) -> Iterator[RowBlock]:
+        """Yield the tiles of a block."""
+        if isinstance(block, LocalShare):
+            yield from self._local(block)
+            return
+        keys = slice_runs(self.keys_of(block.owner), block.start, block.stop)
+        for heads in self.head_runs:
+            first_row = 0
+            for run in self.queries:
+                yield from self._tiles(first_row, run, keys, 0, heads)
+                first_row += len(run)
+
+    def _local(self, share: LocalShare) -> Iterator[RowBlock]:
+        """Yield tiles of a share of the rows with all of the rank's own keys."""
+        tiles, first_row = [], 0
+        for run in self.queries:
+            parts = max(1, len(run) // self.rows)
+            for start, stop in (even_span(len(run), parts, part) for part in range(parts)):
+                tiles.append((first_row + start, run[start:stop]))
+            first_row += len(run)
+        held = self.keys_of(self.rank)
+        for first_row, rows in tiles[slice(*even_span(len(tiles), share.count, share.index))]:
+            for start in range(0, sum(map(len, held)), self.most_keys):
+                keys = slice_runs(held, start, start + self.most_keys)
+                for heads in self.head_runs:
+                    yield from self._tiles(first_row, rows, keys, start, heads)
+
+    def _tiles(
+        self, first_row: int, rows: range, keys: Runs, first_key: int, heads: slice
+    ) -> Iterator[RowBlock]:
+        """Yield tiles of queries at positions `rows` with keys at positions `keys`.
+
+        first_row, first_key: their indices in q and in the tensor of keys. Long runs of rows are
+        cut evenly, because kernels are slower on short ones.
+        """
+        for tile in self._visible(rows, keys):
+            seen = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
+            count = tile.rows.stop - tile.rows.start
+            parts = 1 if tile.causal else max(1, count // self.rows)
+            for start, stop in (even_span(count, parts, part) for part in range(parts)):
+                offset = first_row + tile.rows.start
+                piece = Piece(ALL, seen, heads, tile.causal)
+                yield RowBlock(slice(offset + start, offset + stop), heads, (piece,))
+
+    def _visible(self, rows: range, keys: Runs) -> Iterator[VisibleTile]:
+        if not self.causal:
+            yield VisibleTile(slice(0, len(rows)), slice(0, sum(map(len, keys))))
+            return
+        first_key = 0
+        for run in keys:
+            for tile in causal_tiles(rows, run):
+                seen = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
+                yield VisibleTile(tile.rows, seen, tile.causal)
+            first_key += len(run)
+
+
+def empty_softmax(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out and lse of queries that have seen no key: 0 and -inf, in float32 or wider."""
+    out = torch.zeros_like(q, dtype=wide(q))
+    return out, out.new_full(q.shape[:3], -math.inf)
+
+
+def wide_zeros(pair: Pair) -> Pair:
+    """Return zeros of the shapes of both tensors, in float32 or wider, to sum in."""
+    first, second = (torch.zeros_like(t, dtype=wide(t)) for t in pair)
+    return first, second
