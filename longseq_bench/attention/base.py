@@ -69,9 +69,9 @@ class Attention(ABC):
         if group.size > 1 and not self.many_ranks:
             raise WorldError(f"runs on one rank; ddp spreads a batch of it over {group.size}")
         self.workload, self.group = workload, group
-        self.shard = self._build_shard()
+        self.shard = self.build_shard()
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         """Return the part of the tensors that this rank holds."""
         return Shard.full(self.workload)
 

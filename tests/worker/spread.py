@@ -52,7 +52,7 @@ class Spread(Attention):
         self.last = group.rank == group.size - 1
         self.passes = 0
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         w, rank, size = self.workload, self.group.rank, self.group.size
         every = np.arange(w.seq_len)
         runs = every[slice(*even_span(w.seq_len, size, rank))]

@@ -102,7 +102,7 @@ class Ddp(BatchSplit):
     ) -> None:
         super().__init__(workload, group, inner, group.size)
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         own = range(*even_span(self.workload.batch, self.group.size, self.group.rank))
         return replace(Shard.full(self.workload), batch=own)
 

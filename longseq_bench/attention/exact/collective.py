@@ -121,7 +121,7 @@ class Collective(Attention):
         self.chunk = chunk
         self.overlaps = chunk is not None
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def build_kernel(self) -> AttentionKernel:

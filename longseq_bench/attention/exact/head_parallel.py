@@ -53,7 +53,7 @@ class HeadParallel(Attention):
             check_tokens(workload.seq_len, group.size)
         super().__init__(workload, group)
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         w, rank, size = self.workload, self.group.rank, self.group.size
         if self.sequence_parallel:
             return Shard.of_tokens(w, self.order.positions(rank))

@@ -211,7 +211,7 @@ class Ring(Attention):
             return fairscale_shards.unavailable_reason(dtype)
         return deepspeed_transport.unavailable_reason() if self.transport == "deepspeed" else None
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         keys = self.order.positions(self.group.rank)
         queries = keys if self.queries == "partitioned" else positions_of(self._query_runs())
         return Shard.of_tokens(self.workload, queries, keys)

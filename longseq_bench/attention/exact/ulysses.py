@@ -165,7 +165,7 @@ class Ulysses(Attention):
         super().__init__(workload, group)
         self.stage = stage
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def build_kernel(self) -> AttentionKernel:

@@ -66,7 +66,7 @@ class Usp(Attention):
         self.heads_group = group.subgroup([[i * u + j for j in range(u)] for i in range(r)])
         self.ring_group = group.subgroup([[i * u + j for i in range(r)] for j in range(u)])
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         index, member = divmod(self.group.rank, self.ulysses)
         span = even_span(self.order.counts[index], self.ulysses, member)
         runs = slice_runs(self.order.runs(index), *span)

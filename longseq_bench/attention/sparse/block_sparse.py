@@ -102,7 +102,7 @@ class BlockSparse(LayoutAttention):
             )
         super().__init__(workload, group, kernel)
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         if self.group.size == 1:
             return Shard.full(self.workload)
         sharded = self._sharded

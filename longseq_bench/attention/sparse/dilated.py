@@ -78,7 +78,7 @@ class Dilated(Attention):
         self.step_of: NDArray[np.int32] | None = None
         self._spans: SpanAttention | None = None
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         steps = self._steps(self.group.rank)
         return Shard.of_tokens(self.workload, np.arange(steps.start, steps.stop))
 

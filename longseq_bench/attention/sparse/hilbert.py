@@ -23,7 +23,7 @@ class Hilbert(Dilated):
     summary = "segments and dilation along a Hilbert curve, so that a segment is a 2-D patch"
     permuted = True
 
-    def _build_shard(self) -> Shard:
+    def build_shard(self) -> Shard:
         if self.group.size == 1:
             # on one rank tokens keep the order of the sequence
             return Shard.full(self.workload)
