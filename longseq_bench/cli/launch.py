@@ -72,9 +72,10 @@ def _parse(command: list[str]) -> Any:
 def _lead(site: Site, hello: Hello, patience: float, parsed: Any) -> int:
     """Node 0: the command as ever, its trials on all hosts."""
     from longseq_bench.cli.session import Stage, on
-    from longseq_bench.launchers.elastic import ElasticLauncher
+    from longseq_bench.launchers.base import LaunchSettings, create_launcher
 
-    stage = Stage(lambda: ElasticLauncher(site, hello, patience, _say), site.ranks, site.per)
+    settings = LaunchSettings(site, hello, patience, _say)
+    stage = Stage(lambda: create_launcher("elastic", settings), site.ranks, site.per)
     with on(stage), parsed:
         return int(parsed.command.invoke(parsed) or 0)
 

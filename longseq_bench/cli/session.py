@@ -47,6 +47,9 @@ class Stage:
     per: int
 
 
+LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"
+"""The environment variable that names the launcher of trials; the default is `local`."""
+
 _stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
 
 
@@ -62,10 +65,12 @@ def on(stage: Stage) -> Iterator[None]:
 
 def make_launcher() -> Launcher:
     """What starts the trials of this command."""
-    from longseq_bench.launchers.local import LocalLauncher
+    import os
+
+    from longseq_bench.launchers.base import create_launcher
 
     stage = _stage.get()
-    return stage.make() if stage else LocalLauncher()
+    return stage.make() if stage else create_launcher(os.environ.get(LAUNCHER_VARIABLE, "local"))
 
 
 def default_ranks() -> int:

@@ -1,1 +1,1 @@
-"""What turns a Trial into processes, and a death into a status."""
+"""Launchers turn a trial into processes. `launchers/base.py` is the contract and how to add one."""

@@ -1,53 +1,106 @@
-"""The contract of a launcher."""
+"""The contract of a launcher, and the registry of launchers.
+
+To add a launcher, write one file and edit nothing else: a module in this folder, or a module of
+another package with an entry point in the group `longseq_bench.launchers`.
+
+    @LAUNCHERS.register("my-scheduler")
+    class MyLauncher(Launcher):
+        @classmethod
+        def create(cls, settings: LaunchSettings) -> MyLauncher: ...
+        def catalogue(self) -> Catalogue: ...
+        def check(self, trials: Sequence[Trial]) -> None: ...
+        def dry_run(self, trials, limit=DRY_RUN_LIMIT_S) -> list[Foresight]: ...
+        def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult: ...
+
+`LONGSEQ_LAUNCHER=my-scheduler longseq sweep ...` uses it; the default is `local`. A launcher that
+starts processes can leave these to modules that are written once for all: `rank_supervisor.py`
+decides how long to wait and what a trial's outcome is, `exit_status.py` names how a process died,
+`process_inspection.py` tells a rank that works from one that waits.
+
+tests/launchers/test_contract.py tests every launcher of the registry, also a new one.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.cluster_env import Site
 from longseq_bench.core.model import Foresight, Outcome, Trial
+from longseq_bench.core.registry import Registry
+
+if TYPE_CHECKING:
+    from longseq_bench.launchers.control_channel import Hello
 
 DRY_RUN_LIMIT_S = 10.0
-"""How long trials that are about to be run may be walked without data."""
+"""How long the dry run of some trials may take."""
 
 OnPhase = Callable[[str, str], None]
-"""Told (phase, part) as a trial goes on."""
+"""Called with (phase, part) when a trial enters a phase."""
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """What a trial came to, and how many child processes it took: one a rank, a retry as many."""
+    """The outcome of a trial, and the number of child processes: one per rank and attempt."""
 
     outcome: Outcome
     processes: int = 1
 
 
+@dataclass(frozen=True)
+class LaunchSettings:
+    """Everything that the command line knows about a launch.
+
+    site: the hosts and the ranks on each.
+    hello: who this host is, for a launch over several hosts.
+    patience: seconds to wait for other hosts.
+    log: prints a line for the user.
+    """
+
+    site: Site = field(default_factory=Site)
+    hello: Hello | None = None
+    patience: float = 60.0
+    log: Callable[[str], None] = lambda text: None
+
+
 class Launcher(ABC):
-    """Runs trials one at a time, each in processes of its own; a context manager."""
+    """Runs trials one at a time, each in its own processes. It is a context manager."""
+
+    @classmethod
+    def create(cls, settings: LaunchSettings) -> Launcher:
+        """Build a launcher from the command line's settings. By default they are not needed."""
+        return cls()
 
     @abstractmethod
     def catalogue(self) -> Catalogue:
-        """What can be run here. Raises LauncherError where no process answers."""
+        """Return what can run here. Raises LauncherError if no process answers."""
 
     @abstractmethod
     def check(self, trials: Sequence[Trial]) -> None:
-        """Raises UserError for the first trial whose options make no sense together, and for an
-        implementation that suits the ranks of none of its trials."""
+        """Check the options and world sizes of trials before any of them runs.
+
+        Raises:
+            UserError: options contradict each other, or an implementation can run none of its
+                trials with their world sizes.
+        """
 
     @abstractmethod
     def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
-        """What each trial would take, without running it; no device is needed. What is not known
-        after so many seconds is said to be so."""
+        """Predict what each trial needs, without running it and without a device.
+
+        limit: seconds for all of them. A prediction that takes longer says so as its reason.
+        """
 
     @abstractmethod
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
-        """Run one trial to its end, whatever that is. Leaves no process behind."""
+        """Run one trial to its end. Every failure is an outcome; no process is left behind."""
 
     def close(self) -> None:  # noqa: B027  (a launcher without processes has nothing to close)
-        """End what it started."""
+        """End everything that this launcher started."""
 
     def __enter__(self) -> Launcher:
         return self
@@ -59,3 +112,16 @@ class Launcher(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+LAUNCHERS: Registry[type[Launcher]] = Registry("launcher", __package__, "longseq_bench.launchers")
+
+
+def create_launcher(name: str, settings: LaunchSettings | None = None) -> Launcher:
+    """Build the launcher of that name.
+
+    Raises:
+        UnknownNameError: there is no such launcher; the message names the nearest one.
+        UnsupportedError: it can't be imported here.
+    """
+    return LAUNCHERS.get(name).create(settings or LaunchSettings())

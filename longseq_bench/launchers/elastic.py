@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +21,7 @@ from longseq_bench.core.cluster_env import LOOPBACK, Site
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.launchers import control_channel
-from longseq_bench.launchers.base import OnPhase
+from longseq_bench.launchers.base import LAUNCHERS, LaunchSettings, OnPhase
 from longseq_bench.launchers.control_channel import (
     BEAT_S,
     Channel,
@@ -52,6 +53,7 @@ OnTrial = Callable[[int, Trial, Outcome], None]
 """Told by a node that follows: which trial this was, and what it came to as far as it knows."""
 
 
+@LAUNCHERS.register("elastic")
 class ElasticLauncher(LocalLauncher):
     """Launcher for the hosts of a launch; of node 0. A world smaller than all of them takes the
     first hosts: as many ranks as it has on node 0 alone, or whole hosts."""
@@ -66,6 +68,12 @@ class ElasticLauncher(LocalLauncher):
         self._given_up: set[int] = set()
         self._ready: set[Channel] = set()
         self._runs = 0
+
+    @classmethod
+    def create(cls, settings: LaunchSettings) -> ElasticLauncher:
+        """Build the launcher of node 0."""
+        hello = settings.hello or Hello(0, socket.gethostname(), uuid.uuid4().hex)
+        return cls(settings.site, hello, settings.patience, settings.log)
 
     def __enter__(self) -> ElasticLauncher:
         try:

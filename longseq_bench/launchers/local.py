@@ -31,7 +31,13 @@ from longseq_bench.core.model import Foresight, Outcome, Trial
 from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child_entry as _child
 from longseq_bench.launchers import fork_server as server
-from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, Launcher, LaunchResult, OnPhase
+from longseq_bench.launchers.base import (
+    DRY_RUN_LIMIT_S,
+    LAUNCHERS,
+    Launcher,
+    LaunchResult,
+    OnPhase,
+)
 from longseq_bench.launchers.exit_status import (
     find_nccl_files,
     kernel_kills,
@@ -89,8 +95,9 @@ class _Child:
         self.process.join()
 
 
+@LAUNCHERS.register("local")
 class LocalLauncher(Launcher):
-    """Launcher for one host."""
+    """Launcher for one host: every rank is a child of a fork server."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")

@@ -7,12 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from longseq_bench.core.cost import attention_flops, floor_bytes
 from longseq_bench.core.model import Foresight, Measurement, Outcome, Trial
-from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, Launcher, LaunchResult, OnPhase
+from longseq_bench.launchers.base import (
+    DRY_RUN_LIMIT_S,
+    LAUNCHERS,
+    Launcher,
+    LaunchResult,
+    OnPhase,
+)
 
 Formula = Callable[[Trial], float]
 FLOPS_PER_S = 1e11
 
 
+@LAUNCHERS.register("simulated")
 class SimulatedLauncher(Launcher):
     """Says what a machine would that follows the formulas; it measures nothing.
 
