@@ -53,7 +53,7 @@ class InPlaceKernel(AttentionKernel, Protocol):
 class TiledKernel:
     """Attention tile by tile; see kernels/tiling.py."""
 
-    def __init__(self, plan: tiling.Plan) -> None:
+    def __init__(self, plan: tiling.Tiling) -> None:
         self._plan = plan
 
     def forward(

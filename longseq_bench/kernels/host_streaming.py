@@ -1,10 +1,10 @@
-"""Attention of tensors that lie in the host's memory: tiles come to the device, results go back.
+"""Attention of tensors in the host's memory: tiles are copied to the device, results back.
 
-A row block of queries stays on the device while keys and values stream past it, the next ones on
-their way while the present ones are computed; so neither queries nor keys nor the output are bound
-by the device's memory. On a CPU tiles are views of mapped files and nothing is copied.
+A row block of queries stays on the device while keys and values stream past it; the next tile is
+copied while the current one is computed. So the device's memory limits neither queries nor keys
+nor the output. On a CPU tiles are views of mapped files and nothing is copied.
 
-Shapes: as kernels/tiling.py; q, k, v, out and the gradients on the host.
+Shapes: as in kernels/tiling.py; q, k, v, out and the gradients are on the host.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from torch import Tensor
 from longseq_bench import meta_mode
 from longseq_bench.kernels import host_memory, tiling, torch_fused
 from longseq_bench.kernels.base import Triple
-from longseq_bench.kernels.tiling import Piece, Plan, RowBlock, wide
+from longseq_bench.kernels.tiling import Piece, RowBlock, Tiling, wide
 
 Call = tuple[slice, slice, Piece]
 
 
 class StreamedKernel:
-    """An AttentionKernel over a plan of tiles whose rows and keys are slices.
+    """An AttentionKernel over a tiling whose rows and keys are slices.
 
-    device: where it is computed.
+    device: the kind of device that computes.
     """
 
-    def __init__(self, plan: Plan, device: str) -> None:
-        self._plan, self._lane = plan, _Lane(device)
+    def __init__(self, tiling: Tiling, device: str) -> None:
+        self._tiling, self._copier = tiling, _TileCopier(device)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
         out, lse = host_memory.zeros_like(q), None
         if keep_lse:
-            lse = host_memory.zeros(q.shape[:3], wide(q), self._lane.device).fill_(-math.inf)
-        for block in meta_mode.limited(self._plan()):
+            lse = host_memory.zeros(q.shape[:3], wide(q), self._copier.device).fill_(-math.inf)
+        for block in meta_mode.limited(self._tiling()):
             at = (slice(None), block.heads, block.rows)
-            rows = self._lane.bring(q[at])
+            rows = self._copier.copy(q[at])
             acc = torch.zeros_like(rows, dtype=wide(q))
             acc_lse = acc.new_full(acc.shape[:3], -math.inf)
             for (heads, _, piece), (k_tile, v_tile) in self._keys(block, q, (k, v)):
@@ -60,9 +60,9 @@ class StreamedKernel:
     ) -> Triple:
         dq = host_memory.zeros_like(q)
         dk, dv = (host_memory.zeros_like(t, wide(t)) for t in (k, v))
-        for block in meta_mode.limited(self._plan()):
+        for block in meta_mode.limited(self._tiling()):
             at = (slice(None), block.heads, block.rows)
-            own = [self._lane.bring(t[at]) for t in (grad_out, q, out, lse)]
+            own = [self._copier.copy(t[at]) for t in (grad_out, q, out, lse)]
             acc = torch.zeros_like(own[1], dtype=wide(q))
             for (heads, kv_heads, piece), pair in self._keys(block, q, (k, v)):
                 do, q_rows, o, row_lse = (t[:, heads, piece.rows] for t in own)
@@ -72,68 +72,68 @@ class StreamedKernel:
                     total[:, kv_heads, piece.keys] += part.to(total.device, total.dtype)
                 del pair, parts
             dq[at] = acc
-        return dq, _narrowed(dk, k), _narrowed(dv, v)
+        return dq, _to_dtype_of(dk, k), _to_dtype_of(dv, v)
 
     def _keys(
         self, block: RowBlock, q: Tensor, keys: tuple[Tensor, Tensor]
     ) -> Iterator[tuple[Call, tuple[Tensor, Tensor]]]:
         calls = meta_mode.limited(tiling.calls(block, q.shape[1] // keys[0].shape[1]))
-        yield from self._lane.pairs(keys, calls)
+        yield from self._copier.copy_pairs(keys, calls)
 
 
-class _Lane:
-    """Brings tiles to the device; on CUDA the next pair on a stream of its own."""
+class _TileCopier:
+    """Copies tiles to the device; on CUDA the next pair on a separate stream."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self._copies = device == "cuda"
-        real = self._copies and not meta_mode.is_meta()
-        self._side: Any = torch.cuda.Stream() if real else None  # type: ignore[no-untyped-call]
+        self._is_cuda = device == "cuda"
+        real = self._is_cuda and not meta_mode.is_meta()
+        self._stream: Any = torch.cuda.Stream() if real else None  # type: ignore[no-untyped-call]
 
-    def bring(self, tile: Tensor) -> Tensor:
-        """The tile on the device."""
-        if not self._copies:
+    def copy(self, tile: Tensor) -> Tensor:
+        """Return the tile on the device."""
+        if not self._is_cuda:
             return tile
         if meta_mode.is_meta():
             return tile.clone()
         made = torch.empty(tile.shape, dtype=tile.dtype, device="cuda")
         for batch, heads in zip(made, tile, strict=True):
             for there, here in zip(batch, heads, strict=True):
-                # of one head rows lie together: anything else would go by way of a copy on the host
+                # the rows of one head are contiguous; other layouts need a copy on the host
                 there.copy_(here, non_blocking=True)
         return made
 
-    def pairs(
+    def copy_pairs(
         self, keys: tuple[Tensor, Tensor], calls: Iterable[Call]
     ) -> Iterator[tuple[Call, tuple[Tensor, Tensor]]]:
-        """Keys and values of each call in turn."""
-        coming: tuple[Call, tuple[Tensor, Tensor]] | None = None
+        """Yield each call with its keys and values on the device."""
+        pending: tuple[Call, tuple[Tensor, Tensor]] | None = None
         for call in calls:
             started = call, self._start(keys, call)
-            if coming is not None:
-                yield self._arrived(coming)
-            coming = started
+            if pending is not None:
+                yield self._wait_for(pending)
+            pending = started
             del started
-        if coming is not None:
-            yield self._arrived(coming)
+        if pending is not None:
+            yield self._wait_for(pending)
 
     def _start(self, keys: tuple[Tensor, Tensor], call: Call) -> tuple[Tensor, Tensor]:
         views = (t[:, call[1], call[2].keys] for t in keys)
-        with torch.cuda.stream(self._side) if self._side else nullcontext():
-            first, second = (self.bring(t) for t in views)
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            first, second = (self.copy(t) for t in views)
         return first, second
 
-    def _arrived(
-        self, coming: tuple[Call, tuple[Tensor, Tensor]]
+    def _wait_for(
+        self, pending: tuple[Call, tuple[Tensor, Tensor]]
     ) -> tuple[Call, tuple[Tensor, Tensor]]:
-        if self._side is not None:
+        if self._stream is not None:
             now = torch.cuda.current_stream()
-            now.wait_stream(self._side)
-            for tile in coming[1]:
-                # its memory must not go to another copy before what reads it is done
+            now.wait_stream(self._stream)
+            for tile in pending[1]:
+                # keep its memory from other copies until its readers are done
                 tile.record_stream(now)
-        return coming
+        return pending
 
 
-def _narrowed(total: Tensor, like: Tensor) -> Tensor:
+def _to_dtype_of(total: Tensor, like: Tensor) -> Tensor:
     return total if total.dtype == like.dtype else host_memory.zeros_like(like).copy_(total)

@@ -1,15 +1,16 @@
-"""Exact attention over any set of tiles: the one loop behind ring, collective and sparse patterns.
+"""Exact attention over any set of tiles: the loop behind ring, collective and sparse patterns.
 
-A plan is a sequence of row blocks. A row block names the tokens whose output it makes, the heads
-it makes them for, and the pieces: which of its rows see which keys. Pieces are merged by their
-log-sum-exp, so the result is one joint softmax over the multiset union of their keys (a key in two
-pieces counts twice). Backward walks the same plan with the log-sum-exp of the whole softmax, as in
+A tiling is a sequence of row blocks. A row block lists the rows of the output that are computed
+together, their heads, and pieces: which rows see which keys. Pieces are merged by their
+log-sum-exp, so the result is one softmax over the multiset union of their keys (a key in two
+pieces counts twice). Backward uses the same tiling with the log-sum-exp of the whole softmax, as in
 FlashAttention (arXiv 2205.14135) and Ring Attention (arXiv 2310.01889).
 
 Memory beyond q, k, v and out is one row block and one piece. Rows and keys that are slices are
-strided views; only index tensors are gathered, a piece at a time.
+views; index tensors are gathered, one piece at a time.
 
-Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); log-sum-exp (B, Hq, N), float32.
+Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); log-sum-exp (B, Hq, N), float32. "Wide" tensors
+are float32, or float64 for float64 inputs.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a block see some keys: every pair, or (causal) the lower triangle.
+    """Rows of a block and the keys they see: every pair, or (causal) the lower triangle.
 
     rows: into the block's rows.  keys: into the tokens of k and v.
     heads: query heads of the whole tensor, a slice with start and stop.
-    mask: (rows, keys), True where a pair is seen, where it is neither every pair nor a triangle.
+    mask: (rows, keys), True for a visible pair; None for every pair or a triangle.
     """
 
     rows: Index
@@ -46,37 +47,36 @@ class Piece:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Tokens whose output is made together, for a run of query heads (start, stop, no step)."""
+    """Rows computed together, for consecutive query heads (a slice with start and stop)."""
 
     rows: Index
     heads: slice
     pieces: tuple[Piece, ...]
 
-    @property
-    def whole(self) -> Piece | None:
-        """The only piece, where it is all rows and all keys: no merging is needed then."""
-        if len(self.pieces) != 1:
-            return None
+    def covers(self, heads: int) -> bool:
+        """Return True for one piece of all rows, keys and heads, which needs no merging."""
+        if len(self.pieces) != 1 or self.heads.stop - self.heads.start != heads:
+            return False
         (piece,) = self.pieces
-        plain = piece.heads == self.heads and all(
+        return piece.heads == self.heads and all(
             isinstance(i, slice) and i == ALL for i in (self.rows, piece.rows, piece.keys)
         )
-        return piece if plain else None
 
 
-Plan = Callable[[], Iterator[RowBlock]]
+Tiling = Callable[[], Iterator[RowBlock]]
+"""Row blocks, generated again for every pass."""
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan, keep_lse: bool = False
+    q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, keep_lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Output and, where kept, the log-sum-exp (-inf for rows that see nothing)."""
+    """Return the output and, if kept, the log-sum-exp (-inf for rows that see nothing)."""
     out: Tensor | None = None
     lse: Tensor | None = None
-    for block in limited(plan()):
-        if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
+    for block in limited(tiling()):
+        if block.covers(q.shape[1]):
             refuse_limited_loops()
-            return torch_fused.forward(q, k, v, block.whole.causal)
+            return torch_fused.forward(q, k, v, block.pieces[0].causal)
         if out is None:
             out = torch.zeros_like(q)
             lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
@@ -85,42 +85,47 @@ def forward(
 
 
 def backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, plan: Plan
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, tiling: Tiling
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v. Sums run in float32 whatever the inputs are."""
+    """Return the gradients of q, k, v, summed in wide tensors."""
     dq = dk = dv = None
-    for block in limited(plan()):
-        if block.whole and (block.heads.stop - block.heads.start) == q.shape[1]:
-            return torch_fused.backward(grad_out, q, k, v, out, lse, block.whole.causal)
+    for block in limited(tiling()):
+        if block.covers(q.shape[1]):
+            return torch_fused.backward(grad_out, q, k, v, out, lse, block.pieces[0].causal)
         if dq is None or dk is None or dv is None:
             dq = torch.zeros_like(q)
             dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
-        _block_backward((grad_out, q, out), (k, v), lse, block, dq, (dk, dv))
+        acc = _accumulator(dq, block)
+        add_gradients((grad_out, q, out), (k, v), lse, block, acc, (dk, dv))
+        _store(dq, block, acc)
+        del acc
     if dq is None or dk is None or dv is None:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dk = dk.to(k.dtype)
     return dq, dk, dv.to(v.dtype)
 
 
-def forward_inplace(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
-    """The output, written over q. Every row and head is in one block of the plan."""
-    for block in limited(plan()):
-        acc, _ = _alone(q, k, v, block)
+def forward_inplace(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling) -> Tensor:
+    """Write the output over q and return it. Every row and head is in exactly one row block."""
+    for block in limited(tiling()):
+        acc, _ = _forward_copy(q, k, v, block)
         _store(q, block, acc)
         del acc
     return q
 
 
 def backward_recompute(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, plan: Plan, inplace: bool
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, inplace: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v where no output was kept: each row block's is computed again. `inplace`:
-    that of q is written over q. Every row and head is in one block of the plan."""
+    """Return the gradients of q, k, v, recomputing the output of each row block.
+
+    inplace: the gradient of q is written over q. Every row and head is in exactly one row block.
+    """
     dq = q if inplace else torch.zeros_like(q)
     dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
     group = q.shape[1] // k.shape[1]
-    for block in limited(plan()):
-        acc, lse = _alone(q, k, v, block)
+    for block in limited(tiling()):
+        acc, lse = _forward_copy(q, k, v, block)
         out = acc.to(q.dtype)
         del acc
         do, rows = (_take(t, block.heads, block.rows) for t in (grad_out, q))
@@ -132,8 +137,8 @@ def backward_recompute(
     return dq, dk, dv.to(v.dtype)
 
 
-def _alone(q: Tensor, k: Tensor, v: Tensor, block: RowBlock) -> tuple[Tensor, Tensor]:
-    """One row block's output and log-sum-exp, wide, in tensors of their own."""
+def _forward_copy(q: Tensor, k: Tensor, v: Tensor, block: RowBlock) -> tuple[Tensor, Tensor]:
+    """Return the output and log-sum-exp of one row block, in new wide tensors."""
     rows = _take(q, block.heads, block.rows)
     acc = torch.zeros_like(rows, dtype=wide(q))
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
@@ -144,8 +149,7 @@ def _alone(q: Tensor, k: Tensor, v: Tensor, block: RowBlock) -> tuple[Tensor, Te
 def block_forward(
     q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor | None
 ) -> None:
-    """One row block's output, merged over its pieces, into `out` and `lse`, which are 0 and -inf
-    there."""
+    """Compute one row block into `out` and `lse`, which hold 0 and -inf in its rows."""
     q_block = _take(q, block.heads, block.rows)
     acc = _accumulator(out, block)
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
@@ -156,10 +160,10 @@ def block_forward(
 
 
 def merge(q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor) -> None:
-    """Merge what a row block sees of these keys into what it has seen before, in place.
+    """Add these keys to the softmax that `out` and `lse` hold for a row block, in place.
 
-    out (B, Hq, N, D) and lse (B, Hq, N) are wide (float32, or float64 for float64); rows that
-    have seen nothing are 0 and -inf. The block's rows are a slice.
+    out (B, Hq, N, D) and lse (B, Hq, N) are wide; rows without any key so far are 0 and -inf. The
+    block's rows are a slice.
     """
     at = (block.heads, block.rows)
     group = q.shape[1] // k.shape[1]
@@ -174,32 +178,14 @@ def _merge_pieces(
     acc: Tensor,
     acc_lse: Tensor,
 ) -> None:
-    """q, acc and acc_lse are those of the block's rows and heads."""
+    """Merge all pieces into acc and acc_lse; they and q hold the block's rows and heads only."""
     for heads, kv_heads, piece in limited(calls(block, group)):
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
         part, part_lse = torch_fused.forward(
-            _take(q, heads, piece.rows),
-            k,
-            v,
-            piece.causal,
-            piece.mask,
+            _take(q, heads, piece.rows), k, v, piece.causal, piece.mask
         )
         join(acc, acc_lse, heads, piece.rows, part, part_lse)
         del k, v, part, part_lse
-
-
-def _block_backward(
-    queries: tuple[Tensor, Tensor, Tensor],
-    keys: tuple[Tensor, Tensor],
-    lse: Tensor,
-    block: RowBlock,
-    dq: Tensor,
-    d_keys: tuple[Tensor, Tensor],
-) -> None:
-    """One row block's share of the gradients: `dq` stored, those of k and v added to."""
-    acc = _accumulator(dq, block)
-    add_gradients(queries, keys, lse, block, acc, d_keys)
-    _store(dq, block, acc)
 
 
 def add_gradients(
@@ -210,11 +196,11 @@ def add_gradients(
     acc: Tensor,
     d_keys: tuple[Tensor, Tensor],
 ) -> None:
-    """Add what a row block sees of these keys to gradients, in place.
+    """Add the gradients of one row block over these keys to acc and d_keys, in place.
 
     queries: gradient of the output, q and the output, (B, Hq, N, D).  lse (B, Hq, N) and the
-    output are those of the whole softmax.  acc: dq of the block's rows and heads; d_keys: dk and
-    dv of all these keys.  All three are wide.
+    output belong to the whole softmax.  acc: dq of the block's rows and heads; d_keys: dk and dv
+    of all these keys; all three are wide.
     """
     grad_out, q, out = (_take(t, block.heads, block.rows) for t in queries)
     own_lse = _take(lse, block.heads, block.rows)
@@ -231,7 +217,7 @@ def _add_rows(
     acc: Tensor,
     d_keys: tuple[Tensor, Tensor],
 ) -> None:
-    """`add_gradients` of the block's own rows and heads, already taken."""
+    """Do as `add_gradients`; own and own_lse hold the block's rows and heads only."""
     for heads, kv_heads, piece in limited(calls(block, group)):
         grad_out, q, out = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
@@ -245,7 +231,7 @@ def _add_rows(
 
 
 def calls(block: RowBlock, group: int) -> Iterator[tuple[slice, slice, Piece]]:
-    """What one kernel call can take: query heads (relative to the block), key heads, the piece."""
+    """Yield the kernel calls of a row block: query heads (within the block), KV heads, piece."""
     first = block.heads.start
     for piece in block.pieces:
         for heads, kv_heads in kv_heads_of(piece.heads, group):
@@ -253,7 +239,10 @@ def calls(block: RowBlock, group: int) -> Iterator[tuple[slice, slice, Piece]]:
 
 
 def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
-    """Query heads with the key heads they use, `group` query heads a key head, fewest calls."""
+    """Yield query heads with the KV heads they use, in as few parts as possible.
+
+    group: query heads per KV head.
+    """
     start, stop, step = heads.start, heads.stop, heads.step or 1
     if group == 1:
         yield heads, heads
@@ -269,15 +258,15 @@ def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
 def join(
     acc: Tensor, acc_lse: Tensor, heads: slice, rows: Index, part: Tensor, lse: Tensor
 ) -> None:
-    """Two softmaxes become one, in place, of some rows and heads of acc: weights are the shares of
-    their denominators.
+    """Merge a softmax into some rows and heads of acc and acc_lse, in place.
 
-    acc + sigmoid(lse - acc_lse) (part - acc) is the sum of both weighted by exp(lse) without a
-    temporary of the output's size; a side at -inf has weight 0, both at -inf stay 0.
+    Both are weighted by their shares of the joint denominator: acc + sigmoid(lse - acc_lse) *
+    (part - acc) needs no temporary of the output's size. A side at -inf has weight 0; rows with
+    both at -inf stay 0.
     """
     old, old_lse = _take(acc, heads, rows), _take(acc_lse, heads, rows)
     if is_meta():
-        # what is held meanwhile; each of the operations takes a millisecond without data
+        # allocate what the merge holds; its operations take a millisecond each on meta tensors
         torch.empty_like(lse), part.to(old.dtype)
         return
     weight = torch.sigmoid(lse - old_lse).nan_to_num_(0.0).unsqueeze(-1)
@@ -289,7 +278,7 @@ def join(
 
 
 def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
-    """Wide zeros for a row block: a view of the target itself where that can serve."""
+    """Return wide zeros for a row block: a view of the target if that is wide already."""
     if target.dtype == wide(target) and isinstance(block.rows, slice):
         return target[:, block.heads, block.rows]
     tokens = block.rows.numel() if isinstance(block.rows, Tensor) else None
@@ -299,7 +288,7 @@ def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
 
 
 def wide(tensor: Tensor) -> torch.dtype:
-    """What sums are held in: float32, or float64 where the input is."""
+    """Return the dtype of sums: float32, or float64 for a float64 tensor."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
@@ -321,7 +310,7 @@ def _add(total: Tensor, heads: slice, tokens: Index, part: Tensor) -> None:
 
 
 def _take(tensor: Tensor, heads: slice, tokens: Index) -> Tensor:
-    """Heads and tokens of a tensor: a view for slices, a gathered copy for an index tensor."""
+    """Return heads and tokens of a tensor: a view for slices, a copy for an index tensor."""
     if isinstance(tokens, Tensor):
         return tensor[:, heads].index_select(2, tokens.to(tensor.device))
     return tensor[:, heads, tokens]

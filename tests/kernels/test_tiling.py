@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from longseq_bench.kernels import base, tiling
-from longseq_bench.kernels.tiling import ALL, Piece, Plan, RowBlock, kv_heads_of
+from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, Tiling, kv_heads_of
 
 N, HEADS, D = 60, 4, 16
 EVERY_HEAD = slice(0, HEADS)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, train: bool) -> Tensor:
-    return base.attend(q, k, v, base.TiledKernel(plan), train)
+def attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiling, train: bool) -> Tensor:
+    return base.attend(q, k, v, base.TiledKernel(tiles), train)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,12 +29,12 @@ def inputs(kv_heads: int = HEADS, tokens: int = N, seed: int = 0) -> list[Tensor
     return [torch.randn(shape, generator=draw).requires_grad_() for shape in shapes]
 
 
-def plan_of(*blocks: RowBlock) -> Plan:
+def tiling_of(*blocks: RowBlock) -> Tiling:
     return lambda: iter(blocks)
 
 
-def rows_of(pieces: Sequence[Piece], rows: tiling.Index = ALL, heads: slice = EVERY_HEAD) -> Plan:
-    return plan_of(RowBlock(rows, heads, tuple(pieces)))
+def rows_of(pieces: Sequence[Piece], rows: tiling.Index = ALL, heads: slice = EVERY_HEAD) -> Tiling:
+    return tiling_of(RowBlock(rows, heads, tuple(pieces)))
 
 
 def piece(keys: tiling.Index, rows: tiling.Index = ALL, causal: bool = False) -> Piece:
@@ -51,14 +51,14 @@ def reference(qkv: Sequence[Tensor], counts: Tensor) -> tuple[Tensor, list[Tenso
     return weights / total.where(total > 0, 1.0) @ v, leaves
 
 
-def assert_plan(plan: Plan, counts: Tensor, qkv: Sequence[Tensor] | None = None) -> None:
-    """The plan is the softmax of `counts`, forward, in train, and its gradients."""
+def assert_tiling(tiles: Tiling, counts: Tensor, qkv: Sequence[Tensor] | None = None) -> None:
+    """The tiling gives the softmax of `counts`, forward, in train, and its gradients."""
     qkv = qkv or inputs()
     want, leaves = reference(qkv, counts)
-    out = attend(*qkv, plan, train=True)
+    out = attend(*qkv, tiles, train=True)
     torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
-        torch.testing.assert_close(attend(*qkv, plan, train=False), out)
+        torch.testing.assert_close(attend(*qkv, tiles, train=False), out)
     grad_out = torch.randn_like(out)
     wanted = torch.autograd.grad(want, leaves, grad_out.double())
     for got, grad in zip(torch.autograd.grad(out, qkv, grad_out), wanted, strict=True):
@@ -74,25 +74,25 @@ def seen(*keys: slice) -> Tensor:
 
 def test_keys_seen_twice_count_twice() -> None:
     parts = [slice(0, 40), slice(30, 60), slice(35, 36)]
-    assert_plan(rows_of([piece(own) for own in parts]), seen(*parts))
+    assert_tiling(rows_of([piece(own) for own in parts]), seen(*parts))
 
 
 def test_pieces_in_any_order_are_the_same_softmax() -> None:
     parts = [slice(at, at + 12) for at in range(0, 60, 12)]
-    assert_plan(rows_of([piece(own) for own in parts]), seen(slice(0, 60)))
-    assert_plan(rows_of([piece(own) for own in reversed(parts)]), seen(slice(0, 60)))
+    assert_tiling(rows_of([piece(own) for own in parts]), seen(slice(0, 60)))
+    assert_tiling(rows_of([piece(own) for own in reversed(parts)]), seen(slice(0, 60)))
 
 
 def test_one_key_a_piece() -> None:
     keys = [slice(at, at + 1) for at in range(N)]
-    assert_plan(rows_of([piece(own) for own in keys]), seen(slice(0, N)))
+    assert_tiling(rows_of([piece(own) for own in keys]), seen(slice(0, N)))
 
 
 def test_rows_in_no_piece_are_zero_and_have_no_gradient() -> None:
     counts = seen(slice(0, 20))
     counts[10:30] = 0
     covered = [piece(slice(0, 20), slice(0, 10)), piece(slice(0, 20), slice(30, 60))]
-    assert_plan(rows_of(covered), counts)
+    assert_tiling(rows_of(covered), counts)
     q, k, v = inputs()
     out = attend(q, k, v, rows_of(covered), train=True)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
@@ -106,14 +106,14 @@ def test_rows_in_no_block_are_zero() -> None:
     block = RowBlock(slice(0, 10), EVERY_HEAD, (piece(ALL),))
     counts = seen(ALL)
     counts[10:] = 0
-    assert_plan(plan_of(block), counts)
+    assert_tiling(tiling_of(block), counts)
 
 
 @pytest.mark.parametrize("pieces", [(), None], ids=["a block without pieces", "no block"])
 def test_an_empty_plan_is_zero_with_zero_gradients(pieces: tuple[Piece, ...] | None) -> None:
-    plan = plan_of() if pieces is None else rows_of(pieces)
+    tiles = tiling_of() if pieces is None else rows_of(pieces)
     qkv = inputs()
-    out = attend(*qkv, plan, train=True)
+    out = attend(*qkv, tiles, train=True)
     assert not out.any()
     for grad in torch.autograd.grad(out, qkv, torch.ones_like(out)):
         assert not grad.any()
@@ -133,7 +133,7 @@ def test_index_tensors_equal_slices(kv_heads: int) -> None:
         piece(slice(50, 60), slice(5, 9)),
         piece(slice(0, 60, 7), torch.tensor([0, 7, 3])),
     ]
-    assert_plan(rows_of(parts, order[:30]), counts, inputs(kv_heads))
+    assert_tiling(rows_of(parts, order[:30]), counts, inputs(kv_heads))
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -144,7 +144,7 @@ def test_strided_rows_keys_and_heads(kv_heads: int) -> None:
     counts = torch.zeros(HEADS, N, N, dtype=torch.float64)
     counts[1::2, 1::3, 1::3] = 1
     counts[0, :, :10] = 1
-    assert_plan(rows_of([odd, first]), counts, inputs(kv_heads))
+    assert_tiling(rows_of([odd, first]), counts, inputs(kv_heads))
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -162,9 +162,9 @@ def test_causal_triangles_merge(kv_heads: int) -> None:
         for heads in (slice(0, 2), slice(2, 4))
     ]
     triangle = torch.ones(N, N, dtype=torch.float64).tril()
-    assert_plan(plan_of(*blocks), triangle, inputs(kv_heads))
+    assert_tiling(tiling_of(*blocks), triangle, inputs(kv_heads))
     whole = Piece(ALL, ALL, EVERY_HEAD, causal=True)
-    assert_plan(rows_of([whole]), triangle, inputs(kv_heads))
+    assert_tiling(rows_of([whole]), triangle, inputs(kv_heads))
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -183,7 +183,7 @@ def test_masked_pieces_merge(kv_heads: int) -> None:
         Piece(slice(0, 60, 3), slice(30, 50), EVERY_HEAD, mask=second),
         piece(slice(20, 40)),
     ]
-    assert_plan(rows_of(pieces), counts, inputs(kv_heads))
+    assert_tiling(rows_of(pieces), counts, inputs(kv_heads))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -240,7 +240,7 @@ def error_of(pieces: int, dtype: torch.dtype) -> float:
     tokens = 512
     qkv = [t.detach().to(dtype).requires_grad_() for t in inputs(tokens=tokens)]
     step = tokens // pieces
-    plan = plan_of(
+    tiles = tiling_of(
         *(
             RowBlock(
                 slice(r, r + 128),
@@ -251,7 +251,7 @@ def error_of(pieces: int, dtype: torch.dtype) -> float:
         )
     )
     want, leaves = reference(qkv, torch.ones(tokens, tokens))
-    out = attend(*qkv, plan, train=True)
+    out = attend(*qkv, tiles, train=True)
     grad_out = torch.ones_like(out)
     dv = torch.autograd.grad(out, qkv, grad_out)[2]
     wanted = torch.autograd.grad(want, leaves, grad_out.double())[2]
@@ -272,7 +272,7 @@ def test_gradients_of_v_are_summed_in_float32_over_row_blocks() -> None:
     k, v = (torch.zeros(1, 1, tokens, D, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
     one = slice(0, 1)
     blocks = [RowBlock(slice(r, r + 1), one, (Piece(ALL, slice(0, 4), one),)) for r in range(1024)]
-    out = attend(q, k, v, plan_of(*blocks), train=True)
+    out = attend(q, k, v, tiling_of(*blocks), train=True)
     (dv,) = torch.autograd.grad(out, v, torch.ones_like(out))
     assert dv[0, 0, :4].float().eq(tokens / 4).all()
 
@@ -281,23 +281,23 @@ def test_gradcheck_in_float64() -> None:
     """The whole-tensor path, whose kernel takes float64."""
     for causal in (False, True):
         qkv = [t.detach()[:, :, :6].double().requires_grad_() for t in inputs(2)]
-        plan = rows_of([piece(ALL, causal=causal)])
+        tiles = rows_of([piece(ALL, causal=causal)])
 
-        def run(*tensors: Tensor, plan: Plan = plan) -> Tensor:
-            return attend(*tensors, plan, train=True)
+        def run(*tensors: Tensor, tiles: Tiling = tiles) -> Tensor:
+            return attend(*tensors, tiles, train=True)
 
         assert torch.autograd.gradcheck(run, qkv)
 
 
 def test_backward_walks_the_plan_afresh() -> None:
-    """A plan may be a generator function: nothing of it is kept between the passes."""
+    """A tiling may be a generator function: nothing of it is kept between the passes."""
     walks = []
 
-    def plan() -> object:
+    def tiles() -> object:
         walks.append(1)
         yield RowBlock(ALL, EVERY_HEAD, (piece(slice(0, 30)), piece(slice(30, 60))))
 
-    out = attend(*(qkv := inputs()), plan, train=True)  # type: ignore[arg-type]
+    out = attend(*(qkv := inputs()), tiles, train=True)  # type: ignore[arg-type]
     torch.autograd.grad(out, qkv, torch.ones_like(out))
     assert len(walks) == 2
 
