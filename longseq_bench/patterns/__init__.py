@@ -1,1 +1,1 @@
-"""Who may see whom: index arithmetic alone, in numpy, no tensor of data and no attention."""
+"""Patterns: index arithmetic in numpy that says which query sees which key."""

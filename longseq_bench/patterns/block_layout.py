@@ -1,6 +1,6 @@
-"""Block layouts: for each block of queries, the key blocks it sees, in compressed rows.
+"""Block layouts: the key blocks that each query block sees, in compressed rows.
 
-Never a table of blocks by blocks: 16M tokens at block 128 with 16 blocks a row are 2M numbers.
+There is no table of blocks by blocks: 16M tokens in blocks of 128, 16 kept per row, are 2M numbers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class BlockLayout:
     """Compressed rows: row i sees key blocks indices[indptr[i]:indptr[i+1]], ascending.
 
     indptr (rows + 1) int64, indices (kept blocks) int32. The last block may be short. Causal rows
-    hold no block after their own; inside their own block only the lower triangle is seen.
-    Raises UserError where a row is empty, out of order, or sees what it must not.
+    hold no block after their own, of which only the lower triangle is seen.
+
+    Raises UserError for a row that is empty, out of order, or sees a block it must not see.
     """
 
     seq_len: int
@@ -49,7 +50,7 @@ class BlockLayout:
             raise UserError(f"layout indptr falls at row {falling[0]}; it must only rise")
         if len(empty := np.flatnonzero(counts == 0)):
             raise UserError(f"layout leaves query block {empty[0]} with nothing to see")
-        # each row is one run of rising numbers, so its ends tell its range
+        # rows ascend, so the first and last entries are their ranges
         rising = self.indices[1:] > self.indices[:-1]
         rising[self.indptr[1:-1] - 1] = True
         if not rising.all():
@@ -63,26 +64,24 @@ class BlockLayout:
 
     @property
     def rows(self) -> int:
+        """Number of blocks in the sequence."""
         return -(-self.seq_len // self.block)
 
     @property
     def row_lengths(self) -> Ints:
-        """Key blocks that each row keeps, (rows,)."""
+        """Number of key blocks of each row, (rows,)."""
         return np.diff(self.indptr)
 
     @cached_property
     def visible_pairs(self) -> int:
-        """Query-key token pairs that are seen, a head, with the short tail and the diagonal.
-
-        Counted in Python's whole numbers, which don't overflow.
-        """
+        """Query-key token pairs seen per head, as a Python integer, which can't overflow."""
         last, size = self.rows - 1, self.block
         tail = self.seq_len - last * size
         short_rows = int(self.indptr[-1] - self.indptr[-2])
         short_keys = int(np.count_nonzero(self.indices == last))
         both = int(np.count_nonzero(self.row(last) == last))
-        whole = len(self.indices) - short_rows - short_keys + both
-        pairs = whole * size**2 + (short_rows + short_keys - 2 * both) * size * tail
+        full = len(self.indices) - short_rows - short_keys + both
+        pairs = full * size**2 + (short_rows + short_keys - 2 * both) * size * tail
         pairs += both * tail**2
         if self.causal:
             # a causal row that keeps its own block ends with it
@@ -92,7 +91,7 @@ class BlockLayout:
 
     @property
     def density(self) -> float:
-        """Token pairs seen over those that dense attention sees under the same causality."""
+        """Token pairs seen, over those of dense attention with the same mask."""
         return self.visible_pairs / dense_pairs(self.seq_len, self.causal)
 
     @property
@@ -102,39 +101,24 @@ class BlockLayout:
         return len(self.indices) / visible
 
     def row(self, i: int) -> NDArray[np.int32]:
-        """Key blocks of a row, ascending."""
+        """Return the key blocks of a row, ascending."""
         return self.indices[self.indptr[i] : self.indptr[i + 1]]
 
     def runs(self, i: int) -> list[tuple[int, int]]:
-        """Key blocks of a row as runs of neighbours [start, stop)."""
+        """Return the key blocks of a row as runs [start, stop) of neighbours."""
         keys = self.row(i)
         cuts = np.flatnonzero(np.diff(keys) > 1) + 1
         starts = keys[np.concatenate(([0], cuts))]
         stops = keys[np.concatenate((cuts - 1, [len(keys) - 1]))] + 1
         return [(int(a), int(b)) for a, b in zip(starts, stops, strict=True)]
 
-    def spans(self) -> tuple[Ints, NDArray[np.int32], NDArray[np.int32]]:
-        """Runs of neighbouring key blocks of all rows: (indptr, starts, counts).
-
-        indptr (rows + 1) int64; starts and counts (runs) int32. Row i sees key blocks starts[s] to
-        starts[s] + counts[s] - 1 for s from indptr[i] to indptr[i + 1] - 1, in as few runs as can
-        be, ascending.
-        """
-        cut = np.empty(len(self.indices), dtype=np.bool_)
-        np.not_equal(self.indices[1:], self.indices[:-1] + 1, out=cut[1:])
-        cut[self.indptr[:-1]] = True
-        at = np.flatnonzero(cut)
-        counts = np.diff(at, append=len(cut)).astype(np.int32)
-        return np.searchsorted(at, self.indptr), self.indices[at], counts
-
     def transpose(self) -> tuple[Ints, NDArray[np.int32]]:
-        """For each key block the query blocks that see it, ascending: (indptr, indices).
+        """Return compressed columns: the query blocks that see each key block, ascending.
 
-        indptr (rows + 1) int64, indices (kept blocks) int32. Not a BlockLayout: a key block may be
-        seen by none, and a causal one is seen from after it.
+        Returns (indptr, indices): indptr (rows + 1) int64, indices (kept blocks) int32. This is no
+        BlockLayout, as a column may be empty.
         """
-        # key and query in one number: no two are alike, so any sort will do, and the plain one of
-        # whole numbers is the fastest
+        # key and query in one integer: all differ, so the fastest sort will do
         pairs = self.indices.astype(np.int64) << 32
         pairs |= np.repeat(np.arange(self.rows, dtype=np.int32), self.row_lengths)
         pairs.sort()
@@ -142,10 +126,7 @@ class BlockLayout:
         return np.concatenate(([0], np.cumsum(counts))), pairs.astype(np.int32)
 
     def multiplicity(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
-        """Whether a query sees a key, (queries, keys), from global token positions, int64.
-
-        Looks only at the rows that the queries lie in.
-        """
+        """Return True where a query sees a key, (queries, keys), from global positions, int64."""
         seen = np.zeros((len(q_positions), len(k_positions)), dtype=np.bool_)
         key_blocks, query_blocks = k_positions // self.block, q_positions // self.block
         for i in np.unique(query_blocks):

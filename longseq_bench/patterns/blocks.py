@@ -1,11 +1,11 @@
-"""The block-sparse patterns: which key blocks each query block keeps.
+"""Block-sparse patterns: the key blocks that each query block keeps.
 
-Every pattern keeps exactly the asked number of blocks a row, the diagonal block among them, and is
-computed for many rows at once, in whole numbers, so that it is the same on every machine. Letters:
-i the row, m the blocks visible to it (i + 1 if causal, all otherwise), c the blocks it keeps.
+Every pattern keeps exactly the requested number of blocks per row, the diagonal block included. It
+is computed for many rows at once in integers, so it is the same on every machine. Letters: i the
+row, m the blocks visible to it (i + 1 if causal, else all), c the blocks it keeps.
 
-Key blocks that neighbouring rows share are read once by a kernel: the columns of `strided` are
-those of all rows, and `hierarchical` holds each level to multiples of its stride.
+A kernel reads key blocks that neighbouring rows share once: `strided` has the same columns in all
+rows, and the levels of `hierarchical` lie on multiples of their strides.
 
 Sources: local-window and global-local, Longformer (arXiv 2004.05150); strided, the fixed pattern of
 Sparse Transformer (1904.10509); random, BigBird (2007.14062); sink-window, StreamingLLM
@@ -24,21 +24,24 @@ from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.patterns.block_layout import BlockLayout, Ints
 
 CHUNK = 2**16
-"""Table cells computed at a time: few enough that the tables of a chunk stay in the cache."""
+"""Table cells per chunk: few enough for the cache."""
 
 WITH_SPECIAL = ("global-local", "sink-window")
-"""Patterns that have global or sink blocks."""
+"""Patterns with global or sink blocks."""
 
 WITH_WINDOW = ("global-local", "local-window", "sink-window", "strided")
-"""Patterns whose window can be asked for in tokens."""
+"""Patterns with a window that can be set in tokens."""
 
 _FRACTION = 32
-"""Bits behind the point of a logarithm."""
+"""Fractional bits of a fixed-point logarithm."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a layout, as columns (rows, 1), and k = 0 ... widest - 1 as a row."""
+    """Rows of a layout as columns (rows, 1), and k = 0 ... widest - 1 as a row.
+
+    special: global or sink blocks.  stride: of `strided`.  window: least blocks of its window.
+    """
 
     i: Ints
     m: Ints
@@ -46,19 +49,16 @@ class Rows:
     k: Ints
     seed: int
     special: int
-    """Global or sink blocks."""
     stride: int
-    """Of `strided`."""
     window: int
-    """The least blocks that `strided` keeps for its window."""
 
 
 Pattern = Callable[[Rows], Ints]
-"""Key blocks (rows, widest), ascending; what stands at k >= c is ignored."""
+"""Returns key blocks (rows, widest), ascending; entries at k >= c are ignored."""
 
 
 def check_sparsity(sparsity: float) -> None:
-    """Raises UserError for a sparsity outside [0, 1), NaN among them."""
+    """Raise UserError for a sparsity outside [0, 1) or NaN."""
     if 0 <= sparsity < 1:
         return
     if 1 < sparsity < 100:
@@ -71,24 +71,24 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def check_asked(pattern: str, sparsity: float) -> None:
-    """Raises UnknownNameError for the pattern, UserError for a sparsity outside [0, 1)."""
+    """Raise UnknownNameError for a pattern, UserError for a sparsity outside [0, 1)."""
     if pattern not in PATTERNS:
         raise UnknownNameError("pattern", pattern, PATTERNS)
     check_sparsity(sparsity)
 
 
 def check_lengths(seq_len: int, block: int) -> None:
-    """Raises UserError for fewer than one token, in the sequence or in a block."""
+    """Raise UserError for fewer than one token in the sequence or in a block."""
     if block < 1:
         raise UserError(
-            f"block {block} is no number of tokens; 1 is the smallest, 64 or 128 suit most kernels"
+            f"block {block} is too small; the least is 1, and 64 or 128 suit most kernels"
         )
     if seq_len < 1:
-        raise UserError(f"a sequence of {seq_len} tokens has no layout; it takes 1 or more")
+        raise UserError(f"a sequence of {seq_len} tokens has no layout; use 1 token or more")
 
 
 def kept_counts(rows: int, sparsity: float, causal: bool) -> Ints:
-    """Blocks that each row keeps, (rows,): (1 - sparsity) of the visible, rounded, one at least."""
+    """Return the blocks per row, (rows,): (1 - sparsity) of the visible, rounded, 1 or more."""
     m = _visible(rows, causal)
     counts: Ints = np.clip(np.rint((1 - sparsity) * m).astype(np.int64), 1, m)
     return counts
@@ -104,20 +104,19 @@ def make_layout(
     special: int = 0,
     window: int | None = None,
 ) -> BlockLayout:
-    """The layout of a named pattern.
+    """Return the layout of a named pattern.
 
-    sparsity: the fraction of the visible blocks to skip, in [0, 1); each row keeps exactly
-    (1 - sparsity) of them, rounded, one at least.
-    special: global or sink tokens (global-local, sink-window). The rows of global tokens see
-    everything they may, beyond the asked density; the others hold to it. Where a row keeps too few
-    blocks for all the special ones, the diagonal comes first.
-    seed: any whole number, taken modulo 2^64; only `random` looks at it.
-    window: tokens, rounded up to blocks; the whole width, to both sides and the own block together.
-    None: what sparsity leaves. With `local-window`, `sink-window` and `global-local` it takes the
-    place of sparsity: a row keeps the special blocks and so wide a window, or all it may see. With
-    `strided` sparsity holds, the window is at least so wide, or as wide as the row keeps blocks,
-    and the columns get what is left.
-    Raises UnknownNameError for the pattern, UserError for the rest.
+    sparsity: fraction of the visible blocks to skip, in [0, 1); each row keeps (1 - sparsity) of
+    them, rounded, at least one.
+    special: global or sink tokens (global-local, sink-window). Rows of global tokens keep all
+    visible blocks. A row that keeps too few blocks for all special ones keeps the diagonal first.
+    seed: any integer, taken modulo 2^64; used by `random` only.
+    window: full width in tokens, rounded up to blocks; None: what sparsity leaves. With
+    `local-window`, `sink-window` and `global-local` it replaces sparsity: a row keeps the special
+    blocks and the window. With `strided` it is the least width of the window within sparsity; the
+    columns get the remaining blocks.
+
+    Raises UnknownNameError for the pattern, UserError for other arguments.
     """
     check_asked(pattern, sparsity)
     check_lengths(seq_len, block)
@@ -149,10 +148,10 @@ def _visible(rows: int, causal: bool) -> Ints:
 
 def _check_special(pattern: str, seq_len: int, special: int) -> None:
     if special < 0:
-        raise UserError(f"{special} global tokens can't be; 0 means none")
+        raise UserError(f"{special} global tokens are too few; the least is 0")
     if special > seq_len:
         raise UserError(
-            f"{special} global tokens are more than the sequence's {seq_len}; {seq_len} at most"
+            f"{special} global tokens are more than the sequence's {seq_len}; use {seq_len} at most"
         )
     if special and pattern not in WITH_SPECIAL:
         raise UserError(
@@ -162,13 +161,12 @@ def _check_special(pattern: str, seq_len: int, special: int) -> None:
 
 
 def check_window(pattern: str, block: int, window: int | None) -> None:
-    """Raises UserError for a window in a pattern that takes none, or smaller than a block."""
+    """Raise UserError for a window smaller than a block or in a pattern without one."""
     if window is not None:
         _window_blocks(pattern, block, window)
 
 
 def _window_blocks(pattern: str, block: int, window: int) -> int:
-    """Blocks of a window that was asked for."""
     if pattern not in WITH_WINDOW:
         raise UserError(
             f"pattern {pattern!r} takes no window; "
@@ -182,8 +180,10 @@ def _window_blocks(pattern: str, block: int, window: int) -> int:
 
 
 def _stride(rows: int, block: int, sparsity: float, kept: int, window: int | None) -> int:
-    """One for the whole layout: half of what is kept lies on its multiples, or what a window
-    leaves. Never 1: it would leave no block between the columns."""
+    """Return the stride: its multiples get half of the kept blocks, or what a window leaves.
+
+    It is at least 2, so that blocks remain between the columns.
+    """
     if window is None:
         return min(rows + 1, max(2, round(2 / (1 - sparsity))))
     if window > kept:
@@ -195,8 +195,10 @@ def _stride(rows: int, block: int, sparsity: float, kept: int, window: int | Non
 
 
 def _chunks(counts: Ints, full: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of consecutive rows whose table has CHUNK cells at most, or of one row. Those
-    that see everything are not mixed with the others, which are much narrower."""
+    """Yield start and stop of rows whose table has at most CHUNK cells, or of one row.
+
+    The first `full` rows, which see everything, are wider and not mixed with the others.
+    """
     for first, end in ((0, full), (full, len(counts))):
         step = max(1, CHUNK // int(counts[first:end].max(initial=1)))
         for start in range(first, end, step):
@@ -204,12 +206,12 @@ def _chunks(counts: Ints, full: int) -> Iterator[tuple[int, int]]:
 
 
 def _window(rows: Rows, width: Ints, first: Ints) -> Ints:
-    """Where the window of `width` blocks round i starts, between `first` and the last visible."""
+    """Return the start of a window of `width` blocks around i, `first` or later."""
     return np.clip(_before(rows, rows.i, width), first, rows.m - width)
 
 
 def _before(rows: Rows, at: Ints, width: Ints) -> Ints:
-    """The start of `width` places that end with `at` if causal, and lie round it otherwise."""
+    """Return the start of `width` blocks that end with `at` if causal, else lie around it."""
     return at - np.where(rows.m == rows.i + 1, width - 1, width // 2)
 
 
@@ -218,17 +220,17 @@ def _local_window(rows: Rows) -> Ints:
 
 
 def _special_and_window(rows: Rows) -> Ints:
-    """The first blocks, then a window; the diagonal comes before the last of them."""
+    """Keep the first blocks, then a window; the diagonal has priority over special blocks."""
     special = np.minimum(rows.special, rows.c - 1)
     start = _window(rows, rows.c - special, special)
     return rows.k + np.where(rows.k < special, 0, start - special)
 
 
 def _strided(rows: Rows) -> Ints:
-    """The multiples of the stride, the same for all rows, and a window of the blocks between them.
+    """Keep the multiples of the stride, the same for all rows, and a window of blocks between them.
 
-    A row that keeps too few for its window and all the multiples it may see has the first of those.
-    The blocks between are numbered: the u-th of them is block u + (multiples before it), so that a
+    A row that keeps too few blocks for its window and all visible multiples has the first of those.
+    The blocks between multiples are numbered: the u-th is block u + (multiples before it). So a
     window of r of them, with the multiples inside, is one run, and the count is exact.
     """
     stride = rows.stride
@@ -247,8 +249,10 @@ def _strided(rows: Rows) -> Ints:
 
 
 def _random(rows: Rows) -> Ints:
-    """Half a window, half drawn: one block from each of equal strata of the rest, so that draws
-    never collide. A draw depends on the seed, the row and its number alone."""
+    """Keep half in a window and draw half: one block from each of equal strata of the rest.
+
+    Draws never collide. A draw depends only on the seed, the row and its index.
+    """
     width = (rows.c + 1) // 2
     start = _window(rows, width, np.zeros_like(rows.i))
     others, room = np.maximum(rows.c - width, 1), rows.m - width
@@ -263,27 +267,27 @@ def _random(rows: Rows) -> Ints:
 
 
 def _dilated(rows: Rows) -> Ints:
-    """Distances grow by much the same factor, to both sides where both are visible."""
+    """Keep blocks at distances that grow by a constant factor, to both visible sides."""
     return _both_sides(rows, _growing)
 
 
 def _hierarchical(rows: Rows) -> Ints:
-    """As many blocks at stride 1, then at 2, then at 4, ... to both sides."""
+    """Keep equally many blocks at strides 1, 2, 4, ..., to both visible sides."""
     return _both_sides(rows, _levels)
 
 
 def _both_sides(rows: Rows, side: Callable[[Ints, Ints, Ints, Ints], Ints]) -> Ints:
-    """The diagonal, and half of the rest to either side of it, or more where the other is short.
+    """Keep the diagonal and half of the rest on each side, more if the other side is short.
 
-    side(at, j, count, room): the j-th of `count` blocks before `at`, the nearest first, no farther
-    than `room`. Those after it are those before -at, mirrored.
+    side(at, j, count, room): the j-th nearest of `count` blocks before `at`, at most `room` away.
+    Blocks after it are those before -at, mirrored.
     """
     others, after = rows.c - 1, rows.m - 1 - rows.i
     left = np.minimum(rows.i, (others + 1) // 2)
     right = np.minimum(after, others - left)
     left = others - right
     table = np.broadcast_to(rows.i, (len(rows.i), rows.k.size)).copy()
-    # each side is computed only where some row has it
+    # compute each side only for the columns that some row uses
     stop, start = int(left.max()), int(left.min()) + 1
     k = rows.k[:, :stop]
     j = np.clip(left - 1 - k, 0, np.maximum(left - 1, 0))
@@ -296,11 +300,10 @@ def _both_sides(rows: Rows, side: Callable[[Ints, Ints, Ints, Ints], Ints]) -> I
 
 
 def _growing(at: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
-    """Distance 2^x, x rising evenly up to log2 of the room; between powers of two both 2^x and
-    log2 run straight, which whole numbers hold exactly.
+    """Return blocks at distances 2^x with x in even steps up to log2 of the room.
 
-    2^x is convex, and so is its lead over j: the most it led by up to j is what it leads by at 0
-    or at j. Raising the distances to j + that lead makes them strictly ascending.
+    2^x and log2 are linear between powers of two, so that integers are exact. 2^x - j is convex in
+    j, so its maximum up to j is at 0 or at j; distances j + that maximum ascend strictly.
     """
     count = np.maximum(count, 1)
     logarithm = _log2(np.maximum(room, 1))
@@ -312,7 +315,7 @@ def _growing(at: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
 
 
 def _log2(n: Ints) -> Ints:
-    """Straight between powers of two, with _FRACTION bits behind the point; n below 2^31."""
+    """Return log2, linear between powers of two, with _FRACTION fractional bits; n < 2^31."""
     whole = _whole_log2(n)
     return (n << (_FRACTION - whole)) + ((whole - 1) << _FRACTION)
 
@@ -323,21 +326,20 @@ def _whole_log2(n: Ints) -> Ints:
 
 
 def _power(x: Ints) -> Ints:
-    """The inverse of _log2, rounded down."""
+    """Return the inverse of _log2, rounded down."""
     one = 1 << _FRACTION
     power: Ints = ((one + (x & (one - 1))) << (x >> _FRACTION)) >> _FRACTION
     return power
 
 
 def _levels(at: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
-    """As many blocks a level, one more in the finest where they don't divide; level l holds the
-    next multiples of 2^l before those of the level below it. Where one block a level does not
-    fill the room, strides grow faster, by powers of two that are even over the levels.
+    """Return equally many blocks per level; the finest levels get the remainder.
 
-    So a level starts at most its own stride, and at least that of the level below, after that one
-    ends; strides never fall, and no block is farther than if the multiples were counted from `at`.
+    Level l holds the next multiples of 2^l before the blocks of the level below. If one block per
+    level does not fill the room, strides grow faster, by equal powers of two per level. Strides
+    never fall, and no block is farther than multiples counted from `at`.
     """
-    levels = _most_levels(count, room)
+    levels = _max_levels(count, room)
     each, more = count // levels, count % levels
     filling = np.maximum(_whole_log2(room + 1) - 1, 0)
     top = np.where(levels == count, filling, levels - 1)
@@ -351,16 +353,16 @@ def _levels(at: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
     in_larger = more * (each + 1)
     beyond = more + (j - in_larger) // np.maximum(each, 1)
     level_of = np.where(j < in_larger, j // (each + 1), beyond)
-    # only levels of several blocks have a block within, and theirs is the stride 2^level
+    # levels with several blocks have the stride 2^level
     within = j - level_of * each - np.minimum(level_of, more)
     blocks: Ints = np.take_along_axis(firsts, level_of, axis=1) - (within << level_of)
     return blocks
 
 
-def _most_levels(count: Ints, room: Ints) -> Ints:
-    """The most levels, one at least, that at strides of exactly 2^l stay in the room.
+def _max_levels(count: Ints, room: Ints) -> Ints:
+    """Return the most levels, at least one, that with strides 2^l stay within the room.
 
-    One level more moves blocks to a larger stride, so the reach only grows with the levels.
+    The reach grows with the number of levels.
     """
     levels = np.ones_like(count)
     for more in range(2, 32):
@@ -374,7 +376,7 @@ def _most_levels(count: Ints, room: Ints) -> Ints:
 
 
 def _uniform(rows: Rows) -> NDArray[np.float64]:
-    """Numbers in [0, 1) from (seed, row, k) by splitmix64's finaliser, the same everywhere."""
+    """Return numbers in [0, 1) from (seed, row, k) by the finaliser of splitmix64."""
     x = (rows.i.astype(np.uint64) << np.uint64(24)) + rows.k.astype(np.uint64)
     with np.errstate(over="ignore"):
         x = x + np.uint64((rows.seed + 1) % 2**64) * np.uint64(0x9E3779B97F4A7C15)

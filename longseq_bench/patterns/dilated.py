@@ -1,9 +1,9 @@
-"""LongNet's rule (arXiv 2307.02486): segments, thinned by a rate, the offset rotating over heads.
+"""LongNet's dilated attention (arXiv 2307.02486): segments with a dilation rate and head offsets.
 
-For a pair (segment w, rate r) and head h, positions a and b see each other where they lie in the
-same segment, a // w == b // w, and both at the head's offset in it, (a mod w) mod r == h mod r.
-Positions are steps of a walk, the sequence itself or a permutation of it; causality is always that
-of the original positions. What several pairs let through counts once for each.
+For a pair (segment w, rate r) and head h, positions a and b see each other if they lie in the same
+segment, a // w == b // w, and both at the head's offset in it, (a mod w) mod r == h mod r.
+Positions are steps of a walk: the sequence or a permutation of it. Causality compares the original
+positions. A token pair that several (w, r) pairs allow counts once for each.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ Ints = NDArray[np.int64]
 MIXES = ("softmax", "groups")
 
 CHUNK = 2**20
-"""Steps of the walk looked at together, so that memory does not grow with the sequence."""
+"""Steps processed together, so that memory does not grow with the sequence."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """Pairs (segment, rate) and the heads that use them.
 
-    mix: `softmax`, every head uses every pair; `groups`, heads in equal runs, one pair each.
+    mix: `softmax`, every head uses every pair; `groups`, equal groups of heads, one pair each.
     A segment may be longer than the sequence.
-    Raises UserError for segments and rates of different counts, or fewer heads than groups, and
+
+    Raises UserError for segments and rates of different counts and for fewer heads than groups,
     UnknownNameError for another mix.
     """
 
@@ -45,7 +46,7 @@ class Rule:
         if len(self.segments) != len(self.dilation) or not self.segments:
             raise UserError(
                 f"{len(self.segments)} segments {self.segments} but {len(self.dilation)} rates "
-                f"{self.dilation}: give one rate a segment, as in segments=1024,2048 dilation=1,2"
+                f"{self.dilation}: give one rate per segment, as in segments=1024,2048 dilation=1,2"
             )
         if min(self.segments) < 1 or min(self.dilation) < 1:
             raise UserError("segments and dilation are whole numbers from 1 up")
@@ -53,11 +54,11 @@ class Rule:
             raise UnknownNameError("mix", self.mix, MIXES)
         if self.mix == "groups" and self.heads < len(self.segments):
             raise UserError(
-                f"mix=groups needs a head a pair: {len(self.segments)} pairs, {self.heads} heads"
+                f"mix=groups needs a head per pair: {len(self.segments)} pairs, {self.heads} heads"
             )
 
     def pairs(self) -> Iterator[tuple[int, int, range]]:
-        """(segment, rate, heads that use it)."""
+        """Yield each (segment, rate, heads that use it)."""
         count = len(self.segments)
         for p, (segment, rate) in enumerate(zip(self.segments, self.dilation, strict=True)):
             if self.mix == "groups":
@@ -67,7 +68,7 @@ class Rule:
                 yield segment, rate, range(self.heads)
 
     def pairs_of_head(self, head: int) -> list[tuple[int, int]]:
-        """(segment, rate) of each pair that a head uses."""
+        """Return the (segment, rate) pairs that a head uses."""
         return [(segment, rate) for segment, rate, heads in self.pairs() if head in heads]
 
     def multiplicity(
@@ -78,9 +79,9 @@ class Rule:
         causal: bool,
         step_of: NDArray[np.int32] | None = None,
     ) -> Ints:
-        """How often a query sees a key, (queries, keys).
+        """Return how often each query sees each key, (queries, keys).
 
-        step_of: walk step of each original position; None where the walk is the sequence.
+        step_of: walk step of each original position; None if the walk is the sequence.
         """
         q, k = (p if step_of is None else step_of[p] for p in (q_positions, k_positions))
         count = np.zeros((len(q), len(k)), dtype=np.int64)
@@ -94,7 +95,7 @@ class Rule:
         return count
 
     def visible_pairs(self, seq_len: int, causal: bool) -> int:
-        """Query-key pairs seen, counted as often as seen, summed over heads."""
+        """Return the query-key pairs seen, with multiplicity, summed over heads."""
         total = 0
         for segment, rate, heads in self.pairs():
             for head in heads:
@@ -105,7 +106,7 @@ class Rule:
         return total
 
     def uncovered_share(self, seq_len: int) -> float:
-        """Share of (token, head) that sees nothing at all, not even itself."""
+        """Return the share of (token, head) that sees no key, not even its own."""
         alike = Counter(
             tuple((segment, rate, head % rate) for segment, rate in self.pairs_of_head(head))
             for head in range(self.heads)
@@ -115,9 +116,9 @@ class Rule:
 
 
 def _uncovered(sets: tuple[tuple[int, int, int], ...], seq_len: int) -> int:
-    """Steps that are in none of the sets (segment, rate, offset).
+    """Count the steps in none of the sets (segment, rate, offset).
 
-    The cover repeats with the least common multiple of the segments, so one period stands for all.
+    The sets repeat with the least common multiple of the segments, so one period is enough.
     """
     if any(rate == 1 for _, rate, _ in sets):
         return 0
@@ -129,7 +130,7 @@ def _uncovered(sets: tuple[tuple[int, int, int], ...], seq_len: int) -> int:
 
 
 def _uncovered_before(sets: tuple[tuple[int, int, int], ...], stop: int) -> int:
-    """Steps in [0, stop) that are in none of the sets, counted one by one."""
+    """Count the steps in [0, stop) that are in none of the sets, one by one."""
     missed = 0
     for start in range(0, stop, CHUNK):
         steps = np.arange(start, min(start + CHUNK, stop), dtype=np.int64)
@@ -141,7 +142,7 @@ def _uncovered_before(sets: tuple[tuple[int, int, int], ...], stop: int) -> int:
 
 
 def _lengths(seq_len: int, segment: int) -> Iterator[tuple[int, int]]:
-    """Segment lengths with how many there are: the whole ones and the short last one."""
+    """Yield (length, count) of the full segments and of the short last one."""
     whole, rest = divmod(seq_len, segment)
     if whole:
         yield segment, whole

@@ -1,11 +1,11 @@
 """LongNet's segments and rates as spans, along the sequence or along a walk through it.
 
-Between two neighbouring ends of segments, of whichever pair, a query's sets depend only on its
-place modulo the least common multiple of the rates. So queries that have the same place are a tile,
-and what they see of each pair is one strided run, with no mask.
+Between two neighbouring segment ends (of any pair), a query's sets depend only on its offset modulo
+the least common multiple of the rates. Queries with the same offset are a tile, and their keys of
+each pair are one strided run without a mask. This also holds along a permuted walk.
 
-Along a permuted walk that holds too. Where causality counts there, each pair gets an index of its
-own in which the tokens of every set stand sorted: what a query must not see are then the last ones.
+For a causal walk each pair has its own index, in which the tokens of every set are sorted, so that
+hidden keys come last.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Set = tuple[int, int, int]
 class Sorted:
     """A walk with the tokens of every set sorted.
 
-    queries (N,): token of each query step.  keys (pairs * N,): token of each key step, those of a
-    pair together, in them those of a segment, in those the offsets one after the other.
+    queries (N,): token of each query step.  keys (pairs * N,): token of each key step, grouped by
+    pair, then by segment, then by offset.
     """
 
     queries: NDArray[np.int32]
@@ -41,7 +41,7 @@ class Sorted:
 
 
 def classes(rule: Rule) -> list[tuple[tuple[Set, ...], list[int]]]:
-    """The sets that heads use, with the heads that use the same."""
+    """Return the distinct sets that heads use, with their heads."""
     found: dict[tuple[Set, ...], list[int]] = {}
     for head in range(rule.heads):
         sets = tuple((w, r, head % r) for w, r in rule.pairs_of_head(head))
@@ -52,10 +52,10 @@ def classes(rule: Rule) -> list[tuple[tuple[Set, ...], list[int]]]:
 def segment_spans(
     seq_len: int, sets: Sequence[Set], causal: bool, sorted_by: Rule | None = None
 ) -> Spans:
-    """What heads that use these sets see.
+    """Return the spans of heads that use these sets, in steps of the walk.
 
-    Steps are those of the walk, and, causal, keys beyond a tile's last query are left out.
-    sorted_by: the rule of a walk that was sorted by `sort_walk`, whose steps are then meant.
+    causal: keys after a tile's last query are left out.
+    sorted_by: the rule of a walk sorted by `sort_walk`; steps then refer to the sorted walk.
     """
     used = [(w, r) for w, r, _ in sets] if sorted_by is None else unique_pairs(sorted_by)
     least = math.lcm(*(rate for _, rate in used))
@@ -93,7 +93,7 @@ def segment_spans(
 
 
 def sort_walk(order: NDArray[np.int32], rule: Rule) -> Sorted:
-    """The tokens of a walk (N,), sorted in every set of every pair."""
+    """Sort the tokens of a walk (N,) within every set of every pair."""
     n = len(order)
     pairs = unique_pairs(rule)
     keys = np.empty(len(pairs) * n, dtype=np.int32)
@@ -103,20 +103,16 @@ def sort_walk(order: NDArray[np.int32], rule: Rule) -> Sorted:
 
 
 def sort_queries(order: NDArray[np.int32], rule: Rule) -> NDArray[np.int32]:
-    """The tokens of a walk (N,), sorted where they have the same place between ends of segments."""
+    """Sort the tokens of a walk (N,) that share an offset between neighbouring segment ends."""
     queries = np.empty(len(order), dtype=np.int32)
     ends = _cells(len(order), [w for w, _ in unique_pairs(rule)])
-    _sort_sets(order, ends.tolist(), _least(rule), queries)
+    _sort_sets(order, ends.tolist(), math.lcm(*rule.dilation), queries)
     return queries
 
 
 def unique_pairs(rule: Rule) -> list[tuple[int, int]]:
-    """Each (segment, rate) once, in order."""
+    """Return each (segment, rate) once, in order."""
     return list(dict.fromkeys(zip(rule.segments, rule.dilation, strict=True)))
-
-
-def _least(rule: Rule) -> int:
-    return math.lcm(*rule.dilation)
 
 
 def _sort_sets(
@@ -131,14 +127,13 @@ def _sort_sets(
 
 
 def _cells(seq_len: int, segments: Sequence[int]) -> Ints:
-    """Ends of all segments, from 0 to the sequence's own."""
+    """Return the ends of all segments, from 0 to the end of the sequence."""
     ends = [np.arange(0, seq_len, w, dtype=np.int64) for w in sorted(set(segments))]
     return np.unique(np.concatenate([*ends, [seq_len]]))
 
 
 def _places(cells: Ints, least: int) -> tuple[Ints, Ints, Ints]:
-    """First query of each tile and the end of its cell, and where the tile's queries stand when
-    those of a cell are sorted by place."""
+    """Return the first query of each tile, the end of its cell, its start in the sorted walk."""
     sizes = np.diff(cells)
     cell = np.repeat(np.arange(len(sizes)), np.minimum(sizes, least))
     place = np.arange(len(cell)) - np.searchsorted(cell, cell)
@@ -152,7 +147,7 @@ def _places(cells: Ints, least: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _before(total: Ints, rate: int, offset: Ints | int) -> Ints:
-    """Members of the offsets before one, among so many steps: ceil((total - o) / rate) summed."""
+    """Count members of smaller offsets among `total` steps: the sum of ceil((total - o) / rate)."""
     whole, rest = np.divmod(total, rate)
     before: Ints = offset * whole + np.minimum(offset, rest)
     return before

@@ -1,7 +1,7 @@
-"""Tiles of queries and the runs of keys each of them sees: what every sparse kernel walks.
+"""Spans: tiles of queries and the runs of keys that each tile sees; the input of sparse kernels.
 
-A step is a place in a list of tokens: the sequence itself, or an index that the kernel is given
-beside the spans (a walk, sets of a segment sorted one after the other).
+A step is a place in a list of tokens: the sequence, or an index that the kernel gets with the spans
+(such as a walk).
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from longseq_bench.patterns.block_layout import BlockLayout
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Tile t: queries at steps tile_start[t] + s * tile_step, s below tile_count[t]. It sees runs
-    e = runs[t] ... runs[t + 1] - 1: keys at steps start[e] + s * step[e], s below count[e].
+    """Tiles of queries and their runs of keys.
+
+    Tile t has queries at steps tile_start[t] + s * tile_step, s < tile_count[t]. It sees the runs
+    e = runs[t] ... runs[t + 1] - 1: keys at steps start[e] + s * step[e], s < count[e].
 
     tile_start, tile_count (tiles,), start, count, step (runs,) int32; runs (tiles + 1,) int64.
     step None: 1 for all. A key in two runs of a tile counts twice.
@@ -33,11 +35,12 @@ class Spans:
 
     @property
     def tiles(self) -> int:
+        """Number of tiles."""
         return len(self.tile_start)
 
 
 def spans_of(layout: BlockLayout) -> Spans:
-    """The rows of a layout as tiles, each kept block a run."""
+    """Return the rows of a layout as tiles, each kept block a run."""
     n, block = layout.seq_len, layout.block
     rows = np.arange(layout.rows, dtype=np.int32) * np.int32(block)
     start = layout.indices * np.int32(block)
@@ -45,6 +48,6 @@ def spans_of(layout: BlockLayout) -> Spans:
 
 
 def _counts(start: NDArray[np.int32], n: int, block: int) -> NDArray[np.int32]:
-    """Tokens of blocks that start there: the last may be short."""
+    # the last block may be short
     counts: NDArray[np.int32] = np.minimum(np.int32(n) - start, np.int32(block))
     return counts

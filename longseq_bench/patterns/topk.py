@@ -1,6 +1,6 @@
-"""The layout that keeps the highest scores of each row: what a pattern that looks at data needs.
+"""Layouts that keep the blocks with the highest scores of each row, for data-dependent patterns.
 
-Scores come a chunk of rows at a time, so memory is that of the kept blocks and of one chunk.
+Scores are requested in chunks of rows, so memory is that of the kept blocks and of one chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from longseq_bench.patterns.blocks import check_lengths, check_sparsity, kept_co
 Scores = NDArray[np.float32]
 
 CHUNK = 2**18
-"""Scores asked for at a time: some five megabytes in all."""
+"""Scores per chunk: about 5 MB of working memory."""
 
 _HIDDEN = np.iinfo(np.int64).max
 _FIRST = np.int64(np.iinfo(np.int32).min) << 32
@@ -26,14 +26,14 @@ _FIRST = np.int64(np.iinfo(np.int32).min) << 32
 def top_layout(
     scores: Callable[[int, int], Scores], seq_len: int, block: int, sparsity: float, causal: bool
 ) -> BlockLayout:
-    """The blocks with the highest scores, as many a row as every pattern keeps at this sparsity.
+    """Return the layout of the highest scores, with as many blocks per row as other patterns keep.
 
-    scores(start, stop): those of query blocks [start, stop) against all key blocks, (stop - start,
-    key blocks) float32, asked for once and in order; at most CHUNK of them, or one row. What is not
-    visible is not looked at.  sparsity: fraction of the visible blocks to skip, in [0, 1).
-    The diagonal block is always kept; of equal scores the lower block is. Infinite scores are
-    scores.
-    Raises UserError for bad lengths or sparsity, and for scores of another shape or that are NaN.
+    scores(start, stop): scores of query blocks [start, stop) against all key blocks, (stop - start,
+    key blocks) float32, requested once and in order; at most CHUNK scores, or one row. Scores of
+    hidden blocks are ignored.  sparsity: fraction of the visible blocks to skip, in [0, 1).
+    The diagonal block is always kept; of equal scores the lower block wins. Scores may be infinite.
+
+    Raises UserError for bad lengths or sparsity, and for scores of another shape or NaN.
     """
     check_sparsity(sparsity)
     check_lengths(seq_len, block)
@@ -48,7 +48,7 @@ def top_layout(
         if given.shape != (stop - start, rows):
             raise UserError(
                 f"scores of query blocks {start} to {stop - 1} have shape {given.shape}; "
-                f"{(stop - start, rows)} is theirs"
+                f"{(stop - start, rows)} was expected"
             )
         seen = given[:, : stop if causal else rows].astype(np.float32)
         indices[indptr[start] : indptr[stop]] = _top(seen, counts[start:stop, None], start, causal)
@@ -56,7 +56,7 @@ def top_layout(
 
 
 def _top(scores: Scores, counts: Ints, start: int, causal: bool) -> Ints:
-    """The kept blocks of some rows, ascending, one row after the other."""
+    """Return the kept blocks of some rows, ascending, one row after the other."""
     keys = _descending(scores, start, causal)
     widest = int(counts.max())
     if widest < keys.shape[1]:
@@ -69,10 +69,10 @@ def _top(scores: Scores, counts: Ints, start: int, causal: bool) -> Ints:
 
 
 def _descending(scores: Scores, start: int, causal: bool) -> Ints:
-    """A number for each score: the smaller, the sooner it is kept, and no two of a row alike.
+    """Return a sort key for each score; smaller keys are kept first, and all in a row differ.
 
-    The score's order, turned round, stands above the block's number. The bits of floats are in
-    order as whole numbers are, but for the negative ones, which are in the opposite order.
+    The inverted order of the score is in the high bits, the block index in the low ones. The bits
+    of positive floats sort as integers; those of negative floats sort in reverse.
     """
     blocks = np.arange(scores.shape[1])
     own = np.arange(start, start + len(scores))
@@ -80,12 +80,12 @@ def _descending(scores: Scores, start: int, causal: bool) -> Ints:
     if len(bad := np.argwhere(np.isnan(scores) & ~hidden)):
         row, key = bad[0]
         raise UserError(f"the score of query block {start + row} for key block {key} is NaN")
-    # -0.0 and 0.0 are equal, and only their bits differ
+    # adding 0 turns -0.0 into 0.0, whose bits differ
     bits = (scores + np.float32(0)).view(np.int32)
     rising = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
     keys = (~rising).astype(np.int64) << 32
     keys |= blocks
     keys[hidden] = _HIDDEN
-    # below every score: NaN alone has bits so far out
+    # the diagonal sorts before every score; only NaN has such bits
     keys[np.arange(len(own)), own] = _FIRST | own
     return keys

@@ -99,7 +99,7 @@ def state(folder: Path) -> dict[str, bytes]:
         ),
         (
             ["--impl", "dilated", "-o", "segments=512", "-o", "dilation=1,2"],
-            "dilated: 1 segments (512,) but 2 rates (1, 2): give one rate a segment, as in "
+            "dilated: 1 segments (512,) but 2 rates (1, 2): give one rate per segment, as in "
             "segments=1024,2048 dilation=1,2",
         ),
         (

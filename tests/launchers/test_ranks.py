@@ -253,7 +253,7 @@ def test_too_few_tokens_for_the_ranks_is_no_mistake(launcher: LocalLauncher) -> 
 
 def test_options_are_looked_at_whatever_the_ranks(launcher: LocalLauncher) -> None:
     wrong = {"segments": (64,), "dilation": (1, 2)}
-    with pytest.raises(UserError, match="give one rate a segment"):
+    with pytest.raises(UserError, match="give one rate per segment"):
         launcher.check([over(4), trial("dilated", 64, wrong, world_size=2)])
 
 

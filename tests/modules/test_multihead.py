@@ -366,7 +366,7 @@ def test_nothing_is_kept_for_a_backward_that_will_not_come() -> None:
         ({"num_kv_heads": 3}, "num_heads=4 is not divisible by num_kv_heads=3"),
         ({"num_kv_heads": 0}, "each is 1 or more"),
         ({"sparsity": 1.0}, "sparsity 1 is outside"),
-        ({"block": 0}, "block 0 is no number of tokens"),
+        ({"block": 0}, "block 0 is too small"),
         ({"globals": 16}, "globals=16 with pattern=local-window, which has none"),
     ],
 )

@@ -73,20 +73,6 @@ def test_runs_are_the_row_in_its_fewest_pieces(one: BlockLayout) -> None:
         assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(runs))
 
 
-@settings(max_examples=60, deadline=None)
-@given(layouts())
-def test_spans_are_the_runs_of_all_rows(one: BlockLayout) -> None:
-    indptr, starts, counts = one.spans()
-    assert indptr.dtype == np.int64
-    assert starts.dtype == counts.dtype == np.int32
-    assert len(indptr) == one.rows + 1
-    assert indptr[-1] == len(starts) == len(counts)
-    for i in range(one.rows):
-        mine = slice(indptr[i], indptr[i + 1])
-        pairs = zip(starts[mine].tolist(), counts[mine].tolist(), strict=True)
-        assert [(start, start + count) for start, count in pairs] == one.runs(i)
-
-
 @settings(max_examples=30, deadline=None)
 @given(layouts())
 def test_row_lengths_are_the_lengths_of_the_rows(one: BlockLayout) -> None:

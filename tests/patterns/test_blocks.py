@@ -319,15 +319,15 @@ def test_a_sparsity_that_is_none_is_refused(sparsity: float, hint: str) -> None:
 
 @pytest.mark.parametrize("block", [0, -3])
 def test_a_block_that_is_none_is_refused(block: int) -> None:
-    with pytest.raises(UserError, match=f"block {block} is no number of tokens; 1 is the smallest"):
+    with pytest.raises(UserError, match=f"block {block} is too small; the least is 1"):
         make_layout("strided", 100, block, 0.5, False)
 
 
 @pytest.mark.parametrize("pattern", sorted(WITH_SPECIAL))
 def test_globals_that_are_none_are_refused(pattern: str) -> None:
-    with pytest.raises(UserError, match="101 global tokens are more than the sequence's 100; 100"):
+    with pytest.raises(UserError, match="101 global tokens are more than the sequence's 100; use"):
         make_layout(pattern, 100, 10, 0.5, False, 0, 101)
-    with pytest.raises(UserError, match="-1 global tokens can't be; 0 means none"):
+    with pytest.raises(UserError, match="-1 global tokens are too few; the least is 0"):
         make_layout(pattern, 100, 8, 0.5, False, special=-1)
     assert make_layout(pattern, 100, 10, 0.5, False, 0, 100).rows == 10
 

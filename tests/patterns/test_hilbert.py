@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longseq_bench.patterns.hilbert import grid_side, hilbert_order
+from longseq_bench.core.errors import UnsupportedError, UserError
+from longseq_bench.patterns import hilbert
+from longseq_bench.patterns.hilbert import LARGEST_SIDE, grid_side, hilbert_order
 
 
 @pytest.mark.parametrize("lengths", [range(1, 301), (1023, 1025, 4095, 65_537, 999_983)])
@@ -44,3 +46,44 @@ def test_a_cut_walk_keeps_the_order_of_the_whole() -> None:
 def test_the_side_is_the_smallest_power_of_two_that_holds_it() -> None:
     sides = {1: 1, 2: 2, 4: 2, 5: 4, 16: 4, 17: 8, 64: 8, 65: 16, 2**20: 1024, 2**20 + 1: 2048}
     assert {n: grid_side(n) for n in sides} == sides
+
+
+def walk_by_digits(side: int) -> list[int]:
+    """The walk over a square, each step from the base-4 digits of its number alone."""
+    found = []
+    for step in range(side * side):
+        row = col = 0
+        half = 1
+        while half < side:
+            quarter = step // half**2 % 4
+            row, col = (
+                (col, row),
+                (row, col + half),
+                (row + half, col + half),
+                (2 * half - 1 - col, half - 1 - row),
+            )[quarter]
+            half *= 2
+        found.append(row * side + col)
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 5, 100, 1000, 4096, 4097])
+def test_the_walk_is_the_one_made_step_by_step(n: int) -> None:
+    assert hilbert_order(n).tolist() == [p for p in walk_by_digits(grid_side(n)) if p < n]
+
+
+def test_no_tokens_have_no_walk() -> None:
+    with pytest.raises(UserError, match="0 tokens"):
+        hilbert_order(0)
+
+
+def test_the_largest_grid_is_the_last_that_int32_can_number() -> None:
+    last = np.iinfo(np.int32).max
+    assert LARGEST_SIDE**2 - 1 <= last < (2 * LARGEST_SIDE) ** 2 - 1
+
+
+def test_a_grid_too_large_to_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hilbert, "LARGEST_SIDE", 4)
+    assert len(hilbert_order(16)) == 16
+    with pytest.raises(UnsupportedError, match="16 tokens at most, not 17"):
+        hilbert_order(17)

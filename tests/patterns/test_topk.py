@@ -102,7 +102,7 @@ def test_nan_is_refused_where_it_is_seen() -> None:
 
 
 def test_scores_of_another_shape_are_refused() -> None:
-    with pytest.raises(UserError, match=r"blocks 0 to 9 have shape \(10, 9\); \(10, 10\) is"):
+    with pytest.raises(UserError, match=r"blocks 0 to 9 have shape \(10, 9\); \(10, 10\) was"):
         top_layout(lambda a, b: np.zeros((b - a, 9), dtype=np.float32), 10, 1, 0.5, False)
 
 
