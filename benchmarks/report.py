@@ -105,7 +105,8 @@ STAGES = """
 import resource, sys, time
 from longseq_bench.reports import documents
 from longseq_bench.store import load
-from longseq_bench.table import least_sparsities, maximum_rows, sweep_rows
+from longseq_bench.analysis.searches import density_rows, search_rows
+from longseq_bench.analysis.sweeps import sweep_rows
 
 def timed(what, work):
     wall, cpu = time.perf_counter(), time.process_time()
@@ -116,7 +117,7 @@ def timed(what, work):
     return found
 
 records = timed("load", lambda: load(sys.argv[1]).records)
-for tabulate in (sweep_rows, maximum_rows, least_sparsities):
+for tabulate in (sweep_rows, search_rows, density_rows):
     timed(tabulate.__name__, lambda: len(tabulate(records)))
 made = timed("documents", lambda: documents(records, sys.argv[2].split(",")))
 for document in made:
