@@ -98,7 +98,8 @@ class Row:
     )
     host: str = declare("Host", "text", "Name of the machine.", "same", json=DENSITY)
     label: str = declare(
-        "Label", "text", "Implementation with the options that differ among the rows.",
+        "Implementation", "text",
+        "Implementation with those of its options that differ among the rows.",
         json=DENSITY, default="",
     )  # fmt: skip
 

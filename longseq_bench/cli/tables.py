@@ -33,12 +33,12 @@ from longseq_bench.core.units import (
     format_tokens,
 )
 from longseq_bench.reports.groups import (
-    grouped,
-    spread_out,
-    workload_words,
+    describe_workload,
+    group_by_workload,
+    has_several_ranks,
 )
 from longseq_bench.reports.render.terminal_text import one_line, plain
-from longseq_bench.reports.sections.growth import dense_words, least_words
+from longseq_bench.reports.sections.growth import format_sparsity_down, format_sparsity_up
 
 if TYPE_CHECKING:
     from longseq_bench.doctor import Finding
@@ -73,8 +73,8 @@ def rows_table(records: Sequence[Record], baseline: str | None) -> RenderableTyp
         rows = [replace(row, speed=speed) for row, speed in found]
     machines = dict.fromkeys((row.fingerprint for row in rows), "")
     parts: list[RenderableType] = []
-    for group in grouped(rows):
-        parts += [f"[bold]{safe(workload_words(group[0], machines))}[/bold]"]
+    for group in group_by_workload(rows):
+        parts += [f"[bold]{safe(describe_workload(group[0], machines))}[/bold]"]
         parts += [_group_table(group, baseline), ""]
     said = [line for legend in legends(rows) for line in (legend, "")]
     return Group(*parts, *said, *(_failure(r) for r in rows if r.status != "ok"))
@@ -82,7 +82,7 @@ def rows_table(records: Sequence[Record], baseline: str | None) -> RenderableTyp
 
 def sweep_columns(rows: Sequence[SweepRow], baseline: str | None = None) -> list[Column]:
     """What is told of a group of swept rows, by what there is in it. Its labels come before."""
-    if spread_out(rows):
+    if has_several_ranks(rows):
         return _over_ranks(rows, baseline)
     return _with_sparse(baseline) if any(row.is_sparse for row in rows) else _of_lengths(baseline)
 
@@ -93,7 +93,7 @@ def _group_table(group: Sequence[SweepRow], baseline: str | None) -> Fitted:
 
 def legends(rows: Sequence[SweepRow]) -> list[str]:
     """What the columns of `sweep_columns` mean, as far as it has to be said."""
-    said = [_RANKS_SAID] if spread_out(rows) else []
+    said = [_RANKS_SAID] if has_several_ranks(rows) else []
     if any(row.is_sparse for row in rows):
         computed = any(_of_ideal(row).endswith(COMPUTED) for row in rows)
         said.append(_SPARSE_SAID.format(computed=_COMPUTED_SAID if computed else ""))
@@ -302,7 +302,7 @@ def maxima_table(records: Sequence[Record]) -> RenderableType:
 
 def maxima_columns(rows: Sequence[SearchRow]) -> Sequence[Column]:
     """What is told of searches for the longest length. Their labels come before."""
-    return _maxima_over_ranks(rows) if spread_out(rows) else _maxima(rows)
+    return _maxima_over_ranks(rows) if has_several_ranks(rows) else _maxima(rows)
 
 
 def _maxima_over_ranks(rows: Sequence[SearchRow]) -> Sequence[Column]:
@@ -389,12 +389,12 @@ def _of_expected(one: Reached) -> str:
 
 def sparsities_table(rows: Sequence[DensityRow]) -> RenderableType:
     """The least sparsity with which a length fits."""
-    several = [Column("ranks", lambda r: str(r.world_size))] if spread_out(rows) else []
+    several = [Column("ranks", lambda r: str(r.world_size))] if has_several_ranks(rows) else []
     return Fitted(rows, [
         *several,
         Column("tokens", lambda r: format_tokens(r.tokens)),
-        Column("passed", lambda r: f"[bold]{_shown(least_words(r.least_sparsity), str)}[/bold]"),
-        Column("failed", lambda r: _shown(dense_words(r.too_dense), str)),
+        Column("passed", lambda r: f"[bold]{format_sparsity_up(r.least_sparsity) or NONE}[/bold]"),
+        Column("failed", lambda r: _shown(format_sparsity_down(r.too_dense), str)),
         Column("limited by", lambda r: _shown(r.limited_by, str)),
         Column("time", lambda r: _shown(r.time_s, format_seconds), 2),
         Column("peak", lambda r: _shown(r.peak_bytes, format_bytes), 3),

@@ -37,7 +37,7 @@ from longseq_bench.cli.tables import (
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.document import Axis, Chart, Mark, Point, Section
-from longseq_bench.reports.groups import grouped, workload_words
+from longseq_bench.reports.groups import describe_workload, group_by_workload
 from longseq_bench.reports.render.sparkline import samples_line
 from longseq_bench.reports.render.terminal import print_section
 from longseq_bench.reports.render.terminal_text import plain
@@ -135,11 +135,11 @@ def print_view(view: View, screen: Console) -> None:
     for line in _read(view):
         screen.print(plain(line))
     machines = _machines([*view.rows.matching, *view.maxima.matching])
-    workloads = {id(row): group for group in grouped(view.rows.matching) for row in group}
-    for group in grouped(view.rows.shown):
+    workloads = {id(row): group for group in group_by_workload(view.rows.matching) for row in group}
+    for group in group_by_workload(view.rows.shown):
         _print_heading("", group, machines, screen)
         _print_rows(group, workloads[id(group[0])], view, screen)
-    for maxima in grouped(view.maxima.shown):
+    for maxima in group_by_workload(view.maxima.shown):
         _print_heading("Longest lengths: ", maxima, machines, screen)
         named = _named_columns(view, SEARCH_FIELDS)
         columns = maxima_columns(maxima) if named is None else named
@@ -198,7 +198,7 @@ def _print_heading(
     before: str, group: Sequence[Row], machines: Mapping[str, str], screen: Console
 ) -> None:
     screen.print()
-    screen.print(plain(before + workload_words(group[0], machines), "bold"))
+    screen.print(plain(before + describe_workload(group[0], machines), "bold"))
 
 
 def _print_rows(

@@ -33,7 +33,12 @@ from longseq_bench.reports.document import (
     Section,
     Table,
 )
-from longseq_bench.reports.groups import capital, grouped, spread_out, workload_words
+from longseq_bench.reports.groups import (
+    capitalize_first,
+    describe_workload,
+    group_by_workload,
+    has_several_ranks,
+)
 from longseq_bench.reports.outcome_text import describe_outcome
 
 
@@ -45,7 +50,7 @@ def comparison_document(result: Comparison, fail_on: float | None = None) -> Doc
         "compare",
         "Two runs compared",
         [*sides, "Ratios are B over A."],
-        [section for section in sections if section.holds],
+        [section for section in sections if section.has_content],
         lambda: processes_table(result),
     )
 
@@ -58,7 +63,7 @@ def terminal_document(result: Comparison, fail_on: float | None = None) -> Docum
     changed = tuple(peak for peak in result.peaks if peak.verdict != "same")
     sections = [*_details(replace(result, peaks=changed)), *_answer(result, fail_on)]
     report = comparison_document(result, fail_on)
-    return replace(report, sections=[replace(s, charts=()) for s in sections if s.holds])
+    return replace(report, sections=[replace(s, charts=()) for s in sections if s.has_content])
 
 
 def processes_table(result: Comparison) -> Table:
@@ -219,7 +224,9 @@ def _describe_side(letter: str, name: str, index: int, result: Comparison) -> st
 
 def _by_workload(items: Sequence[_Compared]) -> list[list[_Compared]]:
     by_row = {id(one.row): one for one in items}
-    return [[by_row[id(row)] for row in rows] for rows in grouped(one.row for one in items)]
+    return [
+        [by_row[id(row)] for row in rows] for rows in group_by_workload(one.row for one in items)
+    ]
 
 
 def _tables(items: Sequence[_Compared], fields: Sequence[_Field]) -> list[Table]:
@@ -230,12 +237,12 @@ def _tables(items: Sequence[_Compared], fields: Sequence[_Field]) -> list[Table]
         every = [
             _Field("Implementation", "text", lambda one: one.row.label, 10),
             *([] if is_search(first) else [_TOKENS]),
-            *([_RANKS] if spread_out(one.row for one in group) else []),
+            *([_RANKS] if has_several_ranks(one.row for one in group) else []),
             *fields,
         ]
         cells = [[field.value(one) for field in every] for one in group]
         columns = [Column(field.name, field.kind, field.priority) for field in every]
-        title = capital(workload_words(first, defaultdict(str)))
+        title = capitalize_first(describe_workload(first, defaultdict(str)))
         tables.append(_without_empty_columns(title, columns, cells))
     return tables
 
@@ -264,7 +271,7 @@ def _chart(times: Sequence[TimeComparison], number: int) -> Chart:
     decided = sum(p.words in ("slower", "faster") for p in points)
     return Chart(
         f"ratios {number}",
-        f"B over A: {workload_words(times[0].row, defaultdict(str))}",
+        f"B over A: {describe_workload(times[0].row, defaultdict(str))}",
         f"Times of B over those of A with their intervals: {len(points)} trials, of which "
         f"{decided} are slower or faster.",
         Axis("tokens", "tokens", log=True),

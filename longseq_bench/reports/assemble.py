@@ -8,19 +8,19 @@ from longseq_bench.analysis.samples import samples_table
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.sections.failures import failures
-from longseq_bench.reports.sections.findings import first_said
+from longseq_bench.reports.sections.findings import limit_sentences
 from longseq_bench.reports.sections.provenance import (
     configs,
     dates,
+    describe_machines,
     hardware,
     how_it_ran,
-    machines_said,
     reproduce,
 )
 from longseq_bench.reports.sections.ranks import hangs
 
 
-def whole(
+def build_document(
     kind: str, title: str, source: Source, own: Sequence[Section], suited: bool = True
 ) -> Document:
     """What every report begins and ends with, round a kind's own sections: dates and machines,
@@ -34,17 +34,17 @@ def whole(
     return Document(
         kind,
         title,
-        [dates(source.records), *machines_said(source), *notes],
-        [section for section in (*own, *ending) if section.holds],
+        [dates(source.records), *describe_machines(source), *notes],
+        [section for section in (*own, *ending) if section.has_content],
         lambda: samples_table(records),
         suited=suited,
     )
 
 
-def wanting(title: str, what: str, *commands: str) -> Section:
+def missing_section(title: str, what: str, *commands: str) -> Section:
     """A section whose rows are missing: what there is none of, and the commands that make it."""
     return Section(title, [f"There is no {what} among these records. To have it:"],
-                   code=commands, wanting=True)  # fmt: skip
+                   code=commands, is_missing=True)  # fmt: skip
 
 
 SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
@@ -53,17 +53,17 @@ SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
 """Commands that make rows of a kind; what they need is in the checkout."""
 
 
-def needed(section: Section, what: str, *commands: str) -> Section:
+def or_missing(section: Section, what: str, *commands: str) -> Section:
     """The section, or, where it holds nothing, what there is none of and how to have it."""
-    return section if section.holds else wanting(section.title, what, *commands)
+    return section if section.has_content else missing_section(section.title, what, *commands)
 
 
-def recommended(*rules: Iterable[str], title: str = "Recommendations") -> Section:
+def recommendations_section(*rules: Iterable[str], title: str = "Recommendations") -> Section:
     """What the rules came to, in their order; of each the first sentences."""
-    points = [sentence for rule in rules for sentence in first_said(rule)]
+    points = [sentence for rule in rules for sentence in limit_sentences(rule)]
     said = (
         "Each follows from rows of this report, which stand in its brackets; other rows would give "
         "other sentences."
     )
     section = Section(title, [said], points)
-    return needed(section, "pair of rows that a choice could rest on", SEARCH, SWEEP)
+    return or_missing(section, "pair of rows that a choice could rest on", SEARCH, SWEEP)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from longseq_bench.analysis.labels import Settings, find_labels, set_labels, settings_suffix, speeds
+from longseq_bench.analysis.row import Row
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -21,6 +22,7 @@ from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.document import Document
+from longseq_bench.reports.groups import capitalize_first, describe_workload
 from longseq_bench.reports.published_results import Elsewhere
 
 Files = dict[str, str]
@@ -82,6 +84,14 @@ class Source:
             fingerprint: f"{_letter(i)} ({environment.host})"
             for i, (fingerprint, environment) in enumerate(self.environments.items())
         }
+
+    def workload(self, row: Row) -> str:
+        """Describe the workload of a row, with the machine where there are several."""
+        return describe_workload(row, self.machines)
+
+    def title(self, row: Row, prefix: str = "") -> str:
+        """Return the workload of a row as a title."""
+        return capitalize_first(prefix + self.workload(row))
 
     def label(self, trial: Trial) -> str:
         """What this report calls the trial's implementation and options."""

@@ -152,11 +152,11 @@ class Section:
     tables: Sequence[Table] = ()
     code: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    wanting: bool = False
+    is_missing: bool = False
     """Its rows are missing: it says what to run."""
 
     @property
-    def holds(self) -> bool:
+    def has_content(self) -> bool:
         """Whether there is more in it than words about what there would be."""
         return bool(self.points or self.tables or self.code or self.charts)
 

@@ -1,45 +1,87 @@
-"""A table of rows by its fields: what stands under each heading, and when it is left out."""
+"""Tables of rows: a list of field names, whose headings and kinds the rows declare."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.fields import Kind, fields_of
+from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Column, Kind, Table
-from longseq_bench.reports.groups import capital, spread_out, workload_words
+from longseq_bench.reports.document import Cell, Column, Spread, Table
+from longseq_bench.reports.groups import has_several_ranks
 
 
-class Field(NamedTuple):
-    """A column of a table of rows, and how its value is taken from a row.
+@dataclass(frozen=True)
+class TableField:
+    """A column of a table of rows, where it differs from the declaration of its field.
 
-    always: shown although no row fills it.  ranks: only where a row of the table has several.
+    value: computes the cell from a row; by default it is the value of the field.
+    hide_empty: left out where no row has a value.  only_ranks: and where all ran on one rank.
     """
 
     name: str
-    kind: Kind
-    value: Callable[[Any], Cell]
-    always: bool = True
-    ranks: bool = False
+    heading: str = ""
+    kind: Kind | None = None
+    value: Callable[[Any], Cell] | None = None
+    hide_empty: bool = False
+    only_ranks: bool = False
 
 
-def plain(name: str, kind: Kind, key: str, always: bool = True) -> Field:
-    """A field that is the value of a key."""
-    return Field(name, kind, attrgetter(key), always)
+def optional(name: str) -> TableField:
+    """Declare a column that is left out where no row has a value."""
+    return TableField(name, hide_empty=True)
 
 
-def of_ranks(name: str, kind: Kind, key: str) -> Field:
-    """A field that is shown where rows ran on several ranks."""
-    return Field(name, kind, attrgetter(key), False, True)
+def only_ranks(name: str) -> TableField:
+    """Declare a column that is shown where rows ran on several ranks."""
+    return TableField(name, hide_empty=True, only_ranks=True)
 
 
-def rows_table(group: Sequence[Row], source: Source, fields: Sequence[Field]) -> Table:
-    """A table of a group of rows; columns that no row fills are left out unless always shown."""
-    several = spread_out(group)
-    possible = [f for f in fields if several or not f.ranks]
-    shown = [f for f in possible if f.always or any(f.value(row) is not None for row in group)]
-    title = workload_words(group[0], source.machines)
-    rows = tuple(tuple(f.value(row) for f in shown) for row in group)
-    return Table(capital(title), tuple(Column(f.name, f.kind) for f in shown), rows)
+def computed(heading: str, kind: Kind, value: Callable[[Any], Cell]) -> TableField:
+    """Declare a column whose cells are computed from rows."""
+    return TableField("", heading, kind, value)
+
+
+LEAST_PEAK = TableField("", "Least peak", "bytes", attrgetter("least_peak_bytes"), True, True)
+
+
+def rows_table(
+    group: Sequence[Row], source: Source, fields: Sequence[str | TableField], prefix: str = ""
+) -> Table:
+    """Make a table of rows of one workload, whose description is the title after the prefix."""
+    has_ranks = has_several_ranks(group)
+    columns, cells = [], []
+    for field in fields:
+        shown = TableField(field) if isinstance(field, str) else field
+        if shown.only_ranks and not has_ranks:
+            continue
+        values = list(map(shown.value or _value_of(shown.name), group))
+        if not shown.hide_empty or any(value is not None for value in values):
+            columns.append(_column(shown, type(group[0])))
+            cells.append(values)
+    title = source.title(group[0], prefix)
+    return Table(title, tuple(columns), tuple(zip(*cells, strict=True)))
+
+
+def time_with_interval(row: SweepRow) -> Spread | float | None:
+    """Return the median time of a row (s), with its interval where there are several samples."""
+    if row.time_s is None or row.samples < 2:
+        return row.time_s
+    return Spread(row.time_s, require(row.time_low_s), require(row.time_high_s))
+
+
+def _value_of(name: str) -> Callable[[Any], Cell]:
+    if name != "time_s":
+        return attrgetter(name)
+    return lambda row: time_with_interval(row) if isinstance(row, SweepRow) else row.time_s
+
+
+def _column(shown: TableField, row_type: type) -> Column:
+    if not shown.name:
+        return Column(shown.heading, shown.kind or "text")
+    declared = fields_of(row_type)[shown.name]
+    return Column(shown.heading or declared.heading, shown.kind or declared.kind)

@@ -23,7 +23,7 @@ table_key: Callable[[Row], Hashable] = attrgetter(*SAME_TABLE)
 """Equal for rows that may stand in one table."""
 
 
-def grouped(rows: Iterable[R]) -> list[list[R]]:
+def group_by_workload(rows: Iterable[R]) -> list[list[R]]:
     """Rows that differ in length, implementation and ranks only, in order of first appearance."""
     groups: dict[Hashable, list[R]] = {}
     for row in rows:
@@ -31,7 +31,7 @@ def grouped(rows: Iterable[R]) -> list[list[R]]:
     return list(groups.values())
 
 
-def workload_words(row: Row, machines: Mapping[str, str]) -> str:
+def describe_workload(row: Row, machines: Mapping[str, str]) -> str:
     """A group in words: "forward, float32, causal, batch 1, 8 heads of 64, cpu"."""
     heads = f"{row.heads} heads of {row.head_dim}"
     if row.kv_heads != row.heads:
@@ -49,12 +49,12 @@ def workload_words(row: Row, machines: Mapping[str, str]) -> str:
     return ", ".join(words)
 
 
-def capital(words: str) -> str:
+def capitalize_first(words: str) -> str:
     """Words as a title begins."""
     return words[0].upper() + words[1:]
 
 
-def by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
+def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
     """Which runs on how many ranks is asked for, not chosen: rows of as many are compared."""
     found: dict[int, list[R]] = defaultdict(list)
     for row in rows:
@@ -62,17 +62,17 @@ def by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
     return dict(sorted(found.items()))
 
 
-def on_ranks(ranks: int) -> str:
+def ranks_suffix(ranks: int) -> str:
     """How many ranks, where there are several: " on 2 ranks"."""
     return f" on {ranks} ranks" if ranks > 1 else ""
 
 
-def spread_out(rows: Iterable[Row]) -> bool:
+def has_several_ranks(rows: Iterable[Row]) -> bool:
     """Whether any row ran on several ranks: then what is said of ranks has something to say."""
     return any(row.world_size > 1 for row in rows)
 
 
-def as_dense(rows: Iterable[R]) -> list[list[R]]:
+def group_by_density(rows: Iterable[R]) -> list[list[R]]:
     """Rows apart by how much they skip, the densest first: together are those that keep at least
     NEAR of what the densest of them keeps, each in the order given."""
     found: list[list[R]] = []
@@ -84,14 +84,14 @@ def as_dense(rows: Iterable[R]) -> list[list[R]]:
     return found
 
 
-def density_words(rows: Sequence[Row]) -> str:
+def density_suffix(rows: Sequence[Row]) -> str:
     """Between what the densities of sparse rows lie: " of density 9.4 % to 10.0 %"; "" of exact."""
     kept = [row.density for row in rows]
     ends = dict.fromkeys(format_share(one) for one in (min(kept), max(kept)))
     return f" of density {' to '.join(ends)}" if rows[0].is_sparse else ""
 
 
-def exact_and_sparse(rows: Iterable[R]) -> dict[str, list[R]]:
+def split_by_sparsity(rows: Iterable[R]) -> dict[str, list[R]]:
     """Rows by whether they are "exact" or "sparse", where there are any: the two compute different
     things, so none of the one is better or worse than one of the other."""
     found: dict[str, list[R]] = {"exact": [], "sparse": []}

@@ -16,7 +16,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Axis, Chart, Guide, Kind, Mark, Point, format_cell
-from longseq_bench.reports.groups import capital, grouped, workload_words
+from longseq_bench.reports.groups import capitalize_first, group_by_workload
 
 MOST_CHARTS = 12
 """In one section: a reader looks at no more, and the tables have all."""
@@ -28,16 +28,16 @@ Maker = Callable[[Sequence[R], str], Chart | None]
 def charts(source: Source, rows: Iterable[R], *makers: Maker[R]) -> list[Chart]:
     """Charts of each workload among rows, in their order, as many as are looked at."""
     made = []
-    for group in grouped(rows)[: MOST_CHARTS // len(makers)]:
-        where = workload_words(group[0], source.machines)
-        found = (make(group, capital(where)) for make in makers)
+    for group in group_by_workload(rows)[: MOST_CHARTS // len(makers)]:
+        where = source.workload(group[0])
+        found = (make(group, capitalize_first(where)) for make in makers)
         made += [chart for chart in found if chart is not None]
     return made
 
 
 def cut(rows: Iterable[Row], makers: int = 1) -> list[str]:
     """A sentence where there are more workloads than `charts` draws."""
-    groups, drawn = len(grouped(rows)), MOST_CHARTS // makers
+    groups, drawn = len(group_by_workload(rows)), MOST_CHARTS // makers
     if groups <= drawn:
         return []
     return [f"Charts are of the first {drawn} of {groups} workloads; the tables have all."]

@@ -123,7 +123,7 @@ def largest(records: Iterable[Record], name: str) -> float | None:
     return math.nan if any(s != s for s in found) else max(found, default=None)
 
 
-def whole(value: float | None) -> int | None:
+def build_document(value: float | None) -> int | None:
     """Rounded; None for what is no size."""
     return None if value is None or not math.isfinite(value) else round(value)
 
@@ -211,7 +211,7 @@ class Swept(Trials):
         self.communicating = iterations(timed, "communication_time")
         self.planning = iterations(records, "plan_time")
         self.time, self.ends = middle(self.times), ends(self.times)
-        self.peak = whole(largest(records, "peak"))
+        self.peak = build_document(largest(records, "peak"))
         self.rank_peaks = each_rank(records, "peak", max)
         self.rank_times = each_rank(timed, "time", median)
         self.imbalance, self.least_peak = uneven(self.rank_peaks)
@@ -299,7 +299,7 @@ class Search(Trials):
         self.limited_by = LIMITS[worst.status] if worst else "ceiling"
         self.phase = worst.phase if worst else None
         self.at = [r for r in records if r.trial.workload.seq_len == self.tokens]
-        self.peak = whole(largest(self.at, "peak"))
+        self.peak = build_document(largest(self.at, "peak"))
         self.rank_peaks = each_rank(self.at, "peak", max)
         self.imbalance, self.least_peak = uneven(self.rank_peaks)
         self.runs = sum(max(1, r.processes // self.ranks) for r in records)
@@ -335,7 +335,7 @@ class Sparsity(Trials):
         failed = [r.outcome.status for s, r in runs if s == self.too_dense]
         self.limited_by = LIMITS[[s for s in failed if s != "ok"][-1]] if failed else None
         self.times = iterations(at, "time")
-        self.peak, self.confirmations = whole(largest(at, "peak")), max(len(at) - 1, 0)
+        self.peak, self.confirmations = build_document(largest(at, "peak")), max(len(at) - 1, 0)
 
 
 class Fit(NamedTuple):

@@ -69,7 +69,7 @@ SWEPT: Figures = {
     "Tokens": lambda r: r.tokens,
     "Ranks": lambda r: r.ranks,
     "Batch": lambda r: r.workload.batch,
-    "Tokens a rank": lambda r: whole(r.most("own_tokens")),
+    "Tokens a rank": lambda r: build_document(r.most("own_tokens")),
     "Status": lambda r: r.status,
     "Time": spread,
     "Samples": lambda r: len(r.times),
@@ -80,8 +80,8 @@ SWEPT: Figures = {
     "At least": lambda r: r.speedup_ends[0],
     "At most": lambda r: r.speedup_ends[1],
     "Efficiency": lambda r: over(r.speedup, r.ranks),
-    "Sent a rank": lambda r: whole(r.most("bytes_sent")),
-    "Bytes sent a rank": lambda r: whole(r.most("bytes_sent")),
+    "Sent a rank": lambda r: build_document(r.most("bytes_sent")),
+    "Bytes sent a rank": lambda r: build_document(r.most("bytes_sent")),
     "Peak memory": lambda r: r.peak,
     "Peak of a rank": lambda r: r.peak,
     "Least peak": lambda r: r.least_peak,
@@ -126,7 +126,7 @@ SEARCHES: Figures = {
     "Max on one rank": lambda s: s.alone and s.alone.tokens,
     "Times as long": lambda s: s.alone and over(s.tokens, s.alone.tokens),
     "Memory alone": lambda s: s.memory_alone,
-    "Tokens a rank": lambda s: whole(max_of(s.at, "own_tokens")),
+    "Tokens a rank": lambda s: build_document(max_of(s.at, "own_tokens")),
     "First failure": lambda s: s.failed,
     "Limited by": lambda s: s.limited_by,
     "Bottleneck": lambda s: s.limited_by,
@@ -173,7 +173,7 @@ FITS: Figures = {
 }
 
 
-def whole(value: float | None) -> int | None:
+def build_document(value: float | None) -> int | None:
     return None if value is None or not math.isfinite(value) else round(value)
 
 
@@ -344,7 +344,7 @@ def pairs_of(book: Book, row: dict[str, Any]) -> list[tuple[Swept, Swept]]:
     ]
 
 
-def ratio_of(one: Swept, other: Swept) -> Any:
+def time_ratio(one: Swept, other: Swept) -> Any:
     """A time over another, with what both intervals leave possible."""
     value = (one.time or 0) / (other.time or 1)
     if one.ends is None or other.ends is None:
@@ -359,7 +359,7 @@ def test_doubling_is_the_longer_time_over_the_shorter(name: str) -> None:
     fits: list[Fit] = [fit for fit in book.fits if fit.quantity == "time"]
     for row in rows(extreme, "Time a doubling"):
         if row["Tokens"] is not None:
-            ratios = [ratio_of(two, one) for one, two in pairs_of(book, row)]
+            ratios = [time_ratio(two, one) for one, two in pairs_of(book, row)]
             assert any(agrees(row["Time is"], ratio) for ratio in ratios), row
         label = row["Implementation"].split(" on ")[0]
         told = [exponent_text(fit.tokens) for fit in fits if fit.label == label]

@@ -9,7 +9,7 @@ from longseq_bench.reports import documents
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.render import html as html_format
 from longseq_bench.reports.render.html import page
-from longseq_bench.reports.sections.findings import first_named, first_said
+from longseq_bench.reports.sections.findings import join_names, limit_sentences
 from tests import make
 from tests.reports import examples
 
@@ -40,11 +40,11 @@ def hung(seq_len: int, **fields: int) -> Record:
 
 def test_as_many_sentences_as_are_read_and_none_is_said_of_few() -> None:
     said = [str(i) for i in range(MOST + 2)]
-    assert first_said(said[:MOST]) == said[:MOST]
-    *first, last = first_said(iter(said))
+    assert limit_sentences(said[:MOST]) == said[:MOST]
+    *first, last = limit_sentences(iter(said))
     assert (first, "2 more" in last) == (said[:MOST], True)
-    assert first_named(said[:MOST], "; ") == "0; 1; 2"
-    assert first_named(iter(said)) == "0, 1, 2, … and 2 more"
+    assert join_names(said[:MOST], "; ") == "0; 1; 2"
+    assert join_names(iter(said)) == "0, 1, 2, … and 2 more"
 
 
 def test_of_many_workloads_a_few_are_told_and_each_has_its_table() -> None:

@@ -133,7 +133,7 @@ def of_use(source: Source) -> Iterator[str]:
         yield f"{name}: {exact} ({why}); {other} ({its})"
 
 
-def held_back(source: Source) -> Iterator[str]:
+def find_bottleneck(source: Source) -> Iterator[str]:
     """Who is held back by communication."""
     for table in bottleneck(source).tables:
         yield from (f"{row[7]} holds {row[0]}" for row in table.rows if row[7] != "compute")
@@ -417,7 +417,7 @@ def test_what_holds_back_follows_what_is_exposed() -> None:
 
     assert [of(share)[0] for share in (0.8, 0.3, 0.499)] == ["compute", "communication", "either"]
     assert all(exposed in str(of(0.8)[1]) for exposed in ("20.0 %",))
-    assert list(held_back(Source(searched({"a": 9}, world_size=2)))) == ["memory holds a"]
+    assert list(find_bottleneck(Source(searched({"a": 9}, world_size=2)))) == ["memory holds a"]
 
 
 FAILED = [
@@ -435,7 +435,7 @@ ADVICE = {
 def test_where_all_failed_the_section_says_what_to_run(kind: str) -> None:
     document = KINDS.get(kind)(Source(FAILED))
     (section,) = (s for s in document.sections if s.title == ADVICE[kind])
-    assert section.wanting
+    assert section.is_missing
     assert not section.points
     assert all(line.startswith("longseq ") for line in section.code)
     assert "There is no pair of rows" in section.paragraphs[0]
@@ -443,5 +443,5 @@ def test_where_all_failed_the_section_says_what_to_run(kind: str) -> None:
 
 @pytest.mark.parametrize("section", [uses, segments, curve, against_one, beside_standard])
 def test_a_section_without_rows_says_what_to_run(section: Callable[[Source], Section]) -> None:
-    assert section(Source(FAILED)).wanting
+    assert section(Source(FAILED)).is_missing
     assert section(Source(FAILED)).code

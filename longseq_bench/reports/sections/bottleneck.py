@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports.assemble import wanting
+from longseq_bench.reports.assemble import missing_section
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.sections.findings import first_said, time_of
+from longseq_bench.reports.document import Section
+from longseq_bench.reports.fields import TableField, computed, rows_table
+from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.sections.findings import limit_sentences
 
 HALF = 0.5
 """Of the time: what takes more than this holds a pass back."""
 
-_COLUMNS = (
-    Column("Implementation"), Column("Ranks", "count"), Column("Tokens", "tokens"),
-    Column("Time", "seconds"), Column("Compute only", "seconds"),
-    Column("Communication only", "seconds"), Column("Exposed", "share"), Column("Bottleneck"),
-    Column("By"),
+_COLUMNS: tuple[str | TableField, ...] = (
+    "label", "world_size", "tokens", "time_s", "compute_time_s", "communication_time_s",
+    "exposed_share", computed("Bottleneck", "text", lambda row: find_bottleneck(row)),
+    computed("By", "text", lambda row: f"exposed {format_share(row.exposed_share)}{_unsure(row)}"),
+)  # fmt: skip
+_SEARCHED: tuple[str | TableField, ...] = (
+    "label", "world_size", computed("Tokens", "tokens", lambda row: row.max_tokens or None),
+    *(computed(heading, "seconds", lambda row: None)
+      for heading in ("Time", "Compute only", "Communication only")),
+    computed("Exposed", "share", lambda row: None),
+    TableField("limited_by", "Bottleneck"), computed("By", "text", lambda row: _failure(row)),
 )  # fmt: skip
 _SAID = (
     "Of trials on several ranks. Communication where more than half of the time is what it adds to "
@@ -33,37 +40,32 @@ _SAID = (
 
 def bottleneck(source: Source) -> Section:
     """A row a trial or search on several ranks, with what held it back and how that is known."""
+    swept = [r for r in source.rows if r.world_size > 1 and r.exposed_share is not None]
+    searched = [r for r in source.maxima if r.world_size > 1 and r.is_full_pass]
     tables, points = [], []
-    for what, groups in (("", _swept(source)), ("longest lengths: ", _searched(source))):
-        for title, rows in groups:
-            words = f"{what}{title}"
-            tables.append(Table(capital(words), _COLUMNS, tuple(rows)))
-            counts = Counter(str(row[7]) for row in rows)
-            told = ", ".join(f"{name} in {n}" for name, n in counts.most_common())
-            points.append(f"Of {len(rows)} ({words}): {told}.")
+    for group in group_by_workload(swept):
+        tables.append(rows_table(group, source, _COLUMNS))
+        words = source.workload(group[0])
+        points.append(_count_by(map(find_bottleneck, group), words))
+    for maxima in group_by_workload(searched):
+        tables.append(rows_table(maxima, source, _SEARCHED, "longest lengths: "))
+        words = f"longest lengths: {source.workload(maxima[0])}"
+        points.append(_count_by((str(row.limited_by) for row in maxima), words))
     if not tables:
-        return wanting(
+        return missing_section(
             "Bottlenecks", "trial on several ranks whose communication was timed apart",
             "longseq sweep configs/parallel.yaml",
         )  # fmt: skip
-    return Section("Bottlenecks", [_SAID], first_said(points), tables)
+    return Section("Bottlenecks", [_SAID], limit_sentences(points), tables)
 
 
-def _swept(source: Source) -> Iterator[tuple[str, list[tuple[Cell, ...]]]]:
-    known = [r for r in source.rows if r.world_size > 1 and r.exposed_share is not None]
-    for group in grouped(known):
-        yield workload_words(group[0], source.machines), [_cells(row) for row in group]
+def _count_by(found: Iterable[str], workload: str) -> str:
+    counts = Counter(found)
+    told = ", ".join(f"{name} in {n}" for name, n in counts.most_common())
+    return f"Of {counts.total()} ({workload}): {told}."
 
 
-def _cells(row: SweepRow) -> tuple[Cell, ...]:
-    return (
-        row.label, row.world_size, row.tokens, time_of(row), row.compute_time_s,
-        row.communication_time_s, row.exposed_share, held_back(row),
-        f"exposed {format_share(require(row.exposed_share))}{_unsure(row)}",
-    )  # fmt: skip
-
-
-def held_back(row: SweepRow) -> str:
+def find_bottleneck(row: SweepRow) -> str:
     """Name what holds a row back, by the share of its time that communication adds."""
     if _is_either(row):
         return "either"
@@ -80,19 +82,6 @@ def _unsure(row: SweepRow) -> str:
 def _is_either(row: SweepRow) -> bool:
     low, high = row.exposed_low, row.exposed_high
     return low is not None and high is not None and low < HALF < high
-
-
-def _searched(source: Source) -> Iterator[tuple[str, list[tuple[Cell, ...]]]]:
-    found = [r for r in source.maxima if r.world_size > 1 and r.is_full_pass]
-    for group in grouped(found):
-        rows: list[tuple[Cell, ...]] = [
-            (
-                row.label, row.world_size, row.max_tokens or None, None, None, None, None,
-                row.limited_by, _failure(row),
-            )
-            for row in group
-        ]  # fmt: skip
-        yield workload_words(group[0], source.machines), rows
 
 
 def _failure(row: SearchRow) -> str:

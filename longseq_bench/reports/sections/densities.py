@@ -10,11 +10,12 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.assemble import wanting
+from longseq_bench.reports.assemble import missing_section
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.sections.findings import first_said, time_of
+from longseq_bench.reports.fields import TableField, computed, rows_table
+from longseq_bench.reports.groups import capitalize_first, group_by_workload
+from longseq_bench.reports.sections.findings import limit_sentences
 from longseq_bench.reports.sections.growth import least_sparse
 
 _LENGTHS = (
@@ -23,9 +24,11 @@ _LENGTHS = (
     Column("Known by"), Column("Runs", "count"),
 )  # fmt: skip
 _MEMORY = (
-    Column("Implementation"), Column("Tokens", "tokens"), Column("Sparsity"),
-    Column("Sparsity of pairs", "share"), Column("Time", "seconds"), Column("Peak memory", "bytes"),
-    Column("Standard attention's", "bytes"), Column("Which is"), Column("Times less", "ratio"),
+    "label", "tokens", computed("Sparsity", "text", lambda row: _sparsity(row)),
+    computed("Sparsity of pairs", "share",
+             lambda row: None if row.token_density is None else 1 - row.token_density),
+    "time_s", "peak_bytes", "dense_peak_bytes", TableField("dense_memory_source", "Which is"),
+    TableField("memory_reduction", "Times less"),
 )  # fmt: skip
 
 
@@ -33,11 +36,13 @@ def against_length(source: Source) -> Section:
     """The longest length of each sparsity, by search and by sweep; the least sparsity of each
     length that was searched for one."""
     tables = [
-        Table(capital(title), _LENGTHS, tuple(rows)) for title, rows in _lengths(source) if rows
+        Table(capitalize_first(title), _LENGTHS, tuple(rows))
+        for title, rows in _lengths(source)
+        if rows
     ]
     least = least_sparse(source)
     if not tables and not least.tables:
-        return wanting(
+        return missing_section(
             "Sparsity against length", "sparse attention with a sparsity of its own",
             "longseq maxlen --impl block-sparse -o sparsity=0.99",
             "longseq maxlen --impl block-sparse --sparsity auto --target 1M",
@@ -55,15 +60,15 @@ def against_length(source: Source) -> Section:
 
 
 def _lengths(source: Source) -> Iterator[tuple[str, list[tuple[Cell, ...]]]]:
-    for searched in grouped(row for row in source.maxima if "sparsity" in row.options):
+    for searched in group_by_workload(row for row in source.maxima if "sparsity" in row.options):
         rows = [_searched(row) for row in _by_sparsity(searched) if row.is_full_pass]
-        yield f"{workload_words(searched[0], source.machines)}, by search", rows
-    for group in grouped(row for row in source.rows if "sparsity" in row.options):
+        yield f"{source.workload(searched[0])}, by search", rows
+    for group in group_by_workload(row for row in source.rows if "sparsity" in row.options):
         series: dict[tuple[str, int], list[SweepRow]] = defaultdict(list)
         for row in _by_sparsity(group):
             series[row.label, row.world_size].append(row)
         rows = [_swept(some) for some in series.values()]
-        yield f"{workload_words(group[0], source.machines)}, swept", rows
+        yield f"{source.workload(group[0])}, swept", rows
 
 
 def _by_sparsity(rows: Iterable[R]) -> list[R]:
@@ -100,31 +105,22 @@ def against_memory(source: Source) -> Section:
         if "sparsity" in r.options and r.status == "ok" and r.memory_reduction is not None
     ]
     if not known:
-        return wanting(
+        return missing_section(
             "Memory by sparsity", "peak of sparse attention on one rank",
             "longseq sweep configs/sparsity.yaml",
         )  # fmt: skip
     tables: list[Table] = []
     points: list[str] = []
-    for group in grouped(known):
-        where = workload_words(group[0], source.machines)
+    for group in group_by_workload(known):
+        where = source.workload(group[0])
         ordered = sorted(group, key=lambda r: (r.tokens, float(str(r.options["sparsity"]))))
-        rows = tuple(_held(row) for row in ordered)
-        tables.append(Table(capital(where), _MEMORY, rows))
+        tables.append(rows_table(ordered, source, _MEMORY))
         points += _least_and_most(ordered, where)
     said = [
         "Standard attention's memory is measured where the implementation dense ran on the same "
         "workload, else computed by formula."
     ]
-    return Section("Memory by sparsity", said, first_said(points), tables)
-
-
-def _held(row: SweepRow) -> tuple[Cell, ...]:
-    pairs = None if row.token_density is None else 1 - row.token_density
-    return (
-        row.label, row.tokens, _sparsity(row), pairs, time_of(row), row.peak_bytes,
-        row.dense_peak_bytes, row.dense_memory_source, row.memory_reduction,
-    )  # fmt: skip
+    return Section("Memory by sparsity", said, limit_sentences(points), tables)
 
 
 def _least_and_most(rows: Sequence[SweepRow], where: str) -> Iterator[str]:

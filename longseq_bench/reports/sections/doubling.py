@@ -9,13 +9,13 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.scaling import Complexity, Exponent, complexities
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports.assemble import wanting
+from longseq_bench.reports.assemble import missing_section
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.sections.findings import first_said
-from longseq_bench.reports.sections.growth import exponent_words
-from longseq_bench.reports.sections.segments import ratio_of
+from longseq_bench.reports.groups import capitalize_first, group_by_workload
+from longseq_bench.reports.sections.findings import limit_sentences
+from longseq_bench.reports.sections.growth import format_exponent
+from longseq_bench.reports.sections.segments import time_ratio
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Twice", "tokens"),
@@ -37,7 +37,7 @@ def doubling(source: Source) -> Section:
     """A table a workload of every pair of lengths of which one is twice the other; by the fitted
     exponent for what has none."""
     tables, points = [], []
-    for group in grouped(source.rows):
+    for group in group_by_workload(source.rows):
         fits = {one.label: one for one in complexities(group) if one.quantity == "time"}
         pairs = list(_pairs(group))
         twice = {pair[0].label for pair in pairs}
@@ -50,18 +50,18 @@ def doubling(source: Source) -> Section:
             if max(lengths[fit.label]) >= 2 * min(lengths[fit.label])
         ]
         if pairs or fitted:
-            where = workload_words(group[0], source.machines)
+            where = source.workload(group[0])
             rows = [_cells(*pair, fits.get(pair[0].label)) for pair in pairs]
             rows += [_fitted(exponent, fits[label]) for label, exponent, *_ in fitted]
-            tables.append(Table(capital(where), _COLUMNS, tuple(rows)))
+            tables.append(Table(capitalize_first(where), _COLUMNS, tuple(rows)))
             points += [_said(fit, pairs, where) for fit in told]
             points += [_said_by_fit(*one, where) for one in fitted]
     if not tables:
-        return wanting(
+        return missing_section(
             "Time a doubling", "length timed together with twice that length",
             "longseq sweep configs/quickstart.yaml",
         )  # fmt: skip
-    return Section("Time a doubling", [_SAID], first_said(points), tables)
+    return Section("Time a doubling", [_SAID], limit_sentences(points), tables)
 
 
 def _pairs(rows: Sequence[SweepRow]) -> Iterator[tuple[SweepRow, SweepRow]]:
@@ -86,14 +86,14 @@ def _lengths(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
 
 def _cells(one: SweepRow, two: SweepRow, fit: Complexity | None) -> tuple[Cell, ...]:
     return (
-        one.name, one.tokens, two.tokens, ratio_of(two, one), "measured",
-        exponent_words(fit.tokens) if fit else None, _formula(fit),
+        one.name, one.tokens, two.tokens, time_ratio(two, one), "measured",
+        format_exponent(fit.tokens) if fit else None, _formula(fit),
     )  # fmt: skip
 
 
 def _fitted(exponent: Exponent, fit: Complexity) -> tuple[Cell, ...]:
     times = _times(exponent)
-    return (fit.label, None, None, times, "fitted", exponent_words(exponent), _formula(fit))
+    return (fit.label, None, None, times, "fitted", format_exponent(exponent), _formula(fit))
 
 
 def _times(exponent: Exponent) -> float:
@@ -113,7 +113,7 @@ def _said(fit: Complexity, pairs: Sequence[tuple[SweepRow, SweepRow]], where: st
     span = f"from {format_tokens(min(at))} to {format_tokens(2 * max(at))} tokens"
     return (
         f"{fit.label} ({where}): twice the tokens take {ends} the time {span}; exponent "
-        f"{exponent_words(fit.tokens)}."
+        f"{format_exponent(fit.tokens)}."
     )
 
 
@@ -122,5 +122,5 @@ def _said_by_fit(label: str, exponent: Exponent, first: int, last: int, where: s
     return (
         f"{label} ({where}): no length was timed together with its double; fitted {span}, twice "
         f"the tokens take {format_cell(_times(exponent), 'ratio')} the time; exponent "
-        f"{exponent_words(exponent)}."
+        f"{format_exponent(exponent)}."
     )

@@ -11,16 +11,16 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Spread, format_cell
+from longseq_bench.reports.document import format_cell
+from longseq_bench.reports.fields import time_with_interval
 from longseq_bench.reports.groups import (
-    as_dense,
-    by_ranks,
-    density_words,
-    exact_and_sparse,
-    grouped,
-    on_ranks,
-    spread_out,
-    workload_words,
+    density_suffix,
+    group_by_density,
+    group_by_ranks,
+    group_by_workload,
+    has_several_ranks,
+    ranks_suffix,
+    split_by_sparsity,
 )
 
 MOST_SAID = 50
@@ -34,10 +34,13 @@ def findings(source: Source) -> list[str]:
         _of_groups(source), _of_maxima(source), _wrong(source.rows), _thrashing(source),
         _miscounted(source),
     )  # fmt: skip
-    return [_what_was_run(source), *(sentence for kind in kinds for sentence in first_said(kind))]
+    return [
+        _what_was_run(source),
+        *(sentence for kind in kinds for sentence in limit_sentences(kind)),
+    ]
 
 
-def first_said(sentences: Iterable[str]) -> list[str]:
+def limit_sentences(sentences: Iterable[str]) -> list[str]:
     """The first MOST_SAID sentences of one kind, then one on how many more there are."""
     said = list(sentences)
     more = len(said) - MOST_SAID
@@ -46,19 +49,11 @@ def first_said(sentences: Iterable[str]) -> list[str]:
     return [*said[:MOST_SAID], f"… and {more:,} more of this kind; the tables have them."]
 
 
-def first_named(names: Iterable[str], between: str = ", ") -> str:
+def join_names(names: Iterable[str], between: str = ", ") -> str:
     """The first MOST_SAID names of a sentence, then how many more there are."""
     named = list(names)
     more = len(named) - MOST_SAID
     return between.join(named if more <= 0 else [*named[:MOST_SAID], f"… and {more:,} more"])
-
-
-def time_of(row: SweepRow) -> Spread | float | None:
-    """The median time of a row with its interval (s), which a single sample has not; None where it
-    was not timed."""
-    if row.time_s is None or row.samples < 2:
-        return None if row.time_s is None else float(row.time_s)
-    return Spread(require(row.time_s), require(row.time_low_s), require(row.time_high_s))
 
 
 def _what_was_run(source: Source) -> str:
@@ -73,20 +68,20 @@ def _what_was_run(source: Source) -> str:
 
 
 def _of_groups(source: Source) -> Iterator[str]:
-    for group in grouped(source.rows):
-        where = workload_words(group[0], source.machines)
+    for group in group_by_workload(source.rows):
+        where = source.workload(group[0])
         yield from _of_group(group, where)
         yield from _of_ranks(group, where)
 
 
 def _of_group(group: list[SweepRow], where: str) -> Iterator[str]:
     timed = [row for row in group if row.status == "ok" and row.time_s]
-    classes = exact_and_sparse(timed)
+    classes = split_by_sparsity(timed)
     for rows in _shared(classes.get("exact", [])):
         yield from _best(rows, where, " exact" if len(classes) > 1 else "")
-    for ranks, some in by_ranks(classes.get("sparse", [])).items():
+    for ranks, some in group_by_ranks(classes.get("sparse", [])).items():
         for rows in _shared(some):
-            yield from _best(rows, where, f" sparse{density_words(rows)}{on_ranks(ranks)}")
+            yield from _best(rows, where, f" sparse{density_suffix(rows)}{ranks_suffix(ranks)}")
     if longest := _longest_ok(group):
         yield f"The longest lengths swept that were ok ({where}): {longest}."
 
@@ -97,7 +92,7 @@ def _shared(rows: list[SweepRow]) -> list[list[SweepRow]]:
     for row in rows:
         by_length[row.tokens].append(row)
     for _, at in sorted(by_length.items(), reverse=True):
-        if several := [alike for alike in as_dense(at) if len(alike) > 1]:
+        if several := [alike for alike in group_by_density(at) if len(alike) > 1]:
             return several
     return []
 
@@ -113,7 +108,9 @@ def _fastest(rows: list[SweepRow], kind: str) -> str:
     """No winner is named where the two intervals overlap. kind: of which they all are."""
     ordered = sorted(rows, key=lambda row: require(row.time_s))
     first, second = ordered[:2]
-    one, two = (f"{r.name} ({format_cell(time_of(r), 'seconds')})" for r in (first, second))
+    one, two = (
+        f"{r.name} ({format_cell(time_with_interval(r), 'seconds')})" for r in (first, second)
+    )
     if min(first.samples, second.samples) < 2:
         return (
             f"{one} took least of {len(rows)}{kind}, the next is {two}; single passes are among "
@@ -123,7 +120,7 @@ def _fastest(rows: list[SweepRow], kind: str) -> str:
         r for r in ordered if r.samples > 1 and require(r.time_low_s) <= require(first.time_high_s)
     ]
     if len(alike) > 1:
-        names = [f"{r.name} ({format_cell(time_of(r), 'seconds')})" for r in alike]
+        names = [f"{r.name} ({format_cell(time_with_interval(r), 'seconds')})" for r in alike]
         words = f"{', '.join(names[:-1])} and {names[-1]}"
         return f"{words} can't be told apart: their intervals overlap."
     ratio = format_cell(require(second.time_s) / require(first.time_s), "ratio")
@@ -137,7 +134,7 @@ def _leanest(rows: list[SweepRow], kind: str) -> str | None:
     if len(known) < 2 or known[0].peak_bytes == known[1].peak_bytes:
         return None
     one, two = (f"{r.name} ({format_bytes(require(r.peak_bytes))})" for r in known[:2])
-    a_rank = " a rank" if spread_out(rows) else ""
+    a_rank = " a rank" if has_several_ranks(rows) else ""
     return f"{one} has the lowest peak memory{a_rank} of {len(known)}{kind}, the next is {two}."
 
 
@@ -167,7 +164,7 @@ def _exposed(rows: list[SweepRow]) -> str | None:
     alike = [r for r in known if _bound(r, "exposed_low", 0.0) <= most]
     last = f"; most, {words[id(known[-1])]}" if len(alike) < len(known) > 2 else ""
     if len(alike) > 1:
-        names = first_named(words[id(r)] for r in alike)
+        names = join_names(words[id(r)] for r in alike)
         return f"these expose least communication and can't be told apart: {names}{last}."
     one, two = (words[id(r)] for r in known[:2])
     return f"{one} exposes least communication of {len(known)}, the next is {two}{last}."
@@ -190,7 +187,7 @@ def _scaled(rows: list[SweepRow]) -> str | None:
     alike = [r for r in known if _bound(r, "speedup_high", math.inf) >= least]
     last = f"; worst, {words[id(known[-1])]}" if len(alike) < len(known) > 2 else ""
     if len(alike) > 1:
-        names = first_named(words[id(r)] for r in alike)
+        names = join_names(words[id(r)] for r in alike)
         return f"these scale best and can't be told apart: {names}{last}."
     one, two = (words[id(r)] for r in known[:2])
     return f"{one} scales best of {len(known)}, the next is {two}{last}."
@@ -238,7 +235,7 @@ def _longest_ok(group: list[SweepRow]) -> str:
         f"{name} {format_tokens(tokens)}{_then(failed.get(name))}"
         for name, tokens in passed.items()
     )
-    return first_named(reached, "; ")
+    return join_names(reached, "; ")
 
 
 def _then(failure: SweepRow | None) -> str:
@@ -248,12 +245,12 @@ def _then(failure: SweepRow | None) -> str:
 
 
 def _of_maxima(source: Source) -> Iterator[str]:
-    alone = on_one_rank(source.maxima)
+    alone = index_one_rank(source.maxima)
     for row in source.maxima:
-        yield _of_maximum(row, alone, workload_words(row, source.machines))
+        yield _of_maximum(row, alone, source.workload(row))
 
 
-def on_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
+def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
     """The first maximum on one rank of each search that may have been on several too."""
     alone: dict[Hashable, R] = {}
     for row in maxima:
@@ -265,7 +262,7 @@ def on_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
 def _of_maximum(row: SearchRow, alone: Mapping[Hashable, SearchRow], where: str) -> str:
     name = row.name
     if not row.max_tokens:
-        return f"{name} passed at no length ({where}); {limit_words(row)}."
+        return f"{name} passed at no length ({where}); {describe_limit(row)}."
     if row.fit_only:
         tokens = format_tokens(row.max_tokens)
         return f"{name}: memory holds {tokens} tokens ({where}); nothing was computed there."
@@ -278,7 +275,7 @@ def _of_maximum(row: SearchRow, alone: Mapping[Hashable, SearchRow], where: str)
     )
     return (
         f"{name} takes {format_tokens(row.max_tokens)} tokens ({where}){floor}"
-        f"{_grown(row, alone)}, {sure}; {limit_words(row)}."
+        f"{_grown(row, alone)}, {sure}; {describe_limit(row)}."
     )
 
 
@@ -292,7 +289,7 @@ def _grown(row: SearchRow, alone: Mapping[Hashable, SearchRow]) -> str:
     return f", {format_cell(row.max_tokens / one.max_tokens, 'ratio')} one rank's"
 
 
-def limit_words(row: SearchRow) -> str:
+def describe_limit(row: SearchRow) -> str:
     """What ended a search, where and at which length."""
     if row.first_failure is None:
         return "no longer length failed, so this is where the search stopped, not a limit"
@@ -329,7 +326,7 @@ def _miscounted(source: Source) -> Iterator[str]:
             which = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {', '.join(ranks)}"
             yield (
                 f"{row.name} at {format_tokens(row.tokens)} tokens "
-                f"({workload_words(row, source.machines)}) sent {counted:,} B from {which} in a "
+                f"({source.workload(row)}) sent {counted:,} B from {which} in a "
                 f"pass; its formula says {stated:,} B."
             )
 

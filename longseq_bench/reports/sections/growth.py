@@ -10,7 +10,8 @@ from longseq_bench.analysis.searches import density_rows
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
-from longseq_bench.reports.groups import capital, grouped, workload_words
+from longseq_bench.reports.fields import computed, rows_table
+from longseq_bench.reports.groups import group_by_workload
 
 _REACHED = (
     Column("Implementation"), Column("Ranks", "count"), Column("Theory", "tokens"),
@@ -22,9 +23,10 @@ _COMPLEXITY = (
     Column("Ranks ^"), Column("By formula"), Column("Points", "count"),
 )  # fmt: skip
 _SPARSITIES = (
-    Column("Implementation"), Column("Ranks", "count"), Column("Tokens", "tokens"),
-    Column("Least sparsity"), Column("Too dense"), Column("Limited by"), Column("Time", "seconds"),
-    Column("Peak memory", "bytes"), Column("Confirmations", "count"), Column("Runs", "count"),
+    "label", "world_size", "tokens",
+    computed("Least sparsity", "text", lambda row: format_sparsity_up(row.least_sparsity)),
+    computed("Too dense", "text", lambda row: format_sparsity_down(row.too_dense)),
+    "limited_by", "time_s", "peak_bytes", "confirmations", "runs",
 )  # fmt: skip
 
 
@@ -32,7 +34,7 @@ def growth(source: Source) -> Iterator[Section]:
     """Where maxima were searched on several numbers of ranks, and where times of three lengths or
     more are known."""
     tables = []
-    for group in grouped(source.maxima):
+    for group in group_by_workload(source.maxima):
         if len({row.world_size for row in group}) > 1:
             rows = tuple(
                 (
@@ -41,7 +43,7 @@ def growth(source: Source) -> Iterator[Section]:
                 )
                 for one in reached(group)
             )  # fmt: skip
-            tables.append(Table(capital(workload_words(group[0], source.machines)), _REACHED, rows))
+            tables.append(Table(source.title(group[0]), _REACHED, rows))
     said = (
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
         "maximum on one rank times the ranks, where memory limited both."
@@ -61,23 +63,23 @@ _FITTED = (
 
 
 def _fits(source: Source) -> Iterator[Table]:
-    for group in grouped(source.rows):
+    for group in group_by_workload(source.rows):
         rows = tuple(
             (
-                one.label, one.quantity, exponent_words(one.tokens), _formula(one.formula_tokens),
-                exponent_words(one.ranks), _formula(one.formula_ranks), one.points,
+                one.label, one.quantity, format_exponent(one.tokens), _formula(one.formula_tokens),
+                format_exponent(one.ranks), _formula(one.formula_ranks), one.points,
             )
             for one in complexities(group)
         )  # fmt: skip
         if rows:
-            yield Table(capital(workload_words(group[0], source.machines)), _COMPLEXITY, rows)
+            yield Table(source.title(group[0]), _COMPLEXITY, rows)
 
 
 def _formula(value: float | None) -> str | None:
     return None if value is None else f"{value:z.2f}"
 
 
-def exponent_words(one: Exponent | None) -> str | None:
+def format_exponent(one: Exponent | None) -> str | None:
     """A fitted exponent with its interval."""
     if one is None:
         return None
@@ -88,23 +90,8 @@ def exponent_words(one: Exponent | None) -> str | None:
 
 def least_sparse(source: Source) -> Section:
     """The searches for the least sparsity."""
-    rows = density_rows(source.records)
-    tables = [
-        Table(
-            capital(workload_words(group[0], source.machines)),
-            _SPARSITIES,
-            tuple(
-                (
-                    row.label, row.world_size, row.tokens,
-                    least_words(row.least_sparsity), dense_words(row.too_dense),
-                    row.limited_by, row.time_s,
-                    row.peak_bytes, row.confirmations, row.runs,
-                )
-                for row in group
-            ),
-        )
-        for group in grouped(rows)
-    ]  # fmt: skip
+    groups = group_by_workload(density_rows(source.records))
+    tables = [rows_table(group, source, _SPARSITIES) for group in groups]
     said = (
         "Least sparsity is the least of which every run at that length passed, too dense the "
         "largest that failed below it."
@@ -112,11 +99,11 @@ def least_sparse(source: Source) -> Section:
     return Section("Least sparsities", [said], tables=tables)
 
 
-def least_words(value: float | None) -> str | None:
+def format_sparsity_up(value: float | None) -> str | None:
     """A sparsity that passed, rounded up: one below it may have failed."""
     return None if value is None else f"{math.ceil(value * 1e5) / 1e5:.5f}"
 
 
-def dense_words(value: float | None) -> str | None:
+def format_sparsity_down(value: float | None) -> str | None:
     """A sparsity that failed, rounded down."""
     return None if value is None else f"{math.floor(value * 1e5) / 1e5:.5f}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from longseq_bench.analysis.row import require
 from longseq_bench.core.hardware import profiles
 from longseq_bench.core.units import format_bytes
-from longseq_bench.reports.assemble import wanting
+from longseq_bench.reports.assemble import missing_section
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
-from longseq_bench.reports.groups import capital, grouped, workload_words
+from longseq_bench.reports.groups import group_by_workload
 
 _SAID = (
     "Computed, not measured: the memory of one device over the bytes a token of a search here that "
@@ -27,7 +27,7 @@ def projected(source: Source) -> Section:
         if row.is_full_pass and row.options.get("offload", "none") == "none"
     ]
     if not known:
-        return wanting(
+        return missing_section(
             "On other hardware, computed", "search on one rank that memory ended",
             "longseq maxlen --impl ring --memory-budget 64MiB",
         )  # fmt: skip
@@ -39,7 +39,7 @@ def projected(source: Source) -> Section:
     )  # fmt: skip
     tables = [
         Table(
-            capital(workload_words(group[0], source.machines)),
+            source.title(group[0]),
             columns,
             tuple(
                 (
@@ -49,6 +49,6 @@ def projected(source: Source) -> Section:
                 for row in group
             ),
         )
-        for group in grouped(known)
+        for group in group_by_workload(known)
     ]  # fmt: skip
     return Section("On other hardware, computed", [_SAID], tables=tables)

@@ -5,38 +5,21 @@ from __future__ import annotations
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.fields import Field, of_ranks, plain, rows_table
-from longseq_bench.reports.groups import grouped
-from longseq_bench.reports.sections.findings import time_of
-from longseq_bench.reports.sections.ranks import said_of_ranks
+from longseq_bench.reports.fields import LEAST_PEAK, TableField, only_ranks, optional, rows_table
+from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.sections.ranks import explain_rank_columns
 
 _LENGTHS = (
-    plain("Implementation", "text", "label"),
-    plain("Tokens", "tokens", "tokens"),
-    of_ranks("Ranks", "count", "world_size"),
-    of_ranks("Tokens a rank", "tokens", "tokens_per_rank"),
-    plain("Status", "text", "status"),
-    Field("Time", "seconds", time_of),
-    plain("Samples", "count", "samples"),
-    of_ranks("Compute only", "seconds", "compute_time_s"),
-    of_ranks("Communication only", "seconds", "communication_time_s"),
-    of_ranks("Exposed", "share", "exposed_share"),
-    of_ranks("Speed-up", "ratio", "speedup"),
-    of_ranks("Efficiency", "share", "efficiency"),
-    of_ranks("Sent a rank", "bytes", "bytes_sent"),
-    plain("Peak memory", "bytes", "peak_bytes"),
-    Field("Least peak", "bytes", lambda row: row.least_peak_bytes, False, True),
-    of_ranks("Imbalance", "ratio", "imbalance"),
-    plain("Tokens/s", "count", "tokens_per_s"),
-    plain("Effective FLOP/s", "flop_rate", "effective_flops"),
-    plain("Max error", "error", "max_error"),
-    plain("Wire error", "error", "wire_error", False),
-    plain("Density asked", "share", "density_asked", False),
-    plain("Density achieved", "share", "density_achieved", False),
-    Field("Uncovered", "share", lambda row: row.uncovered or None, False),
-    Field("Zero rows", "share", lambda row: row.zero_rows or None, False),
-    plain("Speed", "ratio", "speed", False),
-)
+    "label", "tokens", only_ranks("world_size"), only_ranks("tokens_per_rank"), "status", "time_s",
+    "samples", only_ranks("compute_time_s"), only_ranks("communication_time_s"),
+    only_ranks("exposed_share"), only_ranks("speedup"), only_ranks("efficiency"),
+    only_ranks("bytes_sent"), "peak_bytes", LEAST_PEAK, only_ranks("imbalance"), "tokens_per_s",
+    "effective_flops", "max_error", optional("wire_error"), optional("density_asked"),
+    optional("density_achieved"),
+    TableField("uncovered", value=lambda row: row.uncovered or None, hide_empty=True),
+    TableField("zero_rows", value=lambda row: row.zero_rows or None, hide_empty=True),
+    optional("speed"),
+)  # fmt: skip
 
 
 def lengths(source: Source) -> Section:
@@ -53,8 +36,8 @@ def lengths(source: Source) -> Section:
         )
     return Section(
         "Lengths swept",
-        said + said_of_ranks(source.rows) + section_charts.cut(source.rows, 3),
-        tables=[rows_table(g, source, _LENGTHS) for g in grouped(source.rows)],
+        said + explain_rank_columns(source.rows) + section_charts.cut(source.rows, 3),
+        tables=[rows_table(g, source, _LENGTHS) for g in group_by_workload(source.rows)],
         charts=section_charts.charts(
             source,
             source.rows,
@@ -68,7 +51,7 @@ def lengths(source: Source) -> Section:
 def over_ranks(source: Source) -> Section:
     """Rows on several ranks, with those on one that they stand beside."""
     tables = []
-    for group in grouped(source.rows):
+    for group in group_by_workload(source.rows):
         several = {row.label for row in group if row.world_size > 1}
         rows = [row for row in group if row.label in several]
         if rows:
@@ -76,7 +59,7 @@ def over_ranks(source: Source) -> Section:
     pictures = section_charts.charts(source, source.rows, section_charts.speedup)
     return Section(
         "Many ranks",
-        [*said_of_ranks(source.rows), *section_charts.cut(source.rows)],
+        [*explain_rank_columns(source.rows), *section_charts.cut(source.rows)],
         tables=tables,
         charts=pictures,
     )

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.fields import Field, of_ranks, plain, rows_table
-from longseq_bench.reports.groups import grouped, spread_out
+from longseq_bench.reports.fields import (
+    LEAST_PEAK,
+    TableField,
+    only_ranks,
+    optional,
+    rows_table,
+)
+from longseq_bench.reports.groups import group_by_workload, has_several_ranks
 
 _MAXIMA = (
-    plain("Implementation", "text", "label"),
-    of_ranks("Ranks", "count", "world_size"),
-    plain("Max tokens", "tokens", "max_tokens"),
-    plain("Memory alone", "tokens", "fits_tokens", False),
-    plain("Elsewhere", "count", "published_tokens", False),
-    Field("Times that", "ratio", lambda row: _beside(row), False),
-    of_ranks("Tokens a rank", "tokens", "tokens_per_rank"),
-    plain("First failure", "tokens", "first_failure"),
-    plain("Limited by", "text", "limited_by"),
-    plain("Phase", "text", "failure_phase"),
-    plain("Fraction of floor", "share", "fraction_of_floor"),
-    plain("Peak memory", "bytes", "peak_bytes"),
-    Field("Least peak", "bytes", lambda row: row.least_peak_bytes, False, True),
-    of_ranks("Imbalance", "ratio", "imbalance"),
-    plain("Bytes/token", "bytes", "bytes_per_token"),
-    plain("Predicted", "tokens", "predicted_tokens"),
-    plain("Runs", "count", "runs"),
-    plain("Confirmations", "count", "confirmations"),
-)
+    "label", only_ranks("world_size"), "max_tokens", optional("fits_tokens"),
+    optional("published_tokens"),
+    TableField("", "Times that", "ratio", lambda row: _over_published(row), hide_empty=True),
+    only_ranks("tokens_per_rank"), "first_failure", "limited_by", "failure_phase",
+    "fraction_of_floor", "peak_bytes", LEAST_PEAK, only_ranks("imbalance"), "bytes_per_token",
+    "predicted_tokens", "runs", "confirmations",
+)  # fmt: skip
 
 
 def maxima(source: Source) -> Section:
@@ -41,7 +34,7 @@ def maxima(source: Source) -> Section:
         "failed one above it. Fraction of floor: the bytes that no exact attention can do without "
         "at that length, over the budget. Confirmations are further passes in fresh processes."
     ]
-    if spread_out(source.maxima):
+    if has_several_ranks(source.maxima):
         said.append(
             "With several ranks: max tokens are those of all ranks, tokens a rank the most that "
             "one holds; the floor is set against the budgets of all ranks together; budget, peak "
@@ -49,7 +42,7 @@ def maxima(source: Source) -> Section:
             "over the least."
         )
     said += list(_settings_said(source))
-    groups = grouped(source.maxima)
+    groups = group_by_workload(source.maxima)
     tables = [rows_table(g, source, _MAXIMA) for g in groups]
     pictures = section_charts.maxima(source)
     return Section("Longest lengths", said, tables=tables, charts=pictures)
@@ -82,7 +75,8 @@ def _settings_said(source: Source) -> Iterator[str]:
         yield f"Elsewhere: {source.elsewhere_said}."
 
 
-def _beside(row: SearchRow) -> float | None:
-    """Of what was run as a whole and left its inputs alone."""
-    alike = row.published_tokens and not row.fit_only and row.keep != "nothing"
-    return row.max_tokens / require(row.published_tokens) if alike else None
+def _over_published(row: SearchRow) -> float | None:
+    """Return the maximum over the published one, of full passes that preserve their inputs."""
+    if not row.published_tokens or not row.is_full_pass:
+        return None
+    return row.max_tokens / row.published_tokens

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from operator import attrgetter
 
 from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.assemble import wanting
+from longseq_bench.reports.assemble import missing_section
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.sections.findings import first_named, first_said, time_of
+from longseq_bench.reports.fields import TableField, rows_table
+from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.sections.findings import join_names, limit_sentences
 from longseq_bench.reports.sections.multi_rank import SWEEP_RANKS
 
 _MODES = (
@@ -21,9 +23,9 @@ _MODES = (
     Column("Trials", "count"), Column("What failed"),
 )  # fmt: skip
 _GAINS = (
-    Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
-    Column("Time", "seconds"), Column("Speed-up", "ratio"), Column("At least", "ratio"),
-    Column("At most", "ratio"), Column("Efficiency", "share"), Column("Bytes sent a rank", "bytes"),
+    "label", "tokens", "world_size", "time_s", "speedup", TableField("speedup_low", "At least"),
+    TableField("speedup_high", "At most"), "efficiency",
+    TableField("bytes_sent", "Bytes sent a rank"),
 )  # fmt: skip
 BY_LENGTH = ("oom", "timeout", "limit")
 """How a trial ends that is too long; nothing is wrong with what it computes."""
@@ -42,7 +44,7 @@ def modes(source: Source) -> Section:
     for row in source.rows:
         by_device[row.fingerprint, row.device].append(row)
     if not by_device:
-        return wanting("Modes run here", "sweep", SWEEP_RANKS, "longseq list")
+        return missing_section("Modes run here", "sweep", SWEEP_RANKS, "longseq list")
     tables, points = [], []
     for (fingerprint, device), rows in by_device.items():
         machine = source.machines[fingerprint]
@@ -50,7 +52,7 @@ def modes(source: Source) -> Section:
         modes_of = tuple(_mode(some) for some in _by_mode(rows))
         tables.append(Table(title, _MODES, modes_of))
         points += _works(rows, title)
-    return Section("Modes run here", [_SAID], first_said(points), tables)
+    return Section("Modes run here", [_SAID], limit_sentences(points), tables)
 
 
 def _by_mode(rows: Sequence[SweepRow]) -> list[list[SweepRow]]:
@@ -102,7 +104,7 @@ def _works(rows: Sequence[SweepRow], where: str) -> list[str]:
     begins = {"yes": "work", "partly": "work in part", "no": "do not work"}
     return [
         f"{where} {begin}, {len(verdicts[verdict])} of {sum(map(len, verdicts.values()))}: "
-        f"{first_named(verdicts[verdict])}."
+        f"{join_names(verdicts[verdict])}."
         for verdict, begin in begins.items()
         if verdicts[verdict]
     ]
@@ -112,15 +114,14 @@ def gains(source: Source) -> Section:
     """Speed-up and efficiency by length, and from which length ranks pay."""
     known = [row for row in source.rows if row.world_size > 1 and row.speedup is not None]
     if not known:
-        return wanting(
+        return missing_section(
             "Speed-up and efficiency by length", "trial timed on one rank and on several",
             SWEEP_RANKS,
         )  # fmt: skip
-    tables = []
-    for group in grouped(known):
-        rows = tuple(_gain(row) for row in sorted(group, key=lambda r: (r.label, r.tokens)))
-        where = workload_words(group[0], source.machines)
-        tables.append(Table(capital(where), _GAINS, rows))
+    tables = [
+        rows_table(sorted(group, key=attrgetter("label", "tokens")), source, _GAINS)
+        for group in group_by_workload(known)
+    ]
     said = (
         "Against the same trial on one rank; at least and at most are what the intervals of both "
         "times leave possible."
@@ -128,10 +129,3 @@ def gains(source: Source) -> Section:
     pictures = section_charts.charts(source, known, section_charts.pays)
     title = "Speed-up and efficiency by length"
     return Section(title, [said, *section_charts.cut(known)], tables=tables, charts=pictures)
-
-
-def _gain(row: SweepRow) -> tuple[Cell, ...]:
-    return (
-        row.label, row.tokens, row.world_size, time_of(row), row.speedup,
-        row.speedup_low, row.speedup_high, row.efficiency, row.bytes_sent,
-    )  # fmt: skip

@@ -18,7 +18,7 @@ def dates(records: Sequence[Record]) -> str:
     return f"Measured {first}." if first == last else f"Measured from {first} to {last}."
 
 
-def machines_said(source: Source) -> Iterator[str]:
+def describe_machines(source: Source) -> Iterator[str]:
     """That several environments are not merged, where there are several."""
     if len(source.environments) > 1:
         names = ", ".join(source.machines.values())

@@ -6,15 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from longseq_bench.analysis.row import R, Row
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.row import Row
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import MISSING, Column, Section, Table
-from longseq_bench.reports.groups import capital, grouped, spread_out, workload_words
+from longseq_bench.reports.document import MISSING, Section
+from longseq_bench.reports.fields import TableField, rows_table
+from longseq_bench.reports.groups import (
+    capitalize_first,
+    group_by_workload,
+    has_several_ranks,
+)
 from longseq_bench.reports.sections.findings import MOST_SAID
 
 BETWEEN = " · "
@@ -22,13 +26,17 @@ MOST_LINES = 16
 """Of a rank's stack; the record has them all."""
 
 _SWEPT = (
-    Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
-    Column("Status"), Column("Time of each rank"), Column("Peak of each rank"),
-    Column("Sent by each rank"), Column("By formula"),
+    "label", "tokens", "world_size", "status",
+    TableField("rank_times", kind="text", value=lambda r: _joined(r.rank_times, format_seconds)),
+    TableField("rank_peaks", kind="text", value=lambda r: format_rank_bytes(r.rank_peaks)),
+    TableField("rank_bytes", kind="text", value=lambda r: format_rank_bytes(r.rank_bytes)),
+    TableField(
+        "rank_formulas", "By formula", "text", lambda r: format_rank_bytes(r.rank_formulas)
+    ),
 )  # fmt: skip
 _FOUND = (
-    Column("Implementation"), Column("Max tokens", "tokens"), Column("Ranks", "count"),
-    Column("Peak of each rank"),
+    "label", "max_tokens", "world_size",
+    TableField("rank_peaks", kind="text", value=lambda r: format_rank_bytes(r.rank_peaks)),
 )  # fmt: skip
 
 
@@ -38,10 +46,8 @@ def each_rank(source: Source) -> Section:
     several = [row for row in source.rows if row.world_size > 1]
     swept = [row for row in several if any(getattr(row, name) is not None for name in known)]
     found = [r for r in source.maxima if r.world_size > 1 and r.rank_peaks is not None]
-    tables = [_table(source, group, "", _SWEPT, _swept) for group in grouped(swept)]
-    tables += [
-        _table(source, group, "at the maximum: ", _FOUND, _found) for group in grouped(found)
-    ]
+    tables = [rows_table(group, source, _SWEPT) for group in group_by_workload(swept)]
+    tables += [rows_table(g, source, _FOUND, "at the maximum: ") for g in group_by_workload(found)]
     said = [
         "From the first rank to the last. Time is the rank's median, peak its largest; sent is "
         "what it was counted to send in one pass, beside what it should send by formula."
@@ -75,28 +81,9 @@ def _hung(source: Source) -> Iterator[tuple[Record, Mapping[str, Any]]]:
             yield record, stacks
 
 
-def _table(
-    source: Source,
-    group: Sequence[R],
-    before: str,
-    columns: tuple[Column, ...],
-    cells: Callable[[R], tuple[Any, ...]],
-) -> Table:
-    title = before + workload_words(group[0], source.machines)
-    return Table(capital(title), columns, tuple(cells(row) for row in group))
-
-
-def _swept(row: SweepRow) -> tuple[Any, ...]:
-    return (
-        row.label, row.tokens, row.world_size, row.status,
-        _joined(row.rank_times, format_seconds), _joined(row.rank_peaks, format_bytes),
-        _joined(row.rank_bytes, format_bytes), _joined(row.rank_formulas, format_bytes),
-    )  # fmt: skip
-
-
-def _found(row: SearchRow) -> tuple[Any, ...]:
-    peaks = _joined(row.rank_peaks, format_bytes)
-    return row.label, row.max_tokens, row.world_size, peaks
+def format_rank_bytes(each: Sequence[float | None] | None) -> str | None:
+    """Format a size of each rank, in the order of ranks."""
+    return _joined(each, format_bytes)
 
 
 def _joined(each: Sequence[float | None] | None, write: Callable[[float], str]) -> str | None:
@@ -113,8 +100,8 @@ def _title(source: Source, record: Record) -> str:
 
 def _where(source: Source, record: Record) -> str:
     phase = f" in {record.outcome.phase}" if record.outcome.phase else ""
-    words = workload_words(Row.from_record(record), source.machines)
-    return f"{capital(words)}; ended{phase}"
+    words = source.workload(Row.from_record(record))
+    return f"{capitalize_first(words)}; ended{phase}"
 
 
 def _standing(stacks: Mapping[str, Any]) -> Iterator[str]:
@@ -130,9 +117,9 @@ def _standing(stacks: Mapping[str, Any]) -> Iterator[str]:
             yield f"  … {len(stack) - MOST_LINES} more in the record"
 
 
-def said_of_ranks(rows: Sequence[SweepRow]) -> list[str]:
+def explain_rank_columns(rows: Sequence[SweepRow]) -> list[str]:
     """What the columns of rows on several ranks mean; nothing where there are none."""
-    if not spread_out(rows):
+    if not has_several_ranks(rows):
         return []
     return [
         "With several ranks: tokens and tokens/s are those of all ranks, tokens a rank the most "

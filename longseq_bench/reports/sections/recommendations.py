@@ -19,17 +19,17 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import format_cell
+from longseq_bench.reports.fields import time_with_interval
 from longseq_bench.reports.groups import (
     SAME_TABLE,
-    as_dense,
-    by_ranks,
-    density_words,
-    exact_and_sparse,
-    grouped,
-    on_ranks,
-    workload_words,
+    density_suffix,
+    group_by_density,
+    group_by_ranks,
+    group_by_workload,
+    ranks_suffix,
+    split_by_sparsity,
 )
-from longseq_bench.reports.sections.findings import first_named, limit_words, time_of
+from longseq_bench.reports.sections.findings import describe_limit, join_names
 
 
 class Gain(NamedTuple):
@@ -52,13 +52,13 @@ MOST_FLOOR = 0.9
 def longest(source: Source) -> Iterator[str]:
     """Of each workload and budget, which takes the longest sequence: exact, and sparse."""
     without = _without(source)
-    for group in grouped(source.maxima):
-        where = workload_words(group[0], source.machines)
+    for group in group_by_workload(source.maxima):
+        where = source.workload(group[0])
         found = [row for row in group if row.max_tokens and row.is_full_pass]
-        for what, rows in exact_and_sparse(found).items():
-            for ranks, some in by_ranks(rows).items():
+        for what, rows in split_by_sparsity(found).items():
+            for ranks, some in group_by_ranks(rows).items():
                 others = without.get((_searched_on(some[0]), what == "sparse"), 0)
-                yield _longest(some, f"{what} attention{on_ranks(ranks)}", where, others)
+                yield _longest(some, f"{what} attention{ranks_suffix(ranks)}", where, others)
 
 
 _searched_on = attrgetter("world_size", *(name for name in SAME_TABLE if name != "fit_only"))
@@ -89,7 +89,7 @@ def _longest(rows: Sequence[SearchRow], what: str, where: str, others: int) -> s
     ordered = sorted(rows, key=lambda row: -int(row.max_tokens))
     first = ordered[0]
     alike = [row for row in ordered if _reaches(row, first.max_tokens)]
-    words = first_named(f"{r.name} ({_maximum_words(r)})" for r in alike)
+    words = join_names(f"{r.name} ({_maximum_words(r)})" for r in alike)
     begin = f"For the longest sequence by {what} ({where}):"
     if len(alike) > 1:
         return f"{begin} {words}; their brackets overlap, so none is named the longest."
@@ -110,7 +110,7 @@ def _reaches(row: SearchRow, tokens: int) -> bool:
 def _maximum_words(row: SearchRow) -> str:
     density = row.density_achieved
     seen = f", density {format_share(density)}" if density is not None and density < 1 else ""
-    return f"{row.max_tokens:,} tokens{seen}, {limit_words(row)}"
+    return f"{row.max_tokens:,} tokens{seen}, {describe_limit(row)}"
 
 
 class Contest(NamedTuple):
@@ -133,10 +133,10 @@ Failed = dict[str, dict[int, str]]
 
 def fastest(source: Source) -> Iterator[str]:
     """Of each workload, which is the fastest over which lengths: exact, and sparse."""
-    for group in grouped(source.rows):
-        where, failed = workload_words(group[0], source.machines), _failed(group)
-        for what, rows in exact_and_sparse(group).items():
-            for some in by_ranks(rows).values():
+    for group in group_by_workload(source.rows):
+        where, failed = source.workload(group[0]), _failed(group)
+        for what, rows in split_by_sparsity(group).items():
+            for some in group_by_ranks(rows).values():
                 for contests in _contests(some):
                     for run in _runs(contests, failed):
                         yield _fastest(run, what, where)
@@ -158,10 +158,10 @@ def _contests(rows: Sequence[SweepRow]) -> list[list[Contest]]:
     """
     found: list[tuple[list[Contest], list[SweepRow]]] = []  # with the least and the most dense row
     for tokens, timed in sorted(_timed(rows).items()):
-        for alike in as_dense(timed):
+        for alike in group_by_density(timed):
             if len(alike) < 2:
                 continue
-            near = (one for one in found if len(as_dense([*one[1], *alike])) == 1)
+            near = (one for one in found if len(group_by_density([*one[1], *alike])) == 1)
             contests, ends = next(near, ([], []))
             if not contests:
                 found.append((contests, ends))
@@ -204,9 +204,9 @@ def _goes_on(one: Contest, other: Contest, failed: Failed) -> bool:
 
 def _fastest(run: Sequence[Contest], what: str, where: str) -> str:
     first, last = run[0].tokens, run[-1]
-    whom = f"{what} attention{density_words(_all_of(run))}{on_ranks(last.rows[0].world_size)}"
-    words = first_named(
-        f"{row.label} ({format_cell(time_of(row), 'seconds')})" for row in last.winners
+    whom = f"{what} attention{density_suffix(_all_of(run))}{ranks_suffix(last.rows[0].world_size)}"
+    words = join_names(
+        f"{row.label} ({format_cell(time_with_interval(row), 'seconds')})" for row in last.winners
     )
     at = f" at {format_tokens(last.tokens)}" if len(run) > 1 else ""
     span = _span(first, last.tokens)
@@ -238,14 +238,14 @@ def sparse_pays(source: Source) -> Iterator[str]:
 
 
 def _paying(source: Source, against: str, gain: Callable[[SweepRow], Gain | None]) -> Iterator[str]:
-    for group in grouped(source.rows):
-        where, failed = workload_words(group[0], source.machines), _failed(group)
+    for group in group_by_workload(source.rows):
+        where, failed = source.workload(group[0]), _failed(group)
         told: dict[str, list[str]] = defaultdict(list)
         for name, gains in _series(group, gain).items():
             verdict, words = _pays(gains, failed.get(name, {}), against)
             told[verdict].append(f"{name} ({words})")
         for verdict, names in sorted(told.items()):
-            yield f"{verdict} ({where}): {first_named(names)}."
+            yield f"{verdict} ({where}): {join_names(names)}."
 
 
 def _series(rows: Sequence[SweepRow], gain: Callable[[SweepRow], Gain | None]) -> dict[str, Gains]:
@@ -305,11 +305,11 @@ def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]
 def leanest(source: Source) -> Iterator[str]:
     """Of each workload, which maxima leave more than a tenth of the budget to other things than
     the floor, where memory limits them."""
-    for group in grouped(source.maxima):
+    for group in group_by_workload(source.maxima):
         wasteful = [row for row in group if row.is_full_pass and _wastes(row)]
         if wasteful:
-            where = workload_words(group[0], source.machines)
-            words = first_named(
+            where = source.workload(group[0])
+            words = join_names(
                 f"{row.name} ({format_share(1 - require(row.fraction_of_floor))}: "
                 f"{row.max_tokens:,} tokens of {row.floor_tokens:,})"
                 for row in sorted(wasteful, key=lambda row: require(row.fraction_of_floor))

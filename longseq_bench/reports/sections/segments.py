@@ -9,11 +9,12 @@ from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports.assemble import wanting
+from longseq_bench.reports.assemble import missing_section
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Spread, Table, format_cell
-from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.sections.findings import first_said, time_of
+from longseq_bench.reports.fields import time_with_interval
+from longseq_bench.reports.groups import capitalize_first, group_by_workload
+from longseq_bench.reports.sections.findings import limit_sentences
 
 ALONG, CURVE = "dilated", "hilbert"
 """The same segments and rates along the sequence, and along the curve."""
@@ -47,12 +48,12 @@ def segments(source: Source) -> Section:
     found = [row for row in source.maxima if _segmented(row) and row.is_full_pass]
     tables = [*_maxima(source, found), *_swept(source, rows)]
     if not tables:
-        return wanting(
+        return missing_section(
             "Segments and dilation", "attention with segments",
             "longseq sweep configs/hilbert.yaml",
             "longseq maxlen --impl dilated --impl hilbert -o segments=4096,8192 -o dilation=1,2",
         )  # fmt: skip
-    points = first_said(_effects(source, rows))
+    points = limit_sentences(_effects(source, rows))
     return Section("Segments and dilation", [_SAID], points, tables)
 
 
@@ -61,7 +62,7 @@ def _segmented(row: Row) -> bool:
 
 
 def _maxima(source: Source, found: Sequence[SearchRow]) -> Iterator[Table]:
-    for group in grouped(found):
+    for group in group_by_workload(found):
         rows = tuple(
             (
                 row.implementation, *_configuration(row), row.world_size, row.max_tokens,
@@ -69,23 +70,23 @@ def _maxima(source: Source, found: Sequence[SearchRow]) -> Iterator[Table]:
             )
             for row in group
         )  # fmt: skip
-        yield Table(f"Longest lengths: {workload_words(group[0], source.machines)}", _MAXIMA, rows)
+        yield Table(f"Longest lengths: {source.workload(group[0])}", _MAXIMA, rows)
 
 
 def _swept(source: Source, swept: Sequence[SweepRow]) -> Iterator[Table]:
-    for group in grouped(swept):
+    for group in group_by_workload(swept):
         timed = _timed(group)
         rows = tuple(_cells(row, undilated(timed, row)) for row in group)
-        where = workload_words(group[0], source.machines)
-        yield Table(capital(where), _SWEPT, rows)
+        where = source.workload(group[0])
+        yield Table(capitalize_first(where), _SWEPT, rows)
 
 
 def _cells(row: SweepRow, without: SweepRow | None) -> tuple[Cell, ...]:
-    pairs = times_pairs(without, row) if without else None
+    pairs = pairs_ratio(without, row) if without else None
     return (
         row.implementation, *_configuration(row), row.world_size, row.tokens,
-        time_of(row), row.tokens_per_s, row.token_density, row.uncovered,
-        ratio_of(without, row) if without else None, pairs,
+        time_with_interval(row), row.tokens_per_s, row.token_density, row.uncovered,
+        time_ratio(without, row) if without else None, pairs,
     )  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def _rates(row: SweepRow) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [int(str(value))]
 
 
-def ratio_of(over: SweepRow, under: SweepRow) -> Spread | float:
+def time_ratio(over: SweepRow, under: SweepRow) -> Spread | float:
     """The time of one over that of another, with what the intervals of both leave possible."""
     value = require(over.time_s) / require(under.time_s)
     if min(over.samples, under.samples) < 2:
@@ -136,7 +137,7 @@ def ratio_of(over: SweepRow, under: SweepRow) -> Spread | float:
     )
 
 
-def times_pairs(over: SweepRow, under: SweepRow) -> float | None:
+def pairs_ratio(over: SweepRow, under: SweepRow) -> float | None:
     """How many times as many pairs one sees."""
     one, two = over.token_density, under.token_density
     return one / two if one is not None and two else None
@@ -144,10 +145,10 @@ def times_pairs(over: SweepRow, under: SweepRow) -> float | None:
 
 def _effects(source: Source, rows: Sequence[SweepRow]) -> Iterator[str]:
     """Of each workload, where dilation speeds up most, and whether that is more than it skips."""
-    for group in grouped(rows):
+    for group in group_by_workload(rows):
         timed = _timed(group)
         pairs = [(row, without) for row in group if (without := undilated(timed, row))]
-        where = workload_words(group[0], source.machines)
+        where = source.workload(group[0])
         faster = [pair for pair in pairs if _least(*pair) > 1]
         if faster:
             yield _effect(
@@ -166,7 +167,7 @@ def _least(row: SweepRow, without: SweepRow) -> float:
 
 def _effect(row: SweepRow, without: SweepRow, where: str) -> str:
     faster = require(without.time_s) / require(row.time_s)
-    fewer, none = times_pairs(without, row), row.uncovered
+    fewer, none = pairs_ratio(without, row), row.uncovered
     seen = f" and sees {format_cell(fewer, 'ratio')} fewer pairs" if fewer else ""
     bare = f", {format_share(none)} of (token, head) pairs see nothing" if none else ""
     return (
@@ -178,7 +179,9 @@ def _effect(row: SweepRow, without: SweepRow, where: str) -> str:
 def curve(source: Source) -> Section:
     """The same segments along the curve and along the sequence, side by side."""
     tables, points = [], []
-    for group in grouped(row for row in source.rows if _segmented(row) and row.status == "ok"):
+    for group in group_by_workload(
+        row for row in source.rows if _segmented(row) and row.status == "ok"
+    ):
         timed = _timed(group)
         pairs = [
             (row, other)
@@ -188,24 +191,24 @@ def curve(source: Source) -> Section:
         ]
         if not pairs:
             continue
-        where = workload_words(group[0], source.machines)
+        where = source.workload(group[0])
         rows = tuple(_beside(row, other) for row, other in pairs)
-        tables.append(Table(capital(where), _CURVE, rows))
+        tables.append(Table(capitalize_first(where), _CURVE, rows))
         ratios = sorted(require(other.time_s) / require(row.time_s) for row, other in pairs)
         words = (format_cell(r, "ratio") for r in (ratios[0], ratios[-1]))
         ends = " to ".join(dict.fromkeys(words))
         points.append(f"The curve takes {ends} the time of the sequence ({where}).")
     if not tables:
-        return wanting(
+        return missing_section(
             "Along the curve and along the sequence", "pair of the same segments along both",
             "longseq sweep configs/hilbert.yaml",
         )  # fmt: skip
     title = "Along the curve and along the sequence"
-    return Section(title, points=first_said(points), tables=tables)
+    return Section(title, points=limit_sentences(points), tables=tables)
 
 
 def _beside(row: SweepRow, other: SweepRow) -> tuple[Cell, ...]:
     return (
-        *_configuration(row), row.world_size, row.tokens, time_of(row), time_of(other),
-        ratio_of(other, row),
+        *_configuration(row), row.world_size, row.tokens, time_with_interval(row),
+        time_with_interval(other), time_ratio(other, row),
     )  # fmt: skip

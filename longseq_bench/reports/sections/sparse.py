@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from operator import attrgetter
 
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Column, Section, Table, format_cell
+from longseq_bench.reports.document import Section, format_cell
+from longseq_bench.reports.fields import TableField, computed, rows_table
 from longseq_bench.reports.groups import (
-    capital,
-    grouped,
-    spread_out,
-    workload_words,
+    group_by_workload,
+    has_several_ranks,
 )
-from longseq_bench.reports.sections.findings import first_named, first_said, time_of
+from longseq_bench.reports.sections.findings import join_names, limit_sentences
 
 _COLUMNS = (
-    Column("Implementation"), Column("Tokens", "tokens"), Column("Status"),
-    Column("Density asked", "share"), Column("Density achieved", "share"),
-    Column("Density of pairs", "share"), Column("Uncovered", "share"),
-    Column("Plan time", "seconds"), Column("Time", "seconds"),
-    Column("Effective FLOP/s", "flop_rate"),
-    Column("Dense time", "seconds"), Column("Dense time is"), Column("Speed over dense", "ratio"),
-    Column("Share of ideal"), Column("Peak memory", "bytes"), Column("Memory reduction", "ratio"),
-    Column("Standard memory is"),
+    computed("Implementation", "text", attrgetter("name")), "tokens", "status", "density_asked",
+    "density_achieved", "token_density", "uncovered", "plan_time_s", "time_s", "effective_flops",
+    "dense_time_s", "dense_source", "speed_over_dense",
+    computed("Share of ideal", "text", lambda row: _share_words(row)), "peak_bytes",
+    "memory_reduction",
+    TableField(
+        "dense_memory_source",
+        value=lambda row: None if row.memory_reduction is None else row.dense_memory_source,
+    ),
 )  # fmt: skip
 _SAID = (
     "Density is the share of the visible blocks (of the query-key pairs, where a pattern has no "
@@ -53,32 +53,14 @@ def sparse(source: Source) -> Section:
     rows = [row for row in source.rows if row.is_sparse]
     if not rows:
         return Section("Sparse attention")
-    groups = grouped(rows)
-    said = [_SAID, *[_ONE_RANK] * spread_out(rows)]
-    points = first_said(
-        sentence
-        for group in groups
-        for sentence in _best(group, workload_words(group[0], source.machines))
+    groups = group_by_workload(rows)
+    said = [_SAID, *[_ONE_RANK] * has_several_ranks(rows)]
+    points = limit_sentences(
+        sentence for group in groups for sentence in _best(group, source.workload(group[0]))
     )
-    tables = [_table(source, group) for group in groups]
+    tables = [rows_table(group, source, _COLUMNS) for group in groups]
     pictures = section_charts.shares(source, rows)
     return Section("Sparse attention", said, points, tables, charts=pictures)
-
-
-def _table(source: Source, group: Sequence[SweepRow]) -> Table:
-    title = workload_words(group[0], source.machines)
-    rows = tuple(_cells(row) for row in group)
-    return Table(capital(title), _COLUMNS, rows)
-
-
-def _cells(row: SweepRow) -> tuple[Any, ...]:
-    return (
-        row.name, row.tokens, row.status, row.density_asked, row.density_achieved,
-        row.token_density, row.uncovered, row.plan_time_s, time_of(row),
-        row.effective_flops, row.dense_time_s, row.dense_source, row.speed_over_dense,
-        _share_words(row), row.peak_bytes, row.memory_reduction,
-        row.dense_memory_source if row.memory_reduction is not None else None,
-    )  # fmt: skip
 
 
 def _share_words(row: SweepRow) -> str | None:
@@ -116,7 +98,7 @@ def _best(group: Sequence[SweepRow], where: str) -> Iterator[str]:
             f"first comes from a single pass, so how far off it may be is not known."
         )
     elif len(alike) > 1:
-        names = first_named(words[id(row)] for row in alike)
+        names = join_names(words[id(row)] for row in alike)
         yield f"{at}, these reach the highest share of ideal and can't be told apart: {names}."
     else:
         one, two = (words[id(row)] for row in rows[:2])

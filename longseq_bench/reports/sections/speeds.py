@@ -10,16 +10,16 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.assemble import wanting
+from longseq_bench.reports.assemble import missing_section
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
+from longseq_bench.reports.fields import time_with_interval
 from longseq_bench.reports.groups import (
-    capital,
-    exact_and_sparse,
-    grouped,
-    workload_words,
+    capitalize_first,
+    group_by_workload,
+    split_by_sparsity,
 )
-from longseq_bench.reports.sections.findings import first_said, time_of
+from longseq_bench.reports.sections.findings import limit_sentences
 from longseq_bench.reports.sections.multi_rank import SWEEP_RANKS
 
 _SPEEDS = (
@@ -33,22 +33,22 @@ _SPEEDS = (
 def relative(source: Source) -> Section:
     """A table a workload at the longest length that most ran, the fastest first."""
     if not any(row.time_s for row in source.rows):
-        return wanting(
+        return missing_section(
             "Time, memory, relative speed", "timed trial", "longseq sweep configs/quickstart.yaml"
         )
     base = baseline_of(source)
     tables: list[Table] = []
     points: list[str] = []
-    for group in grouped(source.rows):
+    for group in group_by_workload(source.rows):
         tokens = shared_length(group)
         at = [row for row in group if row.tokens == tokens]
         meant = _meant(at, base)
         reference, relative_speeds = _reference(at, meant), _relative(at, meant)
         pairs = list(zip(at, relative_speeds, strict=True))
         pairs.sort(key=lambda pair: -float(pair[1] or 0))
-        where = f"{workload_words(at[0], source.machines)}, {format_tokens(tokens)} tokens"
+        where = f"{source.workload(at[0])}, {format_tokens(tokens)} tokens"
         told = tuple(_cells(row, reference, speed) for row, speed in pairs)
-        tables.append(Table(capital(where), _SPEEDS, told))
+        tables.append(Table(capitalize_first(where), _SPEEDS, told))
         points += _said(pairs, base, where)
     said = (
         f"Relative speed is the time of {base} over the row's, on as many ranks where it ran so, "
@@ -63,7 +63,7 @@ def relative(source: Source) -> Section:
     return Section(
         "Time, memory, relative speed",
         [said, *section_charts.cut(source.rows, 3)],
-        first_said(points),
+        limit_sentences(points),
         tables,
         charts=pictures,
     )
@@ -107,7 +107,7 @@ def _cells(row: SweepRow, reference: int | None, speed: float | None) -> tuple[C
     peak = row.peak_bytes if row.status == "ok" else None
     return (
         row.label, row.world_size, row.status,
-        row.token_density if row.is_sparse else None, time_of(row), peak, speed,
+        row.token_density if row.is_sparse else None, time_with_interval(row), peak, speed,
         peak / reference if peak and reference else None, row.max_error,
     )  # fmt: skip
 
@@ -116,7 +116,7 @@ def _said(pairs: Sequence[tuple[SweepRow, float | None]], base: str, where: str)
     """The fastest and the slowest of exact and of sparse attention, of rows by falling speed."""
     known = {id(row): speed for row, speed in pairs if speed is not None}
     timed = (row for row, _ in pairs if id(row) in known)
-    for what, rows in exact_and_sparse(timed).items():
+    for what, rows in split_by_sparsity(timed).items():
         if len(rows) > 1:
             first, last = (
                 f"{row.name} runs at {format_cell(known[id(row)], 'ratio')} its speed"
@@ -129,7 +129,7 @@ def on_ranks(source: Source) -> Section:
     """What works on how many ranks: a row an implementation, a column a number of ranks."""
     worlds = sorted({row.world_size for row in source.rows})
     if not worlds or worlds == [1]:
-        return wanting("What works on many ranks", "trial on several ranks", SWEEP_RANKS)
+        return missing_section("What works on many ranks", "trial on several ranks", SWEEP_RANKS)
     said = "How many of the trials on so many ranks were ok; Failures has the reasons."
     together: dict[tuple[str, ...], list[SweepRow]] = defaultdict(list)
     for row in source.rows:
@@ -147,7 +147,7 @@ def _worlds(source: Source, rows: Sequence[SweepRow], worlds: Sequence[int]) -> 
     title = f"{rows[0].mode}, {rows[0].device}" + (f", machine {machine}" if machine else "")
     ranks = (Column(f"On {n} rank{'s' if n > 1 else ''}") for n in worlds)
     return Table(
-        capital(title),
+        capitalize_first(title),
         (Column("Implementation"), *ranks),
         tuple((label, *(_statuses(by.get(n)) for n in worlds)) for label, by in counts.items()),
     )

@@ -6,15 +6,16 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD
 from longseq_bench.core.units import format_bytes, format_tokens
-from longseq_bench.reports.assemble import wanting
+from longseq_bench.reports.assemble import missing_section
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.groups import capital, grouped, workload_words
-from longseq_bench.reports.sections.findings import first_said
+from longseq_bench.reports.document import Section
+from longseq_bench.reports.fields import TableField, rows_table
+from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.sections.findings import limit_sentences
 
 _COLUMNS = (
-    Column("Implementation"), Column("Tokens", "tokens"), Column("Peak memory", "bytes"),
-    Column("Standard attention's", "bytes"), Column("Which is"), Column("Times less", "ratio"),
+    "label", "tokens", "peak_bytes", "dense_peak_bytes",
+    TableField("dense_memory_source", "Which is"), TableField("memory_reduction", "Times less"),
 )  # fmt: skip
 _SAID = (
     "Peak memory beside that of standard attention on the same workload: measured where the "
@@ -31,23 +32,16 @@ def beside_standard(source: Source) -> Section:
         if row.memory_reduction is not None and row.implementation != STANDARD
     ]
     if not known:
-        return wanting(
+        return missing_section(
             "Memory against standard attention", "swept peak on one rank",
             "longseq sweep configs/quickstart.yaml",
         )  # fmt: skip
     tables, points = [], []
-    for group in grouped(known):
-        where = workload_words(group[0], source.machines)
-        tables.append(Table(capital(where), _COLUMNS, tuple(map(_cells, group))))
+    for group in group_by_workload(known):
+        where = source.workload(group[0])
+        tables.append(rows_table(group, source, _COLUMNS))
         points.append(_at_longest(group, where))
-    return Section("Memory against standard attention", [_SAID], first_said(points), tables)
-
-
-def _cells(row: SweepRow) -> tuple[Cell, ...]:
-    return (
-        row.label, row.tokens, row.peak_bytes, row.dense_peak_bytes,
-        row.dense_memory_source, row.memory_reduction,
-    )  # fmt: skip
+    return Section("Memory against standard attention", [_SAID], limit_sentences(points), tables)
 
 
 def _at_longest(group: list[SweepRow], where: str) -> str:

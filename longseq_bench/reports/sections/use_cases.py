@@ -10,11 +10,12 @@ from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
-from longseq_bench.reports.assemble import wanting
+from longseq_bench.reports.assemble import missing_section
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.groups import as_dense, capital, workload_words
-from longseq_bench.reports.sections.findings import limit_words, time_of
+from longseq_bench.reports.fields import time_with_interval
+from longseq_bench.reports.groups import group_by_density
+from longseq_bench.reports.sections.findings import describe_limit
 
 USES = (
     ("a conversation", 8 * 1024),
@@ -53,7 +54,7 @@ def uses(source: Source) -> Section:
         if any(row[2] or row[5] for row in rows):
             tables.append(Table(title, _COLUMNS, rows))
     if not tables:
-        return wanting(
+        return missing_section(
             "Use case, approach, maximum", f"length of {format_tokens(USES[0][1])} tokens or more",
             "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         )  # fmt: skip
@@ -77,7 +78,7 @@ def _workloads(source: Source) -> list[tuple[str, list[SweepRow], list[SearchRow
 
 def _title(row: Row, source: Source) -> str:
     without = replace(row, memory_budget=None, time_budget=None)
-    return capital(workload_words(without, source.machines))
+    return source.title(without)
 
 
 def _use(
@@ -104,18 +105,20 @@ def _approach(
     timed = [r for r in ran if r.time_s and r.samples > 1]
     if timed:
         shortest = min(r.tokens for r in timed)
-        at = as_dense(r for r in timed if r.tokens == shortest)[0]
+        at = group_by_density(r for r in timed if r.tokens == shortest)[0]
         at.sort(key=lambda r: require(r.time_s))
         best = [r for r in at if require(r.time_low_s) <= require(at[0].time_high_s)]
-        words = ", ".join(f"{format_cell(time_of(r), 'seconds')}{_held(r)}" for r in best)
+        words = ", ".join(
+            f"{format_cell(time_with_interval(r), 'seconds')}{_held(r)}" for r in best
+        )
         alike = "; they can't be told apart" if len(best) > 1 else ""
         return best, f"ran at {format_tokens(shortest)}: {words}{alike}"
     if reached:
-        farthest = max(as_dense(reached)[0], key=_length)
-        words = f"takes {_reach(farthest)}{_seen(farthest)}; {limit_words(farthest)}"
+        farthest = max(group_by_density(reached)[0], key=_length)
+        words = f"takes {_reach(farthest)}{_seen(farthest)}; {describe_limit(farthest)}"
         return [farthest], words
     if ran:
-        row = max(as_dense(ran)[0], key=lambda r: int(r.tokens))
+        row = max(group_by_density(ran)[0], key=lambda r: int(r.tokens))
         return [row], f"ran at {format_tokens(row.tokens)}{_seen(row)}, not timed more than once"
     return [], None
 
