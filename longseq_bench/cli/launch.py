@@ -83,7 +83,7 @@ def _lead(site: Site, hello: Hello, patience: float, parsed: Any) -> int:
 def _follow(site: Site, hello: Hello, patience: float) -> int:
     """Any other node: what node 0 says, a line a trial."""
     from longseq_bench.cli.progress import trial_words
-    from longseq_bench.launchers.elastic import Follower
+    from longseq_bench.launchers.follower import Follower
 
     def tell(number: int, trial: Trial, outcome: Outcome) -> None:
         why = f": {outcome.reason}" if outcome.reason else ""

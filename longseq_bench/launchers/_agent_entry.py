@@ -1,7 +1,6 @@
-"""The first steps of a host's agent, which starts its ranks of one trial: as of a child, and what
-it prints goes to a file of its own.
+"""The first steps of a host's agent, which starts the host's ranks of one trial.
 
-Nothing heavy is imported at the top, since the parent names `enter` to start an agent.
+The parent imports this module to start an agent, so nothing heavy is imported at the top.
 """
 
 from __future__ import annotations
@@ -13,22 +12,25 @@ from socket import socket
 from longseq_bench.launchers import _child_entry
 
 
-def enter(order: str, words: Connection, takes: socket, own: int) -> None:
-    """Start the ranks that an order (JSON) asks this host for, and stay until they have ended.
+def enter(job_json: str, events: Connection, descriptors_socket: socket, output: int) -> None:
+    """Start this host's ranks, and return when they have ended.
 
-    words: to say what becomes of them. takes: where a pipe to speak by and a descriptor to print
-    to come from, of each rank, all pipes first. own: the agent's own descriptor to print to.
+    Args:
+        job_json: a HostJob of host_agent.py.
+        events: for reports about the ranks.
+        descriptors_socket: delivers a message pipe for each rank, then an output file for each.
+        output: the descriptor that the agent itself prints to.
     """
-    server = _child_entry.cut_off(own)
+    server = _child_entry.detach(output)
 
     from longseq_bench.launchers.fd_passing import receive_fds
 
-    ranks = json.loads(order)["per"]
-    with takes:
-        descriptors = receive_fds(takes, 2 * ranks)
+    ranks = json.loads(job_json)["per"]
+    with descriptors_socket:
+        descriptors = receive_fds(descriptors_socket, 2 * ranks)
     pipes = [Connection(number, readable=False) for number in descriptors[:ranks]]
-    words.send_bytes(b'{"server": %d}' % server)
+    events.send_bytes(b'{"server": %d}' % server)
 
     from longseq_bench.worker.elastic_ranks import run_agent
 
-    run_agent(order, words, pipes, descriptors[ranks:])
+    run_agent(job_json, events, pipes, descriptors[ranks:])

@@ -1,6 +1,6 @@
-"""The first steps of a child: cut off from the terminal, tied to its parent, then the work.
+"""The first steps of a child: leave the terminal, end with the parent, then do the work.
 
-Nothing heavy is imported at the top, since the parent names `enter` to start a child.
+The parent imports this module to start a child, so nothing heavy is imported at the top.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ _PR_SET_PDEATHSIG = 1
 def enter(
     request: str, payload: str, pipe: Connection, output: int, listener: socket | None = None
 ) -> None:
-    """Answer one request in a session of its own, with everything printed going to a file, where
-    SIGUSR1 writes what each thread is doing.
+    """Answer one request (worker/main.py) in a session of its own.
 
-    output: the descriptor of that file. listener: of rank 0 among several, the open socket at which
-    they meet.
+    SIGUSR1 makes the process write the stack of each thread to its output.
+
+    Args:
+        request: what to do.
+        payload: its data, JSON.
+        pipe: for messages to the parent.
+        output: the descriptor of the file to print to.
+        listener: the open socket at which the ranks meet, for rank 0 of several.
     """
-    server = cut_off(output)
+    server = detach(output)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     pipe.send_bytes(b'{"server": %d}' % server)
@@ -39,13 +44,13 @@ def enter(
     longseq_child_main(serve, request, payload, pipe, listener)
 
 
-def cut_off(output: int) -> int:
-    """Lead a session, end with the fork server, print to a descriptor. Returns the server's pid."""
+def detach(output: int) -> int:
+    """Start a session that ends with the fork server and prints to `output`. Returns its pid."""
     os.setsid()
-    # the server ignores it; here, where no terminal sends it any more, it is what it always is
+    # the server ignores Ctrl-C; restore the default, because no terminal sends it here
     signal.signal(signal.SIGINT, signal.default_int_handler)
     preloaded = sys.modules.get("longseq_bench.launchers._server_preload")
-    # one that died a moment ago has left this to who adopts orphans
+    # not getppid: if the server died a moment ago, init is the parent
     server = preloaded.PID if preloaded else os.getppid()
     _die_with_parent(server)
     _redirect(output)
@@ -53,10 +58,10 @@ def cut_off(output: int) -> int:
 
 
 def _die_with_parent(server: int) -> None:
-    """Ctrl-C and kill -9 of the tool end the trial too: the fork server goes, then this."""
+    """End when the fork server ends, which ends with the tool, also after kill -9."""
     if not sys.platform.startswith("linux"):
         return
-    # every child is handed this end of the pipe by which the fork server knows that the tool lives
+    # every child inherits the pipe by which the fork server notices the end of the tool
     with suppress(AttributeError, TypeError, OSError):
         os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -65,7 +70,7 @@ def _die_with_parent(server: int) -> None:
 
 
 def _redirect(output: int) -> None:
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # none where the tool's was closed
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if the tool's was closed
         stream.flush()
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -1,8 +1,6 @@
-"""Preloaded into the fork server alone: what a trial leaves behind becomes the server's child,
-and ends with it.
+"""Imported by the fork server only: it adopts processes that a trial leaves, and ends them.
 
-A process that a trial started and that outlives it would otherwise be adopted by init, where
-nobody can tell it from any other.
+Otherwise init would adopt them, and they could not be told from other processes.
 """
 
 import atexit
@@ -19,7 +17,7 @@ PR_SET_CHILD_SUBREAPER = 36
 if sys.platform.startswith("linux"):
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-# Ctrl-C is the parent's: held back since this was started, ignored from now on
+# Ctrl-C is the parent's business. It was blocked at the start of this process; now ignore it.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -27,7 +25,7 @@ PID = os.getpid()
 
 
 def _end_descendants() -> None:
-    """The tool is gone, however it went: so must be all that it started."""
+    """Kill all descendants when the tool is gone."""
     if os.getpid() == PID:
         for process in psutil.Process().children(recursive=True):
             process.kill()
@@ -35,5 +33,5 @@ def _end_descendants() -> None:
 
 atexit.register(_end_descendants)
 
-# an adopted process that ends is news to the fork server, and nothing to warn about
+# the fork server warns about the exit of a process that it adopted
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")

@@ -1,11 +1,11 @@
-"""What the nodes of a launch say to each other: one connection from every other node to node 0.
+"""The control channel: one TCP connection from every other node to node 0.
 
-JSON only, nothing that is read is ever run. Either end is heard at least every BEAT_S; who was not
-heard for LOST_S is lost, whatever TCP still hopes for (a quarter of an hour). A node that lost its
-connection may come again.
+Messages are JSON; nothing that is received is ever executed. Both ends send at least every BEAT_S.
+A node that is silent for LOST_S is lost (TCP alone would take a quarter of an hour). A node that
+lost its connection may connect again.
 
-HMAC keeps out whoever does not know the key: by default strangers who connect by mistake; with a
-secret in LONGSEQ_KEY on every node, everybody else too.
+Both ends prove that they know a key (HMAC). The default key keeps out programs that connect by
+mistake; a secret in LONGSEQ_KEY on every node keeps out everybody else.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ BEAT_S = 1.0
 LOST_S = 10.0
 
 SHAKE_S = 5.0
-"""How long one step of a greeting may take, and one write."""
+"""How long one step of the handshake may take, and one write."""
 
 RETRY_S = 0.2
 MOST_BYTES = 2**26
-"""Of one message: the longest is a rank's outcome."""
+"""The size limit of a message. The longest is a rank's outcome."""
 
 KEY_VARIABLE = "LONGSEQ_KEY"
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who a node is. agreed: what has to be the same on all nodes, by a name for people.
+    """The identity of a node.
 
-    token: tells a node that comes again from another one with the same rank.
+    token: distinguishes a node that connects again from another one with the same node rank.
+    agreed: values that must be equal on all nodes, by their name in messages.
     """
 
     node: int
@@ -58,7 +59,7 @@ class Hello:
 
 
 def differences(one: Hello, other: Hello) -> list[str]:
-    """What two nodes do not agree on, a sentence each."""
+    """Return a sentence for each value that differs between two nodes."""
     return [
         f"{name} is {one.agreed.get(name)} on {one} and {other.agreed.get(name)} on {other}"
         for name in {**one.agreed, **other.agreed}
@@ -67,62 +68,65 @@ def differences(one: Hello, other: Hello) -> list[str]:
 
 
 class Channel:
-    """One end of a connection. A thread reads and keeps the beat, so that whoever computes for a
-    while is not taken for dead. `fileno` is for `ready`: there is something to receive."""
+    """One end of a connection.
+
+    A thread reads messages and sends heartbeats, so that a busy node is not taken for lost.
+    `fileno` becomes readable when there is a message; see `wait_ready`.
+
+    address: this host's own address on the way to the other end.
+    gone: why the other end is gone, or an empty string.
+    """
 
     def __init__(self, connected: socket.socket, connection: Connection) -> None:
         self._socket, self._connection = connected, connection
         self._sending, self._closed = threading.Lock(), threading.Event()
-        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._bell, self._rope = os.pipe()
-        os.set_blocking(self._bell, False)
-        os.set_blocking(self._rope, False)
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
         self._heard = time.monotonic()
         self.address = str(connected.getsockname()[0])
-        """This host's own, on the way to the other end."""
         self.gone = ""
-        """Why there is nobody at the other end; empty where somebody is."""
-        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        return self._bell
+        return self._wake_read
 
     def send(self, **message: Any) -> None:
-        """Say something, where somebody is there to hear it; `gone` tells where not."""
+        """Send a message. If the other end is gone, set `gone` instead of raising."""
         try:
             with self._sending:
                 self._connection.send_bytes(json.dumps(message).encode())
         except OSError as error:
-            self.leave(words(error))
+            self.leave(describe_error(error))
 
     def receive(self) -> list[dict[str, Any]]:
-        """All that was said since the last time."""
+        """Return all messages since the last call."""
         with suppress(BlockingIOError):
-            os.read(self._bell, 2**16)
+            os.read(self._wake_read, 2**16)
         found = []
         with suppress(queue.Empty):
             while True:
-                found.append(self._said.get_nowait())
+                found.append(self._messages.get_nowait())
         return found
 
     def silent_s(self) -> float:
-        """How long ago it was last heard; endless where it is gone."""
+        """Return the seconds since the last message; infinity if the other end is gone."""
         return float("inf") if self.gone else time.monotonic() - self._heard
 
     def close(self, why: str = "it was closed here") -> None:
-        """Hang up, and be of no more use. For whoever receives from it, as no other thread can know
-        when that is done with."""
+        """Close the connection. Call it only from the thread that receives messages."""
         self.leave(why)
         self._closed.set()
         self._thread.join(SHAKE_S)
         if not self._thread.is_alive() and not self._connection.closed:
             self._connection.close()
             self._socket.close()
-            os.close(self._bell)
-            os.close(self._rope)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
-    def _keep(self) -> None:
+    def _run_thread(self) -> None:
         next_beat = time.monotonic() + BEAT_S
         try:
             while not self._closed.is_set() and not self.gone:
@@ -130,26 +134,26 @@ class Channel:
                     message = json.loads(self._connection.recv_bytes(MOST_BYTES))
                     self._heard = time.monotonic()
                     if "beat" not in message:
-                        self._said.put(message)
-                        self._ring()
+                        self._messages.put(message)
+                        self._wake()
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + BEAT_S
                     self.send(beat=True)
         except (OSError, EOFError, ValueError) as error:
-            self.leave(words(error))
+            self.leave(describe_error(error))
 
     def leave(self, why: str) -> None:
-        """Break the connection: what was said before can still be received, at both ends."""
+        """Break the connection. Earlier messages can still be received at both ends."""
         self.gone = self.gone or why
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
-        # a number of a closed descriptor may be another one's by now
+    def _wake(self) -> None:
+        # after close the descriptor's number may belong to another file
         if not self._closed.is_set():
             with suppress(OSError):
-                os.write(self._rope, b".")
+                os.write(self._wake_write, b".")
 
 
 # ---- node 0 ------------------------------------------------------------------------------------
@@ -157,14 +161,14 @@ class Channel:
 
 @dataclass(frozen=True)
 class NodeLink:
-    """Another node, as node 0 sees it."""
+    """Another node, seen from node 0."""
 
     hello: Hello
     channel: Channel
 
     @property
     def lost(self) -> str:
-        """Why it is lost; empty where it is not."""
+        """Return why the node is lost, or an empty string."""
         if self.channel.gone:
             return f"{self.hello} is gone: {self.channel.gone}"
         silent = self.channel.silent_s()
@@ -172,7 +176,7 @@ class NodeLink:
 
 
 class ControlServer:
-    """Node 0's end: listens at the site's endpoint for as long as the launch goes on."""
+    """The server of node 0. It listens at the site's endpoint during the launch."""
 
     def __init__(self, site: Site, hello: Hello) -> None:
         self.site, self.hello, self._key = site, hello, _key()
@@ -185,19 +189,22 @@ class ControlServer:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def link(self, node: int) -> NodeLink | None:
-        """The other node of that rank, lost or not; None where it never came."""
+        """Return the link to a node, lost or not; None if it never connected."""
         with self._changed:
             return self._links.get(node)
 
     @property
     def links(self) -> list[NodeLink]:
-        """Nodes that have come, lost or not."""
+        """Return the links to all nodes that have connected, lost or not."""
         with self._changed:
             return list(self._links.values())
 
     def missing(self, nodes: Iterable[int], patience: float) -> list[int]:
-        """Those of the nodes that are not there, after waiting for them this many seconds. Raises
-        UserError where one came that does not suit."""
+        """Wait for nodes for `patience` seconds; return those that are still away.
+
+        Raises:
+            UserError: a node connected whose values differ from node 0's.
+        """
         wanted, end = list(nodes), time.monotonic() + patience
         with self._changed:
             while True:
@@ -206,26 +213,26 @@ class ControlServer:
                 away = [n for n in wanted if n not in self._links or self._links[n].lost]
                 if not away or time.monotonic() >= end:
                     return away
-                # who is lost is known by the clock alone
+                # no event announces that a node is lost
                 self._changed.wait(min(BEAT_S, max(0.01, end - time.monotonic())))
 
     def who_is_missing(self, away: Iterable[int], patience: float) -> str:
-        """A sentence about nodes that did not come, with what to check."""
+        """Return a sentence about nodes that did not connect, and what to check."""
         names = ", ".join(str(node) for node in away)
         came = self.site.nodes - len(list(away))
-        said = (
+        text = (
             f"{came} of {self.site.nodes} nodes came to {self.site.endpoint} within "
             f"{patience:.3g} s; missing: node {names}"
         )
         if self._refused:
-            return f"{said}; refused: {'; '.join(self._refused)}"
+            return f"{text}; refused: {'; '.join(self._refused)}"
         return (
-            f"{said}. Is longseq launch running there, with the same --rdzv-endpoint, and does a "
+            f"{text}. Is longseq launch running there, with the same --rdzv-endpoint, and does a "
             f"firewall let it through?"
         )
 
     def close(self) -> None:
-        """Hang up on everybody, and listen no more."""
+        """Close all connections and stop listening."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -236,10 +243,10 @@ class ControlServer:
         with suppress(OSError):
             while True:
                 accepted, _ = self._listener.accept()
-                # a thread each: one that says nothing must not keep the others out
-                threading.Thread(target=self._greet, args=(accepted,), daemon=True).start()
+                # one thread per connection: a silent one must not block the others
+                threading.Thread(target=self._handshake, args=(accepted,), daemon=True).start()
 
-    def _greet(self, accepted: socket.socket) -> None:
+    def _handshake(self, accepted: socket.socket) -> None:
         connection = _connection(accepted, SHAKE_S)
         try:
             deliver_challenge(connection, self._key)
@@ -256,17 +263,17 @@ class ControlServer:
                     self._links[hello.node] = NodeLink(hello, Channel(accepted, connection))
                 self._changed.notify_all()
         except (OSError, EOFError, AuthenticationError, ValueError, TypeError) as error:
-            refusal = f"a connection that could not say who it is ({words(error)})"
+            refusal = f"a connection that could not say who it is ({describe_error(error)})"
             self._refused = [*self._refused[-3:], refusal]
         if refusal:
             connection.close()
             accepted.close()
 
     def _refusal(self, hello: Hello) -> str:
-        """Why a node can't take part; empty where it can."""
+        """Return why a node can't take part, or an empty string."""
         if found := differences(self.hello, hello):
             refusal = "the nodes differ: " + "; ".join(found)
-            # one that comes later than the others is refused alone
+            # if another node with this rank was accepted before, only this one is refused
             self._fatal = self._fatal or ("" if hello.node in self._links else refusal)
             return refusal
         known = self._links.get(hello.node)
@@ -283,22 +290,22 @@ class ControlServer:
 
 
 def _listen(site: Site) -> socket.socket:
-    """The socket at which node 0 is to be found. Raises UserError where there can be none."""
+    """Return node 0's listening socket. Raises UserError if it can't be opened."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             site.host, site.port, type=socket.SOCK_STREAM
         )[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # at that address alone, so that a node 0 on the wrong host is told at once; but some hosts
-        # know their own name as a loopback address, which no other one could reach
+        # listen at that address only, so that a node 0 on the wrong host fails at once; but some
+        # hosts resolve their own name to a loopback address, which no other host can reach
         by_name = str(address[0]).startswith("127.") and not site.host.startswith(("127.", "local"))
         listener.bind(("", site.port) if by_name else address)
         listener.listen(site.nodes + 8)
     except OSError as error:
         raise UserError(
-            f"node 0 can't listen at {site.endpoint}: {words(error)}; --rdzv-endpoint is an "
-            f"address of node 0 and a port that is free there"
+            f"node 0 can't listen at {site.endpoint}: {describe_error(error)}; --rdzv-endpoint "
+            f"is an address of node 0 and a port that is free there"
         ) from None
     return listener
 
@@ -306,26 +313,30 @@ def _listen(site: Site) -> socket.socket:
 # ---- the other nodes ---------------------------------------------------------------------------
 
 
-def join(
-    site: Site, hello: Hello, patience: float, tell: Callable[[str], None] = lambda text: None
+def connect_to_node_0(
+    site: Site, hello: Hello, patience: float, log: Callable[[str], None] = lambda text: None
 ) -> Channel:
-    """The connection to node 0, which is asked until it answers.
+    """Connect to node 0; retry until it answers.
 
-    Raises UserError where node 0 refuses, LauncherError where it does not answer for so long.
+    Raises:
+        UserError: node 0 refuses this node.
+        LauncherError: node 0 does not answer within `patience` seconds.
     """
     end, why = time.monotonic() + patience, ""
     while True:
         try:
-            channel, answer = _ask_in(site, hello, max(0.1, min(SHAKE_S, end - time.monotonic())))
+            channel, answer = _try_connect(
+                site, hello, max(0.1, min(SHAKE_S, end - time.monotonic()))
+            )
         except AuthenticationError:
             why = f"it has another key: {KEY_VARIABLE} has to be the same on every node"
         except (EOFError, ValueError, BlockingIOError):
             why = "what listens there does not answer as longseq does"
         except OSError as error:
-            why = words(error)
+            why = describe_error(error)
         else:
             if channel:
-                tell(f"node {hello.node}: joined node 0 ({answer['host']}) at {site.endpoint}")
+                log(f"node {hello.node}: joined node 0 ({answer['host']}) at {site.endpoint}")
                 return channel
             raise UserError(f"node 0 refused: {answer['refused']}")
         if time.monotonic() >= end:
@@ -337,7 +348,7 @@ def join(
         time.sleep(RETRY_S)
 
 
-def _ask_in(site: Site, hello: Hello, limit: float) -> tuple[Channel | None, dict[str, str]]:
+def _try_connect(site: Site, hello: Hello, limit: float) -> tuple[Channel | None, dict[str, str]]:
     connected = socket.create_connection((site.host, site.port), timeout=limit)
     connection = _connection(connected, limit)
     try:
@@ -353,29 +364,31 @@ def _ask_in(site: Site, hello: Hello, limit: float) -> tuple[Channel | None, dic
         connection.close()
         connected.close()
         return None, answer
-    _limit(connected, SHAKE_S)
+    _limit_io(connected, SHAKE_S)
     return Channel(connected, connection), answer
 
 
 # ---- both --------------------------------------------------------------------------------------
 
 
-def ready(handles: Iterable[Any], seconds: float) -> list[Any]:
-    """Those of channels, pipes and sentinels of which there is news, after so long at most."""
+def wait_ready(handles: Iterable[Any], seconds: float) -> list[Any]:
+    """Wait for channels, pipes and sentinels; return those that are ready within `seconds`."""
     return list(connections.wait(list(handles), max(0.0, seconds)))
 
 
 def _connection(connected: socket.socket, limit: float) -> Connection:
-    """The same connection, with messages instead of bytes."""
+    """Wrap a socket in a Connection, which sends messages instead of bytes."""
     connected.setblocking(True)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _limit(connected, limit)
+    _limit_io(connected, limit)
     return Connection(os.dup(connected.fileno()))
 
 
-def _limit(connected: socket.socket, seconds: float) -> None:
-    """No read and no write takes longer: the kernel's limit, as a timeout of Python's would make
-    the descriptor non-blocking, which a Connection can't have."""
+def _limit_io(connected: socket.socket, seconds: float) -> None:
+    """Limit the time of each read and write in the kernel.
+
+    Python's own timeout makes the descriptor non-blocking, which a Connection does not support.
+    """
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -385,8 +398,8 @@ def _key() -> bytes:
     return os.environ.get(KEY_VARIABLE, "longseq").encode()
 
 
-def words(error: Exception) -> str:
-    """An error of the network in a few words."""
+def describe_error(error: Exception) -> str:
+    """Return a short description of a network error."""
     if isinstance(error, EOFError):
         return "it closed the connection"
     if isinstance(error, BlockingIOError):

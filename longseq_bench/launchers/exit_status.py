@@ -1,4 +1,11 @@
-"""What a child's end means, and what it leaves behind, written once for every launcher."""
+"""What the exit of a child means: a crash, out of memory, or a lost peer. For every launcher.
+
+A child that raised an exception reports its outcome itself (worker/exception_mapping.py decides
+whether that is out of memory). `outcome_of_exit` judges a child that died without a report: only
+the kernel's out-of-memory killer makes that out of memory. `may_be_out_of_memory` names the crashes
+after which the launcher retries with more memory, because an unchecked allocation may have failed.
+The module also reads stack dumps, and removes shared memory that killed ranks leave.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +23,13 @@ from longseq_bench.core.model import Outcome, Phase
 from longseq_bench.core.stack_markers import CHILD_MAIN
 
 NATIVE_DEATHS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
-"""Signals by which native code dies where an allocation of its own was not checked."""
+"""Signals that kill native code which uses a failed allocation."""
 
 STACK_LINES = 25
-"""Of a rank's stack, innermost first."""
+"""Lines kept of a rank's stack, innermost first."""
 
 _NCCL_ABORTS = "ProcessGroupNCCL"
-"""In what a rank prints whose NCCL watchdog ends it, as it does where a peer is gone."""
+"""In the output of a rank that NCCL's watchdog aborts because a peer is gone."""
 
 _VMSTAT = Path("/proc/vmstat")
 _SHARED = Path("/dev/shm")
@@ -32,10 +39,10 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 
 def may_be_out_of_memory(outcome: Outcome, signal_number: int) -> bool:
-    """Whether a trial that failed under a budget deserves another try with more of it.
+    """Return whether a failure under a memory budget may be an unchecked allocation.
 
-    Seen on CPU near the edge, all cured by room: SIGSEGV in fused kernels, oneDNN's "could not
-    create a primitive", and bfloat16 outputs that were silently wrong.
+    Near the limit on CPU these disappeared with more memory: SIGSEGV in fused kernels, oneDNN's
+    "could not create a primitive", and wrong bfloat16 outputs.
     """
     if outcome.facts.get("lost_peer"):
         return False
@@ -45,10 +52,13 @@ def may_be_out_of_memory(outcome: Outcome, signal_number: int) -> bool:
 
 
 def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bool) -> Outcome:
-    """The outcome of a child that ended without saying one.
+    """Return the outcome of a child that ended without reporting one.
 
-    exitcode: negative for a signal. printed: the end of its output. kernel_killed: whether the
-    kernel's out-of-memory killer struck meanwhile.
+    Args:
+        exitcode: negative for a signal.
+        phase: the last phase that it reported.
+        printed: the end of its output.
+        kernel_killed: whether the kernel's out-of-memory killer struck during the trial.
     """
     facts: dict[str, object] = {}
     if printed.strip():
@@ -68,7 +78,7 @@ def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bo
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV for 11; the number itself where it has no name."""
+    """Return the name of a signal ("SIGSEGV" for 11), or "signal <number>"."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -76,7 +86,7 @@ def signal_name(number: int) -> str:
 
 
 def kernel_kills() -> int:
-    """How often the kernel's out-of-memory killer has struck since boot; 0 where unknown."""
+    """Return how often the kernel's out-of-memory killer struck since boot; 0 if unknown."""
     try:
         for line in _VMSTAT.read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -87,9 +97,11 @@ def kernel_kills() -> int:
 
 
 def stack_lines(dumped: str) -> list[str]:
-    """What faulthandler printed, as `file:line function`, innermost first, down to where a child
-    begins; the main thread first, which it prints last. Files are named below site-packages, or by
-    folder and name."""
+    """Parse faulthandler's output into lines `file:line function`, innermost frame first.
+
+    Frames below CHILD_MAIN are dropped. The main thread, which faulthandler prints last, comes
+    first. Files are relative to site-packages, or else shown as folder/name.
+    """
     threads: list[list[str]] = []
     for line in dumped.splitlines():
         if line.startswith(("Thread 0x", "Current thread 0x")):
@@ -112,7 +124,7 @@ def function_of(stack_line: str) -> str:
 
 
 def find_nccl_files() -> set[Path]:
-    """The shared memory between ranks that NCCL has named for this user."""
+    """Return NCCL's shared-memory files of this user."""
     found = set()
     for path in _SHARED.glob(_SHARED_NAME):
         with suppress(OSError):
@@ -122,7 +134,10 @@ def find_nccl_files() -> set[Path]:
 
 
 def remove_nccl_files(before: set[Path]) -> None:
-    """Remove what appeared since `before` and nobody has open: ranks that were killed can't."""
+    """Remove files that appeared since `before` and that no process has open.
+
+    NCCL removes them itself, unless its process is killed.
+    """
     if new := find_nccl_files() - before:
         for path in new - set(_opened()):
             with suppress(OSError):
@@ -130,7 +145,7 @@ def remove_nccl_files(before: set[Path]) -> None:
 
 
 def _opened() -> Iterator[Path]:
-    """Shared memory that a living process has mapped or open."""
+    """Yield the files that a running process has mapped or open."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             yield from (Path(mapped.path) for mapped in process.memory_maps())

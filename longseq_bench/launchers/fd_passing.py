@@ -1,5 +1,7 @@
-"""Descriptors handed to a process that is there: as many as there are, which those that it is
-started with may not be (multiprocessing and Linux end at some 250)."""
+"""Pass any number of file descriptors to a running process.
+
+A process can be started with about 250 descriptors at most (multiprocessing and Linux).
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ BATCH = 128
 
 
 def send_fds(over: socket.socket, descriptors: Sequence[int]) -> None:
-    """Send descriptors to the other end. Raises OSError where nobody takes them."""
+    """Send descriptors to the other end. Raises OSError if it is closed."""
     for i in range(0, len(descriptors), BATCH):
         socket.send_fds(over, [b"."], descriptors[i : i + BATCH])
 
 
 def receive_fds(over: socket.socket, count: int) -> list[int]:
-    """Receive as many. Raises EOFError where the other end is gone."""
+    """Receive that many descriptors. Raises EOFError if the other end is closed."""
     found: list[int] = []
     while len(found) < count:
-        said, some, _, _ = socket.recv_fds(over, 1, min(BATCH, count - len(found)))
-        if not said:
-            raise EOFError("no more descriptors come")
+        data, some, _, _ = socket.recv_fds(over, 1, min(BATCH, count - len(found)))
+        if not data:
+            raise EOFError("the sender closed the connection: no more descriptors")
         found += some
     return found

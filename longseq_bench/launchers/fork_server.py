@@ -1,8 +1,8 @@
-"""The fork server, which has torch loaded, and of which every trial's processes are children.
+"""The fork server, which has torch loaded. Every process of a trial is its child.
 
-A terminal sends Ctrl-C to it too. It ignores that from birth (see _server.py): multiprocessing
-lets it do so only after its imports, which take seconds, and until then a Ctrl-C would end it with
-a traceback.
+A terminal sends Ctrl-C to the server too. It ignores it from its first moment (see
+_server_preload.py): multiprocessing would ignore it only after its imports, which take seconds, and
+before that Ctrl-C would end the server with a traceback.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupt
 
 
 def ready() -> None:
-    """Have a server that has done its imports. Raises LauncherError where there can be none. Ctrl-C
-    ends one that is still busy with them: nothing that has to be found again is there by then."""
+    """Start the server if necessary, and wait until it has done its imports.
+
+    Ctrl-C kills a server that is still importing; it has no children yet.
+
+    Raises:
+        LauncherError: the server can't be started.
+    """
     before = pid()
     try:
-        # first, since it lets Ctrl-C through again where it has to be started
+        # first, because starting the tracker unblocks Ctrl-C
         resource_tracker.ensure_running()
         with defer_interrupts(), block_interrupts():
             forkserver.ensure_running()
@@ -40,7 +45,7 @@ def ready() -> None:
 
 
 def start(process: BaseProcess) -> None:
-    """Start a child of a server that is ready. Raises LauncherError where it can't be started."""
+    """Start a child of the running server. Raises LauncherError if it can't be started."""
     try:
         process.start()
     except (OSError, EOFError, ValueError) as error:
@@ -48,7 +53,7 @@ def start(process: BaseProcess) -> None:
 
 
 def pid() -> int:
-    """Of the server that this process has started; 0 where there is none."""
+    """Return the pid of the server that this process started, or 0."""
     return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0
 
 

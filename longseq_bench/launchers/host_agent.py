@@ -1,13 +1,13 @@
-"""One host's ranks, of one trial after the other: torch's agent starts them, this follows them.
+"""The ranks of one host: torch's elastic agent starts them, this module follows them.
 
-What becomes of them is told in messages of plain data, by their rank among all, so that it makes no
-difference to a RankSupervisor whether they were read here or came from another host:
+Their state is reported as plain data with global ranks. So a RankSupervisor processes events of
+this host and of another one alike:
 
-{"started": true}                                               the ranks of this host are there
-{"rank": 1, "said": {...}}                                      in a rank's own words
-{"rank": 1, "exit": -9, "printed": "...", "killed": false, "at": 17...}    a rank is gone
-{"rank": 1, "torn": "...", "at": 17...}                         a rank that was ended for a peer
-{"failed": "..."}                                               no more will be heard from the rest
+{"started": true}                                               the ranks of this host run
+{"rank": 1, "said": {...}}                                      a message of a rank
+{"rank": 1, "exit": -9, "printed": "...", "killed": false, "at": 17...}    a rank exited
+{"rank": 1, "torn": "...", "at": 17...}                         a rank was ended because of a peer
+{"failed": "..."}                                               the other ranks report no more
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from longseq_bench.launchers.fd_passing import send_fds
 from longseq_bench.launchers.interrupts import defer_interrupts
 from longseq_bench.launchers.local import PRELOAD
 from longseq_bench.launchers.output_file import OutputFile
-from longseq_bench.launchers.process_inspection import kill_orphans, look, stacks
+from longseq_bench.launchers.process_inspection import kill_orphans, read_stacks, sample_processes
 from longseq_bench.launchers.rank_supervisor import GRACE_S
 
 AGENT_PRELOAD = [*PRELOAD, "longseq_bench.worker.elastic_ranks"]
@@ -46,10 +46,12 @@ AGENT_PRELOAD = [*PRELOAD, "longseq_bench.worker.elastic_ranks"]
 
 @dataclass(frozen=True)
 class HostJob:
-    """What one host has to do for a trial: ranks node * per onwards, `per` of them, of nodes * per.
+    """One host's part of a trial: the `per` ranks from node * per on, of nodes * per.
 
-    host, port: where rank 0's agent keeps the store. address: this host's own on the way there.
-    patience: how long the agents wait for each other, s.
+    run: a unique name of this attempt.
+    host, port: of the store, which rank 0's agent keeps.
+    patience: seconds that the agents wait for each other.
+    address: this host's own address on the way to the store.
     """
 
     run: str
@@ -68,7 +70,7 @@ class HostJob:
 
 
 class _Rank:
-    """One rank of this host."""
+    """A rank of this host."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self.output = pipe, OutputFile()
@@ -76,8 +78,8 @@ class _Rank:
         self.status: str | None = None
         self.ended = False
 
-    def hear(self) -> dict[str, Any] | None:
-        """Its next message; None where there will be none any more."""
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message, or None if the pipe is closed."""
         try:
             message: dict[str, Any] = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError, ValueError):
@@ -92,82 +94,85 @@ class _Rank:
 
 
 class HostRanks:
-    """This host's ranks. One trial at a time: start, handles and news, look, end."""
+    """This host's ranks of one trial at a time.
+
+    Call `start`; wait for `handles` and read `events`; `inspect` ranks that are late; then `end`.
+    """
 
     def __init__(self, context: ForkServerContext) -> None:
         self._context = context
         context.set_forkserver_preload(AGENT_PRELOAD)
-        self._order: HostJob | None = None
+        self._job: HostJob | None = None
 
-    def start(self, order: HostJob) -> None:
-        """Start the agent, which starts the ranks. Raises LauncherError where it can't be."""
+    def start(self, job: HostJob) -> None:
+        """Start the agent, which starts the ranks. Raises LauncherError if it can't be started."""
         fork_server.ready()
         with defer_interrupts():
-            self._start(order)
+            self._start(job)
 
-    def _start(self, order: HostJob) -> None:
-        pipes = [self._context.Pipe(duplex=False) for _ in order.ranks]
-        self._order, self._kills, self._shared = order, kernel_kills(), find_nccl_files()
+    def _start(self, job: HostJob) -> None:
+        pipes = [self._context.Pipe(duplex=False) for _ in job.ranks]
+        self._job, self._kills, self._shared = job, kernel_kills(), find_nccl_files()
         self._server: int | None = None
-        self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(order.ranks, pipes, strict=True)}
-        self._words, theirs = self._context.Pipe(duplex=False)
-        self._own = _Rank(self._words)
+        self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(job.ranks, pipes, strict=True)}
+        self._events, theirs = self._context.Pipe(duplex=False)
+        self._agent = _Rank(self._events)
         senders = [sender for _, sender in pipes]
-        ours, takes = socketpair()
+        ours, descriptors_socket = socketpair()
         self._process = self._context.Process(
             target=_agent_entry.enter,
-            args=(json.dumps(asdict(order)), theirs, takes, self._own.output),
+            args=(json.dumps(asdict(job)), theirs, descriptors_socket, self._agent.output),
         )
         self._open: dict[Any, int | None] = {one.pipe: r for r, one in self._ranks.items()}
         try:
             fork_server.start(self._process)
-            takes.close()
-            speak = [sender.fileno() for sender in senders]
+            descriptors_socket.close()
+            pipe_fds = [sender.fileno() for sender in senders]
             outputs = [rank.output.fileno() for rank in self._ranks.values()]
-            # of an agent that has ended, its end tells
+            # if the agent has ended already, its exit is reported
             with suppress(OSError):
-                send_fds(ours, speak + outputs)
+                send_fds(ours, pipe_fds + outputs)
         except LauncherError:
-            self._order = None
+            self._job = None
             self._close()
             raise
         finally:
             for sender in (*senders, theirs):
                 sender.close()
             ours.close()
-            takes.close()
-        self._open |= {self._words: None, self._process.sentinel: None}
+            descriptors_socket.close()
+        self._open |= {self._events: None, self._process.sentinel: None}
 
     @property
     def handles(self) -> list[Any]:
-        """What to wait for until there is news."""
-        return list(self._open) if self._order else []
+        """Return the handles to wait for."""
+        return list(self._open) if self._job else []
 
-    def news(self, ready: Sequence[Any]) -> Iterator[dict[str, Any]]:
-        """What has become of the ranks, of those handles that are ready."""
+    def events(self, ready: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        """Yield the events (see the module) of those handles that are ready."""
         for handle in [h for h in self.handles if h in ready]:
             rank = self._open[handle]
             if rank is not None:
-                yield from self._hear(rank)
-            elif handle is self._words:
-                yield from self._hear_agent()
+                yield from self._receive(rank)
+            elif handle is self._events:
+                yield from self._receive_from_agent()
             else:
                 del self._open[handle]
-                # what it said last is in the pipe still
-                while self._words in self._open:
-                    yield from self._hear_agent()
-                yield {"failed": self._death()}
+                # its last messages are still in the pipe
+                while self._events in self._open:
+                    yield from self._receive_from_agent()
+                yield {"failed": self._agent_exit()}
 
-    def _hear(self, rank: int) -> Iterator[dict[str, Any]]:
-        if message := self._ranks[rank].hear():
+    def _receive(self, rank: int) -> Iterator[dict[str, Any]]:
+        if message := self._ranks[rank].receive():
             yield {"rank": rank, "said": message}
         else:
             self._open.pop(self._ranks[rank].pipe, None)
 
-    def _hear_agent(self) -> Iterator[dict[str, Any]]:
-        message = self._own.hear()
+    def _receive_from_agent(self) -> Iterator[dict[str, Any]]:
+        message = self._agent.receive()
         if message is None:
-            self._open.pop(self._words, None)
+            self._open.pop(self._events, None)
         elif "server" in message:
             self._server = message["server"]
         elif "started" in message:
@@ -175,16 +180,16 @@ class HostRanks:
                 rank.pid = pid
             yield {"started": True}
         elif "exit" in message:
-            assert self._order
-            yield from self._ended(self._order.ranks[message["local_rank"]], message)
+            assert self._job
+            yield from self._ended(self._job.ranks[message["local_rank"]], message)
         else:
             yield message
 
     def _ended(self, rank: int, how: dict[str, Any]) -> Iterator[dict[str, Any]]:
         one = self._ranks[rank]
-        # what it said before comes first
+        # its earlier messages come first
         while one.pipe in self._open and one.pipe.poll():
-            yield from self._hear(rank)
+            yield from self._receive(rank)
         one.ended = True
         if one.status is not None:
             return
@@ -197,33 +202,35 @@ class HostRanks:
                 "killed": kernel_kills() > self._kills, "at": how["at"],
             }  # fmt: skip
 
-    def _death(self) -> str:
+    def _agent_exit(self) -> str:
         self._process.join()
         code, last = (
             self._process.exitcode or 0,
-            self._own.output.tail().strip().splitlines()[-1:],
+            self._agent.output.tail().strip().splitlines()[-1:],
         )
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"torch's agent {how}" + (f": {last[0]}" if last else "")
 
-    def look(self) -> dict[str, Any]:
-        """How the ranks that have said no outcome look from outside, and where each one is."""
-        ranks = self._ranks if self._order else {}
+    def inspect(self) -> dict[str, Any]:
+        """Return process samples and stacks of the ranks that have no outcome yet."""
+        ranks = self._ranks if self._job else {}
         pids = {rank: one.pid for rank, one in ranks.items() if one.pid and not one.status}
-        looks = look(pids, True)
+        looks = sample_processes(pids, True)
         return {
             "looks": {rank: [seen.stopped, seen.busy] for rank, seen in looks.items()},
-            "stacks": stacks({r: pids[r] for r in looks}, {r: ranks[r].output for r in looks}),
+            "stacks": read_stacks({r: pids[r] for r in looks}, {r: ranks[r].output for r in looks}),
         }
 
     def end(self) -> list[str]:
-        """Dismiss the ranks where all are done, kill what is left, and say what they left behind.
-        Does nothing where no trial is under way."""
+        """End the ranks, killing those that don't end by themselves.
+
+        Returns the names of processes that they left. Does nothing if no trial runs.
+        """
         with defer_interrupts():
-            return self._end() if self._order else []
+            return self._end() if self._job else []
 
     def _end(self) -> list[str]:
-        self._order = None
+        self._job = None
         for one in self._ranks.values():
             one.pipe.close()
         if all(one.status == "ok" for one in self._ranks.values()):
@@ -240,13 +247,13 @@ class HostRanks:
         return orphans
 
     def _close(self) -> None:
-        for one in (*self._ranks.values(), self._own):
+        for one in (*self._ranks.values(), self._agent):
             one.close()
 
     def _wait_for_ranks(self) -> None:
-        """They were killed with their agent; until they are gone they look like what was left."""
-        going = []
+        """Wait for ranks that were killed with their agent, so that none counts as left over."""
+        processes = []
         for pid in [one.pid for one in self._ranks.values() if one.pid]:
             with suppress(psutil.NoSuchProcess):
-                going.append(psutil.Process(pid))
-        psutil.wait_procs(going, timeout=GRACE_S)
+                processes.append(psutil.Process(pid))
+        psutil.wait_procs(processes, timeout=GRACE_S)

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits until what was begun can be ended again."""
+"""Delay Ctrl-C while a process is being started or ended."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from contextlib import contextmanager
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Ctrl-C waits until the end: nobody could find processes again that are started by halves.
-    What it would have done it does then. Changes nothing where it is ignored, or off the main
-    thread, which never sees it."""
+    """Delay Ctrl-C until the block ends; then do what it would have done.
+
+    An interrupt in the middle of a start would leave a process that nothing can find again. The
+    block changes nothing if Ctrl-C is ignored, or in a thread other than the main one.
+    """
     before = signal.getsignal(signal.SIGINT)
-    here = threading.current_thread() is threading.main_thread()
-    if not here or before in (signal.SIG_IGN, None):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before in (signal.SIG_IGN, None):
         yield
         return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if came:
-            # also where something failed: for its sake, most likely
+        if received:
+            # also after an exception, which the interrupt probably caused
             signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """What this thread starts in here is born with Ctrl-C held back, until it says otherwise
-    itself. Another thread of this process may still get it meanwhile."""
+    """Block SIGINT in this thread. A process that is started inside inherits the block.
+
+    Another thread of this process may still receive it.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,11 +1,11 @@
-"""One host: each rank of a trial in a fresh child of a fork server that has torch loaded.
+"""The launcher for one host: each rank is a new child of a fork server that has torch loaded.
 
-A child is ready in hundredths of a second, and nothing of an earlier trial is in it. The parent
-owns the clock: it kills a child's whole session when a phase outlasts its limit. What the ranks say
-comes together in a RankSupervisor.
+A child starts in hundredths of a second and contains nothing of an earlier trial. The parent keeps
+the time limits: when a phase takes too long it kills the child's session. A RankSupervisor decides
+the outcome from the messages and exits of all ranks.
 
-Several ranks meet at a socket that the parent has opened and rank 0 inherits: no port is guessed,
-no file is made, and whoever is killed, nothing of it stays.
+Several ranks meet at a socket that the parent opens and rank 0 inherits. So no port is guessed and
+no file is needed, and nothing is left when a rank is killed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from longseq_bench.launchers.interrupts import defer_interrupts
 from longseq_bench.launchers.output_file import OutputFile
 from longseq_bench.launchers.process_inspection import (
     kill_orphans,
-    look,
-    stacks,
+    read_stacks,
+    sample_processes,
     with_orphans_named,
 )
 from longseq_bench.launchers.rank_supervisor import GRACE_S, PHASE_LIMIT_S, RankSupervisor
@@ -60,24 +60,24 @@ PRELOAD = [
     "torch.fx.experimental.symbolic_shapes",
     "__main__",
 ]
-"""symbolic_shapes, because torch imports it in its first backward (0.2 s); `__main__`, because
-every child imports the main script: so each is imported once, before any fork."""
+"""Modules imported once, before any fork: symbolic_shapes, which torch's first backward imports
+(0.2 s), and `__main__`, which every child imports."""
 
 RETRY_FACTOR, RETRY_ROOM, RETRY_SHARE = 4, 2 * 2**30, 0.9
-"""How much more a second opinion gets, and the share of free memory it stays in."""
+"""The memory of a second attempt: at least this much more, within a share of the free memory."""
 
 
 @dataclass(eq=False)
 class _Child:
-    """One running child."""
+    """A running child process."""
 
     process: BaseProcess
     pipe: Connection
     output: OutputFile
     server: int | None = None
 
-    def hear(self) -> dict[str, Any] | None:
-        """Its next message; None where there will be none any more."""
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message, or None if the pipe is closed."""
         try:
             message: dict[str, Any] = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError, ValueError):
@@ -86,7 +86,7 @@ class _Child:
         return message
 
     def end(self, patience: float = 0.0) -> None:
-        """Kill its whole session, where it has not ended after this many seconds."""
+        """Wait `patience` seconds for the child to end, then kill its session."""
         self.process.join(timeout=patience)
         if self.process.pid and self.process.is_alive():
             with suppress(ProcessLookupError, PermissionError):
@@ -106,29 +106,27 @@ class LocalLauncher(Launcher):
 
     def catalogue(self) -> Catalogue:
         if self._catalogue is None:
-            self._catalogue = Catalogue.model_validate(self._ask("catalogue", ""))
+            self._catalogue = Catalogue.model_validate(self._request("catalogue", ""))
         return self._catalogue
 
     def check(self, trials: Sequence[Trial]) -> None:
-        # lengths, budgets and rounds make no difference to whether options and ranks make sense
+        # whether options and ranks fit does not depend on lengths, budgets and rounds
         distinct = {
             (t.implementation, str(t.options), t.world_size, t.at(1).workload.model_dump_json()): t
             for t in trials
         }
-        asked = json.dumps([t.model_dump(mode="json") for t in distinct.values()])
-        for mistake in self._ask("check", asked):
+        for mistake in self._request("check", _to_json(list(distinct.values()))):
             raise UserError(mistake)
 
     def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
-        asked = json.dumps([t.model_dump(mode="json") for t in trials])
         try:
-            answers = self._ask("dry_run", asked, limit)
+            answers = self._request("dry_run", _to_json(trials), limit)
         except LauncherError as error:
-            # an implementation that dies or sleeps does so in a walk too: the trial will tell
+            # an implementation that crashes or sleeps does so in a dry run too
             last = str(error).split(": ", 1)[-1]
-            why = f"the walk without data died, or did not end within {limit:.0f} s ({last})"
-            return [Foresight(unsupported=why)] * len(trials)
-        return [Foresight.model_validate(seen) for seen in answers]
+            reason = f"the dry run died, or did not end within {limit:.0f} s ({last})"
+            return [Foresight(unsupported=reason)] * len(trials)
+        return [Foresight.model_validate(answer) for answer in answers]
 
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
         outcome, signal_number = self._attempt(trial, on_phase)
@@ -138,8 +136,10 @@ class LocalLauncher(Launcher):
         return LaunchResult(second, 2 * trial.world_size)
 
     def _second_opinion(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
-        """Fused kernels do not check every allocation: the same pass with room tells a lack of
-        memory from a real fault."""
+        """Run a crashed trial again with more memory, to tell out of memory from a real crash.
+
+        Fused kernels do not check every allocation.
+        """
         assert trial.memory_budget
         larger = max(RETRY_FACTOR * trial.memory_budget, trial.memory_budget + RETRY_ROOM)
         if trial.device == "cpu":
@@ -147,61 +147,65 @@ class LocalLauncher(Launcher):
             larger = max(trial.memory_budget, min(larger, here))
         again, _ = self._attempt(trial.but(memory_budget=larger, repeats=0), on_phase)
         if again.status != "ok":
-            same = f"{first.reason}; with {format_bytes(larger)} it ended {again.status} too"
-            return first.model_copy(update={"reason": same})
+            reason = f"{first.reason}; with {format_bytes(larger)} it ended {again.status} too"
+            return first.model_copy(update={"reason": reason})
         reason = (
             f"{first.reason} under {format_bytes(trial.memory_budget)}, passes under "
-            f"{format_bytes(larger)}: an allocation that nobody checked failed"
+            f"{format_bytes(larger)}: an unchecked allocation failed"
         )
         return first.model_copy(update={"status": "oom", "reason": reason})
 
-    def _ask(self, request: str, payload: str, limit: float = PHASE_LIMIT_S) -> Any:
-        """A child's answer to a question. Raises LauncherError where none comes in time."""
+    def _request(self, request: str, payload: str, limit: float = PHASE_LIMIT_S) -> Any:
+        """Return a child's answer to a request. Raises LauncherError if none arrives in time."""
         children, message = list[_Child](), None
         try:
             child = self._start(children, request, payload)
             end = time.monotonic() + limit
             while child.pipe.poll(max(0.0, end - time.monotonic())):
-                message = child.hear()
+                message = child.receive()
                 if message is None or "answer" in message:
                     break
         finally:
             with defer_interrupts():
                 printed, _ = _end(children, children if message else [])
         if not message or "answer" not in message:
-            last = printed[0].strip().splitlines()[-1:] or ["it said nothing"]
+            last = printed[0].strip().splitlines()[-1:] or ["it printed nothing"]
             raise LauncherError(f"a child process can't be started here: {last[0]}")
         return message["answer"]
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
-        """The outcome of a child a rank, and the signal that killed the one to blame (0: none)."""
+        """Run the ranks once. Returns the outcome, and the signal that killed the rank to blame."""
         shared, supervisor = find_nccl_files(), RankSupervisor(trial, time.monotonic())
         children: list[_Child] = []
         try:
             self._start_ranks(trial, children)
             _follow(supervisor, children, on_phase)
-            if supervisor.late(time.monotonic()):
+            if supervisor.is_late(time.monotonic()):
                 pids = {rank: children[rank].process.pid or 0 for rank in supervisor.running}
-                looks = look(pids, trial.world_size > 1)
+                samples = sample_processes(pids, trial.world_size > 1)
                 outputs = {rank: children[rank].output for rank in pids}
-                supervisor.judge(looks, stacks(pids, outputs) if supervisor.hangs(looks) else {})
+                supervisor.diagnose(
+                    samples, read_stacks(pids, outputs) if supervisor.is_hang(samples) else {}
+                )
         finally:
-            spoke = [child for rank, child in enumerate(children) if rank not in supervisor.running]
+            reported = [
+                child for rank, child in enumerate(children) if rank not in supervisor.running
+            ]
             with defer_interrupts():
-                _, orphans = _end(children, spoke)
+                _, orphans = _end(children, reported)
                 remove_nccl_files(shared)
         return with_orphans_named(supervisor.outcome(), orphans), supervisor.signal_number
 
     def _start_ranks(self, trial: Trial, children: list[_Child]) -> None:
-        """Start a child a rank."""
+        """Start a child for every rank."""
         size = trial.world_size
         listener = create_server(("127.0.0.1", 0), backlog=size) if size > 1 else None
         try:
             port = listener.getsockname()[1] if listener else 0
             for rank in range(size):
                 place = {"rank": rank, "size": size, "local_rank": rank, "port": port}
-                asked = json.dumps({"trial": trial.model_dump(mode="json"), "place": place})
-                self._start(children, "trial", asked, None if rank else listener)
+                payload = json.dumps({"trial": trial.model_dump(mode="json"), "place": place})
+                self._start(children, "trial", payload, None if rank else listener)
         finally:
             if listener:
                 listener.close()
@@ -213,7 +217,7 @@ class LocalLauncher(Launcher):
         payload: str,
         listener: socket | None = None,
     ) -> _Child:
-        """Start a child; it is among `children` as soon as it is there, whoever interrupts."""
+        """Start a child and add it to `children`, even if Ctrl-C arrives meanwhile."""
         server.ready()
         with defer_interrupts():
             children.append(self._child(request, payload, listener))
@@ -237,37 +241,43 @@ class LocalLauncher(Launcher):
         return _Child(process, receiver, output)
 
 
+def _to_json(trials: Sequence[Trial]) -> str:
+    return json.dumps([t.model_dump(mode="json") for t in trials])
+
+
 def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: OnPhase) -> None:
-    """Listen until all is said or a rank is late. Progress is that of rank 0."""
+    """Pass events to the supervisor until the trial is done or late. Progress is that of rank 0."""
     kills = kernel_kills()
-    while not supervisor.done(time.monotonic()):
+    while not supervisor.is_done(time.monotonic()):
         running = [(rank, children[rank]) for rank in supervisor.running]
         handles = [handle for _, c in running for handle in (c.pipe, c.process.sentinel)]
         ready = wait(handles, timeout=max(0.0, supervisor.deadline - time.monotonic()))
-        if not ready and supervisor.late(time.monotonic()):
+        if not ready and supervisor.is_late(time.monotonic()):
             return
         for rank, child in running:
-            if child.pipe in ready and (message := child.hear()):
-                supervisor.hear(rank, message, time.monotonic())
+            if child.pipe in ready and (message := child.receive()):
+                supervisor.add_message(rank, message, time.monotonic())
                 if "phase" in message and rank == 0:
                     on_phase(message["phase"], message["part"])
             elif child.pipe in ready or child.process.sentinel in ready:
                 at = time.time_ns()
                 child.end(GRACE_S)
                 code, killed = child.process.exitcode or 0, kernel_kills() > kills
-                supervisor.ended(rank, code, child.output.tail(), killed, time.monotonic(), at)
+                supervisor.add_exit(rank, code, child.output.tail(), killed, time.monotonic(), at)
 
 
-def _end(children: Sequence[_Child], spoke: Sequence[_Child]) -> tuple[list[str], list[str]]:
-    """Dismiss who has spoken, kill who has not, and what they left behind. Returns the end of each
-    one's output, and the names of what was left."""
+def _end(children: Sequence[_Child], reported: Sequence[_Child]) -> tuple[list[str], list[str]]:
+    """End all children: those that reported end by themselves, the others are killed.
+
+    Returns the end of each child's output, and the names of processes that were left and killed.
+    """
     for child in children:
         child.pipe.close()
     for child in children:
-        if child not in spoke:
+        if child not in reported:
             child.end()
     until = time.monotonic() + GRACE_S
-    for child in spoke:
+    for child in reported:
         child.end(max(0.0, until - time.monotonic()))
     orphans = kill_orphans(next((child.server for child in children if child.server), None))
     printed = [child.output.tail() for child in children]

@@ -1,5 +1,4 @@
-"""Processes seen from outside: who works and who waits, where each one is, and what they leave
-behind. Of this host, for every launcher."""
+"""Inspect the processes of a trial on this host: who works, who waits, where, and what is left."""
 
 from __future__ import annotations
 
@@ -18,37 +17,39 @@ from longseq_bench.launchers.exit_status import stack_lines
 from longseq_bench.launchers.output_file import OutputFile
 from longseq_bench.launchers.rank_supervisor import GRACE_S, ProcessSample
 
-LOOK_S, LOOKS = 0.5, 10
-"""How long ranks are watched to tell who works from who waits, and how often they are looked at."""
+SAMPLE_S, SAMPLES = 0.5, 10
+"""How long, and how many times, ranks are sampled to tell one that works from one that waits."""
 
 STACKS_S, STACKS_STEP_S = 1.0, 0.05
-"""How long ranks may take to write where they are, and how often that is looked at."""
+"""How long ranks may take to write their stacks, and how often the launcher looks for them."""
 
 STACK_BYTES = 2**16
-"""How much of the end of a process's output is read for its stack."""
+"""How many bytes of the end of a rank's output are searched for its stack."""
 
 
-def look(pids: Mapping[int, int], several: bool) -> dict[int, ProcessSample]:
-    """How ranks look from outside: who is stopped and, of several, who works. One that waits for a
-    core on a busy host works too. A rank that is gone meanwhile is not in it."""
-    found, start = {rank: _Watched(pid) for rank, pid in pids.items()}, time.monotonic()
-    for _ in range(LOOKS if several else 1):
-        time.sleep(LOOK_S / LOOKS if several else 0.0)
-        for watched in found.values():
-            watched.look()
-    took = max(time.monotonic() - start, LOOK_S)
-    return {rank: w.seen(took) for rank, w in found.items() if w.states}
+def sample_processes(pids: Mapping[int, int], several: bool) -> dict[int, ProcessSample]:
+    """Sample the processes of ranks, by rank. A rank that ended is left out.
+
+    several: also measure who works, for 0.5 s. A rank that waits for a core on a busy host works.
+    """
+    watched_ranks, start = {rank: _Watched(pid) for rank, pid in pids.items()}, time.monotonic()
+    for _ in range(SAMPLES if several else 1):
+        time.sleep(SAMPLE_S / SAMPLES if several else 0.0)
+        for watched in watched_ranks.values():
+            watched.add_sample()
+    took = max(time.monotonic() - start, SAMPLE_S)
+    return {rank: w.summarize(took) for rank, w in watched_ranks.items() if w.states}
 
 
 class _Watched:
-    """A process over a short time: its states, and the seconds of cores that it used."""
+    """Samples of one process: its states, and its CPU time in s."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.states, self.used = pid, list[str](), list[float]()
-        self.look()
+        self.add_sample()
         self.states.clear()
 
-    def look(self) -> None:
+    def add_sample(self) -> None:
         try:
             process = psutil.Process(self.pid)
             self.states.append(process.status())
@@ -57,18 +58,21 @@ class _Watched:
         except psutil.NoSuchProcess:
             self.states.clear()
 
-    def seen(self, took: float) -> ProcessSample:
+    def summarize(self, took: float) -> ProcessSample:
         ready = self.states.count(psutil.STATUS_RUNNING) / len(self.states)
         used = (self.used[-1] - self.used[0]) / took
         return ProcessSample(self.states[-1] == psutil.STATUS_STOPPED, max(ready, used))
 
 
-def stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> dict[int, list[str]]:
-    """Where each rank is, from its own hand: a stopped one is woken to write it."""
+def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> dict[int, list[str]]:
+    """Make each rank write its stack to its output file, and return the stacks.
+
+    A stopped rank is continued, so that it can write.
+    """
     starts = {rank: outputs[rank].size() for rank in pids}
     for pid in pids.values():
         with suppress(ProcessLookupError):
-            _ask_where(pid)
+            _request_stack(pid)
     end, written = time.monotonic() + STACKS_S, starts
     while pids and time.monotonic() < end:
         time.sleep(STACKS_STEP_S)
@@ -78,9 +82,8 @@ def stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> dict[i
     return {r: stack_lines(outputs[r].tail(starts[r], STACK_BYTES)) for r in pids}
 
 
-def _ask_where(pid: int) -> None:
-    """To the main thread where that can be said: a stopped one would walk on while another thread
-    writes."""
+def _request_stack(pid: int) -> None:
+    """Signal the main thread if possible, or it would run on while another thread writes."""
     try:
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
     except AttributeError:
@@ -89,8 +92,11 @@ def _ask_where(pid: int) -> None:
 
 
 def kill_orphans(server: int | None) -> list[str]:
-    """End every process that a trial left to the fork server; one trial runs at a time. Returns
-    their names. What is below any other process is nobody's to end."""
+    """Kill every process that a trial left to the fork server, and return their names.
+
+    One trial runs at a time, so all children of our server belong to it. Processes below any other
+    process are never touched.
+    """
     if not server or server != fork_server.pid():
         return []
     with suppress(psutil.NoSuchProcess):
@@ -106,7 +112,7 @@ def kill_orphans(server: int | None) -> list[str]:
 
 
 def with_orphans_named(outcome: Outcome, orphans: list[str]) -> Outcome:
-    """The same outcome, with what was left behind in its reason."""
+    """Return the outcome with the names of left-over processes in its reason."""
     if not orphans:
         return outcome
     left = f"left {len(orphans)} process(es) behind, killed: {', '.join(orphans)}"

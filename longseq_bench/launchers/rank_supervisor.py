@@ -1,10 +1,10 @@
-"""The ranks of one trial: what each has said, how long to wait for it, what it all comes to.
+"""Follow the ranks of one trial: how long to wait for them, and the one outcome of all.
 
-Pure: no process, no clock, no device. A launcher passes on what it hears and sees, with the time,
-and asks how long to listen. Ranks may be processes here or on other hosts.
+This module starts no process and reads no clock. A launcher passes on messages and exits, with the
+time, and asks how long to wait. Ranks may be processes of this host or of others.
 
-A rank that fails takes its peers with it, and a peer's own word is then "connection closed": so
-after a failure all get a moment to say theirs, and the cause is looked for among all of them.
+A rank that fails takes its peers with it, and each peer then reports "connection closed". So after
+a failure the peers get a moment to report, and the cause is searched among all reports.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers.exit_status import function_of, outcome_of_exit
 
 PHASE_LIMIT_S = 900.0
-"""For phases that no time budget covers, and for passes without one."""
+"""Time limit of a phase without a time budget."""
 
 GRACE_S = 1.0
-"""A pass that ends just over its budget says so itself; after this the launcher does."""
+"""A pass that is a little over its budget reports that itself; after this the launcher does."""
 
 EXACT_FACTOR = 4
-"""How much longer a pass with exact accounting of the heap may take: no time is judged by it."""
+"""A pass with exact heap accounting may take this many times the budget; it is not timed."""
 
 PASSES = ("forward", "backward", "time")
 
 PEERS_S = 1.0
-"""How long the peers of a rank that failed may take to say what became of them."""
+"""How long the peers of a failed rank may take to report."""
 
 CAUSE_S = 3.0
-"""The same where all that is known is that somebody lost a peer: the cause is still to come."""
+"""The same if all reports so far are lost peers: the cause is still to come."""
 
 IDLE_SHARE = 0.2
 """A rank that used less of a core than this is waiting."""
@@ -43,7 +43,7 @@ _COMMUNICATION_LIBRARIES = ("torch/distributed/", "deepspeed/comm/")
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """A rank seen from outside: stopped by a signal; the share of a core that it used of late."""
+    """A rank's process: whether a signal stopped it, and the share of a core that it uses."""
 
     stopped: bool
     busy: float = 0.0
@@ -51,20 +51,23 @@ class ProcessSample:
 
 @dataclass
 class _Rank:
-    """What is known of one rank. `at`: when it ended by its own clock, ns; `known`: by ours, s."""
+    """The state of one rank.
+
+    ended_ns: when it ended, by its own clock. known_s: when the launcher learned of it, by its own.
+    """
 
     deadline: float
     phase: Phase = "start"
     outcome: Outcome | None = None
-    at: int = 0
-    known: float = 0.0
+    ended_ns: int = 0
+    known_s: float = 0.0
     signal: int = 0
 
 
 class RankSupervisor:
-    """Follows the ranks of a trial to their end.
+    """State of all ranks of a trial, from start to outcome.
 
-    now: seconds of the launcher's steady clock. name: what a rank is called in a reason.
+    Every `now` is in seconds of the launcher's monotonic clock. `name` formats a rank for a reason.
     """
 
     def __init__(
@@ -74,33 +77,42 @@ class RankSupervisor:
         self._ranks = [_Rank(now + PHASE_LIMIT_S) for _ in range(trial.world_size)]
         self._verdict: tuple[int, Outcome] | None = None
 
-    # ---- what happens --------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------
 
-    def hear(self, rank: int, message: Mapping[str, Any], now: float) -> None:
-        """A rank says that a phase begins, or what it came to."""
+    def add_message(self, rank: int, message: Mapping[str, Any], now: float) -> None:
+        """Process a message of a rank (worker/messages.py): a phase or its outcome."""
         if "phase" in message:
             self._enter(self._ranks[rank], message["phase"], message["part"], now)
         elif "outcome" in message:
             outcome = Outcome.model_validate(message["outcome"])
-            self.came_to(rank, outcome, now, message.get("at", 0))
+            self.add_outcome(rank, outcome, now, message.get("at", 0))
 
-    def ended(
+    def add_exit(
         self, rank: int, exitcode: int, printed: str, kernel_killed: bool, now: float, at: int
     ) -> None:
-        """A rank's process is gone. printed: the end of its output; at: when, ns since 1970."""
+        """Process the exit of a rank.
+
+        Args:
+            rank: the global rank.
+            exitcode: negative for a signal.
+            printed: the end of its output.
+            kernel_killed: whether the kernel's out-of-memory killer struck during the trial.
+            now: the launcher's clock, s.
+            at: when it exited, ns since 1970.
+        """
         phase = self._ranks[rank].phase
         if self._ranks[rank].outcome is None:
             self._ranks[rank].signal = max(0, -exitcode)
-        self.came_to(rank, outcome_of_exit(exitcode, phase, printed, kernel_killed), now, at)
+        self.add_outcome(rank, outcome_of_exit(exitcode, phase, printed, kernel_killed), now, at)
 
-    def came_to(self, rank: int, outcome: Outcome, now: float, at: int) -> None:
-        """A rank's end; the first word on it counts."""
+    def add_outcome(self, rank: int, outcome: Outcome, now: float, at: int) -> None:
+        """Set the outcome of a rank, unless it has one already."""
         one = self._ranks[rank]
         if one.outcome is None:
-            one.outcome, one.known, one.at = outcome, now, at
+            one.outcome, one.known_s, one.ended_ns = outcome, now, at
 
     def _enter(self, one: _Rank, phase: Phase, part: str, now: float) -> None:
-        # backward belongs to the pass that forward began
+        # backward is part of the pass that began with forward
         if phase != "backward":
             limit, budget = PHASE_LIMIT_S, self.trial.time_budget
             if phase in PASSES and budget is not None:
@@ -108,71 +120,75 @@ class RankSupervisor:
             one.deadline = now + limit
         one.phase = phase
 
-    # ---- how long to listen --------------------------------------------------------------------
+    # ---- how long to wait ----------------------------------------------------------------------
 
     @property
     def running(self) -> list[int]:
-        """Ranks that have neither said what they came to nor ended."""
+        """Return the ranks that have no outcome yet."""
         return [rank for rank, one in enumerate(self._ranks) if one.outcome is None]
 
     @property
     def failed(self) -> list[int]:
-        """Ranks that came to anything but ok, the likeliest cause of it all first."""
+        """Return the ranks whose outcome is not ok, the most likely cause first."""
         bad = [r for r, one in enumerate(self._ranks) if one.outcome and one.outcome.status != "ok"]
-        return sorted(bad, key=lambda rank: (self._weight(rank), self._ranks[rank].at))
+        return sorted(bad, key=lambda rank: (self._weight(rank), self._ranks[rank].ended_ns))
 
     @property
     def deadline(self) -> float:
-        """Until when there is something to wait for."""
+        """Return until when the launcher should wait for the next event, in s."""
         if not (failed := self.failed):
             return min((self._ranks[rank].deadline for rank in self.running), default=0.0)
         causes = [rank for rank in failed if not self._lost_peer(rank)]
-        first = min(self._ranks[rank].known for rank in causes or failed)
+        first = min(self._ranks[rank].known_s for rank in causes or failed)
         return first + (PEERS_S if causes else CAUSE_S)
 
-    def done(self, now: float) -> bool:
-        """Whether every rank has ended, or one has failed and its peers had time to say theirs."""
+    def is_done(self, now: float) -> bool:
+        """Return whether all ranks ended, or one failed and its peers had time to report."""
         return not self.running or (bool(self.failed) and now >= self.deadline)
 
-    def late(self, now: float) -> bool:
-        """Whether no rank has failed and one has outlasted its limit: look, then judge."""
+    def is_late(self, now: float) -> bool:
+        """Return whether a rank is over its limit and none failed: sample them, then diagnose."""
         return bool(self.running) and not self.failed and now >= self.deadline
 
     # ---- a rank is late ------------------------------------------------------------------------
 
-    def hangs(self, looks: Mapping[int, ProcessSample]) -> bool:
-        """Whether it will never end: a rank is stopped, or each of several waits for the others."""
-        if self._stopped(looks):
+    def is_hang(self, samples: Mapping[int, ProcessSample]) -> bool:
+        """Return whether the trial will never end: a rank is stopped, or all ranks wait."""
+        if self._stopped_ranks(samples):
             return True
         return len(self._ranks) > 1 and all(
-            rank in looks and looks[rank].busy < IDLE_SHARE for rank in self.running
+            rank in samples and samples[rank].busy < IDLE_SHARE for rank in self.running
         )
 
-    def judge(
-        self, looks: Mapping[int, ProcessSample], stacks: Mapping[int, Sequence[str]]
+    def diagnose(
+        self, samples: Mapping[int, ProcessSample], stacks: Mapping[int, Sequence[str]]
     ) -> None:
-        """The end of a trial that is late. stacks: of a hang, where each rank is, innermost first,
-        as `deaths.stack_lines` reads them."""
-        if not self.hangs(looks):
-            self._verdict = self._timed_out(looks)
+        """Decide the outcome of a trial that is late: a hang or a timeout.
+
+        Args:
+            samples: the state of each running rank's process.
+            stacks: of a hang, the stack of each rank, as `exit_status.stack_lines` returns it.
+        """
+        if not self.is_hang(samples):
+            self._verdict = self._timed_out(samples)
             return
-        stopped = self._stopped(looks)
-        where = {rank: self._where(rank, stacks.get(rank, ())) for rank in self.running}
+        stopped = self._stopped_ranks(samples)
+        where = {rank: self._phase_of(rank, stacks.get(rank, ())) for rank in self.running}
         elsewhere = [rank for rank in self.running if where[rank] != "communication"]
         root = (stopped or elsewhere or self.running)[0]
         outcome = Outcome(
             status="hang",
-            reason=self._why_it_hangs(looks, where),
+            reason=self._hang_reason(samples, where),
             phase=where[root],
             facts={"stacks": {str(rank): list(lines) for rank, lines in stacks.items()}},
         )
         self._verdict = root, outcome
 
-    def _timed_out(self, looks: Mapping[int, ProcessSample]) -> tuple[int, Outcome]:
-        """Named for the rank that is over its limit; where several are, the busiest of them."""
+    def _timed_out(self, samples: Mapping[int, ProcessSample]) -> tuple[int, Outcome]:
+        """Return the rank to blame, the busiest one that is over its limit, and the outcome."""
         over = min(self._ranks[rank].deadline for rank in self.running) + GRACE_S
         late = [rank for rank in self.running if self._ranks[rank].deadline <= over]
-        root = max(late, key=lambda rank: looks[rank].busy if rank in looks else 0.0)
+        root = max(late, key=lambda rank: samples[rank].busy if rank in samples else 0.0)
         phase, budget = self._ranks[root].phase, self.trial.time_budget
         if budget and phase in PASSES:
             reason = f"one pass took longer than the {budget:.3g} s allowed"
@@ -181,54 +197,59 @@ class RankSupervisor:
         reason = f"{self.name(root)}: {reason}" if len(self._ranks) > 1 else reason
         return root, Outcome(status="timeout", reason=reason, phase=phase)
 
-    def _why_it_hangs(self, looks: Mapping[int, ProcessSample], where: Mapping[int, Phase]) -> str:
+    def _hang_reason(self, samples: Mapping[int, ProcessSample], where: Mapping[int, Phase]) -> str:
         if len(self._ranks) == 1:
             return f"the process is stopped (SIGSTOP) in {where[0]}"
-        stopped = self._stopped(looks)
+        stopped = self._stopped_ranks(samples)
         doing: dict[tuple[str, str], list[str]] = {}
         for rank in sorted(range(len(self._ranks)), key=lambda r: (r not in stopped, r)):
             if rank not in where:
                 verbs = "is done", "are done"
             elif rank in stopped:
                 verbs = "is stopped (SIGSTOP)", "are stopped (SIGSTOP)"
-            elif rank in looks and looks[rank].busy < IDLE_SHARE:
+            elif rank in samples and samples[rank].busy < IDLE_SHARE:
                 verbs = f"waits in {where[rank]}", f"wait in {where[rank]}"
             else:
                 verbs = f"is busy in {where[rank]}", f"are busy in {where[rank]}"
             doing.setdefault(verbs, []).append(self.name(rank))
         return "; ".join(
-            f"{_listed(names)} {verbs[len(names) > 1]}" for verbs, names in doing.items()
+            f"{_join_words(names)} {verbs[len(names) > 1]}" for verbs, names in doing.items()
         )
 
-    def _stopped(self, looks: Mapping[int, ProcessSample]) -> list[int]:
-        return [rank for rank in self.running if rank in looks and looks[rank].stopped]
+    def _stopped_ranks(self, samples: Mapping[int, ProcessSample]) -> list[int]:
+        return [rank for rank in self.running if rank in samples and samples[rank].stopped]
 
-    def _where(self, rank: int, stack: Sequence[str]) -> Phase:
-        """The phase that a rank is in, seen from its stack too: most of one is not ours."""
+    def _phase_of(self, rank: int, stack: Sequence[str]) -> Phase:
+        """Return the phase that a rank is in; `communication` if its stack shows it waits."""
         waits = any(
             function_of(line) == WAIT_FOR_PEERS or line.startswith(_COMMUNICATION_LIBRARIES)
             for line in stack
         )
         return "communication" if waits else self._ranks[rank].phase
 
-    # ---- what it came to -----------------------------------------------------------------------
+    # ---- the outcome --------------------------------------------------------------------------
 
     @property
     def signal_number(self) -> int:
-        """The signal that killed the rank that is the cause; 0 where none did."""
+        """Return the signal that killed the rank to blame, or 0."""
         return self._ranks[self.failed[0]].signal if self.failed else 0
 
     def outcome(self) -> Outcome:
-        """One outcome of all ranks: ok where all are, else that of the rank that is the cause."""
+        """Return the outcome of the trial: ok if all ranks are, else that of the rank to blame."""
         root, chosen = self._chosen()
         if len(self._ranks) == 1:
             return chosen
         facts = dict(chosen.facts)
         if failed := self.failed:
-            words = {str(rank): self._words(rank) for rank in sorted((*failed, *self.running))}
-            alike = len(words) == len(self._ranks) and len(set(words.values())) == 1
-            facts |= {} if alike else {"ranks": words}
-            reason = self._named(root, chosen, alike)
+            reports = {str(rank): self._report(rank) for rank in sorted((*failed, *self.running))}
+            same = len(reports) == len(self._ranks) and len(set(reports.values())) == 1
+            facts |= {} if same else {"ranks": reports}
+            if not same:
+                reason = f"{self.name(root)}: {chosen.reason}"
+            elif chosen.status == "unsupported":
+                reason = chosen.reason or ""  # about the trial, not about its ranks
+            else:
+                reason = f"every rank: {chosen.reason}"
             chosen = chosen.model_copy(update={"reason": reason})
         measured = [
             replace(m, rank=rank)
@@ -246,22 +267,15 @@ class RankSupervisor:
             raise ValueError("the trial is still going on")
         return root, chosen
 
-    def _named(self, root: int, chosen: Outcome, alike: bool) -> str | None:
-        """The reason, with the rank that it is about."""
-        if not alike:
-            return f"{self.name(root)}: {chosen.reason}"
-        # what can't be done at all is about the trial, not about its ranks
-        return chosen.reason if chosen.status == "unsupported" else f"every rank: {chosen.reason}"
-
-    def _words(self, rank: int) -> str:
+    def _report(self, rank: int) -> str:
         one = self._ranks[rank]
         if one.outcome is None:
-            return f"said no more after {one.phase} began"
+            return f"no report after {one.phase} began"
         where = f" in {one.outcome.phase}" if one.outcome.phase else ""
         return f"{one.outcome.status}{where}: {one.outcome.reason}"
 
     def _weight(self, rank: int) -> int:
-        """0 for memory, 2 for what a peer's end looks like, 1 for all the rest."""
+        """Return the order in which causes are chosen: 0 out of memory, 2 a lost peer, 1 others."""
         outcome = self._ranks[rank].outcome
         if outcome and outcome.status == "oom":
             return 0
@@ -272,6 +286,6 @@ class RankSupervisor:
         return bool(outcome and outcome.facts.get("lost_peer"))
 
 
-def _listed(words: Sequence[str]) -> str:
-    """a; a and b; a, b and c."""
+def _join_words(words: Sequence[str]) -> str:
+    """Return "a", "a and b" or "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

@@ -1,4 +1,4 @@
-"""No process at all: outcomes by formula, for tests of plans and searches, and for dry runs."""
+"""A launcher without processes: outcomes by formula, for tests of strategies and searches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ FLOPS_PER_S = 1e11
 
 @LAUNCHERS.register("simulated")
 class SimulatedLauncher(Launcher):
-    """Says what a machine would that follows the formulas; it measures nothing.
+    """A launcher that computes every outcome from formulas. It measures nothing.
 
-    peak: bytes of a rank.  seconds: of one pass.  dies: an outcome that comes before either.
-    dry_run_factor: by which factor what is foreseen of the peak is off.
-    By default memory and work are spread evenly over the ranks, and communication is free.
+    By default memory and work are divided evenly by the ranks, and communication is free.
+
+    Args:
+        peak: bytes of a rank.
+        seconds: of one pass.
+        dies: an outcome that replaces the computed one, or None.
+        dry_run_factor: ratio of the predicted to the computed peak.
     """
 
     def __init__(
@@ -43,10 +47,10 @@ class SimulatedLauncher(Launcher):
         return Catalogue(implementations={}, devices={"cpu": DeviceInfo(name="simulated")})
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """A formula takes any options."""
+        """Accept every trial."""
 
     def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
-        """The formulas, off by what `dry_run_factor` makes of them."""
+        """Predict by the formulas, times `dry_run_factor`."""
         return [
             Foresight(
                 peak_bytes=int(self._dry_run_factor(t) * self._peak(t)),

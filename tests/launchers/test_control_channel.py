@@ -17,8 +17,8 @@ from longseq_bench.launchers.control_channel import (
     ControlServer,
     Hello,
     NodeLink,
-    join,
-    ready,
+    connect_to_node_0,
+    wait_ready,
 )
 
 AGREED = {"torch": "2.13.0", "the command": "sweep a.yaml"}
@@ -46,7 +46,7 @@ def come(site: Site) -> Iterator[Join]:
     came: list[Channel] = []
 
     def come(hello: Hello) -> Channel:
-        came.append(join(site, hello, 5.0))
+        came.append(connect_to_node_0(site, hello, 5.0))
         return came[-1]
 
     yield come
@@ -62,7 +62,7 @@ def link(hub: ControlServer, node: int = 1) -> NodeLink:
 
 
 def heard(channel: Channel) -> list[dict[str, object]]:
-    ready([channel], 5.0)
+    wait_ready([channel], 5.0)
     return channel.receive()
 
 
@@ -153,7 +153,7 @@ def test_a_stranger_is_kept_out_and_keeps_nobody_out(
         assert not link(hub).lost
     monkeypatch.setenv(control_channel.KEY_VARIABLE, "another")
     with pytest.raises(LauncherError, match="LONGSEQ_KEY has to be the same on every node"):
-        join(site, Hello(2, "gamma", "two", AGREED), 0.1)
+        connect_to_node_0(site, Hello(2, "gamma", "two", AGREED), 0.1)
 
 
 # ---- nobody there ------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_node_0_says_who_did_not_come(hub: ControlServer, come: Join, site: Site
 
 def test_the_others_say_where_nobody_answers(site: Site) -> None:
     with pytest.raises(LauncherError) as error:
-        join(site, ONE, 0.1)
+        connect_to_node_0(site, ONE, 0.1)
     said = str(error.value)
     assert f"no answer from node 0 at {site.endpoint} within 0.1 s (connection refused)" in said
     assert "firewall" in said
@@ -181,7 +181,7 @@ def test_something_else_listens_there(site: Site) -> None:
         socket.create_server((site.host, site.port)),
         pytest.raises(LauncherError, match="what listens there does not answer as longseq does"),
     ):
-        join(site, ONE, 0.3)
+        connect_to_node_0(site, ONE, 0.3)
 
 
 def test_node_0_can_not_listen(hub: ControlServer, site: Site) -> None:

@@ -35,7 +35,7 @@ from tests.make import trial
 FOLLOWER = """
 import sys
 from longseq_bench.launchers.control_channel import Hello
-from longseq_bench.launchers.elastic import Follower
+from longseq_bench.launchers.follower import Follower
 from longseq_bench.core.cluster_env import Site
 site = Site(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
 hello = Hello(1, "beta", sys.argv[2])
@@ -107,16 +107,16 @@ def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: Local
     quiet = Quiet()
     link = NodeLink(Hello(1, "beta", "one"), quiet)  # type: ignore[arg-type]
     run = _Run(order, RankSupervisor(of, 0.0), HostRanks(launcher._context), {1: link}, "alpha")
-    run.supervisor.came_to(
+    run.supervisor.add_outcome(
         0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1
     )
     quiet.seconds = elastic.SILENT_S - 0.1
     assert not run._in_doubt()
     quiet.seconds = control_channel.LOST_S - 0.1
-    run._lose()
+    run._check_lost_nodes()
     quiet.seconds = control_channel.LOST_S + 0.1
     assert run._in_doubt()
-    run._lose()
+    run._check_lost_nodes()
     assert not run._in_doubt()
     assert "no word from node 1 (beta)" in (run.supervisor.outcome().reason or "")
 

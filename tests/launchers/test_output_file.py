@@ -72,7 +72,7 @@ def test_a_child_gets_it_as_a_descriptor(launcher: LocalLauncher) -> None:
 
 
 def _prints(output: int) -> None:
-    assert _child_entry.cut_off(output) == os.getppid()
+    assert _child_entry.detach(output) == os.getppid()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     os.write(1, b"out\n")
     os.write(2, b"err\n")

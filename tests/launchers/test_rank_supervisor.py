@@ -31,14 +31,14 @@ def supervisor(ranks: int = 2, **fields: object) -> RankSupervisor:
 def say(
     supervisor: RankSupervisor, rank: int, what: Outcome, now: float = 101.0, at: int = 1
 ) -> None:
-    supervisor.hear(rank, {"outcome": what.model_dump(mode="json"), "at": at}, now)
+    supervisor.add_message(rank, {"outcome": what.model_dump(mode="json"), "at": at}, now)
 
 
 def enter(
     supervisor: RankSupervisor, phase: Phase, *ranks: int, now: float = 100.0, part: str = ""
 ) -> None:
     for rank in ranks:
-        supervisor.hear(rank, {"phase": phase, "part": part}, now)
+        supervisor.add_message(rank, {"phase": phase, "part": part}, now)
 
 
 def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) -> Outcome:
@@ -50,10 +50,10 @@ def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) 
 
 def test_one_rank_speaks_for_itself() -> None:
     one = supervisor(1)
-    assert not one.done(100.0)
+    assert not one.is_done(100.0)
     said = bad("error", "it broke", traceback=["x"])
     say(one, 0, said)
-    assert one.done(101.0)
+    assert one.is_done(101.0)
     assert one.outcome() == said
     assert one.signal_number == 0
 
@@ -61,7 +61,7 @@ def test_one_rank_speaks_for_itself() -> None:
 def test_one_rank_that_dies_is_named_by_its_end() -> None:
     one = supervisor(1)
     enter(one, "forward", 0)
-    one.ended(0, -signal.SIGSEGV, "Fatal", False, 101.0, 5)
+    one.add_exit(0, -signal.SIGSEGV, "Fatal", False, 101.0, 5)
     assert one.outcome().reason == "killed by SIGSEGV"
     assert (one.outcome().status, one.outcome().phase) == ("crashed", "forward")
     assert one.signal_number == signal.SIGSEGV
@@ -87,9 +87,9 @@ def test_each_phase_has_its_limit(
     enter(one, phase, 0, now=200.0 if phase != "start" else 100.0, part=part)
     began = 200.0 if phase != "start" else 100.0
     assert one.deadline == pytest.approx(began + limit)
-    assert not one.late(began + limit - 0.01)
-    assert one.late(began + limit)
-    assert not one.done(began + limit)
+    assert not one.is_late(began + limit - 0.01)
+    assert one.is_late(began + limit)
+    assert not one.is_done(began + limit)
 
 
 def test_backward_belongs_to_the_pass_that_forward_began() -> None:
@@ -102,8 +102,8 @@ def test_backward_belongs_to_the_pass_that_forward_began() -> None:
 def test_one_rank_that_waits_is_late_and_no_hang() -> None:
     one = supervisor(1, time_budget=2.0)
     enter(one, "forward", 0)
-    assert not one.hangs({0: IDLE})
-    one.judge({0: IDLE}, {})
+    assert not one.is_hang({0: IDLE})
+    one.diagnose({0: IDLE}, {})
     assert one.outcome().status == "timeout"
     assert one.outcome().reason == "one pass took longer than the 2 s allowed"
 
@@ -114,12 +114,12 @@ def test_one_rank_that_waits_is_late_and_no_hang() -> None:
 def test_all_ok_is_ok_with_every_rank_measured() -> None:
     both = supervisor()
     for rank, peak in ((1, 20.0), (0, 10.0)):
-        assert not both.done(101.0)
+        assert not both.is_done(101.0)
         mine = outcome(facts={"from": rank}).model_copy(
             update={"measurements": (measurement("peak", peak),)}
         )
         say(both, rank, mine)
-    assert both.done(101.0)
+    assert both.is_done(101.0)
     together = both.outcome()
     assert (together.status, together.reason) == ("ok", None)
     assert [(m.rank, m.samples) for m in together.measurements] == [(0, (10.0,)), (1, (20.0,))]
@@ -129,7 +129,7 @@ def test_all_ok_is_ok_with_every_rank_measured() -> None:
 def test_a_rank_that_is_done_does_not_make_the_rest_so() -> None:
     both = supervisor()
     say(both, 0, outcome(peak=10.0))
-    assert not both.done(101.0)
+    assert not both.is_done(101.0)
     assert both.deadline == pytest.approx(100.0 + PHASE_LIMIT_S)
     say(both, 1, bad("wrong", "off", "check"))
     together = both.outcome()
@@ -142,7 +142,7 @@ def test_the_first_word_of_a_rank_counts() -> None:
     both = supervisor()
     say(both, 0, outcome())
     say(both, 1, bad("oom", "no room"))
-    both.ended(1, -signal.SIGKILL, "", False, 102.0, 9)
+    both.add_exit(1, -signal.SIGKILL, "", False, 102.0, 9)
     assert both.outcome().reason == "rank 1: no room"
     assert both.signal_number == 0
 
@@ -172,7 +172,7 @@ def test_the_earliest_of_equals_is_the_cause(status: Status) -> None:
 def test_a_lost_peer_is_never_the_cause_where_another_is_known() -> None:
     both = supervisor()
     say(both, 0, bad("error", "closed", **LOST), at=1)
-    both.ended(1, 3, "", False, 101.5, 2)
+    both.add_exit(1, 3, "", False, 101.5, 2)
     assert both.outcome().reason == "rank 1: ended with exit code 3"
     assert "lost_peer" not in both.outcome().facts
 
@@ -180,39 +180,39 @@ def test_a_lost_peer_is_never_the_cause_where_another_is_known() -> None:
 def test_a_lost_peer_is_the_cause_where_no_other_is_known() -> None:
     both = supervisor()
     say(both, 0, bad("error", "closed", **LOST))
-    assert both.done(101.0 + CAUSE_S)
+    assert both.is_done(101.0 + CAUSE_S)
     assert both.outcome().reason == "rank 0: closed"
     assert both.outcome().facts["lost_peer"] is True
-    assert both.outcome().facts["ranks"]["1"] == "said no more after start began"
+    assert both.outcome().facts["ranks"]["1"] == "no report after start began"
 
 
 def test_a_native_death_is_the_cause_and_its_signal_is_known() -> None:
     both = supervisor()
     enter(both, "backward", 1)
     say(both, 0, bad("error", "closed", **LOST), at=1)
-    both.ended(1, -signal.SIGSEGV, "", False, 101.2, 2)
+    both.add_exit(1, -signal.SIGSEGV, "", False, 101.2, 2)
     assert both.signal_number == signal.SIGSEGV
     assert (both.outcome().status, both.outcome().phase) == ("crashed", "backward")
 
 
 def test_the_signal_of_who_is_not_to_blame_is_not_asked_for() -> None:
     both = supervisor()
-    both.ended(0, -signal.SIGSEGV, "", False, 101.0, 1)
+    both.add_exit(0, -signal.SIGSEGV, "", False, 101.0, 1)
     say(both, 1, bad("oom", "no room"), at=2)
     assert both.signal_number == 0
 
 
 def test_an_abort_by_a_watchdog_is_a_lost_peer() -> None:
     both = supervisor()
-    both.ended(0, -signal.SIGABRT, "[PG 0 Rank 0] ProcessGroupNCCL's watchdog", False, 101.0, 1)
-    both.ended(1, -signal.SIGBUS, "", False, 101.0, 2)
+    both.add_exit(0, -signal.SIGABRT, "[PG 0 Rank 0] ProcessGroupNCCL's watchdog", False, 101.0, 1)
+    both.add_exit(1, -signal.SIGBUS, "", False, 101.0, 2)
     assert both.outcome().reason == "rank 1: killed by SIGBUS"
 
 
 def test_the_kernels_killer_is_memory() -> None:
     both = supervisor()
     say(both, 0, bad("error", "odd"), at=1)
-    both.ended(1, -signal.SIGKILL, "", True, 101.0, 2)
+    both.add_exit(1, -signal.SIGKILL, "", True, 101.0, 2)
     assert (both.outcome().status, both.outcome().fits) == ("oom", False)
 
 
@@ -230,7 +230,7 @@ def test_what_all_say_alike_names_no_rank() -> None:
 
 def test_a_launcher_says_what_its_ranks_are_called() -> None:
     both = RankSupervisor(trial("ring", world_size=2), 100.0, "rank {} of 2, host alpha".format)
-    both.ended(1, 3, "", False, 101.0, 1)
+    both.add_exit(1, 3, "", False, 101.0, 1)
     assert both.outcome().reason == "rank 1 of 2, host alpha: ended with exit code 3"
 
 
@@ -240,10 +240,10 @@ def test_a_launcher_says_what_its_ranks_are_called() -> None:
 def test_peers_of_a_failed_rank_get_a_moment() -> None:
     three = supervisor(3)
     say(three, 1, bad("oom", "no room"), now=150.0)
-    assert not three.done(150.0)
+    assert not three.is_done(150.0)
     assert three.deadline == pytest.approx(150.0 + PEERS_S)
-    assert three.done(150.0 + PEERS_S)
-    assert not three.late(150.0 + PEERS_S)
+    assert three.is_done(150.0 + PEERS_S)
+    assert not three.is_late(150.0 + PEERS_S)
 
 
 def test_the_cause_of_a_lost_peer_is_waited_for_longer() -> None:
@@ -275,8 +275,8 @@ def stuck(ranks: int = 2) -> RankSupervisor:
 def test_a_stopped_rank_is_a_hang_and_named_first() -> None:
     late = stuck(3)
     looks = {0: IDLE, 1: BUSY, 2: STOPPED}
-    assert late.hangs(looks)
-    late.judge(looks, {0: IN_A_TRANSFER, 1: ["a/b.py:1 f"], 2: ["a/b.py:2 g"]})
+    assert late.is_hang(looks)
+    late.diagnose(looks, {0: IN_A_TRANSFER, 1: ["a/b.py:1 f"], 2: ["a/b.py:2 g"]})
     found = late.outcome()
     assert (found.status, found.phase) == ("hang", "forward")
     assert found.reason == (
@@ -289,9 +289,9 @@ def test_a_stopped_rank_is_a_hang_and_named_first() -> None:
 def test_ranks_that_all_wait_are_a_hang() -> None:
     late = stuck(3)
     looks = dict.fromkeys(range(3), IDLE)
-    assert late.hangs(looks)
+    assert late.is_hang(looks)
     here = ["torch/distributed/distributed_c10d.py:2799 recv", "a/b.py:1 f"]
-    late.judge(looks, {0: here, 1: ["a/b.py:1 f"], 2: here})
+    late.diagnose(looks, {0: here, 1: ["a/b.py:1 f"], 2: here})
     assert late.outcome().reason == (
         "rank 0 and rank 2 wait in communication; rank 1 waits in forward"
     )
@@ -316,7 +316,7 @@ def test_a_rank_waits_for_peers_only_inside_a_marked_function_or_a_library(
     line: str, phase: Phase
 ) -> None:
     late = stuck()
-    late.judge({0: IDLE, 1: IDLE}, {0: ["a/b.py:1 f", line, "a/b.py:2 g"], 1: IN_A_TRANSFER})
+    late.diagnose({0: IDLE, 1: IDLE}, {0: ["a/b.py:1 f", line, "a/b.py:2 g"], 1: IN_A_TRANSFER})
     where = "rank 0 and rank 1 wait in communication"
     if phase == "forward":
         where = "rank 0 waits in forward; rank 1 waits in communication"
@@ -326,8 +326,8 @@ def test_a_rank_waits_for_peers_only_inside_a_marked_function_or_a_library(
 def test_a_rank_that_is_done_is_told_of_in_a_hang() -> None:
     late = stuck()
     say(late, 0, outcome(peak=1.0))
-    assert late.hangs({1: IDLE})
-    late.judge({1: IDLE}, {1: IN_A_TRANSFER})
+    assert late.is_hang({1: IDLE})
+    late.diagnose({1: IDLE}, {1: IN_A_TRANSFER})
     assert late.outcome().reason == "rank 0 is done; rank 1 waits in communication"
     assert late.outcome().phase == "communication"
     assert late.outcome().samples("peak") == (1.0,)
@@ -336,26 +336,26 @@ def test_a_rank_that_is_done_is_told_of_in_a_hang() -> None:
 def test_one_rank_at_work_is_no_hang_but_late_and_named() -> None:
     late = stuck(3)
     looks = {0: IDLE, 1: BUSY, 2: IDLE}
-    assert not late.hangs(looks)
-    late.judge(looks, {})
+    assert not late.is_hang(looks)
+    late.diagnose(looks, {})
     assert late.outcome().status == "timeout"
     assert late.outcome().reason == "rank 1: one pass took longer than the 2 s allowed"
 
 
 def test_a_rank_that_could_not_be_looked_at_is_not_said_to_wait() -> None:
-    assert not stuck().hangs({0: IDLE})
+    assert not stuck().is_hang({0: IDLE})
 
 
 def test_only_a_rank_over_its_limit_is_late() -> None:
     late = supervisor(time_budget=2.0)
     enter(late, "forward", 0)
     enter(late, "inputs", 1, now=101.0)
-    late.judge({0: ProcessSample(False, 0.5), 1: BUSY}, {})
+    late.diagnose({0: ProcessSample(False, 0.5), 1: BUSY}, {})
     assert late.outcome().reason == "rank 0: one pass took longer than the 2 s allowed"
 
 
 def test_a_phase_without_a_budget_says_its_own_limit() -> None:
     late = supervisor()
     enter(late, "plan", 0, 1)
-    late.judge({0: IDLE, 1: BUSY}, {})
+    late.diagnose({0: IDLE, 1: BUSY}, {})
     assert late.outcome().reason == "rank 1: plan took longer than 900 s"
