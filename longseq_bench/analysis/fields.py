@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Kind = Literal[
     "text", "tokens", "bytes", "seconds", "flop_rate", "share", "count", "ratio", "error", "flag",
@@ -40,6 +40,7 @@ class Field:
     measurement: name of the measurement that it is taken from, where one is.
     json: the documents that `--json` prints it in.
     in_frame: a column of the pandas frame; False for what only a report can fill in.
+    choices: the words that the value can be, by its type; none where it is free text or no text.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Field:
     measurement: str
     json: Collection[Document]
     in_frame: bool
+    choices: tuple[str, ...]
 
 
 def declare(
@@ -69,17 +71,18 @@ def declare(
 @cache
 def fields_of(row_type: type) -> dict[str, Field]:
     """Return the declarations of a row class by field name, in order of declaration."""
-    found = {}
+    found, types = {}, get_type_hints(row_type)
     for one in dataclasses.fields(row_type):
         heading, kind, help_text, merge, measurement, json, in_frame = one.metadata["declaration"]
         found[one.name] = Field(
-            one.name, heading, kind, help_text, merge, measurement or one.name, json, in_frame
-        )
+            one.name, heading, kind, help_text, merge, measurement or one.name, json, in_frame,
+            _literals(types[one.name]),
+        )  # fmt: skip
     return found
 
 
-@cache
-def measured_fields(row_type: type, merge: Merge) -> tuple[tuple[str, str], ...]:
-    """Return (field, measurement) of every field with one merge rule."""
-    found = fields_of(row_type).values()
-    return tuple((one.name, one.measurement) for one in found if one.merge == merge)
+def _literals(annotation: Any) -> tuple[str, ...]:
+    """Return the words of a Literal, also of `Literal[...] | None`."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(word for part in get_args(annotation) for word in _literals(part))

@@ -20,11 +20,11 @@ from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.cli.row_filter import (
     OPTION,
     Condition,
-    condition,
-    field_of,
-    ordered,
-    sorting,
-    words_of,
+    find_field,
+    format_value,
+    parse_condition,
+    parse_sort,
+    sort_rows,
 )
 from longseq_bench.cli.tables import (
     Column,
@@ -102,10 +102,10 @@ def chosen(
     rows = [row for row, _ in pairs]
     maxima = search_rows(records)
     every: list[Row] = [*rows, *maxima]
-    conditions = [condition(text, every) for text in where]
-    keys = [sorting(text, every) for text in sort]
+    conditions = [parse_condition(text, every) for text in where]
+    keys = [parse_sort(text, every) for text in sort]
     fields = [
-        (name, name if name == PASSES else field_of(name, "--columns", every)) for name in columns
+        (name, name if name == PASSES else find_field(name, "--columns", every)) for name in columns
     ]
     parts = (
         _part(rows, SWEEP_FIELDS, conditions, keys, limit),
@@ -125,7 +125,7 @@ def _part(
     asked = [c.field for c in conditions if not c.field.startswith(OPTION)]
     lacks = [field for field in dict.fromkeys(asked) if field not in fields]
     kept = [] if lacks else [row for row in rows if all(c.holds(row) for c in conditions)]
-    matching = ordered(kept, keys)
+    matching = sort_rows(kept, keys)
     return Part(len(rows), matching, matching[:limit], lacks)
 
 
@@ -244,7 +244,7 @@ def _named(name: str, field: str, leaves: int, view: View) -> Column:
         return _passes(view, leaves)
     if field == "time_s":
         return Column(name, lambda row: time_words(row)[0], leaves)
-    return Column(name, lambda row: plain(words_of(row, field)), leaves)
+    return Column(name, lambda row: plain(format_value(row, field)), leaves)
 
 
 def _failures(group: Sequence[SweepRow]) -> Iterable[str]:

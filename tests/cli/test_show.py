@@ -17,7 +17,7 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows, sweep_rows_with_records
 from longseq_bench.cli import run
-from longseq_bench.cli.row_filter import KINDS, condition, ordered
+from longseq_bench.cli.row_filter import FIELDS, parse_condition, sort_rows
 from longseq_bench.core.model import Record
 from longseq_bench.reports.render.sparkline import Scale, bar, samples_line, slots_of
 from longseq_bench.store import RECORDS
@@ -128,10 +128,10 @@ def test_an_expression_chooses_rows(expression: str, places: list[int] | str) ->
     rows = sweep_rows(mixed())
     if isinstance(places, str):
         with pytest.raises(Exception, match=r"unknown field") as caught:
-            condition(expression, rows)
+            parse_condition(expression, rows)
         assert str(caught.value) == places
         return
-    holds = condition(expression, rows).holds
+    holds = parse_condition(expression, rows).holds
     assert [i for i, row in enumerate(rows) if holds(row)] == places
 
 
@@ -142,7 +142,7 @@ def test_operators_share_out_the_rows(field: str, value: str) -> None:
     rows = sweep_rows(mixed())
 
     def those(sign: str, wanted: str = value) -> set[int]:
-        holds = condition(f"{field}{sign}{wanted}", rows).holds
+        holds = parse_condition(f"{field}{sign}{wanted}", rows).holds
         return {i for i, row in enumerate(rows) if holds(row)}
 
     every = set(range(len(rows)))
@@ -155,7 +155,7 @@ def test_operators_share_out_the_rows(field: str, value: str) -> None:
 def test_every_field_of_rows_and_maxima_can_be_asked_for() -> None:
     lists = {"options", "rank_times", "rank_peaks", "rank_bytes", "rank_formulas", "bytes_unlike",
              "speed", "published_tokens"}  # fmt: skip
-    assert set(KINDS) == {*fields_of(SweepRow), *fields_of(SearchRow)} - lists
+    assert set(FIELDS) == {*fields_of(SweepRow), *fields_of(SearchRow)} - lists
 
 
 @pytest.mark.parametrize(
@@ -261,18 +261,18 @@ def test_what_searches_do_not_have_leaves_them_out(tmp_path: Path, capfd: Captur
 def test_missing_values_come_last_either_way() -> None:
     rows = sweep_rows(mixed())
     for descending in (False, True):
-        times = [row.time_s for row in ordered(rows, [("time_s", descending)])]
+        times = [row.time_s for row in sort_rows(rows, [("time_s", descending)])]
         known = [row.time_s for row in rows if row.time_s is not None]
         assert times == [*sorted(known, reverse=descending), None, None]
 
 
 def test_equal_rows_keep_their_order_and_a_second_field_breaks_ties() -> None:
     rows = sweep_rows(mixed())
-    by_tokens = ordered(rows, [("tokens", True)])
+    by_tokens = sort_rows(rows, [("tokens", True)])
     assert [rows.index(row) for row in by_tokens] == [5, 1, 2, 3, 0, 4, 6]
-    twice = ordered(rows, [("tokens", False), ("peak_bytes", True)])
+    twice = sort_rows(rows, [("tokens", False), ("peak_bytes", True)])
     assert [rows.index(row) for row in twice] == [6, 4, 0, 1, 2, 3, 5]
-    chunks = ordered(rows, [("option.chunk", True)])
+    chunks = sort_rows(rows, [("option.chunk", True)])
     assert [rows.index(row) for row in chunks] == [3, 2, 5, 6, 0, 1, 4]
 
 
