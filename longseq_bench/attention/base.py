@@ -11,6 +11,7 @@ Shapes: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim, each of them this 
 from __future__ import annotations
 
 from abc import ABC
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
+from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import (
     AttentionKernel,
     InPlaceKernel,
@@ -95,7 +97,10 @@ class Attention(ABC):
         return None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (B, Hq, N, D); k, v (B, Hk, N, D) -> out (B, Hq, N, D), differentiable in train."""
+        """Return out (B, Hq, N, D) of q (B, Hq, N, D) and k, v (B, Hk, N, D).
+
+        Differentiable in train.
+        """
         kernel = self.build_kernel()
         assert kernel is not None, f"{type(self).__name__} has neither a kernel nor a __call__"
         return attend(q, k, v, kernel, train=self.workload.train)
@@ -152,8 +157,12 @@ class Attention(ABC):
         return type(self).multiplicity is Attention.multiplicity
 
     def cost(self) -> Cost:
-        """Return FLOPs, floor bytes and bytes sent, by formula."""
-        return dense_cost(self.workload)
+        """Return FLOPs, floor bytes and bytes sent, by formula. Default: dense attention."""
+        return replace(dense_cost(self.workload), bytes_sent=self.bytes_sent())
+
+    def bytes_sent(self) -> int:
+        """Return the bytes that this rank sends in one pass, by formula."""
+        return 0
 
     @property
     def coarsest_dtype(self) -> DType:
@@ -184,7 +193,9 @@ class Attention(ABC):
 
     def facts(self) -> dict[str, Any]:
         """Return facts for the record: kernel, backend, and what a fallback would hide."""
-        return {}
+        if type(self).build_kernel is Attention.build_kernel:
+            return {}
+        return {"kernel": torch_fused.name(self.device, self.torch_dtype)}
 
 
 _NO_INPLACE = (

@@ -7,14 +7,21 @@ one all heads of k, and so on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from longseq_bench.attention.base import Attention, Counts, Positions
+from longseq_bench.core.cost import Cost
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.meta_mode import device_for
 
 NAMES = ("q", "k", "v", "out")
+MODULE_FACT = {"module": "projections of q, k, v and out"}
 
 
 class Projected(nn.Module):
@@ -38,10 +45,52 @@ class Projected(nn.Module):
             self.weights[name] = nn.Parameter(weight.to(device_for(device), dtype))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (B, Hq, N, D); k, v (B, Hk, N, D) -> (B, Hq, N, D)."""
+        """Return the output: q (B, Hq, N, D); k, v (B, Hk, N, D) -> (B, Hq, N, D)."""
         w = self.weights
         out: Tensor = self._attend(q @ w["q"], k @ w["k"], v @ w["v"]) @ w["out"]
         return out
+
+
+class ProjectedAttention(Attention):
+    """An inner attention between projections.
+
+    inner: states the pattern and the cost, for the workload of all ranks. A subclass sets `module`
+    in `prepare`; it may wrap a Projected, whose weights `projections` returns.
+    """
+
+    module: nn.Module
+    weights: nn.ParameterDict
+
+    def __init__(self, workload: Workload, group: Group, inner: Attention) -> None:
+        self.inner = inner
+        super().__init__(workload, group)
+
+    @override
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.workload.train):
+            out: Tensor = self.module(q, k, v)
+        return out
+
+    @override
+    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
+        return self.inner.multiplicity(q_positions, k_positions, head)
+
+    @override
+    def cost(self) -> Cost:
+        flops = self.inner.cost().flops + projection_flops(self.workload)
+        return replace(super().cost(), flops=flops)
+
+    @override
+    def projections(self) -> dict[str, Tensor]:
+        return dict(self.weights.items())
+
+    @override
+    def measures(self) -> dict[str, float]:
+        return self.inner.measures()
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        return self.inner.facts() | MODULE_FACT
 
 
 def projection_flops(w: Workload, elements: int | None = None) -> float:

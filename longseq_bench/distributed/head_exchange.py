@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import even_span
@@ -69,6 +70,7 @@ class AllToAll(HeadExchange):
         part = max(MIN_TRANSFER, -(-max(counts) // TRANSFERS))
         self.parts = -(-max(counts) // part)
 
+    @override
     def to_heads(self, shard: Tensor, stage: HeadStage) -> Tensor:
         full = shard.new_empty(shard.shape[0], stage.count, sum(self.counts), shard.shape[3])
         for part in limited(range(self.parts), MAX_STEPS):
@@ -76,11 +78,13 @@ class AllToAll(HeadExchange):
             self._swap(by_heads, by_tokens)
         return full
 
+    @override
     def to_tokens(self, full: Tensor, shard: Tensor, stage: HeadStage) -> None:
         for part in limited(range(self.parts), MAX_STEPS):
             by_heads, by_tokens = self._views(shard, full, stage, part)
             self._swap(by_tokens, by_heads)
 
+    @override
     def bytes_sent(self, head_bytes: int, heads: int, to_heads: int, to_tokens: int) -> int:
         size, held = self.group.size, self.counts[self.group.rank]
         each = heads // size * head_bytes
@@ -117,6 +121,7 @@ class GatherScatter(HeadExchange):
     A rank's heads are its part of a product that is summed over ranks; the other heads are zero.
     """
 
+    @override
     def to_heads(self, shard: Tensor, stage: HeadStage) -> Tensor:
         gathered = shard.new_empty(self.group.size, *self._padded(shard))
         own = shard.new_zeros(self._padded(shard))
@@ -129,6 +134,7 @@ class GatherScatter(HeadExchange):
             full[:, :, start : start + count] = gathered[rank][:, heads, :count]
         return full
 
+    @override
     def to_tokens(self, full: Tensor, shard: Tensor, stage: HeadStage) -> None:
         partial = shard.new_zeros(self.group.size, *self._padded(shard))
         heads = stage.of(self.group.rank)
@@ -139,6 +145,7 @@ class GatherScatter(HeadExchange):
         all_heads = slice(stage.first, stage.first + self.group.size * stage.count)
         shard[:, all_heads] = own[:, all_heads, : shard.shape[2]]
 
+    @override
     def bytes_sent(self, head_bytes: int, heads: int, to_heads: int, to_tokens: int) -> int:
         tokens = (self.group.size - 1) * max(self.counts)
         return tokens * heads * head_bytes * (to_heads + to_tokens)

@@ -194,8 +194,10 @@ class RingBuffers:
 
 
 class RingGradients:
-    """Gradients of blocks: they follow their block one step behind, and the last rank sends them
-    home."""
+    """Gradients of blocks on their way to the owner.
+
+    They follow their block one step behind, and the last rank sends them home.
+    """
 
     def __init__(self, ring: RingExchange, k: Tensor, totals: Pair) -> None:
         self._ring, self._totals = ring, totals
@@ -208,8 +210,7 @@ class RingGradients:
         self._leaving.load(gradients)
 
     def start(self, step: RingStep | None) -> Pending:
-        """Start sending the gradients of a past step after their block, or home after the last
-        hop."""
+        """Start sending the gradients of a past step after their block, or home at the end."""
         if step is None:
             return Pending()
         sent = self._leaving.view(len(self._ring.block_at(step)))

@@ -3,15 +3,15 @@
     attend = create_block_sparse_attention("base", sparsity=0.99)
     out = attend(q, k, v)                        # (B, H, N, D), differentiable
 
-The benchmark plans an attention for one workload. Here it is planned for the shapes that come, and
-the last few plans are kept.
+The benchmark prepares an attention for one workload. Here it is prepared for the shapes of each
+call, and the last few are kept.
 """
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import (
     Annotated,
     Any,
@@ -39,7 +39,7 @@ from longseq_bench.core.errors import (
 from longseq_bench.core.model import DTYPE_BYTES, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.modules.multihead import MultiheadBlockSparse, Recent
+from longseq_bench.modules.multihead import MultiheadBlockSparse, RecentCache
 from longseq_bench.patterns.blocks import check_sparsity
 
 VARIANTS = {
@@ -48,39 +48,37 @@ VARIANTS = {
     "adaptive": "block-sparse-adaptive",
     "distributed": "block-sparse",
 }
-"""The implementation of each; a module has none."""
+"""The implementation of each variant; a module has none."""
 
-OF_RANKS = ("placement", "ranks_per_node", "exchange")
-KEPT_PLANS = 4
+RANK_OPTIONS = ("placement", "ranks_per_node", "exchange")
+CACHED_SHAPES = 4
 
 
 class SparseAttention:
-    """attend(q, k, v) -> out: an implementation that is planned for the shapes it meets.
+    """attend(q, k, v) -> out: an implementation, prepared for the shapes of each call.
 
-    attention: that of the last call or `prepare`, with its facts(), measures() and multiplicity();
-    None before.
+    attention: that of the last call or `prepare`, with facts(), measures() and multiplicity(); None
+    before.
     """
 
     attention: Attention | None = None
 
     def __init__(self, implementation: str, options: dict[str, Any], causal: bool) -> None:
         self._name, self._options, self._causal = implementation, options, causal
-        self._recent: Recent[Attention] = Recent(KEPT_PLANS)
+        self._cache: RecentCache[Attention] = RecentCache(CACHED_SHAPES)
         self._learned: tuple[Tensor, ...] = ()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq -> (B, Hq, N, D), differentiable.
+        """Return the output, differentiable: q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq.
 
-        Raises UserError for shapes that don't fit, UnsupportedError for what the implementation
-        can't do.
+        Raises:
+            UserError: shapes do not match.
+            UnsupportedError: the implementation cannot compute this.
         """
         _check_tensors(q, k, v)
-        leaves = (q, k, v, *self._learned)
-        train = torch.is_grad_enabled() and any(t.requires_grad for t in leaves)
-        w = self._workload(
-            self._seq_len(q), q.shape[0], q.shape[1], k.shape[1], q.shape[3], q.dtype, train
-        )
-        self.attention = self._planned(w, q.device)
+        train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *self._learned))
+        w = self._workload(self._seq_len(q), q.shape, k.shape[1], q.dtype, train)
+        self.attention = self._prepared(w, q.device)
         q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
         return self.attention(q, k, v)
 
@@ -96,59 +94,65 @@ class SparseAttention:
         device: torch.device | str = "cpu",
         train: bool = False,
     ) -> Shard:
-        """Plan for tensors of these shapes now rather than in their first call.
+        """Prepare for tensors of these shapes now instead of in their first call.
 
-        seq_len: tokens of the whole sequence, on all ranks together.  kv_heads None: as many as
-        heads.  Gives what of the tensors this rank holds: everything, on one rank.
+        seq_len: tokens of all ranks together. kv_heads None: as many as heads. Returns the part of
+        the tensors that this rank holds; on one rank everything.
         """
-        shape = (seq_len, batch, heads, kv_heads or heads, head_dim)
-        if min(shape) < 1 or heads % (kv_heads or heads):
-            names = ("seq_len", "batch", "heads", "kv_heads", "head_dim")
-            said = ", ".join(f"{n}={size}" for n, size in zip(names, shape, strict=True))
-            raise UserError(f"{said}: each is 1 or more, and kv_heads divides heads")
-        self.attention = self._planned(self._workload(*shape, dtype, train), torch.device(device))
+        sizes = {"seq_len": seq_len, "batch": batch, "heads": heads}
+        sizes |= {"kv_heads": kv_heads or heads, "head_dim": head_dim}
+        if min(sizes.values()) < 1 or heads % sizes["kv_heads"]:
+            found = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise UserError(f"{found}: each is 1 or more, and kv_heads divides heads")
+        shape = (batch, heads, seq_len, head_dim)
+        w = self._workload(seq_len, shape, sizes["kv_heads"], dtype, train)
+        self.attention = self._prepared(w, torch.device(device))
         return self.attention.shard
 
     @property
     def shard(self) -> Shard:
-        """What of the tensors this rank holds, as of the last call or `prepare`; `shard.queries`
-        are its tokens' positions in the sequence. Raises UserError before."""
+        """The part of the tensors that this rank holds, as of the last call or `prepare`.
+
+        `shard.queries` are the positions of its tokens. Raises UserError before.
+        """
         if self.attention is None:
             raise UserError("shard: what this rank holds is known after prepare(seq_len=...)")
         return self.attention.shard
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """What it learns (scorer=learned), of any shape of tensors the same; there after the first
-        call or `prepare`. Empty where nothing is."""
+        """Return the learned matrices (scorer=learned), the same for all shapes.
+
+        Empty if nothing is learned, and before the first call or `prepare`.
+        """
         return self._learned
 
     def __getstate__(self) -> dict[str, Any]:
-        # plans belong to a process
+        # a prepared attention belongs to a process
         return {**vars(self), "attention": None}
 
     def _seq_len(self, q: Tensor) -> int:
-        """Tokens of the whole sequence."""
+        """Return the tokens of all ranks together."""
         return q.shape[2]
 
     def _group(self, device: torch.device) -> Group:
         return Group.alone()
 
     def _workload(
-        self, seq_len: int, batch: int, heads: int, kv_heads: int, head_dim: int,
-        dtype: torch.dtype, train: bool,
-    ) -> Workload:  # fmt: skip
+        self, seq_len: int, shape: Sequence[int], kv_heads: int, dtype: torch.dtype, train: bool
+    ) -> Workload:
+        """Return the workload of all ranks. shape: that of q on this rank."""
         name = str(dtype).removeprefix("torch.")
         if name not in DTYPE_BYTES:
             raise UnsupportedError(f"no kernel takes {name}; {', '.join(DTYPE_BYTES)} are taken")
         return Workload(
-            seq_len=seq_len, batch=batch, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+            seq_len=seq_len, batch=shape[0], heads=shape[1], kv_heads=kv_heads, head_dim=shape[3],
             dtype=name, causal=self._causal, mode="train" if train else "forward",
         )  # fmt: skip
 
-    def _planned(self, w: Workload, device: torch.device) -> Attention:
-        return self._recent.of((w, device), lambda: self._made(w, device))
+    def _prepared(self, w: Workload, device: torch.device) -> Attention:
+        return self._cache.get((w, device), lambda: self._build(w, device))
 
-    def _made(self, w: Workload, device: torch.device) -> Attention:
+    def _build(self, w: Workload, device: torch.device) -> Attention:
         kind = IMPLEMENTATIONS.get(self._name)
         if reason := kind.unavailable_reason(device.type):
             raise UnsupportedError(f"{self._name} on {device.type}: {reason}")
@@ -156,11 +160,11 @@ class SparseAttention:
         attention.prepare(device.type)
         if own := getattr(attention, "matrices", ()):
             self._learned = self._learned or tuple(m.detach().requires_grad_() for m in own)
-            held, asked = ((m[0].shape, m[0].device) for m in (self._learned, own))
-            if held != asked:
+            learned, needed = ((m[0].shape, m[0].device) for m in (self._learned, own))
+            if learned != needed:
                 raise UserError(
-                    f"what was learned for heads of {held[0][0]} on {held[1]} is no use for heads "
-                    f"of {asked[0][0]} on {asked[1]}; create another attention for those"
+                    f"what was learned for heads of {learned[0][0]} on {learned[1]} is no use for "
+                    f"heads of {needed[0][0]} on {needed[1]}; create another attention for those"
                 )
             attention.matrices = self._learned
         return cast(Attention, attention)
@@ -174,7 +178,7 @@ class SpreadAttention(SparseAttention):
         out = attend(q[:, :, mine], k[:, :, mine], v[:, :, mine])    # out[:, :, mine] of one rank
 
     Every rank calls prepare, attend and backward, in the same order and with the same options;
-    either all ranks' tensors require gradients or none.
+    the tensors of all ranks require gradients, or those of none.
     """
 
     def __init__(self, implementation: str, options: dict[str, Any], causal: bool) -> None:
@@ -190,14 +194,13 @@ class SpreadAttention(SparseAttention):
                 "call prepare(seq_len=...) first, with the tokens of all ranks together: a rank's "
                 "shard doesn't tell them"
             )
-        held = len(self.attention.shard.queries)
+        held, seq_len = len(self.attention.shard.queries), self.attention.workload.seq_len
         if q.shape[2] != held:
-            seq_len = self.attention.workload.seq_len
             raise UserError(
                 f"q has {q.shape[2]} tokens, but this rank holds {held} of the {seq_len} prepared; "
                 "take shard.queries of the whole, or prepare another seq_len"
             )
-        return self.attention.workload.seq_len
+        return seq_len
 
     def _group(self, device: torch.device) -> Group:
         if device.type not in self._groups:
@@ -210,27 +213,25 @@ def create_block_sparse_attention(
     variant: Literal["base", "adaptive", "distributed"] = "base", *, sparsity: float = 0.9,
     **options: Any,
 ) -> SparseAttention:  # fmt: skip
-    """attend(q, k, v) -> out."""
+    ...
 
 
 @overload
 def create_block_sparse_attention(
     variant: Literal["multihead"], *, sparsity: float = 0.9, **options: Any
-) -> MultiheadBlockSparse:
-    """module(query, key, value) -> (output, None)."""
+) -> MultiheadBlockSparse: ...
 
 
 @overload
 def create_block_sparse_attention(
     variant: str, *, sparsity: float = 0.9, **options: Any
-) -> SparseAttention | MultiheadBlockSparse:
-    """Either, by a name that is known when it runs."""
+) -> SparseAttention | MultiheadBlockSparse: ...
 
 
 def create_block_sparse_attention(
     variant: str = "base", *, sparsity: float = 0.9, **options: Any
 ) -> SparseAttention | MultiheadBlockSparse:
-    """Block-sparse attention, by variant.
+    """Return block-sparse attention of a variant.
 
     base         attend(q, k, v) -> out, tensors (B, H, N, D); options of `block-sparse`
     adaptive     the same, key blocks chosen by their scores; options of `block-sparse-adaptive`
@@ -238,10 +239,12 @@ def create_block_sparse_attention(
     multihead    a module in place of torch.nn.MultiheadAttention: MultiheadBlockSparse; embed_dim
                  and num_heads are needed
 
-    sparsity: the fraction of the visible blocks that is skipped, in [0, 1): 0.99 keeps one in a
-    hundred. All variants take `causal` (False). Raises UnknownNameError, with the nearest, for a
-    variant or an option that is not there, UserError for values that can't be and for the old
-    sparsity_ratio, which meant density.
+    sparsity: fraction of the visible blocks that is skipped, in [0, 1); 0.99 keeps one in a
+    hundred. All variants take `causal`, default False.
+
+    Raises:
+        UnknownNameError: there is no such variant or option; the message names the nearest.
+        UserError: an impossible value, or the old option sparsity_ratio, which meant density.
     """
     if variant not in VARIANTS:
         raise UnknownNameError("variant", variant, VARIANTS)
@@ -253,18 +256,18 @@ def create_block_sparse_attention(
     if variant == "multihead":
         return _multihead(options | {"sparsity": sparsity})
     causal = options.pop("causal", False)
-    owner, spread = f"variant={variant}", variant == "distributed"
+    owner, distributed = f"variant={variant}", variant == "distributed"
     _check_value(bool, "causal", causal, owner)
-    for name in OF_RANKS:
-        if name in options and not spread:
+    for name in RANK_OPTIONS:
+        if name in options and not distributed:
             raise UserError(f"{name} is an option of variant=distributed; {owner} is on one rank")
     options["sparsity"] = sparsity
     kind = IMPLEMENTATIONS.get(VARIANTS[variant])
     _check(kind, options, owner, ("causal",))
-    # what can't be of any length is said here rather than in the first call
-    long = max([1, *(value for value in options.values() if isinstance(value, int))])
-    kind(Workload(seq_len=long, causal=causal), Group.alone(), **options)
-    if not spread:
+    # options that are impossible at any length are refused here instead of in the first call
+    longest = max([1, *(value for value in options.values() if isinstance(value, int))])
+    kind(Workload(seq_len=longest, causal=causal), Group.alone(), **options)
+    if not distributed:
         return SparseAttention(VARIANTS[variant], options, causal)
     if not (dist.is_available() and dist.is_initialized()):
         raise UserError(
@@ -292,15 +295,17 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
     kinds = {(t.dtype, t.device) for t in (q, k, v)}
     if len(kinds) > 1:
-        said = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise UserError(f"q, k and v are of different kinds: {said}")
+        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise UserError(f"q, k and v are of different kinds: {found}")
 
 
 def _check(
     make: Callable[..., Any], given: dict[str, Any], owner: str, also: tuple[str, ...] = ()
 ) -> None:
-    """Names of options against a signature, and words and whole numbers against what it names.
-    Other values are checked where they are used."""
+    """Check options against a signature: their names, words and whole numbers.
+
+    Other values are checked by the implementation.
+    """
     target = make.__init__ if inspect.isclass(make) else make
     hints = get_type_hints(target, include_extras=True)
     known = {name: hints[name] for name in inspect.signature(target).parameters if name in hints}

@@ -1,10 +1,10 @@
-"""A drop-in for torch.nn.MultiheadAttention whose queries see some blocks of keys only.
+"""A drop-in for torch.nn.MultiheadAttention in which queries see only some blocks of keys.
 
-Padded keys are left out of the runs of keys that a kernel walks, so they are excluded before the
-softmax: nothing is masked after it, and numbers at padded places never enter. Padding differs from
-row to row of a batch; neighbouring rows with the same padding are attended to together.
+Padded keys are removed from the runs of keys that a kernel reads, so they are excluded before the
+softmax, and values at padded positions never enter. Adjacent rows of the batch with the same
+padding are computed together.
 
-Letters: B batch, N tokens, E embed_dim, Hq heads, Hk kv_heads, D head_dim = E / Hq.
+Shapes: B batch, N tokens, E embed_dim, Hq heads, Hk kv_heads, D head_dim = E / Hq.
 """
 
 from __future__ import annotations
@@ -32,39 +32,42 @@ from longseq_bench.patterns.spans import Spans, spans_of
 
 T = TypeVar("T")
 Padded = NDArray[np.bool_]
-KEPT_LAYOUTS = 4
-"""Lengths of a sequence whose layouts a module keeps."""
+CACHED_LAYOUTS = 4
+"""Sequence lengths whose layouts a module keeps."""
 
 
-class Recent(Generic[T]):
-    """The last few things made, by key. A copy of it, or a pickle, starts empty."""
+class RecentCache(Generic[T]):
+    """A cache of the most recently used values. A copy or a pickle of it starts empty."""
 
-    def __init__(self, most: int = KEPT_LAYOUTS) -> None:
-        self._most = most
-        self._made: OrderedDict[Hashable, T] = OrderedDict()
+    def __init__(self, size: int = CACHED_LAYOUTS) -> None:
+        self._size = size
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
 
-    def of(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made for the key, or is now."""
-        if key not in self._made:
-            self._made[key] = make()
-            if len(self._made) > self._most:
-                self._made.popitem(last=False)
-        self._made.move_to_end(key)
-        return self._made[key]
+    def get(self, key: Hashable, build: Callable[[], T]) -> T:
+        """Return the value of a key; build it if it is not there."""
+        if key not in self._values:
+            self._values[key] = build()
+            if len(self._values) > self._size:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_most": self._most, "_made": OrderedDict()}
+        return {"_size": self._size, "_values": OrderedDict()}
 
 
 class MultiheadBlockSparse(nn.Module):
     """torch.nn.MultiheadAttention over the blocks of a layout, for self-attention.
 
-    Parameters are named and laid out as there (in_proj_weight (E + 2 Hk D, E): rows of q, k, v;
-    in_proj_bias; out_proj), so with as many kv heads as heads a state_dict goes from one to the
-    other. Under the attn_mask that equals its layout it returns what the other does, but for a
-    query whose every visible key is padded: that is NaN there, and here a row of zeros, out_proj's
-    bias left out too, with zero gradient. Attention weights are never formed. `ran` says of the
-    last call which kernel it ran on, and as `uncovered` the share of rows that saw nothing.
+    Parameters have the same names and layout as there (in_proj_weight (E + 2 Hk D, E): rows of q,
+    k, v; in_proj_bias; out_proj). With as many KV heads as heads, a state_dict of one loads into
+    the other. With the attn_mask that equals the layout, both return the same, except for a query
+    whose visible keys are all padded: there it is NaN, here a row of zeros (also without out_proj's
+    bias) with zero gradient. Attention weights are never computed.
+
+    Attributes:
+        ran: facts of the last call: the kernel, and as `uncovered` the share of queries that saw
+            no key.
     """
 
     def __init__(
@@ -87,8 +90,11 @@ class MultiheadBlockSparse(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Pattern and kernel as of the implementation `block-sparse`; num_kv_heads None: as many
-        as heads. Raises UserError for what can't be."""
+        """Pattern and kernel are options of `block-sparse`; num_kv_heads None: as many as heads.
+
+        Raises:
+            UserError: a value that is not possible.
+        """
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(embed_dim, num_heads, kv_heads)
         if dropout:
@@ -99,14 +105,14 @@ class MultiheadBlockSparse(nn.Module):
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads
         self.head_dim, self.batch_first, self.causal = embed_dim // num_heads, batch_first, causal
         self.dropout, self.kernel = 0.0, kernel
-        # torch's encoder layer would put its own dense kernel in our place were this True
+        # if this were True, torch's encoder layer would call its own dense kernel instead
         self._qkv_same_embed_dim = False
         self._options: dict[str, Any] = {
             "pattern": pattern, "sparsity": sparsity, "block": block, "globals": globals,
             "window": window, "seed": seed, "kernel": kernel,
         }  # fmt: skip
-        self._unplanned(max(block, globals or 0), "float32")  # says what it can't be
-        self._recent: Recent[BlockSparse] = Recent()
+        self._build(max(block, globals or 0), "float32")  # raises for impossible options
+        self._layouts: RecentCache[BlockSparse] = RecentCache()
         self.ran: dict[str, Any] = {}
         self._make_parameters(bias, {"device": device, "dtype": dtype})
 
@@ -121,22 +127,26 @@ class MultiheadBlockSparse(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """(output, None), the pair of nn.MultiheadAttention; arguments stand in its order.
+        """Return (output, None), the pair of nn.MultiheadAttention; arguments are in its order.
 
-        query, key, value: (N, B, E), with batch_first (B, N, E), or (N, E); the output is like
-        them.  key_padding_mask: (B, N) or (N,), True where a key is to be ignored; of floats, 0
-        and -inf.  average_attn_weights changes nothing.  Raises UserError for shapes that don't
-        fit, UnsupportedError for need_weights, attn_mask, other lengths of keys, and dtypes that
-        no kernel takes.
+        query, key, value: (N, B, E), with batch_first (B, N, E), or (N, E); so is the output.
+        key_padding_mask: (B, N) or (N,), True for a key to ignore; or floats, 0 and -inf.
+        average_attn_weights has no effect.
+
+        Raises:
+            UserError: shapes do not match.
+            UnsupportedError: need_weights, attn_mask, keys of another length, or a dtype without a
+                kernel.
         """
         self._refuse(need_weights, attn_mask, is_causal)
-        given = [self._batch_first(t) for t in self._checked(query, key, value)]
-        q, k, v = self._projected(given)
-        padded = _padded(key_padding_mask, query.dim() == 2, given[1])
+        self._check_shapes(query, key, value)
+        inputs = [self._batch_first(t) for t in (query, key, value)]
+        q, k, v = self._project(inputs)
+        padded = _padded_keys(key_padding_mask, query.dim() == 2, inputs[1])
         kernel, blind = self._kernel_for(q, padded)
         train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-        mixed = attend(q, k, v, kernel, train)
-        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        heads = attend(q, k, v, kernel, train)
+        out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         if blind is not None:
             self.ran["uncovered"] = float(blind.mean())
             out = out.masked_fill(torch.from_numpy(blind).to(out.device).unsqueeze(-1), 0.0)
@@ -145,18 +155,18 @@ class MultiheadBlockSparse(nn.Module):
         return out if self.batch_first else out.transpose(0, 1), None
 
     def extra_repr(self) -> str:
-        """What print shows."""
-        asked = ", ".join(f"{n}={v}" for n, v in self._options.items() if v is not None)
+        """Return the options for repr."""
+        options = ", ".join(f"{n}={v}" for n, v in self._options.items() if v is not None)
         heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
-        return f"embed_dim={self.embed_dim}, {heads}, causal={self.causal}, {asked}"
+        return f"embed_dim={self.embed_dim}, {heads}, causal={self.causal}, {options}"
 
-    def _make_parameters(self, bias: bool, how: dict[str, Any]) -> None:
-        """Drawn in the order of nn.MultiheadAttention: equal seeds, equal parameters."""
+    def _make_parameters(self, bias: bool, kind: dict[str, Any]) -> None:
+        """Draw parameters in the order of nn.MultiheadAttention: equal seeds give equal ones."""
         embed = self.embed_dim
         self._rows = [embed, *[self.num_kv_heads * self.head_dim] * 2]
-        self.in_proj_weight = nn.Parameter(torch.empty(sum(self._rows), embed, **how))
-        self.in_proj_bias = nn.Parameter(torch.zeros(sum(self._rows), **how)) if bias else None
-        self.out_proj = nn.Linear(embed, embed, bias=bias, **how)
+        self.in_proj_weight = nn.Parameter(torch.empty(sum(self._rows), embed, **kind))
+        self.in_proj_bias = nn.Parameter(torch.zeros(sum(self._rows), **kind)) if bias else None
+        self.out_proj = nn.Linear(embed, embed, bias=bias, **kind)
         nn.init.xavier_uniform_(self.in_proj_weight)
         if bias:
             nn.init.zeros_(self.out_proj.bias)
@@ -174,12 +184,12 @@ class MultiheadBlockSparse(nn.Module):
         if is_causal and not self.causal:
             raise UserError("is_causal=True for a module that was made with causal=False")
 
-    def _checked(self, query: Tensor, key: Tensor, value: Tensor) -> Triple:
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         shapes = [tuple(t.shape) for t in (query, key, value)]
         if query.dim() not in (2, 3) or any(s[-1:] != (self.embed_dim,) for s in shapes):
             wanted = "(B, N, E)" if self.batch_first else "(N, B, E)"
-            said = ", ".join(map(str, shapes))
-            raise UserError(f"query, key, value {said} are not {wanted} with E={self.embed_dim}")
+            found = ", ".join(map(str, shapes))
+            raise UserError(f"query, key, value {found} are not {wanted} with E={self.embed_dim}")
         if len({*shapes}) > 1:
             raise UnsupportedError(
                 f"query, key, value {', '.join(map(str, shapes))} differ: it does self-attention, "
@@ -187,68 +197,65 @@ class MultiheadBlockSparse(nn.Module):
             )
         if not query.numel():
             raise UserError(f"query {shapes[0]} has nothing to attend to")
-        return query, key, value
 
     def _batch_first(self, t: Tensor) -> Tensor:
         if t.dim() == 2:
             return t.unsqueeze(0)
         return t if self.batch_first else t.transpose(0, 1)
 
-    def _projected(self, given: list[Tensor]) -> Triple:
+    def _project(self, inputs: list[Tensor]) -> Triple:
         """(B, N, E) each -> (B, Hq, N, D) and twice (B, Hk, N, D)."""
         weights = torch.split(self.in_proj_weight, self._rows)
         bias = self.in_proj_bias
         biases = (None, None, None) if bias is None else torch.split(bias, self._rows)
         q, k, v = (
             torch.unflatten(nn.functional.linear(t, w, b), -1, (-1, self.head_dim)).transpose(1, 2)
-            for t, w, b in zip(given, weights, biases, strict=True)
+            for t, w, b in zip(inputs, weights, biases, strict=True)
         )
         return q, k, v
 
-    def _unplanned(self, seq_len: int, dtype: str) -> BlockSparse:
+    def _build(self, seq_len: int, dtype: str) -> BlockSparse:
         w = Workload(
             seq_len=seq_len, heads=self.num_heads, kv_heads=self.num_kv_heads,
             head_dim=self.head_dim, dtype=cast(DType, dtype), causal=self.causal, mode="train",
         )  # fmt: skip
         return BlockSparse(w, Group.alone(), **self._options)
 
-    def _planned(self, seq_len: int, dtype: str, device: torch.device) -> BlockSparse:
-        def make() -> BlockSparse:
-            attention = self._unplanned(seq_len, dtype)
+    def _prepared(self, seq_len: int, dtype: str, device: torch.device) -> BlockSparse:
+        def build() -> BlockSparse:
+            attention = self._build(seq_len, dtype)
             attention.prepare(device.type)
             return attention
 
-        return self._recent.of((seq_len, dtype, device), make)
+        return self._layouts.get((seq_len, dtype, device), build)
 
     def _kernel_for(
         self, q: Tensor, padded: Padded | None
     ) -> tuple[AttentionKernel, Padded | None]:
-        """For all rows of the batch, and which queries (B, N) see nothing, where any does."""
+        """Return the kernel of all rows, and the queries (B, N) that see no key, if any."""
         dtype = str(q.dtype).removeprefix("torch.")
         if dtype not in DTYPE_BYTES:
             raise UnsupportedError(f"no kernel takes {dtype}; {', '.join(DTYPE_BYTES)} are taken")
         if padded is not None and self.kernel in ("triton", "flex"):
             raise UnsupportedError(f"kernel={self.kernel} leaves no padded keys out; auto does")
-        attention = self._planned(q.shape[2], dtype, q.device)
+        attention = self._prepared(q.shape[2], dtype, q.device)
         self.ran = attention.facts()
         if padded is None:
             return attention.build_kernel(), None
         name = sparse_selection.choose(self.kernel, q.device.type, dtype)
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
-        whole, kernels, start = spans_of(attention.layouts[0]), [], 0
+        spans, kernels, start = spans_of(attention.layouts[0]), [], 0
         blind = np.zeros_like(padded)
-        made = {b"": (attention.build_kernel(), np.zeros(q.shape[2], dtype=np.bool_))}
-        for key, rows in groupby(row.tobytes() if row.any() else b"" for row in padded):
-            if key not in made:
-                spans = _without(whole, padded[start])
-                made[key] = (
-                    self._span_attention(name, spans, padded.shape[1]),
-                    _blind(spans, self.causal),
-                )
-            at = slice(start, start + len(list(rows)))
-            kernel, blind[at] = made[key]
-            kernels.append((at, kernel))
-            start = at.stop
+        by_padding = {b"": (attention.build_kernel(), np.zeros(q.shape[2], dtype=np.bool_))}
+        for key, same in groupby(row.tobytes() if row.any() else b"" for row in padded):
+            if key not in by_padding:
+                visible = _remove_padded(spans, padded[start])
+                kernel = self._span_attention(name, visible, padded.shape[1])
+                by_padding[key] = kernel, _find_blind(visible, self.causal)
+            rows = slice(start, start + len(list(same)))
+            kernel, blind[rows] = by_padding[key]
+            kernels.append((rows, kernel))
+            start = rows.stop
         return PerRowKernel(kernels), blind if blind.any() else None
 
     def _span_attention(self, kernel: str, spans: Spans, tokens: int) -> AttentionKernel:
@@ -259,7 +266,7 @@ class MultiheadBlockSparse(nn.Module):
 
 
 class PerRowKernel:
-    """An AttentionKernel of one kernel a run of rows of the batch, one after the other."""
+    """An AttentionKernel made of one kernel per run of rows of the batch."""
 
     def __init__(self, kernels: list[tuple[slice, AttentionKernel]]) -> None:
         self._kernels = kernels
@@ -267,20 +274,19 @@ class PerRowKernel:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """As AttentionKernel."""
+        """Return the output and, if kept, the log-sum-exp."""
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
         for rows, kernel in self._kernels:
-            made, made_lse = kernel.forward(q[rows], k[rows], v[rows], keep_lse)
-            out[rows] = made
-            if lse is not None and made_lse is not None:
-                lse[rows] = made_lse
+            out[rows], row_lse = kernel.forward(q[rows], k[rows], v[rows], keep_lse)
+            if lse is not None and row_lse is not None:
+                lse[rows] = row_lse
         return out, lse
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
-        """As AttentionKernel."""
+        """Return the gradients of q, k and v."""
         dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
         for rows, kernel in self._kernels:
             own = [t[rows] for t in (grad_out, q, k, v, out, lse)]
@@ -299,8 +305,8 @@ def _check_heads(embed_dim: int, heads: int, kv_heads: int) -> None:
         raise UserError(f"num_heads={heads} is not divisible by num_kv_heads={kv_heads}")
 
 
-def _padded(mask: Tensor | None, unbatched: bool, keys: Tensor) -> Padded | None:
-    """Keys to ignore, (B, N); None where there are none. Waits for the device."""
+def _padded_keys(mask: Tensor | None, unbatched: bool, keys: Tensor) -> Padded | None:
+    """Return the keys to ignore, (B, N); None if there are none. Waits for the device."""
     if mask is None:
         return None
     mask = mask.unsqueeze(0) if unbatched else mask
@@ -318,8 +324,8 @@ def _padded(mask: Tensor | None, unbatched: bool, keys: Tensor) -> Padded | None
     return found if found.any() else None
 
 
-def _without(spans: Spans, padded: Padded) -> Spans:
-    """The same tiles, each run cut to what of it is not padded (N,)."""
+def _remove_padded(spans: Spans, padded: Padded) -> Spans:
+    """Return the same tiles with padded keys (N,) removed from their runs."""
     edges = np.diff(padded.astype(np.int8), prepend=1, append=1)
     kept_start, kept_stop = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
     start = spans.start.astype(np.int64)
@@ -337,9 +343,11 @@ def _without(spans: Spans, padded: Padded) -> Spans:
     )
 
 
-def _blind(spans: Spans, causal: bool) -> Padded:
-    """Queries (N,) that see no key. Tiles are all of the sequence, in order, and so are the runs
-    of a tile."""
+def _find_blind(spans: Spans, causal: bool) -> Padded:
+    """Return the queries (N,) that see no key.
+
+    Tiles cover the sequence in order, and the runs of a tile are in order too.
+    """
     n = int(spans.tile_count.sum())
     first = np.full(spans.tiles, n)
     some = np.diff(spans.runs) > 0

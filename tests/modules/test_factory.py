@@ -20,7 +20,7 @@ from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserEr
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.modules import factory
-from longseq_bench.modules.factory import KEPT_PLANS, VARIANTS, SparseAttention
+from longseq_bench.modules.factory import CACHED_SHAPES, VARIANTS, SparseAttention
 from longseq_bench.modules.multihead import MultiheadBlockSparse
 from longseq_bench.testing.definition import (
     Tensors,
@@ -87,7 +87,7 @@ def test_plans_are_kept_for_the_last_few_shapes() -> None:
     first = attend.attention
     attend(*make_inputs(w))
     assert attend.attention is first
-    for i in range(KEPT_PLANS):
+    for i in range(CACHED_SHAPES):
         assert attend.attention is first or i
         attend(*make_inputs(workload(seq_len=20 + i)))
     attend(*make_inputs(w))

@@ -15,7 +15,7 @@ from longseq_bench.attention.sparse import block_sparse
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.kernels.spans_reference import tiles_of
-from longseq_bench.modules.multihead import KEPT_LAYOUTS, MultiheadBlockSparse, _without
+from longseq_bench.modules.multihead import CACHED_LAYOUTS, MultiheadBlockSparse, _remove_padded
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, make_layout
 from longseq_bench.patterns.spans import spans_of
 from longseq_bench.testing.definition import build_attention, count_pairs
@@ -233,7 +233,8 @@ def test_padding_at_the_end_makes_no_more_runs_of_keys() -> None:
     x = tokens(160, batch=4)
     out = sparse(x, x, x, ignored)[0]
     assert len(made_of) == 1
-    whole = sum(len(layout.indices) for layout in sparse._planned(160, "float32", x.device).layouts)
+    layouts = sparse._prepared(160, "float32", x.device).layouts
+    whole = sum(len(layout.indices) for layout in layouts)
     assert len(made_of[0].start) < whole
     torch.testing.assert_close(out[2:3], sparse(x[2:3], x[2:3], x[2:3])[0])
     torch.testing.assert_close(out[3:], sparse(x[3:], x[3:], x[3:], ignored[3:])[0])
@@ -246,7 +247,7 @@ def test_runs_are_cut_to_the_keys_that_are_not_padded(block: int) -> None:
     layout = make_layout("random", 50, block, 0.5, False)
     for share in (0.1, 0.5, 0.9, 1.0):
         padded = np.repeat(draw.random(25) < share, 2)
-        cut = _without(spans_of(layout), padded)
+        cut = _remove_padded(spans_of(layout), padded)
         assert (cut.count > 0).all()
         for (queries, keys, _), (_, whole, _) in zip(
             tiles_of(cut), tiles_of(spans_of(layout)), strict=True
@@ -339,7 +340,7 @@ def test_the_layouts_of_the_last_few_lengths_are_kept(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(block_sparse, "make_layout", counted)
     sparse = module()
-    lengths = [20 + i for i in range(KEPT_LAYOUTS)]
+    lengths = [20 + i for i in range(CACHED_LAYOUTS)]
     for n in [*lengths, *lengths, lengths[0], 99, lengths[0], *lengths[2:], 99]:
         sparse(*[tokens(n)] * 3)
     assert asked == [*lengths, 99]

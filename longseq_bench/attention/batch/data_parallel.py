@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.batch.ddp import BatchSplit
@@ -35,6 +35,7 @@ class DataParallel(BatchSplit):
         super().__init__(workload, group, inner, self.devices)
 
     @classmethod
+    @override
     def unavailable_reason(cls, device: str) -> str | None:
         if device == "cuda":
             return None
@@ -42,13 +43,5 @@ class DataParallel(BatchSplit):
 
     def prepare(self, device: str) -> None:
         """Build the module for the share of one device."""
-        self.module = self.build_module(device, -(-self.workload.batch // self.devices))
-        self._parallel = torch.nn.DataParallel(self.module, list(range(self.devices)))
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with torch.set_grad_enabled(self.workload.train):
-            out: Tensor = self._parallel(q, k, v)
-        return out
-
-    def projections(self) -> dict[str, Tensor]:
-        return dict(self.module.weights.items())
+        module = self.build_module(device, -(-self.workload.batch // self.devices))
+        self.module = torch.nn.DataParallel(module, list(range(self.devices)))

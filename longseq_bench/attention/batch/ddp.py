@@ -10,21 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
-from longseq_bench.attention.base import (
-    IMPLEMENTATIONS,
-    Attention,
-    Counts,
-    Positions,
-    implementation,
+from longseq_bench.attention.base import IMPLEMENTATIONS, implementation
+from longseq_bench.attention.projections import (
+    MODULE_FACT,
+    Projected,
+    ProjectedAttention,
+    parameter_bytes,
 )
-from longseq_bench.attention.projections import Projected, parameter_bytes, projection_flops
-from longseq_bench.core.cost import Cost, floor_bytes
 from longseq_bench.core.errors import UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -35,7 +33,7 @@ BATCH_SPLITTERS = ("ddp", "data-parallel")
 WITH_PROJECTIONS = ("block-sparse-multihead",)
 
 
-class BatchSplit(Attention):
+class BatchSplit(ProjectedAttention):
     """A batch split into parts; each part goes through a module around an inner attention."""
 
     def __init__(self, workload: Workload, group: Group, inner: str, parts: int) -> None:
@@ -48,15 +46,14 @@ class BatchSplit(Attention):
             raise UserError(f"inner={inner} splits a batch itself; name an attention")
         if inner in WITH_PROJECTIONS:
             raise UserError(f"inner={inner} has projections itself; name an attention without")
-        self.inner = inner
-        self._full_batch = IMPLEMENTATIONS.get(inner)(workload, Group.alone())
-        super().__init__(workload, group)
+        self._inner_name = inner
+        super().__init__(workload, group, IMPLEMENTATIONS.get(inner)(workload, Group.alone()))
 
     def build_module(self, device: str, batch: int) -> Projected:
         """Return the module for so many rows of the batch, its inner attention prepared."""
-        self.device = device
+        super().prepare(device)
         w = self.workload.model_copy(update={"batch": batch})
-        attention = IMPLEMENTATIONS.get(self.inner)(w, Group.alone())
+        attention = IMPLEMENTATIONS.get(self._inner_name)(w, Group.alone())
         attention.prepare(device)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,25 +62,13 @@ class BatchSplit(Attention):
             return q * (k.flatten()[0] + v.flatten()[0])
 
         self._attention = attention
-        return Projected(attend, w.head_dim, self.torch_dtype, device)
+        module = Projected(attend, w.head_dim, self.torch_dtype, device)
+        self.weights = module.weights
+        return module
 
-    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        return self._full_batch.multiplicity(q_positions, k_positions, head)
-
-    def cost(self) -> Cost:
-        w = self.workload
-        flops = self._full_batch.cost().flops + projection_flops(w)
-        return Cost(flops, floor_bytes(w), self.bytes_sent())
-
-    def bytes_sent(self) -> int:
-        """Return the bytes that a rank sends in one pass."""
-        return 0
-
-    def measures(self) -> dict[str, float]:
-        return self._full_batch.measures()
-
+    @override
     def facts(self) -> dict[str, Any]:
-        return self._attention.facts() | {"module": "projections of q, k, v and out"}
+        return self._attention.facts() | MODULE_FACT
 
 
 @implementation("ddp")
@@ -102,6 +87,7 @@ class Ddp(BatchSplit):
     ) -> None:
         super().__init__(workload, group, inner, group.size)
 
+    @override
     def build_shard(self) -> Shard:
         own = range(*even_span(self.workload.batch, self.group.size, self.group.rank))
         return replace(Shard.full(self.workload), batch=own)
@@ -109,31 +95,22 @@ class Ddp(BatchSplit):
     def prepare(self, device: str) -> None:
         """Build the module; over several ranks inside DistributedDataParallel."""
         self.module = self.build_module(device, len(self.shard.batch))
-        self._parallel: torch.nn.Module = self.module
         if self.group.size > 1:
             parallel = DistributedDataParallel(self.module, process_group=self.group.data)
             # DDP checks the annotations of a hook; a lambda has none
             parallel.register_comm_hook(self.group, lambda group, bucket: _average(group, bucket))
-            self._parallel = parallel
+            self.module = parallel
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with torch.set_grad_enabled(self.workload.train):
-            out: Tensor = self._parallel(q, k, v)
-        return out
-
-    def projections(self) -> dict[str, Tensor]:
-        return dict(self.module.weights.items())
-
+    @override
     def parameter_gradients(self) -> dict[str, Tensor]:
         # DDP averages them over ranks
         return {n: grad * self.group.size for n, grad in super().parameter_gradients().items()}
 
+    @override
     def bytes_sent(self) -> int:
-        """Return the bytes of an all-reduce of the parameters' gradients; 0 without training."""
         w = self.workload
-        if not w.train:
-            return 0
-        return _all_reduce_bytes(parameter_bytes(w.head_dim, w.dtype_bytes), self.group.size)
+        nbytes = parameter_bytes(w.head_dim, w.dtype_bytes)
+        return _all_reduce_bytes(nbytes, self.group.size) if w.train else 0
 
 
 def _average(group: Group, bucket: Any) -> Future[Tensor]:

@@ -8,11 +8,11 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.attention.tiles import (
@@ -23,13 +23,12 @@ from longseq_bench.attention.tiles import (
     single_rank_tiles,
     wide_zeros,
 )
-from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
+from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlock, KVBlocks, Pair
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, TokenOrder, check_tokens
-from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import (
     AttentionKernel,
     FusedKernel,
@@ -121,6 +120,7 @@ class Collective(Attention):
         self.chunk = chunk
         self.overlaps = chunk is not None
 
+    @override
     def build_shard(self) -> Shard:
         return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
@@ -142,13 +142,12 @@ class Collective(Attention):
             limit = min(limit, max(1, self.chunk // self.group.size))
         return GatherExchange(self.group, KVBlocks(counts, limit))
 
-    def cost(self) -> Cost:
+    @override
+    def bytes_sent(self) -> int:
         token = key_bytes_per_token(self.workload)
-        sent = self._exchange().bytes_sent(token, token if self.workload.train else 0)
-        return replace(dense_cost(self.workload), bytes_sent=sent)
+        return self._exchange().bytes_sent(token, token if self.workload.train else 0)
 
+    @override
     def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"kernel": torch_fused.name(self.device, self.torch_dtype)}
-        if self.group.size > 1:
-            facts["piece"] = self._exchange().blocks.longest
-        return facts
+        facts = super().facts()
+        return facts if self.group.size == 1 else facts | {"piece": self._exchange().blocks.longest}

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.meta_mode import refuse_limited_loops
@@ -17,6 +18,7 @@ class Dense(Attention):
 
     summary = "scores materialised, O(n²) memory: what reports call standard attention"
 
+    @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         refuse_limited_loops()
         B, Hq, N, D = q.shape

@@ -60,6 +60,7 @@ class ShardedModule:
         self.module.set_gradient_divide_factors(1.0, 1.0, recursive=True)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the module's output, its old gradients dropped."""
         for flat in self.module.params:
             flat.grad = None
         out: Tensor = self.module(q, k, v)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.core.errors import UnsupportedError
@@ -50,6 +51,7 @@ class Flex(Attention):
         self._mask: Any = None
 
     @classmethod
+    @override
     def unavailable_reason(cls, device: str) -> str | None:
         return unavailable_reason(device, train=False)
 
@@ -71,11 +73,13 @@ class Flex(Attention):
             self(q, k, k)
             _compile_s[device] = time.perf_counter() - start
 
+    @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         grouped = q.shape[1] != k.shape[1]
         out: Tensor = compiled()(q, k, v, block_mask=self._mask, enable_gqa=grouped)
         return out
 
+    @override
     def facts(self) -> dict[str, Any]:
         return {"kernel": "flex (compiled)", "compile_s": max(_compile_s.values(), default=None)}
 

@@ -9,7 +9,9 @@ not.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
+
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.attention.exact.ulysses import (
@@ -19,13 +21,11 @@ from longseq_bench.attention.exact.ulysses import (
     exchange_bytes,
     head_stages,
 )
-from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import GatherScatter
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, check_tokens, even_span
-from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel, FusedKernel
 
 
@@ -53,6 +53,7 @@ class HeadParallel(Attention):
             check_tokens(workload.seq_len, group.size)
         super().__init__(workload, group)
 
+    @override
     def build_shard(self) -> Shard:
         w, rank, size = self.workload, self.group.rank, self.group.size
         if self.sequence_parallel:
@@ -73,11 +74,6 @@ class HeadParallel(Attention):
     def _exchange(self) -> GatherScatter:
         return GatherScatter(self.group, self.order.counts)
 
-    def cost(self) -> Cost:
-        sent = 0
-        if self.sequence_parallel and self.group.size > 1:
-            sent = exchange_bytes(self._exchange(), self.workload)
-        return replace(dense_cost(self.workload), bytes_sent=sent)
-
-    def facts(self) -> dict[str, Any]:
-        return {"kernel": torch_fused.name(self.device, self.torch_dtype)}
+    @override
+    def bytes_sent(self) -> int:
+        return exchange_bytes(self._exchange(), self.workload) if self.sequence_parallel else 0

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.attention.exact import fairscale_shards
@@ -33,7 +34,7 @@ from longseq_bench.attention.tiles import (
     single_rank_tiles,
     wide_zeros,
 )
-from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token
+from longseq_bench.core.cost import Cost, key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed import deepspeed_transport
@@ -54,7 +55,6 @@ from longseq_bench.distributed.token_order import (
     check_tokens,
     positions_of,
 )
-from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel, InPlaceTiledKernel, Triple
 from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import RowBlock, wide
@@ -211,6 +211,7 @@ class Ring(Attention):
             return fairscale_shards.unavailable_reason(dtype)
         return deepspeed_transport.unavailable_reason() if self.transport == "deepspeed" else None
 
+    @override
     def build_shard(self) -> Shard:
         keys = self.order.positions(self.group.rank)
         queries = keys if self.queries == "partitioned" else positions_of(self._query_runs())
@@ -255,20 +256,24 @@ class Ring(Attention):
         exchange = deepspeed_transport.DeepspeedRing if deepspeed else RingExchange
         return exchange(self.group, blocks, wire)
 
+    @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not self._shards_parameters:
             return super().__call__(q, k, v)
         with torch.set_grad_enabled(self.workload.train):
             return self._sharded(q, k, v)
 
+    @override
     def projections(self) -> dict[str, Tensor]:
         return self._weights if self._shards_parameters else {}
 
+    @override
     def parameter_gradients(self) -> dict[str, Tensor]:
         if not self._shards_parameters:
             return {}
         return self._sharded.gradients(self.workload.head_dim)
 
+    @override
     def uncompressed(self) -> Ring | None:
         if self.wire is None:
             return None
@@ -282,24 +287,31 @@ class Ring(Attention):
         )
 
     @property
+    @override
     def coarsest_dtype(self) -> DType:
         return max(self.workload.dtype, self.wire or self.workload.dtype, key=FINE_TO_COARSE.index)
 
+    @override
     def cost(self) -> Cost:
-        w, dense = self.workload, dense_cost(self.workload)
-        token = key_bytes_per_token(w)
+        cost = super().cost()
+        projecting = projection_flops(self.workload) if self._shards_parameters else 0
+        return replace(cost, flops=cost.flops + projecting)
+
+    @override
+    def bytes_sent(self) -> int:
+        w, token = self.workload, key_bytes_per_token(self.workload)
         wire = token // w.dtype_bytes * DTYPE_BYTES[self.wire or w.dtype]
         if self.queries == "full":
             sent = self._exchange().bytes_sent(wire) * (2 if w.train else 1)
         else:
             sent = self._exchange().bytes_sent(wire, token if w.train else 0)
-        if not self._shards_parameters:
-            return replace(dense, bytes_sent=sent)
-        sent += fairscale_shards.bytes_sent(w.head_dim, w.dtype_bytes, self.group.size, w.train)
-        return replace(dense, flops=dense.flops + projection_flops(w), bytes_sent=sent)
+        if self._shards_parameters:
+            sent += fairscale_shards.bytes_sent(w.head_dim, w.dtype_bytes, self.group.size, w.train)
+        return sent
 
+    @override
     def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"kernel": torch_fused.name(self.device, self.torch_dtype)}
+        facts = super().facts()
         if self.group.size > 1:
             facts |= {"piece": self._exchange().blocks.longest, "transport": self.transport}
         return facts | ({"offload": self.offload} if self.on_host else {})

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.core.errors import UnsupportedError
@@ -63,6 +64,7 @@ class Sdpa(Attention):
         if self.backend == "auto":
             self._ran = names.get(choice, "unknown")
 
+    @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if is_meta():
             # the kernel of the device, not the one that torch has for meta tensors
@@ -76,5 +78,6 @@ class Sdpa(Attention):
                 q, k, v, is_causal=self.workload.causal, enable_gqa=q.shape[1] != k.shape[1]
             )
 
+    @override
     def facts(self) -> dict[str, Any]:
         return {"backend": self._ran}

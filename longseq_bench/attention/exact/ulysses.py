@@ -11,21 +11,19 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, heads of this rank, al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, implementation
-from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll, HeadExchange, HeadStage
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, check_tokens
-from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel, FusedKernel, Triple
 
 
@@ -165,6 +163,7 @@ class Ulysses(Attention):
         super().__init__(workload, group)
         self.stage = stage
 
+    @override
     def build_shard(self) -> Shard:
         return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
@@ -179,9 +178,6 @@ class Ulysses(Attention):
     def _exchange(self) -> AllToAll:
         return AllToAll(self.group, self.order.counts)
 
-    def cost(self) -> Cost:
-        sent = exchange_bytes(self._exchange(), self.workload)
-        return replace(dense_cost(self.workload), bytes_sent=sent)
-
-    def facts(self) -> dict[str, Any]:
-        return {"kernel": torch_fused.name(self.device, self.torch_dtype)}
+    @override
+    def bytes_sent(self) -> int:
+        return exchange_bytes(self._exchange(), self.workload)

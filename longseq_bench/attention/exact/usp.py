@@ -7,8 +7,9 @@ member all rows of the group for its heads.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
+
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.attention.exact.ring import Ring
@@ -20,7 +21,6 @@ from longseq_bench.attention.exact.ulysses import (
     head_stages,
 )
 from longseq_bench.attention.tiles import TILE_ROWS
-from longseq_bench.core.cost import Cost, dense_cost
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed.group import Group
@@ -34,7 +34,6 @@ from longseq_bench.distributed.token_order import (
     positions_of,
     slice_runs,
 )
-from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel
 
 
@@ -66,6 +65,7 @@ class Usp(Attention):
         self.heads_group = group.subgroup([[i * u + j for j in range(u)] for i in range(r)])
         self.ring_group = group.subgroup([[i * u + j for i in range(r)] for j in range(u)])
 
+    @override
     def build_shard(self) -> Shard:
         index, member = divmod(self.group.rank, self.ulysses)
         span = even_span(self.order.counts[index], self.ulysses, member)
@@ -92,14 +92,12 @@ class Usp(Attention):
         spans = (even_span(held, self.ulysses, member) for member in range(self.ulysses))
         return AllToAll(self.heads_group, tuple(stop - start for start, stop in spans))
 
-    def cost(self) -> Cost:
-        w, sent = self.workload, self._stage_ring().cost().bytes_sent
-        if self.ulysses > 1:
-            sent = exchange_bytes(self._exchange(), w) + sent * (w.kv_heads // self.ulysses)
-        return replace(dense_cost(w), bytes_sent=sent)
-
-    def facts(self) -> dict[str, Any]:
-        return {"kernel": torch_fused.name(self.device, self.torch_dtype)}
+    @override
+    def bytes_sent(self) -> int:
+        w, stage = self.workload, self._stage_ring().bytes_sent()
+        if self.ulysses == 1:
+            return stage
+        return exchange_bytes(self._exchange(), w) + stage * (w.kv_heads // self.ulysses)
 
 
 def choose_degrees(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Positions
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
@@ -54,14 +55,17 @@ class LayoutAttention(Attention):
         w = self.workload
         return sparse_selection.Blocks(self.block, w.head_dim, w.train)
 
+    @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         layout = self.layouts[head if len(self.layouts) > 1 else 0]
         return layout.multiplicity(q_positions, k_positions)
 
+    @override
     def cost(self) -> Cost:
         pairs = sum(layout.visible_pairs for layout in self.layouts) / len(self.layouts)
         return Cost(attention_flops(self.workload, pairs), floor_bytes(self.workload))
 
+    @override
     def measures(self) -> dict[str, float]:
         achieved = sum(layout.block_density for layout in self.layouts) / len(self.layouts)
         # every query of a layout sees its own block
@@ -69,6 +73,7 @@ class LayoutAttention(Attention):
         measures = {} if asked is None else {"density_asked": asked}
         return {**measures, "density_achieved": achieved, "uncovered": 0.0}
 
+    @override
     def facts(self) -> dict[str, Any]:
         blocks = self.kernel_blocks
         facts = sparse_selection.said(

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.exact.ring import RingKernel
@@ -102,6 +103,7 @@ class BlockSparse(LayoutAttention):
             )
         super().__init__(workload, group, kernel)
 
+    @override
     def build_shard(self) -> Shard:
         if self.group.size == 1:
             return Shard.full(self.workload)
@@ -141,9 +143,11 @@ class BlockSparse(LayoutAttention):
         return self._built
 
     @property
+    @override
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
         return super().kernel_blocks if self.group.size == 1 else None
 
+    @override
     def cost(self) -> Cost:
         cost, w = super().cost(), self.workload
         if self.group.size == 1:
@@ -153,6 +157,7 @@ class BlockSparse(LayoutAttention):
         sent = transfers.bytes_sent(token, token if w.train else 0)
         return Cost(cost.flops, cost.floor_bytes, sent)
 
+    @override
     def facts(self) -> dict[str, Any]:
         facts = {**super().facts(), **self._ignored_options()}
         if self.group.size == 1:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.sparse.block_layout_attention import (
@@ -96,6 +97,7 @@ class AdaptiveBlockSparse(LayoutAttention):
                 m.to(device_for(device)).requires_grad_(w.train) for m in matrices
             )
 
+    @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start = time.perf_counter()
         with torch.no_grad(), disable_autocast(q):
@@ -114,6 +116,7 @@ class AdaptiveBlockSparse(LayoutAttention):
         learns = self.scorer == "learned" and self.workload.train
         return None if learns else super().kernel_blocks
 
+    @override
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "scorer": self.scorer}
 

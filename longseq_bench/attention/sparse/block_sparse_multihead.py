@@ -6,14 +6,8 @@ module for use in a model.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from longseq_bench.attention.base import Attention, Counts, Positions, implementation
-from longseq_bench.attention.projections import Projected, projection_flops
+from longseq_bench.attention.base import implementation
+from longseq_bench.attention.projections import Projected, ProjectedAttention
 from longseq_bench.attention.sparse.block_sparse import (
     BlockOption,
     BlockSparse,
@@ -24,14 +18,13 @@ from longseq_bench.attention.sparse.block_sparse import (
     SparsityOption,
     WindowOption,
 )
-from longseq_bench.core.cost import Cost
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 
 
 @implementation("block-sparse-multihead")
-class BlockSparseMultihead(Attention):
+class BlockSparseMultihead(ProjectedAttention):
     """`block-sparse` between projections.
 
     The weights are (D, D): one for all heads of q, one for all heads of k, and so on, as the
@@ -59,35 +52,15 @@ class BlockSparseMultihead(Attention):
                 "runs on one rank; ddp spreads a batch of it, as inner=block-sparse with "
                 f"projections of its own, over {group.size}"
             )
-        super().__init__(workload, group)
-        self.inner = BlockSparse(
+        inner = BlockSparse(
             workload, group, pattern=pattern, sparsity=sparsity, block=block, globals=globals,
             window=window, seed=seed, kernel=kernel,
         )  # fmt: skip
+        super().__init__(workload, group, inner)
 
     def prepare(self, device: str) -> None:
         """Build the layout, the kernel and the weights."""
         super().prepare(device)
         self.inner.prepare(device)
         self.module = Projected(self.inner, self.workload.head_dim, self.torch_dtype, device)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with torch.set_grad_enabled(self.workload.train):
-            out: Tensor = self.module(q, k, v)
-        return out
-
-    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        return self.inner.multiplicity(q_positions, k_positions, head)
-
-    def cost(self) -> Cost:
-        inner = self.inner.cost()
-        return replace(inner, flops=inner.flops + projection_flops(self.workload))
-
-    def projections(self) -> dict[str, Tensor]:
-        return dict(self.module.weights.items())
-
-    def measures(self) -> dict[str, float]:
-        return self.inner.measures()
-
-    def facts(self) -> dict[str, Any]:
-        return self.inner.facts() | {"module": "projections of q, k, v and out"}
+        self.weights = self.module.weights

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Positions, implementation
 from longseq_bench.attention.exact.ring import RingKernel
@@ -78,6 +79,7 @@ class Dilated(Attention):
         self.step_of: NDArray[np.int32] | None = None
         self._spans: SpanAttention | None = None
 
+    @override
     def build_shard(self) -> Shard:
         steps = self._steps(self.group.rank)
         return Shard.of_tokens(self.workload, np.arange(steps.start, steps.stop))
@@ -166,6 +168,7 @@ class Dilated(Attention):
     def _pairs(self) -> tuple[Pair, ...]:
         return tuple(Pair(*pair) for pair in self.rule.pairs())
 
+    @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         causal = self.workload.causal
         return self.rule.multiplicity(q_positions, k_positions, head, causal, self.step_of)
@@ -174,11 +177,13 @@ class Dilated(Attention):
         w = self.workload
         return self.rule.visible_pairs(w.seq_len, w.causal) / w.heads
 
+    @override
     def cost(self) -> Cost:
         w, token = self.workload, key_bytes_per_token(self.workload)
         sent = self._exchange().bytes_sent(token, token if w.train else 0)
         return Cost(attention_flops(w, self._pairs_per_head()), floor_bytes(w), sent)
 
+    @override
     def measures(self) -> dict[str, float]:
         w = self.workload
         return {
@@ -186,6 +191,7 @@ class Dilated(Attention):
             "uncovered": self.rule.uncovered_share(w.seq_len),
         }
 
+    @override
     def facts(self) -> dict[str, Any]:
         w = self.workload
         facts: dict[str, Any] = {"kernel": torch_fused.name(self.device, self.torch_dtype)}

@@ -8,6 +8,7 @@ is computed, and the output goes straight to its place. Causality is that of the
 from __future__ import annotations
 
 import numpy as np
+from typing_extensions import override
 
 from longseq_bench.attention.base import Counts, Positions, implementation
 from longseq_bench.attention.sparse.dilated import Dilated
@@ -23,6 +24,7 @@ class Hilbert(Dilated):
     summary = "segments and dilation along a Hilbert curve, so that a segment is a 2-D patch"
     permuted = True
 
+    @override
     def build_shard(self) -> Shard:
         if self.group.size == 1:
             # on one rank tokens keep the order of the sequence
@@ -38,6 +40,7 @@ class Hilbert(Dilated):
             self.walk = Walk(self.workload.seq_len, hilbert_order(self.workload.seq_len))
         super().prepare(device)
 
+    @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         if self.step_of is None:
             order = hilbert_order(self.workload.seq_len)
