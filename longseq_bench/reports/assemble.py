@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from longseq_bench.analysis.samples import samples_table
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Document, Section
+from longseq_bench.reports.samples_table import samples_table
 from longseq_bench.reports.sections.failures import failures
 from longseq_bench.reports.sections.findings import limit_sentences
 from longseq_bench.reports.sections.provenance import (

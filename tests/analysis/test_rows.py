@@ -25,7 +25,6 @@ from longseq_bench.analysis.frames import (
 )
 from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.runs import SEVERITY
-from longseq_bench.analysis.samples import samples_table
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import density_rows, merge_search, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -35,6 +34,7 @@ from longseq_bench.core.dense_reference import standard_bytes
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Outcome, Phase, Record, Status
 from longseq_bench.core.stats import median_interval
+from longseq_bench.reports.samples_table import samples_table
 from tests import make
 
 MIB = 2**20
