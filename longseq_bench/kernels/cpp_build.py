@@ -1,8 +1,8 @@
-"""A C++ file of this package as a library, compiled once a machine for the processor it has.
+"""Compilation of a C++ file of this package, once per machine, for its processor.
 
-No compiler is asked of anybody: where there is none, or it fails, the reason is kept and slower
-ways are taken, which say so. The library lies in the user's cache, named by what went into it:
-source, compiler, flags and processor, since a home folder may be shared by unlike machines.
+A compiler is optional: without one, or if it fails, the reason is kept and slower kernels run. The
+library is in the user's cache, named by a digest of source, compiler, flags and processor, since
+different machines may share a home folder.
 """
 
 from __future__ import annotations
@@ -26,28 +26,31 @@ from longseq_bench.core.errors import UnsupportedError
 
 COMPILERS = ("g++", "clang++", "c++")
 ZIG = "ziglang"
-"""A compiler that pip installs (the extra `compiler`), for machines that have none."""
+"""A compiler that pip installs (the extra `compiler`), for machines without one."""
 
 FLAGS = (
     "-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
     "-shared", "-fPIC",
 )  # fmt: skip
 TUNED = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())
-"""What a compiler is offered, in turn: not all of them know all of it."""
+"""Sets of options to try in turn: not every compiler knows them."""
 
 _LIMIT_S = 120
 
 
 @functools.cache
 def library(source: Path) -> ctypes.CDLL:
-    """The library of a source file. Raises UnsupportedError with the reason why there is none."""
+    """Return the library of a source file, compiled if needed.
+
+    Raises UnsupportedError with the reason if it can't be compiled or loaded.
+    """
     compiler = _compiler()
     try:
         wanted = cache_folder() / f"{source.stem}-{_digest(source, compiler)}.so"
         if wanted.exists():
             with suppress(OSError):
                 return ctypes.CDLL(str(wanted))
-        # there is none, or one that a full disk or another user spoilt
+        # there is none yet, or it is damaged
         _compile(compiler, source, wanted)
     except (OSError, subprocess.SubprocessError) as error:
         raise UnsupportedError(f"{source.name} can't be compiled here: {error}") from None
@@ -58,8 +61,10 @@ def library(source: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    """Where compiled files are kept: the user's cache; where that can't be written, a temporary
-    folder of this user alone. Raises OSError where that is somebody else's."""
+    """Return the folder of compiled files: the user's cache, or else a private temporary folder.
+
+    Raises OSError if the temporary folder belongs to another user.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         folder = Path(root).expanduser() / "longseq"
@@ -71,28 +76,30 @@ def cache_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
         if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
-            raise PermissionError(f"{folder} is not this user's own") from None
+            raise PermissionError(f"{folder} belongs to another user") from None
         return folder
 
 
 def _compiler() -> tuple[str, ...]:
-    """The command of the first compiler there is."""
+    """Return the command of the first compiler found."""
     for name in COMPILERS:
         if path := shutil.which(name):
             return (path,)
     if importlib.util.find_spec(ZIG):
-        # plain `cc`: for C++ it would first build a standard library, which takes minutes
+        # plain `cc`: `c++` would first build a standard library, which takes minutes
         return (sys.executable, "-m", ZIG, "cc", "-x", "c++", "-nostdlib++")
     raise UnsupportedError(
-        f'there is no {" or ".join(COMPILERS)} here; pip install "longseq-bench[compiler]" is one'
+        f'there is no {" or ".join(COMPILERS)} here; pip install "longseq-bench[compiler]" adds one'
     )
 
 
 def _compile(compiler: tuple[str, ...], source: Path, wanted: Path) -> None:
-    """In a folder of its own first: ranks that start together may all compile. Raises OSError and
-    subprocess.TimeoutExpired where it is not the source or an option that is at fault: a slower
-    build must not be kept for that."""
-    said = ""
+    """Compile in a separate folder, then move the result: several ranks may compile at once.
+
+    Raises OSError and subprocess.TimeoutExpired for failures not caused by source or options, for
+    which no slower build must be kept.
+    """
+    problem = ""
     for tuned in TUNED:
         with tempfile.TemporaryDirectory(dir=wanted.parent) as folder:
             made = Path(folder) / wanted.name
@@ -104,9 +111,9 @@ def _compile(compiler: tuple[str, ...], source: Path, wanted: Path) -> None:
                 os.replace(made, wanted)
                 return
         if run.returncode < 0 or "Killed signal" in run.stderr:
-            raise OSError(f"{compiler[0]} was killed, for want of memory perhaps")
-        said = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr)
-    raise UnsupportedError(f"{compiler[0]} can't compile {source.name}: {said.strip()[:200]}")
+            raise OSError(f"{compiler[0]} was killed, perhaps for lack of memory")
+        problem = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr)
+    raise UnsupportedError(f"{compiler[0]} can't compile {source.name}: {problem.strip()[:200]}")
 
 
 def _digest(source: Path, compiler: tuple[str, ...]) -> str:
@@ -118,7 +125,7 @@ def _digest(source: Path, compiler: tuple[str, ...]) -> str:
 
 
 def _processor() -> str:
-    """What tells one processor's instructions from another's."""
+    """Return text that identifies the processor's instruction set."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

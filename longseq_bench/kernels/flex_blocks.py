@@ -1,12 +1,11 @@
 """FlexAttention (arXiv 2412.05496), torch's compiled attention, over block layouts.
 
-Its tables of blocks are padded to the widest row: compact where rows are alike, refused where a few
-rows see so much more than the others that padding would make them dense again. Blocks that are seen
-whole run without a mask; the causal diagonal has one; the short last block is known to the kernels
-by the sequence's length.
+Its tables of blocks are padded to the widest row. A layout is refused if a few wide rows would make
+the padded table almost dense. Full blocks run without a mask; the causal diagonal has one; the
+kernels find the end of a short last block from the sequence length.
 
-Letters: B batch, Hq and Hk query and key heads, N tokens, D head_dim; H layouts (1 or Hq), R rows
-of a layout, W blocks of its widest row.
+Letters: B batch, Hq query heads, Hk KV heads, N tokens, D head_dim; H layouts (1 or Hq), R rows of
+a layout, W blocks of its widest row.
 """
 
 from __future__ import annotations
@@ -29,22 +28,21 @@ Lists = tuple[Ints, NDArray[np.int32]]
 """Compressed rows: indptr, indices."""
 
 COMPILERS = ("g++", "clang++", "c++")
-"""Of which torch.compile needs one, for a CPU."""
+"""C++ compilers; torch.compile needs one of them on a CPU."""
 
 SMALL = 2**28
-"""Bytes of a table that may be padded however much."""
+"""Bytes of a table up to which any padding is accepted."""
 
 MOST_PADDING = 16
-"""Numbers that a larger table may hold for each block that is kept."""
+"""Entries per kept block that a larger table may have."""
 
 
 @functools.cache
 def compiled() -> Callable[..., Any]:
-    """flex_attention, compiled once a process, for every length. Compiled in this process: helpers
-    of the compiler would count as strays of the trial.
+    """Return flex_attention, compiled once per process for every length.
 
-    Raises UnsupportedError where torch.compile is switched off: it would hand back the function as
-    it is, which holds the scores of all pairs.
+    It compiles without helper processes, which would count as leftovers of the trial. Raises
+    UnsupportedError if torch.compile is disabled: the uncompiled function stores all scores.
     """
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
@@ -53,7 +51,7 @@ def compiled() -> Callable[..., Any]:
     if dynamo.disable:
         raise UnsupportedError("FlexAttention has to be compiled, and torch.compile is disabled")
     inductor.compile_threads = 1
-    # a graph that does not compile as a whole, or too often, raises
+    # fullgraph: raise instead of running a part of the graph uncompiled
     made: Callable[..., Any] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
     return made
 
@@ -63,37 +61,37 @@ def _no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 def unavailable_reason(device: str, train: bool) -> str | None:
-    """Why FlexAttention can't run there; None where it can."""
+    """Return the reason why FlexAttention can't run on a device, or None."""
     if device != "cpu":
         return None
     if not any(shutil.which(c) for c in COMPILERS):
-        return f"FlexAttention is compiled on a CPU, and there is no {' or '.join(COMPILERS)}"
+        return f"FlexAttention needs a compiler on a CPU, and there is no {' or '.join(COMPILERS)}"
     return "FlexAttention has no backward on a CPU" if train else None
 
 
 class FlexBlocks:
-    """Attention over one layout, or over one a query head: an AttentionKernel.
+    """An AttentionKernel over one layout, or over one layout per query head.
 
-    q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq; out like q, log-sum-exp (B, Hq, N), natural,
-    float32. A CPU has the forward only, without its log-sum-exp. Raises UnsupportedError where the
-    device, the dtype, the block, the heads or the padding don't suit.
+    q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq; out like q; log-sum-exp (B, Hq, N), natural,
+    float32. On a CPU there is only the forward, without log-sum-exp. Calling the object is
+    differentiable; `backward` runs the forward again.
 
-    Called with q, k, v it is differentiable by itself; `backward` runs the forward once more.
+    Raises UnsupportedError for a device, dtype, block, number of heads or padding it can't take.
     """
 
     def __init__(self, layouts: BlockLayout | Sequence[BlockLayout]) -> None:
         self.layouts = (layouts,) if isinstance(layouts, BlockLayout) else tuple(layouts)
-        alike = {(one.seq_len, one.block, one.causal) for one in self.layouts}
-        if len(alike) != 1:
+        settings = {(one.seq_len, one.block, one.causal) for one in self.layouts}
+        if len(settings) != 1:
             raise UnsupportedError(
-                "FlexAttention needs one layout, or one a query head of the same tokens, block "
+                "FlexAttention needs one layout, or one per query head of the same tokens, block "
                 "and causality"
             )
-        self.seq_len, self.block, self.causal = alike.pop()
+        self.seq_len, self.block, self.causal = settings.pop()
         self._masks: dict[tuple[torch.device, bool], Any] = {}
 
     def prepare(self, device: torch.device | str, train: bool = False) -> Any:
-        """The block mask on a device, made once; with lists for the backward where `train`."""
+        """Return the block mask on a device, built once; `train` adds the backward's tables."""
         device = torch.empty(0, device=device).device
         if reason := unavailable_reason(device.type, train):
             raise UnsupportedError(reason)
@@ -102,14 +100,14 @@ class FlexBlocks:
         return self._masks[device, train]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Output (B, Hq, N, D), differentiable on CUDA."""
+        """Return the output (B, Hq, N, D), differentiable on CUDA."""
         train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
         return cast(Tensor, self._run(q, k, v, train))
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Output (B, Hq, N, D) and, where kept, the log-sum-exp (B, Hq, N)."""
+        """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         from torch.nn.attention.flex_attention import AuxRequest
 
         with torch.no_grad():
@@ -123,18 +121,12 @@ class FlexBlocks:
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k, v by torch's autograd, for the softmax over this layout alone."""
+        """Return the gradients of q, k, v by autograd, for the softmax over this layout alone."""
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
         with torch.enable_grad():
             again = self._run(leaves[0], leaves[1], leaves[2], True)
         dq, dk, dv = torch.autograd.grad(again, leaves, grad_out)
         return dq, dk, dv
-
-    def table_bytes(self, device: torch.device | str, train: bool = False) -> int:
-        """Bytes of the tables on a device."""
-        mask = self.prepare(device, train)
-        found = [getattr(mask, name) for name in mask._TENSOR_ATTRS]
-        return sum(t.untyped_storage().nbytes() for t in found if t is not None)
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, train: bool, **more: Any) -> Any:
         if q.shape[2] != self.seq_len:
@@ -154,10 +146,10 @@ class FlexBlocks:
     def _mask(self, device: torch.device, train: bool) -> Any:
         from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
-        whole, partly = _whole_and_partly(self.layouts)
-        tables: list[Tensor | None] = [*self._table(partly, device), *self._table(whole, device)]
+        full, masked = _full_and_masked(self.layouts)
+        tables: list[Tensor | None] = [*self._table(masked, device), *self._table(full, device)]
         if train:
-            for lists in (partly, whole):
+            for lists in (masked, full):
                 tables += self._table([_transposed(one) for one in lists], device)
         else:
             tables += [None] * 4
@@ -166,9 +158,9 @@ class FlexBlocks:
         return make(lengths, *tables, blocks, _no_later if self.causal else noop_mask)
 
     def _table(self, lists: Sequence[Lists], device: torch.device) -> tuple[Tensor, Tensor]:
-        """How many blocks each row has (1, H, R), and which, padded with 0 (1, H, R, W), int32.
+        """Return blocks per row (1, H, R) and their indices (1, H, R, W), padded with 0, int32.
 
-        On a CPU the table is seen R wide, as the lowering there asks for, in the same storage.
+        On a CPU the table is a view R wide of the same storage, as the lowering there expects.
         """
         counts = np.stack([np.diff(indptr) for indptr, _ in lists]).astype(np.int32)
         heads, rows = counts.shape
@@ -177,7 +169,7 @@ class FlexBlocks:
         size = 4 * heads * rows * widest
         if size > SMALL and heads * rows * widest > MOST_PADDING * max(kept, heads * rows):
             raise UnsupportedError(
-                f"FlexAttention pads all {rows} rows to the widest, of {widest} blocks: "
+                f"FlexAttention pads all {rows} rows to the widest, {widest} blocks: "
                 f"{format_bytes(size)} for {kept} blocks that are kept"
             )
         wide = rows if device.type == "cpu" else widest
@@ -192,9 +184,9 @@ class FlexBlocks:
 
 
 def tile_options(block: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
-    """Options that make the tiles of the CUDA kernels divide a block; none where torch's own do.
+    """Return options that make the tiles of the CUDA kernels divide a block; {} if torch's do.
 
-    Raises UnsupportedError where no tile does.
+    Raises UnsupportedError if no tile does.
     """
     if block % 128 == 0:
         return {}
@@ -206,15 +198,15 @@ def tile_options(block: int, head_dim: int, dtype: torch.dtype) -> dict[str, int
     return dict.fromkeys(names, tile)
 
 
-def _whole_and_partly(layouts: Sequence[BlockLayout]) -> tuple[list[Lists], list[Lists]]:
-    """Each layout's blocks that are seen whole, and those of which a triangle is."""
-    whole, partly = [], []
+def _full_and_masked(layouts: Sequence[BlockLayout]) -> tuple[list[Lists], list[Lists]]:
+    """Return the full blocks of each layout, and those of which only a triangle is seen."""
+    full, masked = [], []
     for one in layouts:
         own = np.repeat(np.arange(one.rows), np.diff(one.indptr))
         diagonal = (own == one.indices) & one.causal
-        whole.append(_compressed(own[~diagonal], one.indices[~diagonal], one.rows))
-        partly.append(_compressed(own[diagonal], one.indices[diagonal], one.rows))
-    return whole, partly
+        full.append(_compressed(own[~diagonal], one.indices[~diagonal], one.rows))
+        masked.append(_compressed(own[diagonal], one.indices[diagonal], one.rows))
+    return full, masked
 
 
 def _compressed(own: Ints, indices: NDArray[np.int32], rows: int) -> Lists:

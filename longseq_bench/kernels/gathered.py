@@ -1,11 +1,10 @@
-"""Block-sparse attention in plain torch, for machines without a compiler: torch's fused CPU kernel
-on rows of a layout taken together.
+"""Block-sparse attention in plain torch, for machines without a compiler.
 
-Neighbouring rows that keep as many blocks are one call, each row a member of its batch. Where all
-their blocks move on with the row, as in a window, the keys are one overlapping strided view and
-nothing is copied; otherwise they are gathered, into memory that is used again. The triangle on the
-diagonal is a call of its own for all rows of the batch. What fits no batch (rows that see a short
-last block) goes piece by piece, as the whole backward does (tiles.py).
+torch's fused CPU kernel runs on batches of neighbouring rows of a layout that keep equally many
+blocks. If the blocks shift with the row, as in a window, the keys are one overlapping strided view
+and nothing is copied; otherwise they are gathered into memory that is reused. The triangles on the
+diagonal are a separate call for all rows of a batch. Rows that fit no batch (they see a short last
+block) go piece by piece, as the whole backward does (tiling.py).
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); log-sum-exp (B, Hq, N) float32.
 """
@@ -32,21 +31,23 @@ from longseq_bench.patterns.block_layout import BlockLayout
 ROWS_A_CALL = 16
 LEAST_ROOM = 8 * 2**20
 ROOM_SHARE = 32
-"""Bytes of gathered keys and values: as many, or this part of q, whichever is more."""
+"""Gathered keys and values take LEAST_ROOM bytes or 1 / ROOM_SHARE of q, whichever is more."""
 
 PIECE_TOKENS = 1024
-"""Keys a call, and rows that are worth one, where pieces are merged."""
+"""Keys per call when pieces are merged; longer runs are separate calls."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """Rows first ... first + len(keys) - 1 of a layout with as many whole blocks each, (rows, c)
-    without the diagonal's where that is a triangle; `moving`: one run each, a block further on a
-    row."""
+    """Rows first ... first + len(keys) - 1 of a layout, with equally many full blocks.
+
+    keys: (rows, c), without the diagonal of causal layouts.  is_window: each row's keys are one
+    run, shifted by one block per row.
+    """
 
     first: int
     keys: NDArray[np.int32]
-    moving: bool
+    is_window: bool
 
 
 class Gathered:
@@ -58,12 +59,12 @@ class Gathered:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Raises UserError where the tensors are not as long as the layout."""
+        """Raise UserError if the tensors are not as long as the layout."""
         self._check(q)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=tiling.wide(q)) if keep_lse else None
         room = max(LEAST_ROOM, q.numel() * q.element_size() // ROOM_SHARE)
-        batches, others = self._sorted
+        batches, others = self._batches
         for b in range(q.shape[0]):
             space = _Space(room, k)
             tensors = q[b], k[b], v[b]
@@ -80,6 +81,7 @@ class Gathered:
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
+        """Return the gradients of q, k, v, given out and lse of the whole softmax."""
         self._check(q)
         rows = np.arange(self.layout.rows)
         return tiling.backward(grad_out, q, k, v, out, lse, lambda: self._blocks(rows, q))
@@ -89,8 +91,8 @@ class Gathered:
             raise UserError(f"{q.shape[2]} tokens, but the layout is of {self.layout.seq_len}")
 
     @cached_property
-    def _sorted(self) -> tuple[list[_Batch], NDArray[np.int64]]:
-        """Batches of rows, and the rows that are in none."""
+    def _batches(self) -> tuple[list[_Batch], NDArray[np.int64]]:
+        """Batches of rows, and the rows outside them."""
         layout = self.layout
         lengths, rows = layout.row_lengths, np.arange(layout.rows)
         last = layout.indices[layout.indptr[1:] - 1]
@@ -99,7 +101,7 @@ class Gathered:
         if short and not layout.causal:
             fits &= last < layout.rows - 1
         if layout.causal:
-            fits &= last == rows  # the triangle is a call of its own
+            fits &= last == rows  # the triangle is a separate call
         found: list[_Batch] = []
         cuts = np.flatnonzero((np.diff(lengths) != 0) | (fits[1:] != fits[:-1])) + 1
         for start, stop in zip([0, *cuts], [*cuts, layout.rows], strict=True):
@@ -114,18 +116,18 @@ class Gathered:
         if layout.causal:
             keys = keys[:, :-1]  # ascending, so the diagonal is last
         steps = np.arange(keys.shape[1]) + np.arange(stop - first)[:, None]
-        moving = bool(keys.size and (keys == keys[0, 0] + steps).all())
-        return _Batch(first, keys, moving)
+        is_window = bool(keys.size and (keys == keys[0, 0] + steps).all())
+        return _Batch(first, keys, is_window)
 
     def _batch_forward(
         self, batch: _Batch, tensors: Triple, out: Tensor, lse: Tensor | None, space: _Space
     ) -> None:
-        """tensors, out (H, N, D) and lse (H, N) of one row of the batch dimension."""
+        """Compute a batch of rows; tensors, out (H, N, D) and lse (H, N) are of one sequence."""
         q, k, v = tensors
         group, width = q.shape[0] // k.shape[0], batch.keys.shape[1] * self.layout.block
         row_bytes = 2 * max(1, width) * k.shape[2] * k.element_size()
-        some = k.shape[0] if batch.moving else max(1, min(k.shape[0], space.bytes // row_bytes))
-        step = len(batch.keys) if batch.moving else max(1, space.bytes // (row_bytes * some))
+        some = k.shape[0] if batch.is_window else max(1, min(k.shape[0], space.bytes // row_bytes))
+        step = len(batch.keys) if batch.is_window else max(1, space.bytes // (row_bytes * some))
         for kv in range(0, k.shape[0], some):
             of_keys = slice(kv, min(kv + some, k.shape[0]))
             heads = slice(of_keys.start * group, of_keys.stop * group)
@@ -142,7 +144,7 @@ class Gathered:
     def _rows_forward(
         self, batch: _Batch, rows: range, q: Tensor, k: Tensor, v: Tensor, space: _Space
     ) -> tuple[Tensor, Tensor]:
-        """Output (rows, Hq, block, D) and log-sum-exp of some rows of a batch."""
+        """Return the output (rows, Hq, block, D) and log-sum-exp of some rows of a batch."""
         block = self.layout.block
         queries = torch.unflatten(q, 1, (len(rows), block)).transpose(0, 1)
         parts: list[tuple[Tensor, Tensor]] = []
@@ -162,9 +164,9 @@ class Gathered:
         return out.lerp_(other, weight), torch.logaddexp(lse, other_lse)
 
     def _keys(self, batch: _Batch, rows: range, t: Tensor, space: _Space, which: int) -> Tensor:
-        """Keys or values (rows, Hk, tokens, D) that some rows of a batch see."""
+        """Return the keys or values (rows, Hk, tokens, D) that some rows of a batch see."""
         block, width = self.layout.block, batch.keys.shape[1] * self.layout.block
-        if batch.moving:
+        if batch.is_window:
             head, token, one = t.stride()
             first = t.storage_offset() + int(batch.keys[rows.start, 0]) * block * token
             size = (len(rows), t.shape[0], width, t.shape[2])
@@ -176,7 +178,7 @@ class Gathered:
         return gathered.view(shape).transpose(0, 1)
 
     def _blocks(self, rows: NDArray[np.int64], q: Tensor) -> Iterator[RowBlock]:
-        """Rows piece by piece: runs of neighbours are views, the others are gathered together."""
+        """Yield rows as pieces: long runs of blocks are views, the others are gathered."""
         heads = slice(0, q.shape[1])
         for i in rows.tolist():
             own = self._tokens(i, i + 1)
@@ -207,8 +209,7 @@ class Gathered:
 
 
 class _Space:
-    """Memory for gathered keys and for gathered values, used again by every call: fresh memory
-    would be mapped again each time."""
+    """Reusable memory for gathered keys and values; new memory would be mapped at every call."""
 
     def __init__(self, room: int, like: Tensor) -> None:
         self.bytes = room
@@ -216,7 +217,7 @@ class _Space:
         self._flat: dict[int, Tensor] = {}
 
     def gather(self, t: Tensor, index: Tensor, which: int) -> Tensor:
-        """Blocks of t (H, blocks, block, D) at `index`, (H, len(index), block, D)."""
+        """Return blocks of t (H, blocks, block, D) at `index`, (H, len(index), block, D)."""
         shape = (t.shape[0], len(index), *t.shape[2:])
         needed = math.prod(shape)
         if which not in self._flat or self._flat[which].numel() < needed:

@@ -1,8 +1,8 @@
-"""Tensors in the host's memory, which a device's budget does not bound.
+"""Tensors in the host's memory, outside the memory budget of the device.
 
-Beside a CUDA device that is pinned memory. Beside a CPU, whose own memory is the budget's, it is a
-file that is mapped: pages of it come and go as the system has room, and count as no data of the
-process. The file has no name from the start, so nothing of it stays, however a process ends.
+For CUDA this is pinned memory. For a CPU, whose memory the budget limits, it is a mapped file: the
+system loads and evicts its pages as it has room, and they do not count as data of the process. The
+file is unlinked at once, so nothing is left, however the process ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from longseq_bench.core.errors import UnsupportedError
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros beside a device of this kind. Raises UnsupportedError where there is no room for them,
-    or no place for a file."""
+    """Return zeros in host memory for a kind of device.
+
+    Raises UnsupportedError if the folder for temporary files has too little space.
+    """
     if meta_mode.is_meta():
         with _disable_current_modes():
             made = torch.empty(tuple(shape), dtype=dtype, device="meta")
@@ -33,8 +35,10 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
 
 
 def copy(t: Tensor, device: str) -> Tensor:
-    """A copy beside a device of this kind, none of which stays resident. Raises UnsupportedError
-    as `zeros`."""
+    """Return a copy in host memory for a kind of device; none of it stays resident.
+
+    Raises UnsupportedError as `zeros` does.
+    """
     made = zeros(t.shape, t.dtype, device)
     if meta_mode.is_meta() or device == "cuda":
         return made.copy_(t.detach())
@@ -42,12 +46,12 @@ def copy(t: Tensor, device: str) -> Tensor:
         step = max(1, RESIDENT_BYTES // max(1, here[:1].nbytes))
         for start in range(0, len(here), step):
             there[start : start + step] = here[start : start + step]
-            _let_go(made)
+            _evict(made)
     return made
 
 
-def _let_go(mapped: Tensor) -> None:
-    """Its pages stay in the file; the process gives them back, so that no peak has them."""
+def _evict(mapped: Tensor) -> None:
+    """Return the pages to the system, so that they don't count in a peak; the file keeps them."""
     page = os.sysconf("SC_PAGESIZE")
     start = -(-mapped.data_ptr() // page) * page
     length = (mapped.data_ptr() + mapped.nbytes - start) // page * page
@@ -59,9 +63,8 @@ RESIDENT_BYTES, _DONTNEED = 2**20, 4
 
 
 def zeros_like(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Beside the same device as a tensor of the host that lies beside one."""
-    beside = "cuda" if t.is_pinned() else "cpu"
-    return zeros(t.shape, dtype or t.dtype, beside)
+    """Return zeros in host memory of the same kind as t."""
+    return zeros(t.shape, dtype or t.dtype, "cuda" if t.is_pinned() else "cpu")
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -71,7 +74,7 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     try:
         handle, path = tempfile.mkstemp(prefix="longseq-", dir=folder)
         try:
-            # now rather than by a signal at the page that finds no room
+            # fail now: writing to a page without space on the disk would raise a signal
             os.posix_fallocate(handle, 0, needed)
             with _disable_current_modes():
                 flat = torch.from_file(path, shared=True, size=max(1, count), dtype=dtype)
@@ -80,7 +83,7 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             os.unlink(path)
     except OSError as error:
         raise UnsupportedError(
-            f"{needed:,} bytes are needed in {folder}: {error.strerror}; TMPDIR may name "
-            f"another place"
+            f"{needed:,} bytes are needed in {folder}: {error.strerror}; set TMPDIR to "
+            f"another folder"
         ) from None
     return meta_mode.mark_off_device(flat)[:count].view(shape)

@@ -37,6 +37,7 @@ class StreamedKernel:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         out, lse = host_memory.zeros_like(q), None
         if keep_lse:
             lse = host_memory.zeros(q.shape[:3], wide(q), self._copier.device).fill_(-math.inf)
@@ -58,6 +59,7 @@ class StreamedKernel:
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
+        """Return the gradients of q, k, v, given out and lse of the whole softmax."""
         dq = host_memory.zeros_like(q)
         dk, dv = (host_memory.zeros_like(t, wide(t)) for t in (k, v))
         for block in meta_mode.limited(self._tiling()):

@@ -1,13 +1,13 @@
 // Attention of tiles of queries to runs of keys, forward and backward, for CPUs.
 //
 // FlashAttention's online softmax (arXiv 2205.14135, 2307.08691) with queries in the lanes of a
-// vector register: a tile of queries is transposed once, and each key is then multiplied into it
-// straight from where it lies, one broadcast number at a time. Keys and values are never packed or
-// gathered, so a scattered row costs no more than a run of neighbours, and maxima and sums over
-// keys need no shuffles.
+// vector register. A tile of queries is transposed once; each key is then multiplied into it in
+// place, one broadcast element at a time. Keys and values are never packed or gathered, so a
+// scattered row costs as much as a run of neighbours, and maxima and sums over keys need no
+// shuffles.
 //
-// Nothing here is thread-local or global: every thread calls the same function on the same Problem
-// and takes units of work from its counter. Shapes as in native.py.
+// There is no global or thread-local state: every thread calls the same function on the same
+// Problem and takes units of work from its counter. Shapes as in native.py.
 
 #include <math.h>
 #include <stdint.h>
@@ -28,7 +28,7 @@
 #define VECTORS 2
 #define GROUP (LANES * VECTORS)  // queries multiplied together
 #define ROWS 128                 // queries of a tile
-#define KEYS 128                 // keys between two looks at the maximum
+#define KEYS 128                 // keys per update of the maximum
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -44,7 +44,7 @@ typedef float vec __attribute__((vector_size(4 * LANES), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), may_alias));
 
 static const float LOG2E = 1.44269504088896f, LN2 = 0.693147180559945f;
-static const float NEVER = -1e30f;  // a score that no key has
+static const float NEVER = -1e30f;  // below every real score
 
 struct bfloat16 {
     uint16_t bits;
@@ -58,8 +58,8 @@ struct Tensor {
 struct Problem {
     int64_t dtype, dim, batches, group, causal, wide, merge;
     Tensor q, k, v, out, lse, grad, dq, dk, dv;
-    const int32_t *q_row, *k_row;  // where a step's row lies; the step itself where null
-    const int32_t *q_at, *k_at;    // a row's position for causality; the row itself where null
+    const int32_t *q_row, *k_row;  // row of a step; null: the step itself
+    const int32_t *q_at, *k_at;    // position of a step, for causality; null: the row
     int64_t tiles, tile_step;
     const int32_t *tile_start, *tile_count;
     const int64_t *runs;  // of each tile: start[runs[t]] ... start[runs[t + 1] - 1]
@@ -70,14 +70,14 @@ struct Problem {
     const int32_t *kv_head;
     int64_t *counter;
     uint8_t *locks;
-    float *bias;  // (batches, heads of the list, runs): sums of the gradient of scores
+    float *bias;  // (batches, heads of the list, runs): sums of score gradients
 };
 
-// What a thread works in, as long as head_dim, padded, asks.
+// Working memory of a thread; sizes follow the padded head_dim.
 struct Scratch {
     float *q, *o;           // transposed: q[d][row]
     float *g;               // output gradient, transposed
-    float *q_row, *g_row;   // both as they lie, padded to GROUP
+    float *q_row, *g_row;   // both in rows, padded to GROUP
     float *s, *t;           // scores, and gradients of them: s[key][row]
     float *k, *v;           // converted keys and values
     float *sum;             // BATCH rows of gradients
@@ -101,7 +101,7 @@ INLINE float wide(bfloat16 x) {
 INLINE void narrow(float x, float *to) { *to = x; }
 INLINE void narrow(float x, bfloat16 *to) {
     union { float f; uint32_t i; } u = {x};
-    // to nearest, ties to even; a NaN stays one
+    // round to nearest, ties to even; NaN stays NaN
     to->bits = x != x ? 0x7fc0 : (u.i + 0x7fff + ((u.i >> 16) & 1)) >> 16;
 }
 #if defined(__FLT16_MAX__)
@@ -110,12 +110,13 @@ INLINE void narrow(float x, _Float16 *to) { *to = (_Float16)x; }
 #endif
 
 INLINE vec splat(float x) { return x - (vec){0}; }
-// The second where the first is a NaN.
+// Returns b where a is NaN.
 INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
 INLINE vec &at(float *p, int x) { return *(vec *)(p + x * LANES); }
 INLINE int up(int n, int to) { return (n + to - 1) / to * to; }
 
-// 2^x, exactly 0 below 2^-126, a NaN of a NaN. Degree 6 on [-1/2, 1/2] by Chebyshev fit: 3e-9, less than rounding.
+// 2^x: exactly 0 below 2^-126, NaN for NaN. Chebyshev fit of degree 6 on [-1/2, 1/2]; its error, 3e-9, is below
+// rounding.
 INLINE vec exp2v(vec x) {
     const vec magic = splat(12582912.f), low = splat(-126.f);
     vec c = larger(low, x), t = c + magic, f = c - (t - magic);
@@ -177,7 +178,7 @@ INLINE void widen(const T *from, float *to, int dim, int padded) {
     for (int d = dim; d < padded; d++) to[d] = 0;
 }
 
-// The next keys of a tile's runs; false where there are none. `e` and `s` say how far it is.
+// Loads the next keys of a tile's runs; returns false at the end. `e` and `s` are the current run and step.
 INLINE bool next(const Problem &p, int64_t end, int64_t &e, int64_t &s, Chunk &c) {
     c.count = 0, c.first = INT32_MAX;
     while (e < end && c.count < KEYS) {
@@ -207,11 +208,11 @@ INLINE void load_keys(const Problem &p, int64_t b, int64_t kv, Chunk &c, Scratch
             c.k[j] = w.k + j * padded, c.v[j] = w.v + j * padded;
         }
     }
-    // whole batches are multiplied; what the last rows give is not looked at
+    // full batches are multiplied; results of the padding rows are ignored
     for (int j = c.count; j < up(c.count, BATCH); j++) c.k[j] = c.k[c.count - 1], c.v[j] = c.v[c.count - 1];
 }
 
-// out[j][i] = in[i][j] of 4 by 4 numbers.
+// out[j][i] = in[i][j] for 4 by 4 elements.
 INLINE void transpose_four(const float *in, int64_t ldi, float *out, int64_t ldo, float scale) {
     four a = *(const four *)in * scale, b = *(const four *)(in + ldi) * scale;
     four c = *(const four *)(in + 2 * ldi) * scale, d = *(const four *)(in + 3 * ldi) * scale;
@@ -221,14 +222,14 @@ INLINE void transpose_four(const float *in, int64_t ldi, float *out, int64_t ldo
     *(four *)(out + 2 * ldo) = SHUFFLE(g, h, 0, 1, 4, 5), *(four *)(out + 3 * ldo) = SHUFFLE(g, h, 2, 3, 6, 7);
 }
 
-// Rows (count, padded to GROUP) to out[d][row]; rows beyond them are left as they are.
+// Transposes rows (count, padded to GROUP) to out[d][row]; later rows keep their values.
 INLINE void transpose(const float *rows, int ld, int dim, int count, float scale, float *out) {
     for (int r = 0; r < up(count, GROUP); r += 4)
         for (int d = 0; d < up(dim, BATCH); d += 4)
             transpose_four(rows + (int64_t)r * ld + d, ld, out + (int64_t)d * ROWS + r, ROWS, scale);
 }
 
-// Rows and positions of a tile; q transposed and scaled for exponents of 2.
+// Loads rows and positions of a tile; q is transposed and scaled for exponents of 2.
 template <class T>
 INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, int64_t part, Scratch &w) {
     const int64_t left = p.tile_count[tile] - part;
@@ -243,7 +244,7 @@ INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, in
     return count;
 }
 
-// Whether a tile's queries all come before all keys of a chunk.
+// Returns true if all queries of a tile come before all keys of a chunk.
 INLINE bool hides(const Problem &p, const Chunk &c, const Scratch &w, int count) {
     if (!p.causal) return false;
     for (int r = 0; r < count; r++)
@@ -251,7 +252,7 @@ INLINE bool hides(const Problem &p, const Chunk &c, const Scratch &w, int count)
     return true;
 }
 
-// Keys of a chunk that a group of queries can see any of, and whether some of those must be hidden.
+// Returns the number of a chunk's keys that a group of queries may see; `hidden`: some pairs of those are masked.
 INLINE int visible(const Problem &p, const Chunk &c, const Scratch &w, int g, int count, bool &hidden) {
     hidden = false;
     if (!p.causal) return c.count;
@@ -266,7 +267,7 @@ INLINE int visible(const Problem &p, const Chunk &c, const Scratch &w, int g, in
     return keys;
 }
 
-// s[key][GROUP]: exponents of 2, NEVER where a query must not see a key.
+// s[key][GROUP]: exponents of 2, NEVER for a masked pair.
 INLINE void score(const Problem &p, const Chunk &c, const Scratch &w, int g, int keys, bool hidden, float *s, int lds) {
     for (int j = 0; j < keys; j += BATCH) rows_times(c.k + j, w.q + g, ROWS, p.dim, s + j * lds, lds);
     if (!hidden) return;
@@ -278,7 +279,7 @@ INLINE void score(const Problem &p, const Chunk &c, const Scratch &w, int g, int
         }
 }
 
-// One chunk of keys joins the softmax of a group of queries.
+// Adds one chunk of keys to the softmax of a group of queries.
 INLINE void join(const Problem &p, const Chunk &c, Scratch &w, int g, int count) {
     bool hidden;
     const int keys = visible(p, c, w, g, count, hidden);
@@ -287,9 +288,9 @@ INLINE void join(const Problem &p, const Chunk &c, Scratch &w, int g, int count)
     vec keep[VECTORS];
     UNROLL for (int x = 0; x < VECTORS; x++) {
         vec old = at(w.m + g, x), m = old, l = {0};
-        // a score that is a NaN is no largest one, but makes the sums NaN
+        // a NaN score is never the maximum, but makes the sums NaN
         for (int j = 0; j < keys; j++) m = larger(at(w.s + j * GROUP, x), m);
-        // a row that has seen nothing yet must not take exp2(NEVER - NEVER) for a weight
+        // a row without keys so far must not get exp2(NEVER - NEVER) as a weight
         vec floor = larger(splat(NEVER / 2), m);
         keep[x] = exp2v(old - floor);
         for (int j = 0; j < keys; j++) {
@@ -303,7 +304,7 @@ INLINE void join(const Problem &p, const Chunk &c, Scratch &w, int g, int count)
     for (int d = 0; d < p.dim; d += BATCH) columns_times(c.v, d, w.s, GROUP, keys, keep, w.o + g, ROWS);
 }
 
-// What the rows have seen before: a softmax whose denominator is exp(lse) and whose sum is out.
+// Starts from the softmax so far: its denominator is exp(lse), its weighted sum is out.
 INLINE void begin(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
     memset(w.o, 0, sizeof(float) * up(p.dim, BATCH) * ROWS);
     for (int r = 0; r < ROWS; r++) w.m[r] = NEVER, w.l[r] = 0;
@@ -317,7 +318,7 @@ INLINE void begin(const Problem &p, int64_t b, int64_t h, int count, Scratch &w)
     }
 }
 
-// The tile's sums o[d][row] as rows, where its queries were; the length of a row.
+// Writes the tile's sums o[d][row] as rows over its queries; returns the length of a row.
 INLINE int sums_as_rows(const Problem &p, int count, Scratch &w) {
     const int ld = up(p.dim, BATCH);
     for (int r = 0; r < count; r += 4)
@@ -330,7 +331,7 @@ template <class T>
 INLINE void finish(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
     const int ld = sums_as_rows(p, count, w);
     for (int r = 0; r < count; r++) {
-        // a row that sees anything has seen a weight of 1, or a NaN
+        // a row that sees any key has a weight of 1, or NaN
         const bool saw = !(w.l[r] <= 0.5f);
         const float share = saw ? 1 / w.l[r] : 0;
         const float *from = w.q_row + r * ld;
@@ -342,8 +343,8 @@ INLINE void finish(const Problem &p, int64_t b, int64_t h, int count, Scratch &w
     }
 }
 
-// Ask for the keys and values of some rows of the next chunk while this one is multiplied: where
-// rows are scattered no hardware guesses them.
+// Prefetches keys and values of some rows of the next chunk during this one: hardware does not
+// predict scattered rows.
 template <class T>
 INLINE void prefetch(const Problem &p, int64_t b, int64_t kv, const Chunk &c, int first, int rows) {
     const int bytes = p.dim * sizeof(T), last = first + rows < c.count ? first + rows : c.count;
@@ -376,7 +377,7 @@ static void forward_tile(const Problem &p, int64_t b, int64_t h, int64_t tile, S
     }
 }
 
-// The output's gradient, as it lies and transposed; delta = sum of out times it; exponents of the lse.
+// Loads the output gradient in rows and transposed, delta = sum(out * gradient), and lse as exponents of 2.
 template <class T>
 INLINE void load_gradient(const Problem &p, int64_t b, int64_t h, int count, Scratch &w) {
     const int ld = up(p.dim, GROUP);
@@ -387,7 +388,7 @@ INLINE void load_gradient(const Problem &p, int64_t b, int64_t h, int count, Scr
         widen(row_of<T>(p.grad, b, h, w.row[r]), grad, p.dim, ld);
         for (int d = 0; d < p.dim; d++) sum += grad[d] * wide(out[d]);
         const float lse = *row_of<float>(p.lse, b, h, w.row[r]);
-        // weights of a row that sees nothing, and of one that is not there, are 0
+        // weights are 0 for rows that see nothing and for padding rows
         w.m[r] = r < count && lse != -INFINITY ? lse * LOG2E : -2 * NEVER;
         w.delta[r] = sum;
     }
@@ -414,7 +415,7 @@ INLINE void lock(uint8_t *byte) {
     while (__atomic_test_and_set(byte, __ATOMIC_ACQUIRE)) {}
 }
 
-// Gradients of keys (t, q) or values (s, output gradient): sums over the tile's rows, added in place.
+// Adds gradients of keys (t, q) or values (s, output gradient), summed over the tile's rows.
 INLINE void add_rows(
     const Problem &p, const Tensor &to, int64_t b, int64_t kv, const Chunk &c, const float *weights,
     const float *rows, float scale, int count, Scratch &w) {
@@ -433,7 +434,7 @@ INLINE void add_rows(
     }
 }
 
-// Sums of the gradient of scores over each run: what a bias added to all of a run would get.
+// Adds the score gradients of each run: the gradient of a bias on all scores of the run.
 INLINE void add_bias(const Chunk &c, const float *t, int count, float *bias) {
     for (int j = 0; j < c.count; j++) {
         float sum = 0;
@@ -479,7 +480,7 @@ static void backward_tile(const Problem &p, int64_t b, int64_t index, int64_t ti
 
 static bool converts(const Problem &p) { return p.dtype || p.dim % BATCH; }
 
-// What a thread holds while it works.
+// Bytes that a thread allocates.
 static int64_t held(const Problem &p, bool back) {
     const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
@@ -488,7 +489,7 @@ static int64_t held(const Problem &p, bool back) {
     return (floats * sizeof(float) + 63) / 64 * 64;
 }
 
-// One block of memory for all of it; lanes that no query fills are multiplied too, so it starts at 0.
+// Allocates the scratch space as one block of zeros, since unused lanes are multiplied too.
 static float *scratch(const Problem &p, bool back, Scratch &w) {
     const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
     const bool convert = converts(p);
@@ -523,8 +524,8 @@ static int forward_all(const Problem &p) {
     return 0;
 }
 
-// A unit is one key head, whose gradients nobody else then adds to; with `parts` above 1, a part of
-// its tiles, and rows are locked.
+// A unit of work is one KV head, so only one thread adds to its gradients; with `parts` > 1 it is a
+// part of the head's tiles, and rows are locked.
 template <class T>
 static int backward_all(const Problem &p) {
     Scratch w;
@@ -550,10 +551,10 @@ static int backward_all(const Problem &p) {
 #endif
 
 extern "C" {
-// 0: done; 1: no memory; 2: a dtype this compiler has not.
+// Returns 0: done; 1: no memory; 2: dtype not supported by the compiler.
 int forward(const Problem *p) { return EACH(forward_all); }
 int backward(const Problem *p) { return EACH(backward_all); }
-// How wide its vectors are, and the size of what it is given, so that both sides agree.
+// Vector width, and the size of Problem for a check by the caller.
 int lanes() { return LANES; }
 int thread_bytes(const Problem *p, int back) { return (int)held(*p, back); }
 int problem_bytes() { return sizeof(Problem); }

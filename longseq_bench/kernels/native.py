@@ -1,9 +1,8 @@
-"""The compiled CPU kernel (native.cpp) of spans, for any pattern; spans.py has the contract.
+"""The compiled CPU kernel (native.cpp) over spans, for any pattern; spans.py has the contract.
 
-Queries lie in the lanes of vector registers and keys are read where they are, so scattered keys
-cost what neighbours do; see native.cpp. Threads are as many Python threads as torch has, each
-inside one call into the library, which takes units of work (a tile of one head forward, a key head
-backward) from a shared counter.
+Queries are in the lanes of vector registers and keys are read in place, so scattered keys cost as
+much as neighbours; see native.cpp. As many Python threads as torch has call the library; each takes
+units of work (forward: a tile of one head; backward: a KV head) from a shared counter.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from longseq_bench.meta_mode import are_loops_limited, device_kind
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""In the order of their numbers in native.cpp."""
+"""The index is the dtype's number in native.cpp."""
 
 LOCKS = 4096
 _STACK_BYTES = 512 * 1024
@@ -66,7 +65,7 @@ class _Problem(ctypes.Structure):
 
 @functools.cache
 def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
-    """Why this kernel can't be used here; None where it can."""
+    """Return the reason why this kernel can't be used here, or None."""
     if dtype not in DTYPES:
         return f"the compiled kernel takes no {dtype}"
     try:
@@ -79,7 +78,7 @@ def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
 
 
 def name() -> str:
-    """The kernel, with how many numbers it multiplies at once."""
+    """Return the kernel's name with its vector width."""
     return f"native ({_library().lanes()} lanes)"
 
 
@@ -94,16 +93,16 @@ def forward(
     index: Index = NO_INDEX,
     merge: bool = False,
 ) -> None:
-    """As SpanKernel. Raises MemoryError, and UnsupportedError where there is no such kernel."""
+    """See SpanKernel.forward. Raises MemoryError; UnsupportedError without a compiled kernel."""
     if are_loops_limited():
-        _hold(q, k, False)
+        _allocate_scratch(q, k, False)
         return
     _check(q, k, v)
     problem = _problem(q, k, causal, index)
     problem.wide, problem.merge = out.dtype != q.dtype or q.dtype == torch.float32, merge
     _set(problem, q=q, k=k, v=v, out=out, lse=lse)
     for part in parts:
-        _spans(problem, part)
+        _set_spans(problem, part)
         _run("forward", problem)
 
 
@@ -123,10 +122,13 @@ def backward(
     merge: bool = False,
     bias: Sequence[NDArray[np.float32]] = (),
 ) -> None:
-    """As SpanKernel. Where there are fewer key heads than threads, sums are added to in no fixed
-    order, and differ in their last bits from run to run."""
+    """See SpanKernel.backward.
+
+    With fewer KV heads than threads, sums are added in no fixed order, and their last bits differ
+    from run to run.
+    """
     if are_loops_limited():
-        _hold(q, k, True)
+        _allocate_scratch(q, k, True)
         return
     _check(q, k, v)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
@@ -141,7 +143,7 @@ def backward(
         kv = np.asarray(sorted({h // problem.group for h in own}), dtype=np.int32)
         if not own:
             continue
-        _spans(problem, part)
+        _set_spans(problem, part)
         problem.kv_heads, problem.kv_head = len(kv), kv.ctypes.data
         problem.parts = -(-torch.get_num_threads() // (len(kv) * problem.batches))
         problem.locks = locks.ctypes.data if problem.parts > 1 else None
@@ -149,9 +151,8 @@ def backward(
         _run("backward", problem)
 
 
-def _hold(q: Tensor, k: Tensor, back: bool) -> None:
-    """What all threads hold while they work, held for a moment. No more is known of other devices
-    than that this kernel does not run on them."""
+def _allocate_scratch(q: Tensor, k: Tensor, back: bool) -> None:
+    """Allocate for a moment what all threads hold while they work (dry runs on a CPU only)."""
     if device_kind(q) == "cpu":
         problem = _problem(q, k, False, NO_INDEX)
         one = int(_library().thread_bytes(ctypes.byref(problem), int(back)))
@@ -162,8 +163,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if reason := unavailable_reason(q.dtype):
         raise UnsupportedError(f"the compiled kernel is not available: {reason}")
     if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
-        said = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
-        raise UnsupportedError(f"the compiled kernel takes q, k, v of one dtype on a CPU: {said}")
+        given = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
+        raise UnsupportedError(f"the compiled kernel takes q, k, v of one dtype on a CPU: {given}")
     if any(t.stride(-1) != 1 for t in (q, k, v)):
         raise UnsupportedError("the compiled kernel needs head_dim of q, k and v contiguous")
 
@@ -186,8 +187,8 @@ def _set(problem: _Problem, **tensors: Tensor | None) -> None:
             setattr(problem, name, _Tensor(t.data_ptr(), *strides))
 
 
-def _spans(problem: _Problem, part: Part) -> None:
-    """The arrays stay alive in the part while the library works on them."""
+def _set_spans(problem: _Problem, part: Part) -> None:
+    """Set pointers to the arrays of a part, which keeps them alive."""
     spans = part.spans
     problem.tiles, problem.tile_step = spans.tiles, spans.tile_step
     for name in ("tile_start", "tile_count", "runs", "start", "count", "step"):
@@ -197,7 +198,7 @@ def _spans(problem: _Problem, part: Part) -> None:
 
 
 def _run(function: str, problem: _Problem) -> None:
-    """On all of torch's threads; this one is one of them."""
+    """Run a function on as many threads as torch has, this one included."""
     counter = np.zeros(1, dtype=np.int64)
     problem.counter = counter.ctypes.data
     call = getattr(_library(), function)
@@ -207,11 +208,11 @@ def _run(function: str, problem: _Problem) -> None:
         others += (_pool().submit(call, given) for _ in range(torch.get_num_threads() - 1))
         codes = [call(given), *(other.result() for other in others)]
     finally:
-        # interrupted or not, nobody works any longer on memory that goes with this call
+        # also when interrupted: end all work on this call's memory
         counter[0] = np.iinfo(np.int64).max // 2
         wait(others)
     if _NO_MEMORY in codes:
-        raise MemoryError(f"no memory for the working space of the compiled {function}")
+        raise MemoryError(f"no memory for the scratch space of the compiled {function}")
 
 
 @functools.cache
@@ -224,13 +225,13 @@ def _library() -> Any:
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Threads with small stacks: what a thread may use counts against a budget."""
+    """Return threads with small stacks, which count against the memory budget."""
     before = threading.stack_size(_STACK_BYTES)
     workers = max(1, torch.get_num_threads() - 1)
     pool = ThreadPoolExecutor(workers, "longseq-native")
     together = threading.Barrier(workers)
     try:
-        # a pool starts no thread while one is idle: each waits until all are there
+        # a pool starts no thread while one is idle: the barrier keeps all of them busy
         for thread in [pool.submit(together.wait) for _ in range(workers)]:
             thread.result()
     finally:
@@ -239,5 +240,5 @@ def _pool() -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    # threads don't cross a fork, and a pool without its threads would be waited for
+    # threads don't survive a fork, and a pool without its threads would never finish
     os.register_at_fork(after_in_child=_pool.cache_clear)

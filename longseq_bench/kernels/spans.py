@@ -1,8 +1,8 @@
-"""Attention of tiles of queries to runs of keys: the contract, and an AttentionKernel made of it.
+"""Attention of tiles of queries to runs of keys: the contract, and an AttentionKernel built on it.
 
-`plain_spans` is the slow, obvious kernel, `native` the compiled one. Any pattern is a few parts:
-spans (patterns/spans.py) with the query heads that share them, and an index that says where steps
-lie and at which positions.
+`spans_reference` is the slow, obvious kernel, `native` the compiled one. Any pattern is a few
+parts: spans (patterns/spans.py) with the query heads that share them, and an index from steps to
+rows and positions.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; log-sum-exp (B, Hq, N) float32.
 """
@@ -27,7 +27,7 @@ Ints32 = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What some query heads see."""
+    """Spans and the query heads that share them."""
 
     spans: Spans
     heads: Sequence[int]
@@ -39,11 +39,10 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Where rows of tensors lie, and at which positions of the sequence.
+    """Rows of tensors and positions of the sequence for each step, all int32.
 
-    q_row, k_row: row of each step; None where a step is its row.
-    q_at, k_at: position of each step, which alone decides causality; None where it is the row.
-    All int32.
+    q_row, k_row: row of each step; None: the step is the row.
+    q_at, k_at: position of each step, which decides causality; None: the row is the position.
     """
 
     q_row: Ints32 | None = None
@@ -56,7 +55,7 @@ NO_INDEX = Index()
 
 
 class SpanKernel(Protocol):
-    """Two functions of a module."""
+    """The two functions of a module that computes attention over spans."""
 
     def forward(
         self,
@@ -70,10 +69,10 @@ class SpanKernel(Protocol):
         index: Index = NO_INDEX,
         merge: bool = False,
     ) -> None:
-        """Fill out and lse of every query that a part has, for the part's heads.
+        """Fill out and lse of every query of a part, for the part's heads.
 
         out: like q, or float32. Rows that see nothing get 0 and -inf.  merge: out (float32) and
-        lse hold a softmax already, which these keys join.
+        lse hold a softmax already, to which these keys are added.
         """
         ...
 
@@ -94,19 +93,19 @@ class SpanKernel(Protocol):
         merge: bool = False,
         bias: Sequence[NDArray[np.float32]] = (),
     ) -> None:
-        """Fill dq, like q or float32 (merge: float32, added to), of the query heads of some key
-        heads, and add to sums: the gradients of k and v, float32 (B, len(kv_heads), M, D).
+        """Fill dq of the query heads of some KV heads, and add the gradients of k and v to sums.
 
-        out (like q) and lse are those of the whole softmax.  bias: of each part, float32
-        (B, heads, runs): what a number added to all scores of a run would get is added to it.
+        dq: like q or float32 (merge: float32, added to).  sums: float32 (B, len(kv_heads), M, D).
+        out (like q) and lse belong to the whole softmax.  bias: one array per part, float32
+        (B, heads, runs), to which the sum of the score gradients of each run is added.
         """
-        ...  # fmt: skip
+        ...
 
 
 class SpanAttention:
     """An AttentionKernel over parts, for tensors of `shape` = (query heads, tokens).
 
-    Raises UserError for others: a kernel would read what is not theirs.
+    Raises UserError for other shapes: the kernel would read beyond the tensors.
     """
 
     def __init__(
@@ -114,28 +113,30 @@ class SpanAttention:
         shape: tuple[int, int], index: Index = NO_INDEX,
     ) -> None:  # fmt: skip
         self._kernel, self._parts, self._shape = kernel, parts, shape
-        self._how = causal, index
+        self._mask_and_index = causal, index
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         self._check(q, k, v)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
-        self._kernel.forward(q, k, v, out, lse, self._parts(), *self._how)
+        self._kernel.forward(q, k, v, out, lse, self._parts(), *self._mask_and_index)
         return out, lse
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         if q.shape[1:3] != self._shape or k.shape[2] != self._shape[1] or k.shape != v.shape:
             heads, tokens = self._shape
             raise UserError(
-                f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, but it was "
-                f"planned for {heads} query heads and {tokens} tokens"
+                f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, but this "
+                f"attention was prepared for {heads} query heads and {tokens} tokens"
             )
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
+        """Return the gradients of q, k, v, given out and lse of the whole softmax."""
         return self._gradients(grad_out, q, k, v, out, lse, torch.empty_like(q))
 
     def _gradients(
@@ -146,21 +147,23 @@ class SpanAttention:
 
         def add(heads: range, sums: tuple[Tensor, Tensor]) -> None:
             self._kernel.backward(
-                grad_out, q, k, v, out, lse, dq, sums, heads, self._parts(), *self._how
+                grad_out, q, k, v, out, lse, dq, sums, heads, self._parts(), *self._mask_and_index
             )
 
         sum_by_heads(dk, dv, add)
         return dq, dk, dv
 
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """A kernel has read a tile's queries before it writes their output."""
+        """Write the output over q and return it."""
         self._check(q, k, v)
-        self._kernel.forward(q, k, v, q, None, self._parts(), *self._how)
+        # a kernel reads the queries of a tile before it writes their output
+        self._kernel.forward(q, k, v, q, None, self._parts(), *self._mask_and_index)
         return q
 
     def backward_recompute(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
     ) -> Triple:
+        """Return the gradients of q, k, v from the inputs alone; inplace: that of q over q."""
         out, lse = self.forward(q, k, v, True)
         assert lse is not None
         return self._gradients(grad_out, q, k, v, out, lse, q if inplace else torch.empty_like(q))
@@ -169,17 +172,17 @@ class SpanAttention:
 def sum_by_heads(
     dk: Tensor, dv: Tensor, add: Callable[[range, tuple[Tensor, Tensor]], None]
 ) -> None:
-    """Fill dk and dv (B, Hk, M, D), zeros, with what `add` adds to float32 sums of some key heads.
+    """Fill dk and dv (B, Hk, M, D), zeros, with what `add` adds to float32 sums of some KV heads.
 
-    Where they are narrower, of as few heads at a time as keep every thread busy: the sums of all
-    would be twice their size.
+    For 16-bit tensors it takes as few heads at a time as keep every thread busy, since float32
+    sums of all heads would need twice the memory.
     """
     if dk.dtype == torch.float32:
         add(range(dk.shape[1]), (dk, dv))
         return
-    some = min(dk.shape[1], max(1, -(-torch.get_num_threads() // dk.shape[0])))
-    for start in range(0, dk.shape[1], some):
-        heads = range(start, min(start + some, dk.shape[1]))
+    count = min(dk.shape[1], max(1, -(-torch.get_num_threads() // dk.shape[0])))
+    for start in range(0, dk.shape[1], count):
+        heads = range(start, min(start + count, dk.shape[1]))
         shape = (dk.shape[0], len(heads), *dk.shape[2:])
         sums = tuple(dk.new_zeros(shape, dtype=torch.float32) for _ in range(2))
         add(heads, (sums[0], sums[1]))

@@ -1,6 +1,6 @@
-"""The slow, obvious twin of native.py: a tile's scores written out, softmax by its definition.
+"""Slow reference for native.py, on any device: all scores of a tile, softmax by its definition.
 
-It works on any device. Sums are float32 (float64 for float64).
+Sums are float32 (float64 for float64).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, parts: Iterable[Part],
     causal: bool, index: Index = NO_INDEX, merge: bool = False,
 ) -> None:  # fmt: skip
-    """As SpanKernel."""
+    """See SpanKernel.forward."""
     if are_loops_limited():
         return
     for part in parts:
@@ -35,13 +35,13 @@ def forward(
                 kv = h * k.shape[1] // q.shape[1]
                 scores = _scores(q[:, h, rows], k[:, kv, columns], queries, keys, causal, index)
                 total = torch.logsumexp(scores, -1)
-                weights = _shares(scores, total)
+                weights = _softmax_weights(scores, total)
                 made = weights @ v[:, kv, columns].to(scores.dtype)
                 if merge:
                     assert lse is not None
                     old = lse[:, h, rows]
                     both = torch.logaddexp(old, total)
-                    shares = [_shares(x[..., None], both) for x in (old, total)]
+                    shares = [_softmax_weights(x[..., None], both) for x in (old, total)]
                     made, total = shares[0] * out[:, h, rows] + shares[1] * made, both
                 out[:, h, rows] = made.to(out.dtype)
                 if lse is not None:
@@ -53,7 +53,7 @@ def backward(
     sums: tuple[Tensor, Tensor], kv_heads: range, parts: Iterable[Part], causal: bool,
     index: Index = NO_INDEX, merge: bool = False, bias: Sequence[NDArray[np.float32]] = (),
 ) -> None:  # fmt: skip
-    """As SpanKernel."""
+    """See SpanKernel.backward."""
     if are_loops_limited():
         return
     scale = 1 / math.sqrt(q.shape[-1])
@@ -67,7 +67,7 @@ def backward(
                 q_h, k_h = q[:, h, rows], k[:, kv, columns]
                 scores = _scores(q_h, k_h, queries, keys, causal, index)
                 grad = grad_out[:, h, rows].to(scores.dtype)
-                weights = _shares(scores, lse[:, h, rows])
+                weights = _softmax_weights(scores, lse[:, h, rows])
                 delta = (grad * out[:, h, rows].to(scores.dtype)).sum(-1, keepdim=True)
                 inner = grad @ v[:, kv, columns].to(scores.dtype).transpose(-1, -2)
                 d_scores = weights * (inner - delta)
@@ -80,11 +80,12 @@ def backward(
                     total[:, at].index_add_(1, columns, one)
                 if bias:
                     of_keys = d_scores.sum(-2).float().cpu().numpy()
-                    _add_by_run(bias[i][:, j], run_of, of_keys)
+                    for row, keys_of_row in zip(bias[i][:, j], of_keys, strict=True):
+                        np.add.at(row, run_of, keys_of_row)
 
 
 def tiles_of(spans: Spans) -> Iterator[tuple[Steps, Steps, Steps]]:
-    """Steps of a tile's queries and keys, and the run of each key."""
+    """Yield the steps of each tile's queries and keys, and the run of each key."""
     for t in range(spans.tiles):
         queries = spans.tile_start[t] + np.arange(spans.tile_count[t], dtype=np.int64) * (
             spans.tile_step
@@ -97,16 +98,10 @@ def tiles_of(spans: Spans) -> Iterator[tuple[Steps, Steps, Steps]]:
         yield queries, keys, np.repeat(runs, counts)
 
 
-def _shares(scores: Tensor, total: Tensor) -> Tensor:
-    """Weights of scores (..., keys) in a softmax of that log-sum-exp (...): 0 where it is -inf, as
-    for rows that see nothing, NaN where it is."""
-    blind = total.masked_fill(total == -math.inf, math.inf)
-    return torch.exp(scores - blind.unsqueeze(-1))
-
-
-def _add_by_run(bias: NDArray[np.float32], run_of: Steps, of_keys: NDArray[np.float32]) -> None:
-    for one, keys in zip(bias, of_keys, strict=True):
-        np.add.at(one, run_of, keys)
+def _softmax_weights(scores: Tensor, total: Tensor) -> Tensor:
+    """Return the weights of scores (..., keys) for a log-sum-exp (...), 0 for one of -inf."""
+    finite = total.masked_fill(total == -math.inf, math.inf)
+    return torch.exp(scores - finite.unsqueeze(-1))
 
 
 def _rows(steps: Steps, row: Ints32 | None, like: Tensor) -> Tensor:
@@ -129,7 +124,7 @@ def _scores(
 
 
 def positions(steps: Steps, row: Ints32 | None, at: Ints32 | None) -> Steps:
-    """Positions of the sequence at which some steps of an index are."""
+    """Return the sequence positions of some steps of an index."""
     if at is not None:
         return at[steps].astype(np.int64)
     return steps if row is None else row[steps].astype(np.int64)

@@ -1,8 +1,8 @@
-"""Which kernel a sparse pattern runs on, said and never hidden.
+"""Choice of the kernel for a sparse pattern; records name the kernel and why no faster one ran.
 
-native   compiled C++, on a CPU where there is a compiler: two to three times as fast as plain torch
+native   compiled C++ on a CPU with a compiler: two to three times as fast as plain torch
 triton   on CUDA, block layouts only
-torch    torch's own fused kernels on gathered keys, or, of spans, piece by piece; anywhere
+torch    torch's fused kernels on gathered keys, or, for spans, piece by piece; anywhere
 flex     FlexAttention compiled by torch, block layouts only; for comparison, never chosen by auto
 """
 
@@ -23,12 +23,12 @@ Kernel = Literal["auto", "native", "triton", "flex", "torch"]
 SpansOf = Literal["auto", "native", "torch"]
 
 FASTEST = ("native", "triton", "torch")
-"""What auto tries, in turn."""
+"""The order in which auto tries kernels."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Layouts whose rows are whole here: what kernels of blocks ask of them."""
+    """Properties of block layouts that block kernels check."""
 
     block: int
     head_dim: int
@@ -36,10 +36,10 @@ class Blocks:
 
 
 def choose(asked: str, device: str, dtype: str, blocks: Blocks | None = None) -> str:
-    """The kernel's name; what `auto` means here.
+    """Return the name of the kernel to use; `auto` is resolved.
 
-    blocks: None where what is seen comes in spans. Raises UnsupportedError where the one asked for
-    is not to be had, with the reason.
+    blocks: None for patterns in spans. Raises UnsupportedError with the reason for a kernel that
+    can't be used.
     """
     reasons = _reasons(device, dtype, blocks)
     if asked == "auto":
@@ -52,9 +52,9 @@ def choose(asked: str, device: str, dtype: str, blocks: Blocks | None = None) ->
 def said(
     name: str, device: str, dtype: str, asked: str, way: str, blocks: Blocks | None = None
 ) -> dict[str, str]:
-    """What a record keeps: the kernel, and why not a faster one.
+    """Return facts for the record: the kernel, and why not a faster one.
 
-    way: how torch's kernels are used, where it is those: gathered, spans, tiles.
+    way: the use of torch's kernels: gathered, spans or tiles.
     """
     facts = {"kernel": native.name() if name == "native" else name}
     if name == "torch":
@@ -67,39 +67,39 @@ def said(
 
 
 def has_triton() -> bool:
-    """Whether Triton can be imported."""
+    """Return True if Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
 
 
 def span_kernel(name: str) -> SpanKernel:
-    """The kernel of spans of that name: the compiled one, or its plain twin."""
+    """Return the compiled kernel of spans, or the reference for any other name."""
     return native if name == "native" else spans_reference
 
 
 def _reasons(device: str, dtype: str, blocks: Blocks | None) -> dict[str, str | None]:
-    """Why each kernel can't be used; None where it can."""
-    spans = "keys come in spans here, which only native and torch take"
+    """Return the reason why each kernel can't be used, or None."""
+    spans = "this pattern is in spans, which only native and torch take"
     return {
-        "native": _why_not_native(device, dtype),
-        "triton": _why_not_triton(device, dtype, blocks) if blocks else spans,
+        "native": _native_reason(device, dtype),
+        "triton": _triton_reason(device, dtype, blocks) if blocks else spans,
         "flex": flex_blocks.unavailable_reason(device, blocks.train) if blocks else spans,
         "torch": None,
     }
 
 
-def _why_not_native(device: str, dtype: str) -> str | None:
+def _native_reason(device: str, dtype: str) -> str | None:
     if device != "cpu":
         return "the compiled kernel is for CPUs"
     return native.unavailable_reason(getattr(torch, dtype))
 
 
-def _why_not_triton(device: str, dtype: str, blocks: Blocks) -> str | None:
+def _triton_reason(device: str, dtype: str, blocks: Blocks) -> str | None:
     if device != "cuda":
         return "Triton kernels are for CUDA"
     try:
         from longseq_bench.kernels import triton_blocks
     except ImportError as error:
         if is_meta():
-            return None  # of hardware that is not here
+            return None  # planning for other hardware
         return f"{type(error).__name__}: {error}"
     return triton_blocks.unavailable_reason(blocks.block, blocks.head_dim, getattr(torch, dtype))

@@ -1,8 +1,8 @@
-"""Attention of some queries to some keys on one device, with the log-sum-exp that merging needs.
+"""torch's fused attention kernels on one device, forward and backward, with the log-sum-exp.
 
-The fused kernels of torch, forward and backward. FlashAttention (arXiv 2205.14135) gives the
-backward from the output and the log-sum-exp alone; both may be those of a larger softmax of which
-these keys are a part, and the gradients are then this part's share.
+Merging needs the log-sum-exp. As in FlashAttention (arXiv 2205.14135) the backward needs only the
+output and the log-sum-exp. Both may belong to a larger softmax of which these keys are a part; the
+gradients are then this part's contribution.
 
 Shapes: q (B, Hq, Nq, D); k, v (B, Hk, Nk, D), Hk divides Hq; log-sum-exp (B, Hq, Nq), float32
 (float64 for float64). `causal` means the lower triangle and needs Nq == Nk.
@@ -25,9 +25,9 @@ _HALF = (torch.bfloat16, torch.float16)
 def forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, Hq, Nq, D) and log-sum-exp (B, Hq, Nq); 0 and -inf for rows that see nothing.
+    """Return the output (B, Hq, Nq, D) and log-sum-exp (B, Hq, Nq).
 
-    mask: (Nq, Nk), True where a query sees a key.
+    mask: (Nq, Nk), True where a query sees a key. Rows that see nothing get 0 and -inf.
     """
     bias = None if mask is None else _bias(mask, q)
     if device_kind(q) == "cpu":
@@ -41,15 +41,15 @@ def forward(
         made = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal)
         out, lse = made[0], made[1][..., : q.shape[2]]
     if mask is not None:
-        # the kernels give such rows a log-sum-exp of their own
-        blind = ~mask.any(1).to(lse.device)
-        out = out.masked_fill(blind[:, None], 0.0)
-        lse = lse.masked_fill(blind, -torch.inf)
+        # the kernels return another log-sum-exp for rows that see nothing
+        empty_rows = ~mask.any(1).to(lse.device)
+        out = out.masked_fill(empty_rows[:, None], 0.0)
+        lse = lse.masked_fill(empty_rows, -torch.inf)
     return out, lse
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Output of the same kernel where it is torch that differentiates it."""
+    """Return the output of the same kernel, differentiated by torch."""
     if device_kind(q) == "cpu":
         out = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)[0]
     elif q.dtype in _HALF:
@@ -72,10 +72,10 @@ def backward(
     causal: bool = False,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, given the output and log-sum-exp of the whole softmax."""
+    """Return the gradients of q, k, v, given the output and log-sum-exp of the whole softmax."""
     bias = None
     if mask is not None:
-        # a row that sees nothing anywhere has weights of 0, not of exp(-inf + inf)
+        # gives a row that sees nothing weights of 0, not of exp(-inf + inf)
         bias, lse = _bias(mask, q), lse.masked_fill(lse == -torch.inf, torch.inf)
     if device_kind(q) == "cpu":
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -93,7 +93,7 @@ def backward(
 
 
 def name(device: str, dtype: torch.dtype) -> str:
-    """Which kernel `forward` calls for tensors like these."""
+    """Return the name of the kernel that `forward` calls for such tensors."""
     if device == "cpu":
         return "flash (CPU)"
     return "flash" if dtype in _HALF else "efficient"
@@ -109,7 +109,7 @@ def _efficient_backward(
     causal: bool,
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The memory-efficient kernel wants its log-sum-exp padded to 32 rows, and heads repeated."""
+    """Call the memory-efficient kernel with heads repeated and log-sum-exp padded to 32 rows."""
     short = -q.shape[2] % _EFFICIENT_ALIGN
     padded = torch.nn.functional.pad(lse, (0, short), value=torch.inf)
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
@@ -122,8 +122,10 @@ def _efficient_backward(
 
 
 def _bias(mask: Tensor, q: Tensor) -> Tensor:
-    """A mask as what is added to the scores, (B, Hq, Nq, Nk) by strides of 0, in the dtype of q;
-    rows are stored 8 elements aligned, as the memory-efficient kernel wants them."""
+    """Return a mask as a term added to the scores, (B, Hq, Nq, Nk) with strides of 0, like q.
+
+    Rows are aligned to 8 elements, as the memory-efficient kernel requires.
+    """
     rows, keys = mask.shape
     stored = q.new_zeros(rows, -(-keys // 8) * 8)[:, :keys]
     stored.masked_fill_(~mask.to(q.device), -torch.inf)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import torch_fused_reference as plain
 from longseq_bench.kernels.base import AttentionKernel, FusedKernel, TiledKernel, Triple, attend
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
+from tests.kernels import plain_attention as plain
 
 N, HEADS, D = 12, 4, 16
 EVERY_HEAD = slice(0, HEADS)

@@ -148,7 +148,7 @@ def test_a_temporary_cache_is_used_again_and_never_somebody_elses(
     assert folder == cpp_build.cache_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="is not this user's own"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         cpp_build.cache_folder()
 
 
@@ -180,7 +180,7 @@ def test_auto_takes_what_suits_blocks_and_heads_and_says_why_not_triton() -> Non
     for blocks, reason in (
         (Blocks(100, 64, False), "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
         (Blocks(128, 40, False), "a head_dim of 16 to 256 in steps of 16, not 40"),
-        (None, "keys come in spans"),
+        (None, "this pattern is in spans"),
     ):
         assert sparse_selection.choose("auto", "cuda", "bfloat16", blocks) == "torch"
         facts = sparse_selection.said("torch", "cuda", "bfloat16", "auto", "spans", blocks)

@@ -279,7 +279,7 @@ def test_tensors_of_another_shape_than_planned_are_refused() -> None:
     attention = SpanAttention(native, lambda: [Part(spans_of(layout), range(2))], False, (2, 300))
     for heads, tokens, keys in ((2, 200, 200), (1, 300, 300), (2, 300, 200)):
         q, k = torch.zeros(1, heads, tokens, 8), torch.zeros(1, heads, keys, 8)
-        with pytest.raises(UserError, match="planned for 2 query heads and 300 tokens"):
+        with pytest.raises(UserError, match="prepared for 2 query heads and 300 tokens"):
             attention.forward(q, k, k, False)
 
 

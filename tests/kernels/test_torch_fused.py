@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels import torch_fused, torch_fused_reference
+from longseq_bench.kernels import torch_fused
+from tests.kernels import plain_attention
 
 SHAPES = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 130, 130), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
 """B, Hq, Hk, Nq, Nk."""
@@ -46,7 +47,7 @@ def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
 def test_forward_equals_the_plain_twin(shape: Shape, causal: bool, dtype: torch.dtype) -> None:
     tensors = inputs(shape, dtype)
     out, lse = torch_fused.forward(*tensors, causal)
-    want, want_lse = torch_fused_reference.forward(*(t.double() for t in tensors), causal)
+    want, want_lse = plain_attention.forward(*(t.double() for t in tensors), causal)
     assert (out.dtype, lse.dtype) == (dtype, torch.float64 if dtype.itemsize == 8 else torch.float)
     assert lse.shape == out.shape[:3]
     assert_near(out, want, dtype)
@@ -62,7 +63,7 @@ def test_backward_equals_the_plain_twin(shape: Shape, causal: bool, dtype: torch
     out, lse = torch_fused.forward(*tensors, causal)
     grad_out = gradient_like(out)
     leaves = [t.double().requires_grad_() for t in tensors]
-    want, _ = torch_fused_reference.forward(*leaves, causal)
+    want, _ = plain_attention.forward(*leaves, causal)
     wanted = torch.autograd.grad(want, leaves, grad_out.double())
     for got, grad in zip(
         torch_fused.backward(grad_out, *tensors, out, lse, causal), wanted, strict=True
@@ -75,7 +76,7 @@ def test_backward_gives_a_part_of_a_larger_softmax() -> None:
     """Output and log-sum-exp may be those of all keys while the keys are some of them."""
     q, k, v = inputs((1, 2, 2, 40, 90))
     leaves = [t.double().requires_grad_() for t in (q, k, v)]
-    out, lse = torch_fused_reference.forward(*leaves)
+    out, lse = plain_attention.forward(*leaves)
     grad_out = gradient_like(q)
     dq, dk, dv = torch.autograd.grad(out, leaves, grad_out.double())
     out, lse = out.detach().float(), lse.detach().float()
@@ -113,7 +114,7 @@ def test_plain_is_what_torch_computes() -> None:
         want = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, is_causal=causal, enable_gqa=True
         )
-        torch.testing.assert_close(torch_fused_reference.forward(q, k, v, causal)[0], want)
+        torch.testing.assert_close(plain_attention.forward(q, k, v, causal)[0], want)
 
 
 def test_the_kernel_has_a_name() -> None:

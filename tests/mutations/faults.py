@@ -165,7 +165,9 @@ _KERNELS = (
         "In 16-bit dtypes the gradient of v is that of k.",
         "dv[:, heads.start : heads.stop] = sums[1]",
         "dv[:, heads.start : heads.stop] = sums[0]",
-        ("tests/attention/test_contract.py::TestBuiltIns::test_half_precision_equals_the_reference",),
+        (
+            "tests/attention/test_contract.py::TestBuiltIns::test_half_precision_equals_the_reference",
+        ),
     ),
     Fault(
         "triton-own-key",

@@ -1,4 +1,4 @@
-"""Slow, plain reference for kernels/torch_fused.py: scores written out, softmax by definition."""
+"""Attention with all scores in memory, softmax by its definition; reference for torch_fused."""
 
 from __future__ import annotations
 
