@@ -91,6 +91,7 @@ class Channel:
         self._thread.start()
 
     def fileno(self) -> int:
+        """Return the descriptor that becomes readable when there is a message."""
         return self._wake_read
 
     def send(self, **message: Any) -> None:

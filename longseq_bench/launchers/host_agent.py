@@ -66,6 +66,7 @@ class HostJob:
 
     @property
     def ranks(self) -> range:
+        """Return the global ranks of this host."""
         return range(self.node * self.per, (self.node + 1) * self.per)
 
 

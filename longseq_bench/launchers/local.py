@@ -24,6 +24,7 @@ from socket import create_server, socket
 from typing import Any
 
 import psutil
+from typing_extensions import override
 
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import LauncherError, UserError
@@ -104,11 +105,13 @@ class LocalLauncher(Launcher):
         self._context.set_forkserver_preload(PRELOAD)
         self._catalogue: Catalogue | None = None
 
+    @override
     def catalogue(self) -> Catalogue:
         if self._catalogue is None:
             self._catalogue = Catalogue.model_validate(self._request("catalogue", ""))
         return self._catalogue
 
+    @override
     def check(self, trials: Sequence[Trial]) -> None:
         # whether options and ranks fit does not depend on lengths, budgets and rounds
         distinct = {
@@ -118,6 +121,7 @@ class LocalLauncher(Launcher):
         for mistake in self._request("check", _to_json(list(distinct.values()))):
             raise UserError(mistake)
 
+    @override
     def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
         try:
             answers = self._request("dry_run", _to_json(trials), limit)
@@ -128,6 +132,7 @@ class LocalLauncher(Launcher):
             return [Foresight(unsupported=reason)] * len(trials)
         return [Foresight.model_validate(answer) for answer in answers]
 
+    @override
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
         outcome, signal_number = self._attempt(trial, on_phase)
         if not trial.memory_budget or not may_be_out_of_memory(outcome, signal_number):

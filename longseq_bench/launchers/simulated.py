@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from typing_extensions import override
+
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from longseq_bench.core.cost import attention_flops, floor_bytes
 from longseq_bench.core.model import Foresight, Measurement, Outcome, Trial
@@ -43,6 +45,7 @@ class SimulatedLauncher(Launcher):
         self._peak, self._seconds, self._dies = peak, seconds, dies
         self.ran: list[Trial] = []
 
+    @override
     def catalogue(self) -> Catalogue:
         return Catalogue(implementations={}, devices={"cpu": DeviceInfo(name="simulated")})
 
@@ -60,6 +63,7 @@ class SimulatedLauncher(Launcher):
             for t in trials
         ]
 
+    @override
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
         self.ran.append(trial)
         on_phase("forward", "")

@@ -6,6 +6,7 @@ import time
 from typing import cast
 
 import torch
+from typing_extensions import override
 
 from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext, find_meter
@@ -23,15 +24,18 @@ class Clock(Meter):
         self.wall: list[float] = []
         self.cpu: list[float] = []
 
+    @override
     def start(self) -> None:
         self._cpu = time.process_time()
         self._wall = time.perf_counter()
 
+    @override
     def stop(self) -> None:
         wall = time.perf_counter()
         self.cpu.append(time.process_time() - self._cpu)
         self.wall.append(wall - self._wall)
 
+    @override
     def measurements(self) -> list[Measurement]:
         return [
             Measurement(name="time", unit="s", samples=tuple(self.wall)),
@@ -47,11 +51,13 @@ class CudaClock(Clock):
     priority = 10
 
     @classmethod
+    @override
     def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
         if context.device != "cuda":
             return "measures CUDA devices only"
         return None if torch.cuda.is_available() else "no CUDA device"
 
+    @override
     def start(self) -> None:
         torch.cuda.synchronize()
         self._events = [
@@ -61,6 +67,7 @@ class CudaClock(Clock):
         super().start()
         self._events[0].record()
 
+    @override
     def stop(self) -> None:
         self._events[1].record()
         self._events[1].synchronize()

@@ -6,6 +6,7 @@ The device-wide figure is the sum over all processes: in a container NVML can't 
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
@@ -20,16 +21,19 @@ class CudaMemory(Meter):
     priority = 30
 
     @classmethod
+    @override
     def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
         if context.device != "cuda":
             return "measures CUDA devices only"
         return None if torch.cuda.is_available() else "no CUDA device"
 
+    @override
     def start(self) -> None:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         self._before = torch.cuda.memory_allocated()
 
+    @override
     def stop(self) -> None:
         torch.cuda.synchronize()
         stats = torch.cuda.memory_stats()
@@ -42,6 +46,7 @@ class CudaMemory(Meter):
         }
         self.retries = int(stats.get("num_alloc_retries", 0))
 
+    @override
     def measurements(self) -> list[Measurement]:
         return [
             *(Measurement(name=n, unit="B", samples=(b,)) for n, b in self._bytes.items()),

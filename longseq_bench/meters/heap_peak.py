@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from typing_extensions import override
+
 from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 
@@ -25,6 +27,7 @@ class HeapPeak(Meter):
     priority = 30
 
     @classmethod
+    @override
     def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
         if context.device != "cpu":
             return "measures the host's heap only"
@@ -36,17 +39,20 @@ class HeapPeak(Meter):
             return f"the kernel's high-water mark can't be reset: {error.strerror or error}"
         return None
 
+    @override
     def start(self) -> None:
         _CLEAR_REFS.write_text("5")
         self._before = status_bytes("VmRSS")
         self._files = status_bytes("RssFile")
 
+    @override
     def stop(self) -> None:
         # code that runs for the first time becomes resident too, but was not allocated
         code = max(0, status_bytes("RssFile") - self._files)
         self.peak = max(0, status_bytes("VmHWM") - self._before - code)
         self.kept = max(0, status_bytes("VmRSS") - self._before - code)
 
+    @override
     def measurements(self) -> list[Measurement]:
         return [Measurement(name="peak", unit="B", samples=(self.peak,))]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 from longseq_bench import meta_mode
 from longseq_bench.core.model import Measurement
@@ -30,15 +31,18 @@ class StoragePeak(Meter):
     role = "memory"
     priority = 10
 
+    @override
     def start(self) -> None:
         self.current = self.peak = self.peak_workspace = 0
         self._known: set[int] = set()
         self._mode: Any = _Watch(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
+    @override
     def stop(self) -> None:
         self._mode.__exit__(None, None, None)
 
+    @override
     def measurements(self) -> list[Measurement]:
         return [Measurement(name="peak", unit="B", samples=(self.peak,))]
 

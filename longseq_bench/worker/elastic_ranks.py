@@ -53,7 +53,9 @@ _SIOCGIFADDR = 0x8915
 def run_agent(
     job_json: str, events: Connection, pipes: list[Connection], outputs: list[int]
 ) -> None:
-    """Start this host's ranks and return when they have ended. It sends over `events`:
+    """Start this host's ranks and return when they have ended.
+
+    It sends over `events`:
 
     {"started": [pid, ...]}                        the ranks run: all hosts have met
     {"exit": -9, "local_rank": 1, "at": 17...}     a rank ended, and when, in ns since 1970

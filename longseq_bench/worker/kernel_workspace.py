@@ -23,6 +23,7 @@ class KernelWorkspace:
         self.unknown: set[str] = set()
 
     def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return the workspace of an operator, given its arguments, in bytes."""
         schema = getattr(op, "_schema", None)  # higher-order operators have none
         name = schema.name.removeprefix("aten::") if schema else ""
         if not name.startswith(_FUSED):

@@ -51,7 +51,7 @@ def run_timed_passes(
     end = time.perf_counter() + trial.time_cap
     while len(clock.wall) < trial.repeats:
         _time_pass(attention, one, clock, sender, f"pass {len(clock.wall) + 1}", extra)
-        layout_s += [attention.layout_s] if attention.layout_s else []
+        layout_s += filter(None, [attention.layout_s])
         if group.size > 1:
             split.run(sender)
         if dense:
@@ -61,8 +61,7 @@ def run_timed_passes(
         log.slowest.append(slowest)
         if settled(log.slowest, SETTLED_WITHIN) or stop:
             break
-    for meter in (clock, *extra):
-        log.extend(meter.measurements())
+    _log_meters(log, clock, extra)
     if layout_s:
         log.add("plan_time", "s", *layout_s)
     if group.size > 1:
@@ -71,6 +70,11 @@ def run_timed_passes(
     if dense:
         dense.add_to(log)
         sender.start_phase("time")
+
+
+def _log_meters(log: MeasurementLog, clock: Clock, extra: list[Meter]) -> None:
+    for meter in (clock, *extra):
+        log.extend(meter.measurements())
     log.facts["timer"] = clock.name
     if extra:
         log.facts["extra_meters"] = [meter.name for meter in extra]

@@ -79,20 +79,9 @@ def run_trial(trial: Trial, sender: MessageSender, group: Group | None = None) -
 
 
 def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: MeasurementLog) -> Outcome:
-    # build
-    if trial.threads:
-        torch.set_num_threads(trial.threads)
-    make = IMPLEMENTATIONS.get(trial.implementation)
-    attention = make(trial.workload, group, **trial.options)
-    if reason := unsupported_setting(trial):
-        raise UnsupportedError(reason)
-    if trial.device == "cuda":
-        limits.use_allocator(trial.allocator)
-    elif reason := limits.use_exact_heap():
-        log.facts["heap"] = reason
-
-    # warm up
-    warm_up(make, trial, group)
+    # build, warm up
+    attention = _build(trial, group, log)
+    warm_up(type(attention), trial, group)
     rows = select_checked_rows(attention, trial.seed)
     run = _TrialRun(trial, attention, rows, sender, log)
 
@@ -123,6 +112,21 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
         if failure := run.over_time_budget():
             return failure
     return Outcome(status="ok")
+
+
+def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
+    """Build the implementation and set up the allocator; may raise UnsupportedError."""
+    if trial.threads:
+        torch.set_num_threads(trial.threads)
+    make = IMPLEMENTATIONS.get(trial.implementation)
+    attention = make(trial.workload, group, **trial.options)
+    if reason := unsupported_setting(trial):
+        raise UnsupportedError(reason)
+    if trial.device == "cuda":
+        limits.use_allocator(trial.allocator)
+    elif reason := limits.use_exact_heap():
+        log.facts["heap"] = reason
+    return attention
 
 
 @dataclass

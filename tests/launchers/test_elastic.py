@@ -30,7 +30,6 @@ from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.rank_supervisor import RankSupervisor
 from tests.launchers.test_local import descendants
 from tests.launchers.test_ranks import asked, opened
-from tests.make import trial
 
 FOLLOWER = """
 import sys
@@ -58,9 +57,10 @@ def ignore(phase: str, part: str) -> None:
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No process, file, port or open file of node 0 that was not there before."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = descendants(), opened()
+    before, descriptors = descendants(), opened()
     yield
-    assert (descendants(), opened()) == before
+    assert descendants() <= before
+    assert opened() == descriptors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -439,8 +439,3 @@ def test_ctrl_c_on_one_node_is_ctrl_c_on_all(two: Two) -> None:
     with pytest.raises(KeyboardInterrupt, match="on node 1"):
         two.run(asked("rank-waits", time_budget=60), interrupt)
     assert two.node_1.wait(SOON_S) == 130
-
-
-def test_trials_cross_as_they_are() -> None:
-    of = trial("dilated", 8192, {"segments": (1024, 2048)}, world_size=2)
-    assert Trial.model_validate(of.model_dump(mode="json")).key == of.key
