@@ -17,9 +17,24 @@ from tests.ranks import Ranks
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# two workers on two cores: a second thread in each would wait for the other's
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 PLUGINS = str(Path(__file__).parent / "plugins")
 sys.path.insert(0, PLUGINS)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get("PYTHONPATH")]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one file run on one worker, as they share fixtures; so do all of launchers, as they
+    share ports, signals and memory with a name."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            folder = item.path.parent.name
+            group = folder if folder == "launchers" else f"{folder}/{item.path.stem}"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -51,9 +51,12 @@ def find_misplaced(faults: Sequence[Fault]) -> list[str]:
 
 
 def _exists(node: str) -> bool:
-    path, _, function = node.partition("::")
+    path, *inside = node.split("::")
     source = ROOT / path
-    return source.is_dir() or (source.is_file() and f"def {function}" in source.read_text())
+    if not inside:
+        return source.exists()
+    text = source.read_text() if source.is_file() else ""
+    return f"def {inside[0]}" in text or f"class {inside[0]}" in text
 
 
 def run_fault(tree: Path, fault: Fault) -> tuple[bool, str]:
