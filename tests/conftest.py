@@ -26,14 +26,17 @@ sys.path.insert(0, PLUGINS)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get("PYTHONPATH")]))
 
 
+SHARED = {"launchers": "launchers", "reports": "html", "comparison": "html"}
+"""Folders whose tests share a worker: they share ports and signals, or the scripts of a page."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file run on one worker, as they share fixtures; so do all of launchers, as they
-    share ports, signals and memory with a name."""
+    """Tests of one file run on one worker, as they share fixtures."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             folder = item.path.parent.name
-            group = folder if folder == "launchers" else f"{folder}/{item.path.stem}"
+            group = SHARED.get(folder, f"{folder}/{item.path.stem}")
             item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -91,8 +91,10 @@ def test_keys_and_values_may_exceed_the_budget_three_times(
 ) -> None:
     options = launcher.catalogue().options("ring", {"offload": "host"})
     budget = 8 * MIB if mode == "forward" else 16 * MIB
-    tokens = 3 * budget // (2 * 8 * 64 * 4) + 1
-    one = trial("ring", tokens, options, memory_budget=budget, repeats=0, mode=mode)
+    # many heads, so that few tokens are large: the work grows with their square
+    tokens = 3 * budget // (2 * 16 * 128 * 4) + 1
+    shape = {"heads": 16, "head_dim": 128, "mode": mode}
+    one = trial("ring", tokens, options, memory_budget=budget, repeats=0, **shape)
     outcome = launcher.run(one, lambda phase, part: None).outcome
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert (outcome.largest("max_error") or 1) < 2e-5
