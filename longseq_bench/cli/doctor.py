@@ -13,12 +13,13 @@ def doctor(
     """Look at this machine: what it has, what is missing, what to do about it."""
     from dataclasses import asdict
 
+    from longseq_bench.cli.documents import findings_document
     from longseq_bench.cli.session import console, print_json
-    from longseq_bench.cli.tables import findings_table
     from longseq_bench.core.errors import LauncherError
     from longseq_bench.doctor import examine
     from longseq_bench.environment import collect
     from longseq_bench.launchers.local import LocalLauncher
+    from longseq_bench.reports.render.terminal import print_document
 
     machine = collect()
     try:
@@ -34,5 +35,5 @@ def doctor(
             {"schema": 1, "environment": environment, "findings": [asdict(f) for f in findings]}
         )
     else:
-        console().print(findings_table(machine, findings))
+        print_document(findings_document(machine, findings), console(), "--json has it")
     return 0

@@ -1,4 +1,4 @@
-"""`longseq list`: what can be run here, with which options, and why not."""
+"""`longseq list`: implementations, their options, and why one can't run here."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import typer
 
 
 def listing(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
+    ] = False,
 ) -> int:
     """List implementations, their options with defaults and help, and why one is unavailable."""
+    from longseq_bench.cli.documents import catalogue_document
     from longseq_bench.cli.session import console, print_json
-    from longseq_bench.cli.tables import catalogue_table
     from longseq_bench.launchers.local import LocalLauncher
+    from longseq_bench.reports.render.terminal import print_document
 
     with LocalLauncher() as launcher:
         catalogue = launcher.catalogue()
     if as_json:
         print_json({"schema": 1, **catalogue.model_dump(mode="json")})
     else:
-        console().print(catalogue_table(catalogue))
+        print_document(catalogue_document(catalogue), console())
     return 0

@@ -146,8 +146,9 @@ def _densest(
     from longseq_bench.cli.progress import SearchProgress
     from longseq_bench.cli.session import carry_out, console, exit_code, print_json
     from longseq_bench.cli.stdout import ends
-    from longseq_bench.cli.tables import sparsities_table
     from longseq_bench.core.errors import UserError
+    from longseq_bench.reports.brief import density_brief
+    from longseq_bench.reports.render.terminal import print_document
     from longseq_bench.search import strategy
 
     for trial in trials:
@@ -161,7 +162,7 @@ def _densest(
         if as_json:
             print_json(density_rows_json(rows))
         else:
-            console().print(sparsities_table(rows))
+            print_document(density_brief(records), console())
     return exit_code(records)
 
 
@@ -219,12 +220,11 @@ def _show(records: list[Record]) -> None:
     """Print the table of maxima and the width of each bracket."""
     from longseq_bench.analysis.searches import search_rows
     from longseq_bench.cli.session import console
-    from longseq_bench.cli.tables import maxima_table
+    from longseq_bench.reports.brief import search_brief
+    from longseq_bench.reports.render.terminal import print_document
 
-    console().print(maxima_table(records))
-    for row in search_rows(records):
-        if sentence := bracket_sentence(row):
-            console().print(sentence, markup=False)
+    brackets = [one for row in search_rows(records) if (one := bracket_sentence(row))]
+    print_document(search_brief(records, brackets), console())
 
 
 def bracket_sentence(row: SearchRow) -> str | None:

@@ -203,21 +203,24 @@ def _show(
     made: list[Prediction | str], trials: list[Trial], there: Hardware, past: list[Record],
     as_json: bool,
 ) -> None:  # fmt: skip
-    from longseq_bench.cli.predictions import predictions_json, predictions_table
+    from longseq_bench.cli.predictions import predictions_document, predictions_json
     from longseq_bench.cli.session import console, print_json
+    from longseq_bench.reports.render.terminal import print_document
     from longseq_bench.search.prediction import accuracy
 
     known = accuracy(past)
     if as_json:
         print_json(predictions_json(made, trials, there, known))
     else:
-        console().print(predictions_table(made, trials, there, known))
+        document = predictions_document(made, trials, there, known)
+        print_document(document, console(), "--json has it")
 
 
 def _show_accuracy(past: list[Record], as_json: bool) -> int:
-    from longseq_bench.cli.predictions import accuracy_json, accuracy_table
+    from longseq_bench.cli.predictions import accuracy_document, accuracy_json
     from longseq_bench.cli.session import console, print_json
     from longseq_bench.core.errors import UserError
+    from longseq_bench.reports.render.terminal import print_document
     from longseq_bench.search.prediction import accuracy
 
     known = accuracy(past)
@@ -229,5 +232,5 @@ def _show_accuracy(past: list[Record], as_json: bool) -> int:
     if as_json:
         print_json({"schema": 1, "accuracy": accuracy_json(known)})
     else:
-        console().print(accuracy_table(known))
+        print_document(accuracy_document(known), console(), "--json has it")
     return 0

@@ -1,91 +1,77 @@
-"""What `plan` prints: predictions, labelled so, with how far past ones were off."""
+"""Documents and JSON of `longseq plan`: predictions, and how far past ones were off."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
-
 from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
-from longseq_bench.cli.tables import NONE, Column, Fitted
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import Trial
-from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
+from longseq_bench.core.units import format_bytes, format_tokens
+from longseq_bench.reports.document import Cell, Document, Section
+from longseq_bench.reports.row_table import ValueColumn, build_table
 from longseq_bench.search.prediction import Accuracy, Prediction
 
-_SAID = (
-    "[dim]predicted, nothing was run · tokens: of all ranks together · peak, sent: of the fullest "
-    "rank, a pass · exposed: what communication adds to the pass · past error: of memory and of "
-    "time, predicted over measured on this machine, less one, median[/dim]"
+_EXPLANATION = (
+    "Predicted; nothing was run. Tokens are those of all ranks together. Peak and sent: of the "
+    "rank with most, per pass. Exposed: time that communication adds to a pass. Past error: median "
+    "of predicted over measured on this machine, minus one."
 )
 
 
-def predictions_table(
-    made: Sequence[Prediction | str], trials: Sequence[Trial], there: Hardware,
+def predictions_document(
+    made: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
     known: Sequence[Accuracy],
-) -> RenderableType:  # fmt: skip
-    """A row an implementation, and sentences on what is missing."""
-    notes, rows = [], []
-    for one, trial in zip(made, trials, strict=True):
-        name = _name(trial)
-        if isinstance(one, str):
-            notes.append(f"{name}: {one}")
-            continue
-        rows.append({"label": name, "one": one})
-        notes += _notes(one, name, trial)
-    parts: list[RenderableType] = [_heading(trials[0], there)]
-    parts += (
-        [Fitted(rows, _columns(known), "--json has it", label=itemgetter("label")), ""]
-        if rows
-        else []
+) -> Document:  # fmt: skip
+    """Return a row per implementation, and sentences on their assumptions.
+
+    made: predictions, or the reasons why there is none.  known: the accuracy of past predictions.
+    """
+    rows = [one for one in made if isinstance(one, Prediction)]
+    notes = dict.fromkeys(
+        note
+        for one, trial in zip(made, trials, strict=True)
+        for note in (
+            _notes(one, trial) if isinstance(one, Prediction) else [f"{_name(trial)}: {one}"]
+        )
     )
-    parts += [escape(note) for note in dict.fromkeys(notes)]
-    return Group(*parts, _SAID)
+    tables = [build_table("", _columns(known), rows)] if rows else []
+    sections = [
+        *([Section("", tables=tables)] if tables else []),
+        Section("", points=list(notes)),
+        Section("", [_EXPLANATION]),
+    ]
+    return Document("plan", "", [_context(trials[0], hardware)], sections)
 
 
 def predictions_json(
-    made: Sequence[Prediction | str], trials: Sequence[Trial], there: Hardware,
+    made: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
     known: Sequence[Accuracy],
 ) -> dict[str, Any]:  # fmt: skip
-    """The same as data, SI units."""
+    """Return the same as data, in SI units."""
     return {
         "schema": 1,
         "predicted": True,
-        "hardware": there.model_dump(mode="json"),
+        "hardware": hardware.model_dump(mode="json"),
         "results": [_row(one, trial) for one, trial in zip(made, trials, strict=True)],
         "accuracy": accuracy_json(known),
     }
 
 
-def accuracy_table(known: Sequence[Accuracy]) -> RenderableType:
-    """Past predictions on this machine, by implementation, mode and ranks."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("past predictions", no_wrap=True)
-    for heading in ("mode", "dtype", "ranks", "runs", "memory", "farthest", "time", "farthest",
-                    "missed"):  # fmt: skip
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in known:
-        records = max(len(one.memory), len(one.time))
-        table.add_row(
-            escape(_kind_name(one)), one.mode, one.dtype, str(one.world_size), str(records),
-            *_errors(one.memory), *_errors(one.time), str(one.missed),
-        )  # fmt: skip
-    said = "predicted over measured, less one · missed: predicted to fit, and out of memory"
-    return Group(table, "", f"[dim]{said}[/dim]")
-
-
-def _kind_name(one: Accuracy) -> str:
-    name = one.implementation + (f" ({KEEP_WORDS[one.keep]})" if one.keep in KEEP_WORDS else "")
-    return name if one.device == "cpu" else f"{name} on {one.device}"
+def accuracy_document(known: Sequence[Accuracy]) -> Document:
+    """Return the errors of past predictions on this machine, by implementation, mode and ranks."""
+    explanation = (
+        "Errors are predicted over measured, minus one: the median, and the one farthest from 0. "
+        "Missed: runs that were predicted to fit and ran out of memory."
+    )
+    table = build_table("", _ACCURACY_COLUMNS, known)
+    return Document("accuracy", "", [], [Section("", tables=[table]), Section("", [explanation])])
 
 
 def accuracy_json(known: Sequence[Accuracy]) -> list[dict[str, Any]]:
-    """Every error, so that others can be computed."""
+    """Return every error, so that other statistics can be computed."""
     return [
         {
             "implementation": one.implementation, "mode": one.mode, "world_size": one.world_size,
@@ -96,14 +82,12 @@ def accuracy_json(known: Sequence[Accuracy]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _heading(trial: Trial, there: Hardware) -> str:
+def _context(trial: Trial, hardware: Hardware) -> str:
     w = trial.workload
     heads = f"{w.heads} heads" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads} heads"
-    causal = "causal" if w.causal else "not causal"
-    budget = format_bytes(trial.memory_budget or 0)
-    return escape(
-        f"{there.name}, {budget} a rank: {w.mode}, {w.dtype}, {causal}, batch {w.batch}, {heads} "
-        f"of {w.head_dim}"
+    return (
+        f"{hardware.name}, {format_bytes(trial.memory_budget or 0)} a rank: {w.mode}, {w.dtype}, "
+        f"{'causal' if w.causal else 'not causal'}, batch {w.batch}, {heads} of {w.head_dim}"
     )
 
 
@@ -111,55 +95,71 @@ def _name(trial: Trial) -> str:
     return trial.implementation + settings_suffix(trial)
 
 
-def _columns(known: Sequence[Accuracy]) -> list[Column]:
-    def of(cell: Callable[[Prediction], str]) -> Callable[[dict[str, Any]], str]:
-        return lambda row: cell(row["one"])
+def _columns(known: Sequence[Accuracy]) -> list[ValueColumn]:
+    def of_ranks(value: Callable[[Prediction], Cell]) -> Callable[[Prediction], Cell]:
+        return lambda one: value(one) if one.trial.world_size > 1 else None
 
-    def spread(cell: Callable[[Prediction], str]) -> Callable[[dict[str, Any]], str]:
-        return of(lambda one: cell(one) if one.trial.world_size > 1 else NONE)
+    def past_error(one: Prediction) -> Cell:
+        past = next((p for p in known if p.is_of(one.trial)), None)
+        return past and f"{_median(past.memory)}, {_median(past.time)}"
 
     return [
-        Column("ranks", of(lambda one: str(one.trial.world_size))),
-        Column("tokens", of(_tokens)),
-        Column("of floor", of(_of_floor), 4),
-        Column("peak", of(lambda one: format_bytes(one.seen.peak_bytes))),
-        Column("a pass", of(lambda one: format_seconds(one.times.total))),
-        Column("sent", spread(lambda one: format_bytes(one.seen.bytes_sent)), 3),
-        Column("exposed", spread(lambda one: format_seconds(one.times.exposed)), 2),
-        Column("limit", of(lambda one: one.times.limit), 5),
-        Column("past error", of(lambda one: _past(one, known)), 1),
-    ]  # fmt: skip
+        ValueColumn("Implementation", "text", lambda one: _name(one.trial)),
+        ValueColumn("Ranks", "count", lambda one: one.trial.world_size, 7),
+        ValueColumn("Tokens", "tokens", _tokens, 9),
+        ValueColumn(
+            "Of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
+        ),
+        ValueColumn("Peak", "bytes", lambda one: one.seen.peak_bytes, 8),
+        ValueColumn("A pass", "seconds", lambda one: one.times.total, 8),
+        ValueColumn("Sent", "bytes", of_ranks(lambda one: one.seen.bytes_sent), 3),
+        ValueColumn("Exposed", "seconds", of_ranks(lambda one: one.times.exposed), 2),
+        ValueColumn("Limit", "text", lambda one: one.times.limit, 5),
+        ValueColumn("Past error, memory and time", "text", past_error, 1),
+    ]
 
 
-def _of_floor(one: Prediction) -> str:
-    return format_share(one.fraction_of_floor) if one.fits else NONE
+def _tokens(one: Prediction) -> Cell:
+    tokens = one.trial.workload.seq_len
+    return tokens if one.fits else f"{format_tokens(tokens)} don't fit"
 
 
-def _tokens(one: Prediction) -> str:
-    tokens = format_tokens(one.trial.workload.seq_len)
-    return f"[bold]{tokens}[/bold]" if one.fits else f"[red]{tokens} don't fit[/red]"
+def _name_kind(one: Accuracy) -> str:
+    name = one.implementation + (f" ({KEEP_WORDS[one.keep]})" if one.keep in KEEP_WORDS else "")
+    return name if one.device == "cpu" else f"{name} on {one.device}"
 
 
-def _past(one: Prediction, known: Sequence[Accuracy]) -> str:
-    past = next((p for p in known if p.is_of(one.trial)), None)
-    return NONE if past is None else f"{_errors(past.memory)[0]}, {_errors(past.time)[0]}"
+_ACCURACY_COLUMNS = (
+    ValueColumn("Past predictions", "text", _name_kind),
+    ValueColumn("Mode", "text", lambda one: one.mode),
+    ValueColumn("Dtype", "text", lambda one: one.dtype),
+    ValueColumn("Ranks", "count", lambda one: one.world_size, 2),
+    ValueColumn("Runs", "count", lambda one: max(len(one.memory), len(one.time)), 2),
+    ValueColumn("Memory error", "count", lambda one: _median(one.memory), 3),
+    ValueColumn("Farthest", "count", lambda one: _farthest(one.memory), 1),
+    ValueColumn("Time error", "count", lambda one: _median(one.time), 3),
+    ValueColumn("Farthest", "count", lambda one: _farthest(one.time), 1),
+    ValueColumn("Missed", "count", lambda one: one.missed, 2),
+)
 
 
-def _errors(errors: Sequence[float]) -> tuple[str, str]:
-    """The median, and the one farthest from 0."""
-    if not errors:
-        return NONE, NONE
-    return f"{100 * median(errors):+.1f} %", f"{100 * max(errors, key=abs):+.1f} %"
+def _median(errors: Sequence[float]) -> str:
+    return f"{100 * median(errors):+.1f} %" if errors else "—"
 
 
-def _notes(one: Prediction, name: str, trial: Trial) -> list[str]:
+def _farthest(errors: Sequence[float]) -> str:
+    return f"{100 * max(errors, key=abs):+.1f} %" if errors else "—"
+
+
+def _notes(one: Prediction, trial: Trial) -> list[str]:
+    name = _name(trial)
     notes = [f"{name}: time from {one.rate.source}"]
     if one.trial.world_size != trial.world_size:
         ranks = one.trial.world_size
         notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is of {ranks}")
     if one.seen.untabled:
         kernels = ", ".join(one.seen.untabled)
-        notes.append(f"{name}: what {kernels} takes inside itself is not in the table: not counted")
+        notes.append(f"{name}: the workspace of {kernels} is not known and not counted")
     return notes
 
 

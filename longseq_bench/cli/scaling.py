@@ -111,7 +111,8 @@ def _study(
     from longseq_bench.cli.progress import SearchProgress
     from longseq_bench.cli.session import carry_out, console, exit_code, print_json
     from longseq_bench.cli.stdout import ends
-    from longseq_bench.cli.tables import rows_table, scaling_tables
+    from longseq_bench.reports.brief import scaling_brief
+    from longseq_bench.reports.render.terminal import print_document
     from longseq_bench.search import strategy
 
     watcher = SearchProgress(console(stderr=True))
@@ -124,6 +125,5 @@ def _study(
             rows = sweep_json(records)["rows"]
             print_json({"schema": 1, "maxima": found, "rows": rows, "complexity": fits})
         else:
-            console().print(rows_table(records, None))
-            console().print(scaling_tables(maxima, times))
+            print_document(scaling_brief(records), console())
     return exit_code(records)

@@ -1,4 +1,4 @@
-"""`longseq show RESULTS`: records in a terminal, chosen and sorted, with what they look like."""
+"""`longseq show RESULTS`: records in the terminal, filtered, sorted, with sparklines."""
 
 from __future__ import annotations
 
@@ -13,40 +13,48 @@ def show(
     where: Annotated[
         list[str] | None,
         typer.Option(
-            help="Rows for which it holds: status!=ok, tokens>=4k, time<10ms, peak>1MiB, "
-            "label~zigzag, option.chunk=64. Repeat: all must hold."
+            help="Condition on rows: status!=ok, tokens>=4k, time<10ms, peak>1MiB, label~zigzag, "
+            "option.chunk=64 (repeatable; all must hold). Default: all rows."
         ),
     ] = None,
     sort: Annotated[
         list[str] | None,
-        typer.Option(help="Field to sort by; -time is descending. Repeat for equal ones."),
+        typer.Option(
+            help="Field to sort by; -time is descending (repeatable, for ties). Default: the order "
+            "of the records."
+        ),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Fields to show beside labels, with commas; passes is the sparkline of its passes."
+            help="Fields to show, separated by commas; passes is a sparkline of a row's passes. "
+            "Default: those that suit the rows."
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Rows to show at most. Default: all.")
+        int | None, typer.Option(min=1, help="Maximum number of rows. Default: all.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The same rows as one JSON document on stdout.")
+        bool, typer.Option("--json", help="Print the same rows as one JSON document on stdout.")
     ] = False,
 ) -> int:
     """Show records in the terminal: filtered, sorted, with sparklines. Writes nothing."""
+    from longseq_bench.analysis.frames import search_rows_json, sweep_rows_json
     from longseq_bench.cli.session import console, print_json, read_results
-    from longseq_bench.cli.view import chosen, print_view
+    from longseq_bench.cli.show_document import select_rows, show_document
+    from longseq_bench.reports.render.terminal import print_document
     from longseq_bench.reports.render.terminal_text import plain
 
     records, notes = read_results(results)
-    screen = console(stderr=True)
+    stderr = console(stderr=True)
     for note in notes:
-        screen.print(plain(note, "yellow"))
+        stderr.print(plain(note, "yellow"))
     names = [name.strip() for name in (columns or "").split(",") if name.strip()]
-    view = chosen(records, where or [], sort or [], names, limit)
+    chosen = select_rows(records, where or [], sort or [], names, limit)
     if as_json:
-        print_json(view.document())
+        searches = search_rows_json(chosen.searches.shown)
+        print_json({**sweep_rows_json(chosen.rows.shown), **searches})
     else:
-        print_view(view, console())
+        hint = "a wider terminal, --columns or --json has them"
+        print_document(show_document(chosen), console(), hint)
     return 0

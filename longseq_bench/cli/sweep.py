@@ -151,17 +151,19 @@ def _refuse_hopeless_time(records: list[Record]) -> None:
 
 def _show(records: list[Record], baseline: str | None) -> None:
     from longseq_bench.cli.session import console
-    from longseq_bench.cli.tables import rows_table
+    from longseq_bench.reports.brief import sweep_brief
+    from longseq_bench.reports.render.terminal import print_document
 
-    console().print(rows_table(records, baseline))
+    print_document(sweep_brief(records, baseline), console())
 
 
 def _list_trials(config: SweepConfig, as_json: bool) -> int:
+    from longseq_bench.cli.documents import trials_document
     from longseq_bench.cli.session import console, print_json
-    from longseq_bench.cli.tables import trials_table
+    from longseq_bench.reports.render.terminal import print_document
 
     if as_json:
         print_json({"schema": 1, "trials": [t.model_dump(mode="json") for t in config.trials]})
     else:
-        console().print(trials_table(config.trials, config.rounds))
+        print_document(trials_document(config.trials, config.rounds), console())
     return 0

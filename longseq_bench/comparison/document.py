@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from longseq_bench.comparison.model import (
@@ -28,7 +28,6 @@ from longseq_bench.reports.document import (
     Column,
     Document,
     Guide,
-    Kind,
     Point,
     Section,
     Table,
@@ -40,6 +39,7 @@ from longseq_bench.reports.groups import (
     has_several_ranks,
 )
 from longseq_bench.reports.outcome_text import describe_outcome
+from longseq_bench.reports.row_table import ValueColumn, build_table
 
 
 def comparison_document(result: Comparison, fail_on: float | None = None) -> Document:
@@ -85,47 +85,51 @@ def processes_table(result: Comparison) -> Table:
 _Compared = TypeVar("_Compared", bound=TimeComparison | MemoryComparison | LengthComparison)
 
 
-@dataclass(frozen=True)
-class _Field:
-    """A column, and how its value is taken from one comparison."""
-
-    name: str
-    kind: Kind
-    value: Callable[[Any], Cell]
-    priority: int = 0
-
-
-_TOKENS = _Field("Tokens", "tokens", lambda one: one.row.tokens, 9)
-_RANKS = _Field("Ranks", "count", lambda one: one.row.world_size, 9)
+_TOKENS = ValueColumn("Tokens", "tokens", lambda one: one.row.tokens, 9)
+_RANKS = ValueColumn("Ranks", "count", lambda one: one.row.world_size, 9)
 _TIMES = (
-    _Field("A", "seconds", lambda t: t.a_s, 6),
-    _Field("B", "seconds", lambda t: t.b_s, 7),
-    _Field("Ratio", "ratio", lambda t: t.ratio, 8),
-    _Field("Change", "share", lambda t: t.ratio - 1, 4),
-    _Field("Low", "ratio", lambda t: t.estimate and t.estimate.low, 5),
-    _Field("High", "ratio", lambda t: t.estimate and t.estimate.high, 5),
-    _Field("p", "error", lambda t: t.estimate and t.estimate.adjusted_p, 2),
-    _Field("Detectable", "share", lambda t: _detectable(t), 3),
-    _Field("Processes", "text", lambda t: f"{len(t.a_rounds)} and {len(t.b_rounds)}", 1),
-    _Field("Verdict", "text", lambda t: t.verdict, 10),
-    _Field("Note", "text", lambda t: "; ".join(filter(None, [t.reason, t.note])) or None, 1),
+    ValueColumn("A", "seconds", lambda t: t.a_s, 6),
+    ValueColumn("B", "seconds", lambda t: t.b_s, 7),
+    ValueColumn("Ratio", "ratio", lambda t: t.ratio, 8),
+    ValueColumn("Change", "share", lambda t: t.ratio - 1, 4),
+    ValueColumn("Low", "ratio", lambda t: t.estimate and t.estimate.low, 5),
+    ValueColumn("High", "ratio", lambda t: t.estimate and t.estimate.high, 5),
+    ValueColumn("p", "error", lambda t: t.estimate and t.estimate.adjusted_p, 2),
+    ValueColumn("Detectable", "share", lambda t: _detectable(t), 3),
+    ValueColumn("Processes", "text", lambda t: f"{len(t.a_rounds)} and {len(t.b_rounds)}", 1),
+    ValueColumn("Verdict", "text", lambda t: t.verdict, 10),
+    ValueColumn("Note", "text", lambda t: "; ".join(filter(None, [t.reason, t.note])) or None, 1),
 )
 _PEAKS = (
-    _Field("A", "bytes", lambda p: p.a_bytes, 1),
-    _Field("B", "bytes", lambda p: p.b_bytes, 2),
-    _Field("Ratio", "ratio", lambda p: p.ratio, 3),
-    _Field("Verdict", "text", lambda p: p.verdict, 10),
+    ValueColumn("A", "bytes", lambda p: p.a_bytes, 1),
+    ValueColumn("B", "bytes", lambda p: p.b_bytes, 2),
+    ValueColumn("Ratio", "ratio", lambda p: p.ratio, 3),
+    ValueColumn("Verdict", "text", lambda p: p.verdict, 10),
 )
 _MAXIMA = (
-    _Field("A", "tokens", lambda m: m.a.max_tokens, 7),
-    _Field("A fails at", "tokens", lambda m: m.a.first_failure, 5),
-    _Field("A limited by", "text", lambda m: m.a.limited_by, 3),
-    _Field("B", "tokens", lambda m: m.b.max_tokens, 8),
-    _Field("B fails at", "tokens", lambda m: m.b.first_failure, 5),
-    _Field("B limited by", "text", lambda m: m.b.limited_by, 3),
-    _Field("Ratio", "ratio", lambda m: m.ratio, 4),
-    _Field("Verdict", "text", lambda m: m.verdict, 10),
-    _Field("Note", "text", lambda m: m.reason or None, 1),
+    ValueColumn("A", "tokens", lambda m: m.a.max_tokens, 7),
+    ValueColumn("A fails at", "tokens", lambda m: m.a.first_failure, 5),
+    ValueColumn("A limited by", "text", lambda m: m.a.limited_by, 3),
+    ValueColumn("B", "tokens", lambda m: m.b.max_tokens, 8),
+    ValueColumn("B fails at", "tokens", lambda m: m.b.first_failure, 5),
+    ValueColumn("B limited by", "text", lambda m: m.b.limited_by, 3),
+    ValueColumn("Ratio", "ratio", lambda m: m.ratio, 4),
+    ValueColumn("Verdict", "text", lambda m: m.verdict, 10),
+    ValueColumn("Note", "text", lambda m: m.reason or None, 1),
+)
+
+
+_STATUS_CHANGES = (
+    ValueColumn("Trial", "text", lambda one: name_row(one.row)),
+    ValueColumn("A", "text", lambda one: describe_outcome(one.a_status, None, one.a_reason), 2),
+    ValueColumn("B", "text", lambda one: describe_outcome(one.b_status, None, one.b_reason), 3),
+    ValueColumn("Verdict", "text", lambda one: one.verdict, 4),
+    ValueColumn("Note", "text", lambda one: "different budgets" if one.budgets else None, 1),
+)
+_DIFFERENCES = (
+    ValueColumn("", "text", lambda one: one.name),
+    ValueColumn("A", "text", lambda one: one.a),
+    ValueColumn("B", "text", lambda one: one.b),
 )
 
 
@@ -178,15 +182,7 @@ def _details(result: Comparison) -> Iterator[Section]:
         ],
         tables=_tables(result.maxima, _MAXIMA),
     )
-    changes = tuple(
-        (
-            name_row(one.row), describe_outcome(one.a_status, None, one.a_reason),
-            describe_outcome(one.b_status, None, one.b_reason), one.verdict,
-            "under different budgets" if one.budgets else None,
-        )
-        for one in result.status_changes
-    )  # fmt: skip
-    yield _plain_table("Ended differently", ("Trial", "A", "B", "Verdict", "Note"), changes)
+    yield Section("Ended differently", tables=_table(result.status_changes, _STATUS_CHANGES))
     unmatched = [
         f"Only in {name}: {_name_with_kind(row)}"
         for name, rows in (("A", result.only_a), ("B", result.only_b))
@@ -198,8 +194,8 @@ def _details(result: Comparison) -> Iterator[Section]:
         [f"Not compared, because the machines differ{result.machine_differences}:"],
         points=[_name_with_kind(row) for row in result.other_machines],
     )
-    differences = tuple((one.name, one.a, one.b) for one in result.differences)
-    yield _plain_table("Differences of machine and software", ("", "A", "B"), differences)
+    title = "Differences of machine and software"
+    yield Section(title, tables=_table(result.differences, _DIFFERENCES))
 
 
 def _commands(result: Comparison) -> Section:
@@ -229,35 +225,24 @@ def _by_workload(items: Sequence[_Compared]) -> list[list[_Compared]]:
     ]
 
 
-def _tables(items: Sequence[_Compared], fields: Sequence[_Field]) -> list[Table]:
+def _table(items: Sequence[Any], columns: Sequence[ValueColumn]) -> list[Table]:
+    return [build_table("", columns, items)] if items else []
+
+
+def _tables(items: Sequence[_Compared], fields: Sequence[ValueColumn]) -> list[Table]:
     """Return one table per workload; columns without any value are left out."""
     tables = []
     for group in _by_workload(items):
         first = group[0].row
         every = [
-            _Field("Implementation", "text", lambda one: one.row.label, 10),
+            ValueColumn("Implementation", "text", lambda one: one.row.label, 10),
             *([] if is_search(first) else [_TOKENS]),
             *([_RANKS] if has_several_ranks(one.row for one in group) else []),
             *fields,
         ]
-        cells = [[field.value(one) for field in every] for one in group]
-        columns = [Column(field.name, field.kind, field.priority) for field in every]
         title = capitalize_first(describe_workload(first, defaultdict(str)))
-        tables.append(_without_empty_columns(title, columns, cells))
+        tables.append(build_table(title, every, group))
     return tables
-
-
-def _plain_table(title: str, names: Sequence[str], rows: Sequence[tuple[Cell, ...]]) -> Section:
-    tables = [_without_empty_columns("", [Column(name) for name in names], rows)] if rows else []
-    return Section(title, tables=tables)
-
-
-def _without_empty_columns(
-    title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]
-) -> Table:
-    kept = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
-    cells = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table(title, tuple(columns[i] for i in kept), cells)
 
 
 def _chart(times: Sequence[TimeComparison], number: int) -> Chart:

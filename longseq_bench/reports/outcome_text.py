@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Status
+from longseq_bench.core.units import format_tokens
+
+
+def name_status(status: Status) -> str:
+    """Return a status as words: "out of memory" for oom."""
+    return "out of memory" if status == "oom" else status
 
 
 def describe_outcome(status: Status, phase: str | None, reason: str | None) -> str:
@@ -11,6 +21,21 @@ def describe_outcome(status: Status, phase: str | None, reason: str | None) -> s
     The allocator's text is left out: it repeats the status, and the record keeps it.
     """
     where = f" in {phase}" if phase and status != "unsupported" else ""
-    if status == "oom":
-        return f"out of memory{where}"
-    return f"{status}{where}: {reason}" if reason else f"{status}{where}"
+    detail = f": {reason}" if reason and status != "oom" else ""
+    return f"{name_status(status)}{where}{detail}"
+
+
+def describe_failures(rows: Iterable[SweepRow]) -> list[str]:
+    """Return a sentence per outcome of the rows that failed: the first row, and how many more."""
+    failed: dict[str, list[SweepRow]] = defaultdict(list)
+    for row in rows:
+        if row.status != "ok":
+            failed[describe_outcome(row.status, row.phase, row.reason)].append(row)
+    return [
+        f"{_name(group[0])}{f' and {len(group) - 1:,} more' if len(group) > 1 else ''}: {outcome}"
+        for outcome, group in failed.items()
+    ]
+
+
+def _name(row: SweepRow) -> str:
+    return f"{row.name} at {format_tokens(row.tokens)}"

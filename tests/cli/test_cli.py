@@ -370,7 +370,7 @@ def test_a_search_on_ranks_counts_the_tokens_of_all(capfd: Capture) -> None:
     assert four["rank_peaks"] == [four["peak_bytes"]] * 4
     assert set(four) >= RESULT
     assert run([*asked[:-1], "--world-size", "4"]) == 0
-    assert "under 8 MiB a rank" in capfd.readouterr().out
+    assert "8 MiB budget a rank" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("simulated")
@@ -441,8 +441,10 @@ def test_a_search_tells_people_its_bracket_and_what_it_stands_on(capfd: Capture)
     assert run(["maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--ceiling", "64"]) == 0
     said = capfd.readouterr()
     told = " ".join(said.out.split())
-    assert "64 tokens (float32, forward) under 8 MiB, 10 s a pass" in told
-    assert "nothing failed up to the ceiling; confirmed 1×" in told
+    assert "Forward, float32, not causal" in told
+    assert "8 MiB budget a rank, 10 s a pass at most" in told
+    assert "sdpa takes 64 tokens" in told
+    assert "confirmed by 1 further run; no longer length failed" in told
     assert said.err.count("✓ sdpa 64") == 2
 
 

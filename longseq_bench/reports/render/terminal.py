@@ -31,6 +31,7 @@ from longseq_bench.reports.render.sparkline import Scale, Slots, bar, scale_of, 
 from longseq_bench.reports.render.terminal_table import (
     MIN_LABEL,
     MIN_WORDS,
+    NO_WRAP,
     Priority,
     TerminalColumn,
     TerminalTable,
@@ -45,8 +46,8 @@ STYLES = {
     "ok": "green", "faster": "green", "less": "green", "longer": "green", "mended": "green",
     "slower": "red", "more": "red", "shorter": "red", "broken": "red", "crashed": "red",
     "wrong": "red", "error": "red", "hang": "red", "missing": "red",
-    "oom": "yellow", "timeout": "yellow", "undecided": "yellow", "note": "yellow",
-    "unsupported": "dim",
+    "oom": "yellow", "out of memory": "yellow", "timeout": "yellow", "undecided": "yellow",
+    "note": "yellow", "unsupported": "dim",
 }  # fmt: skip
 """Colours of statuses and verdicts, in any column but the first."""
 _Placed = TypeVar("_Placed", Point, Mark)
@@ -185,7 +186,7 @@ def _print_lines(chart: Chart, screen: Console, hint: str) -> None:
     columns = [
         _words("", [*chart.series, *guides], 9, MIN_LABEL),
         TerminalColumn("", [Text(line) for line in (*lines, *empty)], True, (4,), slots.count),
-        _words(chart.y.name, [_ends(chart, one) for one in ends], 3),
+        _words(chart.y.name, [_ends(chart, one) for one in ends], 3, NO_WRAP),
         *([_words("failed", [*failed, *empty], 2)] if chart.failures else []),
     ]
     screen.print(TerminalTable(columns, hint))

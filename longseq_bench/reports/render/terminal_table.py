@@ -16,6 +16,7 @@ from longseq_bench.reports.render.terminal_text import plain
 GAP = 2
 MIN_LABEL, MIN_WORDS = 20, 12
 """Widths down to which the first column, and other columns of words, wrap between words."""
+NO_WRAP = 1000
 MAX_WORD = 32
 """Words up to this width are not broken, unless nothing else is left to make room."""
 
@@ -74,7 +75,10 @@ class TerminalTable:
         kept = {id(column) for column in shown}
         if left_out := [column for column in self.columns if id(column) not in kept]:
             names = ", ".join(c.heading.replace("\n", " ") or "the chart" for c in left_out)
-            yield plain(f"no room for {names}: {self.hint}", "dim")
+            sentence = plain(f"no room for {names}: {self.hint}", "dim")
+            for line in sentence.wrap(console, options.max_width):
+                line.rstrip()
+                yield line
 
 
 def _fitting(columns: Sequence[TerminalColumn], room: int) -> list[TerminalColumn]:

@@ -245,9 +245,8 @@ def _then(failure: SweepRow | None) -> str:
 
 
 def _of_maxima(source: Source) -> Iterator[str]:
-    alone = index_one_rank(source.maxima)
     for row in source.maxima:
-        yield _of_maximum(row, alone, source.workload(row))
+        yield describe_search(row, source.maxima, source.workload(row))
 
 
 def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
@@ -259,13 +258,14 @@ def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
     return alone
 
 
-def _of_maximum(row: SearchRow, alone: Mapping[Hashable, SearchRow], where: str) -> str:
-    name = row.name
+def describe_search(row: SearchRow, maxima: Iterable[SearchRow], where: str = "") -> str:
+    """Return the answer of a search as a sentence; where: its workload, if not stated nearby."""
+    name, where = row.name, f" ({where})" if where else ""
     if not row.max_tokens:
-        return f"{name} passed at no length ({where}); {describe_limit(row)}."
+        return f"{name} passed at no length{where}; {describe_limit(row)}."
     if row.fit_only:
         tokens = format_tokens(row.max_tokens)
-        return f"{name}: memory holds {tokens} tokens ({where}); nothing was computed there."
+        return f"{name}: memory holds {tokens} tokens{where}; nothing was computed there."
     floor = ""
     if row.fraction_of_floor is not None:
         floor = f", {format_share(row.fraction_of_floor)} of the floor"
@@ -274,8 +274,8 @@ def _of_maximum(row: SearchRow, alone: Mapping[Hashable, SearchRow], where: str)
         f"confirmed by {_count(again, 'further run')}" if again else "not confirmed by a second run"
     )
     return (
-        f"{name} takes {format_tokens(row.max_tokens)} tokens ({where}){floor}"
-        f"{_grown(row, alone)}, {sure}; {describe_limit(row)}."
+        f"{name} takes {format_tokens(row.max_tokens)} tokens{where}{floor}"
+        f"{_grown(row, index_one_rank(maxima))}, {sure}; {describe_limit(row)}."
     )
 
 

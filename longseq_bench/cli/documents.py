@@ -1,0 +1,69 @@
+"""Documents of commands that list something: implementations, planned trials, doctor's findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from longseq_bench.cli.progress import option_value, option_words
+from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.model import Environment, Trial
+from longseq_bench.reports.document import Column, Document, Section, Table
+
+if TYPE_CHECKING:
+    from longseq_bench.doctor import Finding
+
+
+def catalogue_document(catalogue: Catalogue) -> Document:
+    """Return a section per implementation: its summary, why it can't run here, its options."""
+    sections = [
+        _entry_section(name, entry, catalogue) for name, entry in catalogue.implementations.items()
+    ]
+    return Document("list", "", [], sections)
+
+
+def _entry_section(name: str, entry: Entry, catalogue: Catalogue) -> Section:
+    unavailable = [
+        f"Not on {device}: {reason}"
+        for device, reason in entry.unavailable.items()
+        if not catalogue.devices[device].unavailable
+    ]
+    options = tuple(
+        (
+            f"{spec.name}={option_value(spec.default)}",
+            spec.help + (f" ({', '.join(spec.choices)})" if spec.choices else ""),
+        )
+        for spec in entry.options
+    )
+    table = Table("", (Column("Option and default"), Column("Meaning")), options)
+    return Section(name, [entry.summary, *unavailable], tables=[table] if options else [])
+
+
+def trials_document(trials: Sequence[Trial], rounds: int) -> Document:
+    """Return what a sweep would run."""
+    several = any(trial.world_size > 1 for trial in trials)
+    columns = (
+        Column("Implementation"), Column("Options"), Column("Tokens", "tokens"),
+        *([Column("Ranks", "count")] if several else []), Column("Dtype"), Column("Mode"),
+        Column("Causal"), Column("Device"), Column("Memory budget", "bytes"),
+    )  # fmt: skip
+    rows = tuple(
+        (
+            trial.implementation, option_words(trial) or None, trial.workload.seq_len,
+            *([trial.world_size] if several else []), trial.workload.dtype, trial.workload.mode,
+            "yes" if trial.workload.causal else "no", trial.device, trial.memory_budget,
+        )
+        for trial in trials
+    )  # fmt: skip
+    said = f"{len(trials)} trials × {rounds} rounds; nothing was run"
+    return Document(
+        "trials", "", [], [Section("", tables=[Table("", columns, rows)]), Section("", [said])]
+    )
+
+
+def findings_document(machine: Environment, findings: Sequence[Finding]) -> Document:
+    """Return what doctor found on this machine."""
+    columns = (Column("Check"), Column("State"), Column("Found"), Column("What to do"))
+    rows = tuple((one.name, one.state, one.found, one.remedy) for one in findings)
+    where = f"{machine.host}: {machine.cpu}, {machine.os}"
+    return Document("doctor", "", [where], [Section("", tables=[Table("", columns, rows)])])

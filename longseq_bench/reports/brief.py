@@ -1,0 +1,80 @@
+"""Documents that commands print when they end: the answer, without the rest of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.model import Record
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.document import Document, Section
+from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.outcome_text import describe_failures
+from longseq_bench.reports.row_table import (
+    SEARCH_FIELDS,
+    SWEEP_FIELDS,
+    ValueColumn,
+    explain,
+    row_columns,
+    row_table,
+)
+from longseq_bench.reports.sections.findings import describe_search
+from longseq_bench.reports.sections.growth import growth, least_sparse
+
+
+def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:
+    """Return a table per workload of swept rows, their failures, and what the columns mean."""
+    return Document("sweep", "", [], _sweep_sections(Source(records, baseline)))
+
+
+def _sweep_sections(source: Source) -> list[Section]:
+    speed = ValueColumn(f"× {source.baseline}", "ratio", lambda row: row.speed)
+    columns = row_columns(SweepRow, SWEEP_FIELDS, {"speed": speed})
+    tables = [
+        row_table(group, columns, source.machines) for group in group_by_workload(source.rows)
+    ]
+    return _without_empty(
+        Section("", tables=tables),
+        Section("", points=describe_failures(source.rows)),
+        Section("", points=explain(SweepRow, tables)),
+    )
+
+
+def search_brief(records: Sequence[Record], brackets: Sequence[str] = ()) -> Document:
+    """Return a table per workload of searches for the longest length, and a sentence each.
+
+    brackets: sentences on the widths of the brackets, to be printed last.
+    """
+    source = Source(records)
+    columns = row_columns(SearchRow, SEARCH_FIELDS)
+    tables = [
+        row_table(group, columns, source.machines) for group in group_by_workload(source.maxima)
+    ]
+    answers = [describe_search(row, source.maxima) for row in source.maxima]
+    sections = _without_empty(
+        Section("", tables=tables),
+        Section("", points=explain(SearchRow, tables)),
+        Section("", points=[*answers, *brackets]),
+    )
+    return Document("maxlen", "", [], sections)
+
+
+def density_brief(records: Sequence[Record]) -> Document:
+    """Return the searches for the least sparsity."""
+    return Document("density", "", [], [_untitled(least_sparse(Source(records)))])
+
+
+def scaling_brief(records: Sequence[Record]) -> Document:
+    """Return the swept rows, then maxima against theory, then the fitted exponents."""
+    source = Source(records)
+    fits = [_untitled(section) for section in growth(source) if section.tables]
+    return Document("scaling", "", [], [*_sweep_sections(source), *fits])
+
+
+def _untitled(section: Section) -> Section:
+    return Section("", section.paragraphs, tables=section.tables)
+
+
+def _without_empty(*sections: Section) -> list[Section]:
+    return [section for section in sections if section.paragraphs or section.has_content]
