@@ -35,22 +35,22 @@ class Blocks:
     train: bool
 
 
-def choose(asked: str, device: str, dtype: str, blocks: Blocks | None = None) -> str:
+def choose(requested: str, device: str, dtype: str, blocks: Blocks | None = None) -> str:
     """Return the name of the kernel to use; `auto` is resolved.
 
     blocks: None for patterns in spans. Raises UnsupportedError with the reason for a kernel that
     can't be used.
     """
     reasons = _reasons(device, dtype, blocks)
-    if asked == "auto":
+    if requested == "auto":
         return next(name for name in FASTEST if reasons[name] is None)
-    if reason := reasons[asked]:
-        raise UnsupportedError(f"kernel={asked}: {reason}")
-    return asked
+    if reason := reasons[requested]:
+        raise UnsupportedError(f"kernel={requested}: {reason}")
+    return requested
 
 
-def said(
-    name: str, device: str, dtype: str, asked: str, way: str, blocks: Blocks | None = None
+def describe(
+    name: str, device: str, dtype: str, requested: str, way: str, blocks: Blocks | None = None
 ) -> dict[str, str]:
     """Return facts for the record: the kernel, and why not a faster one.
 
@@ -61,7 +61,7 @@ def said(
         facts["kernel"] = f"torch ({way})"
     faster = {"cpu": "native", "cuda": "triton"}[device]
     reason = _reasons(device, dtype, blocks)[faster]
-    if asked == "auto" and name != faster and reason:
+    if requested == "auto" and name != faster and reason:
         facts[f"not_{faster}"] = reason
     return facts
 

@@ -27,7 +27,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, Triple, attend
 from longseq_bench.kernels.spans import Part, SpanAttention
-from longseq_bench.patterns.blocks import check_asked, check_lengths
+from longseq_bench.patterns.blocks import check_lengths, check_pattern
 from longseq_bench.patterns.spans import Spans, spans_of
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class MultiheadBlockSparse(nn.Module):
         _check_heads(embed_dim, num_heads, kv_heads)
         if dropout:
             raise UserError(f"dropout={dropout:g} would need attention weights; 0 is what it takes")
-        check_asked(pattern, sparsity)
+        check_pattern(pattern, sparsity)
         check_lengths(1, block)
         super().__init__()
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads

@@ -70,7 +70,7 @@ def check_sparsity(sparsity: float) -> None:
     raise UserError(f"sparsity {sparsity:g} is outside [0, 1); {hint}")
 
 
-def check_asked(pattern: str, sparsity: float) -> None:
+def check_pattern(pattern: str, sparsity: float) -> None:
     """Raise UnknownNameError for a pattern, UserError for a sparsity outside [0, 1)."""
     if pattern not in PATTERNS:
         raise UnknownNameError("pattern", pattern, PATTERNS)
@@ -118,7 +118,7 @@ def make_layout(
 
     Raises UnknownNameError for the pattern, UserError for other arguments.
     """
-    check_asked(pattern, sparsity)
+    check_pattern(pattern, sparsity)
     check_lengths(seq_len, block)
     _check_special(pattern, seq_len, special)
     rows, own = -(-seq_len // block), -(-special // block)

@@ -165,7 +165,7 @@ def test_auto_is_the_fastest_that_is_here_and_says_why_not(
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: "there is no compiler")
     assert sparse_selection.choose("auto", "cpu", "float32", BLOCKS) == "torch"
     assert sparse_selection.choose("auto", "cpu", "float32") == "torch"
-    assert sparse_selection.said("torch", "cpu", "float32", "auto", "gathered", BLOCKS) == {
+    assert sparse_selection.describe("torch", "cpu", "float32", "auto", "gathered", BLOCKS) == {
         "kernel": "torch (gathered)",
         "not_native": "there is no compiler",
     }
@@ -183,7 +183,7 @@ def test_auto_takes_what_suits_blocks_and_heads_and_says_why_not_triton() -> Non
         (None, "this pattern is in spans"),
     ):
         assert sparse_selection.choose("auto", "cuda", "bfloat16", blocks) == "torch"
-        facts = sparse_selection.said("torch", "cuda", "bfloat16", "auto", "spans", blocks)
+        facts = sparse_selection.describe("torch", "cuda", "bfloat16", "auto", "spans", blocks)
         assert (facts["kernel"], reason in facts["not_triton"]) == ("torch (spans)", True)
 
 

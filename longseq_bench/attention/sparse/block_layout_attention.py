@@ -76,7 +76,7 @@ class LayoutAttention(Attention):
     @override
     def facts(self) -> dict[str, Any]:
         blocks = self.kernel_blocks
-        facts = sparse_selection.said(
+        facts = sparse_selection.describe(
             self.kernel_name,
             self.device,
             self.workload.dtype,

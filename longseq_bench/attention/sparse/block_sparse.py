@@ -34,7 +34,7 @@ from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.patterns.block_layout import BlockLayout
-from longseq_bench.patterns.blocks import WITH_SPECIAL, check_asked, check_window, make_layout
+from longseq_bench.patterns.blocks import WITH_SPECIAL, check_pattern, check_window, make_layout
 from longseq_bench.patterns.placement import Placement, place_rows
 
 PatternName = Literal[
@@ -83,7 +83,7 @@ class BlockSparse(LayoutAttention):
             "if a rank sees more than half of the others' keys",
         ] = "auto",
     ) -> None:
-        check_asked(pattern, sparsity)
+        check_pattern(pattern, sparsity)
         check_window(pattern, block, window)
         w, self.block = workload, block
         special = _special_tokens(pattern, globals, w.seq_len)

@@ -39,7 +39,7 @@ from longseq_bench.distributed.token_order import check_tokens, even_span
 from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel, TiledKernel
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanAttention
-from longseq_bench.kernels.sparse_selection import SpansOf, choose, said, span_kernel
+from longseq_bench.kernels.sparse_selection import SpansOf, choose, describe, span_kernel
 from longseq_bench.kernels.tiling import RowBlock
 from longseq_bench.patterns.dilated import Rule
 from longseq_bench.patterns.segment_spans import classes, segment_spans, sort_walk
@@ -196,7 +196,7 @@ class Dilated(Attention):
         w = self.workload
         facts: dict[str, Any] = {"kernel": torch_fused.name(self.device, self.torch_dtype)}
         if self.group.size == 1:
-            facts = said(self.kernel_name, self.device, w.dtype, self.requested_kernel, "tiles")
+            facts = describe(self.kernel_name, self.device, w.dtype, self.requested_kernel, "tiles")
         if longer := [f"{s:,}" for s in self.rule.segments if s > w.seq_len]:
             names = ", ".join(longer)
             facts["segments"] = f"{names} reach beyond {w.seq_len:,} tokens: one segment holds all"
