@@ -86,30 +86,22 @@ class LocalShare:
     count: int
 
 
+Block = KVBlock | LocalShare
+"""A block of another rank, or a share of the work with the rank's own keys."""
+
+Queries = tuple[Tensor, Tensor, Tensor, Tensor]
+"""grad_out, q, out, and the lse of the softmax over all blocks."""
+
+
 class BlockAttention(Protocol):
-    """Attention of this rank's queries to a block of keys, merged into what they saw before.
+    """Attention of this rank's queries to a block of keys, merged into what they saw before."""
 
-    block: a block of another rank, or a share of the work with the rank's own keys.
-    """
-
-    def forward(
-        self, q: Tensor, kv: Pair, block: KVBlock | LocalShare, out: Tensor, lse: Tensor
-    ) -> None:
+    def forward(self, q: Tensor, kv: Pair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse, which start as 0 and -inf, in float32 or wider."""
         ...
 
-    def backward(
-        self,
-        queries: tuple[Tensor, Tensor, Tensor, Tensor],
-        kv: Pair,
-        block: KVBlock | LocalShare,
-        dq: Tensor,
-        dkv: Pair,
-    ) -> None:
-        """Add the gradients of the block to dq and dkv, in float32 or wider.
-
-        queries: grad_out, q, out, and lse of the softmax over all blocks.
-        """
+    def backward(self, queries: Queries, kv: Pair, block: Block, dq: Tensor, dkv: Pair) -> None:
+        """Add the gradients of the block to dq and dkv, in float32 or wider."""
         ...
 
 
@@ -121,30 +113,21 @@ class TiledBlocks:
     """
 
     group: Group
-    tiles: Callable[[KVBlock | LocalShare], Iterable[RowBlock]]
+    tiles: Callable[[Block], Iterable[RowBlock]]
 
-    def forward(
-        self, q: Tensor, kv: Pair, block: KVBlock | LocalShare, out: Tensor, lse: Tensor
-    ) -> None:
+    def forward(self, q: Tensor, kv: Pair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse."""
         for tile in self._tiles(block):
             tiling.merge(q, *kv, tile, out, lse)
 
-    def backward(
-        self,
-        queries: tuple[Tensor, Tensor, Tensor, Tensor],
-        kv: Pair,
-        block: KVBlock | LocalShare,
-        dq: Tensor,
-        dkv: Pair,
-    ) -> None:
+    def backward(self, queries: Queries, kv: Pair, block: Block, dq: Tensor, dkv: Pair) -> None:
         """Add the gradients of the block to dq and dkv."""
         grad_out, q, out, lse = queries
         for tile in self._tiles(block):
             dq_tile = dq[:, tile.heads, tile.rows]
             tiling.add_gradients((grad_out, q, out), kv, lse, tile, dq_tile, dkv)
 
-    def _tiles(self, block: KVBlock | LocalShare) -> Iterable[RowBlock]:
+    def _tiles(self, block: Block) -> Iterable[RowBlock]:
         return limited(self.tiles(block), MAX_STEPS) if self.group.computes else ()
 
 
@@ -175,7 +158,7 @@ class ExactTiles:
     rows: int
     most_keys: int
 
-    def __call__(self, block: KVBlock | LocalShare) -> Iterator[RowBlock]:
+    def __call__(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of a block."""
         if isinstance(block, LocalShare):
             yield from self._local(block)

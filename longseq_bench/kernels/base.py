@@ -17,14 +17,16 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import tiling, torch_fused
 
 Triple = tuple[Tensor, Tensor, Tensor]
+"""q, k and v, or their gradients."""
+
+OutputAndLse = tuple[Tensor, Tensor | None]
+"""The output, and the log-sum-exp if it was kept."""
 
 
 class AttentionKernel(Protocol):
     """Forward and backward of an attention."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp of the scores."""
         ...
 
@@ -56,9 +58,7 @@ class TiledKernel:
     def __init__(self, plan: tiling.Tiling) -> None:
         self._plan = plan
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp."""
         return tiling.forward(q, k, v, self._plan, keep_lse)
 
@@ -89,9 +89,7 @@ class FusedKernel:
     def __init__(self, causal: bool) -> None:
         self._causal = causal
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and the log-sum-exp."""
         meta_mode.refuse_limited_loops()
         return torch_fused.forward(q, k, v, self._causal)

@@ -25,7 +25,7 @@ from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
-from longseq_bench.kernels.base import AttentionKernel, Triple, attend
+from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Triple, attend
 from longseq_bench.kernels.spans import Part, SpanAttention
 from longseq_bench.patterns.blocks import check_lengths, check_pattern
 from longseq_bench.patterns.spans import Spans, spans_of
@@ -271,9 +271,7 @@ class PerRowKernel:
     def __init__(self, kernels: list[tuple[slice, AttentionKernel]]) -> None:
         self._kernels = kernels
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp."""
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None

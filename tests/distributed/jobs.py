@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,15 +81,11 @@ class Recorder:
     rank: int
     communicates: bool
     watch: Watch
-    delays: bool
     blocks: list[tuple[int, int, int]] = field(default_factory=list)
     wrong: list[tuple[int, int, int]] = field(default_factory=list)
     shares: list[tuple[int, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.draw = random.Random(self.rank)
 
     def forward(self, q: Any, kv: Pair, block: KVBlock | LocalShare, *results: Any) -> None:
         what = "own" if isinstance(block, LocalShare) else "block"
@@ -101,8 +95,6 @@ class Recorder:
         if isinstance(block, LocalShare):
             self.shares.append((block.index, block.count))
             return
-        if self.delays:
-            time.sleep(self.draw.choice((0.0, 0.001)))
         place = (block.owner, block.start, block.stop)
         self.blocks.append(place)
         for got, whole in zip(kv, self.plan.keys(block.owner), strict=True):
@@ -133,16 +125,14 @@ class Result:
     formula: int
 
 
-def run_exchange(
-    group: Group, plan: Plan, back: bool = False, communicate: bool = True, delays: bool = False
-) -> Result:
+def run_exchange(group: Group, plan: Plan, back: bool = False, communicate: bool = True) -> Result:
     """One pass, forward or backward."""
     exchange = plan.exchange(group)
     k, v = plan.keys(group.rank)
     q = torch.zeros(B, H, 1, D)
     totals: list[list[float]] = []
-    with watched(group, delays) as watch, group.only(communicate=communicate):
-        seen = Recorder(plan, group.rank, communicate, watch, delays)
+    with watched(group) as watch, group.only(communicate=communicate):
+        seen = Recorder(plan, group.rank, communicate, watch)
         kernel = (
             GatherKernel(exchange, seen)
             if isinstance(exchange, GatherExchange)
@@ -222,10 +212,9 @@ def _overlap(a: range, b: range) -> bool:
 
 
 @contextmanager
-def watched(group: Group, delays: bool) -> Iterator[Watch]:
+def watched(group: Group) -> Iterator[Watch]:
     """Watches what every transfer sends and receives, from its start to the wait for it."""
     watch = Watch()
-    draw = random.Random(100 + group.rank)
 
     def follow(name: str, buffers: Callable[..., tuple[list[Tensor], list[Tensor]]]) -> Any:
         start = getattr(Group, name)
@@ -236,8 +225,6 @@ def watched(group: Group, delays: bool) -> Iterator[Watch]:
                 out, into = watch.begin(sent, received)
             else:
                 out, into = [], []
-            if delays:
-                time.sleep(draw.choice((0.0, 0.001, 0.002)))
 
             def done() -> None:
                 watch.sending = [r for r in watch.sending if all(r is not o for o in out)]

@@ -141,18 +141,6 @@ def test_transfers_run_while_something_is_computed(
             assert result.seen.calls[len(result.seen.calls) - len(idle) :] == idle
 
 
-@pytest.mark.parametrize("kind", ["ring", "gather"])
-@pytest.mark.parametrize("world", [3, 4])
-def test_late_ranks_see_and_get_the_same(ranks: Ranks, kind: str, world: int) -> None:
-    """Fault 5: one buffer that sends and receives. Ranks late at random, ten times."""
-    plan = Plan(kind, COUNTS[world], 1)
-    for _ in range(10):
-        for rank, result in enumerate(ranks(world, run_exchange, plan, True, True, True)):
-            assert_seen(plan, rank, result)
-            others = [r for r in range(world) if r != rank]
-            assert result.totals == wanted_totals(plan, rank, others)
-
-
 @pytest.mark.parametrize("tokens", [1, 3, 4, 100])
 def test_blocks_are_no_longer_than_the_limit_and_none_is_empty(tokens: int) -> None:
     for counts in ((7, 9, 8), (1, 9), (5,), (40, 39)):

@@ -6,7 +6,6 @@ import copy
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,8 @@ from torch import Tensor, nn
 from longseq_bench.attention.sparse import block_sparse
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
-from longseq_bench.kernels.spans_reference import tiles_of
-from longseq_bench.modules.multihead import CACHED_LAYOUTS, MultiheadBlockSparse, _remove_padded
-from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, make_layout
-from longseq_bench.patterns.spans import spans_of
+from longseq_bench.modules.multihead import CACHED_LAYOUTS, MultiheadBlockSparse
+from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
 from longseq_bench.testing.definition import build_attention, count_pairs
 
 EMBED, HEADS, BATCH, BLOCK = 32, 4, 3, 16
@@ -158,24 +155,6 @@ def test_fewer_key_heads_equal_repeated_ones(causal: bool) -> None:
 
 
 @causality
-@pytest.mark.parametrize("kind", ["end", "start", "scattered"])
-def test_padded_keys_take_no_share_of_the_softmax(kind: str, causal: bool) -> None:
-    """Rows of constant v return v: were a value masked after the softmax, less would come back."""
-    sparse = module(causal)
-    with torch.no_grad():
-        sparse.in_proj_weight[2 * EMBED :] = 0
-        sparse.in_proj_bias[2 * EMBED :] = 1
-        sparse.out_proj.weight.copy_(torch.eye(EMBED))
-        sparse.out_proj.bias.zero_()
-    x, ignored = tokens(140), padding(kind, 140)
-    hidden = ~seen_by(140, causal) | ignored[:, None]
-    want = (~hidden.all(-1)).float()
-    assert 0.5 < float(want.mean()) <= 1
-    got = sparse(x, x, x, ignored)[0]
-    torch.testing.assert_close(got, want[..., None].expand_as(got), rtol=1e-6, atol=1e-6)
-
-
-@causality
 @pytest.mark.parametrize("kind", ["end", "scattered"])
 def test_what_stands_at_padded_keys_never_enters(kind: str, causal: bool) -> None:
     sparse, ignored = module(causal), padding(kind, 140)
@@ -238,22 +217,6 @@ def test_padding_at_the_end_makes_no_more_runs_of_keys() -> None:
     assert len(made_of[0].start) < whole
     torch.testing.assert_close(out[2:3], sparse(x[2:3], x[2:3], x[2:3])[0])
     torch.testing.assert_close(out[3:], sparse(x[3:], x[3:], x[3:], ignored[3:])[0])
-
-
-@pytest.mark.parametrize("block", [1, 4, 7])
-def test_runs_are_cut_to_the_keys_that_are_not_padded(block: int) -> None:
-    """By enumeration; no run is left empty, or a row's first key would not be that of its runs."""
-    draw = np.random.default_rng(0)
-    layout = make_layout("random", 50, block, 0.5, False)
-    for share in (0.1, 0.5, 0.9, 1.0):
-        padded = np.repeat(draw.random(25) < share, 2)
-        cut = _remove_padded(spans_of(layout), padded)
-        assert (cut.count > 0).all()
-        for (queries, keys, _), (_, whole, _) in zip(
-            tiles_of(cut), tiles_of(spans_of(layout)), strict=True
-        ):
-            assert keys.tolist() == [j for j in whole.tolist() if not padded[j]]
-            assert len(queries)
 
 
 # ---- a drop-in ---------------------------------------------------------------------------------

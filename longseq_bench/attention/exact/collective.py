@@ -33,6 +33,7 @@ from longseq_bench.kernels.base import (
     AttentionKernel,
     FusedKernel,
     InPlaceTiledKernel,
+    OutputAndLse,
     Triple,
 )
 from longseq_bench.kernels.tiling import wide
@@ -45,9 +46,7 @@ class GatherKernel:
     def __init__(self, exchange: GatherExchange, attention: BlockAttention) -> None:
         self.exchange, self.attention = exchange, attention
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and its log-sum-exp."""
         out, lse = empty_softmax(q)
         count = self.exchange.blocks.per_rank

@@ -55,7 +55,7 @@ from longseq_bench.distributed.token_order import (
     check_tokens,
     positions_of,
 )
-from longseq_bench.kernels.base import AttentionKernel, InPlaceTiledKernel, Triple
+from longseq_bench.kernels.base import AttentionKernel, InPlaceTiledKernel, OutputAndLse, Triple
 from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import RowBlock, wide
 
@@ -71,9 +71,7 @@ class RingKernel:
     def __init__(self, ring: RingExchange, attention: BlockAttention) -> None:
         self.ring, self.attention = ring, attention
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and its log-sum-exp."""
         out, lse = empty_softmax(q)
         steps = self.ring.steps()

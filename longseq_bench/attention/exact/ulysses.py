@@ -24,7 +24,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll, HeadExchange, HeadStage
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, check_tokens
-from longseq_bench.kernels.base import AttentionKernel, FusedKernel, Triple
+from longseq_bench.kernels.base import AttentionKernel, FusedKernel, OutputAndLse, Triple
 
 
 class UlyssesKernel:
@@ -41,9 +41,7 @@ class UlyssesKernel:
     ) -> None:
         self.exchange, self.inner, self.stages = exchange, inner, stages
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp of this rank's heads."""
         out, kept = torch.empty_like(q), []
         to_heads = self.exchange.to_heads
@@ -89,9 +87,7 @@ class SkippableKernel:
     def __init__(self, inner: AttentionKernel, group: Group) -> None:
         self._inner, self._group = inner, group
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the inner kernel's output; q if nothing is computed."""
         if self._group.computes:
             return self._inner.forward(q, k, v, keep_lse)

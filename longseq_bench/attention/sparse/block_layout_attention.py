@@ -17,7 +17,7 @@ from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
-from longseq_bench.kernels.base import AttentionKernel, Triple
+from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Triple
 from longseq_bench.kernels.spans import Part, SpanAttention
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of
@@ -121,9 +121,7 @@ class PerHeadKernel:
     def __init__(self, kernels: list[AttentionKernel]) -> None:
         self._kernels = kernels
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp."""
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None

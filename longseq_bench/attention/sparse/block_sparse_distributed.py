@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.attention.tiles import LocalShare
+from longseq_bench.attention.tiles import Block, LocalShare, Queries
 from longseq_bench.distributed.group import Group, Pending
-from longseq_bench.distributed.kv_exchange import KVBlock, Pair
+from longseq_bench.distributed.kv_exchange import Pair
 from longseq_bench.distributed.token_order import even_span
-from longseq_bench.kernels.base import Triple
+from longseq_bench.kernels.base import OutputAndLse, Triple
 from longseq_bench.kernels.spans import Index, Part, SpanKernel
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.placement import Owners
@@ -162,9 +162,7 @@ class FetchKernel:
         sent = sum(self._sent) * token_bytes
         return 2 * sent + sum(self._received) * gradient_bytes if gradient_bytes else sent
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp."""
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
@@ -239,23 +237,14 @@ class SpanBlocks:
         ranks = range(sharded.ranks)
         self._positions = [sharded.tokens(sharded.rows(rank)).astype(np.int32) for rank in ranks]
 
-    def forward(
-        self, q: Tensor, kv: Pair, block: KVBlock | LocalShare, out: Tensor, lse: Tensor
-    ) -> None:
+    def forward(self, q: Tensor, kv: Pair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse."""
         spans, index = self._visible(block)
         if self._group.computes and spans.tiles:
             parts = [Part(spans, range(q.shape[1]))]
             self._kernel.forward(q, *kv, out, lse, parts, self._causal, index, merge=True)
 
-    def backward(
-        self,
-        queries: tuple[Tensor, Tensor, Tensor, Tensor],
-        kv: Pair,
-        block: KVBlock | LocalShare,
-        dq: Tensor,
-        dkv: Pair,
-    ) -> None:
+    def backward(self, queries: Queries, kv: Pair, block: Block, dq: Tensor, dkv: Pair) -> None:
         """Add the gradients of the block to dq and dkv."""
         spans, index = self._visible(block)
         if self._group.computes and spans.tiles:
@@ -265,7 +254,7 @@ class SpanBlocks:
                 [Part(spans, range(q.shape[1]))], self._causal, index, merge=True,
             )  # fmt: skip
 
-    def _visible(self, block: KVBlock | LocalShare) -> tuple[Spans, Index]:
+    def _visible(self, block: Block) -> tuple[Spans, Index]:
         """Return what local rows see of a block, which may cut blocks of the layout."""
         sharded = self._sharded
         row, key = sharded.entries

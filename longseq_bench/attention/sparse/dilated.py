@@ -22,7 +22,7 @@ from longseq_bench.attention.sparse.segments import (
     segment_tiles,
     share_a_segment,
 )
-from longseq_bench.attention.tiles import TILE_ROWS, LocalShare, TiledBlocks, head_runs
+from longseq_bench.attention.tiles import TILE_ROWS, Block, LocalShare, TiledBlocks, head_runs
 from longseq_bench.core.cost import (
     Cost,
     attention_flops,
@@ -33,7 +33,7 @@ from longseq_bench.core.cost import (
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import KVBlock, KVBlocks, RingExchange, block_tokens
+from longseq_bench.distributed.kv_exchange import KVBlocks, RingExchange, block_tokens
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import check_tokens, even_span
 from longseq_bench.kernels import torch_fused
@@ -123,7 +123,7 @@ class Dilated(Attention):
         for heads in head_runs(w, rows, w.seq_len):
             yield from segment_tiles(self.walk, self._pairs(), heads, w.causal, TILE_ROWS)
 
-    def _ring_tiles(self, block: KVBlock | LocalShare) -> Iterator[RowBlock]:
+    def _ring_tiles(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of this rank's queries with a block of keys."""
         own = self._steps(self.group.rank)
         if isinstance(block, LocalShare):
