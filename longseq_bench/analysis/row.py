@@ -115,7 +115,7 @@ class Row:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the pattern skips anything that dense attention sees."""
+        """True if the pattern skips anything that dense attention sees."""
         return self.density_achieved is not None and self.density_achieved < 1
 
     @property
@@ -132,12 +132,12 @@ class Row:
 
     @property
     def is_full_pass(self) -> bool:
-        """Whether passes ran in full and preserved their inputs."""
+        """True if passes ran in full and preserved their inputs."""
         return not self.fit_only and self.keep != "nothing"
 
     @property
     def offloads(self) -> bool:
-        """Whether tensors lie in the host's memory instead of the device's."""
+        """True if tensors lie in the host's memory instead of the device's."""
         return self.options.get("offload", "none") != "none"
 
     @property

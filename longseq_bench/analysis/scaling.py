@@ -1,7 +1,7 @@
-"""How maxima and times grow with tokens and ranks: theory, expectation, measurement, and exponents.
+"""Growth of maxima and times with tokens and ranks: theory, measurement, fitted exponents.
 
-Pure: from the rows of table.py. A power law is fitted in logarithms by least squares, with 95 %
-intervals of its exponents by Student's t.
+A power law is fitted in logarithms by least squares, with 95 % intervals of its exponents by
+Student's t. Computed from rows alone.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ T_95 = (
 
 @dataclass(frozen=True)
 class Reached:
-    """The maximum on some ranks beside what it could be.
+    """The maximum on some ranks, with what it could be.
 
-    theory: the floor of all ranks' budgets, as O(n/p) memory has it.  expected: the maximum on one
-    rank times the ranks; None where there is none, or where one of the two was limited by anything
-    but memory: time grows otherwise.
+    theory: tokens whose floor fills the budgets of all ranks, as O(n/p) memory has it.
+    expected: the maximum on one rank times the ranks; None where one rank was not searched, or
+    where anything but memory limited one of the two: time grows otherwise.
     """
 
     label: str
@@ -45,8 +45,10 @@ class Reached:
 
 @dataclass(frozen=True)
 class Exponent:
-    """Of a power law: the fitted one, and between what it lies with 95 % certainty (None where
-    there are as few points as parameters)."""
+    """A fitted exponent with its 95 % interval.
+
+    The bounds are None where there are as few points as parameters.
+    """
 
     value: float
     low: float | None
@@ -55,12 +57,11 @@ class Exponent:
 
 @dataclass(frozen=True)
 class Complexity:
-    """How a quantity goes with tokens n and ranks p: fitted, and by formula.
+    """Exponents of a quantity in tokens n and ranks p: fitted, and by formula.
 
-    quantity: time (s) or memory (peak bytes of a rank).  The formulas are those of FLOPs, which all
-    ranks share, and of the floor, or of standard attention's score matrix.  ranks: None where all
-    ran on as many, or where tokens and ranks went together and can't be told apart; tokens then
-    too.
+    quantity: time (s) or memory (peak bytes of a rank).  The formulas are those of the FLOPs, which
+    all ranks share, and of the floor, or of standard attention's score matrix.
+    ranks: None where all ran on as many. Both are None where tokens and ranks changed together.
     """
 
     label: str
@@ -149,8 +150,10 @@ def _complexity(
 
 
 def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list[Exponent]:
-    """Exponents of a power law in some quantities, given as logarithms, with a free factor; none
-    where the quantities went together, so that no data could tell them apart."""
+    """Return the exponents of a power law in some quantities, given as logarithms.
+
+    The list is empty where the quantities changed together, so that no data could tell them apart.
+    """
     if len(columns) == 1:
         return _line(columns[0], logs)
     a = np.column_stack([np.ones(len(logs)), *columns])
@@ -170,8 +173,7 @@ def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> list[Exponent]:
-    """The same in one quantity, in closed form: of reports with many lines it is most of the
-    work."""
+    """Fit one quantity in closed form: with many lines this is most of the work of a report."""
     n, mean_x, mean_y = len(x), fmean(x), fmean(y)
     spread_x = sum((a - mean_x) ** 2 for a in x)
     if spread_x <= 1e-12 * n * max(mean_x**2, 1e-12):

@@ -159,7 +159,7 @@ class SweepRow(Row):
 
     @property
     def is_ok(self) -> bool:
-        """Whether every round of the trial ran and passed the check."""
+        """True if every round of the trial ran and passed the check."""
         return self.status == "ok"
 
     @property

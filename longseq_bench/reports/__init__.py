@@ -95,8 +95,10 @@ def documents(
 
 
 def _write(folder: Path, files: Files) -> Path:
-    """Write the files of one report in one format; what an earlier one left beside it goes, by the
-    names that reports give such files and no others."""
+    """Write the files of one report in one format.
+
+    Files of an earlier report in the inner folders are deleted, by the names that reports give.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for inner in {Path(name).parent for name in files} - {Path()}:
         suffixes = {Path(name).suffix for name in files if Path(name).parent == inner}
@@ -113,8 +115,10 @@ _OURS = re.compile(r"\d\d+-[a-z0-9-]*")
 
 
 def _checked(name: str, files: object) -> Files:
-    """What a format made, which may be another package's. Raises UserError for what can't be
-    written below the report's folder."""
+    """Return what a format made, which may be another package's.
+
+    Raises UserError for what can't be written below the report's folder.
+    """
     if not isinstance(files, dict) or not files:
         made = "nothing" if not files else type(files).__name__
         raise UserError(f"report format {name!r} made {made}, not texts by the names of files")

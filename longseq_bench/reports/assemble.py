@@ -23,8 +23,10 @@ from longseq_bench.reports.sections.ranks import hangs
 def build_document(
     kind: str, title: str, source: Source, own: Sequence[Section], suited: bool = True
 ) -> Document:
-    """What every report begins and ends with, round a kind's own sections: dates and machines,
-    failures, how each ran, how to run it again. suited: the records have what the kind is about."""
+    """Build a report: its own sections between dates, machines, failures and how to run it again.
+
+    suited: the records have what the kind is about.
+    """
     ending = [
         failures(source), *hangs(source), hardware(source), how_it_ran(source), reproduce(source),
         *configs(source),
@@ -42,7 +44,7 @@ def build_document(
 
 
 def missing_section(title: str, what: str, *commands: str) -> Section:
-    """A section whose rows are missing: what there is none of, and the commands that make it."""
+    """Return a section without rows: what is missing, and the commands that make it."""
     return Section(title, [f"There is no {what} among these records. To have it:"],
                    code=commands, is_missing=True)  # fmt: skip
 
@@ -54,12 +56,12 @@ SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
 
 
 def or_missing(section: Section, what: str, *commands: str) -> Section:
-    """The section, or, where it holds nothing, what there is none of and how to have it."""
+    """Return the section, or, where it is empty, what is missing and how to have it."""
     return section if section.has_content else missing_section(section.title, what, *commands)
 
 
 def recommendations_section(*rules: Iterable[str], title: str = "Recommendations") -> Section:
-    """What the rules came to, in their order; of each the first sentences."""
+    """Return a section with the first sentences of each rule, in the order of the rules."""
     points = [sentence for rule in rules for sentence in limit_sentences(rule)]
     said = (
         "Each follows from rows of this report, which stand in its brackets; other rows would give "

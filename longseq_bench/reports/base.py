@@ -1,7 +1,7 @@
-"""The two contracts of a report: a kind says what it tells, a format says how it is written.
+"""The two contracts of a report: a kind makes the content, a format writes it.
 
 kind     Source -> Document; @KINDS.register("summary")
-format   Document -> Files;  @FORMATS.register("md"), the name being the main file's suffix
+format   Document -> Files;  @FORMATS.register("md"), the name is the main file's suffix
 
 Neither sees a device. Other packages add theirs through the entry-point groups
 `longseq_bench.report_kinds` and `longseq_bench.report_formats`.
@@ -31,11 +31,12 @@ Files = dict[str, str]
 
 @dataclass(frozen=True)
 class Source:
-    """What a report is made from: records, and the tables computed from them.
+    """The input of a report: records, and the tables computed from them.
 
-    baseline: whose speed is 1; None for no comparison.  notes: sentences from reading the records.
-    place: the results as the user named them, for commands that the report tells.
-    configs: text of sweeps' configs, by where they were kept.
+    baseline: label or implementation whose speed is 1; None for no comparison.
+    notes: sentences from reading the records.  elsewhere: published maxima.
+    place: the results as the user named them, for commands in the report.
+    configs: text of the sweeps' configs by path.
     """
 
     records: Sequence[Record]
@@ -67,7 +68,7 @@ class Source:
 
     @property
     def elsewhere_said(self) -> str:
-        """Where the figures beside the maxima come from."""
+        """The source of the published maxima."""
         return self.elsewhere.source if self.elsewhere else ""
 
     @cached_property
@@ -94,7 +95,7 @@ class Source:
         return capitalize_first(prefix + self.workload(row))
 
     def label(self, trial: Trial) -> str:
-        """What this report calls the trial's implementation and options."""
+        """Return the label of the trial's implementation and options in this report."""
         key = (trial.implementation, repr(trial.options), trial.fit_only, trial.keep,
                trial.allocator)  # fmt: skip
         if key not in self._trial_labels:

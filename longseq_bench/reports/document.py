@@ -1,7 +1,7 @@
-"""What a report says, before any format: sections of sentences, tables and charts of raw values.
+"""The content of a report before any format: sections of sentences, tables and charts.
 
-Values are in SI units (s, B, FLOP, 1); how they are written is decided here once, by the kind of
-their column, so that every format prints the same figure.
+Values are raw and in SI units (s, B, FLOP, 1). The kind of a column decides how they are written,
+so that every format prints the same figure.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as wide as the columns; None is a value that is not known."""
+    """A table; each row is as wide as the columns, and None is an unknown value."""
 
     title: str
     columns: tuple[Column, ...]
@@ -74,7 +74,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis of a chart shows. log: begins logarithmic; a reader may change that."""
+    """An axis of a chart.
+
+    log: begins logarithmic; a reader may change that.
+    """
 
     name: str
     kind: Kind
@@ -107,9 +110,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Guide:
-    """What measured values are set against: a dashed line, or, in bars, a tick a bar.
+    """Values that measured ones are compared with: a dashed line or, in bars, a tick per bar.
 
-    said: what it is, as it stands beside its sign; most are computed.
+    said: what it is, in words; most are computed.
     """
 
     name: str
@@ -157,14 +160,17 @@ class Section:
 
     @property
     def has_content(self) -> bool:
-        """Whether there is more in it than words about what there would be."""
+        """True if there is more in it than paragraphs."""
         return bool(self.points or self.tables or self.code or self.charts)
 
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report. `data` is the tidy table behind it, for formats that are read by programs;
-    it is made when it is first asked for. suited: the records have what it is about."""
+    """A report.
+
+    make_data makes `data`, the tidy table for programs, when it is first used.
+    suited: the records have what the report is about.
+    """
 
     kind: str
     title: str
@@ -180,7 +186,7 @@ class Document:
 
     @property
     def stem(self) -> str:
-        """What its files are named for."""
+        """The name of its files without a suffix."""
         return "report" if self.kind == "summary" else self.kind
 
     def without_charts(self) -> Document:
@@ -189,7 +195,7 @@ class Document:
 
 
 def format_cell(cell: Cell, kind: Kind) -> str:
-    """A cell as people read it: "12.3 ms ±2 %", "1.5 MiB", "128k"; a dash where there is none."""
+    """Format a cell: "12.3 ms ±2 %", "1.5 MiB", "128k"; a dash for None."""
     if cell is None:
         return MISSING
     if isinstance(cell, str):
@@ -198,21 +204,19 @@ def format_cell(cell: Cell, kind: Kind) -> str:
         return f"{format_cell(cell.value, kind)} ±{_percent(cell.share)} %"
     if cell != cell:
         return "not a number"
-    if kind == "tokens":
-        return format_tokens(int(cell))
-    if kind == "bytes":
-        return format_bytes(cell)
-    if kind == "seconds":
-        return format_seconds(cell)
-    if kind == "flop_rate":
-        return format_rate(cell, "FLOP/s")
-    if kind == "share":
-        return format_share(cell)
-    if kind == "ratio":
-        return f"{cell:,.0f}×" if cell >= 1000 else f"{cell:.3g}×"
-    if kind == "error":
-        return f"{cell:.2g}"
-    return f"{cell:,.0f}" if kind == "count" else f"{cell:g}"
+    return _FORMATS[kind](cell) if kind in _FORMATS else f"{cell:g}"
+
+
+_FORMATS: dict[Kind, Callable[[float], str]] = {
+    "tokens": lambda value: format_tokens(int(value)),
+    "bytes": format_bytes,
+    "seconds": format_seconds,
+    "flop_rate": lambda value: format_rate(value, "FLOP/s"),
+    "share": format_share,
+    "ratio": lambda value: f"{value:,.0f}×" if value >= 1000 else f"{value:.3g}×",
+    "error": "{:.2g}".format,
+    "count": "{:,.0f}".format,
+}
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""Rows of one workload on one machine: what may stand in one table and be compared."""
+"""Groups of rows that may be compared, and their descriptions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def capitalize_first(words: str) -> str:
 
 
 def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
-    """Which runs on how many ranks is asked for, not chosen: rows of as many are compared."""
+    """Group rows by their number of ranks, ascending: only rows on as many are compared."""
     found: dict[int, list[R]] = defaultdict(list)
     for row in rows:
         found[row.world_size].append(row)
@@ -63,18 +63,20 @@ def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
 
 
 def ranks_suffix(ranks: int) -> str:
-    """How many ranks, where there are several: " on 2 ranks"."""
+    """Return " on 2 ranks"; "" for one rank."""
     return f" on {ranks} ranks" if ranks > 1 else ""
 
 
 def has_several_ranks(rows: Iterable[Row]) -> bool:
-    """Whether any row ran on several ranks: then what is said of ranks has something to say."""
+    """Return True if any row ran on several ranks."""
     return any(row.world_size > 1 for row in rows)
 
 
 def group_by_density(rows: Iterable[R]) -> list[list[R]]:
-    """Rows apart by how much they skip, the densest first: together are those that keep at least
-    NEAR of what the densest of them keeps, each in the order given."""
+    """Group rows that skip about as much, the densest group first.
+
+    A group has the rows that keep at least NEAR of what its densest row keeps, in the order given.
+    """
     found: list[list[R]] = []
     rest = list(rows)
     while rest:
@@ -85,15 +87,17 @@ def group_by_density(rows: Iterable[R]) -> list[list[R]]:
 
 
 def density_suffix(rows: Sequence[Row]) -> str:
-    """Between what the densities of sparse rows lie: " of density 9.4 % to 10.0 %"; "" of exact."""
+    """Return the range of densities: " of density 9.4 % to 10.0 %"; "" for exact attention."""
     kept = [row.density for row in rows]
     ends = dict.fromkeys(format_share(one) for one in (min(kept), max(kept)))
     return f" of density {' to '.join(ends)}" if rows[0].is_sparse else ""
 
 
 def split_by_sparsity(rows: Iterable[R]) -> dict[str, list[R]]:
-    """Rows by whether they are "exact" or "sparse", where there are any: the two compute different
-    things, so none of the one is better or worse than one of the other."""
+    """Split rows into "exact" and "sparse"; a group without rows is left out.
+
+    The two compute different things, so they are not compared with each other.
+    """
     found: dict[str, list[R]] = {"exact": [], "sparse": []}
     for row in rows:
         found["sparse" if row.is_sparse else "exact"].append(row)

@@ -1,4 +1,4 @@
-"""Maxima that others measured, to stand beside ours: a YAML file with their source."""
+"""Published maxima to compare with: a YAML file with their source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Figure(Frozen):
     options: dict[str, OptionValue] = Field(default_factory=dict)
 
     def is_of(self, row: SearchRow) -> bool:
-        """Whether it stands beside a maximum of ours."""
+        """Return True if the figure is of the same maximum as the row."""
         named = self.model_dump(exclude={"implementation", "tokens", "options"})
         return (
             row.implementation == self.implementation

@@ -1,6 +1,6 @@
-"""Rows as charts: which column against which, with intervals, failures and what they stand beside.
+"""Charts of rows: values with intervals, failures and guides.
 
-Each takes the rows of one workload and gives a chart, or None where there is nothing to see.
+Each function takes the rows of one workload and returns a chart, or None without points.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Maker = Callable[[Sequence[R], str], Chart | None]
 
 
 def charts(source: Source, rows: Iterable[R], *makers: Maker[R]) -> list[Chart]:
-    """Charts of each workload among rows, in their order, as many as are looked at."""
+    """Return the charts of each workload among rows, at most MOST_CHARTS."""
     made = []
     for group in group_by_workload(rows)[: MOST_CHARTS // len(makers)]:
         where = source.workload(group[0])
@@ -60,7 +60,7 @@ def throughput(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 
 def memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Peak of a rank against tokens; the floor beside it where all ran on one rank."""
+    """Chart the peak of a rank against tokens, with the floor where all ran on one rank."""
     points = [
         Point(r.name, r.tokens, r.peak_bytes) for r in rows if r.peak_bytes and r.status == "ok"
     ]
@@ -73,8 +73,7 @@ def memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 
 def speedup(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """How many times as fast as the same on one rank, against ranks; the ideal beside it. Of those
-    that ran on several."""
+    """Chart the speed-up over one rank against ranks, with the ideal."""
     several = {r.label for r in rows if r.world_size > 1 and r.speedup}
     points = [
         Point(
@@ -94,7 +93,7 @@ def speedup(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 
 def pays(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """How many times as fast as the same on one rank, against tokens."""
+    """Chart the speed-up over one rank against tokens."""
     points = [
         Point(r.name, r.tokens, r.speedup, r.speedup_low, r.speedup_high)
         for r in rows
@@ -155,8 +154,10 @@ def _sort(row: SearchRow) -> str:
 
 
 def maxima(source: Source) -> list[Chart]:
-    """Longest lengths as bars, each beside the tokens whose floor fills the budget: a chart a
-    sort, machine, device, mode and budget; what else differs is told at the bar."""
+    """Chart longest lengths as bars, with the tokens whose floor fills the budget.
+
+    A chart per sort, machine, device, mode and budget; other differences are named at the bar.
+    """
     together: dict[tuple[object, ...], list[SearchRow]] = defaultdict(list)
     names = ("fingerprint", "device", "mode", "memory_budget")
     for sort in _TOKENS_AS:
@@ -218,7 +219,6 @@ def over_ranks(source: Source) -> list[Chart]:
 
 
 def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
-    """Beside what the floor allows."""
     points = [Point(r.label, r.world_size, r.max_tokens) for r in rows if r.max_tokens]
     failures = [Mark(r.label, r.world_size, "no length passed") for r in _reached_none(rows)]
     if len({p.x for p in points} | {m.x for m in failures}) < 2:
@@ -274,8 +274,7 @@ def _lines(
     name: str, where: str, what: str, kind: Kind, points: Sequence[Point], rows: Sequence[SweepRow],
     guides: Sequence[Guide] = (), log: bool = True,
 ) -> Chart | None:  # fmt: skip
-    """A quantity against tokens; where one length alone was run, bars. A cross a trial that
-    failed."""
+    """Chart a quantity against tokens, with a cross per failed trial; bars for a single length."""
     failures = tuple(_failed(rows))
     lengths = {int(p.x) for p in points} | {int(m.x) for m in failures}
     if len(lengths) == 1:

@@ -1,7 +1,7 @@
-"""Charts as Vega-Lite, written by Altair; as SVG, drawn by vl-convert without a browser.
+"""Charts as Vega-Lite, written by Altair; vl-convert makes SVG of them without a browser.
 
-One description makes both the picture beside a Markdown report and the chart of a page, so that
-both show the same figures. Names of series are data there, never part of an expression.
+One description makes both the picture of a Markdown report and the chart of a page, so that both
+show the same figures. Names of series are data there, never part of an expression.
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ def svg(chart: Chart) -> str:
 
 
 def spec(chart: Chart, page: bool) -> dict[str, Any]:
-    """Vega-Lite of a chart. page: as wide as its place, without title and legend, which the page
-    writes itself; its parameter `hidden` lists the series that are not shown."""
+    """Return a chart as Vega-Lite.
+
+    page: as wide as its place, without title and legend, which the page writes itself; its
+    parameter `hidden` lists the series that are not shown.
+    """
     import altair as alt
 
     chart, held = _clean(chart), Held()
@@ -91,7 +94,7 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
 
 
 def colours(chart: Chart) -> dict[str, tuple[str, list[int]]]:
-    """Colour and dash of each series that is drawn."""
+    """Return the colour and dash of each series in the chart."""
     n = len(PALETTE)
     return {s: (PALETTE[i % n], DASHES[i // n]) for i, s in enumerate(_shown(chart))}
 
@@ -114,12 +117,12 @@ def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def left_out(chart: Chart) -> int:
-    """How many series there is no room for."""
+    """Return how many series the chart has no room for."""
     return len(chart.series) - len(_shown(chart))
 
 
 def notes(chart: Chart) -> Iterator[str]:
-    """What a chart's signs mean, and what it lacks."""
+    """Return what the chart's signs mean, and what it leaves out."""
     if chart.failures and chart.shape == "bars":
         yield "× at the left: failed; Failures says how."
     elif chart.failures:
@@ -186,14 +189,16 @@ def _crosses(chart: Chart, held: Held, x: Any, colour: Any) -> list[altair.Chart
 
 
 def _cross_rows(chart: Chart) -> dict[str, int]:
-    """How far from the top the crosses of each series are, in px."""
+    """Return the distance of each series' crosses from the top (px)."""
     shown, failed = set(_shown(chart)), dict.fromkeys(m.series for m in chart.failures)
     return {s: 6 + 8 * (i % 8) for i, s in enumerate(s for s in failed if s in shown)}
 
 
 def _bars(chart: Chart, held: Held, room: int) -> list[altair.Chart]:
-    """A bar a series, with its interval, and a tick where its limit is; a cross where it failed.
-    room: for names, in px."""
+    """Make a bar per series with its interval, a tick per guide, and a cross per failure.
+
+    room: width for the names (px).
+    """
     import altair as alt
 
     rows = _rows(chart)
@@ -251,7 +256,7 @@ def _names(chart: Chart, room: int) -> altair.Axis:
 
 
 def _lines(chart: Chart, room: int) -> int:
-    """How many the longest name of a bar takes."""
+    """Return how many lines the longest name of a bar takes."""
     letters = room // LETTER
     most, half = MOST_LINES * letters, (MOST_LINES * letters - 1) // 2
     lines = 1
@@ -268,7 +273,6 @@ def _lines_of(letters: int) -> str:
 
 def _guides(chart: Chart, held: Held) -> list[altair.Chart]:
     """Dashed lines with their names at their ends; in bars they are ticks already."""
-
     if chart.shape == "bars":
         return []
     lines = []
@@ -288,7 +292,7 @@ def _rows(chart: Chart) -> list[dict[str, Any]]:
 
 
 def _drawable(value: float) -> bool:
-    """Whether a scale can hold it: finite, and within what logarithms of floats can tell apart."""
+    """Return True if a scale can hold the value: finite, and not too large or small."""
     return value == 0 or LEAST < abs(value) < 1 / LEAST
 
 
@@ -378,8 +382,7 @@ def _axis(channel: Any, field: str, chart: Chart, rows: Sequence[dict[str, Any]]
 
 
 def _powers(values: Sequence[float]) -> list[int]:
-    """Powers of two among and next to the values, where two lie among them; else Vega's own are
-    better."""
+    """Return powers of two among and next to the values; none where fewer than two fit."""
     first, last = math.ceil(math.log2(min(values))), math.floor(math.log2(max(values)))
     return [2**i for i in range(max(first - 1, 0), last + 2)] if first < last else []
 

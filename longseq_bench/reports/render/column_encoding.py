@@ -20,16 +20,20 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class Packed:
-    """texts: what stands in the cells, least value first.  codes: which of them, a row; -1 where
-    there is none."""
+    """A column of text as codes.
+
+    texts: the distinct texts, least value first.  codes: the index of each row's text; -1 for none.
+    """
 
     texts: list[str]
     codes: list[int]
 
 
 def pack(cells: Sequence[Cell], kind: Kind) -> Packed:
-    """Numbers before words, words by the numbers in them; one text may stand for several values
-    that follow each other."""
+    """Encode cells: numbers before text, text by the numbers in it.
+
+    Equal texts of successive values share one code.
+    """
     # Not a set: its order of words changes from process to process.
     distinct = sorted(dict.fromkeys(cell for cell in cells if cell is not None), key=_order)
     texts: list[str] = []

@@ -82,13 +82,12 @@ def page(document: Document, live: bool = False, running: str = "") -> str:
 
 
 def prepare() -> None:
-    """Begin to make what every page needs, beside what else there is to do until then."""
+    """Start to make what every page needs, in the background."""
     Thread(target=drawing).start()
 
 
 def drawing() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that leaves `vegaEmbed`; about a second to make,
-    900 kB."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script (900 kB, takes a second to make)."""
     with _MAKING:
         return _bundle()
 
@@ -127,7 +126,7 @@ def _template() -> Template:
 
 
 def _policy(scripts: Sequence[str], live: bool) -> str:
-    """What the page may do: run these scripts, draw, and, served, ask its server."""
+    """Return the page's content security policy: its own scripts, charts, and its server."""
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return "; ".join(
         [
@@ -148,7 +147,7 @@ def _digest(script: str) -> str:
 
 
 def _data(value: Any) -> Markup:
-    """JSON that can stand in an element of a page."""
+    """Return JSON that is safe in an element of a page."""
     from markupsafe import Markup
 
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -178,8 +177,10 @@ _LABEL = "Implementation"
 
 @dataclass(frozen=True)
 class _Shown:
-    """A section as the template takes it. name: of its place in the page.  more: tables that it
-    has beyond those of the page."""
+    """A section for the template.
+
+    name: of its place in the page.  more: tables beyond those that the page shows.
+    """
 
     name: str
     section: Section
@@ -301,8 +302,7 @@ def _packed(table: Table, rows: Sequence[tuple[Any, ...]]) -> list[Packed]:
 def _fitting(
     table: Table, rows: Sequence[tuple[Any, ...]], columns: list[Packed], left: int, plain: int
 ) -> tuple[list[Packed], Markup | None]:
-    """As many of the first rows as their data has room for; no data where that is no more than is
-    written out."""
+    """Return as many of the first rows as fit as data; nothing where the page shows them all."""
     while True:
         data = _data([{"dict": c.texts, "codes": c.codes} for c in columns])
         if len(data) <= left:
@@ -323,7 +323,7 @@ def _class(column: Column, texts: Sequence[str]) -> str:
 
 
 def _label_column(columns: Sequence[Column]) -> int:
-    """Where a row's implementation stands: under that name, else the first column of words."""
+    """Return the index of the column "Implementation", else of the first text column."""
     for i, column in enumerate(columns):
         if column.name == _LABEL:
             return i

@@ -1,4 +1,4 @@
-"""What holds a trial back, by measurement: memory, compute or communication."""
+"""Bottlenecks by measurement: memory, compute or communication."""
 
 from __future__ import annotations
 

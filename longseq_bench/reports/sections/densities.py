@@ -1,4 +1,4 @@
-"""Sparsity against length and against memory: what skipping more makes room for."""
+"""Sparsity against length and against memory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ _MEMORY = (
 
 
 def against_length(source: Source) -> Section:
-    """The longest length of each sparsity, by search and by sweep; the least sparsity of each
-    length that was searched for one."""
+    """Build the section on the longest length per sparsity, and the least sparsity per length."""
     tables = [
         Table(capitalize_first(title), _LENGTHS, tuple(rows))
         for title, rows in _lengths(source)
@@ -98,7 +97,7 @@ def _sparsity(row: Row) -> str | None:
 
 
 def against_memory(source: Source) -> Section:
-    """Peak memory by sparsity at one length, beside standard attention's."""
+    """Build the section on peak memory by sparsity, with standard attention's."""
     known = [
         r
         for r in source.rows
@@ -124,7 +123,7 @@ def against_memory(source: Source) -> Section:
 
 
 def _least_and_most(rows: Sequence[SweepRow], where: str) -> Iterator[str]:
-    """How far apart peaks are at the longest length: what is skipped saves time, not tensors."""
+    """Compare peaks at the longest length: skipping saves time, not tensors."""
     at = [r for r in rows if r.tokens == rows[-1].tokens]
     least, most = (of(at, key=lambda r: require(r.peak_bytes)) for of in (min, max))
     ratio = format_cell(require(most.peak_bytes) / require(least.peak_bytes), "ratio")

@@ -1,4 +1,4 @@
-"""What twice the tokens cost: ratios of times, beside the fitted exponent."""
+"""Cost of twice the tokens: ratios of times, and the fitted exponent."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ _MOST = 1000.0
 
 
 def doubling(source: Source) -> Section:
-    """A table a workload of every pair of lengths of which one is twice the other; by the fitted
-    exponent for what has none."""
+    """Build a table per workload of the lengths that were timed together with their double.
+
+    The fitted exponent replaces the ratio where no such pair was timed.
+    """
     tables, points = [], []
     for group in group_by_workload(source.rows):
         fits = {one.label: one for one in complexities(group) if one.quantity == "time"}
@@ -76,7 +78,6 @@ def _pairs(rows: Sequence[SweepRow]) -> Iterator[tuple[SweepRow, SweepRow]]:
 
 
 def _lengths(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
-    """What the exponent of each was fitted to."""
     found: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         if row.status == "ok" and row.time_s:

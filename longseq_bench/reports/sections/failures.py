@@ -1,4 +1,4 @@
-"""What was not ok, and what is missing from rows that were, each with its reason."""
+"""Failed runs, and figures missing from runs that were ok, each with its reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _counted(
     found: Iterable[tuple[Record, tuple[Cell, ...]]],
     source: Source,
 ) -> Table:
-    """Equal rows once with their count; which machine is said where there are several."""
+    """Count equal rows; the machine is a column where there are several."""
     several = len(source.environments) > 1
     machine = (Column("Machine"),) if several else ()
     rows = Counter(

@@ -1,4 +1,4 @@
-"""Sentences of a summary, each computed from the rows: they change when the rows change."""
+"""Sentences of a summary, each computed from the rows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ MOST_SAID = 50
 
 
 def findings(source: Source) -> list[str]:
-    """What was run, what is fastest and leanest where, what several ranks bring and cost, how long
-    each got, what was wrong; of each kind the first MOST_SAID."""
+    """Return the sentences: runs, fastest, least memory, ranks, maxima, wrong outputs.
+
+    Of each kind the first MOST_SAID.
+    """
     kinds = (
         _of_groups(source), _of_maxima(source), _wrong(source.rows), _thrashing(source),
         _miscounted(source),
@@ -87,7 +89,7 @@ def _of_group(group: list[SweepRow], where: str) -> Iterator[str]:
 
 
 def _shared(rows: list[SweepRow]) -> list[list[SweepRow]]:
-    """At the longest length at which several skip about as much: those that do, together."""
+    """Return rows of about one density, together, at the longest length that has several."""
     by_length: dict[int, list[SweepRow]] = defaultdict(list)
     for row in rows:
         by_length[row.tokens].append(row)
@@ -139,7 +141,7 @@ def _leanest(rows: list[SweepRow], kind: str) -> str | None:
 
 
 def _of_ranks(group: list[SweepRow], where: str) -> Iterator[str]:
-    """Of each number of ranks, at the longest length that several ran, else at the longest."""
+    """Describe each number of ranks at the longest length that several rows ran."""
     by_ranks: dict[int, dict[int, list[SweepRow]]] = defaultdict(lambda: defaultdict(list))
     for row in group:
         if row.world_size > 1 and row.time_s:
@@ -154,7 +156,7 @@ def _of_ranks(group: list[SweepRow], where: str) -> Iterator[str]:
 
 
 def _exposed(rows: list[SweepRow]) -> str | None:
-    """Which way of spreading shows least of its communication."""
+    """Name the row that exposes least of its communication."""
     known = [r for r in rows if r.exposed_share is not None]
     known.sort(key=lambda r: require(r.exposed_share))
     words = {id(r): f"{r.label} ({_exposed_words(r)})" for r in known}
@@ -177,7 +179,7 @@ def _exposed_words(row: SweepRow) -> str:
 
 
 def _scaled(rows: list[SweepRow]) -> str | None:
-    """Which gains most from its ranks, against itself on one."""
+    """Name the row that gains most from its ranks."""
     known = [r for r in rows if r.speedup is not None]
     known.sort(key=lambda r: -require(r.speedup))
     words = {id(r): f"{r.label} ({_scaled_words(r)})" for r in known}
@@ -194,7 +196,7 @@ def _scaled(rows: list[SweepRow]) -> str | None:
 
 
 def _bound(row: SweepRow, name: str, otherwise: float) -> float:
-    """A bound of a row; what is possible at all where a single sample gives none."""
+    """Return a bound of a row, or the widest possible one for a single sample."""
     value: float | None = getattr(row, name)
     return otherwise if value is None else value
 
@@ -280,7 +282,7 @@ def describe_search(row: SearchRow, maxima: Iterable[SearchRow], where: str = ""
 
 
 def _grown(row: SearchRow, alone: Mapping[Hashable, SearchRow]) -> str:
-    """How many times as long as on one rank, where that was searched too."""
+    """Describe the maximum relative to one rank, where that was searched too."""
     if row.world_size == 1:
         return ""
     one = alone.get(row.ranks_key)
@@ -290,7 +292,7 @@ def _grown(row: SearchRow, alone: Mapping[Hashable, SearchRow]) -> str:
 
 
 def describe_limit(row: SearchRow) -> str:
-    """What ended a search, where and at which length."""
+    """Describe what ended a search, and at which length."""
     if row.first_failure is None:
         return "no longer length failed, so this is where the search stopped, not a limit"
     phase = f" in {row.failure_phase}" if row.failure_phase else ""

@@ -1,4 +1,4 @@
-"""How maxima and times grow with tokens and ranks; the least sparsity with which a length fits."""
+"""Growth of maxima and times with tokens and ranks; least sparsities."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _SPARSITIES = (
 
 
 def growth(source: Source) -> Iterator[Section]:
-    """Where maxima were searched on several numbers of ranks, and where times of three lengths or
-    more are known."""
+    """Build two sections: longest lengths over ranks, and fitted exponents."""
     tables = []
     for group in group_by_workload(source.maxima):
         if len({row.world_size for row in group}) > 1:

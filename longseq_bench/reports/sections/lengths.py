@@ -49,7 +49,7 @@ def lengths(source: Source) -> Section:
 
 
 def over_ranks(source: Source) -> Section:
-    """Rows on several ranks, with those on one that they stand beside."""
+    """Build the tables of implementations that ran on several ranks, with their rows on one."""
     tables = []
     for group in group_by_workload(source.rows):
         several = {row.label for row in group if row.world_size > 1}

@@ -49,7 +49,7 @@ def maxima(source: Source) -> Section:
 
 
 def _settings_said(source: Source) -> Iterator[str]:
-    """What settings make of a maximum that must not be taken for another."""
+    """Explain the settings that keep a maximum from being compared with others."""
     rows = source.maxima
     if any(row.fit_only for row in rows):
         yield (

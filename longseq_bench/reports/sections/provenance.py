@@ -1,4 +1,4 @@
-"""Where figures come from: dates, machines, versions, how each ran, how to run it again."""
+"""Provenance: dates, machines, versions, how each trial ran, how to run it again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dates(records: Sequence[Record]) -> str:
 
 
 def describe_machines(source: Source) -> Iterator[str]:
-    """That several environments are not merged, where there are several."""
+    """Say that several environments are not merged, where there are several."""
     if len(source.environments) > 1:
         names = ", ".join(source.machines.values())
         yield (
@@ -29,7 +29,7 @@ def describe_machines(source: Source) -> Iterator[str]:
 
 
 def hardware(source: Source) -> Section:
-    """A table a machine: what it is, its versions, load and commit."""
+    """Build a table per machine: hardware, versions, load and commit."""
     tables = []
     seen: dict[str, list[Environment]] = {}
     for record in source.records:
@@ -62,7 +62,7 @@ def _facts(environment: Environment, seen: Sequence[Environment]) -> Iterator[tu
 
 
 def how_it_ran(source: Source) -> Section:
-    """Words that the trials said of themselves: backend, meters, what a fall-back would hide."""
+    """Build the table of facts that trials recorded: backend, meters, fall-backs."""
     said: dict[tuple[str, ...], dict[str, None]] = {}
     several = len(source.environments) > 1
     for record in source.records:
@@ -78,7 +78,7 @@ def how_it_ran(source: Source) -> Section:
 
 
 def configs(source: Source) -> Iterator[Section]:
-    """The configs that were kept beside the records."""
+    """Return the configs that were kept with the records."""
     for place, text in source.configs.items():
         yield Section(f"Config: {place}", code=text.splitlines())
 
@@ -118,8 +118,10 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
 
 
 def _rounds(records: Sequence[Record]) -> str:
-    """Of the sweep with fewest to that with most; a sweep is what one command ran on a machine. A
-    search has none, and counts where there is no sweep."""
+    """Return the least and the largest number of rounds of any sweep.
+
+    A sweep is what one command ran on a machine. Searches count where there is no sweep.
+    """
     swept = [record for record in records if record.purpose == "measure"]
     rounds: dict[tuple[str | None, str], int] = {}
     for record in swept or records:

@@ -1,5 +1,4 @@
-"""What a report says of trials on several ranks: each rank's figures, and where those that hung
-stood."""
+"""Trials on several ranks: the figures of each rank, and the stacks of those that hung."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def each_rank(source: Source) -> Section:
 
 
 def hangs(source: Source) -> Iterator[Section]:
-    """Where each rank stood when a trial was ended for hanging, once for equal trials; of many, the
-    first MOST_SAID."""
+    """Build a section per hung trial with the stack of each rank; the first MOST_SAID trials."""
     hung = list(_hung(source))
     for record, stacks in hung[:MOST_SAID]:
         said = [f"{_where(source, record)}: {record.outcome.reason or 'no reason recorded'}."]
@@ -69,7 +67,7 @@ def hangs(source: Source) -> Iterator[Section]:
 
 
 def _hung(source: Source) -> Iterator[tuple[Record, Mapping[str, Any]]]:
-    """The first record of each trial of whose ranks it is known where they stood."""
+    """Return the first record of each hung trial that has stacks."""
     seen = set()
     for record in source.records:
         stacks = record.outcome.facts.get("stacks")
@@ -105,7 +103,7 @@ def _where(source: Source, record: Record) -> str:
 
 
 def _standing(stacks: Mapping[str, Any]) -> Iterator[str]:
-    """Ranks that stand at the same place together, with the first lines of their stack."""
+    """Group ranks with equal stacks, with the first lines of each."""
     places: dict[tuple[str, ...], list[str]] = {}
     for rank, stack in sorted(stacks.items(), key=lambda item: (len(str(item[0])), str(item[0]))):
         lines = stack.splitlines() if isinstance(stack, str) else map(str, stack)
@@ -118,7 +116,7 @@ def _standing(stacks: Mapping[str, Any]) -> Iterator[str]:
 
 
 def explain_rank_columns(rows: Sequence[SweepRow]) -> list[str]:
-    """What the columns of rows on several ranks mean; nothing where there are none."""
+    """Explain the columns of rows on several ranks; nothing without such rows."""
     if not has_several_ranks(rows):
         return []
     return [

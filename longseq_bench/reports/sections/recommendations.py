@@ -33,8 +33,10 @@ from longseq_bench.reports.sections.findings import describe_limit, join_names
 
 
 class Gain(NamedTuple):
-    """How many times as fast: the least, the median and the most that intervals leave possible,
-    and what is to be said of how that is known."""
+    """A speed ratio: the least, the median and the most that the intervals allow.
+
+    note: how the reference time is known, where it was not measured.
+    """
 
     low: float
     middle: float
@@ -50,7 +52,7 @@ MOST_FLOOR = 0.9
 
 
 def longest(source: Source) -> Iterator[str]:
-    """Of each workload and budget, which takes the longest sequence: exact, and sparse."""
+    """Recommend the longest of each workload and budget, exact and sparse."""
     without = _without(source)
     for group in group_by_workload(source.maxima):
         where = source.workload(group[0])
@@ -65,8 +67,10 @@ _searched_on = attrgetter("world_size", *(name for name in SAME_TABLE if name !=
 
 
 def _without(source: Source) -> dict[tuple[object, bool], int]:
-    """By workload with ranks, and whether sparse: how many were searched and have no confirmed
-    length. Whether one that passed nowhere is sparse is known by its other rows."""
+    """Count the searches without a confirmed length, by workload with ranks and sparsity.
+
+    The other rows of an implementation show whether it is sparse where none of its lengths passed.
+    """
     skips = {r.implementation for r in chain(source.rows, source.maxima) if r.is_sparse}
     searched: dict[tuple[object, bool], dict[object, bool]] = defaultdict(dict)
     for row in source.maxima:
@@ -102,7 +106,7 @@ def _longest(rows: Sequence[SearchRow], what: str, where: str, others: int) -> s
 
 
 def _reaches(row: SearchRow, tokens: int) -> bool:
-    """Whether a bracket leaves it possible that this length fits."""
+    """Return True if the bracket allows that this length fits."""
     failed = row.first_failure
     return bool(row.max_tokens >= tokens or failed is None or failed > tokens)
 
@@ -121,7 +125,7 @@ class Contest(NamedTuple):
 
     @property
     def winners(self) -> list[SweepRow]:
-        """The fastest, and all that can't be told from it."""
+        """The fastest row, and those whose intervals overlap with it."""
         return [
             row for row in self.rows if require(row.time_low_s) <= require(self.rows[0].time_high_s)
         ]
@@ -132,7 +136,7 @@ Failed = dict[str, dict[int, str]]
 
 
 def fastest(source: Source) -> Iterator[str]:
-    """Of each workload, which is the fastest over which lengths: exact, and sparse."""
+    """Recommend the fastest of each workload by length, exact and sparse."""
     for group in group_by_workload(source.rows):
         where, failed = source.workload(group[0]), _failed(group)
         for what, rows in split_by_sparsity(group).items():
@@ -151,10 +155,10 @@ def _failed(rows: Sequence[SweepRow]) -> Failed:
 
 
 def _contests(rows: Sequence[SweepRow]) -> list[list[Contest]]:
-    """Of each density, by ascending length: rows that skip about as much at every length there.
+    """Return the contests of each density, by ascending length.
 
-    How much is skipped is asked for, not chosen, so rows that skip less are none the worse for it.
-    Exact ones skip nothing, so all of them are of one density.
+    Rows that skip about as much are compared; how much is skipped is an input, not a choice. Exact
+    rows are all of one density.
     """
     found: list[tuple[list[Contest], list[SweepRow]]] = []  # with the least and the most dense row
     for tokens, timed in sorted(_timed(rows).items()):
@@ -176,8 +180,7 @@ def _all_of(contests: Sequence[Contest]) -> list[SweepRow]:
 
 
 def _timed(rows: Sequence[SweepRow]) -> dict[int, list[SweepRow]]:
-    """Rows by length, the fastest first, of those that were timed more than once: single passes say
-    nothing of their spread."""
+    """Return rows by length, the fastest first, of those with several samples."""
     found: dict[int, list[SweepRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: float(row.time_s or 0)):
         if row.time_s and row.samples > 1:
@@ -186,7 +189,7 @@ def _timed(rows: Sequence[SweepRow]) -> dict[int, list[SweepRow]]:
 
 
 def _runs(contests: Sequence[Contest], failed: Failed) -> list[list[Contest]]:
-    """Lengths one after another with the same winners, none of which failed in between."""
+    """Join successive lengths with the same winners, without a failure in between."""
     runs: list[list[Contest]] = []
     for contest in contests:
         if runs and _goes_on(runs[-1][-1], contest, failed):
@@ -227,8 +230,7 @@ def _span(first: int, last: int) -> str:
 
 
 def ranks_pay(source: Source) -> Iterator[str]:
-    """From which length several ranks are faster than one, and which never are: a workload at a
-    time."""
+    """Say from which length several ranks are faster than one, per workload."""
     yield from _paying(source, "one rank", _speedup)
 
 
@@ -249,8 +251,7 @@ def _paying(source: Source, against: str, gain: Callable[[SweepRow], Gain | None
 
 
 def _series(rows: Sequence[SweepRow], gain: Callable[[SweepRow], Gain | None]) -> dict[str, Gains]:
-    """By name and by ascending length: what rows that differ in length alone gain, where that is
-    known."""
+    """Return the known gains by name and ascending length."""
     found: dict[str, Gains] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: int(row.tokens)):
         if known := gain(row):
@@ -278,8 +279,10 @@ def _over_dense(row: SweepRow) -> Gain | None:
 
 
 def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]:
-    """A verdict and its figures: faster from the shortest length above which every one that was
-    run is, by its interval, up to the longest, or to what failed above it."""
+    """Return a verdict and its figures.
+
+    Faster: from the shortest length above which every length run is faster by its interval.
+    """
     last = max(gains)
     slow = {n for n, one in gains.items() if one.low <= 1} | {n for n in failed if n < last}
     faster = [n for n in gains if n > max(slow, default=0)]
@@ -303,8 +306,7 @@ def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]
 
 
 def leanest(source: Source) -> Iterator[str]:
-    """Of each workload, which maxima leave more than a tenth of the budget to other things than
-    the floor, where memory limits them."""
+    """Name the maxima that leave over a tenth of the budget to more than the floor."""
     for group in group_by_workload(source.maxima):
         wasteful = [row for row in group if row.is_full_pass and _wastes(row)]
         if wasteful:

@@ -1,5 +1,4 @@
-"""Segments and dilation: what each configuration takes, what dilation brings, what the curve
-costs."""
+"""Segments and dilation: time and maxima by configuration, and the cost of the curve."""
 
 from __future__ import annotations
 
@@ -138,13 +137,13 @@ def time_ratio(over: SweepRow, under: SweepRow) -> Spread | float:
 
 
 def pairs_ratio(over: SweepRow, under: SweepRow) -> float | None:
-    """How many times as many pairs one sees."""
+    """Return the pairs seen by one row over those seen by another."""
     one, two = over.token_density, under.token_density
     return one / two if one is not None and two else None
 
 
 def _effects(source: Source, rows: Sequence[SweepRow]) -> Iterator[str]:
-    """Of each workload, where dilation speeds up most, and whether that is more than it skips."""
+    """Say per workload where dilation speeds up most."""
     for group in group_by_workload(rows):
         timed = _timed(group)
         pairs = [(row, without) for row in group if (without := undilated(timed, row))]
@@ -159,7 +158,7 @@ def _effects(source: Source, rows: Sequence[SweepRow]) -> Iterator[str]:
 
 
 def _least(row: SweepRow, without: SweepRow) -> float:
-    """How many times as fast a row is at least, by both intervals; 0 where one is a single pass."""
+    """Return the lower bound of the speed ratio; 0 where one time is a single sample."""
     if min(row.samples, without.samples) < 2:
         return 0.0
     return float(require(without.time_low_s) / require(row.time_high_s))

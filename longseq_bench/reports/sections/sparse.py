@@ -1,4 +1,4 @@
-"""What a report says of sparse attention: what was skipped, and what skipping it brought."""
+"""Sparse attention: what was skipped, and what skipping it saved."""
 
 from __future__ import annotations
 
@@ -74,8 +74,7 @@ def _share_words(row: SweepRow) -> str | None:
 
 
 def _best(group: Sequence[SweepRow], where: str) -> Iterator[str]:
-    """Which reaches the highest share, at the longest length that several have one at, else at
-    the longest that one has."""
+    """Name the highest share of ideal, at the longest length where several rows have one."""
     by_length: dict[int, list[SweepRow]] = defaultdict(list)
     for row in group:
         if row.share_of_ideal is not None:

@@ -70,8 +70,7 @@ def relative(source: Source) -> Section:
 
 
 def baseline_of(source: Source) -> str:
-    """The baseline that was asked for; else standard attention by its usual names, else the label
-    with most rows."""
+    """Return the chosen baseline; else standard attention, else the label with most rows."""
     labels: dict[str, int] = defaultdict(int)
     for row in source.rows:
         labels[row.label] += row.time_s is not None
@@ -88,7 +87,7 @@ def shared_length(group: Sequence[SweepRow]) -> int:
 
 
 def _meant(at: Sequence[SweepRow], base: str) -> str | None:
-    """The one label that the baseline means at a length; None where it means none or several."""
+    """Return the one label that the baseline names at a length; None for none or several."""
     labels = {row.label for row in at if base in (row.label, row.implementation)}
     return base if base in labels else labels.pop() if len(labels) == 1 else None
 
@@ -126,7 +125,7 @@ def _said(pairs: Sequence[tuple[SweepRow, float | None]], base: str, where: str)
 
 
 def on_ranks(source: Source) -> Section:
-    """What works on how many ranks: a row an implementation, a column a number of ranks."""
+    """Build a table of the trials that were ok: a row per label, a column per number of ranks."""
     worlds = sorted({row.world_size for row in source.rows})
     if not worlds or worlds == [1]:
         return missing_section("What works on many ranks", "trial on several ranks", SWEEP_RANKS)
@@ -139,7 +138,6 @@ def on_ranks(source: Source) -> Section:
 
 
 def _worlds(source: Source, rows: Sequence[SweepRow], worlds: Sequence[int]) -> Table:
-    """Of one machine, device and mode."""
     counts: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         counts[row.label][row.world_size].append(row.status)

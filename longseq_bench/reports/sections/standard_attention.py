@@ -45,7 +45,7 @@ def beside_standard(source: Source) -> Section:
 
 
 def _at_longest(group: list[SweepRow], where: str) -> str:
-    """What the longest length of a workload takes, beside what standard attention does there."""
+    """Compare memory at the longest length of a workload with standard attention's."""
     tokens = max(row.tokens for row in group)
     at = sorted((r for r in group if r.tokens == tokens), key=lambda r: require(r.peak_bytes))
     ends = [f"{format_bytes(require(r.peak_bytes))} ({r.label})" for r in (at[0], at[-1])]

@@ -62,7 +62,7 @@ def uses(source: Source) -> Section:
 
 
 def _workloads(source: Source) -> list[tuple[str, list[SweepRow], list[SearchRow]]]:
-    """Rows and maxima of each workload, whatever the budget, which the evidence names."""
+    """Group rows and maxima by workload, over all budgets."""
     swept = [row for row in source.rows if row.status == "ok" and row.is_full_pass]
     found = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
     together: dict[Hashable, tuple[list[SweepRow], list[SearchRow]]] = {}
@@ -100,8 +100,10 @@ def _use(
 def _approach(
     ran: Sequence[SweepRow], reached: Sequence[SearchRow]
 ) -> tuple[Sequence[Row], str | None]:
-    """Those that took least at the shortest length timed that is long enough, as far as they can be
-    told apart; else the one that reached farthest."""
+    """Return the fastest rows at the shortest length timed that is long enough, with evidence.
+
+    Rows whose intervals overlap with the fastest are included. Without times: the longest.
+    """
     timed = [r for r in ran if r.time_s and r.samples > 1]
     if timed:
         shortest = min(r.tokens for r in timed)
