@@ -20,32 +20,37 @@ CONFIG = "config.yaml"
 def report(
     results: Annotated[
         list[Path],
-        typer.Argument(help="Results folders, folders of such, or records.jsonl files."),
+        typer.Argument(help="Results folders, folders of them, or records.jsonl files."),
     ],
     formats: Annotated[
-        str, typer.Option("--format", help="With commas: html,md,csv,json; terminal prints.")
+        str,
+        typer.Option(
+            "--format", help="Formats, separated by commas: html,md,csv,json; terminal prints."
+        ),
     ] = "md,csv",
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to. Default: that of the first results.")
+        Path | None,
+        typer.Option(help="Folder to write to. Default: the folder of the first results."),
     ] = None,
     kind: Annotated[
         str,
         typer.Option(
-            help="With commas: summary, extreme, devices, scaling, capabilities, implementations; "
-            "all; auto: those that there are rows for."
+            help="Kinds of report, separated by commas: summary, extreme, devices, scaling, "
+            "capabilities, implementations; all; auto: those with rows."
         ),
     ] = "summary",
     baseline: Annotated[
-        str | None, typer.Option(help="Implementation whose speed is 1; default: that of config.")
+        str | None,
+        typer.Option(help="Implementation whose speed is 1. Default: the one in the config."),
     ] = None,
     beside: Annotated[
-        Path | None, typer.Option(help="YAML of others' maxima, a column beside ours.")
+        Path | None, typer.Option(help="YAML file of published maxima, for a column of their own.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Rows and maxima as one JSON document on stdout.")
+        bool, typer.Option("--json", help="Print rows and maxima as one JSON document on stdout.")
     ] = False,
 ) -> int:
-    """Write reports from records, or print them: every number comes from the records."""
+    """Write reports from records, or print them; every number comes from the records."""
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.cli.session import console, print_json, read_results
     from longseq_bench.reports.published_results import read
@@ -69,7 +74,10 @@ def report(
 
 
 def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) -> list[Path]:
-    """Write and print the reports; returns the files' paths. given: as `documents` takes it."""
+    """Write and print the reports and return the paths of the files.
+
+    given: the arguments of `reports.documents` after the records.
+    """
     from longseq_bench.cli.session import console
     from longseq_bench.core.interning import no_collecting
     from longseq_bench.reports import documents, write_documents
@@ -88,8 +96,10 @@ def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) 
 
 
 def _wanted(text: str, as_json: bool) -> list[str]:
-    """Formats by name, this command's own among them. Raises UserError for one that is not there,
-    and where two would share stdout."""
+    """Return the names of the formats.
+
+    Raises UserError for an unknown format, and if two would print on stdout.
+    """
     from longseq_bench.core.errors import UnknownNameError, UserError
     from longseq_bench.reports.base import FORMATS
 
@@ -112,7 +122,7 @@ def _names(text: str, example: str) -> list[str]:
 
 
 def _configs(results: list[Path]) -> dict[str, str]:
-    """The text of each sweep's config that was kept beside its records, by where it lies."""
+    """Return the text of each sweep's config next to its records, by path."""
     from longseq_bench.cli.session import record_files
 
     found = {}
@@ -124,7 +134,7 @@ def _configs(results: list[Path]) -> dict[str, str]:
 
 
 def _baseline_of(results: Path, records: list[Record]) -> str | None:
-    """The baseline that the sweep's own config names, kept beside its records, if it ran."""
+    """Return the baseline of the sweep's config next to its records, if it ran."""
     import yaml
 
     config = (results if results.is_dir() else results.parent) / CONFIG

@@ -1,4 +1,4 @@
-"""Figures as characters: sparklines, bars, and what a chart says without a picture."""
+"""Figures as characters: sparklines and bars."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ LEVELS = "▁▂▃▄▅▆▇█"
 EIGHTHS = "▏▎▍▌▋▊▉█"
 FAILED, ABSENT = "×", "·"
 FLATTEST = 0.1
-"""Samples that lie within this share of their median look flat, as they are."""
+"""Samples that differ by less than this share of their median are drawn almost flat."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What the lowest and the highest character mean; log: equal steps are equal ratios."""
+    """The values of the lowest and the highest character; log: equal steps are equal ratios."""
 
     low: float
     high: float
     log: bool = False
 
     def level(self, value: float) -> int:
-        """Which of the eight characters a value has; outside the scale, the nearest."""
+        """Return the index of a value among the eight characters; the nearest outside the scale."""
         low, high, at = self.low, self.high, value
         if self.log:
             low, high, at = math.log(low), math.log(high), math.log(max(value, self.low))
@@ -35,12 +35,12 @@ class Scale:
         return min(len(LEVELS) - 1, max(0, int(share * len(LEVELS))))
 
     def character(self, value: float) -> str:
-        """The block of a value, as high as it is."""
+        """Return the character of a value."""
         return LEVELS[self.level(value)]
 
 
 def scale_of(values: Iterable[float], log: bool = False) -> Scale | None:
-    """From the least to the largest value; None for none. Logarithmic only where all are > 0."""
+    """Return the scale of finite values; None for no value; logarithmic only if all are > 0."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return None
@@ -48,10 +48,10 @@ def scale_of(values: Iterable[float], log: bool = False) -> Scale | None:
 
 
 def samples_line(samples: Sequence[float], most: int) -> str:
-    """Samples in their order, from the least up to the largest or a tenth above the median.
+    """Return samples as a sparkline, in their order.
 
-    At most `most` characters: of samples that share one the largest is shown, so that no outlier
-    is hidden. No samples give an empty line.
+    The scale goes from the least to the largest sample, or a tenth above the median. Of samples
+    that share one of at most `most` characters the largest is drawn, so that no outlier is hidden.
     """
     known = [sample for sample in samples if math.isfinite(sample)]
     if not known:
@@ -62,15 +62,14 @@ def samples_line(samples: Sequence[float], most: int) -> str:
 
 
 def _parts(values: Sequence[float], most: int) -> list[Sequence[float]]:
-    """Values in order, in as many even parts as there may be."""
+    """Split values, in order, into even parts."""
     n = min(len(values), most)
     return [values[len(values) * i // n : len(values) * (i + 1) // n] for i in range(n)]
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Places along x: one an x that any series has, or, where there are too many, one for
-    several neighbours."""
+    """Places along x: one for each x of any series; too many neighbours share a place."""
 
     xs: Sequence[float]
     count: int
@@ -78,8 +77,7 @@ class Slots:
     def line(
         self, points: Iterable[tuple[float, float]], failures: Iterable[float], scale: Scale | None
     ) -> str:
-        """A sparkline of (x, y): the median of a place, × where something failed there, · where
-        there is nothing."""
+        """Return a sparkline of (x, y): the median of a place, × for a failure, · for nothing."""
         there: dict[int, list[float]] = defaultdict(list)
         for x, y in points:
             if math.isfinite(y):
@@ -100,13 +98,13 @@ class Slots:
 
 
 def slots_of(xs: Iterable[float], most: int) -> Slots:
-    """Places for every x, in their order, at most so many."""
+    """Return places for every x, in ascending order, at most `most`."""
     ordered = sorted(set(xs))
     return Slots(ordered, min(len(ordered), max(1, most)))
 
 
 def bar(value: float, largest: float, width: int) -> str:
-    """A bar from 0, as long as the value is beside the largest, to an eighth of a character."""
+    """Return a bar from 0, `width` characters long for the largest value, to an eighth of one."""
     if not math.isfinite(value) or value <= 0 or largest <= 0:
         return ""
     eighths = max(1, round(min(1.0, value / largest) * width * len(EIGHTHS)))
