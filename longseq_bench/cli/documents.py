@@ -9,6 +9,7 @@ from longseq_bench.cli.progress import option_value, option_words
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import Environment, Trial
 from longseq_bench.reports.document import Column, Document, Section, Table
+from longseq_bench.reports.groups import capitalize_first
 
 if TYPE_CHECKING:
     from longseq_bench.doctor import Finding
@@ -36,7 +37,9 @@ def _entry_section(name: str, entry: Entry, catalogue: Catalogue) -> Section:
         for spec in entry.options
     )
     table = Table("", (Column("Option and default"), Column("Meaning")), options)
-    return Section(name, [entry.summary, *unavailable], tables=[table] if options else [])
+    return Section(
+        name, [capitalize_first(entry.summary), *unavailable], tables=[table] if options else []
+    )
 
 
 def trials_document(trials: Sequence[Trial], rounds: int) -> Document:

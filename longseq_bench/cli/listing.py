@@ -23,5 +23,5 @@ def listing(
     if as_json:
         print_json({"schema": 1, **catalogue.model_dump(mode="json")})
     else:
-        print_document(catalogue_document(catalogue), console())
+        print_document(catalogue_document(catalogue), console(), "--json has them")
     return 0

@@ -148,7 +148,7 @@ def _densest(
     from longseq_bench.cli.stdout import ends
     from longseq_bench.core.errors import UserError
     from longseq_bench.reports.brief import density_brief
-    from longseq_bench.reports.render.terminal import print_document
+    from longseq_bench.reports.render.terminal import REPORT_HINT, print_document
     from longseq_bench.search import strategy
 
     for trial in trials:
@@ -162,7 +162,7 @@ def _densest(
         if as_json:
             print_json(density_rows_json(rows))
         else:
-            print_document(density_brief(records), console())
+            print_document(density_brief(records), console(), REPORT_HINT)
     return exit_code(records)
 
 
@@ -221,10 +221,10 @@ def _show(records: list[Record]) -> None:
     from longseq_bench.analysis.searches import search_rows
     from longseq_bench.cli.session import console
     from longseq_bench.reports.brief import search_brief
-    from longseq_bench.reports.render.terminal import print_document
+    from longseq_bench.reports.render.terminal import REPORT_HINT, print_document
 
     brackets = [one for row in search_rows(records) if (one := bracket_sentence(row))]
-    print_document(search_brief(records, brackets), console())
+    print_document(search_brief(records, brackets), console(), REPORT_HINT)
 
 
 def bracket_sentence(row: SearchRow) -> str | None:

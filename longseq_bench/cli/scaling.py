@@ -112,7 +112,7 @@ def _study(
     from longseq_bench.cli.session import carry_out, console, exit_code, print_json
     from longseq_bench.cli.stdout import ends
     from longseq_bench.reports.brief import scaling_brief
-    from longseq_bench.reports.render.terminal import print_document
+    from longseq_bench.reports.render.terminal import REPORT_HINT, print_document
     from longseq_bench.search import strategy
 
     watcher = SearchProgress(console(stderr=True))
@@ -125,5 +125,5 @@ def _study(
             rows = sweep_json(records)["rows"]
             print_json({"schema": 1, "maxima": found, "rows": rows, "complexity": fits})
         else:
-            print_document(scaling_brief(records), console())
+            print_document(scaling_brief(records), console(), REPORT_HINT)
     return exit_code(records)

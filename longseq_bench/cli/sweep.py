@@ -152,9 +152,9 @@ def _refuse_hopeless_time(records: list[Record]) -> None:
 def _show(records: list[Record], baseline: str | None) -> None:
     from longseq_bench.cli.session import console
     from longseq_bench.reports.brief import sweep_brief
-    from longseq_bench.reports.render.terminal import print_document
+    from longseq_bench.reports.render.terminal import REPORT_HINT, print_document
 
-    print_document(sweep_brief(records, baseline), console())
+    print_document(sweep_brief(records, baseline), console(), REPORT_HINT)
 
 
 def _list_trials(config: SweepConfig, as_json: bool) -> int:
@@ -165,5 +165,6 @@ def _list_trials(config: SweepConfig, as_json: bool) -> int:
     if as_json:
         print_json({"schema": 1, "trials": [t.model_dump(mode="json") for t in config.trials]})
     else:
-        print_document(trials_document(config.trials, config.rounds), console())
+        document = trials_document(config.trials, config.rounds)
+        print_document(document, console(), "a wider terminal or --json has them")
     return 0

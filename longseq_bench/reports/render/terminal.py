@@ -42,6 +42,8 @@ MAX_LINE = 100
 """Longer lines of a sentence are hard to read."""
 MIN_SLOTS, MAX_BAR = 8, 40
 HINT = "a wider terminal or --format md has them"
+REPORT_HINT = "a wider terminal or report.md has them"
+"""For commands that write a report next to the records."""
 STYLES = {
     "ok": "green", "faster": "green", "less": "green", "longer": "green", "mended": "green",
     "slower": "red", "more": "red", "shorter": "red", "broken": "red", "crashed": "red",
