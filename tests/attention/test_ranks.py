@@ -408,10 +408,10 @@ ASYNCHRONOUS = [
 
 @pytest.mark.parametrize(("name", "world", "options"), ASYNCHRONOUS)
 def test_late_ranks_change_nothing(ranks: Ranks, name: str, world: int, options: Options) -> None:
-    """Fault 5: one buffer that sends and receives; a transfer nobody waits for. 50 times, ranks
+    """Fault 5: one buffer that sends and receives; a transfer nobody waits for. 20 times, ranks
     late at random, bit for bit."""
     w = workload(name, world, 4 * world + 1, True, causal=True, mode="train", batch=1)
-    assert ranks(world, delayed, Case(name, options, w), 50) == [[]] * world
+    assert ranks(world, delayed, Case(name, options, w), 20) == [[]] * world
 
 
 # ---- what can't be spread ----------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Records made by hand in which every section of every report has rows: few, small, never the same.
 
 rich()       two machines, ranks 1, 2 and 4, every status, rounds, single samples, zeros, searches
-odd()        failures in between, densities that no option tells, searches in vain, no numbers
 sparser()    sparse attention, segments and the curve, beside dense
 """
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from longseq_bench.core.model import Environment, Outcome, Record, Status, Trial
+from longseq_bench.core.model import Outcome, Record, Status, Trial
 from tests import make
 from tests.reports.oracle import dense_flops
 
@@ -198,51 +197,6 @@ def sparser() -> list[Record]:
     return [*found, make.record(trial, make.outcome("timeout", "over 20 s", "forward"))]
 
 
-def odd() -> list[Record]:
-    """Winners that fail in between, ranks and sparse attention that do, searches that took no
-    length, densities that options do not tell, dilation that brings nothing, no numbers."""
-    found = [on_one("a", n, 1e-6 * n) for n in (1000, 4000, 8000)] + [failed("wrong", "a", 2000)]
-    found += [on_one("b", n, 2e-6 * n) for n in (1000, 2000, 4000, 8000)]
-    found += [failed("oom", "b", n) for n in (3000, 16000)]
-    for tokens, status in (
-        (1000, "ok"),
-        (2000, "wrong"),
-        (4000, "ok"),
-        (8000, "ok"),
-        (9000, "oom"),
-    ):
-        two = make.trial("b", tokens, world_size=2)
-        bad = make.outcome(status)
-        found.append(make.record(two, took_on(two, 6e-7 * tokens) if status == "ok" else bad))
-    for window, kept in ((128, 0.03), (256, 0.1), (300, 0.11), (2048, 0.5)):
-        options = {"sparsity": 0.9, "window": window}
-        for tokens, status in ((1000, "ok"), (2000, "timeout"), (4000, "ok"), (6000, "oom")):
-            if status != "ok":
-                found.append(failed(status, "blocks", tokens, options=options))
-                continue
-            source = "measured" if tokens == 1000 else "computed from 100 of 4,000 rows"
-            found.append(on_one(
-                "blocks", tokens, kept * tokens * 1e-6, options=options, facts={"dense": source},
-                density_achieved=kept * (1 + 100 / tokens), dense_time=spread(tokens * 3e-7, 8),
-                flops=kept * 4 * tokens**2 * 512,
-            ))  # fmt: skip
-    found += [_segments("dilated", 4096, 0.01 * rate, rate, 0.5 / rate) for rate in (1, 2)]
-    short = {"memory_budget": BUDGET, "repeats": 0}
-    for name, best, status, more in (
-        ("a", 7000, "ok", {}), ("b", 512, "wrong", {}), ("a", 8000, "ok", {"fit_only": True}),
-        ("c", 8000, "ok", {"fit_only": True}), ("blocks", 600, "crashed", {}),
-        ("dilated", 50000, "ok", {}),
-    ):  # fmt: skip
-        of = make.trial(name, 1, **short, **more)
-        kept = {"density_achieved": 0.5} if name == "dilated" else {}
-        came_to = make.outcome(status, pass_time=0.1, peak=1e6, **kept)
-        found.append(make.record(of.at(best), came_to, purpose="probe"))
-        found.append(make.step(best + 100, "oom", of=of, purpose="edge"))
-    nan = float("nan")
-    none = make.outcome(time=[0.1, nan], peak=nan, flops=1e9, max_error=0.0)
-    return [*found, make.record(make.trial("a", 500), none)]
-
-
 def elsewhere_too(records: list[Record]) -> list[Record]:
     """With some of them on a second machine, and a fact a trial said of itself."""
     beta = make.environment("beta", **BETA)
@@ -253,8 +207,3 @@ def elsewhere_too(records: list[Record]) -> list[Record]:
 def rich() -> list[Record]:
     """Everything but what `sparser` has."""
     return [*swept(), *ranked(), *searched()]
-
-
-def machine(**fields: Any) -> Environment:
-    """The second machine."""
-    return make.environment("beta", **{**BETA, **fields})

@@ -282,7 +282,6 @@ def twice_on_one() -> list[Record]:
 EXAMPLES: dict[str, Callable[[], list[Record]]] = {
     "rich": examples.rich,
     "sparse": examples.sparser,
-    "odd": examples.odd,
     "two machines": lambda: examples.elsewhere_too([*examples.rich(), *examples.sparser()]),
     "a failed baseline": failed_baseline,
     "twice on one rank": twice_on_one,
@@ -352,7 +351,7 @@ def time_ratio(one: Swept, other: Swept) -> Any:
     return Spread(value, one.ends[0] / other.ends[1], one.ends[1] / other.ends[0])
 
 
-@pytest.mark.parametrize("name", ["rich", "sparse", "odd", "quickstart"])
+@pytest.mark.parametrize("name", ["rich", "sparse", "quickstart"])
 def test_doubling_is_the_longer_time_over_the_shorter(name: str) -> None:
     book, found = reports(name)
     extreme = next(document for document in found if document.kind == "extreme")
