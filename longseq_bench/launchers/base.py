@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from longseq_bench.launchers.control_channel import Hello
 
 DRY_RUN_LIMIT_S = 10.0
-"""How long the dry run of some trials may take."""
+"""Time limit of a dry run, for all of its trials."""
 
 OnPhase = Callable[[str, str], None]
 """Called with (phase, part) when a trial enters a phase."""

@@ -32,7 +32,7 @@ BEAT_S = 1.0
 LOST_S = 10.0
 
 SHAKE_S = 5.0
-"""How long one step of the handshake may take, and one write."""
+"""Time limit of one step of the handshake, and of one write."""
 
 RETRY_S = 0.2
 MOST_BYTES = 2**26

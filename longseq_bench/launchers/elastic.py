@@ -36,16 +36,16 @@ from longseq_bench.launchers.process_inspection import SAMPLE_S, STACKS_S, with_
 from longseq_bench.launchers.rank_supervisor import PHASE_LIMIT_S, ProcessSample, RankSupervisor
 
 MEET_S = 120.0
-"""How long ranks that have started may take to connect to each other."""
+"""Time limit for ranks that have started to connect to each other."""
 
 SILENT_S = 2.5 * BEAT_S
 """A node that is silent for this long may be lost. Until that is known no other cause is named."""
 
 SHORT_S = 1.0
-"""How long a trial waits for a node that the trial before it has waited for already."""
+"""Time that a trial waits for a node which the trial before has waited for already."""
 
 END_S = 5.0
-"""How long the other nodes may take to end their ranks."""
+"""Time limit for the other nodes to end their ranks."""
 
 Log = Callable[[str], None]
 
@@ -317,8 +317,8 @@ class _Run:
             return
         nodes = set(range(self.job.nodes))
         for node in nodes - self.started or nodes:
-            said = f"the ranks did not meet at {self._place}; do the hosts reach each other"
-            self._fail(node, f"{said} at every port?")
+            question = "do the hosts reach each other at every port?"
+            self._fail(node, f"the ranks did not meet at {self._place}; {question}")
 
     def _in_doubt(self) -> bool:
         """Return whether only lost peers are known, and a silent node may hold the cause."""

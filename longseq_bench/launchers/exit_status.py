@@ -1,4 +1,4 @@
-"""What the exit of a child means: a crash, out of memory, or a lost peer. For every launcher.
+"""Map the exit of a child to an outcome: a crash, out of memory, or a lost peer.
 
 A child that raised an exception reports its outcome itself (worker/exception_mapping.py decides
 whether that is out of memory). `outcome_of_exit` judges a child that died without a report: only

@@ -9,7 +9,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 PRINTED_BYTES = 4000
-"""How many bytes of the end of the output are read by default."""
+"""Bytes of the end of the output that are read by default."""
 
 
 class OutputFile:

@@ -18,13 +18,13 @@ from longseq_bench.launchers.output_file import OutputFile
 from longseq_bench.launchers.rank_supervisor import GRACE_S, ProcessSample
 
 SAMPLE_S, SAMPLES = 0.5, 10
-"""How long, and how many times, ranks are sampled to tell one that works from one that waits."""
+"""Time and number of samples that tell a rank that works from one that waits."""
 
 STACKS_S, STACKS_STEP_S = 1.0, 0.05
-"""How long ranks may take to write their stacks, and how often the launcher looks for them."""
+"""Time limit for ranks to write their stacks, and the interval of looking for them."""
 
 STACK_BYTES = 2**16
-"""How many bytes of the end of a rank's output are searched for its stack."""
+"""Bytes at the end of a rank's output that are searched for its stack."""
 
 
 def sample_processes(pids: Mapping[int, int], several: bool) -> dict[int, ProcessSample]:

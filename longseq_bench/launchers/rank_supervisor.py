@@ -29,7 +29,7 @@ EXACT_FACTOR = 4
 PASSES = ("forward", "backward", "time")
 
 PEERS_S = 1.0
-"""How long the peers of a failed rank may take to report."""
+"""Time limit for the peers of a failed rank to report."""
 
 CAUSE_S = 3.0
 """The same if all reports so far are lost peers: the cause is still to come."""

@@ -51,7 +51,7 @@ def no_workspace(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class MeterContext:
-    """What a meter has to measure.
+    """The trial that a meter has to measure.
 
     device: the torch device type of the trial; `meta` in a dry run.
     maps_files: whether the inputs lie in memory-mapped files on the host.

@@ -187,8 +187,8 @@ class _Backward:
     def close(self) -> None:
         group = self._reference.group
         joint = all_reduce_max(group, self._largest).clamp_min(_TINY)
-        beside = (self._strays / joint).nan_to_num(nan=math.inf).amax((1, 2))
-        for name, error in zip(("dk", "dv"), beside.tolist(), strict=True):
+        stray_errors = (self._strays / joint).nan_to_num(nan=math.inf).amax((1, 2))
+        for name, error in zip(("dk", "dv"), stray_errors.tolist(), strict=True):
             self._errors.raise_to(name, error)
         parameters = self._reference.attention.parameter_gradients()
         for name, sums in self._matrices.items():

@@ -1,4 +1,4 @@
-"""How this process, one rank of a trial, joins the others, and its share of the host's cores."""
+"""Join the other ranks of a trial, and take a share of the host's cores."""
 
 from __future__ import annotations
 

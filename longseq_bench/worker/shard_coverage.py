@@ -19,7 +19,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Positions, Shard
 
 Fingerprint = tuple[int, int, int]
-"""Of positions: their number, their sum and the sum of their squares, modulo 2^64."""
+"""Number, sum and sum of squares of some positions, modulo 2^64."""
 
 _MODULO = 2**64
 _CHUNK = 65_536
