@@ -1,7 +1,7 @@
-"""Which machine this is: what a record must say for its figures to be compared.
+"""Description of this machine, which a record needs for its figures to be comparable.
 
-The parent asks; so nothing here may start CUDA or import torch. GPUs are read through NVML,
-which needs neither, and everything that can't be read here is left out rather than guessed.
+The parent runs this code, so it neither starts CUDA nor imports torch. GPUs are read through NVML.
+A value that can't be read is left out and never guessed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NAMES = frozenset({
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES", "LD_PRELOAD",
 })  # fmt: skip
 _NO_LIMIT = 2**60
-"""cgroup v1 writes a number near 2^63 where there is no limit."""
+"""Larger limits mean none: cgroup v1 writes a number near 2^63."""
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """What NVML says: names of all GPUs, the driver's version, or the reason why it says nothing.
+    """Names of all GPUs and the driver's version by NVML, or the reason why NVML fails.
 
-    free: bytes free now on each GPU; None on one that shares the host's memory.
+    free: free bytes of each GPU; None for a GPU that shares the host's memory.
     """
 
     names: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Gpus:
 
 
 def collect() -> Environment:
-    """The machine and versions as they are now; takes well under a second."""
+    """Return the machine and versions as they are now, within a second."""
     gpus = read_gpus()
     total, limit = psutil.virtual_memory().total, cgroup_memory()
     return Environment(
@@ -71,11 +71,13 @@ def collect() -> Environment:
 
 
 def free_memory(device: Device) -> int:
-    """Bytes that can be allocated on the device now; asks no device, so takes milliseconds.
+    """Return the bytes that can be allocated on the device now, without starting the device.
 
-    cpu: what the system has available, or what the cgroup has left where that is less.
+    cpu: the smaller of the system's available memory and the rest of the cgroup's limit.
     cuda: NVML's free bytes on the first GPU that CUDA_VISIBLE_DEVICES shows.
-    Raises UserError with the reason where there is no such GPU.
+
+    Raises:
+        UserError: there is no such GPU; the message has the reason.
     """
     if device == "cuda":
         return _free_on_cuda(read_gpus())
@@ -84,7 +86,7 @@ def free_memory(device: Device) -> int:
 
 
 def read_gpus() -> Gpus:
-    """GPUs by NVML, in PCI order. A machine without a driver gives a reason, not an error."""
+    """Return the GPUs by NVML, in PCI order, or the reason why there are none."""
     try:
         import pynvml
     except ImportError as error:
@@ -110,9 +112,9 @@ def read_gpus() -> Gpus:
 def cgroup_memory(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> tuple[int, int] | None:
-    """(limit, bytes left) of the tightest memory cgroup of this process; None without a limit.
+    """Return (limit, bytes left) of this process's tightest memory cgroup; None without a limit.
 
-    Page cache that can be dropped counts as left. v2 and v1; every level up to the root counts.
+    Page cache that can be dropped counts as left. Every level of v1 and v2 up to the root counts.
     """
     found = []
     for base, path, names in _hierarchies(root, own):
@@ -126,8 +128,10 @@ def cgroup_memory(
 
 
 def commit_of(folder: Path) -> str | None:
-    """Short commit of the checkout that holds this folder's files, "-dirty" where the folder
-    differs from it; None where git doesn't track the folder, or isn't there."""
+    """Return the short commit of the checkout of this folder, with "-dirty" if files differ.
+
+    None if git does not track the folder, or is not installed.
+    """
     if not _git(folder, "ls-files", "--", "__init__.py"):
         return None
     status = _git(folder, "status", "--porcelain=v2", "--branch", "--", ".")
@@ -139,7 +143,7 @@ def commit_of(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, or None. Its own variables point elsewhere inside a hook: drop them."""
+    """Return git's output, or None. Variables of a hook are dropped: they point elsewhere."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
         done = subprocess.run(
@@ -152,7 +156,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _hierarchies(root: Path, own: Path) -> list[tuple[Path, Path, tuple[str, str, str]]]:
-    """(where it is mounted, this process's path in it, names of limit, use and dropable cache)."""
+    """Return (mount, path of this process, names of limit, use and droppable cache)."""
     v2 = ("memory.max", "memory.current", "inactive_file")
     v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     found = []
@@ -193,7 +197,7 @@ def _free_on(handle: Any) -> int | None:
 
 
 def _first_visible(variable: str | None) -> int | None:
-    """Index of the first GPU that CUDA may use: 0 where nothing is said, None where none is."""
+    """Return the index of the first GPU that CUDA may use; None if CUDA may use none."""
     if variable is None:
         return 0
     first = variable.split(",")[0].strip()
@@ -207,7 +211,7 @@ def _matters(name: str) -> bool:
 
 
 def _cores() -> int:
-    """Cores that this process may use, which is fewer than the machine's under taskset."""
+    """Return the number of cores that this process may use (fewer under taskset)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -219,7 +223,7 @@ def _cpu_model() -> str:
 
 
 def _clock_mhz() -> float | None:
-    """The fastest core's clock now; None where the kernel doesn't say."""
+    """Return the clock of the fastest core now; None if the kernel does not report it."""
     text = _read(Path("/proc/cpuinfo")) or ""
     clocks = re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", text, re.MULTILINE)
     return max(map(float, clocks), default=None)

@@ -1,8 +1,7 @@
-"""Where a process is among many, by what started it: torchrun, mpirun or srun, each with variables
-of its own. Text in, places out; both sides of the process boundary read it.
+"""Ranks and hosts from the environment variables of torchrun, mpirun and srun.
 
-A Place is a rank's, for a process that was started as one of many. A Site is a host's, for
-`longseq launch`, of which one runs on each host and starts the ranks there itself.
+A Place describes one rank, for a process that was started as one of many. A Site describes one
+host, for `longseq launch`, which runs once on each host and starts the ranks there.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from longseq_bench.core.errors import UserError
 LOOPBACK = "127.0.0.1"
 
 DEFAULT_PORT = 29400
-"""torchrun's, where an endpoint names none."""
+"""Port of an endpoint that names none, as in torchrun."""
 
 _PORTS = range(20000, 32768)
-"""Where a port is derived that nobody has named: below those that the system hands out."""
+"""Range of derived ports, below those that the system hands out."""
 
 _ITEMS = re.compile(r"\[([^\[\]]*)\]")
 _NUMBERS = re.compile(r"(\d+)(-\d+)?(,\d+(-\d+)?)*")
@@ -28,10 +27,10 @@ _NUMBERS = re.compile(r"(\d+)(-\d+)?(,\d+(-\d+)?)*")
 
 @dataclass(frozen=True)
 class Place:
-    """Rank `rank` of `size`, the local_rank-th on its host; rank 0 keeps a store at address:port.
+    """One rank among `size`; rank 0 serves a store at address:port.
 
-    store_is_up: somebody else keeps it, as torchrun's agent does. here: ranks on its host, where
-    not all are.
+    store_is_up: another process serves the store, for example torchrun's agent.
+    here: ranks on this host, if they are not all ranks.
     """
 
     rank: int = 0
@@ -47,10 +46,12 @@ class Place:
 
 
 def adopted(environ: Mapping[str, str]) -> Place | None:
-    """The place that torchrun, mpirun or srun has given to this process; None without any.
+    """Return the place that torchrun, mpirun or srun gave to this process; None without them.
 
-    mpirun is asked before srun, since it runs inside Slurm's allocations too. Raises UserError for
-    a variable that is missing or makes no sense.
+    mpirun has priority over srun, because it also runs inside allocations of Slurm.
+
+    Raises:
+        UserError: a variable is missing or invalid.
     """
     if "RANK" in environ or "LOCAL_RANK" in environ:
         return _torchrun(environ)
@@ -60,7 +61,7 @@ def adopted(environ: Mapping[str, str]) -> Place | None:
 
 
 def _in_a_step(environ: Mapping[str, str]) -> bool:
-    """A batch script has a SLURM_PROCID too, but is one process and no step."""
+    """Return True inside a step of srun; a batch script has a SLURM_PROCID but no step."""
     return "SLURM_PROCID" in environ and bool({"SLURM_STEP_ID", "SLURM_STEPID"} & set(environ))
 
 
@@ -94,7 +95,7 @@ def _srun(environ: Mapping[str, str]) -> Place:
 
 
 def _slurm_meeting(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Where the processes of a step meet: on the first host of its list."""
+    """Return host and port of the store of a step: the first host of its list."""
     lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
     name = next((name for name in lists if environ.get(name)), lists[-1])
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
@@ -106,7 +107,7 @@ def _place(
     environ: Mapping[str, str], rank: str, size: str, local: str,
     address: str, port: int,
 ) -> Place:  # fmt: skip
-    """A place from the variables of these names, which have to fit together."""
+    """Return the place that variables of these names describe."""
     place = Place(
         _number(environ, rank), _number(environ, size), _number(environ, local),
         address, port,
@@ -120,9 +121,10 @@ def _place(
 
 
 def first_host(nodes: str, name: str = "SLURM_JOB_NODELIST") -> str:
-    """The first host of a list as Slurm writes it: n03 of `n[03-05,9],gpu1`.
+    """Return the first host of a Slurm host list: n03 of `n[03-05,9],gpu1`.
 
-    Raises UserError, which names the variable `name`, for what is no such list.
+    Raises:
+        UserError: the text is not a host list; the message names the variable `name`.
     """
     first = re.split(r",(?![^\[]*\])", nodes.strip())[0]
     items = _ITEMS.findall(first)
@@ -133,7 +135,7 @@ def first_host(nodes: str, name: str = "SLURM_JOB_NODELIST") -> str:
 
 
 def _port(environ: Mapping[str, str], job: str = "") -> int:
-    """MASTER_PORT; where it is not set, one that every rank of a job derives alike."""
+    """Return MASTER_PORT, or a port that every rank of the job derives equally."""
     if job and "MASTER_PORT" not in environ:
         return _derived(job)
     port = _number(environ, "MASTER_PORT")
@@ -164,7 +166,7 @@ def _needed(environ: Mapping[str, str], name: str) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """Node `node` of `nodes`, which starts `per` ranks; node 0 listens at host:port."""
+    """Host `node` among `nodes`, which starts `per` ranks; node 0 listens at host:port."""
 
     nodes: int = 1
     per: int = 1
@@ -174,12 +176,12 @@ class Site:
 
     @property
     def ranks(self) -> int:
-        """Of all nodes together."""
+        """Number of ranks of all nodes."""
         return self.nodes * self.per
 
     @property
     def endpoint(self) -> str:
-        """As it is written after --rdzv-endpoint."""
+        """Text of the option --rdzv-endpoint."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -190,10 +192,15 @@ def site(
     node: int | None = None,
     endpoint: str | None = None,
 ) -> Site:
-    """The site that this process is at: what is given, else what srun, mpirun or torchrun say, else
-    one node alone. Raises UserError for what is missing or makes no sense."""
-    told = None not in (nodes, node, endpoint) or nodes == 1
-    around = None if told else _around(environ)
+    """Return the site of this process.
+
+    Given values have priority over srun, mpirun and torchrun. The default is one node.
+
+    Raises:
+        UserError: a value is missing or invalid.
+    """
+    complete = None not in (nodes, node, endpoint) or nodes == 1
+    around = None if complete else _around(environ)
     if nodes is None:
         nodes = around.nodes if around else 1
     if node is None and (nodes == 1 or (around and around.nodes == nodes)):
@@ -218,7 +225,7 @@ def site(
 
 
 def _around(environ: Mapping[str, str]) -> Site | None:
-    """What started this process as one of several hosts; None where nothing did."""
+    """Return the site that torchrun, mpirun or srun describes; None without them."""
     if "GROUP_RANK" in environ:
         return _under_torchrun(environ)
     if "OMPI_COMM_WORLD_RANK" in environ:
@@ -263,7 +270,7 @@ def _only_one_here(environ: Mapping[str, str], name: str, who: str, remedy: str)
 
 
 def _endpoint(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT, HOST or [ADDRESS]:PORT."""
+    """Parse HOST:PORT, HOST or [ADDRESS]:PORT into host and port."""
     found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]\s]+))(?::(\d+))?", text.strip())
     port = int(found[3] or DEFAULT_PORT) if found else 0
     if not found or not 0 < port < 2**16:

@@ -1,6 +1,6 @@
-"""FLOPs, floor bytes and visible pairs: formulas, pure.
+"""Formulas for FLOPs, floor bytes and visible pairs.
 
-Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, b bytes an element.
+Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, b bytes per element.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from longseq_bench.core.model import Workload
 
 LSE_BYTES = 4
-"""The log-sum-exp is kept in float32, one number a query and head."""
+"""Bytes of the log-sum-exp: one float32 per query and head."""
 
 FORWARD_MATMULS = 2
 BACKWARD_MATMULS = 5
-"""Scores again, then dV, dP, dQ, dK (FlashAttention, arXiv 2205.14135, appendix B)."""
+"""Scores (recomputed), dV, dP, dQ, dK (FlashAttention, arXiv 2205.14135, appendix B)."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a pass takes by formula: FLOPs, bytes that no exact one can do without, bytes sent."""
+    """Cost of a pass by formula: FLOPs, floor bytes, and bytes that a rank sends."""
 
     flops: float
     floor_bytes: int
@@ -27,44 +27,46 @@ class Cost:
 
 
 def floor_bytes_per_token(workload: Workload) -> int:
-    """Bytes a token that no exact implementation can do without: q, k, v, out; in training also
-    their gradients and the log-sum-exp."""
+    """Return the bytes per token that every exact implementation needs.
+
+    These are q, k, v and the output; in training also their gradients and the log-sum-exp.
+    """
     w = workload
     forward = 2 * (w.heads + w.kv_heads) * w.head_dim * w.dtype_bytes
     return w.batch * (2 * forward + LSE_BYTES * w.heads if w.train else forward)
 
 
 def key_bytes_per_token(workload: Workload) -> int:
-    """Bytes of a token's key and value, over batch and heads."""
+    """Return the bytes of a token's key and value, over batch and heads."""
     w = workload
     return 2 * w.batch * w.kv_heads * w.head_dim * w.dtype_bytes
 
 
 def query_bytes_per_token(workload: Workload) -> int:
-    """Bytes of a token's query, over batch and heads; an output's are as many."""
+    """Return the bytes of a token's query, over batch and heads; an output has as many."""
     w = workload
     return w.batch * w.heads * w.head_dim * w.dtype_bytes
 
 
 def floor_bytes(workload: Workload) -> int:
-    """Floor bytes of the whole workload, over all ranks."""
+    """Return the floor bytes of the whole workload, over all ranks."""
     return floor_bytes_per_token(workload) * workload.seq_len
 
 
 def floor_tokens(workload: Workload, memory_budget: int, world_size: int = 1) -> int:
-    """The most tokens whose floor fits in the budget of all ranks together."""
+    """Return the largest number of tokens whose floor fits the budget of all ranks."""
     return world_size * memory_budget // floor_bytes_per_token(workload)
 
 
 def visible_pairs(seq_len: int, causal: bool) -> int:
-    """Query-key pairs that dense attention looks at, a head."""
+    """Return the query-key pairs per head that dense attention sees."""
     return seq_len * (seq_len + 1) // 2 if causal else seq_len**2
 
 
 def attention_flops(workload: Workload, pairs: float | None = None) -> float:
-    """Multiply-adds counted as two, of the matrix products alone.
+    """Return the FLOPs of the matrix products; a multiply-add counts as two.
 
-    pairs: query-key pairs a head that the pattern sees; dense ones where None.
+    pairs: query-key pairs per head that the pattern sees; None: those of dense attention.
     """
     w = workload
     seen = visible_pairs(w.seq_len, w.causal) if pairs is None else pairs
@@ -73,5 +75,5 @@ def attention_flops(workload: Workload, pairs: float | None = None) -> float:
 
 
 def dense_cost(workload: Workload) -> Cost:
-    """Cost of exact attention on one rank."""
+    """Return the cost of exact attention on one rank."""
     return Cost(attention_flops(workload), floor_bytes(workload))

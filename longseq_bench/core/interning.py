@@ -1,8 +1,8 @@
-"""Many records in little memory: what is equal in several is kept once.
+"""Records that share equal parts, to save memory.
 
-A model of pydantic's keeps a dictionary of its fields and a set of those that were given: with 100
-thousand records these take more than the figures themselves. Records made lean are equal to what
-they were made from, field by field and byte by byte in JSON.
+A pydantic model keeps a dictionary of its fields and a set of the given ones. With 100,000 records
+these take more memory than the values. An interned record equals its original, field by field and
+byte by byte in JSON.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V")
 
 MANY = 5_000
-"""Records among which every look for cycles, of which they have none, is felt."""
+"""Number of records from which garbage collection is noticeably slow."""
 
 
 class Lean:
-    """Makes records lean; one is for records that stay in memory together."""
+    """Interns records. Use one instance for records that stay in memory together."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Any] = {}
 
     def record(self, record: Record) -> Record:
-        """The same record, its parts shared with equal ones."""
+        """Return an equal record that shares its parts with earlier ones."""
         trial, outcome = record.trial, record.outcome
         lean = self._made(
             trial,
@@ -49,7 +49,7 @@ class Lean:
         return found
 
     def _made(self, model: M, **parts: Any) -> M:
-        """The same with other parts, as if made from them without another look at them."""
+        """Return a copy with other parts, without validation."""
         made, put = object.__new__(type(model)), object.__setattr__
         # One by one: then the names are those of the class, and an object has values alone.
         for name, value in (model.__dict__ | parts).items():
@@ -67,8 +67,10 @@ def _words(environment: Environment) -> str:
 
 @contextmanager
 def no_collecting() -> Iterator[None]:
-    """While records are read or tabulated: neither makes cycles, and looking for them among all
-    that is kept takes longer than the work itself."""
+    """Switch off garbage collection while records are read or tabulated.
+
+    This work makes no cycles, and searching for them would take longer than the work.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -79,9 +81,9 @@ def no_collecting() -> Iterator[None]:
 
 
 def keep_uncollected(records: Sized) -> None:
-    """Spare what is in memory now from later looks for cycles, where there are many records.
+    """Exclude all current objects from garbage collection, if there are many records.
 
-    They are freed all the same when nobody holds them any more.
+    Reference counting still frees them.
     """
     if len(records) >= MANY:
         gc.freeze()
