@@ -67,7 +67,7 @@ class Source:
         return [replace(row, published_tokens=published.tokens(row)) for row in rows]
 
     @property
-    def elsewhere_said(self) -> str:
+    def published_source(self) -> str:
         """The source of the published maxima."""
         return self.elsewhere.source if self.elsewhere else ""
 

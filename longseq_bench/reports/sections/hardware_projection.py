@@ -24,7 +24,7 @@ def projected(source: Source) -> Section:
         row
         for row in source.maxima
         if row.world_size == 1 and row.limited_by == "memory" and row.bytes_per_token
-        if row.is_full_pass and row.options.get("offload", "none") == "none"
+        if row.is_full_pass and not row.offloads
     ]
     if not known:
         return missing_section(

@@ -66,13 +66,13 @@ def _settings_said(source: Source) -> Iterator[str]:
             "Over its inputs: results lie where inputs did that are no longer needed, so it takes "
             "less than the floor, which counts both."
         )
-    if any(row.options.get("offload", "none") != "none" for row in rows):
+    if any(row.offloads for row in rows):
         yield (
             "Offloaded: q, k, v and the output lie in the host's memory, so the device's budget "
             "and the floor don't bound their length."
         )
     if any(row.published_tokens is not None for row in rows):
-        yield f"Elsewhere: {source.elsewhere_said}."
+        yield f"Elsewhere: {source.published_source}."
 
 
 def _over_published(row: SearchRow) -> float | None:

@@ -84,11 +84,6 @@ def _without(source: Source) -> dict[tuple[object, bool], int]:
     return {key: sum(not found for found in named.values()) for key, named in searched.items()}
 
 
-def confirmed(row: SweepRow) -> bool:
-    """Whether a maximum is one of whole passes that left their inputs alone."""
-    return not row.fit_only and row.keep != "nothing"
-
-
 def _longest(rows: Sequence[SearchRow], what: str, where: str, others: int) -> str:
     ordered = sorted(rows, key=lambda row: -int(row.max_tokens))
     first = ordered[0]
