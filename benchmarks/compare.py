@@ -29,7 +29,7 @@ from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_share
 from longseq_bench.environment import collect
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.runner import drive
+from longseq_bench.runner import run_schedule
 from longseq_bench.search.strategy import sweep
 from longseq_bench.store import Store
 
@@ -153,7 +153,7 @@ def pair(asked: argparse.Namespace, folder: Path, slowed: float) -> Comparison:
         for visit, side in turns:
             asked.plugin.joinpath(SHARE).write_text(str((0.0, slowed)[side]))
             # what is in the store already is not run again, so this is one more round
-            drive(sweep(wanted, visit + 1), launcher, (first, second)[side], collect)
+            run_schedule(sweep(wanted, visit + 1), launcher, (first, second)[side], collect)
         records = [list(store.records) for store in (first, second)]
     return compare(records[0], records[1], level=parse_share(asked.level, "--level"))
 

@@ -114,7 +114,7 @@ def by_timer(launcher: LocalLauncher, tokens: int) -> float:
 def by_tool(launcher: LocalLauncher, tokens: int) -> float:
     """With the thread count set, as torch.utils.benchmark always sets it: setting it to what it is
     already makes sdpa 5 to 8 % slower here (it tells MKL not to choose by itself)."""
-    trial = asked("sdpa", tokens, 30).but(threads=torch.get_num_threads())
+    trial = asked("sdpa", tokens, 30).replace(threads=torch.get_num_threads())
     return median(run(launcher, trial).samples("time"))
 
 

@@ -21,8 +21,8 @@ from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.runner import Unkept, drive
-from longseq_bench.search.prediction import Outlook, Pace, longest_fit, predicted
+from longseq_bench.runner import NoStore, run_schedule
+from longseq_bench.search.prediction import Predictor, RateModel, find_longest_fit, predict
 from longseq_bench.search.strategy import CEILING_TOKENS, maxlen
 
 MIB = 2**20
@@ -89,13 +89,13 @@ def peaks(launcher: LocalLauncher, dtype: str) -> bool:
     return good
 
 
-def maxima(launcher: LocalLauncher, dtype: str, pace: Pace, budget: int) -> bool:
+def maxima(launcher: LocalLauncher, dtype: str, pace: RateModel, budget: int) -> bool:
     print(f"\nlongest under {budget // MIB} MiB a rank, tokens: predicted, found, off", flush=True)
-    good, outlook = True, Outlook(launcher.dry_run, pace)
+    good, outlook = True, Predictor(launcher.dry_run, pace)
     for trial, _ in trials(launcher, dtype, budget):
-        one = longest_fit(trial, launcher.dry_run, pace, CEILING_TOKENS)
+        one = find_longest_fit(trial, launcher.dry_run, pace, CEILING_TOKENS)
         assert not isinstance(one, str), one
-        records = drive(maxlen([trial], None, outlook), launcher, Unkept(), collect)
+        records = run_schedule(maxlen([trial], None, outlook), launcher, NoStore(), collect)
         (found,) = search_rows(records)
         tokens = one.trial.workload.seq_len
         good &= row(trial, len(records), tokens, found.max_tokens, MEMORY_LIMIT, 1)
@@ -110,12 +110,12 @@ def paces(launcher: LocalLauncher, dtype: str, least: int) -> bool:
         tokens = lengths[-1]
         records = []
         for n in (tokens // 2, tokens):
-            run = trial.at(n).but(repeats=7, time_cap=5.0)
+            run = trial.at(n).replace(repeats=7, time_cap=5.0)
             outcome = launcher.run(run, lambda phase, part: None).outcome
             records.append(Record(
                 trial=run, outcome=outcome, environment=here, started_at="", wall_s=0.0
             ))  # fmt: skip
-        made = predicted(trial.at(tokens), launcher.dry_run, Pace(cpu, records[:1]))
+        made = predict(trial.at(tokens), launcher.dry_run, RateModel(cpu, records[:1]))
         took = sorted(records[1].outcome.samples("time"))
         assert not isinstance(made, str), made
         good &= row(trial, tokens, made.times.total, took[len(took) // 2], TIME_LIMIT, 1)
@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--ranks-from", type=int, default=1, help="of times: leave out fewer")
     asked = parser.parse_args()
     here = collect()
-    pace = Pace(this_cpu(here.cpu, here.cores, here.memory_bytes))
+    pace = RateModel(this_cpu(here.cpu, here.cores, here.memory_bytes))
     good = True
     with LocalLauncher() as launcher:
         if asked.only in (None, "peaks"):

@@ -24,9 +24,9 @@ from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Trial, Workload
 from longseq_bench.environment import collect
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.runner import Unkept, drive
+from longseq_bench.runner import NoStore, run_schedule
 from longseq_bench.search.bracket import tolerance
-from longseq_bench.search.prediction import Outlook, Pace
+from longseq_bench.search.prediction import Predictor, RateModel
 from longseq_bench.search.strategy import maxlen
 
 MIB = 2**20
@@ -57,10 +57,10 @@ here."""
 MOST_MEAN, MOST_ANY, LEAST_RATIO = 5.0, 8, 3.0
 
 
-def ours(trial: Trial, launcher: LocalLauncher, pace: Pace) -> tuple[int, int, int | None]:
+def ours(trial: Trial, launcher: LocalLauncher, pace: RateModel) -> tuple[int, int, int | None]:
     """Runs, and the bracket."""
-    outlook = Outlook(launcher.dry_run, pace)
-    records = drive(maxlen([trial], None, outlook), launcher, Unkept(), collect)
+    outlook = Predictor(launcher.dry_run, pace)
+    records = run_schedule(maxlen([trial], None, outlook), launcher, NoStore(), collect)
     (row,) = search_rows(records)
     return len(records), row.max_tokens, row.first_failure
 
@@ -89,7 +89,7 @@ def plain(trial: Trial, launcher: LocalLauncher) -> tuple[Ran, int, int]:
     return runs, low, high
 
 
-def both(case: Case, launcher: LocalLauncher, pace: Pace) -> tuple[int, float, Ran]:
+def both(case: Case, launcher: LocalLauncher, pace: RateModel) -> tuple[int, float, Ran]:
     """One case both ways, printed: our runs, our seconds, the plain way's runs."""
     name, options, mode, budget, seconds = case
     trial = Trial(
@@ -120,7 +120,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.parse_args()
     here = collect()
-    pace = Pace(this_cpu(here.cpu, here.cores, here.memory_bytes))
+    pace = RateModel(this_cpu(here.cpu, here.cores, here.memory_bytes))
     print("case, float32                        runs  bracket                 s      plain: "
           "bracket                 s  times ours")  # fmt: skip
     with LocalLauncher() as launcher:

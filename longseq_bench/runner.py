@@ -1,6 +1,6 @@
-"""The only loop: a plan asks, a launcher runs, the store keeps, somebody watches.
+"""The run loop: the schedule requests a trial, the launcher runs it, the store keeps the record.
 
-Resume, progress, dry runs and Ctrl-C live here and nowhere else.
+Resume, progress, dry runs and Ctrl-C are handled here and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,41 +12,47 @@ from typing import Protocol
 
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.launchers.base import Launcher
-from longseq_bench.search.strategy import Plan, Step
+from longseq_bench.search.strategy import Schedule, Step
 
 
-class Keeper(Protocol):
-    """Where records are found and kept: a Store, or Unkept."""
-
-    def find(self, trial: Trial, fingerprint: str) -> Record | None: ...
-    def append(self, record: Record) -> Record: ...
-
-
-class Unkept:
-    """Keeps no record."""
+class RecordStore(Protocol):
+    """A place that keeps records: a Store, or NoStore."""
 
     def find(self, trial: Trial, fingerprint: str) -> Record | None:
+        """Return the record of this trial in this environment; None if there is none."""
+
+    def append(self, record: Record) -> Record:
+        """Keep a record and return it."""
+        ...
+
+
+class NoStore:
+    """A store that keeps nothing."""
+
+    def find(self, trial: Trial, fingerprint: str) -> Record | None:
+        """Return None: there are no records."""
         return None
 
     def append(self, record: Record) -> Record:
+        """Return the record."""
         return record
 
 
 class Watcher:
-    """Told what goes on; this one looks away. Subclass for progress."""
+    """An observer of a run that does nothing. Subclass it for progress."""
 
     def starts(self, step: Step) -> None:
-        """A trial is about to run."""
+        """Note that a trial starts."""
 
     def phase(self, phase: str, part: str) -> None:
-        """It entered a phase."""
+        """Note that the running trial enters a phase."""
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
-        """Its record is on disk; `found`: it was there already."""
+        """Note that a record is on disk. found: it was there before this run."""
 
 
 class Watchers(Watcher):
-    """Several, told one after the other."""
+    """Several observers, called one after the other."""
 
     def __init__(self, *each: Watcher) -> None:
         self.each = each
@@ -64,52 +70,48 @@ class Watchers(Watcher):
             watcher.ends(step, record, found)
 
 
-def drive(
-    plan: Plan,
+def run_schedule(
+    schedule: Schedule,
     launcher: Launcher,
-    keeper: Keeper,
+    store: RecordStore,
     environment: Callable[[], Environment],
     watcher: Watcher | None = None,
     command: str | None = None,
 ) -> list[Record]:
-    """Run a plan to its end and return what it returns.
+    """Run a schedule to its end and return its records.
 
-    Every record is on disk before the plan hears of it. KeyboardInterrupt passes through: the
-    trial in flight is ended by its launcher and leaves no record.
+    Every record is on disk before the schedule receives it. KeyboardInterrupt passes through: the
+    launcher ends the running trial, which leaves no record.
     """
     watcher = watcher or Watcher()
-    machine = environment()
+    fingerprint = environment().fingerprint
     record: Record | None = None
     while True:
         try:
-            step = plan.send(record) if record is not None else next(plan)
+            step = next(schedule) if record is None else schedule.send(record)
         except StopIteration as done:
             records: list[Record] = done.value
             return records
-        record = keeper.find(step.trial, machine.fingerprint)
-        found = record is not None
-        if record is None:
-            watcher.starts(step)
-            record = _run(step, launcher, environment(), watcher, command)
-            record = keeper.append(record)
-        watcher.ends(step, record, found)
-
-
-def _run(
-    step: Step, launcher: Launcher, machine: Environment, watcher: Watcher, command: str | None
-) -> Record:
-    foreseen = step.foresee()
-    started, clock = datetime.now(UTC), time.perf_counter()
-    launched = launcher.run(step.trial, watcher.phase)
-    return Record(
-        trial=step.trial,
-        outcome=launched.outcome,
-        environment=machine,
-        started_at=started.isoformat(timespec="seconds"),
-        wall_s=time.perf_counter() - clock,
-        processes=launched.processes,
-        purpose=step.purpose,
-        predicted_tokens=step.predicted_tokens,
-        foreseen=foreseen,
-        command=command,
-    )
+        record = store.find(step.trial, fingerprint)
+        if record is not None:
+            watcher.ends(step, record, found=True)
+            continue
+        watcher.starts(step)
+        machine, foreseen = environment(), step.foresee()
+        started, clock = datetime.now(UTC), time.perf_counter()
+        launched = launcher.run(step.trial, watcher.phase)
+        record = store.append(
+            Record(
+                trial=step.trial,
+                outcome=launched.outcome,
+                environment=machine,
+                started_at=started.isoformat(timespec="seconds"),
+                wall_s=time.perf_counter() - clock,
+                processes=launched.processes,
+                purpose=step.purpose,
+                predicted_tokens=step.predicted_tokens,
+                foreseen=foreseen,
+                command=command,
+            )
+        )
+        watcher.ends(step, record, found=False)

@@ -18,12 +18,31 @@ import numpy as np
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD
+from longseq_bench.core.units import format_tokens
 
 T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
 )  # fmt: skip
 """Student's t at 97.5 % for 1 to 20 degrees of freedom; beyond, 1.96 + 2.4 over them."""
+
+
+HIGH_EFFICIENCY = 1.1
+"""More than ranks alone can explain: an efficiency above this is flagged."""
+
+
+def explain_high_efficiency(rows: Sequence[SweepRow]) -> list[str]:
+    """Return a sentence that flags the highest efficiency above 110 %; nothing without one."""
+    high = [row for row in rows if (row.efficiency or 0.0) > HIGH_EFFICIENCY]
+    if not high:
+        return []
+    row = max(high, key=lambda one: one.efficiency or 0.0)
+    return [
+        f"Efficiency above 110 % ({row.label} at {format_tokens(row.tokens)} tokens on "
+        f"{row.world_size} ranks: {row.efficiency:.0%}) is more than the ranks explain. "
+        "Either other load slowed the run on one rank, or the smaller share of a rank fits a "
+        "cache. Run it again on an idle machine to tell them apart."
+    ]
 
 
 @dataclass(frozen=True)

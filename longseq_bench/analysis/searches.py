@@ -96,7 +96,7 @@ def density_rows(records: Iterable[Record]) -> list[DensityRow]:
 def density_key(trial: Trial) -> Hashable:
     """Return what is equal for the trials of one search for the least sparsity."""
     options = repr(sorted(_without_sparsity(trial).items()))
-    return options, trial.but_for("repeats", "round", "options")
+    return options, trial.key_without("repeats", "round", "options")
 
 
 def _merge_density(steps: Sequence[Record]) -> DensityRow:
@@ -137,7 +137,7 @@ def _figures(runs: Runs) -> dict[str, Any]:
 
 def _search_key(record: Record) -> Hashable:
     # Repeats are no part of the question: probes take one pass, other steps take more.
-    same = record.trial.but_for("seq_len", "round", "seed", "repeats", "time_cap")
+    same = record.trial.key_without("seq_len", "round", "seed", "repeats", "time_cap")
     return same, record.environment.fingerprint
 
 

@@ -75,7 +75,7 @@ def sweep_rows_with_records(records: Iterable[Record]) -> list[tuple[SweepRow, l
 
 
 def _row_key(record: Record) -> Hashable:
-    return record.trial.but_for("round", "seed"), record.environment.fingerprint
+    return record.trial.key_without("round", "seed"), record.environment.fingerprint
 
 
 def _merge(records: Sequence[Record]) -> SweepRow:

@@ -1,4 +1,4 @@
-"""The command line: one file a command; errors become exit codes here and nowhere else.
+"""The command line: one file per command; errors become exit codes here and nowhere else.
 
 0 done · 2 bad input · 3 a trial ended wrong, crashed or error · 4 compare --fail-on: worse ·
 130 interrupted
@@ -23,7 +23,7 @@ from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.schema import schema
 from longseq_bench.cli.show import show
-from longseq_bench.cli.stdout import Unread, ends, watched
+from longseq_bench.cli.stdout import StdoutClosed, keep_exit_code, watch_stdout
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.core.errors import LauncherError, UserError
 
@@ -32,7 +32,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="longseq",
-    help="How long a sequence an attention can really take on this hardware, and how fast.",
+    help="Measure how long a sequence an attention can take on this hardware, and how fast.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -60,23 +60,23 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _main(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and end."
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
     pass
 
 
 def _printable(text: str) -> str:
-    """Without what a terminal would obey, which a name in a record may hold."""
+    """Replace control characters, which a name in a record may contain."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     try:
-        with watched():
-            code = _ended(arguments)
-            with ends(code):
+        with watch_stdout():
+            code = _invoke(arguments)
+            with keep_exit_code(code):
                 return code
     except _UsageError as error:
         error.show()
@@ -89,12 +89,12 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except typer.Exit as end:
         return end.exit_code
-    except Unread as unread:
-        return unread.code
+    except StdoutClosed as closed:
+        return closed.code
 
 
-def _ended(arguments: Sequence[str]) -> int:
+def _invoke(arguments: Sequence[str]) -> int:
     code = app(args=list(arguments), prog_name="longseq", standalone_mode=False)
-    if code == INTERRUPTED:  # newer typers turn Ctrl-C into it without a word
+    if code == INTERRUPTED:  # newer versions of typer return it for Ctrl-C
         raise KeyboardInterrupt
     return int(code or 0)

@@ -59,7 +59,7 @@ def compare(
     PATH@COMMIT takes the records of one commit below a folder, @COMMIT those below results/.
     """
     from longseq_bench.cli import REGRESSED
-    from longseq_bench.cli.stdout import ends
+    from longseq_bench.cli.stdout import keep_exit_code
     from longseq_bench.comparison.compare import compare as compare_records
     from longseq_bench.comparison.summary import check_gate, find_regressions
     from longseq_bench.core.errors import UserError
@@ -76,7 +76,7 @@ def compare(
     if gate is not None:
         check_gate(result)
         code = REGRESSED if any(find_regressions(result, gate)) else 0
-    with ends(code):
+    with keep_exit_code(code):
         _print(result, gate, as_json, [*notes_a, *notes_b], wanted, out or Path())
     return code
 

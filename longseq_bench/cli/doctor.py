@@ -1,4 +1,4 @@
-"""`longseq doctor`: what this machine has, what is missing and what to do."""
+"""`longseq doctor`: check this machine and say what to do about it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import typer
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout. Default: a table.")
+    ] = False,
 ) -> int:
-    """Look at this machine: what it has, what is missing, what to do about it."""
+    """Check this machine: what it has, what is missing, what to do about it."""
     from dataclasses import asdict
 
     from longseq_bench.cli.documents import findings_document

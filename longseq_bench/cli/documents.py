@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from longseq_bench.cli.progress import option_value, option_words
+from longseq_bench.cli.progress import format_option, format_options
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import Environment, Trial
 from longseq_bench.reports.document import Column, Document, Section, Table
@@ -31,7 +31,7 @@ def _entry_section(name: str, entry: Entry, catalogue: Catalogue) -> Section:
     ]
     options = tuple(
         (
-            f"{spec.name}={option_value(spec.default)}",
+            f"{spec.name}={format_option(spec.default)}",
             spec.help + (f" ({', '.join(spec.choices)})" if spec.choices else ""),
         )
         for spec in entry.options
@@ -52,7 +52,7 @@ def trials_document(trials: Sequence[Trial], rounds: int) -> Document:
     )  # fmt: skip
     rows = tuple(
         (
-            trial.implementation, option_words(trial) or None, trial.workload.seq_len,
+            trial.implementation, format_options(trial) or None, trial.workload.seq_len,
             *([trial.world_size] if several else []), trial.workload.dtype, trial.workload.mode,
             "yes" if trial.workload.causal else "no", trial.device, trial.memory_budget,
         )

@@ -1,4 +1,4 @@
-"""`longseq launch -- sweep|maxlen|scaling ...`: the same over many hosts."""
+"""`longseq launch -- sweep|maxlen|scaling ...`: run a command over several hosts."""
 
 from __future__ import annotations
 
@@ -17,30 +17,49 @@ COMMANDS = ("sweep", "maxlen", "scaling")
 def launch(
     command: Annotated[
         list[str],
-        typer.Argument(help="sweep, maxlen or scaling, with its own.", metavar="COMMAND …"),
+        typer.Argument(
+            help="sweep, maxlen or scaling, with its own arguments.", metavar="COMMAND …"
+        ),
     ],
-    nnodes: Annotated[int | None, typer.Option(min=1, help="Hosts. Default: 1.")] = None,
+    nnodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of hosts. Default: as srun, mpirun or torchrun say, else 1."
+        ),
+    ] = None,
     nproc_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each host. Default: 1.")
+        int | None,
+        typer.Option(
+            min=1, help="Ranks on each host. Default: under srun one per GPU of a host, else 1."
+        ),
     ] = None,
     node_rank: Annotated[
-        int | None, typer.Option(min=0, help="Which host this is; 0 plans and writes the records.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Index of this host, from 0; node 0 writes the records. Default: as srun, mpirun "
+            "or torchrun say.",
+        ),
     ] = None,
     rdzv_endpoint: Annotated[
-        str | None, typer.Option(help="HOST:PORT of node 0, by which the others find it.")
+        str | None,
+        typer.Option(
+            help="HOST:PORT of node 0, reachable from all hosts. Default: as srun, mpirun or "
+            "torchrun say."
+        ),
     ] = None,
     rdzv_timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds to wait for the other hosts.")
     ] = 60.0,
 ) -> int:
-    """Run a sweep or a maxlen over several hosts.
+    """Run a sweep, maxlen or scaling over several hosts.
 
-    The same command on each, with its own --node-rank; node 0 plans and writes the records:
+    Start the same command on each host, with its own --node-rank; node 0 writes the records:
 
     `longseq launch --nnodes 2 --nproc-per-node 8 --node-rank 0 --rdzv-endpoint host0 -- sweep FILE`
 
-    Under srun, mpirun and torchrun, one process a host, none of the options is needed. A trial has
-    all the ranks, unless world_size says less; torch's elastic agents start them.
+    Under srun, mpirun and torchrun, with one process per host, no option is needed. A trial has all
+    ranks unless world_size is lower; torch's elastic agents start them.
     """
     import os
 
@@ -55,8 +74,10 @@ def launch(
 
 
 def _parse(command: list[str]) -> Any:
-    """The context of the command, its arguments read. Ends with the usual message where they can't
-    be, so on every host before any of them waits for another."""
+    """Return the click context of the command with its parsed arguments.
+
+    A mistake ends every host with the usual message, before any of them waits for another.
+    """
     from typer.main import get_command
 
     from longseq_bench.cli import app
@@ -70,37 +91,38 @@ def _parse(command: list[str]) -> Any:
 
 
 def _lead(site: Site, hello: Hello, patience: float, parsed: Any) -> int:
-    """Node 0: the command as ever, its trials on all hosts."""
-    from longseq_bench.cli.session import Stage, on
+    """Run the command on node 0, with its trials on all hosts."""
+    from longseq_bench.cli.session import Stage, use_stage
     from longseq_bench.launchers.base import LaunchSettings, create_launcher
 
-    settings = LaunchSettings(site, hello, patience, _say)
+    settings = LaunchSettings(site, hello, patience, _print)
     stage = Stage(lambda: create_launcher("elastic", settings), site.ranks, site.per)
-    with on(stage), parsed:
+    with use_stage(stage), parsed:
         return int(parsed.command.invoke(parsed) or 0)
 
 
 def _follow(site: Site, hello: Hello, patience: float) -> int:
-    """Any other node: what node 0 says, a line a trial."""
-    from longseq_bench.cli.progress import trial_words
+    """Run the trials that node 0 sends and print a line for each."""
+    from longseq_bench.core.units import format_tokens
     from longseq_bench.launchers.follower import Follower
 
-    def tell(number: int, trial: Trial, outcome: Outcome) -> None:
+    def report(number: int, trial: Trial, outcome: Outcome) -> None:
+        label = f"{trial.implementation} {format_tokens(trial.workload.seq_len)}"
         why = f": {outcome.reason}" if outcome.reason else ""
-        _say(f"node {site.node}: trial {number}, {trial_words(trial)}: {outcome.status}{why}")
+        _print(f"node {site.node}: trial {number}, {label}: {outcome.status}{why}")
 
-    Follower(site, hello, patience, _say, tell).follow()
+    Follower(site, hello, patience, _print, report).follow()
     return 0
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     from longseq_bench.cli.session import console
 
     console(stderr=True).print(text, markup=False)
 
 
 def _hello(site: Site, command: list[str], config: Any) -> Hello:
-    """Who this node is, and what all nodes have to have alike."""
+    """Return the identity of this node and the versions that all nodes must have in common."""
     import hashlib
     import platform
     import shlex
@@ -129,7 +151,7 @@ def _hello(site: Site, command: list[str], config: Any) -> Hello:
         try:
             text = Path(config).read_bytes()
         except OSError:
-            # the command says it better
+            # the command itself reports this error
             text = b""
         agreed["the hash of the config"] = hashlib.sha256(text).hexdigest()[:12]
     return Hello(site.node, socket.gethostname(), uuid.uuid4().hex, agreed)

@@ -1,126 +1,143 @@
-"""`longseq maxlen`: the longest sequence that an attention takes, as a bracket."""
+"""`longseq maxlen`: search for the longest sequence that an attention can take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longseq_bench.cli import options as asked
+from longseq_bench.cli import options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from longseq_bench.analysis.search_row import SearchRow
-    from longseq_bench.core.catalogue import Catalogue
+    from longseq_bench.cli.progress import SearchProgress
     from longseq_bench.core.model import Record, Trial
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.search.prediction import Outlook
+    from longseq_bench.search.prediction import Predictor
 
 DEFAULT_TIME_S = 10.0
 """Default time limit of one pass (s): the search then ends within two minutes on most machines."""
 
 
 def maxlen(
-    impl: Annotated[list[str], typer.Option(help="Implementation; give it again for more.")],
-    option: asked.Options = None,
-    memory_budget: Annotated[
-        str | None, typer.Option(help="A rank's: 7.9GiB, 512MiB. Default: 80 % of what is free.")
-    ] = None,
-    time_budget: asked.TimeBudget = None,
-    dtype: Annotated[asked.DTypeName, typer.Option()] = asked.DTypeName.float32,
-    heads: asked.Heads = 8,
-    kv_heads: asked.KvHeads = None,
-    head_dim: Annotated[int, typer.Option()] = 64,
-    batch: Annotated[int, typer.Option()] = 1,
-    causal: asked.Causal = False,
-    mode: asked.Mode = asked.ModeName.forward,
-    keep: asked.Keep = asked.KeepName.all,
-    device: Annotated[asked.DeviceName, typer.Option()] = asked.DeviceName.cpu,
-    allocator: asked.Allocator = asked.AllocatorName.default,
+    impl: options.Implementations,
+    option: options.ImplementationOptions = None,
+    memory_budget: options.MemoryBudget = None,
+    time_budget: options.TimeBudget = None,
+    dtype: options.DType = None,
+    heads: options.Heads = 8,
+    kv_heads: options.KvHeads = None,
+    head_dim: options.HeadDim = 64,
+    batch: options.Batch = 1,
+    causal: options.Causal = False,
+    mode: options.Mode = options.ModeName.forward,
+    keep: options.Keep = options.KeepName.all,
+    device: options.Device = options.DeviceName.auto,
+    allocator: options.Allocator = options.AllocatorName.default,
     world_size: Annotated[
-        int | None, typer.Option(min=1, help="Ranks that share a sequence; on cuda a device each.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Ranks that share a sequence, on cuda a device each. Default: 1, under `longseq "
+            "launch` all.",
+        ),
     ] = None,
     ceiling: Annotated[
-        str | None, typer.Option(help="Ask for no more tokens than this: 1M.")
+        str | None,
+        typer.Option(help="Longest length to try, in tokens: 1M. Default: twice the floor."),
     ] = None,
     sparsity: Annotated[
         str | None,
-        typer.Option(help="auto: the least with which --target fits. Else: -o sparsity=0.99."),
+        typer.Option(
+            help="auto: find the lowest sparsity with which --target fits. Default: the longest "
+            "length is searched; a fixed sparsity is -o sparsity=0.99."
+        ),
     ] = None,
-    target: Annotated[str | None, typer.Option(help="Tokens, with --sparsity auto: 1M.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Tokens that have to fit, with --sparsity auto: 1M. Default: none."),
+    ] = None,
     fit_only: Annotated[
         bool,
-        typer.Option("--fit-only", help="Also how far memory alone goes: loops capped, unchecked."),
+        typer.Option(
+            "--fit-only",
+            help="Also search how far memory alone goes: loops are cut short, results are not "
+            "checked. Default: whole passes only.",
+        ),
     ] = False,
-    threads: asked.Threads = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    out: asked.Out = None,
-    as_json: asked.AsJson = False,
+    threads: options.Threads = None,
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    as_json: options.AsJson = False,
 ) -> int:
-    """Search for the longest sequence each implementation takes here.
+    """Search for the longest sequence that each implementation can take here.
 
-    The answer is a bracket: the longest length that was run, passed and was confirmed in a fresh
-    process, and the shortest that was run and failed, within 1 % or 64 tokens, with what limited
-    it: memory, time, a kernel's limit, numerics. Tokens are those of all ranks together.
+    The result is a bracket: the longest length that passed and was confirmed in a fresh process,
+    and the shortest that failed, with what limited it: memory, time, a kernel's limit, numerics.
+    Where memory limits, they are within 1 % or 64 tokens. Tokens are those of all ranks together.
     """
-    from longseq_bench.cli.session import default_ranks
+    from longseq_bench.cli.progress import SearchProgress
+    from longseq_bench.cli.session import (
+        build_trials,
+        console,
+        default_ranks,
+        describe_devices,
+        make_launcher,
+        make_predictor,
+    )
     from longseq_bench.core.units import parse_bytes, parse_seconds
 
-    ranks = world_size or default_ranks()
-    asked.check_keep(keep, mode)
-    shape = asked.workload(
+    ranks, assignments = world_size or default_ranks(), option or []
+    options.check_keep(keep, mode)
+    shape = options.workload_fields(
         batch=batch, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, causal=causal,
         mode=mode,
     )  # fmt: skip
-    far = _Limits(_ceiling(ceiling, ranks), _target(sparsity, target, option or []), fit_only)
-    return _answer(
-        impl, option or [], far, out, as_json,
-        workload=shape, device=device.value, world_size=ranks, threads=threads, seed=seed,
-        memory_budget=parse_bytes(memory_budget) if memory_budget else None,
-        time_budget=parse_seconds(time_budget) if time_budget else DEFAULT_TIME_S,
-        keep=keep.value, allocator=allocator.value,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """How far to search: tokens at most; or the least sparsity for so many; memory alone too."""
-
-    ceiling: int | None
-    target: int | None
-    fit_only: bool
-
-
-def _answer(
-    names: list[str], assignments: list[str], limits: _Limits, out: Path | None, as_json: bool,
-    **fields: Any,
-) -> int:  # fmt: skip
-    """Ask the machine, make the trials, search."""
-    from longseq_bench.cli.session import console, make_launcher, outlook
-    from longseq_bench.core.errors import UserError
-
-    if limits.target and limits.ceiling:
-        raise UserError("--ceiling is for a search of tokens; --target says how many there are")
-    if limits.target and limits.fit_only:
-        raise UserError("--fit-only looks at memory, which no sparsity changes; leave it out")
+    most = _parse_ceiling(ceiling, ranks)
+    tokens = _parse_sparsity_target(sparsity, target, assignments)
+    _check_exclusive(tokens, most, fit_only)
     with make_launcher() as launcher:
         with console(stderr=True).status("looking at this machine …"):
             catalogue = launcher.catalogue()
-        trials = _trials(catalogue, names, assignments, out, **fields)
+        trials = build_trials(
+            catalogue, impl, assignments, out, ranks,
+            workload=shape, device=device.value, world_size=ranks, threads=threads, seed=seed,
+            memory_budget=parse_bytes(memory_budget) if memory_budget else None,
+            time_budget=parse_seconds(time_budget) if time_budget else DEFAULT_TIME_S,
+            keep=keep.value, allocator=allocator.value,
+        )  # fmt: skip
         launcher.check(trials)
-        ahead = outlook(launcher, catalogue, trials[0].device, out)
-        if limits.target:
-            return _densest(trials, limits.target, launcher, ahead, out, as_json)
-        if limits.fit_only:
-            alone = [t.but(fit_only=True, time_budget=None) for t in trials]
+        predictor = make_predictor(launcher, catalogue, trials[0].device, out)
+        if fit_only:
+            alone = [t.replace(fit_only=True, time_budget=None) for t in trials]
             trials = [one for pair in zip(alone, trials, strict=True) for one in pair]
-        return _search(trials, limits.ceiling, launcher, ahead, out, as_json)
+        heading = describe_devices(catalogue, trials)
+        watcher = SearchProgress(console(stderr=True), trials, heading)
+        if tokens:
+            at_length = [trial.at(tokens) for trial in trials]
+            return _search_sparsity(at_length, launcher, predictor, watcher, out, as_json)
+        return _search_length(trials, most, launcher, predictor, watcher, out, as_json)
 
 
-def _target(sparsity: str | None, target: str | None, assignments: list[str]) -> int | None:
-    """The length for which the least sparsity is wanted; None where none is. Raises UserError for
-    half a question."""
+def _check_exclusive(target: int | None, ceiling: int | None, fit_only: bool) -> None:
+    """Raise UserError for options of a search of lengths in a search of sparsity."""
+    from longseq_bench.core.errors import UserError
+
+    if target and ceiling:
+        raise UserError("--ceiling is for a search of tokens; --target says how many there are")
+    if target and fit_only:
+        raise UserError("--fit-only looks at memory, which no sparsity changes; leave it out")
+
+
+def _parse_sparsity_target(
+    sparsity: str | None, target: str | None, assignments: list[str]
+) -> int | None:
+    """Return the length of a search for the lowest sparsity; None for a search of lengths.
+
+    Raises UserError where one of the two options is missing.
+    """
     from longseq_bench.core.errors import UserError
 
     if sparsity is None and target is None:
@@ -133,41 +150,11 @@ def _target(sparsity: str | None, target: str | None, assignments: list[str]) ->
         raise UserError("--sparsity auto needs --target, the tokens that have to fit")
     if any(word.startswith("sparsity=") for word in assignments):
         raise UserError("--sparsity auto searches what -o sparsity sets; leave one of them out")
-    return asked.tokens("--target", target)
+    return options.parse_target("--target", target)
 
 
-def _densest(
-    trials: list[Trial], tokens: int, launcher: Launcher, ahead: Outlook, out: Path | None,
-    as_json: bool,
-) -> int:  # fmt: skip
-    """Search the least sparsity of each. Raises UserError for what has none."""
-    from longseq_bench.analysis.frames import density_rows_json
-    from longseq_bench.analysis.searches import density_rows
-    from longseq_bench.cli.progress import SearchProgress
-    from longseq_bench.cli.session import carry_out, console, exit_code, print_json
-    from longseq_bench.cli.stdout import ends
-    from longseq_bench.core.errors import UserError
-    from longseq_bench.reports.brief import density_brief
-    from longseq_bench.reports.render.terminal import REPORT_HINT, print_document
-    from longseq_bench.search import strategy
-
-    for trial in trials:
-        if "sparsity" not in trial.options:
-            raise UserError(f"{trial.implementation} has no sparsity; block-sparse has")
-    watcher = SearchProgress(console(stderr=True))
-    steps = strategy.densest([t.at(tokens) for t in trials], ahead)
-    records = carry_out(steps, launcher, out, watcher)
-    rows = density_rows(records)
-    with ends(exit_code(records)):
-        if as_json:
-            print_json(density_rows_json(rows))
-        else:
-            print_document(density_brief(records), console(), REPORT_HINT)
-    return exit_code(records)
-
-
-def _ceiling(text: str | None, ranks: int) -> int | None:
-    """In tokens. Raises UserError where no length under it has a token for every rank."""
+def _parse_ceiling(text: str | None, ranks: int) -> int | None:
+    """Return the ceiling in tokens. Raises UserError for fewer tokens than ranks."""
     from longseq_bench.core.errors import UserError
     from longseq_bench.core.units import parse_tokens
 
@@ -178,45 +165,56 @@ def _ceiling(text: str | None, ranks: int) -> int | None:
     return tokens
 
 
-def _trials(
-    catalogue: Catalogue, names: list[str], assignments: list[str], out: Path | None, **fields: Any
-) -> list[Trial]:
-    """One trial an implementation. An option goes to every implementation that has it."""
-    from longseq_bench.cli.session import check_device, default_memory
-    from longseq_bench.core.model import Trial
-
-    device, ranks = fields["device"], fields["world_size"]
-    check_device(catalogue, device, fields["workload"]["dtype"], ranks)
-    implementations = asked.chosen(catalogue, names, assignments)
-    fields["memory_budget"] = fields["memory_budget"] or default_memory(device, out, ranks)
-    return [
-        Trial(implementation=name, options=options, repeats=0, **fields)
-        for name, options in implementations.items()
-    ]
-
-
-def _search(
-    trials: list[Trial], ceiling: int | None, launcher: Launcher, ahead: Outlook,
+def _search_sparsity(
+    trials: list[Trial], launcher: Launcher, predictor: Predictor, watcher: SearchProgress,
     out: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
-    from longseq_bench.analysis.frames import maxlen_json
-    from longseq_bench.cli.progress import SearchProgress
-    from longseq_bench.cli.session import carry_out, console, exit_code, print_json
-    from longseq_bench.cli.stdout import ends
+    """Search the lowest sparsity of each trial. Raises UserError for one without this option."""
+    from longseq_bench.analysis.frames import density_rows_json
+    from longseq_bench.analysis.searches import density_rows
+    from longseq_bench.cli.session import console, exit_code, print_json, run_and_report
+    from longseq_bench.cli.stdout import keep_exit_code
+    from longseq_bench.core.errors import UserError
+    from longseq_bench.reports.brief import density_brief
+    from longseq_bench.reports.render.terminal import REPORT_HINT, print_document
     from longseq_bench.search import strategy
 
-    watcher = SearchProgress(console(stderr=True))
-    records = carry_out(strategy.maxlen(trials, ceiling, ahead), launcher, out, watcher)
-    with ends(exit_code(records)):
+    for trial in trials:
+        if "sparsity" not in trial.options:
+            raise UserError(f"{trial.implementation} has no sparsity; block-sparse has")
+    schedule = strategy.find_min_sparsity(trials, predictor)
+    records = run_and_report(schedule, launcher, out, watcher)
+    rows = density_rows(records)
+    with keep_exit_code(exit_code(records)):
         if as_json:
-            print_json(maxlen_json(records))
+            print_json(density_rows_json(rows))
         else:
-            _show(records)
-    _refuse_hopeless_time(records)
+            print_document(density_brief(records), console(), REPORT_HINT)
     return exit_code(records)
 
 
-def _show(records: list[Record]) -> None:
+def _search_length(
+    trials: list[Trial], ceiling: int | None, launcher: Launcher, predictor: Predictor,
+    watcher: SearchProgress, out: Path | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Search the longest length of each trial and print the brackets."""
+    from longseq_bench.analysis.frames import maxlen_json
+    from longseq_bench.cli.session import exit_code, print_json, run_and_report
+    from longseq_bench.cli.stdout import keep_exit_code
+    from longseq_bench.search import strategy
+
+    schedule = strategy.maxlen(trials, ceiling, predictor)
+    records = run_and_report(schedule, launcher, out, watcher)
+    with keep_exit_code(exit_code(records)):
+        if as_json:
+            print_json(maxlen_json(records))
+        else:
+            _print_maxima(records)
+    _check_time_budget(records)
+    return exit_code(records)
+
+
+def _print_maxima(records: list[Record]) -> None:
     """Print the table of maxima and the width of each bracket."""
     from longseq_bench.analysis.searches import search_rows
     from longseq_bench.cli.session import console
@@ -242,8 +240,8 @@ def bracket_sentence(row: SearchRow) -> str | None:
     return sentence
 
 
-def _refuse_hopeless_time(records: list[Record]) -> None:
-    """Raises UserError where the time budget was shorter than any run at all."""
+def _check_time_budget(records: list[Record]) -> None:
+    """Raise UserError if the time budget was shorter than every run."""
     from longseq_bench.analysis.searches import search_rows
     from longseq_bench.core.errors import UserError
 

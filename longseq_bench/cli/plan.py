@@ -1,138 +1,145 @@
-"""`longseq plan`: how long a sequence goes on hardware that need not be here, and how fast."""
+"""`longseq plan`: predict lengths and times on hardware that need not be here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longseq_bench.cli import options as asked
+from longseq_bench.cli import options
 
 if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.hardware import Hardware
-    from longseq_bench.core.model import Keep, Record, Trial
+    from longseq_bench.core.model import Record, Trial
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.search.prediction import Pace, Prediction
+    from longseq_bench.search.prediction import Prediction, RateModel
 
-MOST_RANKS = 2**16
-"""No larger world is looked at for a target."""
+MAX_RANKS = 2**16
+"""The largest world that is considered for a target."""
 
-WALK_LIMIT_S = 300.0
-TOKENS_CHECKED = 2**17
-"""A length at which all options make sense that make any."""
+DRY_RUN_LIMIT_S = 300.0
+CHECKED_TOKENS = 2**17
+"""A length at which every valid combination of options is valid."""
 
 
 def plan(
     impl: Annotated[
-        list[str] | None, typer.Option(help="Implementation; give it again for more.")
+        list[str] | None,
+        typer.Option(
+            help="Implementation to plan for (repeatable); `longseq list` names them. Required, "
+            "except with --accuracy.",
+        ),
     ] = None,
-    option: asked.Options = None,
+    option: options.ImplementationOptions = None,
     gpu: Annotated[
-        str, typer.Option(help="A profile of hardware; cpu: this machine's processor.")
+        str,
+        typer.Option(help="Hardware profile by name, such as h100; cpu: this machine's processor."),
     ] = "cpu",
     memory: Annotated[
-        str | None, typer.Option(help="A rank's: 139GiB. Default: all that the profile has.")
+        str | None,
+        typer.Option(
+            help="Memory budget of a rank, in bytes: 139GiB. Default: all that the profile has."
+        ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Tokens to plan for: 10M. Default: as many as fit.")
+        str | None,
+        typer.Option(help="Tokens to plan for, of all ranks: 10M. Default: as many as fit."),
     ] = None,
     world_size: Annotated[int, typer.Option(min=1, help="Ranks, a device each.")] = 1,
-    dtype: Annotated[asked.DTypeName, typer.Option()] = asked.DTypeName.float32,
-    heads: asked.Heads = 8,
-    kv_heads: asked.KvHeads = None,
-    head_dim: Annotated[int, typer.Option()] = 64,
-    batch: Annotated[int, typer.Option()] = 1,
-    causal: asked.Causal = False,
-    mode: asked.Mode = asked.ModeName.forward,
-    keep: asked.Keep = asked.KeepName.all,
-    hardware: Annotated[Path | None, typer.Option(help="A YAML file of your own profiles.")] = None,
+    dtype: options.DType = None,
+    heads: options.Heads = 8,
+    kv_heads: options.KvHeads = None,
+    head_dim: options.HeadDim = 64,
+    batch: options.Batch = 1,
+    causal: options.Causal = False,
+    mode: options.Mode = options.ModeName.forward,
+    keep: options.Keep = options.KeepName.all,
+    hardware: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with further hardware profiles. Default: built-in ones only."),
+    ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(help="Folder whose records tell rates and errors. Default: results."),
+        typer.Option(help="Folder of records for rates and past errors. Default: results."),
     ] = None,
     accuracy: Annotated[
-        bool, typer.Option("--accuracy", help="How far past predictions were off, and end.")
+        bool,
+        typer.Option(
+            "--accuracy", help="Print the errors of past predictions and exit. Default: predict."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Predict the longest sequence, its memory, its time and its communication. Nothing is run.
 
-    Memory comes from walking through the implementation itself without data, for one rank of the
-    world; time from a profile of the hardware, or from records of this machine where it has any.
+    Memory comes from a dry run of the implementation without data, for one rank of the world. Time
+    comes from a profile of the hardware, or from records of this machine where it has any.
     """
-    from longseq_bench.cli.session import past_records
+    from longseq_bench.cli.options import parse_options
+    from longseq_bench.cli.session import console, make_launcher, past_records
     from longseq_bench.core.errors import UserError
+    from longseq_bench.core.hardware import HERE
+    from longseq_bench.core.model import Trial
     from longseq_bench.core.units import parse_bytes
+    from longseq_bench.search.prediction import RateModel
 
     if records and not records.is_dir():
         raise UserError(f"--records {records}: there is no such folder")
     past = past_records(records or Path("results"))
     if accuracy:
-        return _show_accuracy(past, as_json)
+        return _print_accuracy(past, as_json)
     if not impl:
         raise UserError("--impl: name an implementation to plan for; longseq list names them")
-    asked.check_keep(keep, mode)
-    shape = asked.workload(
+    options.check_keep(keep, mode)
+    shape = options.workload_fields(
         batch=batch, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, causal=causal,
         mode=mode,
     )  # fmt: skip
-    wanted = _Asked(
-        impl, option or [], gpu, hardware, parse_bytes(memory) if memory else None,
-        asked.tokens("--target", target), world_size, keep.value,
-    )  # fmt: skip
-    return _predict_all(wanted, shape, past, as_json)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What is to be planned for, and on what."""
-
-    names: list[str]
-    assignments: list[str]
-    gpu: str
-    own: Path | None
-    memory: int | None
-    target: int | None
-    ranks: int
-    keep: Keep
-
-
-def _predict_all(wanted: _Asked, shape: dict[str, Any], past: list[Record], as_json: bool) -> int:
-    from longseq_bench.cli.session import console, make_launcher
-    from longseq_bench.core.hardware import HERE
-    from longseq_bench.search.prediction import Pace
-
-    with make_launcher() as launcher, console(stderr=True).status("walking through it …"):
+    budget = parse_bytes(memory) if memory else None
+    tokens = options.parse_target("--target", target)
+    with make_launcher() as launcher, console(stderr=True).status("dry runs …"):
         catalogue = launcher.catalogue()
-        there = _hardware(catalogue, wanted.gpu, wanted.own)
-        there.rate(shape["dtype"], shape["mode"])
-        trials = _trials(catalogue, wanted, there, shape)
-        _check(launcher, trials)
-        pace = Pace(there, past if wanted.gpu.lower() == HERE else [])
-        made = [_predict(trial, launcher, pace, wanted.target) for trial in trials]
-    _show(made, trials, there, past, as_json)
-    if wanted.target is not None:
-        _refuse_what_fits_nowhere(made, trials, wanted.target)
+        profile = _find_hardware(catalogue, gpu, hardware)
+        fast = profile.device == "cuda" and "bfloat16" in profile.flops
+        shape = {"dtype": "bfloat16" if fast else "float32", **shape}
+        profile.rate(shape["dtype"], shape["mode"])
+        trials = [
+            Trial(
+                implementation=name, options=chosen, workload=shape, device=profile.device,
+                world_size=world_size, memory_budget=budget or profile.memory, repeats=0,
+                keep=keep.value,
+            )
+            for name, chosen in parse_options(catalogue, impl, option or []).items()
+        ]  # fmt: skip
+        _check_options(launcher, trials)
+        rates = RateModel(profile, past if gpu.lower() == HERE else [])
+        predictions = [_predict(trial, launcher, rates, tokens) for trial in trials]
+    _print_predictions(predictions, trials, profile, past, as_json)
+    if tokens is not None:
+        _check_target(predictions, trials, tokens)
     return 0
 
 
-def _check(launcher: Launcher, trials: list[Trial]) -> None:
-    """Raises UserError for options that are wrong on one rank and on those asked for: what a world
-    or a length can't be is said beside what can."""
+def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
+    """Raise UserError for options that are wrong on one rank and on the ranks given.
+
+    A world or length that is impossible appears in the table instead, among the possible ones.
+    """
     from longseq_bench.core.errors import UserError
 
     for trial in trials:
-        there = trial.at(TOKENS_CHECKED * trial.world_size)
+        checked = trial.at(CHECKED_TOKENS * trial.world_size)
         try:
-            launcher.check([there])
+            launcher.check([checked])
         except UserError:
-            launcher.check([there.but(world_size=1)])
+            launcher.check([checked.replace(world_size=1)])
 
 
-def _hardware(catalogue: Catalogue, name: str, own: Path | None) -> Hardware:
+def _find_hardware(catalogue: Catalogue, name: str, own: Path | None) -> Hardware:
+    """Return the profile of that name, from the built-in ones and those of a file."""
     from longseq_bench.cli.session import hardware_here
     from longseq_bench.core.hardware import HERE, profile, profiles
 
@@ -143,66 +150,53 @@ def _hardware(catalogue: Catalogue, name: str, own: Path | None) -> Hardware:
     return hardware_here(catalogue, "cpu")
 
 
-def _trials(
-    catalogue: Catalogue, wanted: _Asked, there: Hardware, shape: dict[str, Any]
-) -> list[Trial]:
-    from longseq_bench.core.model import Trial
-
-    return [
-        Trial(
-            implementation=name, options=options, workload=shape, device=there.device,
-            world_size=wanted.ranks, memory_budget=wanted.memory or there.memory, repeats=0,
-            keep=wanted.keep,
-        )
-        for name, options in asked.chosen(catalogue, wanted.names, wanted.assignments).items()
-    ]  # fmt: skip
-
-
-def _predict(trial: Trial, launcher: Launcher, pace: Pace, tokens: int | None) -> Prediction | str:
-    from functools import partial
-
-    from longseq_bench.search.prediction import longest_fit, predicted, smallest_world
+def _predict(
+    trial: Trial, launcher: Launcher, rates: RateModel, tokens: int | None
+) -> Prediction | str:
+    """Predict a trial at the target, on more ranks where it does not fit, or its longest length."""
+    from longseq_bench.search.prediction import find_longest_fit, find_smallest_world, predict
     from longseq_bench.search.strategy import CEILING_TOKENS
 
-    foresee = partial(launcher.dry_run, limit=WALK_LIMIT_S)
+    foresee = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S)
     if tokens is None:
-        return longest_fit(trial, foresee, pace, CEILING_TOKENS * trial.world_size)
-    made = predicted(trial.at(tokens), foresee, pace)
-    if isinstance(made, str) or made.fits:
-        return made
-    return smallest_world(trial.at(tokens), foresee, pace, MOST_RANKS) or made
+        return find_longest_fit(trial, foresee, rates, CEILING_TOKENS * trial.world_size)
+    one = predict(trial.at(tokens), foresee, rates)
+    if isinstance(one, str) or one.fits:
+        return one
+    return find_smallest_world(trial.at(tokens), foresee, rates, MAX_RANKS) or one
 
 
-def _refuse_what_fits_nowhere(
-    made: list[Prediction | str], trials: list[Trial], tokens: int
-) -> None:
-    """Raises UserError where a target fits with no implementation in the world asked for."""
+def _check_target(predictions: list[Prediction | str], trials: list[Trial], tokens: int) -> None:
+    """Raise UserError if the target fits with no implementation on the ranks given."""
     from longseq_bench.core.errors import UserError
     from longseq_bench.core.units import format_bytes, format_tokens
     from longseq_bench.search.prediction import Prediction
 
-    known = [one for one in made if isinstance(one, Prediction)]
+    known = [one for one in predictions if isinstance(one, Prediction)]
     if not known:
-        raise UserError(f"{format_tokens(tokens)} tokens: nothing could be predicted; {made[0]}")
-    asked = trials[0].world_size
-    if any(one.fits and one.trial.world_size == asked for one in known):
+        reason = predictions[0]
+        raise UserError(f"{format_tokens(tokens)} tokens: nothing could be predicted; {reason}")
+    ranks = trials[0].world_size
+    if any(one.fits and one.trial.world_size == ranks for one in known):
         return
     fitting = [one for one in known if one.fits]
     budget = format_bytes(trials[0].memory_budget or 0)
-    said = f"{format_tokens(tokens)} tokens don't fit in {budget} on {asked} rank(s)"
+    problem = f"{format_tokens(tokens)} tokens don't fit in {budget} on {ranks} rank(s)"
     if not fitting:
-        most = max(asked, MOST_RANKS)
-        raise UserError(f"{said}; no world of up to {most:,} ranks was predicted to hold them")
+        most = max(ranks, MAX_RANKS)
+        raise UserError(f"{problem}; no world of up to {most:,} ranks was predicted to hold them")
     best = min(fitting, key=lambda one: one.trial.world_size)
     raise UserError(
-        f"{said}; {best.trial.implementation} fits them with --world-size {best.trial.world_size}"
+        f"{problem}; {best.trial.implementation} fits them with "
+        f"--world-size {best.trial.world_size}"
     )
 
 
-def _show(
-    made: list[Prediction | str], trials: list[Trial], there: Hardware, past: list[Record],
-    as_json: bool,
+def _print_predictions(
+    predictions: list[Prediction | str], trials: list[Trial], profile: Hardware,
+    past: list[Record], as_json: bool,
 ) -> None:  # fmt: skip
+    """Print the predictions with the known errors of earlier ones."""
     from longseq_bench.cli.predictions import predictions_document, predictions_json
     from longseq_bench.cli.session import console, print_json
     from longseq_bench.reports.render.terminal import print_document
@@ -210,13 +204,14 @@ def _show(
 
     known = accuracy(past)
     if as_json:
-        print_json(predictions_json(made, trials, there, known))
+        print_json(predictions_json(predictions, trials, profile, known))
     else:
-        document = predictions_document(made, trials, there, known)
+        document = predictions_document(predictions, trials, profile, known)
         print_document(document, console(), "--json has it")
 
 
-def _show_accuracy(past: list[Record], as_json: bool) -> int:
+def _print_accuracy(past: list[Record], as_json: bool) -> int:
+    """Print the errors of past predictions. Raises UserError if no record has a prediction."""
     from longseq_bench.cli.predictions import accuracy_document, accuracy_json
     from longseq_bench.cli.session import console, print_json
     from longseq_bench.core.errors import UserError

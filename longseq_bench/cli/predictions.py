@@ -100,7 +100,7 @@ def _columns(known: Sequence[Accuracy]) -> list[ValueColumn]:
         return lambda one: value(one) if one.trial.world_size > 1 else None
 
     def past_error(one: Prediction) -> Cell:
-        past = next((p for p in known if p.is_of(one.trial)), None)
+        past = next((p for p in known if p.matches(one.trial)), None)
         return past and f"{_median(past.memory)}, {_median(past.time)}"
 
     return [

@@ -1,4 +1,4 @@
-"""Progress for people, on stderr: what runs now, what is done, what is left, time to go."""
+"""Progress on stderr: the trial that runs, finished trials, what is left, time to go."""
 
 from __future__ import annotations
 
@@ -21,17 +21,69 @@ from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.runner import Watcher
 from longseq_bench.search.strategy import Step
 
-_MARKS = {"ok": ("✓", "green"), "oom": ("○", "yellow"), "timeout": ("○", "yellow"),
-          "unsupported": ("–", "dim")}  # fmt: skip
-_FLOPS_LIKE_A_START = 1e10
-"""What a process start weighs beside computing, when guessing the time to go."""
+START_FLOPS = 1e10
+"""Weight of a process start in the estimate of the time to go, in FLOPs."""
+
+MAX_REASON = 100
+"""Characters of a failure's reason that are shown; the record has all of it."""
+
+_TIMED_PHASES = ("forward", "backward", "communication", "time")
+_COLOURS = {"ok": "default", "oom": "yellow", "timeout": "yellow", "unsupported": "dim"}
 
 
-class Progressing(Watcher):
-    """A line a finished trial, and, on a terminal, a live line for what runs now."""
+class Labels:
+    """Short labels of trials: only what differs between them."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, trials: Iterable[Trial]) -> None:
+        trials = list(trials)
+        self._fields = {name for name in _FIELDS if len({_field(t, name) for t in trials}) > 1}
+        self._options: dict[str, set[str]] = {}
+        for name in {trial.implementation for trial in trials}:
+            own = [trial.options for trial in trials if trial.implementation == name]
+            differing = {k for one in own for k in one if len({repr(o.get(k)) for o in own}) > 1}
+            self._options[name] = differing
+
+    def label(self, trial: Trial) -> str:
+        """Return the implementation, its length and what else differs."""
+        words = [trial.implementation, format_tokens(trial.workload.seq_len)]
+        differing = self._options.get(trial.implementation, set())
+        words += [f"{k}={format_option(v)}" for k, v in trial.options.items() if k in differing]
+        words += [_field(trial, name) for name in _FIELDS if name in self._fields]
+        return " ".join(words)
+
+
+_FIELDS = ("world_size", "dtype", "mode", "causal", "device", "keep", "allocator", "shape", "fit")
+
+
+def _field(trial: Trial, name: str) -> str:
+    """Return a field of a trial in words."""
+    w = trial.workload
+    if name == "world_size":
+        return f"{trial.world_size} rank{'s' if trial.world_size > 1 else ''}"
+    if name == "causal":
+        return "causal" if w.causal else "not causal"
+    if name == "shape":
+        return f"batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}"
+    if name == "fit":
+        return "memory alone" if trial.fit_only else "whole pass"
+    if name in ("dtype", "mode"):
+        return str(getattr(w, name))
+    value = str(getattr(trial, name))
+    return value if name == "device" else f"{name}={value}"
+
+
+class ProgressLines(Watcher):
+    """Prints a line per finished trial and, on a terminal, a live line for the running one.
+
+    heading: a first line, printed when the run starts.  total: number of trials, if it is known.
+    """
+
+    def __init__(
+        self, console: Console, trials: Iterable[Trial], heading: str = "", total: int | None = None
+    ) -> None:
+        self.console, self._heading = console, heading
+        self._labels = Labels(trials)
+        self._total, self._finished = total, 0
         self._live = Progress(
             SpinnerColumn(),
             TextColumn(
@@ -47,9 +99,11 @@ class Progressing(Watcher):
             disable=not console.is_terminal,
         )
         self._task = self._live.add_task("starting", total=None, left="")
-        self._now = ""
+        self._running = ""
 
     def __enter__(self) -> Self:
+        if self._heading:
+            self.console.print(self._heading, markup=False)
         self._live.start()
         return self
 
@@ -62,56 +116,67 @@ class Progressing(Watcher):
         self._live.stop()
 
     def starts(self, step: Step) -> None:
-        self._now = trial_words(step.trial)
-        self._live.update(self._task, description=self._now)
+        """Show the trial on the live line."""
+        self._running = self._labels.label(step.trial)
+        self._live.update(self._task, description=self._running)
 
     def phase(self, phase: str, part: str) -> None:
+        """Show the phase of the running trial on the live line."""
         doing = f"{phase} ({part})" if part else phase
-        self._live.update(self._task, description=f"{self._now} · {doing}")
+        self._live.update(self._task, description=f"{self._running} · {doing}")
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
-        mark, colour = _MARKS.get(record.outcome.status, ("✗", "red"))
-        line = Text(f"{mark} ", style=colour)
-        line.append(f"{trial_words(step.trial)}  {outcome_words(record)}", style="default")
+        """Print the line of a finished trial."""
+        self._finished += 1
+        count = f"{self._finished}/{self._total}" if self._total else str(self._finished)
+        line = Text(f"[{count}] {self._labels.label(step.trial)}  ")
+        line.append(describe_outcome(record), style=_COLOURS.get(record.outcome.status, "red"))
         if found:
-            line.append("  (already there)", style="dim")
+            line.append("  (from an earlier run)", style="dim")
         self.console.print(line)
 
 
-class SweepProgress(Progressing):
-    """With the share done and the time to go, weighed by what each trial has to compute."""
+class SweepProgress(ProgressLines):
+    """Adds the share that is done and the time to go, weighted by each trial's FLOPs."""
 
-    def __init__(self, console: Console, trials: Iterable[Trial], rounds: int) -> None:
-        super().__init__(console)
+    def __init__(
+        self, console: Console, trials: Iterable[Trial], rounds: int, heading: str = ""
+    ) -> None:
+        trials = list(trials)
+        super().__init__(console, trials, heading, len(trials) * rounds)
         self._weights = {(t.key, r): _weight(t) for t in trials for r in range(rounds)}
         self._left = sum(self._weights.values())
-        self._total = len(self._weights)
         self._spent = self._done = 0.0
         self._walls: dict[str, float] = {}
         self._walls_s = self._walls_weight = 0.0
         self._began = time.monotonic()
-        self.said = f"0 of {self._total} done"
+        self.summary = f"0 of {self._total} done"
         self._live.update(self._task, total=self._left)
 
     def expected(self, step: Step) -> float:
-        """About how long a trial will take (s): as long as in another round, else by what it has to
-        compute beside what the others had; 0 where nothing is known."""
-        if step.trial.but(round=0).key in self._walls:
-            return self._walls[step.trial.but(round=0).key]
-        pace = self._walls_s / self._walls_weight if self._walls_weight else 0.0
-        return _weight(step.trial) * pace
+        """Return about how long a trial will take (s); 0 if nothing is known.
+
+        From another round of it, else from its FLOPs and the rate of the others.
+        """
+        first = step.trial.replace(round=0).key
+        if first in self._walls:
+            return self._walls[first]
+        per_weight = self._walls_s / self._walls_weight if self._walls_weight else 0.0
+        return _weight(step.trial) * per_weight
 
     def starts(self, step: Step) -> None:
+        """Start the clock of a trial."""
         self._began = time.monotonic()
         super().starts(step)
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
+        """Update the time to go. A trial that failed has no further rounds."""
         trial = step.trial
-        first = trial.but(round=0).key
-        skipped = record.outcome.status != "ok"
+        first = trial.replace(round=0).key
         gone = [(first, trial.round)]
-        if skipped:
+        if record.outcome.status != "ok":
             gone = [k for k in self._weights if k[0] == first]
+            self._finished += len(gone) - 1
         weight = sum(self._weights.pop(k, 0.0) for k in gone)
         self._walls[first] = record.wall_s
         self._walls_s += record.wall_s
@@ -121,100 +186,114 @@ class SweepProgress(Progressing):
             self._spent += time.monotonic() - self._began
             self._done += _weight(trial)
         to_go = self._left * self._spent / self._done if self._done else 0.0
+        assert self._total is not None
         done = self._total - len(self._weights)
-        self.said = f"{done} of {self._total} done, about {format_seconds(to_go)} to go"
-        self._live.update(self._task, advance=weight, left=self.said)
+        self.summary = f"{done} of {self._total} done, about {format_seconds(to_go)} to go"
+        self._live.update(self._task, advance=weight, left=self.summary)
         super().ends(step, record, found)
 
 
-class SearchProgress(Progressing):
-    """With the bracket of each search as it closes."""
+class SearchProgress(ProgressLines):
+    """Adds the bracket of each search as it closes, or the number of timed trials."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, trials: Iterable[Trial], heading: str = "") -> None:
+        super().__init__(console, trials, heading)
         self._passed: dict[str, int] = {}
         self._failed: dict[str, int] = {}
         self._sparsities: dict[Hashable, tuple[float, float]] = {}
+        self._timed = 0
+
+    def starts(self, step: Step) -> None:
+        """Replace the bracket of a search that is over when trials are timed."""
+        super().starts(step)
+        if step.purpose == "measure":
+            self._live.update(self._task, left=f"timing, {self._timed} done")
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
-        if step.purpose == "density":
-            self._narrow(step, record)
-            super().ends(step, record, found)
-            return
-        search = step.trial.at(1).but(round=0, repeats=0).key
-        tokens = step.trial.workload.seq_len
-        if record.outcome.fits:
-            self._passed[search] = max(tokens, self._passed.get(search, 0))
-        elif tokens > self._passed.get(search, 0):
-            self._failed[search] = min(tokens, self._failed.get(search, tokens))
+        """Show what is known of the edge after a run."""
         super().ends(step, record, found)
-        self._live.update(self._task, left=self._bracket(search, step.predicted_tokens))
+        if step.purpose == "measure":
+            self._timed += 1
+            left = f"timing, {self._timed} done"
+        elif step.purpose == "density":
+            left = self._narrow_sparsity(step, record)
+        else:
+            left = self._narrow_length(step, record)
+        self._live.update(self._task, left=left)
 
-    def _narrow(self, step: Step, record: Record) -> None:
-        """Of a search for the least sparsity: the least that passed, the largest that failed."""
+    def _narrow_sparsity(self, step: Step, record: Record) -> str:
+        """Return the bracket of sparsities: the highest that failed, the lowest that passed."""
         search = density_key(step.trial)
         low, high = self._sparsities.get(search, (0.0, 1.0))
         at = float(str(step.trial.options["sparsity"]))
         low, high = (low, min(high, at)) if record.outcome.fits else (max(low, at), high)
         self._sparsities[search] = low, high
-        words = f"[sparsity {low:.5f} failed … {high:.5f} passed]"
-        self._live.update(self._task, left=words)
+        return f"[sparsity {low:.5f} failed … {high:.5f} passed]"
 
-    def _bracket(self, search: str, predicted: int | None) -> str:
+    def _narrow_length(self, step: Step, record: Record) -> str:
+        """Return the bracket of lengths, its width, and the predicted edge."""
+        search = step.trial.at(1).replace(round=0, repeats=0).key
+        tokens = step.trial.workload.seq_len
+        if record.outcome.fits:
+            self._passed[search] = max(tokens, self._passed.get(search, 0))
+        elif tokens > self._passed.get(search, 0):
+            self._failed[search] = min(tokens, self._failed.get(search, tokens))
         low, high = self._passed.get(search, 0), self._failed.get(search)
         words = f"[{low:,} passed … {f'{high:,} failed' if high else '?'}]"
         if low and high:
             words += f" {(high - low) / low:.1%} apart"
-        return words + (f", predicted {predicted:,}" if predicted else "")
+        return words + (f", predicted {step.predicted_tokens:,}" if step.predicted_tokens else "")
 
 
-def trial_words(trial: Trial) -> str:
-    """A trial in a few words: what differs most between trials first."""
-    w = trial.workload
-    words = [trial.implementation, format_tokens(w.seq_len), w.dtype]
-    words += [option_words(trial)] if trial.options else []
-    words += [f"on {trial.world_size} ranks"] if trial.world_size > 1 else []
-    words += [w.mode] if w.train else []
-    words += ["causal"] if w.causal else []
-    words += [trial.device] if trial.device != "cpu" else []
-    return " ".join(words)
+def format_options(trial: Trial) -> str:
+    """Return the options of a trial as they are written after -o."""
+    return " ".join(f"{k}={format_option(v)}" for k, v in trial.options.items() if v is not None)
 
 
-def option_words(trial: Trial) -> str:
-    """Options as they are written after -o."""
-    return " ".join(f"{k}={option_value(v)}" for k, v in trial.options.items() if v is not None)
-
-
-def option_value(value: OptionValue) -> str:
-    """A value as it is written after -o NAME=."""
+def format_option(value: OptionValue) -> str:
+    """Return an option's value as it is written after -o NAME=."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def outcome_words(record: Record) -> str:
-    """What came of it, in a few words."""
-    outcome = record.outcome
+def describe_outcome(record: Record) -> str:
+    """Return the time of a trial with its spread, or its failure, in a few words."""
+    outcome, trial = record.outcome, record.trial
     if outcome.status != "ok":
-        where = f" in {outcome.phase}" if outcome.phase else ""
-        return f"{outcome.status}{where}: {outcome.reason}"
+        return describe_failure(record)
     words = []
-    a_rank = " a rank" if record.trial.world_size > 1 else ""
     if times := per_iteration(record, "time"):
         low, middle, high = median_interval(times)
         spread = max(high - middle, middle - low) / middle if middle else 0.0
-        # one sample has no spread, which is not a spread of nothing
-        off = f" ±{spread:.0%}" if len(times) > 1 else " (once)"
+        # one sample has no spread, which differs from a spread of 0
+        off = f" ±{spread:.0%}".replace("%", " %") if len(times) > 1 else " (once)"
         words.append(format_seconds(middle) + off)
     elif passed := outcome.largest("pass_time"):
         words.append(f"one pass {format_seconds(passed)}")
+    if record.purpose == "measure":
+        return ", ".join(words)
+    per_rank = " per rank" if trial.world_size > 1 else ""
     peak, bound = outcome.largest("peak"), outcome.largest("peak_bound")
     if peak is not None:
-        words.append(f"peak {format_bytes(peak)}{a_rank}")
+        words.append(f"peak {format_bytes(peak)}{per_rank}")
     elif bound is not None:
-        words.append(f"peak at most {format_bytes(bound)}{a_rank}")
+        words.append(f"peak at most {format_bytes(bound)}{per_rank}")
     return ", ".join(words)
 
 
+def describe_failure(record: Record) -> str:
+    """Return how a trial failed in a few words: memory and time without the allocator's text."""
+    outcome, trial = record.outcome, record.trial
+    where = f" in {outcome.phase}" if outcome.phase else ""
+    if outcome.status == "oom":
+        return f"out of memory{where}"
+    if outcome.status == "timeout" and trial.time_budget and outcome.phase in _TIMED_PHASES:
+        return f"over the time limit of {format_seconds(trial.time_budget)}"
+    reason = " ".join((outcome.reason or "").split())
+    reason = reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"
+    return f"{outcome.status}{where}: {reason}"
+
+
 def _weight(trial: Trial) -> float:
-    return _FLOPS_LIKE_A_START + attention_flops(trial.workload)
+    return START_FLOPS + attention_flops(trial.workload)

@@ -18,7 +18,7 @@ from longseq_bench.analysis.fields import Field, fields_of
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.cli.progress import option_value
+from longseq_bench.cli.progress import format_option
 from longseq_bench.core.errors import UnitError, UnknownNameError, UserError
 from longseq_bench.core.model import canonical_dtype
 from longseq_bench.core.units import parse_bytes, parse_seconds, parse_tokens
@@ -115,7 +115,9 @@ def format_value(row: Row, field: str) -> str:
     kind = FIELDS[field].kind if field in FIELDS else "text"
     if kind == "flag" and value is not None:
         return "yes" if value else "no"
-    return option_value(value) if kind == "text" and value is not None else format_cell(value, kind)
+    return (
+        format_option(value) if kind == "text" and value is not None else format_cell(value, kind)
+    )
 
 
 def parse_condition(text: str, rows: Sequence[Row], place: str = "--where") -> Condition:
@@ -193,7 +195,7 @@ def _option_test(sign: str, raw: str, where: str) -> Callable[[Any], bool]:
         def is_same(value: Any) -> bool:
             if _is_number(value):
                 return number is not None and math.isclose(value, number, rel_tol=1e-9)
-            return option_value(value) == (raw if isinstance(value, str) else raw.lower())
+            return format_option(value) == (raw if isinstance(value, str) else raw.lower())
 
         return lambda value: is_same(value) == (sign == "=")
     if number is None:
@@ -216,7 +218,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else option_value(value)
+    return "" if value is None else format_option(value)
 
 
 def sort_rows(rows: Iterable[R], keys: Sequence[tuple[str, bool]]) -> list[R]:
@@ -235,7 +237,7 @@ def sort_rows(rows: Iterable[R], keys: Sequence[tuple[str, bool]]) -> list[R]:
 
 def _rank(value: Any) -> tuple[int, float, str]:
     is_number = isinstance(value, int | float)
-    return (0, float(value), "") if is_number else (1, 0.0, option_value(value))
+    return (0, float(value), "") if is_number else (1, 0.0, format_option(value))
 
 
 def parse_sort(text: str, rows: Sequence[Row]) -> tuple[str, bool]:

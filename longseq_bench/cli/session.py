@@ -1,4 +1,4 @@
-"""What the commands share: where things go, what is asked of the machine, how they end."""
+"""Parts that commands share: launcher, devices, results folders, past records, exit codes."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from longseq_bench.core.errors import UserError
-from longseq_bench.core.model import Device, Record
+from longseq_bench.core.errors import StoreError, UserError
+from longseq_bench.core.model import Device, DeviceChoice, Record, Trial
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from longseq_bench.cli.live_server import Live
-    from longseq_bench.cli.progress import Progressing
+    from longseq_bench.cli.live_server import LivePage
+    from longseq_bench.cli.progress import ProgressLines
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.hardware import Hardware
     from longseq_bench.launchers.base import Launcher
-    from longseq_bench.search.prediction import Outlook
-    from longseq_bench.search.strategy import Plan
+    from longseq_bench.search.prediction import Predictor
+    from longseq_bench.search.strategy import Schedule
 
 FAILED = ("wrong", "crashed", "error")
 MEMORY_SHARE = 0.8
-MOST_RECORDS = 2000
-"""Past ones that are read for rates."""
+MAX_PAST_RECORDS = 2000
+"""Past records to read for rates."""
 
 _COARSE, _FINE = 2**30, 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the trials of a command run: what starts them, over how many ranks where a command does
-    not say, and how many of them are on one host."""
+    """A place for trials other than this host: how to launch them, and its numbers of ranks.
 
-    make: Callable[[], Launcher]
+    ranks: the default world size.  ranks_per_host: ranks that share a host's memory.
+    """
+
+    make_launcher: Callable[[], Launcher]
     ranks: int
-    per: int
+    ranks_per_host: int
 
 
 LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"
@@ -54,8 +56,8 @@ _stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
 
 
 @contextmanager
-def on(stage: Stage) -> Iterator[None]:
-    """Commands that are run inside run their trials there, instead of on this host alone."""
+def use_stage(stage: Stage) -> Iterator[None]:
+    """Run the trials of commands inside on a stage instead of on this host alone."""
     before = _stage.set(stage)
     try:
         yield
@@ -64,47 +66,43 @@ def on(stage: Stage) -> Iterator[None]:
 
 
 def make_launcher() -> Launcher:
-    """What starts the trials of this command."""
+    """Return the launcher of this command's trials."""
     import os
 
     from longseq_bench.launchers.base import create_launcher
 
     stage = _stage.get()
-    return stage.make() if stage else create_launcher(os.environ.get(LAUNCHER_VARIABLE, "local"))
+    if stage:
+        return stage.make_launcher()
+    return create_launcher(os.environ.get(LAUNCHER_VARIABLE, "local"))
 
 
 def default_ranks() -> int:
-    """The ranks of a trial where nothing is said: all that there are."""
+    """Return the default world size: 1, or all ranks of the stage."""
     stage = _stage.get()
     return stage.ranks if stage else 1
 
 
-def sharing(ranks: int) -> int:
-    """How many of so many ranks share a host."""
-    stage = _stage.get()
-    return min(ranks, stage.per) if stage else ranks
-
-
 def console(stderr: bool = False) -> Console:
-    """A console of rich on stdout or stderr."""
+    """Return a rich console on stdout or stderr."""
     from rich.console import Console
 
-    from longseq_bench.cli.stdout import give_up
+    from longseq_bench.cli.stdout import stop_writing
 
     class Piped(Console):
-        def on_broken_pipe(self) -> None:  # on stderr; of which rich makes an exit code of its own
-            give_up(cast("TextIO", self.file), BrokenPipeError())
+        def on_broken_pipe(self) -> None:  # on stderr; rich would exit with its own code
+            stop_writing(cast("TextIO", self.file), BrokenPipeError())
 
     return Piped(stderr=stderr, highlight=False, soft_wrap=stderr)
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout; what is not a number is null."""
+    """Print one JSON document on stdout. Raises ValueError for NaN and infinity."""
     print(json.dumps(document, indent=2, allow_nan=False), flush=True)
 
 
 def default_out() -> Path:
-    """A new folder under results/, named by date and machine."""
+    """Return a new folder under results/, named by date and machine."""
     import platform
 
     host = re.sub(r"[^A-Za-z0-9.]+", "-", platform.node()) or "machine"
@@ -112,29 +110,69 @@ def default_out() -> Path:
 
 
 def command_line() -> str:
-    """This command, as a person would type it again."""
+    """Return this command as it can be typed again."""
     return shlex.join(["longseq", *sys.argv[1:]])
 
 
-def outlook(launcher: Launcher, catalogue: Catalogue, device: Device, out: Path | None) -> Outlook:
-    """What trials on this machine may be expected to take, by its records below results/ but those
-    of `out`: a search that is resumed there has to ask what it asked before."""
-    from longseq_bench.search.prediction import Outlook, Pace
+def make_predictor(
+    launcher: Launcher, catalogue: Catalogue, device: Device, out: Path | None
+) -> Predictor:
+    """Return a predictor of trials on this machine that learns from its records below results/.
+
+    Records in `out` are left out: a search that is resumed there has to make the same requests.
+    """
+    from longseq_bench.search.prediction import Predictor, RateModel
 
     past = past_records(Path("results"), out)
-    return Outlook(launcher.dry_run, Pace(hardware_here(catalogue, device), past))
+    return Predictor(launcher.dry_run, RateModel(hardware_here(catalogue, device), past))
+
+
+def build_trials(
+    catalogue: Catalogue, names: list[str], assignments: list[str], out: Path | None, ranks: int,
+    *, workload: dict[str, Any], device: DeviceChoice, memory_budget: int | None, **fields: Any,
+) -> list[Trial]:  # fmt: skip
+    """Return one trial of a search per implementation.
+
+    ranks: the most ranks of any trial. Raises UserError for a device, dtype or name that is not
+    here.
+    """
+    from longseq_bench.cli.options import parse_options
+
+    used = catalogue.resolve_device(device, ranks)
+    workload = {"dtype": catalogue.default_dtype(used), **workload}
+    check_device(catalogue, used, workload["dtype"], ranks)
+    implementations = parse_options(catalogue, names, assignments)
+    return [
+        Trial(
+            implementation=name, options=options, repeats=0, workload=workload, device=used,
+            memory_budget=memory_budget or default_memory(used, out, ranks), **fields,
+        )
+        for name, options in implementations.items()
+    ]  # fmt: skip
+
+
+def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
+    """Return the devices and dtypes of trials, and why there is no CUDA among them."""
+    used = dict.fromkeys((trial.device, trial.workload.dtype) for trial in trials)
+    devices = list(dict.fromkeys(device for device, _ in used))
+    names = [f"{d} ({catalogue.devices[d].name})" if d == "cuda" else d for d in devices]
+    line = f"device: {', '.join(names)}; dtype: {', '.join(dict.fromkeys(d for _, d in used))}"
+    cuda = catalogue.devices.get("cuda")
+    if "cuda" not in devices and cuda is not None and cuda.unavailable:
+        line += f"; no cuda here: {cuda.unavailable}"
+    return line
 
 
 def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
-    """Records of results folders and files, and notes on what could not be read; of a folder that
-    holds none itself those of all folders below it.
+    """Return the records of results folders and files, and notes on what could not be read.
 
-    Raises StoreError where there are none.
+    A folder without records of its own means all folders below it. Raises StoreError where
+    there are none.
     """
     from longseq_bench.store import load
 
     loaded = [load(file) for file in record_files(paths)]
-    records, copies = _once([one.records for one in loaded])
+    records, copies = _drop_copies([one.records for one in loaded])
     notes = [note for one in loaded for note in one.notes]
     if copies:
         notes.append(f"{copies} records are there more than once, as copies; each is taken once")
@@ -142,9 +180,10 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
 
 
 def record_files(paths: Iterable[Path]) -> list[Path]:
-    """The files of records that such paths mean, each once. Raises StoreError for a path that can't
-    be looked through."""
-    from longseq_bench.core.errors import StoreError
+    """Return the files of records that paths refer to, each once.
+
+    Raises StoreError for a path that cannot be searched.
+    """
     from longseq_bench.store import RECORDS
 
     files: dict[Path, Path] = {}
@@ -159,45 +198,44 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
     return list(files.values())
 
 
-def _once(files: list[list[Record]]) -> tuple[list[Record], int]:
-    """The records of several files without what is in an earlier one too, as where a folder was
-    copied; and how many such there were."""
+def _drop_copies(files: list[list[Record]]) -> tuple[list[Record], int]:
+    """Return the records of several files without copies from earlier files, and their number."""
+
+    def moment(record: Record) -> tuple[object, ...]:  # rarely equal, and cheaper than a record
+        return record.started_at, record.wall_s, record.trial.implementation, record.trial.round
+
     kept, copies = list(files[0]) if files else [], 0
     known: dict[tuple[object, ...], list[Record]] = {}
     for earlier, later in pairwise(files):
         for record in earlier:
-            known.setdefault(_moment(record), []).append(record)
-        new = [record for record in later if record not in known.get(_moment(record), ())]
+            known.setdefault(moment(record), []).append(record)
+        new = [record for record in later if record not in known.get(moment(record), ())]
         copies += len(later) - len(new)
         kept += new
     return kept, copies
 
 
-def _moment(record: Record) -> tuple[object, ...]:
-    """Hardly the same for two runs."""
-    return record.started_at, record.wall_s, record.trial.implementation, record.trial.round
-
-
-def past_records(folder: Path, but: Path | None = None) -> list[Record]:
-    """Records of this machine below a folder, the newest files first, as many as tell enough."""
-    from longseq_bench.core.errors import StoreError
+def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
+    """Return records of this machine below a folder, newest files first, up to a limit."""
     from longseq_bench.environment import collect
     from longseq_bench.store import RECORDS, load
 
     here, found = collect().fingerprint, []
-    paths = [p for p in folder.rglob(RECORDS) if but is None or p.parent.resolve() != but.resolve()]
+    paths = [
+        p for p in folder.rglob(RECORDS) if skip is None or p.parent.resolve() != skip.resolve()
+    ]
     for path in sorted(paths, key=lambda p: -p.stat().st_mtime):
         try:
             found += [r for r in load(path).records if r.environment.fingerprint == here]
         except StoreError:
             continue
-        if len(found) > MOST_RECORDS:
+        if len(found) > MAX_PAST_RECORDS:
             break
     return found
 
 
 def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
-    """The profile of this machine's device: one that its name tells, or a guess."""
+    """Return the profile of this machine's device, found by its name, or a guess."""
     from longseq_bench.core.hardware import profiles, this_cpu
     from longseq_bench.environment import collect
 
@@ -209,31 +247,31 @@ def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     ours = profiles()
     found = next((one for name, one in ours.items() if name in words), None)
     known = found or ours["gtx1080"]
-    # of a card that nobody described all is a guess, and it has the dtypes that it says
+    # a card without a profile is a guess, except for the dtypes that it reports
     flops = dict.fromkeys(info.dtypes, max(known.flops.values())) | known.flops
     named = info.name if found else f"{info.name}, guessed from {known.name}"
     changes = {"name": named, "memory": info.total_bytes or known.memory, "flops": flops}
     return known.model_copy(update=changes)
 
 
-def carry_out(
-    steps: Plan,
+def run_and_report(
+    schedule: Schedule,
     launcher: Launcher,
     out: Path | None,
-    watcher: Progressing,
+    watcher: ProgressLines,
     baseline: str | None = None,
     config: str | None = None,
-    live: Live | None = None,
+    live: LivePage | None = None,
 ) -> list[Record]:
-    """Run a plan into a results folder, watched, and write its report beside the records.
+    """Run a schedule into a results folder and write its report there.
 
-    config: a sweep's YAML, kept beside them too.  live: a page that is served meanwhile.
-    Raises StoreError for a folder that can't be used.
+    config: a sweep's YAML, which is copied there too.  live: a page that is served meanwhile.
+    Raises StoreError for a folder that cannot be used.
     """
     from longseq_bench.environment import collect
     from longseq_bench.reports import write_report
     from longseq_bench.reports.render.terminal_text import plain
-    from longseq_bench.runner import Watchers, drive
+    from longseq_bench.runner import Watchers, run_schedule
     from longseq_bench.store import Store
 
     screen = watcher.console
@@ -241,10 +279,10 @@ def carry_out(
         for note in store.notes:
             screen.print(plain(note, "yellow"))
         if config is not None:
-            _keep(config, store.folder)
+            _write_config(config, store.folder)
         with watcher, live or nullcontext():
-            told = Watchers(watcher, live) if live else watcher
-            records = drive(steps, launcher, store, collect, told, command_line())
+            watchers = Watchers(watcher, live) if live else watcher
+            records = run_schedule(schedule, launcher, store, collect, watchers, command_line())
         paths = write_report(
             records, store.folder, beside=False, baseline=baseline, notes=store.notes
         )
@@ -254,25 +292,25 @@ def carry_out(
     return records
 
 
-def _keep(config: str, folder: Path) -> None:
-    from longseq_bench.core.errors import StoreError
-
-    kept = folder / "config.yaml"
+def _write_config(config: str, folder: Path) -> None:
+    path = folder / "config.yaml"
     try:
-        kept.write_text(config, encoding="utf-8")
+        path.write_text(config, encoding="utf-8")
     except OSError as error:
-        why = f"{error.strerror} ({kept})"
+        why = f"{error.strerror} ({path})"
         raise StoreError(f"results folder {folder} can't be written: {why}") from None
 
 
 def exit_code(records: Iterable[Record]) -> int:
-    """3 where a trial ended wrong, crashed or error; else 0."""
+    """Return 3 if a trial ended wrong, crashed or error; else 0."""
     return 3 if any(r.outcome.status in FAILED for r in records) else 0
 
 
 def check_device(catalogue: Catalogue, device: str, dtype: str, ranks: int = 1) -> None:
-    """Raises UserError where the device is not here, lacks the dtype, or is too few for the ranks:
-    each has a CUDA device of its own; on a CPU they share the cores, however many."""
+    """Raise UserError if the device is not here, lacks the dtype, or there are too few.
+
+    Each rank needs a CUDA device of its own; on a CPU any number of ranks shares the cores.
+    """
     info = catalogue.devices[device]
     if info.unavailable:
         others = [d for d, i in catalogue.devices.items() if not i.unavailable]
@@ -288,10 +326,11 @@ def check_device(catalogue: Catalogue, device: str, dtype: str, ranks: int = 1) 
 
 
 def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
-    """80 % of what is free now, rounded down; on a CPU a rank's share of it, as ranks share the
-    memory. In a folder that has records what they had, so that a resumed run asks for the same,
-    unless that is more than the machine has for so many ranks."""
-    from longseq_bench.core.errors import StoreError
+    """Return the default budget of a rank: 80 % of what is free now, rounded down.
+
+    On a CPU, the ranks of a host share it. A folder with records keeps their budget, so that a
+    resumed run makes the same trials, unless that is more than the machine has for these ranks.
+    """
     from longseq_bench.environment import free_memory
     from longseq_bench.store import load
 
@@ -299,7 +338,8 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
         earlier = load(out).records if out else []
     except StoreError:
         earlier = []
-    here = sharing(ranks) if device == "cpu" else 1
+    stage = _stage.get()
+    here = min(ranks, stage.ranks_per_host if stage else ranks) if device == "cpu" else 1
     for record in reversed(earlier):
         budget = record.trial.memory_budget
         if record.trial.device != device or not budget:

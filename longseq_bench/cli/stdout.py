@@ -1,4 +1,4 @@
-"""Stdout that may lose its reader, or have no room: found where it is written, and nowhere else."""
+"""Detection of a stdout that was closed or has no room, where it is written and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, NoReturn, TextIO
 from longseq_bench.core.errors import OutputError
 
 
-class Unread(Exception):
-    """Who read our output went away (| head): nothing is wrong with us. code: how we end then.
+class StdoutClosed(Exception):
+    """Stdout was closed by its reader (EPIPE, as by `| head`): no error of ours.
 
-    No OSError, of which the libraries in between make an exit code of their own.
+    code: the exit code to end with. Not an OSError, because libraries turn those into exit codes.
     """
 
     code = 0
 
 
-class _Watched:
-    """A stream whose faults in writing tell what they are."""
+class _WatchedStream:
+    """A stream whose write errors become StdoutClosed or OutputError."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -34,35 +34,35 @@ class _Watched:
         try:
             return self._stream.write(text)
         except OSError as error:
-            give_up(self._stream, error)
+            stop_writing(self._stream, error)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            give_up(self._stream, error)
+            stop_writing(self._stream, error)
 
 
-def give_up(stream: TextIO, error: OSError) -> NoReturn:
-    """Let nothing more be written there, at the end of the process neither, and say why.
+def stop_writing(stream: TextIO, error: OSError) -> NoReturn:
+    """Discard all later output of a stream, also at the end of the process, and raise the reason.
 
-    Raises Unread where the reader went away, else OutputError.
+    Raises StdoutClosed if the reader closed it, else OutputError.
     """
-    with suppress(OSError):  # of a stream without a file
+    with suppress(OSError):  # a stream without a file
         file, nowhere = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file)
         os.close(nowhere)
     if isinstance(error, BrokenPipeError) or error.errno == errno.EPIPE:
-        raise Unread from None
+        raise StdoutClosed from None
     raise OutputError(f"the output can't be written: {error.strerror or error}") from None
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """What is printed on stdout inside raises Unread or OutputError where it can't be written."""
+def watch_stdout() -> Iterator[None]:
+    """Raise StdoutClosed or OutputError inside where stdout cannot be written."""
     before = sys.stdout
-    if before is not None:  # as it is where a process was started without one
-        sys.stdout = _Watched(before)
+    if before is not None:  # None in a process that was started without one
+        sys.stdout = _WatchedStream(before)
     try:
         yield
     finally:
@@ -70,12 +70,12 @@ def watched() -> Iterator[None]:
 
 
 @contextmanager
-def ends(code: int) -> Iterator[None]:
-    """The exit code is this also where nobody reads what is shown inside."""
+def keep_exit_code(code: int) -> Iterator[None]:
+    """End with this exit code even if stdout is closed while the block prints."""
     try:
         yield
         if sys.stdout is not None:
             sys.stdout.flush()
-    except Unread as unread:
-        unread.code = code
+    except StdoutClosed as closed:
+        closed.code = code
         raise

@@ -25,7 +25,7 @@ from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import (
     DTYPE_ALIASES,
     Allocator,
-    Device,
+    DeviceChoice,
     Keep,
     Mode,
     Trial,
@@ -169,7 +169,8 @@ class WorkloadSection(_Section):
     dtype: Axis[DTypeName] = _axis(
         Workload,
         "dtype",
-        "Element type of q, k, v and the output; fp32, bf16 and fp16 are short names.",
+        "Element type of q, k, v and the output; fp32, bf16 and fp16 are short names. "
+        "On cuda the default is bfloat16.",
     )
     causal: Axis[bool] = _axis(
         Workload, "causal", "true: a query sees no key after its own position."
@@ -206,7 +207,12 @@ class SweepFile(_Section):
         description="Repetitions of the whole grid, interleaved so that slow drifts of the "
         f"machine meet every trial alike. Default: {DEFAULT_ROUNDS}.",
     )
-    device: Axis[Device] = _axis(Trial, "device", "Kind of device.")
+    device: Axis[DeviceChoice] = Field(
+        default=("auto",),
+        description="Kind of device; auto: cuda where it works with a device per rank, else cpu. "
+        "Default: auto.",
+        json_schema_extra={"default": "auto"},
+    )
     world_size: Axis[Count] = _axis(
         Trial, "world_size", "Ranks, one process each. `longseq launch` sets another default."
     )

@@ -56,9 +56,15 @@ def parse_config(text: str, name: str, catalogue: Catalogue, ranks: int = 1) -> 
     """Make the trials of YAML text; messages call it `name`. Raises as `load_config` does."""
     source = parse_yaml(text, name)
     file = validate(source)
+    most = max(file.world_size) if "world_size" in source.data else ranks
+    devices = tuple(catalogue.resolve_device(device, most) for device in file.device)
+    file = file.model_copy(update={"device": devices})
     shape = {key: _distinct(getattr(file.workload, key)) for key in source.data.get("workload", ())}
+    if "dtype" not in shape and set(devices) == {"cuda"}:
+        shape["dtype"] = (catalogue.default_dtype("cuda"),)
     shape["seq_len"] = _distinct(file.tokens)
-    settings = {key: _distinct(getattr(file, key)) for key in SETTINGS if key in source.data}
+    given = {"device", *source.data}
+    settings = {key: _distinct(getattr(file, key)) for key in SETTINGS if key in given}
     choices = [
         (name, _option_axes(name, options, catalogue, source, index))
         for index, item in enumerate(file.implementations)

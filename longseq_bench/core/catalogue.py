@@ -1,7 +1,7 @@
-"""What can be run here, as data: the child looks, the parent reads.
+"""Implementations and devices of this machine, as data: a child lists them, the parent reads them.
 
-The parent never imports an implementation; it asks a child for this once and checks names,
-options and devices against it.
+The parent never imports an implementation. It asks a child for this catalogue once and checks
+names, options and devices against it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,55 @@ from typing import Any
 
 from pydantic import Field
 
-from longseq_bench.core.errors import UnknownNameError
-from longseq_bench.core.model import Frozen, OptionValue
+from longseq_bench.core.errors import NotIncludedError, UnknownNameError
+from longseq_bench.core.model import Device, DeviceChoice, DType, Frozen, OptionValue
 from longseq_bench.core.options import OptionSpec, fill
+
+NEAREST_INCLUDED = {
+    "flash-attn": "sdpa",
+    "flash-attention": "sdpa",
+    "flash-attention-2": "sdpa",
+    "flash-attention-3": "sdpa",
+    "flash-attn-3": "sdpa",
+    "flashattention": "sdpa",
+    "xformers": "sdpa",
+    "memory-efficient-attention": "sdpa",
+    "cudnn": "sdpa",
+    "flashinfer": "sdpa",
+    "sage-attention": "sdpa",
+    "sageattention": "sdpa",
+    "transformer-engine": "ring",
+    "context-parallel": "ring",
+    "ring-flash-attention": "ring",
+    "ring-flash-attn": "ring",
+    "ring-attention": "ring",
+    "striped-attention": "ring",
+    "zigzag-ring": "ring",
+    "llama3-flash-attn": "collective",
+    "magi-attention": "ring",
+    "magiattention": "ring",
+    "megatron": "ring",
+    "megatron-lm": "ring",
+    "megatron-core": "ring",
+    "deepspeed": "ulysses",
+    "deepspeed-ulysses": "ulysses",
+    "long-context-attention": "usp",
+    "yunchang": "usp",
+    "unified-sequence-parallel": "usp",
+    "flex-attention": "flex",
+    "longnet": "dilated",
+    "longformer": "block-sparse",
+    "bigbird": "block-sparse",
+    "native-sparse-attention": "block-sparse-adaptive",
+    "nsa": "block-sparse-adaptive",
+    "moba": "block-sparse-adaptive",
+    "minference": "block-sparse-adaptive",
+}
+"""Well-known attention libraries that are not included, and the closest implementation here."""
 
 
 class Entry(Frozen):
-    """One implementation: `unavailable` maps a device to the reason why it can't run there."""
+    """One implementation. `unavailable` maps a device to the reason why it cannot run there."""
 
     summary: str
     options: tuple[OptionSpec, ...] = ()
@@ -25,7 +67,7 @@ class Entry(Frozen):
 
 
 class DeviceInfo(Frozen):
-    """One kind of device: `unavailable` is the reason why there is none."""
+    """One kind of device. `unavailable` is the reason why there is none."""
 
     name: str = ""
     unavailable: str | None = None
@@ -42,14 +84,35 @@ class Catalogue(Frozen):
     devices: dict[str, DeviceInfo]
 
     def entry(self, name: str, place: str = "") -> Entry:
-        """The implementation of that name. Raises UnknownNameError with the nearest one."""
-        if name not in self.implementations:
-            raise UnknownNameError("implementation", name, self.implementations, place)
-        return self.implementations[name]
+        """Return the implementation of that name.
+
+        Raises NotIncludedError for a well-known library, else UnknownNameError with the nearest
+        name.
+        """
+        if name in self.implementations:
+            return self.implementations[name]
+        close = NEAREST_INCLUDED.get(name.lower().replace("_", "-"))
+        if close in self.implementations:
+            raise NotIncludedError("implementation", name, close, place)
+        raise UnknownNameError("implementation", name, self.implementations, place)
 
     def options(self, name: str, given: dict[str, Any]) -> dict[str, OptionValue]:
-        """All options of an implementation, coerced and filled in with defaults.
+        """Return all options of an implementation, coerced and filled in with defaults.
 
         Raises UserError (bad value) or UnknownNameError (no such option).
         """
         return fill(self.entry(name).options, given, owner=name)
+
+    def resolve_device(self, choice: DeviceChoice, ranks: int = 1) -> Device:
+        """Return the device to use: auto is cuda if it works with a device per rank, else cpu."""
+        if choice != "auto":
+            return choice
+        cuda = self.devices.get("cuda")
+        works = cuda is not None and not cuda.unavailable and cuda.count >= ranks
+        return "cuda" if works else "cpu"
+
+    def default_dtype(self, device: Device) -> DType:
+        """Return the dtype used if none is given: bfloat16 on cuda if it has it, else float32."""
+        info = self.devices.get(device)
+        has_bfloat16 = info is not None and "bfloat16" in info.dtypes
+        return "bfloat16" if device == "cuda" and has_bfloat16 else "float32"

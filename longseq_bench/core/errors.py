@@ -3,6 +3,7 @@
 LongseqError                what a caller may catch
 ├── UserError               the user's mistake: one sentence, exit code 2
 │   ├── UnknownNameError    a name that is not there; carries the nearest ones
+│   │   └── NotIncludedError   a well-known library that is not included
 │   ├── OldDensityError     an option that meant density; carries the sparsity meant
 │   ├── ConfigError         a config that can't be read; names file, line, key
 │   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
@@ -39,6 +40,19 @@ class UnknownNameError(UserError):
             f"did you mean {self.nearest!r}?" if self.nearest else f"known: {', '.join(self.known)}"
         )
         super().__init__(f"unknown {kind} {name!r}{where}; {hint}")
+
+
+class NotIncludedError(UnknownNameError):
+    """A well-known name that is not included; carries the nearest name that is."""
+
+    def __init__(self, kind: str, name: str, nearest: str, place: str = "") -> None:
+        self.kind, self.name, self.known, self.nearest = kind, name, [nearest], nearest
+        where = f" in {place}" if place else ""
+        UserError.__init__(
+            self,
+            f"{kind} {name!r}{where} is not included; the nearest here is {nearest!r}, and a "
+            "plug-in can add it (docs/extending.md)",
+        )
 
 
 DENSITY = "sparsity_ratio"

@@ -1,10 +1,10 @@
-"""The data of longseq: frozen, validated once where it is made, JSON both ways.
+"""Data of longseq: frozen, validated once when created, JSON both ways.
 
-Workload     what is to be attended to, never how
-Trial        one implementation on one workload under one budget; found again by its key
-Measurement  raw samples of one meter, SI units
-Outcome      what one trial came to: a status, why, where, and its measurements
-Environment  which machine and versions; its fingerprint says what may be compared
+Workload     the shape of q, k, v and the kind of pass; not how it is computed
+Trial        one implementation on one workload under one budget; identified by its key
+Measurement  raw samples of one meter, in SI units
+Outcome      the result of one trial: status, reason, phase and measurements
+Environment  machine and versions; records with equal fingerprints may be compared
 Record       trial + outcome + environment: one line of a results file
 
 Only these cross the boundary between the parent and a trial's process.
@@ -25,6 +25,7 @@ from pydantic.dataclasses import dataclass
 SCHEMA = 2
 
 Device = Literal["cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 DType = Literal["float32", "bfloat16", "float16"]
 Mode = Literal["forward", "train"]
 Keep = Literal["all", "inputs", "nothing"]
@@ -46,7 +47,7 @@ def canonical_dtype(name: str) -> str:
 
 
 class Frozen(BaseModel):
-    """Checked when it is made, never changed; an unknown field is an error."""
+    """A model that is checked when created and never changed; unknown fields are errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings"
@@ -54,7 +55,7 @@ class Frozen(BaseModel):
 
 
 class Workload(Frozen):
-    """What is to be attended to: q is (batch, heads, seq_len, head_dim), k and v have kv_heads."""
+    """The shape of an attention: q is (batch, heads, seq_len, head_dim), k and v have kv_heads."""
 
     seq_len: int = Field(ge=1)
     batch: int = Field(default=1, ge=1)
@@ -98,16 +99,16 @@ class Workload(Frozen):
 class Trial(Frozen):
     """One implementation, with all its options, on one workload, under one budget.
 
-    repeats: timed passes at most; 0 asks only whether one pass fits, and takes its time from that.
+    repeats: the most timed passes; 0: one pass, to see if it fits, which also gives the time.
     time_cap: seconds after which no further timed pass starts.
     time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process.
-    round: the how-manieth visit of an interleaved comparison this is.
-    fit_only: loops are capped, so that only memory is as in a whole pass: nothing of it is checked,
-    its time means nothing, and it is never mixed with whole passes.
-    keep: what a pass leaves alone. all: what autograd keeps; inputs: between forward and backward
-    nothing but q, k, v (recomputation, arXiv 1604.06174); nothing: results go over inputs that are
-    no longer needed, which takes less than the floor.
-    allocator: of a CUDA device; expandable: segments that grow (expandable_segments).
+    round: repetition index of an interleaved comparison, from 0.
+    fit_only: loops are cut short, so that only the memory is that of a whole pass. Results are not
+    checked, times mean nothing, and such trials are never compared with whole passes.
+    keep: tensors that a pass keeps. all: as autograd keeps them. inputs: q, k, v alone between
+    forward and backward (recomputation, arXiv 1604.06174). nothing: outputs overwrite inputs (in
+    place), which needs less than the floor.
+    allocator: setting of a CUDA device; expandable: segments that grow (expandable_segments).
     """
 
     implementation: str
@@ -128,25 +129,26 @@ class Trial(Frozen):
 
     @property
     def key(self) -> str:
-        """16 hex digits that name this trial: equal trials, equal keys, on any machine."""
+        """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
         return _digest(self.model_dump(mode="json"))
 
-    def but_for(self, *names: str) -> Hashable:
-        """Equal for trials that differ in these fields, of theirs or of the workload, alone.
+    def key_without(self, *names: str) -> Hashable:
+        """Return a key that is equal for trials that differ only in these fields.
 
-        Much cheaper than a key, and of no meaning outside of this process.
+        The fields are those of the trial or of its workload. Much cheaper than `key`, and valid in
+        this process only.
         """
         # 1, 1.0 and True are equal, but three options
         options = None if "options" in names else repr(sorted(self.options.items()))
         return options, *_fields_but(names)(self)
 
     def at(self, seq_len: int) -> Trial:
-        """The same trial at another length."""
+        """Return the same trial at another length."""
         workload = self.workload.model_copy(update={"seq_len": seq_len})
         return self.model_copy(update={"workload": Workload.model_validate(workload.model_dump())})
 
-    def but(self, **changes: Any) -> Trial:
-        """The same trial with other fields, validated anew."""
+    def replace(self, **changes: Any) -> Trial:
+        """Return the same trial with other fields, validated again."""
         return Trial.model_validate({**self.model_dump(), **changes})
 
 
@@ -157,7 +159,7 @@ def _fields_but(names: tuple[str, ...]) -> Callable[[Trial], tuple[Any, ...]]:
     return attrgetter(*own, *inner)
 
 
-# Slots, and no model: a record has a dozen or more, and a model takes three times the memory.
+# A dataclass with slots: a record has a dozen of these, and a model takes three times the memory.
 @dataclass(
     frozen=True, slots=True, kw_only=True,
     config=ConfigDict(extra="forbid", ser_json_inf_nan="strings"),
@@ -172,7 +174,7 @@ class Measurement:
 
 
 class Outcome(Frozen):
-    """What a trial came to. `facts` are words about how it ran: backend, meters, reasons."""
+    """The result of a trial. `facts` describe how it ran: backend, meters, reasons."""
 
     status: Status
     reason: str | None = None
@@ -182,26 +184,25 @@ class Outcome(Frozen):
 
     @property
     def fits(self) -> bool | None:
-        """True for ok, False for out of memory, None where it says nothing about length."""
+        """True for ok, False for out of memory, None if the length is not the cause."""
         return {"ok": True, "oom": False}.get(self.status)
 
     def samples(self, name: str) -> tuple[float, ...]:
-        """All samples of a measurement, over ranks; empty where it was not taken."""
+        """Return all samples of a measurement, over ranks; empty if it was not taken."""
         return tuple([s for m in self.measurements if m.name == name for s in m.samples])
 
     def largest(self, name: str) -> float | None:
-        """The largest sample of a measurement over ranks; None where it was not taken."""
+        """Return the largest sample of a measurement over ranks; None if it was not taken."""
         return max(self.samples(name), default=None)
 
 
 class Foresight(Frozen):
-    """What a trial would take, seen without running it, on the rank that needs most.
+    """The predicted cost of a trial without running it, on the rank that needs most.
 
-    inside_bytes: of the peak, what a fused kernel holds inside itself, by a table; untabled: fused
-    kernels that are not in the table, so that theirs is missing.  flops: of a rank on average, a
-    pass; busiest: those of the rank with most, over that.  bytes_sent, transfers: of the fullest
-    rank, a pass.  overlaps: transfers go on while it computes.
-    unsupported: why nothing is known.
+    inside_bytes: the part of the peak that fused kernels hold, from a table.  untabled: fused
+    kernels that are missing in the table.  flops: per pass, the mean of the ranks.  busiest: FLOPs
+    of the busiest rank over that mean.  bytes_sent, transfers: per pass, of the fullest rank.
+    overlaps: transfers overlap with compute.  unsupported: the reason why nothing is known.
     """
 
     peak_bytes: int = 0
@@ -217,7 +218,7 @@ class Foresight(Frozen):
 
 
 class Foreseen(Frozen):
-    """What was predicted of a trial before it ran; None where nothing could be."""
+    """The prediction made for a trial before it ran; None where nothing was predicted."""
 
     peak_bytes: int | None = None
     seconds: float | None = Field(default=None, description="of one pass")
@@ -225,7 +226,7 @@ class Foreseen(Frozen):
 
 
 class Environment(Frozen):
-    """Which machine and versions. `fingerprint` covers what may change a figure, not the load."""
+    """Machine and versions. `fingerprint` covers all that changes a figure, except the load."""
 
     host: str
     os: str
@@ -262,18 +263,18 @@ _lasting: Callable[[Environment], tuple[Any, ...]] = attrgetter(*_LASTING)
 
 @lru_cache(maxsize=1024)
 def _fingerprint(lasting: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
-    # A report asks every record for it several times, and few are of different ones.
+    # cached: a report reads it several times per record, and few environments differ
     return _digest({**dict(zip(_LASTING, lasting, strict=True)), "variables": dict(variables)})
 
 
 class Record(Frozen):
     """One line of a results file.
 
-    processes: the trial's child processes, retries too.
-    purpose: measure (a row of a sweep); probe, edge, confirm (steps of a search for the longest);
-    density (of one for the least sparsity).
-    predicted_tokens: the maximum that the search expected when it asked for this run.
-    foreseen: what was predicted of this run.
+    processes: the trial's child processes, retries included.
+    purpose: measure (a row of a sweep); probe, edge, confirm (steps of a search for the longest
+    length); density (a step of a search for the lowest sparsity).
+    predicted_tokens: the maximum that the search expected when it requested this run.
+    foreseen: the prediction for this run.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -299,7 +300,7 @@ class Record(Frozen):
 
 
 def divisors(n: int) -> list[int]:
-    """Every whole number that divides n, ascending."""
+    """Return every whole number that divides n, ascending."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 

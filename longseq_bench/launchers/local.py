@@ -150,7 +150,7 @@ class LocalLauncher(Launcher):
         if trial.device == "cpu":
             here = int(psutil.virtual_memory().available * RETRY_SHARE / trial.world_size)
             larger = max(trial.memory_budget, min(larger, here))
-        again, _ = self._attempt(trial.but(memory_budget=larger, repeats=0), on_phase)
+        again, _ = self._attempt(trial.replace(memory_budget=larger, repeats=0), on_phase)
         if again.status != "ok":
             reason = f"{first.reason}; with {format_bytes(larger)} it ended {again.status} too"
             return first.model_copy(update={"reason": reason})

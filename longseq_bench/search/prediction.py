@@ -1,10 +1,10 @@
-"""What a trial will take, from what was foreseen of it and how fast things are: pure arithmetic.
+"""Predictions of a trial's memory and time, from a dry run and known rates: pure arithmetic.
 
-Memory is what the implementation's own walk without data held (Foresight). Time is a roofline
+Memory is the peak of the implementation's own dry run without data (Foresight). Time is a roofline
 (Williams et al., doi 10.1145/1498765.1498785): the larger of computing at the rate that attention
-reaches and of touching each byte once, and beside it what communication adds, by latency and
-bandwidth of the network (the alpha-beta model). Rates come from records of the same machine where
-there are any (Pace), else from a profile (hardware.py).
+reaches and of moving each byte, plus the part of communication that does not overlap, by latency
+and bandwidth of the network (the alpha-beta model). Rates come from records of the same machine
+where there are any (RateModel), else from a profile (core/hardware.py).
 """
 
 from __future__ import annotations
@@ -30,44 +30,45 @@ from longseq_bench.core.model import Foreseen, Foresight, Record, Trial
 
 Term = Literal["compute", "memory bandwidth", "communication"]
 Foresee = Callable[[Sequence[Trial]], list[Foresight]]
-"""A launcher's `foresee`: what each of some trials would take."""
+"""A launcher's `foresee`: the predicted cost of each trial, by a dry run."""
 
 GRID = (0.02, 0.2, 0.5, 0.8, 0.9, 0.96, 1.0)
-"""Lengths at which a trial is looked at, as shares of the longest that any could take: memory is
-nearly a line in between, and most edges lie near the end."""
+"""Lengths of dry runs, as shares of the floor's length: memory is nearly linear in between, and
+most edges are near the end."""
 
 REFINED, NEAR, CLOSE = 6, 0.002, 1.07
-"""Further looks at the edge that the curve has, where none was as near to it and those round it are
-not as close to each other."""
+"""Most further dry runs at the edge of the curve; how near to it (as a share) one must be, or how
+close (as a factor) those on both sides, to stop."""
 
 LEAST_TREND = 0.5
-"""Memory grows beyond the last length at least as half of it did from nothing."""
+"""The least growth of memory beyond the last length, as a share of its mean growth before."""
 
 TOUCHES = 2.0
-"""How often each byte of the peak is moved at least: written once and read once."""
+"""The least moves of each byte of the peak: written once and read once."""
 
 WALKED_FROM, BEYOND = 4096, 4.0
-"""Tokens a rank that are always walked; how far beyond what time allows lengths are."""
+"""Tokens per rank that always have a dry run; the factor beyond the time limit up to which longer
+lengths have one."""
 
 ROUGH_GUESS = 6.0
-"""By which factor a rate from a profile may be off."""
+"""The factor by which a rate from a profile may be wrong."""
 
 ROUGH_RECORD = 1.3
-"""The same of a rate from records of this machine."""
+"""The factor by which a rate from records of this machine may be wrong."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What was foreseen of a trial at some lengths, and in between; ascending."""
+    """Dry runs of a trial at some lengths, ascending, and the interpolation between them."""
 
     points: tuple[tuple[int, Foresight], ...]
 
     def peak(self, tokens: int) -> float:
-        """Bytes of the fullest rank, by the line through the lengths round it."""
+        """Return the peak bytes of the fullest rank, interpolated linearly."""
         return self._between(tokens, lambda seen: float(seen.peak_bytes), power=False)
 
     def at(self, tokens: int) -> Foresight:
-        """What is seen in between: of a rank, by a power of the length but for the peak."""
+        """Return the cost at a length, interpolated by powers of the length, the peak linearly."""
         (_, near), _ = self._round(tokens)
         return near.model_copy(
             update={
@@ -79,7 +80,7 @@ class Curve:
         )
 
     def gap(self, tokens: int) -> float:
-        """The ratio of the lengths round it, infinite where there is none on a side."""
+        """Return the ratio of the neighbouring lengths; infinite beyond the last one."""
         (a, _), (b, _) = self._round(tokens)
         return b / a if a <= tokens <= b else math.inf
 
@@ -95,41 +96,41 @@ class Curve:
             slope = math.log(high / low) / math.log(b / a)
             return float(low * (tokens / a) ** slope)
         line = low + (high - low) * (tokens - a) / (b - a)
-        # lengths differ in how they are cut, and the longer may hold less: that is no trend
+        # a longer length that is cut differently may hold less, which is no trend
         least = high + LEAST_TREND * high * (tokens - b) / b
         return max(line, least) if tokens > b else max(0.0, line)
 
 
-def curve(trial: Trial, budget: int, foresee: Foresee, ceiling: int) -> Curve | str:
-    """A trial's curve up to where the floor meets the budget, or why nothing can be foreseen."""
+def dry_run_curve(trial: Trial, budget: int, foresee: Foresee, ceiling: int) -> Curve | str:
+    """Return a trial's curve up to where the floor reaches the budget, or why there is none."""
     floor = floor_tokens(trial.workload, budget, trial.world_size)
     least = 2 * trial.world_size
     lengths = sorted({max(least, min(ceiling, round(share * floor))) for share in GRID})
     lengths = lengths if len(lengths) > 1 else [lengths[0], 2 * lengths[0]]
-    found = foresee([trial.at(n).but(repeats=0, round=0) for n in lengths])
+    found = foresee([trial.at(n).replace(repeats=0, round=0) for n in lengths])
     known = [(n, seen) for n, seen in zip(lengths, found, strict=True) if not seen.unsupported]
     if len(known) < 2:
         return next((seen.unsupported for seen in found if seen.unsupported), "too short")
     for _ in range(REFINED):
         made = Curve(tuple(sorted(known)))
-        at = max(least, edge(made, budget, ceiling))
+        at = max(least, find_edge(made, budget, ceiling))
         if made.gap(at) <= CLOSE or any(abs(at - n) <= NEAR * n for n, _ in known):
             break
-        (seen,) = foresee([trial.at(at).but(repeats=0, round=0)])
+        (seen,) = foresee([trial.at(at).replace(repeats=0, round=0)])
         if seen.unsupported:
             break
         known.append((at, seen))
     return Curve(tuple(sorted(known)))
 
 
-# ---- how fast ----------------------------------------------------------------------------------
+# ---- rates ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Rate:
-    """FLOP/s of a rank; by which factor it may be off; where it comes from.
+    """FLOP/s of a rank, the factor by which it may be wrong, and its source.
 
-    exposed: seconds that communication added to a pass, a byte sent; None where no record tells.
+    exposed: seconds per byte sent that communication added to a pass; None without a record.
     """
 
     flops: float
@@ -138,8 +139,8 @@ class Rate:
     exposed: float | None = None
 
 
-class Pace:
-    """Rates of trials on one machine: from its records where there are any alike."""
+class RateModel:
+    """Rates of trials on one machine, from its records of the same trial where there are any."""
 
     def __init__(self, hardware: Hardware, records: Iterable[Record] = ()) -> None:
         self.hardware = hardware
@@ -155,7 +156,7 @@ class Pace:
         flops, seconds = outcome.largest("flops"), took(record)
         sent, apart = outcome.largest("bytes_sent"), per_iteration(record, "communication_time")
         if seconds and flops:
-            # with communication switched off, where that was timed: it grows otherwise
+            # compute and communication grow differently: use the time without communication
             computing = per_iteration(record, "compute_time")
             busy = min(seconds, median(computing)) if computing and sent else seconds
             alike = self._alike.setdefault(_alike(trial), [])
@@ -165,8 +166,10 @@ class Pace:
             self._network.append(sent / median(apart))
 
     def rate(self, trial: Trial) -> Rate:
-        """That of the records whose length is nearest; else of the profile. Raises UserError for a
-        dtype that the hardware has not."""
+        """Return the rate of the records of the nearest length, else that of the profile.
+
+        Raises UserError for a dtype that the hardware does not have.
+        """
         known = self._alike.get(_alike(trial))
         if known:
             tokens = trial.workload.seq_len
@@ -177,19 +180,19 @@ class Pace:
         w = trial.workload
         rate = self.hardware.rate(w.dtype, w.mode)
         if w.train and trial.keep != "all":
-            # the forward is run again, and counts as no work
+            # the forward is run again, and is not counted in the FLOPs
             once = FORWARD_MATMULS + BACKWARD_MATMULS
             rate *= once / (once + FORWARD_MATMULS)
         return Rate(rate, ROUGH_GUESS, f"profile of {self.hardware.name}")
 
     def bandwidth(self, ranks: int) -> float:
-        """Bytes/s that a rank sends."""
+        """Return the bytes/s that a rank sends."""
         known = median(self._network) if self._network else 0.0
         return known or self.hardware.link(ranks).bandwidth
 
 
 def _alike(trial: Trial) -> tuple[object, ...]:
-    """What has to be the same for a rate to carry over to another length."""
+    """Return what must be the same for a rate to be valid at another length."""
     shape = trial.workload.model_dump(exclude={"seq_len"})
     options = tuple(sorted((k, str(v)) for k, v in trial.options.items()))
     return (
@@ -213,24 +216,26 @@ class Times:
 
     @property
     def limit(self) -> Term:
-        """What most of it goes to."""
+        """The part that takes most of the time."""
         terms: dict[Term, float] = {
             "compute": self.compute, "memory bandwidth": self.memory, "communication": self.exposed,
         }  # fmt: skip
         return max(terms, key=lambda name: terms[name])
 
 
-def times(trial: Trial, seen: Foresight, pace: Pace, rate: Rate | None = None) -> Times:
-    """Of one pass. Transfers that overlap hide behind computing, but for the first of them.
+def predict_times(
+    trial: Trial, seen: Foresight, rates: RateModel, rate: Rate | None = None
+) -> Times:
+    """Predict the time of one pass. Overlapping transfers are hidden, except for the first.
 
-    rate: another than that of this length.
+    rate: a rate to use instead of that of this length.
     """
-    link, rate = pace.hardware.link(trial.world_size), rate or pace.rate(trial)
-    # a rate of records is that of all ranks, however uneven their work
+    link, rate = rates.hardware.link(trial.world_size), rate or rates.rate(trial)
+    # a rate from records is that of all ranks, also where their work is uneven
     uneven = seen.busiest if rate.exposed is None else 1.0
     compute = seen.flops * uneven / rate.flops
-    memory = TOUCHES * seen.peak_bytes / pace.hardware.bandwidth
-    transfers = seen.transfers * link.latency + seen.bytes_sent / pace.bandwidth(trial.world_size)
+    memory = TOUCHES * seen.peak_bytes / rates.hardware.bandwidth
+    transfers = seen.transfers * link.latency + seen.bytes_sent / rates.bandwidth(trial.world_size)
     exposed = transfers
     if rate.exposed is not None:
         exposed = rate.exposed * seen.bytes_sent
@@ -239,12 +244,12 @@ def times(trial: Trial, seen: Foresight, pace: Pace, rate: Rate | None = None) -
     return Times(compute, memory, transfers, exposed)
 
 
-# ---- how far -----------------------------------------------------------------------------------
+# ---- predictions --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a trial is predicted to take at one length. `fits`: in the budget."""
+    """The predicted cost of a trial at one length. fits: its peak is within the budget."""
 
     trial: Trial
     seen: Foresight
@@ -260,21 +265,22 @@ class Prediction:
         return floor / (self.trial.memory_budget * self.trial.world_size)
 
 
-def predicted(trial: Trial, foresee: Foresee, pace: Pace) -> Prediction | str:
-    """Of one length, or why nothing can be foreseen."""
+def predict(trial: Trial, foresee: Foresee, rates: RateModel) -> Prediction | str:
+    """Predict a trial at its length, or return why that is impossible."""
     assert trial.memory_budget
-    (seen,) = foresee([trial.but(repeats=0, round=0)])
+    (seen,) = foresee([trial.replace(repeats=0, round=0)])
     if seen.unsupported:
         return seen.unsupported
     fits = seen.peak_bytes <= trial.memory_budget
-    return Prediction(trial, seen, times(trial, seen, pace), pace.rate(trial), fits)
+    return Prediction(trial, seen, predict_times(trial, seen, rates), rates.rate(trial), fits)
 
 
-def longest_fit(trial: Trial, foresee: Foresee, pace: Pace, ceiling: int) -> Prediction | str:
-    """The longest length that is predicted to fit in the budget of each rank, or why none can be
-    told."""
+def find_longest_fit(
+    trial: Trial, foresee: Foresee, rates: RateModel, ceiling: int
+) -> Prediction | str:
+    """Predict the longest length that fits in the budget of each rank, or return why not."""
     assert trial.memory_budget
-    found = curve(trial, trial.memory_budget, foresee, ceiling)
+    found = dry_run_curve(trial, trial.memory_budget, foresee, ceiling)
     if isinstance(found, str):
         return found
     walked = dict(found.points)
@@ -283,23 +289,27 @@ def longest_fit(trial: Trial, foresee: Foresee, pace: Pace, ceiling: int) -> Pre
         lengths = [one.workload.seq_len for one in trials]
         return [walked[n] for n in lengths] if walked.keys() >= set(lengths) else foresee(trials)
 
-    low = edge(found, trial.memory_budget, ceiling)
+    low = find_edge(found, trial.memory_budget, ceiling)
     for _ in range(4):
-        made = predicted(trial.at(max(low, trial.world_size)), again, pace)
+        made = predict(trial.at(max(low, trial.world_size)), again, rates)
         if isinstance(made, str):
-            # so long that it can't be walked: the longest that was
+            # too long for a dry run: take the longest length that had one
             fits = [n for n, seen in found.points if seen.peak_bytes <= trial.memory_budget]
-            return predicted(trial.at(max(fits)), again, pace) if fits else made
+            return predict(trial.at(max(fits)), again, rates) if fits else made
         if made.fits:
             return made
-        # a little over: the line between two lengths lay under the truth
+        # a little over: the interpolation was below the real peak
         low = int(low * min(0.999, max(0.98, trial.memory_budget / made.seen.peak_bytes)))
     return made
 
 
-def smallest_world(trial: Trial, foresee: Foresee, pace: Pace, most: int) -> Prediction | None:
-    """The fewest ranks on which a length is predicted to fit, found by doubling and then between
-    the last two; None where none does, up to `most`."""
+def find_smallest_world(
+    trial: Trial, foresee: Foresee, rates: RateModel, most: int
+) -> Prediction | None:
+    """Find the fewest ranks on which a length is predicted to fit, up to `most`; None without any.
+
+    Doubles the ranks, then bisects.
+    """
     assert trial.memory_budget
     budget = trial.memory_budget
     floor = floor_bytes_per_token(trial.workload) * trial.workload.seq_len
@@ -307,7 +317,7 @@ def smallest_world(trial: Trial, foresee: Foresee, pace: Pace, most: int) -> Pre
     def fitting(ranks: int) -> Prediction | None:
         if trial.keep == "all" and floor > budget * ranks:
             return None
-        made = predicted(trial.but(world_size=ranks), foresee, pace)
+        made = predict(trial.replace(world_size=ranks), foresee, rates)
         return made if not isinstance(made, str) and made.fits else None
 
     low, ranks, best = trial.world_size, trial.world_size, None
@@ -321,8 +331,8 @@ def smallest_world(trial: Trial, foresee: Foresee, pace: Pace, most: int) -> Pre
     return best
 
 
-def edge(found: Curve, budget: int, ceiling: int) -> int:
-    """The longest length whose peak is in the budget, by a curve; 0 where none is."""
+def find_edge(found: Curve, budget: int, ceiling: int) -> int:
+    """Return the longest length whose peak on a curve is within the budget; 0 without any."""
     low, high = 0, ceiling
     while low < high:
         middle = (low + high + 1) // 2
@@ -330,11 +340,11 @@ def edge(found: Curve, budget: int, ceiling: int) -> int:
     return low
 
 
-# ---- how well ----------------------------------------------------------------------------------
+# ---- accuracy ----------------------------------------------------------------------------------
 
 
 class Accuracy(NamedTuple):
-    """How far predictions of a kind of trial were off: predicted over measured, less one.
+    """Errors of the predictions for one kind of trial: predicted over measured, less 1.
 
     missed: runs that were predicted to fit and ran out of memory.
     """
@@ -349,13 +359,13 @@ class Accuracy(NamedTuple):
     time: tuple[float, ...]
     missed: int = 0
 
-    def is_of(self, trial: Trial) -> bool:
-        """Whether a prediction of this trial is of the kind."""
+    def matches(self, trial: Trial) -> bool:
+        """Return True if a prediction for this trial is of this kind."""
         return self[:6] == _kind(trial)
 
 
 def accuracy(records: Iterable[Record]) -> list[Accuracy]:
-    """Of records that keep what was predicted for them, by their kind."""
+    """Return the errors of predictions that records hold, by kind of trial."""
     kinds: dict[Kind, tuple[list[float], list[float]]] = {}
     missed: Counter[Kind] = Counter()
     for record in records:
@@ -388,77 +398,87 @@ def _kind(trial: Trial) -> Kind:
 
 
 def took(record: Record) -> float | None:
-    """Seconds of a pass on its slowest rank: the median of timed ones, else a search's own pass
-    where that was one with the usual heap. Exact accounting is slower, and says nothing here."""
+    """Return the seconds of a pass on its slowest rank; None where only a slower pass was timed.
+
+    The median of timed passes, else the pass of a search that ran with the usual heap: exact
+    accounting of memory is slower.
+    """
     if times := per_iteration(record, "time"):
         return median(times)
     quick = record.trial.device == "cuda" or record.outcome.samples("peak_bound")
     return record.outcome.largest("pass_time") if quick else None
 
 
-# ---- for a plan --------------------------------------------------------------------------------
+# ---- for schedules -----------------------------------------------------------------------------
 
 
-class Ahead:
-    """What a search may expect of a trial at any length: a curve, and how fast things are."""
+class LengthModel:
+    """Predicted memory and time of one trial at any length.
 
-    def __init__(self, found: Curve, trial: Trial, pace: Pace) -> None:
+    rough: the factor by which a load may be wrong, where that is more than a few percent.
+    """
+
+    def __init__(self, found: Curve, trial: Trial, rates: RateModel) -> None:
         edge_of = trial.at(max(found.points[-1][0], trial.world_size))
-        self._found, self._trial, self._pace = found, trial, pace
-        self._rate = pace.rate(edge_of)
+        self._found, self._trial, self._rates = found, trial, rates
+        self._rate = rates.rate(edge_of)
         self.rough = {"time": self._rate.rough}
-        """By which factor a load may be off, where that is more than a few percent."""
 
     def loads(self, tokens: int) -> Mapping[str, float]:
-        """The fraction of each limit that a pass takes."""
-        told, trial = {}, self._trial
+        """Return the fraction of each limit that a pass uses."""
+        loads, trial = {}, self._trial
         if trial.memory_budget:
-            told["memory"] = self._found.peak(tokens) / trial.memory_budget
+            loads["memory"] = self._found.peak(tokens) / trial.memory_budget
         if trial.time_budget:
-            told["time"] = self._seconds(tokens) / trial.time_budget
-        return told
+            loads["time"] = self._seconds(tokens) / trial.time_budget
+        return loads
 
     def foreseen(self, tokens: int) -> Foreseen:
-        """For the record of a run."""
+        """Return the prediction for the record of a run."""
         peak = round(self._found.peak(tokens))
         return Foreseen(peak_bytes=peak, seconds=self._seconds(tokens), rate=self._rate.source)
 
     def _seconds(self, tokens: int) -> float:
-        return times(self._trial.at(tokens), self._found.at(tokens), self._pace, self._rate).total
+        return predict_times(
+            self._trial.at(tokens), self._found.at(tokens), self._rates, self._rate
+        ).total
 
 
-class Outlook:
-    """What a plan may ask of trials before they run."""
+class Predictor:
+    """Predictions for the trials of a schedule before they run."""
 
-    def __init__(self, foresee: Foresee, pace: Pace) -> None:
-        self._foresee, self._pace = foresee, pace
+    def __init__(self, foresee: Foresee, rates: RateModel) -> None:
+        self._foresee, self._rates = foresee, rates
 
-    def ahead(self, trial: Trial, ceiling: int) -> Ahead | None:
-        """What a search of a trial may expect; None where nothing can be foreseen."""
+    def length_model(self, trial: Trial, ceiling: int) -> LengthModel | None:
+        """Return the model of a trial over its length; None if it cannot be predicted."""
         assert trial.memory_budget
-        most = min(ceiling, self._worth_walking(trial))
-        found = curve(trial, trial.memory_budget, self._foresee, most)
-        return None if isinstance(found, str) else Ahead(found, trial, self._pace)
+        most = min(ceiling, self._longest_dry_run(trial))
+        found = dry_run_curve(trial, trial.memory_budget, self._foresee, most)
+        return None if isinstance(found, str) else LengthModel(found, trial, self._rates)
 
-    def _worth_walking(self, trial: Trial) -> int:
-        """No longer length has to be walked: dense attention, of which a sparsity is skipped, would
-        take many times the time budget there, and a plan of so many blocks takes long itself."""
+    def _longest_dry_run(self, trial: Trial) -> int:
+        """Return the longest length that needs a dry run.
+
+        Beyond it even the kept part of dense attention takes many times the time budget, and a
+        layout of so many blocks takes long itself.
+        """
         if not trial.time_budget:
             return 2**62
         known = trial.at(WALKED_FROM * trial.world_size)
         sparsity = trial.options.get("sparsity")
         kept = 1 - (sparsity if isinstance(sparsity, float) else 0.0)
         flops = attention_flops(known.workload) * kept / trial.world_size
-        rate = self._pace.rate(trial)
+        rate = self._rates.rate(trial)
         most = trial.time_budget * rate.flops * rate.rough * BEYOND
         return max(known.workload.seq_len, int(known.workload.seq_len * math.sqrt(most / flops)))
 
     def foreseen(self, trials: Sequence[Trial]) -> list[Foreseen | None]:
-        """For the records of single trials."""
+        """Return the prediction for each trial; None where there is none."""
         alike: dict[str, list[Trial]] = {}
         for trial in trials:
             alike.setdefault(trial.implementation, []).append(trial)
-        # an implementation that dies in its walk takes no other with it
+        # one call per implementation: one that dies in its dry run affects no other
         walked = {
             trial.key: None if seen.unsupported else self._of(trial, seen)
             for group in alike.values()
@@ -467,6 +487,6 @@ class Outlook:
         return [walked[trial.key] for trial in trials]
 
     def _of(self, trial: Trial, seen: Foresight) -> Foreseen:
-        took = times(trial, seen, self._pace).total
-        source = self._pace.rate(trial).source
+        took = predict_times(trial, seen, self._rates).total
+        source = self._rates.rate(trial).source
         return Foreseen(peak_bytes=seen.peak_bytes, seconds=took, rate=source)

@@ -102,7 +102,7 @@ def test_a_row_holds_what_was_measured() -> None:
 def test_interleaved_rounds_are_one_row() -> None:
     base = make.trial()
     rounds = [
-        make.record(base.but(round=i, seed=i), make.outcome(time=t, peak=p))
+        make.record(base.replace(round=i, seed=i), make.outcome(time=t, peak=p))
         for i, (t, p) in enumerate([([0.1, 0.2], 5), ([0.6, 0.5], 9), ([0.4, 0.3], 7)])
     ]
     row = only(rounds)
@@ -115,7 +115,7 @@ def test_interleaved_rounds_are_one_row() -> None:
 )
 def test_other_trials_are_other_rows(change: dict[str, Any]) -> None:
     base = make.trial(options={"chunk": 1})
-    assert len(sweep_rows([make.record(base), make.record(base.but(**change))])) == 2
+    assert len(sweep_rows([make.record(base), make.record(base.replace(**change))])) == 2
 
 
 def test_other_environments_are_other_rows() -> None:
@@ -159,7 +159,7 @@ def on_three(**later: Any) -> list[Record]:
     )
     second = second.model_copy(update={"measurements": second.measurements[::-1]})
     trial = make.trial("ring", 1000, world_size=3, **later)
-    return [make.record(trial, first), make.record(trial.but(round=1), second)]
+    return [make.record(trial, first), make.record(trial.replace(round=1), second)]
 
 
 def test_times_over_ranks_are_the_slowest_ranks_of_each_iteration_round_by_round() -> None:
@@ -209,7 +209,7 @@ def test_what_was_not_timed_apart_has_no_exposed_share_and_less_than_none_is_non
 def test_what_failed_on_several_ranks_shows_no_times_and_keeps_what_each_rank_held() -> None:
     ok, _ = on_three()
     bad = make.on_ranks({"peak": 50.0}, {"peak": 70.0}, {}, status="oom", reason="rank 1: full")
-    row = only([ok, make.record(ok.trial.but(round=1), bad)])
+    row = only([ok, make.record(ok.trial.replace(round=1), bad)])
     times = ("time_s", "compute_time_s", "communication_time_s", "exposed_share", "rank_times",
              "speedup", "efficiency", "exposed_low", "exposed_high")  # fmt: skip
     assert {getattr(row, name) for name in times} == {None}
@@ -301,8 +301,8 @@ def test_a_probes_single_pass_is_not_taken_for_a_time() -> None:
 
 def test_a_row_is_ok_only_if_every_round_is() -> None:
     base = make.trial()
-    rounds = [make.record(base.but(round=i)) for i in range(3)]
-    rounds[1] = make.record(base.but(round=1), make.outcome("oom", "8 GiB asked", "backward"))
+    rounds = [make.record(base.replace(round=i)) for i in range(3)]
+    rounds[1] = make.record(base.replace(round=1), make.outcome("oom", "8 GiB asked", "backward"))
     row = only(rounds)
     assert (row.status, row.reason, row.phase) == ("oom", "8 GiB asked", "backward")
     assert (row.time_s, row.time_low_s, row.tokens_per_s) == (None, None, None)
@@ -313,7 +313,7 @@ def test_the_worst_status_of_the_rounds_is_told() -> None:
     for worse, better in pairwise(SEVERITY):
         for order in ((worse, better), (better, worse)):
             records = [
-                make.record(base.but(round=i), make.outcome(status, f"was {status}"))
+                make.record(base.replace(round=i), make.outcome(status, f"was {status}"))
                 for i, status in enumerate(order)
             ]
             row = only(records)
@@ -435,7 +435,7 @@ def test_rounds_of_one_source_are_merged_and_measured_ones_go_first() -> None:
         record = sparse_run(dense=dense)
         facts = {"dense": source}
         return make.record(
-            record.trial.but(round=i), record.outcome.model_copy(update={"facts": facts})
+            record.trial.replace(round=i), record.outcome.model_copy(update={"facts": facts})
         )
 
     part = "computed from 1,024 of 131,072 rows"
@@ -573,7 +573,7 @@ def test_the_share_of_the_floor_is_the_floor_at_the_maximum_over_the_budget() ->
     assert found.floor_tokens == 2 * 64 * MIB // a_token
     assert found.fraction_of_floor == 10_000 * a_token / (2 * 64 * MIB)
     assert cost.floor_bytes(trial.workload) == a_token * trial.workload.seq_len
-    unbounded = merge_search([make.step(10_000, of=trial.but(memory_budget=None))])
+    unbounded = merge_search([make.step(10_000, of=trial.replace(memory_budget=None))])
     assert (unbounded.floor_tokens, unbounded.fraction_of_floor) == (None, None)
 
 
@@ -586,7 +586,7 @@ def test_ranks_at_the_maximum_are_those_of_the_runs_there() -> None:
 
     steps = [step(1000, 900.0, 900.0), step(2000, 50.0, 70.0), step(3000, 1.0, 1.0)]
     steps += [step(2000, 60.0, 40.0, purpose="confirm")]
-    steps += [make.record(base.at(3000).but(round=1), make.outcome("oom"), purpose="confirm")]
+    steps += [make.record(base.at(3000).replace(round=1), make.outcome("oom"), purpose="confirm")]
     found = merge_search(steps)
     assert (found.max_tokens, found.tokens_per_rank) == (2000, 1001)
     assert (found.rank_peaks, found.peak_bytes) == ([60, 70], 70)
@@ -642,10 +642,12 @@ def test_probes_and_timed_confirmations_are_one_search_and_budgets_are_not() -> 
     base = make.trial(memory_budget=64 * MIB, repeats=0)
     same = [
         make.step(1024, of=base),
-        make.step(2048, of=base.but(seed=3, round=1, repeats=30, time_cap=9.0), purpose="confirm"),
+        make.step(
+            2048, of=base.replace(seed=3, round=1, repeats=30, time_cap=9.0), purpose="confirm"
+        ),
     ]
     assert [m.max_tokens for m in search_rows(same)] == [2048]
-    other = make.step(4096, of=base.but(memory_budget=32 * MIB))
+    other = make.step(4096, of=base.replace(memory_budget=32 * MIB))
     assert [m.max_tokens for m in search_rows([*same, other])] == [2048, 4096]
     with pytest.raises(ValueError, match="one search"):
         merge_search([*same, other])
@@ -740,7 +742,7 @@ def test_memory_alone_is_that_of_the_same_search(other: dict[str, Any]) -> None:
 def test_memory_alone_is_told_where_it_is_a_limit() -> None:
     of = make.trial("ring", memory_budget=2**26, repeats=0)
     whole = [make.step(4000, of=of), make.step(4064, "timeout", of=of)]
-    alone = of.but(fit_only=True)
+    alone = of.replace(fit_only=True)
     for steps in ([make.step(9000, of=alone)], [make.step(9000, "unsupported", of=alone)]):
         assert search_rows([*steps, *whole])[-1].fits_tokens is None
 
@@ -776,15 +778,15 @@ def test_the_samples_say_what_sets_a_run_apart() -> None:
 def test_runs_of_one_search_for_the_least_sparsity_differ_in_nothing_else() -> None:
     base = make.trial("block-sparse", options={"sparsity": 0.5, "block": 64})
     same = [
-        base.but(repeats=1),
-        base.but(round=2),
-        base.but(options={"block": 64, "sparsity": 0.9}),
+        base.replace(repeats=1),
+        base.replace(round=2),
+        base.replace(options={"block": 64, "sparsity": 0.9}),
     ]
     others = [
-        base.but(options={"sparsity": 0.5, "block": 32}),
-        base.but(options={"sparsity": 0.5, "block": 64, "seed": 0}),
+        base.replace(options={"sparsity": 0.5, "block": 32}),
+        base.replace(options={"sparsity": 0.5, "block": 64, "seed": 0}),
         base.at(8192),
-        base.but(seed=1),
+        base.replace(seed=1),
     ]
     records = [make.record(one, purpose="density") for one in [base, *same, *others]]
     assert [row.runs for row in density_rows(records)] == [4, 1, 1, 1, 1]

@@ -12,7 +12,6 @@ import pytest
 from longseq_bench import environment
 from longseq_bench.cli import run
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.launchers import local
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import LOCK, RECORDS, Store, load
 from tests.make import record, trial
@@ -66,6 +65,22 @@ def state(folder: Path) -> dict[str, bytes]:
     ("arguments", "sentence"),
     [
         (["--impl", "spda"], "unknown implementation 'spda' in --impl; did you mean 'sdpa'?"),
+        *(
+            (
+                ["--impl", name],
+                f"implementation {name!r} in --impl is not included; the nearest here is "
+                f"{near!r}, and a plug-in can add it (docs/extending.md)",
+            )
+            for name, near in [
+                ("flash-attn", "sdpa"),
+                ("flash_attn", "sdpa"),
+                ("xformers", "sdpa"),
+                ("context_parallel", "ring"),
+                ("ring-flash-attention", "ring"),
+                ("megatron", "ring"),
+                ("magi-attention", "ring"),
+            ]
+        ),
         (
             ["--impl", "ring", "-o", "chnk=64"],
             "unknown option 'chnk' in ring; did you mean 'chunk'?",
@@ -151,7 +166,7 @@ def test_more_ranks_than_cuda_devices_are_refused_with_how_many_there_are(
             entries = {"ring": Entry(summary="")}
             return Catalogue(implementations=entries, devices={"cpu": known, "cuda": known})
 
-    monkeypatch.setattr(local, "LocalLauncher", Machine)
+    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", Machine)
     asked = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
     said = refusal(capfd, *asked, "--world-size", "4", "--out", "out")
     assert said == f"--world-size 4 is more than the CUDA devices here, of which {there}"

@@ -8,19 +8,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from longseq_bench import __version__, environment
 from longseq_bench.analysis.searches import search_rows
-from longseq_bench.cli import run
+from longseq_bench.cli import app, run
 from longseq_bench.cli.maxlen import bracket_sentence
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.launchers import local
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS, load
 from tests import make
@@ -147,6 +148,23 @@ def test_a_failed_trial_is_told_without_a_reader(monkeypatch: pytest.MonkeyPatch
         assert run(["sweep", "tiny.yaml", "--out", "made", *more]) == 3
 
 
+def parameters(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every option and argument of a command and its subcommands, with where it is."""
+    for one in command.params:
+        yield " ".join([*path, *one.opts]), one
+    for name, below in getattr(command, "commands", {}).items():
+        yield from parameters(below, (*path, name))
+
+
+def test_every_option_has_help_with_its_default() -> None:
+    found = dict(parameters(get_command(app)))
+    assert len(found) > 80
+    assert [name for name, one in found.items() if not getattr(one, "help", None)] == []
+    optional = {n: p for n, p in found.items() if p.param_type_name == "option" and not p.required}
+    stated = {n: p.show_default or "efault" in (p.help or "") for n, p in optional.items()}
+    assert [n for n, told in stated.items() if not told and n not in ("--version", "--help")] == []
+
+
 @pytest.mark.parametrize(
     ("command", "options"),
     [
@@ -235,7 +253,12 @@ def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
         assert 0 < row["max_error"] < 1e-4
     assert files(tmp_path / "out") >= {RECORDS, "report.md", "report.csv", "config.yaml"}
     assert (tmp_path / "out" / "config.yaml").read_text() == TINY
-    assert said.err.count("✓") == 6
+    lines = said.err.splitlines()
+    assert lines[0].startswith(("device: cpu; dtype: float32", "device: cuda"))
+    assert [line.split("  ")[0] for line in lines[1:7]] == [
+        "[1/6] sdpa 64", "[2/6] ring 64 chunk=32", "[3/6] ring 64 chunk=64",
+        "[4/6] sdpa 64", "[5/6] ring 64 chunk=32", "[6/6] ring 64 chunk=64",
+    ]  # fmt: skip
     ran = [(r.trial.round, r.trial.implementation) for r in load(tmp_path / "out").records]
     assert ran == [(turn, name) for turn in (0, 1) for name in ("sdpa", "ring", "ring")]
 
@@ -353,7 +376,7 @@ class Ranks(SimulatedLauncher):
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run no process: outcomes come by formula."""
-    monkeypatch.setattr(local, "LocalLauncher", Ranks)
+    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", Ranks)
 
 
 @pytest.mark.usefixtures("simulated")
@@ -371,6 +394,60 @@ def test_a_search_on_ranks_counts_the_tokens_of_all(capfd: Capture) -> None:
     assert set(four) >= RESULT
     assert run([*asked[:-1], "--world-size", "4"]) == 0
     assert "8 MiB budget a rank" in capfd.readouterr().out
+
+
+class OneGpu(Ranks):
+    """A machine with one GPU."""
+
+    count = 1
+
+    def catalogue(self) -> Catalogue:
+        known = super().catalogue()
+        gpu = known.devices["cuda"].model_copy(update={"dtypes": ("float32", "bfloat16")})
+        cpu = known.devices["cpu"].model_copy(update={"dtypes": ("float32", "bfloat16")})
+        return known.model_copy(update={"devices": {"cpu": cpu, "cuda": gpu}})
+
+
+@pytest.mark.parametrize(
+    ("more", "device", "dtype"),
+    [
+        ([], "cuda", "bfloat16"),
+        (["--dtype", "fp32"], "cuda", "float32"),
+        (["--world-size", "2"], "cpu", "float32"),
+        (["--device", "cpu"], "cpu", "float32"),
+    ],
+)
+def test_the_default_device_is_cuda_where_it_works_and_the_first_line_says_so(
+    more: list[str], device: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", OneGpu)
+    asked = ["maxlen", "--impl", "ring", "--memory-budget", "8MiB", "--ceiling", "64"]
+    assert run([*asked, *more, "--out", "out"]) == 0
+    trials = [record.trial for record in load("out").records]
+    assert {(trial.device, trial.workload.dtype) for trial in trials} == {(device, dtype)}
+    first = capfd.readouterr().err.splitlines()[0]
+    name = "cuda (simulated)" if device == "cuda" else "cpu"
+    assert first == f"device: {name}; dtype: {dtype}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "device", "dtype"),
+    [
+        ("", "cuda", "bfloat16"),
+        ("device: auto\n", "cuda", "bfloat16"),
+        ("device: cpu\n", "cpu", "float32"),
+        ("world_size: 2\n", "cpu", "float32"),
+        ("workload: {dtype: fp32}\n", "cuda", "float32"),
+    ],
+)
+def test_the_default_device_of_a_config_is_cuda_where_it_works(
+    lines: str, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", OneGpu)
+    text = "memory_budget: 64MiB\ntokens: 64\nimplementations: ring\n" + lines
+    Path("auto.yaml").write_text(text)
+    (one,) = document(capfd, "sweep", "auto.yaml", "--dry-run", "--json")["trials"]
+    assert (one["device"], one["workload"]["dtype"]) == (device, dtype)
 
 
 @pytest.mark.usefixtures("simulated")
@@ -398,13 +475,13 @@ def test_ranks_share_the_free_memory_of_a_cpu_and_not_of_gpus(
     monkeypatch.setattr(environment, "free_memory", lambda _: 10 * 2**30)
     asked = ["maxlen", "--impl", "ring", "--ceiling", "64", "--json"]
 
-    def budget(out: str, *more: str) -> int | None:
-        assert run([*asked, "--out", out, *more]) == 0
+    def budget(out: str, *more: str, device: str = "cpu") -> int | None:
+        assert run([*asked, "--out", out, "--device", device, *more]) == 0
         return load(tmp_path / out).records[-1].trial.memory_budget
 
     assert budget("one") == 8 * 2**30
     assert budget("two", "--world-size", "2") == 4 * 2**30
-    assert budget("gpus", "--world-size", "2", "--device", "cuda") == 8 * 2**30
+    assert budget("gpus", "--world-size", "2", device="cuda") == 8 * 2**30
     monkeypatch.setattr(environment, "free_memory", lambda _: 2**60)
     assert budget("huge") > 2**59
     # going on where it stopped asks for the same, whatever is free now
@@ -415,7 +492,7 @@ def test_ranks_share_the_free_memory_of_a_cpu_and_not_of_gpus(
     assert budget("huge", "--world-size", "2") == 2 * 2**30
 
     (tmp_path / "ranks.yaml").write_text(
-        "tokens: 64\nimplementations: ring\nworld_size: [1, 2]\nrounds: 1\n"
+        "tokens: 64\nimplementations: ring\nworld_size: [1, 2]\nrounds: 1\ndevice: cpu\n"
     )
     assert run(["sweep", "ranks.yaml", "--out", "swept"]) == 0
     assert {r.trial.memory_budget for r in load("swept").records} == {2 * 2**30}
@@ -445,7 +522,8 @@ def test_a_search_tells_people_its_bracket_and_what_it_stands_on(capfd: Capture)
     assert "8 MiB budget a rank, 10 s a pass at most" in told
     assert "sdpa takes 64 tokens" in told
     assert "confirmed by 1 further run; no longer length failed" in told
-    assert said.err.count("✓ sdpa 64") == 2
+    assert said.err.splitlines()[0].startswith("device: ")
+    assert said.err.count("] sdpa 64  ") == 2
 
 
 @pytest.mark.parametrize(
@@ -473,7 +551,7 @@ def results(tmp_path: Path) -> Path:
         *(record(trial(name, n)) for n in (1024, 2048) for name in ("sdpa", "dense")),
         step(1000, of=asked),
         step(1064, "oom", "edge", of=asked),
-        step(1000, purpose="confirm", of=asked.but(round=1)),
+        step(1000, purpose="confirm", of=asked.replace(round=1)),
     ]
     folder = tmp_path / "kept"
     folder.mkdir()

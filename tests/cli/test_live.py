@@ -20,7 +20,7 @@ from rich.console import Console
 
 from longseq_bench.cli import live_server as live_page
 from longseq_bench.cli import progress, run
-from longseq_bench.cli.live_server import ADDRESS, Live
+from longseq_bench.cli.live_server import ADDRESS, LivePage
 from longseq_bench.cli.progress import SweepProgress
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
@@ -35,13 +35,13 @@ def draw(records: list[Record], running: bool, said: str) -> str:
 
 
 @pytest.fixture
-def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
-    monkeypatch.setattr(live_page, "LAST_LOOK_S", 0.1)
-    with Live(draw, lambda: "half way") as served:
+def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LivePage]:
+    monkeypatch.setattr(live_page, "LAST_VIEW_S", 0.1)
+    with LivePage(draw, lambda: "half way") as served:
         yield served
 
 
-def port_of(live: Live) -> int:
+def port_of(live: LivePage) -> int:
     return int(live.url.rstrip("/").rpartition(":")[2])
 
 
@@ -54,12 +54,12 @@ def ask(
     return reply, reply.read().decode()
 
 
-def ends(live: Live, name: str) -> None:
+def ends(live: LivePage, name: str) -> None:
     one = make.record(make.trial(name))
     live.ends(Step(one.trial, "measure"), one, found=False)
 
 
-def test_the_page_and_its_state_grow_with_the_records(live: Live) -> None:
+def test_the_page_and_its_state_grow_with_the_records(live: LivePage) -> None:
     assert live.url.startswith(f"http://{ADDRESS}:")
     before = json.loads(ask(port_of(live), "/state")[1])
     ends(live, "sdpa")
@@ -71,7 +71,7 @@ def test_the_page_and_its_state_grow_with_the_records(live: Live) -> None:
     assert after == {"version": before["version"] + 1, "running": True, "said": "half way"}
 
 
-def test_a_page_that_takes_long_to_make_is_made_less_often(live: Live) -> None:
+def test_a_page_that_takes_long_to_make_is_made_less_often(live: LivePage) -> None:
     ends(live, "sdpa")
     live._due = time.monotonic() + 1e9
     ends(live, "ring")
@@ -80,14 +80,14 @@ def test_a_page_that_takes_long_to_make_is_made_less_often(live: Live) -> None:
     assert said == "half way; the page holds 1 of 2 records"
 
 
-def starts(live: Live) -> None:
+def starts(live: LivePage) -> None:
     live.starts(Step(make.trial("hilbert"), "measure"))
 
 
 def test_before_a_long_trial_starts_the_page_has_every_record() -> None:
     """Else what landed just before would be seen only when that trial has ended."""
     expected = [100.0]
-    live = Live(draw, lambda: "half way", expected=lambda step: expected[0])
+    live = LivePage(draw, lambda: "half way", expected=lambda step: expected[0])
     ends(live, "sdpa")
     live._due = time.monotonic() + 500  # making it took 50 s
     ends(live, "ring")
@@ -112,13 +112,13 @@ def test_how_long_a_trial_will_take_is_told_by_those_before() -> None:
     assert watcher.expected(step) == 0
     took = make.record(one).model_copy(update={"wall_s": 2.0})
     watcher.ends(Step(one, "measure"), took, found=True)
-    assert watcher.expected(Step(one.but(round=1), "measure")) == 2.0
+    assert watcher.expected(Step(one.replace(round=1), "measure")) == 2.0
     known = 2.0 * progress._weight(two) / progress._weight(one)
     assert watcher.expected(step) == pytest.approx(known)
     assert known > 20
 
 
-def test_only_the_names_of_this_address_are_answered(live: Live) -> None:
+def test_only_the_names_of_this_address_are_answered(live: LivePage) -> None:
     """A page of another site whose name was made to mean 127.0.0.1 reads nothing."""
     port = port_of(live)
     for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
@@ -129,13 +129,13 @@ def test_only_the_names_of_this_address_are_answered(live: Live) -> None:
         assert "version" not in said
 
 
-def test_nothing_else_is_there(live: Live) -> None:
+def test_nothing_else_is_there(live: LivePage) -> None:
     assert ask(port_of(live), "/../../etc/passwd")[0].status == 404
     assert ask(port_of(live), "/records.jsonl")[0].status == 404
     assert ask(port_of(live), "/", method="POST")[0].status == 501
 
 
-def test_it_listens_on_this_address_alone_and_not_after(live: Live) -> None:
+def test_it_listens_on_this_address_alone_and_not_after(live: LivePage) -> None:
     port = port_of(live)
     with socket.socket() as other, pytest.raises(OSError, match="refused"):
         other.connect(("127.0.0.2", port))
@@ -145,8 +145,8 @@ def test_it_listens_on_this_address_alone_and_not_after(live: Live) -> None:
 
 
 def test_who_looks_is_given_the_last_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "LAST_LOOK_S", 1.0)
-    live = Live(draw, lambda: "done")
+    monkeypatch.setattr(live_page, "LAST_VIEW_S", 1.0)
+    live = LivePage(draw, lambda: "done")
     live.__enter__()
     port = port_of(live)
     ask(port, "/state")
@@ -161,43 +161,43 @@ def test_who_looks_is_given_the_last_page(monkeypatch: pytest.MonkeyPatch) -> No
     assert {page.split(";")[0] for page in pages} == {"<p> False The run has ended"}
 
 
-def broken_off(live: Live) -> str:
+def broken_off(live: LivePage) -> str:
     live.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert live._state["running"] is False
     return str(live._state["said"])
 
 
-def test_a_run_that_is_broken_off_leaves_a_page_of_all_its_records(live: Live) -> None:
+def test_a_run_that_is_broken_off_leaves_a_page_of_all_its_records(live: LivePage) -> None:
     ends(live, "sdpa")
     live._due = time.monotonic() + 1e9
     ends(live, "ring")
-    assert broken_off(live) == "The run was broken off; this is what was known."
-    page = "<p>sdpa ring False The run was broken off; this is what was known.</p>"
+    assert broken_off(live) == "The run was interrupted; this is what was known."
+    page = "<p>sdpa ring False The run was interrupted; this is what was known.</p>"
     assert live._page.decode() == page
 
 
-def test_whoever_breaks_off_does_not_wait_for_a_page_that_takes_long(live: Live) -> None:
+def test_whoever_breaks_off_does_not_wait_for_a_page_that_takes_long(live: LivePage) -> None:
     ends(live, "sdpa")
     live._took, live._due = 60.0, time.monotonic() + 600
     ends(live, "ring")
     ends(live, "tiled")
-    assert broken_off(live) == "The run was broken off; the page holds 1 of 3 records."
+    assert broken_off(live) == "The run was interrupted; the page holds 1 of 3 records."
     assert live._page == b"<p>sdpa True half way</p>"
 
 
 def test_its_address_is_told_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "LAST_LOOK_S", 0.1)
+    monkeypatch.setattr(live_page, "LAST_VIEW_S", 0.1)
     told: list[int] = []
 
     def tell(url: str) -> None:
         told.append(ask(int(url.rstrip("/").rpartition(":")[2]), "/")[0].status)
 
-    with Live(draw, str, tell=tell):
+    with LivePage(draw, str, announce=tell):
         assert told == [200]
 
 
 def test_a_reader_who_goes_away_is_not_told_of(
-    live: Live, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    live: LivePage, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live._page = b"x" * 50_000_000
     for _ in range(3):
@@ -225,20 +225,20 @@ def test_a_page_that_cannot_be_made_ends_no_run(monkeypatch: pytest.MonkeyPatch)
             raise ZeroDivisionError("of a name")
         return "empty"
 
-    with Live(fails, lambda: "half way") as served:
+    with LivePage(fails, lambda: "half way") as served:
         ends(served, "sdpa")
         assert served.answer("/")[2] == b"empty"
         said = json.loads(served.answer("/state")[2])["said"]
-        assert said == "half way This page could not be made anew: ZeroDivisionError: of a name"
-        served._looked = -1e9
+        assert said == "half way This page could not be updated: ZeroDivisionError: of a name"
+        served._requested = -1e9
 
 
-def test_a_port_in_use_is_named(live: Live) -> None:
+def test_a_port_in_use_is_named(live: LivePage) -> None:
     port = port_of(live)
-    with pytest.raises(UserError, match=rf"--port {port} on 127\.0\.0\.1 can't be had.*in use"):
-        Live(draw, str, port)
-    with pytest.raises(UserError, match="--port 70000 is no port; they go from 1 to 65535"):
-        Live(draw, str, 70000)
+    with pytest.raises(UserError, match=rf"--port {port} on 127\.0\.0\.1 can't be used.*in use"):
+        LivePage(draw, str, port)
+    with pytest.raises(UserError, match="--port 70000 is no port; ports are 1 to 65535"):
+        LivePage(draw, str, 70000)
 
 
 CONFIG = (
@@ -248,16 +248,16 @@ CONFIG = (
 
 
 def test_a_port_in_use_ends_a_sweep_before_it_begins(
-    tmp_path: Path, live: Live, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, live: LivePage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, out = tmp_path / "one.yaml", tmp_path / "out"
     config.write_text(CONFIG)
     arguments = ["sweep", str(config), "--out", str(out)]
     assert run([*arguments, "--live", "--port", str(port_of(live))]) == 2
-    assert "can't be had" in capsys.readouterr().err
+    assert "can't be used" in capsys.readouterr().err
     assert not out.exists()
     assert run([*arguments, "--port", "8000"]) == 2
-    assert "--port is that of --live, which is not given" in capsys.readouterr().err
+    assert "--port is for --live, which is not given" in capsys.readouterr().err
     for more in ([], ["--port", "80"]):
         assert run([*arguments, "--dry-run", "--live", *more]) == 2
         said = "--dry-run runs nothing that --live could show; leave one of them out"

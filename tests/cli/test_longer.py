@@ -11,7 +11,6 @@ import pytest
 from longseq_bench.cli import run
 from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.model import Trial
-from longseq_bench.launchers import local
 from longseq_bench.store import load
 from tests.cli.test_cli import Ranks
 
@@ -26,7 +25,7 @@ def held(trial: Trial) -> float:
 @pytest.fixture(autouse=True)
 def _simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(local, "LocalLauncher", lambda: Ranks(peak=held))
+    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", lambda: Ranks(peak=held))
 
 
 def found(capfd: Capture, *arguments: str) -> list[dict[str, Any]]:

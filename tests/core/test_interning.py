@@ -67,7 +67,7 @@ def test_lean_records_are_copied_like_others(copied: Callable[[Record], Record])
     assert (later.round, one.trial.round, two.trial.round) == (5, 0, 0)
     assert "round" in later.model_fields_set
     assert "round" not in two.trial.model_fields_set
-    assert later.key == ring().trial.but(round=5).key
+    assert later.key == ring().trial.replace(round=5).key
 
 
 def test_lean_records_are_frozen_too() -> None:

@@ -100,7 +100,7 @@ def test_every_field_of_a_trial_changes_its_key() -> None:
         "allocator": "expandable", "workload": {"seq_len": 9},
     }  # fmt: skip
     assert set(changes) == set(Trial.model_fields)
-    keys = {trial().but(**{field: value}).key for field, value in changes.items()}
+    keys = {trial().replace(**{field: value}).key for field, value in changes.items()}
     assert len(keys | {trial().key}) == len(changes) + 1
 
 
@@ -123,9 +123,9 @@ def test_another_length_changes_nothing_else() -> None:
 
 
 def test_but_is_validated() -> None:
-    assert trial().but(seed=5).seed == 5
+    assert trial().replace(seed=5).seed == 5
     with pytest.raises(ValidationError, match="world_size"):
-        trial().but(world_size=0)
+        trial().replace(world_size=0)
 
 
 @pytest.mark.parametrize(
@@ -221,23 +221,26 @@ def test_names_of_trials_and_machines_are_for_ever() -> None:
 
 def test_trials_but_for_some_fields() -> None:
     one = trial("ring", 1024, {"chunk": 8, "order": "zigzag"})
-    assert one.but(round=2, seed=9).but_for("round", "seed") == one.but_for("round", "seed")
-    assert one.at(9).but_for("seq_len") == one.but_for("seq_len")
-    assert one.but(options={"chunk": 9}).but_for("options") == one.but_for("options")
-    assert one.but(options={"order": "zigzag", "chunk": 8}).but_for() == one.but_for()
+    assert one.replace(round=2, seed=9).key_without("round", "seed") == one.key_without(
+        "round", "seed"
+    )
+    assert one.at(9).key_without("seq_len") == one.key_without("seq_len")
+    assert one.replace(options={"chunk": 9}).key_without("options") == one.key_without("options")
+    assert one.replace(options={"order": "zigzag", "chunk": 8}).key_without() == one.key_without()
     workload = one.workload
     others = [
-        one.at(9), one.but(round=1), one.but(keep="inputs"), one.but(workload=workload, threads=2),
-        one.but(options={"chunk": 8}), trial("sdpa", 1024, one.options),
-        one.but(workload=workload.model_copy(update={"causal": True})),
+        one.at(9), one.replace(round=1), one.replace(keep="inputs"),
+        one.replace(workload=workload, threads=2),
+        one.replace(options={"chunk": 8}), trial("sdpa", 1024, one.options),
+        one.replace(workload=workload.model_copy(update={"causal": True})),
     ]  # fmt: skip
-    assert len({other.but_for() for other in [one, *others]}) == len(others) + 1
+    assert len({other.key_without() for other in [one, *others]}) == len(others) + 1
 
 
 def test_options_that_are_equal_numbers_are_not_one_trial() -> None:
     alike: list[OptionValue] = [1, 1.0, True, "1", (1,)]
     trials = [trial(options={"a": value}) for value in alike]
-    assert len({one.but_for() for one in trials}) == len({t.key for t in trials}) == len(alike)
+    assert len({one.key_without() for one in trials}) == len({t.key for t in trials}) == len(alike)
 
 
 def test_divisors() -> None:

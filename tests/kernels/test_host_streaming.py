@@ -100,7 +100,7 @@ def test_keys_and_values_may_exceed_the_budget_three_times(
     assert (outcome.largest("max_error") or 1) < 2e-5
     assert (outcome.largest("peak") or 0) <= budget
     assert outcome.facts["offload"] == "host"
-    held = one.but(options={**options, "offload": "none"})
+    held = one.replace(options={**options, "offload": "none"})
     assert launcher.run(held, lambda phase, part: None).outcome.status == "oom"
     (seen,) = launcher.dry_run([one])
     assert seen.peak_bytes < budget

@@ -76,7 +76,7 @@ def swept() -> Iterator[Record]:
         ring = on_one("ring", tokens, 0.0031 * scale**0.9, 7, options={"chunk": 64}, threads=None)
         for round_ in range(2):
             again = {"round": round_, "seed": round_}
-            yield ring.model_copy(update={"trial": ring.trial.but(**again), "processes": 2})
+            yield ring.model_copy(update={"trial": ring.trial.replace(**again), "processes": 2})
         yield on_one("ring", tokens, 0.00316 * scale**0.9, 1, options={"chunk": 128})
     yield on_one("dense", 1000, 0.004, 6, peak=0)
     yield on_one("dense", 2000, 0.0171, 5, peak=70.3 * MIB)
@@ -105,7 +105,7 @@ def ranked() -> Iterator[Record]:
             alone = make.trial(name, tokens, {"chunk": 64} if name == "ring" else {}, causal=True)
             yield make.record(alone, took(alone, one, 8))
             for ranks in (2, 4):
-                trial = alone.but(world_size=ranks)
+                trial = alone.replace(world_size=ranks)
                 yield make.record(trial, took_on(trial, one / gain / ranks, 8, share))
     off = make.trial("ring", 8192, {"chunk": 64}, causal=True, world_size=2)
     yield make.record(off, took_on(off, 0.5, 1, bytes_sent=1001, bytes_formula=1000.0))

@@ -274,7 +274,7 @@ def failed_baseline() -> list[Record]:
 def twice_on_one() -> list[Record]:
     """A trial on one rank with few repeats that failed, and with more that did not."""
     few, more = (make.trial("a", 1000, repeats=n) for n in (5, 6))
-    two = few.but(world_size=2)
+    two = few.replace(world_size=2)
     came_to = make.outcome("oom"), examples.took(more, 0.1), examples.took_on(two, 0.06)
     return [make.record(*pair) for pair in zip((few, more, two), came_to, strict=True)]
 

@@ -65,7 +65,7 @@ def on_two(worth: Worth, status: Status = "ok") -> list[Record]:
     found = []
     for name, value in worth.items():
         one = make.trial(name, TOKENS)
-        two = one.but(world_size=2)
+        two = one.replace(world_size=2)
         bad = make.outcome(status)
         found.append(make.record(one, took(one, 1.0)))
         found.append(make.record(two, took_on(two, 1 / value) if status == "ok" else bad))
@@ -363,7 +363,7 @@ def pays_from(*ends: float | Status) -> str | None:
     found = []
     for i, end in enumerate(ends):
         one = make.trial("a", 1024 * 2**i)
-        two = one.but(world_size=2)
+        two = one.replace(world_size=2)
         came_to = make.outcome(end) if isinstance(end, str) else took_on(two, 1 / end)
         found += [make.record(one, took(one, 1.0)), make.record(two, came_to)]
     (said,) = ranks_pay(Source(found))
@@ -389,7 +389,7 @@ def test_a_single_pass_in_between_is_no_failure() -> None:
     found = []
     for tokens, n in ((1024, 9), (2048, 1), (4096, 9)):
         one = make.trial("a", tokens)
-        two = one.but(world_size=2)
+        two = one.replace(world_size=2)
         found += [make.record(one, took(one, 1.0, n)), make.record(two, took_on(two, 0.5, n))]
     (said,) = ranks_pay(Source(found))
     assert said.startswith("Faster than one rank from 1k tokens")

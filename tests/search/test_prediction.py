@@ -16,15 +16,15 @@ from longseq_bench.search.prediction import (
     ROUGH_RECORD,
     TOUCHES,
     Curve,
-    Outlook,
-    Pace,
+    Predictor,
+    RateModel,
     accuracy,
-    curve,
-    edge,
-    longest_fit,
-    predicted,
-    smallest_world,
-    times,
+    dry_run_curve,
+    find_edge,
+    find_longest_fit,
+    find_smallest_world,
+    predict,
+    predict_times,
 )
 from tests import make
 
@@ -78,7 +78,7 @@ def test_a_curve_goes_through_its_points_and_straight_between_and_beyond() -> No
 def test_the_edge_is_the_longest_length_in_the_budget() -> None:
     found = Curve(((1, Foresight(peak_bytes=107)), (1001, Foresight(peak_bytes=7107))))
     for budget, longest in ((7100, 1000), (7106, 1000), (7107, 1001), (99, 0), (10**9, 5000)):
-        assert edge(found, budget, 5000) == longest
+        assert find_edge(found, budget, 5000) == longest
 
 
 def test_a_curve_reaches_to_the_floor_and_not_beyond_the_ceiling() -> None:
@@ -89,11 +89,11 @@ def test_a_curve_reaches_to_the_floor_and_not_beyond_the_ceiling() -> None:
         assert {(t.repeats, t.round) for t in trials} == {(0, 0)}
         return foresee(trials)
 
-    assert isinstance(curve(trial, 64 * MIB, spy, 10**9), Curve)
+    assert isinstance(dry_run_curve(trial, 64 * MIB, spy, 10**9), Curve)
     floor = 64 * MIB // floor_bytes_per_token(trial.workload)
     assert max(lengths) == floor
     lengths.clear()
-    curve(trial, 64 * MIB, spy, 1000)
+    dry_run_curve(trial, 64 * MIB, spy, 1000)
     assert max(lengths) == 1000
 
 
@@ -101,11 +101,11 @@ def test_why_nothing_can_be_foreseen_is_kept() -> None:
     def no(trials: Sequence[Trial]) -> list[Foresight]:
         return [Foresight(unsupported="not on one rank")] * len(trials)
 
-    assert curve(asked(), 64 * MIB, no, 10**9) == "not on one rank"
-    assert predicted(asked(), no, Pace(CPU)) == "not on one rank"
-    assert longest_fit(asked(), no, Pace(CPU), 10**9) == "not on one rank"
-    outlook = Outlook(no, Pace(CPU))
-    assert outlook.ahead(asked(), 10**9) is None
+    assert dry_run_curve(asked(), 64 * MIB, no, 10**9) == "not on one rank"
+    assert predict(asked(), no, RateModel(CPU)) == "not on one rank"
+    assert find_longest_fit(asked(), no, RateModel(CPU), 10**9) == "not on one rank"
+    outlook = Predictor(no, RateModel(CPU))
+    assert outlook.length_model(asked(), 10**9) is None
     assert outlook.foreseen([asked()]) == [None]
 
 
@@ -127,7 +127,7 @@ def test_a_rate_comes_from_the_nearest_record_that_is_alike() -> None:
         ran(4096, 9e9, heads=4),
         ran(4096, 8e9, causal=True),
     ]
-    pace = Pace(CPU, records)
+    pace = RateModel(CPU, records)
     for tokens, rate in ((512, 1e9), (1024, 1e9), (2048, 1e9), (9000, 2e9), (10**6, 2e9)):
         found = pace.rate(asked(tokens))
         assert found.flops == pytest.approx(rate)
@@ -135,24 +135,24 @@ def test_a_rate_comes_from_the_nearest_record_that_is_alike() -> None:
 
 
 def test_a_rate_of_ranks_is_that_of_one() -> None:
-    pace = Pace(CPU, [ran(1024, 1e9, world_size=2)])
+    pace = RateModel(CPU, [ran(1024, 1e9, world_size=2)])
     assert pace.rate(asked(1024, world_size=2)).flops == pytest.approx(1e9)
     assert pace.rate(asked(1024)).source.startswith("profile of")
 
 
 def test_what_did_not_end_ok_teaches_nothing() -> None:
     late = make.record(asked(1024), make.outcome("timeout", "late", time=[1.0], flops=1.0))
-    found = Pace(CPU, [late]).rate(asked(1024))
+    found = RateModel(CPU, [late]).rate(asked(1024))
     assert (found.rough, found.flops) == (ROUGH_GUESS, CPU.rate("float32", "forward"))
 
 
 def test_a_pass_takes_the_longer_of_computing_and_moving_and_what_communication_adds() -> None:
-    pace = Pace(NETWORK)
+    pace = RateModel(NETWORK)
     rate, moved = CPU.rate("float32", "forward"), CPU.bandwidth
-    heavy = times(asked(), Foresight(flops=3 * rate, peak_bytes=int(moved)), pace)
+    heavy = predict_times(asked(), Foresight(flops=3 * rate, peak_bytes=int(moved)), pace)
     assert (heavy.compute, heavy.memory, heavy.exposed) == (3.0, TOUCHES, 0.0)
     assert (heavy.total, heavy.limit) == (3.0, "compute")
-    light = times(asked(), Foresight(flops=rate, peak_bytes=int(moved)), pace)
+    light = predict_times(asked(), Foresight(flops=rate, peak_bytes=int(moved)), pace)
     assert (light.total, light.limit) == (TOUCHES, "memory bandwidth")
 
 
@@ -160,17 +160,17 @@ def test_a_pass_takes_the_longer_of_computing_and_moving_and_what_communication_
 def test_transfers_take_their_latency_and_their_bytes(ranks: int, seconds: float) -> None:
     seen = Foresight(flops=CPU.rate("float32", "forward"), bytes_sent=4_000_000, transfers=10)
     trial = asked(world_size=ranks)
-    hidden = times(trial, seen, Pace(NETWORK))
+    hidden = predict_times(trial, seen, RateModel(NETWORK))
     assert hidden.transfers == pytest.approx(seconds)
     assert hidden.exposed == pytest.approx(max(seconds - 1, seconds / 10))
-    shown = times(trial, seen.model_copy(update={"overlaps": False}), Pace(NETWORK))
+    shown = predict_times(trial, seen.model_copy(update={"overlaps": False}), RateModel(NETWORK))
     assert shown.exposed == pytest.approx(seconds)
     assert (shown.total, shown.limit) == (pytest.approx(1 + seconds), "communication")
 
 
 def test_all_but_the_first_transfer_hides_behind_computing() -> None:
     seen = Foresight(flops=100 * CPU.rate("float32", "forward"), bytes_sent=10**6, transfers=4)
-    made = times(asked(world_size=2), seen, Pace(NETWORK))
+    made = predict_times(asked(world_size=2), seen, RateModel(NETWORK))
     assert made.exposed == pytest.approx(made.transfers / 4)
 
 
@@ -179,15 +179,17 @@ def test_what_communication_added_to_a_pass_grows_with_its_bytes_and_not_with_it
     flops = attention_flops(trial.workload)
     each = {"time": [1.0], "compute_time": [0.6], "communication_time": [0.5], "flops": flops,
             "bytes_sent": 1e6}  # fmt: skip
-    pace = Pace(NETWORK, [make.record(trial, make.on_ranks(each, each))])
+    pace = RateModel(NETWORK, [make.record(trial, make.on_ranks(each, each))])
     for work, sent, seconds in ((1, 1e6, 1.0), (4, 2e6, 4 * 0.6 + 2 * 0.4)):
         seen = Foresight(flops=work * flops / 2, bytes_sent=int(sent), transfers=3, busiest=1.9)
-        assert times(trial, seen, pace).total == pytest.approx(seconds)
+        assert predict_times(trial, seen, pace).total == pytest.approx(seconds)
 
 
 def test_a_profile_waits_for_the_busiest_rank() -> None:
     seen = Foresight(flops=CPU.rate("float32", "forward"), busiest=1.5)
-    assert times(asked(world_size=2), seen, Pace(NETWORK)).compute == pytest.approx(1.5)
+    assert predict_times(asked(world_size=2), seen, RateModel(NETWORK)).compute == pytest.approx(
+        1.5
+    )
 
 
 def test_the_network_of_records_is_believed() -> None:
@@ -198,8 +200,8 @@ def test_the_network_of_records_is_believed() -> None:
             {"time": [1.0], "communication_time": [0.1]},
         ),
     )
-    assert Pace(NETWORK, [record]).bandwidth(2) == pytest.approx(1e7)
-    assert Pace(NETWORK).bandwidth(2) == 1e6
+    assert RateModel(NETWORK, [record]).bandwidth(2) == pytest.approx(1e7)
+    assert RateModel(NETWORK).bandwidth(2) == 1e6
 
 
 # ---- how far -----------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ def test_the_longest_is_where_the_peak_meets_the_budget(fixed: int, ranks: int) 
     def seer(trials: Sequence[Trial]) -> list[Foresight]:
         return foresee(trials, fixed, 1.2)
 
-    made = longest_fit(trial, seer, Pace(CPU), 2**30)
+    made = find_longest_fit(trial, seer, RateModel(CPU), 2**30)
     assert not isinstance(made, str)
     tokens = made.trial.workload.seq_len
     exact = (ranks * 64 * MIB - fixed) / 1.2 / floor_bytes_per_token(trial.workload)
@@ -232,28 +234,30 @@ def test_a_peak_that_bends_between_two_looks_is_not_overshot() -> None:
             for t, one in zip(trials, foresee(trials), strict=True)
         ]
 
-    made = longest_fit(asked(), bent, Pace(CPU), 2**30)
+    made = find_longest_fit(asked(), bent, RateModel(CPU), 2**30)
     assert not isinstance(made, str)
     assert made.fits
 
 
 def test_a_length_over_the_budget_does_not_fit_and_the_smallest_world_is_found() -> None:
     trial = asked(100_000)
-    made = predicted(trial, foresee, Pace(CPU))
+    made = predict(trial, foresee, RateModel(CPU))
     assert not isinstance(made, str)
     assert not made.fits
-    world = smallest_world(trial, foresee, Pace(CPU), 64)
+    world = find_smallest_world(trial, foresee, RateModel(CPU), 64)
     assert world is not None
     assert (world.trial.world_size, world.fits) == (13, True)
-    assert smallest_world(trial, foresee, Pace(CPU), 8) is None
-    assert not isinstance(fewer := predicted(trial.but(world_size=12), foresee, Pace(CPU)), str)
+    assert find_smallest_world(trial, foresee, RateModel(CPU), 8) is None
+    assert not isinstance(
+        fewer := predict(trial.replace(world_size=12), foresee, RateModel(CPU)), str
+    )
     assert not fewer.fits
 
 
 def test_a_dtype_that_hardware_has_not_is_refused() -> None:
     half = Hardware.model_validate(CPU.model_dump() | {"flops": {"float32": 1e9}})
     with pytest.raises(UserError, match="has no bfloat16"):
-        predicted(asked(dtype="bfloat16"), foresee, Pace(half))
+        predict(asked(dtype="bfloat16"), foresee, RateModel(half))
 
 
 # ---- for a plan, and how well ------------------------------------------------------------------
@@ -261,7 +265,7 @@ def test_a_dtype_that_hardware_has_not_is_refused() -> None:
 
 def test_a_search_is_told_the_fraction_of_each_limit() -> None:
     trial = asked(time_budget=2.0)
-    ahead = Outlook(foresee, Pace(CPU, [ran(4096, 1e9)])).ahead(trial, 2**30)
+    ahead = Predictor(foresee, RateModel(CPU, [ran(4096, 1e9)])).length_model(trial, 2**30)
     assert ahead is not None
     tokens = 10_000
     flops = attention_flops(trial.at(tokens).workload)
@@ -272,7 +276,7 @@ def test_a_search_is_told_the_fraction_of_each_limit() -> None:
     kept = ahead.foreseen(tokens)
     assert kept.peak_bytes == pytest.approx(told["memory"] * 64 * MIB, abs=1)
     assert kept.seconds == pytest.approx(told["time"] * 2.0)
-    unlimited = Outlook(foresee, Pace(CPU)).ahead(asked(), 2**30)
+    unlimited = Predictor(foresee, RateModel(CPU)).length_model(asked(), 2**30)
     assert unlimited is not None
     assert set(unlimited.loads(100)) == {"memory"}
 

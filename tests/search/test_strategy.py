@@ -13,9 +13,9 @@ from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Environment, Foresight, Outcome, Record, Trial
 from longseq_bench.launchers.simulated import SimulatedLauncher
-from longseq_bench.runner import Unkept, Watcher, drive
-from longseq_bench.search.prediction import Outlook, Pace
-from longseq_bench.search.strategy import Plan, Step, densest, maxlen, scaling, sweep
+from longseq_bench.runner import NoStore, Watcher, run_schedule
+from longseq_bench.search.prediction import Predictor, RateModel
+from longseq_bench.search.strategy import Schedule, Step, find_min_sparsity, maxlen, scaling, sweep
 from longseq_bench.store import Store
 from tests import make
 
@@ -23,7 +23,7 @@ MIB = 2**20
 Answered = Callable[[Trial], Outcome]
 
 
-def by_hand(plan: Plan, answer: Answered) -> tuple[list[Step], list[Record]]:
+def by_hand(plan: Schedule, answer: Answered) -> tuple[list[Step], list[Record]]:
     """Every step of a plan, and what it returns."""
     steps, step = [], next(plan)
     while True:
@@ -92,7 +92,7 @@ def test_a_search_confirms_its_winner_as_another_round() -> None:
     assert steps[-1].purpose == "confirm"
     best = max(r.trial.workload.seq_len for r in records if r.outcome.status == "ok")
     assert 6930 <= best <= 7000
-    assert steps[-1].trial == asked.at(best).but(round=1)
+    assert steps[-1].trial == asked.at(best).replace(round=1)
     assert len({r.key for r in records}) == len(records)
     near = next(s for s in steps if s.purpose == "edge")
     assert near.predicted_tokens == pytest.approx(7000, rel=0.01)
@@ -189,7 +189,7 @@ def test_a_search_and_its_answer_judge_time_alike(tmp_path: Path) -> None:
 
         launcher = SimulatedLauncher(seconds=seconds)
         asked = make.trial("ring", memory_budget=make.GIB, time_budget=1.0, repeats=0)
-        records = drive(maxlen([asked]), launcher, Unkept(), make.environment)
+        records = run_schedule(maxlen([asked]), launcher, NoStore(), make.environment)
         (row,) = search_rows(records)
         runs = [r.outcome.status for r in records if r.trial.workload.seq_len == row.max_tokens]
         assert runs.count("ok") > runs.count("timeout")
@@ -208,15 +208,15 @@ class Told(Watcher):
 
 
 def driven(
-    plan: Plan, launcher: SimulatedLauncher, folder: Path, where: Environment | None = None
+    plan: Schedule, launcher: SimulatedLauncher, folder: Path, where: Environment | None = None
 ) -> tuple[list[Record], list[bool]]:
     told = Told()
     with Store(folder) as store:
         machine = where or make.environment()
-        return drive(plan, launcher, store, lambda: machine, told), told.found
+        return run_schedule(plan, launcher, store, lambda: machine, told), told.found
 
 
-def searched() -> Plan:
+def searched() -> Schedule:
     return maxlen([make.trial("ring", memory_budget=64 * MIB, repeats=0)])
 
 
@@ -228,7 +228,7 @@ def test_a_simulated_search_finds_the_edge_of_its_formula(tmp_path: Path) -> Non
     share = floor_bytes(best.trial.workload) / (64 * MIB)
     assert 0.99 / 1.05 <= share <= 1 / 1.05
     assert [r.purpose for r in records][-1] == "confirm"
-    assert records[-1].trial.at(1) == best.trial.at(1).but(round=1)
+    assert records[-1].trial.at(1) == best.trial.at(1).replace(round=1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
@@ -250,7 +250,7 @@ def test_a_simulated_trial_on_ranks_shares_work_and_memory() -> None:
     asked = make.trial("ring", 1000, world_size=3)
     one, three = (
         SimulatedLauncher().run(t, lambda *_: None).outcome
-        for t in (asked.but(world_size=1), asked)
+        for t in (asked.replace(world_size=1), asked)
     )
     assert three.largest("peak") == (one.largest("peak") or 0) / 3
     assert three.samples("time") == tuple([one.samples("time")[0] / 3] * 3)
@@ -293,8 +293,8 @@ def test_another_environment_or_another_trial_is_run_anew(tmp_path: Path) -> Non
     for where, asked, runs in (
         (make.environment(load=(9.0,)), trials, 0),
         (make.environment(torch="2.12.0"), trials, 1),
-        (make.environment(), [trials[0].but(seed=1)], 1),
-        (make.environment(), [trials[0].but(round=1)], 0),
+        (make.environment(), [trials[0].replace(seed=1)], 1),
+        (make.environment(), [trials[0].replace(round=1)], 0),
     ):
         launcher = SimulatedLauncher()
         driven(sweep(asked, 1), launcher, tmp_path, where)
@@ -316,9 +316,9 @@ def test_simulated_deaths_and_limits_go_through_the_runner(tmp_path: Path) -> No
 # ---- what is foreseen --------------------------------------------------------------------------
 
 
-def foreseeing(factor: float = 1.0) -> tuple[SimulatedLauncher, Outlook]:
+def foreseeing(factor: float = 1.0) -> tuple[SimulatedLauncher, Predictor]:
     launcher = SimulatedLauncher(dry_run_factor=lambda t: factor)
-    return launcher, Outlook(launcher.dry_run, Pace(this_cpu("simulated", 2, make.GIB)))
+    return launcher, Predictor(launcher.dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
 
 
 @pytest.mark.parametrize(("factor", "runs"), [(1.0, 4), (1.02, 5), (0.98, 5), (3.0, 9), (1 / 3, 9)])
@@ -328,7 +328,7 @@ def test_a_search_that_expects_needs_few_runs_and_ends_right_if_it_is_wrong(
     launcher, outlook = foreseeing(factor)
     asked = make.trial("ring", memory_budget=64 * 2**20)
     with Store(tmp_path) as store:
-        records = drive(maxlen([asked], None, outlook), launcher, store, make.environment)
+        records = run_schedule(maxlen([asked], None, outlook), launcher, store, make.environment)
     (row,) = search_rows(records)
     edge = 64 * 2**20 / 1.05 / (2 * 16 * 64 * 4)
     assert row.max_tokens <= edge < row.first_failure
@@ -341,7 +341,7 @@ def test_what_is_foreseen_of_a_sweep_is_kept_in_every_round(tmp_path: Path) -> N
     launcher, outlook = foreseeing(1.5)
     asked = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
     with Store(tmp_path) as store:
-        records = drive(sweep(asked, 2, outlook), launcher, store, make.environment)
+        records = run_schedule(sweep(asked, 2, outlook), launcher, store, make.environment)
     for record in records:
         peak = record.outcome.largest("peak")
         assert record.foreseen is not None
@@ -357,11 +357,11 @@ def test_a_sweep_that_is_finished_already_walks_through_nothing(tmp_path: Path) 
         walked.append(len(trials))
         return launcher.dry_run(trials)
 
-    outlook = Outlook(foresee, Pace(this_cpu("simulated", 2, make.GIB)))
+    outlook = Predictor(foresee, RateModel(this_cpu("simulated", 2, make.GIB)))
     for expected in ([1, 1], []):
         walked.clear()
         with Store(tmp_path) as store:
-            drive(sweep(asked, 2, outlook), launcher, store, make.environment)
+            run_schedule(sweep(asked, 2, outlook), launcher, store, make.environment)
         assert walked == expected
 
 
@@ -380,7 +380,7 @@ def test_the_least_sparsity_is_where_time_runs_out(tmp_path: Path, density: floa
         "block-sparse", 2**20, {"sparsity": 0.9}, time_budget=1.0, memory_budget=16 * make.GIB
     )
     with Store(tmp_path) as store:
-        records = drive(densest([asked]), launcher, store, make.environment)
+        records = run_schedule(find_min_sparsity([asked]), launcher, store, make.environment)
     assert {(r.purpose, r.trial.workload.seq_len) for r in records} == {("density", 2**20)}
     assert search_rows(records) == []
     (row,) = density_rows(records)
@@ -394,7 +394,9 @@ def test_a_length_for_which_nothing_is_sparse_enough_has_no_least_sparsity(tmp_p
     launcher = SimulatedLauncher(peak=lambda t: 2.0 * make.GIB)
     asked = make.trial("block-sparse", 2**20, {"sparsity": 0.9}, memory_budget=make.GIB)
     with Store(tmp_path) as store:
-        (row,) = density_rows(drive(densest([asked]), launcher, store, make.environment))
+        (row,) = density_rows(
+            run_schedule(find_min_sparsity([asked]), launcher, store, make.environment)
+        )
     assert (row.least_sparsity, row.limited_by) == (None, "memory")
     assert row.too_dense > 0.999
 
@@ -403,7 +405,9 @@ def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_p
     launcher, outlook = foreseeing()
     asked = [make.trial(name, memory_budget=2**24, repeats=0) for name in ("ring", "ulysses")]
     with Store(tmp_path) as store:
-        records = drive(scaling(asked, [1, 2], 2, None, outlook), launcher, store, make.environment)
+        records = run_schedule(
+            scaling(asked, [1, 2], 2, None, outlook), launcher, store, make.environment
+        )
     maxima = [r.max_tokens for r in search_rows(records)]
     assert len(maxima) == 4
     timed = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
@@ -430,9 +434,11 @@ def test_ten_thousand_simulated_searches_end_at_a_length_that_was_run(tmp_path: 
             return 16 * 2**20 * fixed + floor_bytes(t.workload) * shape
 
         launcher = SimulatedLauncher(peak=peak, dry_run_factor=lambda t, off=off: off)  # type: ignore[misc]
-        outlook = Outlook(launcher.dry_run, Pace(this_cpu("simulated", 2, make.GIB)))
+        outlook = Predictor(launcher.dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
         asked = make.trial("ring", memory_budget=16 * 2**20, repeats=0)
-        records = drive(maxlen([asked], None, outlook), launcher, Unkept(), make.environment)
+        records = run_schedule(
+            maxlen([asked], None, outlook), launcher, NoStore(), make.environment
+        )
         (row,) = search_rows(records)
         passed = {t.workload.seq_len for t in launcher.ran}
         failed = {r.trial.workload.seq_len for r in records if r.outcome.status != "ok"}

@@ -61,7 +61,7 @@ def test_work_and_bytes_are_a_ranks_own(launcher: LocalLauncher) -> None:
 
 def test_a_thousand_ranks_are_walked_in_a_moment(launcher: LocalLauncher) -> None:
     one = asked(launcher, "ring", 2**20 * 1024, 1024, mode="train", dtype="bfloat16")
-    (seen,) = launcher.dry_run([one.but(device="cuda")])
+    (seen,) = launcher.dry_run([one.replace(device="cuda")])
     floor = 2**20 * (2 * 4 * 8 * 64 * 2 + 4 * 8)
     assert seen.unsupported is None
     assert floor < seen.peak_bytes < 2 * floor
@@ -151,12 +151,12 @@ def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(
 ) -> None:
     whole = asked(launcher, "ring", 16384, memory_budget=400 * MIB)
     measured = launcher.run(whole, lambda phase, part: None).outcome.largest("peak")
-    outcome = launcher.run(whole.but(fit_only=True), lambda phase, part: None).outcome
+    outcome = launcher.run(whole.replace(fit_only=True), lambda phase, part: None).outcome
     assert outcome.status == "ok"
     assert outcome.largest("peak") == pytest.approx(measured, rel=0.03)
     assert outcome.facts["fit_only"] == "loops capped; nothing was checked"
     assert [outcome.samples(name) for name in ("pass_time", "time", "max_error")] == [()] * 3
-    assert whole.key != whole.but(fit_only=True).key
+    assert whole.key != whole.replace(fit_only=True).key
 
 
 @exact
@@ -165,5 +165,5 @@ def test_a_capped_pass_meets_the_budget_as_a_whole_one_does(launcher: LocalLaunc
     (seen,) = launcher.dry_run([one])
     for share, status in ((0.95, "oom"), (1.1, "ok")):
         budget = int(share * seen.peak_bytes)
-        outcome = launcher.run(one.but(memory_budget=budget), lambda phase, part: None).outcome
+        outcome = launcher.run(one.replace(memory_budget=budget), lambda phase, part: None).outcome
         assert outcome.status == status

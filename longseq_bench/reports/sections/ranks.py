@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
@@ -73,7 +74,7 @@ def _hung(source: Source) -> Iterator[tuple[Record, Mapping[str, Any]]]:
         stacks = record.outcome.facts.get("stacks")
         if record.outcome.status != "hang" or not isinstance(stacks, Mapping) or not stacks:
             continue
-        trial = record.trial.but_for("round", "seed"), record.environment.fingerprint
+        trial = record.trial.key_without("round", "seed"), record.environment.fingerprint
         if trial not in seen:
             seen.add(trial)
             yield record, stacks
@@ -125,5 +126,6 @@ def explain_rank_columns(rows: Sequence[SweepRow]) -> list[str]:
         "off; exposed is the share of the time that communication adds to computing alone. "
         "Speed-up is the time of the same trial on one rank, where that was run, over the row's; "
         "efficiency is that over the ranks. Sent a rank is counted, peak memory is a rank's, both "
-        "of the rank with most; imbalance is the largest peak over the least."
+        "of the rank with most; imbalance is the largest peak over the least.",
+        *explain_high_efficiency(rows),
     ]

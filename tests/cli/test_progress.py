@@ -1,0 +1,92 @@
+"""Progress lines: short labels, failures in plain words, brackets and time to go."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from longseq_bench.analysis.scaling import explain_high_efficiency
+from longseq_bench.analysis.sweeps import sweep_rows
+from longseq_bench.cli.progress import Labels, SearchProgress, SweepProgress, describe_failure
+from longseq_bench.core.model import Phase, Status
+from longseq_bench.search.strategy import Step
+from tests import make
+
+
+def test_a_label_has_only_what_differs() -> None:
+    trials = [
+        make.trial("ring", 2048, {"chunk": 64, "order": "zigzag"}),
+        make.trial("ring", 2048, {"chunk": 128, "order": "zigzag"}, causal=True),
+        make.trial("sdpa", 2048),
+    ]
+    labels = Labels(trials)
+    assert [labels.label(trial) for trial in trials] == [
+        "ring 2k chunk=64 not causal", "ring 2k chunk=128 causal", "sdpa 2k not causal",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "phase", "words"),
+    [
+        ("oom", "forward", "out of memory in forward"),
+        ("timeout", "forward", "over the time limit of 10 s"),
+        ("timeout", "inputs", "timeout in inputs: four lines of text"),
+        ("crashed", "forward", "crashed in forward: four lines of text"),
+    ],
+)
+def test_a_failure_is_one_short_line(status: Status, phase: Phase, words: str) -> None:
+    """The allocator's text stays in the record."""
+    failed = make.outcome(status, "four lines\n of text", phase)
+    assert describe_failure(make.record(make.trial(time_budget=10.0), failed)) == words
+    long = make.outcome("error", "x" * 1000, "forward")
+    assert len(describe_failure(make.record(came_to=long))) < 130
+
+
+def test_a_sweep_counts_its_trials_and_says_the_time_to_go() -> None:
+    screen = io.StringIO()
+    trials = [make.trial("ring", 2048), make.trial("sdpa", 2048)]
+    watcher = SweepProgress(Console(file=screen, width=80), trials, 3, "device: cpu")
+    with watcher:
+        watcher.starts(Step(trials[0]))
+        watcher.ends(Step(trials[0]), make.record(trials[0]), found=False)
+        failed = make.record(trials[1], make.outcome("oom", "no", "forward"))
+        watcher.ends(Step(trials[1]), failed, found=True)
+    assert screen.getvalue().splitlines() == [
+        "device: cpu",
+        "[1/6] ring 2k  100 ms ±1 %",
+        "[4/6] sdpa 2k  out of memory in forward  (from an earlier run)",
+    ]
+    assert watcher.summary.startswith("4 of 6 done, about ")
+    assert watcher.summary.endswith(" to go")
+
+
+def test_timing_after_a_search_does_not_show_its_bracket() -> None:
+    trial = make.trial("ring", 1000, memory_budget=2**26, repeats=0)
+    watcher = SearchProgress(Console(file=io.StringIO()), [trial])
+
+    def shown() -> str:
+        return str(watcher._live.tasks[0].fields["left"])
+
+    for tokens, status in ((1000, "ok"), (1100, "oom")):
+        found = make.step(tokens, status, of=trial)  # type: ignore[arg-type]
+        watcher.ends(Step(trial.at(tokens), "probe"), found, found=False)
+    assert shown() == "[1,000 passed … 1,100 failed] 10.0% apart"
+    timed = Step(trial.at(500).replace(repeats=7), "measure")
+    watcher.starts(timed)
+    assert shown() == "timing, 0 done"
+    watcher.ends(timed, make.record(timed.trial), found=False)
+    assert shown() == "timing, 1 done"
+
+
+def test_an_efficiency_above_110_percent_is_flagged_with_its_causes() -> None:
+    trials = [make.trial("ring"), make.trial("ring", world_size=2)]
+    alone, row = sweep_rows([make.record(trial) for trial in trials])
+    row = replace(row, efficiency=1.05)
+    assert explain_high_efficiency([alone, row]) == []
+    (sentence,) = explain_high_efficiency([row, replace(row, efficiency=1.35)])
+    assert sentence.startswith("Efficiency above 110 % (ring at 4k tokens on 2 ranks: 135%)")
+    assert "load" in sentence
+    assert "cache" in sentence
