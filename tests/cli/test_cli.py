@@ -278,7 +278,7 @@ def test_a_sweep_goes_by_default_to_a_new_folder_under_results(
     assert {RECORDS, "report.md", "report.csv"} <= files(folder)
     said = capfd.readouterr()
     assert f"wrote results/{folder.name}/report.md" in said.err
-    assert "× sdpa" in said.out
+    assert "1×" in said.out
     assert "ring" in said.out
 
 
@@ -393,7 +393,7 @@ def test_a_search_on_ranks_counts_the_tokens_of_all(capfd: Capture) -> None:
     assert four["rank_peaks"] == [four["peak_bytes"]] * 4
     assert set(four) >= RESULT
     assert run([*asked[:-1], "--world-size", "4"]) == 0
-    assert "8 MiB budget a rank" in capfd.readouterr().out
+    assert "8 MiB budget a rank" in " ".join(capfd.readouterr().out.split())
 
 
 class OneGpu(Ranks):
