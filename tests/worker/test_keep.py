@@ -131,9 +131,9 @@ def test_on_two_ranks_forward_is_run_again(launcher: LocalLauncher) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"keep": "inputs"}, "keep=inputs is of mode=train"),
+        ({"keep": "inputs"}, "keep=inputs needs mode=train"),
         ({"keep": "nothing", "world_size": 2}, "needs its inputs to the end"),
-        ({"allocator": "expandable"}, "allocator=expandable is of device=cuda"),
+        ({"allocator": "expandable"}, "allocator=expandable needs device=cuda"),
     ],
 )
 def test_what_has_no_meaning_is_unsupported(
