@@ -58,14 +58,17 @@ class Watchers(Watcher):
         self.each = each
 
     def starts(self, step: Step) -> None:
+        """Pass on the start of a trial."""
         for watcher in self.each:
             watcher.starts(step)
 
     def phase(self, phase: str, part: str) -> None:
+        """Pass on the phase of the running trial."""
         for watcher in self.each:
             watcher.phase(phase, part)
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
+        """Pass on the end of a trial."""
         for watcher in self.each:
             watcher.ends(step, record, found)
 

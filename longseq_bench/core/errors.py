@@ -97,8 +97,10 @@ class UnsupportedError(LongseqError):
 
 
 class WorldError(UnsupportedError):
-    """An implementation can't spread this workload over this many ranks. Where no world of a plan
-    suits what was asked for, it is the user's mistake."""
+    """An implementation can't spread this workload over this many ranks.
+
+    If no world size of a command fits, it is the user's mistake.
+    """
 
 
 class KernelLimitError(LongseqError):

@@ -89,10 +89,12 @@ class Workload(Frozen):
 
     @property
     def dtype_bytes(self) -> int:
+        """Bytes per element."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def train(self) -> bool:
+        """True if a pass is forward and backward."""
         return self.mode == "train"
 
 
@@ -246,6 +248,7 @@ class Environment(Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def fingerprint(self) -> str:
+        """Hash of the parts that make figures comparable."""
         return _fingerprint(_lasting(self), tuple(sorted(self.variables.items())))
 
     @model_validator(mode="before")
@@ -296,6 +299,7 @@ class Record(Frozen):
 
     @property
     def key(self) -> str:
+        """Key of the trial."""
         return self.trial.key
 
 

@@ -212,6 +212,7 @@ class Times:
 
     @property
     def total(self) -> float:
+        """Predicted time of a pass (s)."""
         return max(self.compute, self.memory) + self.exposed
 
     @property
