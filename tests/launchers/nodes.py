@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -43,8 +45,9 @@ class Nodes:
         self._folder, self._on, self._before = folder, on, before
         endpoint = endpoint or f"127.0.0.1:{free_port()}"
         self._flags = ["--rdzv-endpoint", endpoint, "--rdzv-timeout", str(timeout)]
-        self._mark, self.files = uuid.uuid4().hex, folder / "tmp"
-        self.files.mkdir()
+        self._mark = uuid.uuid4().hex
+        # not below the test's folder: the path of a Unix socket may have 107 characters
+        self.files = Path(tempfile.mkdtemp(prefix="longseq-"))
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: str, nodes: Sequence[int] = (0, 1)) -> None:
@@ -96,6 +99,7 @@ class Nodes:
             process.kill()
         for started in self.processes:
             started.wait()
+        shutil.rmtree(self.files, ignore_errors=True)
 
     def _running(self) -> list[psutil.Process]:
         found = []
