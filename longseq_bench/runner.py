@@ -100,7 +100,7 @@ def run_schedule(
             watcher.ends(step, record, found=True)
             continue
         watcher.starts(step)
-        machine, foreseen = environment(), step.foresee()
+        machine, foreseen = environment(), step.predict()
         started, clock = datetime.now(UTC), time.perf_counter()
         launched = launcher.run(step.trial, watcher.phase)
         record = store.append(

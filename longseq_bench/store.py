@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from longseq_bench.core.errors import StoreError, nearest
-from longseq_bench.core.interning import Lean, keep_uncollected, no_collecting
+from longseq_bench.core.interning import RecordInterner, gc_disabled, keep_uncollected
 from longseq_bench.core.model import SCHEMA, Record, Trial
 
 RECORDS = "records.jsonl"
@@ -264,9 +264,9 @@ def _writer(data: dict[str, Any]) -> str | None:
 
 
 def _read(file: Path) -> Loaded:
-    loaded, lean = Loaded([]), Lean()
+    loaded, lean = Loaded([]), RecordInterner()
     torn = None
-    with no_collecting():
+    with gc_disabled():
         for number, line in _lines(file):
             try:
                 loaded.records.append(lean.record(_parse(line)))

@@ -19,7 +19,7 @@ from longseq_bench.analysis.runs import SEVERITY, Runs, group_records, imbalance
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.dense_reference import ratio, share_interval, share_of_ideal, standard_bytes
-from longseq_bench.core.interning import no_collecting
+from longseq_bench.core.interning import gc_disabled
 from longseq_bench.core.model import Record, Workload
 from longseq_bench.core.stats import median_interval
 
@@ -53,7 +53,7 @@ def sweep_rows(records: Iterable[Record]) -> list[SweepRow]:
 
 def sweep_rows_with_records(records: Iterable[Record]) -> list[tuple[SweepRow, list[Record]]]:
     """Return the rows of `sweep_rows`, each with the records that it is made from."""
-    with no_collecting():
+    with gc_disabled():
         groups = group_records((r for r in records if r.purpose == "measure"), _row_key)
         merged = [_merge(group) for group in groups]
         keys = [row.ranks_key for row in merged]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import KVBlock, Pair
+from longseq_bench.distributed.kv_exchange import KVBlock, KVPair
 from longseq_bench.distributed.token_order import (
     Runs,
     TokenOrder,
@@ -96,11 +96,11 @@ Queries = tuple[Tensor, Tensor, Tensor, Tensor]
 class BlockAttention(Protocol):
     """Attention of this rank's queries to a block of keys, merged into what they saw before."""
 
-    def forward(self, q: Tensor, kv: Pair, block: Block, out: Tensor, lse: Tensor) -> None:
+    def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse, which start as 0 and -inf, in float32 or wider."""
         ...
 
-    def backward(self, queries: Queries, kv: Pair, block: Block, dq: Tensor, dkv: Pair) -> None:
+    def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv, in float32 or wider."""
         ...
 
@@ -115,12 +115,12 @@ class TiledBlocks:
     group: Group
     tiles: Callable[[Block], Iterable[RowBlock]]
 
-    def forward(self, q: Tensor, kv: Pair, block: Block, out: Tensor, lse: Tensor) -> None:
+    def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse."""
         for tile in self._tiles(block):
             tiling.merge(q, *kv, tile, out, lse)
 
-    def backward(self, queries: Queries, kv: Pair, block: Block, dq: Tensor, dkv: Pair) -> None:
+    def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv."""
         grad_out, q, out, lse = queries
         for tile in self._tiles(block):
@@ -220,7 +220,7 @@ def empty_softmax(q: Tensor) -> tuple[Tensor, Tensor]:
     return out, out.new_full(q.shape[:3], -math.inf)
 
 
-def wide_zeros(pair: Pair) -> Pair:
+def wide_zeros(pair: KVPair) -> KVPair:
     """Return zeros of the shapes of both tensors, in float32 or wider, to sum in."""
     first, second = (torch.zeros_like(t, dtype=wide(t)) for t in pair)
     return first, second

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from longseq_bench.core.cluster_env import Site
+    from longseq_bench.core.cluster_env import NodeInfo
     from longseq_bench.core.model import Outcome, Trial
-    from longseq_bench.launchers.control_channel import Hello
+    from longseq_bench.launchers.control_channel import NodeIdentity
 
 COMMANDS = ("sweep", "maxlen", "scaling")
 
@@ -90,18 +90,18 @@ def _parse(command: list[str]) -> Any:
     return found.commands[name].make_context(f"longseq {name}", arguments)
 
 
-def _lead(site: Site, hello: Hello, patience: float, parsed: Any) -> int:
+def _lead(site: NodeInfo, hello: NodeIdentity, patience: float, parsed: Any) -> int:
     """Run the command on node 0, with its trials on all hosts."""
-    from longseq_bench.cli.session import Stage, use_stage
+    from longseq_bench.cli.session import LaunchTarget, use_launch_target
     from longseq_bench.launchers.base import LaunchSettings, create_launcher
 
     settings = LaunchSettings(site, hello, patience, _print)
-    stage = Stage(lambda: create_launcher("elastic", settings), site.ranks, site.per)
-    with use_stage(stage), parsed:
+    stage = LaunchTarget(lambda: create_launcher("elastic", settings), site.ranks, site.per)
+    with use_launch_target(stage), parsed:
         return int(parsed.command.invoke(parsed) or 0)
 
 
-def _follow(site: Site, hello: Hello, patience: float) -> int:
+def _follow(site: NodeInfo, hello: NodeIdentity, patience: float) -> int:
     """Run the trials that node 0 sends and print a line for each."""
     from longseq_bench.core.units import format_tokens
     from longseq_bench.launchers.follower import Follower
@@ -121,7 +121,7 @@ def _print(text: str) -> None:
     console(stderr=True).print(text, markup=False)
 
 
-def _hello(site: Site, command: list[str], config: Any) -> Hello:
+def _hello(site: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
     """Return the identity of this node and the versions that all nodes must have in common."""
     import hashlib
     import platform
@@ -133,7 +133,7 @@ def _hello(site: Site, command: list[str], config: Any) -> Hello:
 
     from longseq_bench import __version__
     from longseq_bench.environment import NOT_INSTALLED, commit_of
-    from longseq_bench.launchers.control_channel import Hello
+    from longseq_bench.launchers.control_channel import NodeIdentity
 
     try:
         torch = version("torch")
@@ -154,4 +154,4 @@ def _hello(site: Site, command: list[str], config: Any) -> Hello:
             # the command itself reports this error
             text = b""
         agreed["the hash of the config"] = hashlib.sha256(text).hexdigest()[:12]
-    return Hello(site.node, socket.gethostname(), uuid.uuid4().hex, agreed)
+    return NodeIdentity(site.node, socket.gethostname(), uuid.uuid4().hex, agreed)

@@ -157,13 +157,13 @@ def _predict(
     from longseq_bench.search.prediction import find_longest_fit, find_smallest_world, predict
     from longseq_bench.search.strategy import CEILING_TOKENS
 
-    foresee = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S)
+    dry_run = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S)
     if tokens is None:
-        return find_longest_fit(trial, foresee, rates, CEILING_TOKENS * trial.world_size)
-    one = predict(trial.at(tokens), foresee, rates)
+        return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
+    one = predict(trial.at(tokens), dry_run, rates)
     if isinstance(one, str) or one.fits:
         return one
-    return find_smallest_world(trial.at(tokens), foresee, rates, MAX_RANKS) or one
+    return find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS) or one
 
 
 def _check_target(predictions: list[Prediction | str], trials: list[Trial], tokens: int) -> None:

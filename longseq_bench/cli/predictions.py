@@ -11,7 +11,7 @@ from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_bytes, format_tokens
 from longseq_bench.reports.document import Cell, Document, Section
-from longseq_bench.reports.row_table import ValueColumn, build_table
+from longseq_bench.reports.terminal_columns import ValueColumn, build_table
 from longseq_bench.search.prediction import Accuracy, Prediction
 
 _EXPLANATION = (

@@ -79,7 +79,7 @@ def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) 
     given: the arguments of `reports.documents` after the records.
     """
     from longseq_bench.cli.session import console
-    from longseq_bench.core.interning import no_collecting
+    from longseq_bench.core.interning import gc_disabled
     from longseq_bench.reports import documents, write_documents
     from longseq_bench.reports.render.terminal import print_documents
 
@@ -87,7 +87,7 @@ def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) 
         from longseq_bench.reports.render.html import prepare
 
         prepare()
-    with no_collecting():
+    with gc_disabled():
         made = documents(records, *given)
         paths = write_documents(made, folder, [name for name in wanted if name != TERMINAL])
     if TERMINAL in wanted:

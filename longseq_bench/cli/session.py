@@ -38,7 +38,7 @@ _COARSE, _FINE = 2**30, 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Stage:
+class LaunchTarget:
     """A place for trials other than this host: how to launch them, and its numbers of ranks.
 
     ranks: the default world size.  ranks_per_host: ranks that share a host's memory.
@@ -52,11 +52,11 @@ class Stage:
 LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"
 """The environment variable that names the launcher of trials; the default is `local`."""
 
-_stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
+_stage: ContextVar[LaunchTarget | None] = ContextVar("stage", default=None)
 
 
 @contextmanager
-def use_stage(stage: Stage) -> Iterator[None]:
+def use_launch_target(stage: LaunchTarget) -> Iterator[None]:
     """Run the trials of commands inside on a stage instead of on this host alone."""
     before = _stage.set(stage)
     try:

@@ -29,7 +29,7 @@ from longseq_bench.reports.document import Axis, Chart, Document, Mark, Point, S
 from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.outcome_text import describe_failures, name_status
 from longseq_bench.reports.render.sparkline import samples_line
-from longseq_bench.reports.row_table import (
+from longseq_bench.reports.terminal_columns import (
     SEARCH_FIELDS,
     SWEEP_FIELDS,
     ValueColumn,

@@ -39,7 +39,7 @@ from longseq_bench.reports.groups import (
     has_several_ranks,
 )
 from longseq_bench.reports.outcome_text import describe_outcome
-from longseq_bench.reports.row_table import ValueColumn, build_table
+from longseq_bench.reports.terminal_columns import ValueColumn, build_table
 
 
 def comparison_document(result: Comparison, fail_on: float | None = None) -> Document:

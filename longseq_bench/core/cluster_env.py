@@ -1,6 +1,6 @@
 """Ranks and hosts from the environment variables of torchrun, mpirun and srun.
 
-A Place describes one rank, for a process that was started as one of many. A Site describes one
+RankInfo describes one rank, for a process that was started as one of many. NodeInfo describes one
 host, for `longseq launch`, which runs once on each host and starts the ranks there.
 """
 
@@ -26,7 +26,7 @@ _NUMBERS = re.compile(r"(\d+)(-\d+)?(,\d+(-\d+)?)*")
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """One rank among `size`; rank 0 serves a store at address:port.
 
     store_is_up: another process serves the store, for example torchrun's agent.
@@ -45,7 +45,7 @@ class Place:
 # ---- started by others -------------------------------------------------------------------------
 
 
-def adopted(environ: Mapping[str, str]) -> Place | None:
+def rank_from_environment(environ: Mapping[str, str]) -> RankInfo | None:
     """Return the place that torchrun, mpirun or srun gave to this process; None without them.
 
     mpirun has priority over srun, because it also runs inside allocations of Slurm.
@@ -65,7 +65,7 @@ def _in_a_step(environ: Mapping[str, str]) -> bool:
     return "SLURM_PROCID" in environ and bool({"SLURM_STEP_ID", "SLURM_STEPID"} & set(environ))
 
 
-def _torchrun(environ: Mapping[str, str]) -> Place:
+def _torchrun(environ: Mapping[str, str]) -> RankInfo:
     place = _place(
         environ, "RANK", "WORLD_SIZE", "LOCAL_RANK",
         address=_needed(environ, "MASTER_ADDR"), port=_port(environ),
@@ -75,7 +75,7 @@ def _torchrun(environ: Mapping[str, str]) -> Place:
     return replace(place, store_is_up=agent, here=here)
 
 
-def _mpirun(environ: Mapping[str, str]) -> Place:
+def _mpirun(environ: Mapping[str, str]) -> RankInfo:
     size = _number(environ, "OMPI_COMM_WORLD_SIZE")
     alone = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
     address = environ.get("MASTER_ADDR") or (LOOPBACK if alone else "")
@@ -89,7 +89,7 @@ def _mpi_job(environ: Mapping[str, str]) -> str:
     return environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
 
 
-def _srun(environ: Mapping[str, str]) -> Place:
+def _srun(environ: Mapping[str, str]) -> RankInfo:
     address, port = _slurm_meeting(environ)
     return _place(environ, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", address, port)
 
@@ -106,9 +106,9 @@ def _slurm_meeting(environ: Mapping[str, str]) -> tuple[str, int]:
 def _place(
     environ: Mapping[str, str], rank: str, size: str, local: str,
     address: str, port: int,
-) -> Place:  # fmt: skip
+) -> RankInfo:  # fmt: skip
     """Return the place that variables of these names describe."""
-    place = Place(
+    place = RankInfo(
         _number(environ, rank), _number(environ, size), _number(environ, local),
         address, port,
     )  # fmt: skip
@@ -165,7 +165,7 @@ def _needed(environ: Mapping[str, str], name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Site:
+class NodeInfo:
     """Host `node` among `nodes`, which starts `per` ranks; node 0 listens at host:port."""
 
     nodes: int = 1
@@ -191,7 +191,7 @@ def site(
     per: int | None = None,
     node: int | None = None,
     endpoint: str | None = None,
-) -> Site:
+) -> NodeInfo:
     """Return the site of this process.
 
     Given values have priority over srun, mpirun and torchrun. The default is one node.
@@ -214,17 +214,17 @@ def site(
     if not 0 <= node < nodes:
         raise UserError(f"--node-rank {node} is not one of --nnodes {nodes}: 0 to {nodes - 1}")
     if nodes == 1:
-        return Site(1, per)
+        return NodeInfo(1, per)
     if endpoint:
-        return Site(nodes, per, node, *_endpoint(endpoint))
+        return NodeInfo(nodes, per, node, *_endpoint(endpoint))
     if around:
-        return Site(nodes, per, node, around.host, around.port)
+        return NodeInfo(nodes, per, node, around.host, around.port)
     raise UserError(
         f"--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, an address of node 0 that all reach"
     )
 
 
-def _around(environ: Mapping[str, str]) -> Site | None:
+def _around(environ: Mapping[str, str]) -> NodeInfo | None:
     """Return the site that torchrun, mpirun or srun describes; None without them."""
     if "GROUP_RANK" in environ:
         return _under_torchrun(environ)
@@ -235,30 +235,30 @@ def _around(environ: Mapping[str, str]) -> Site | None:
     return None
 
 
-def _under_torchrun(environ: Mapping[str, str]) -> Site:
+def _under_torchrun(environ: Mapping[str, str]) -> NodeInfo:
     _only_one_here(environ, "LOCAL_RANK", "torchrun", "--nproc-per-node 1")
     host = _needed(environ, "MASTER_ADDR")
     # MASTER_PORT is torchrun's own store's
     port = _derived(f"{host}:{_needed(environ, 'MASTER_PORT')}")
     nodes = _number(environ, "GROUP_WORLD_SIZE")
-    return Site(nodes, 1, _number(environ, "GROUP_RANK"), host, port)
+    return NodeInfo(nodes, 1, _number(environ, "GROUP_RANK"), host, port)
 
 
-def _under_mpirun(environ: Mapping[str, str]) -> Site:
+def _under_mpirun(environ: Mapping[str, str]) -> NodeInfo:
     _only_one_here(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "mpirun", "--map-by ppr:1:node")
     nodes = _number(environ, "OMPI_COMM_WORLD_SIZE")
     host = LOOPBACK if nodes == 1 else _needed(environ, "MASTER_ADDR")
     port = _port(environ, _mpi_job(environ)) if nodes > 1 else 0
-    return Site(nodes, 1, _number(environ, "OMPI_COMM_WORLD_RANK"), host, port)
+    return NodeInfo(nodes, 1, _number(environ, "OMPI_COMM_WORLD_RANK"), host, port)
 
 
-def _under_srun(environ: Mapping[str, str]) -> Site:
+def _under_srun(environ: Mapping[str, str]) -> NodeInfo:
     _only_one_here(environ, "SLURM_LOCALID", "srun", "--ntasks-per-node=1")
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     host, port = _slurm_meeting(environ)
     name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
     per = int(gpus) if gpus.isdigit() and int(gpus) else 1
-    return Site(_number(environ, name), per, _number(environ, "SLURM_NODEID"), host, port)
+    return NodeInfo(_number(environ, name), per, _number(environ, "SLURM_NODEID"), host, port)
 
 
 def _only_one_here(environ: Mapping[str, str], name: str, who: str, remedy: str) -> None:

@@ -23,7 +23,7 @@ MANY = 5_000
 """Number of records from which garbage collection is noticeably slow."""
 
 
-class Lean:
+class RecordInterner:
     """Interns records. Use one instance for records that stay in memory together."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def _words(environment: Environment) -> str:
 
 
 @contextmanager
-def no_collecting() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Switch off garbage collection while records are read or tabulated.
 
     This work makes no cycles, and searching for them would take longer than the work.

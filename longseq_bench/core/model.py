@@ -198,7 +198,7 @@ class Outcome(Frozen):
         return max(self.samples(name), default=None)
 
 
-class Foresight(Frozen):
+class DryRunEstimate(Frozen):
     """The predicted cost of a trial without running it, on the rank that needs most.
 
     inside_bytes: the part of the peak that fused kernels hold, from a table.  untabled: fused
@@ -219,7 +219,7 @@ class Foresight(Frozen):
     unsupported: str | None = None
 
 
-class Foreseen(Frozen):
+class TrialPrediction(Frozen):
     """The prediction made for a trial before it ran; None where nothing was predicted."""
 
     peak_bytes: int | None = None
@@ -289,7 +289,7 @@ class Record(Frozen):
     processes: int = 1
     purpose: Purpose = "measure"
     predicted_tokens: int | None = None
-    foreseen: Foreseen | None = None
+    foreseen: TrialPrediction | None = None
     command: str | None = None
 
     model_config = ConfigDict(

@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from longseq_bench.distributed.group import Pending
-from longseq_bench.distributed.kv_exchange import Pair, RingExchange
+from longseq_bench.distributed.kv_exchange import KVPair, RingExchange
 
 
 def unavailable_reason() -> str | None:
@@ -39,7 +39,7 @@ def connect(device: str) -> None:
 class DeepspeedRing(RingExchange):
     """A ring over all ranks with blocking sends and receives."""
 
-    def send(self, send: Pair, receive: Pair, hops: int = 1) -> Pending:
+    def send(self, send: KVPair, receive: KVPair, hops: int = 1) -> Pending:
         """Send and receive; the transfers are done on return."""
         import deepspeed.comm
 

@@ -3,7 +3,8 @@
 RingExchange    each block goes from rank to rank (Ring Attention, arXiv 2310.01889)
 GatherExchange  one block of every rank goes to all ranks (all-gather)
 
-The loops that use them are in attention/exact/ring.py and attention/exact/collective.py.
+The loops that use them are in attention/exact/ring.py and attention/exact/collective.py. The calls
+of torch.distributed are in Group.exchange and Group.all_gather (distributed/group.py).
 
 Shapes: k, v (B, Hk, N, D) of this rank; a block (B, Hk, M, D).
 """
@@ -19,7 +20,7 @@ from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.token_order import even_span
 from longseq_bench.meta_mode import MAX_STEPS, limited
 
-Pair = tuple[Tensor, Tensor]
+KVPair = tuple[Tensor, Tensor]
 """Keys and values, or their gradients."""
 
 MIN_BLOCK = 256
@@ -90,13 +91,13 @@ class BlockBuffer:
         elements = like.shape[0] * like.shape[1] * max_tokens * like.shape[3]
         self._flat = [torch.zeros(elements, dtype=dtype, device=like.device) for _ in range(2)]
 
-    def view(self, tokens: int) -> Pair:
+    def view(self, tokens: int) -> KVPair:
         """Return contiguous views (B, Hk, tokens, D)."""
         b, h, _, d = self._shape
         first, second = (f[: b * h * tokens * d].view(b, h, tokens, d) for f in self._flat)
         return first, second
 
-    def load(self, pair: Pair) -> None:
+    def load(self, pair: KVPair) -> None:
         """Copy a block into the buffer."""
         for target, source in zip(self.view(pair[0].shape[2]), pair, strict=True):
             target.copy_(source)
@@ -141,7 +142,7 @@ class RingExchange:
         """Return the block that is on this rank at a step."""
         return self.blocks.block((self.group.rank - step.hop) % self.group.size, step.index)
 
-    def send(self, send: Pair, receive: Pair, hops: int = 1) -> Pending:
+    def send(self, send: KVPair, receive: KVPair, hops: int = 1) -> Pending:
         """Start sending `hops` ranks ahead and receiving from as many ranks back.
 
         Other transports override this.
@@ -185,7 +186,7 @@ class RingBuffers:
         source = leaving if step.hop == 1 else current
         return ring.send(source.view(len(sent)), arriving.view(len(ring.block_at(step))))
 
-    def arrived(self, step: RingStep) -> Pair:
+    def arrived(self, step: RingStep) -> KVPair:
         """Return the keys and values of a step whose transfer is done."""
         leaving, current, arriving = self._buffers
         self._buffers = [leaving, arriving, current]
@@ -199,13 +200,13 @@ class RingGradients:
     They follow their block one step behind, and the last rank sends them home.
     """
 
-    def __init__(self, ring: RingExchange, k: Tensor, totals: Pair) -> None:
+    def __init__(self, ring: RingExchange, k: Tensor, totals: KVPair) -> None:
         self._ring, self._totals = ring, totals
         self._leaving, self._arriving = (
             BlockBuffer(k, ring.blocks.longest, k.dtype) for _ in range(2)
         )
 
-    def load(self, gradients: Pair) -> None:
+    def load(self, gradients: KVPair) -> None:
         """Put the gradients of the current block into the buffer that leaves next."""
         self._leaving.load(gradients)
 
@@ -220,7 +221,7 @@ class RingGradients:
         received = self._ring.block_at(RingStep(step.index, 0))
         return self._ring.send(sent, self._arriving.view(len(received)), -self._ring.hops)
 
-    def collect(self, step: RingStep | None, gradients: Pair) -> None:
+    def collect(self, step: RingStep | None, gradients: KVPair) -> None:
         """Add what arrived while the gradients of a past step left.
 
         These are the sums so far of the current block, added to `gradients`; or, after the last
@@ -266,7 +267,7 @@ class GatherExchange:
         owners = [(self.group.rank - hop) % size for hop in range(1, size)]
         return [self.blocks.block(owner, index) for owner in limited(owners, MAX_STEPS)]
 
-    def return_gradients(self, gathered: list[Tensor], index: int, totals: Pair) -> None:
+    def return_gradients(self, gathered: list[Tensor], index: int, totals: KVPair) -> None:
         """Send the gradients of each block to its owner, which adds those of all other ranks."""
         own = self.blocks.block(self.group.rank, index)
         for total, gradients in zip(totals, gathered, strict=True):

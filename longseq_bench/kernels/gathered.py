@@ -50,7 +50,7 @@ class _Batch:
     is_window: bool
 
 
-class Gathered:
+class GatheredBlocksKernel:
     """An AttentionKernel over one layout for all heads."""
 
     def __init__(self, layout: BlockLayout) -> None:

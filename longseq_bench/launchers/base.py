@@ -9,7 +9,7 @@ another package with an entry point in the group `longseq_bench.launchers`.
         def create(cls, settings: LaunchSettings) -> MyLauncher: ...
         def catalogue(self) -> Catalogue: ...
         def check(self, trials: Sequence[Trial]) -> None: ...
-        def dry_run(self, trials, limit=DRY_RUN_LIMIT_S) -> list[Foresight]: ...
+        def dry_run(self, trials, limit=DRY_RUN_LIMIT_S) -> list[DryRunEstimate]: ...
         def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult: ...
 
 `LONGSEQ_LAUNCHER=my-scheduler longseq sweep ...` uses it; the default is `local`. A launcher that
@@ -29,12 +29,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.cluster_env import Site
-from longseq_bench.core.model import Foresight, Outcome, Trial
+from longseq_bench.core.cluster_env import NodeInfo
+from longseq_bench.core.model import DryRunEstimate, Outcome, Trial
 from longseq_bench.core.registry import Registry
 
 if TYPE_CHECKING:
-    from longseq_bench.launchers.control_channel import Hello
+    from longseq_bench.launchers.control_channel import NodeIdentity
 
 DRY_RUN_LIMIT_S = 10.0
 """Time limit of a dry run, for all of its trials."""
@@ -61,8 +61,8 @@ class LaunchSettings:
     log: prints a line for the user.
     """
 
-    site: Site = field(default_factory=Site)
-    hello: Hello | None = None
+    site: NodeInfo = field(default_factory=NodeInfo)
+    hello: NodeIdentity | None = None
     patience: float = 60.0
     log: Callable[[str], None] = lambda text: None
 
@@ -89,7 +89,9 @@ class Launcher(ABC):
         """
 
     @abstractmethod
-    def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
+    def dry_run(
+        self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S
+    ) -> list[DryRunEstimate]:
         """Predict what each trial needs, without running it and without a device.
 
         limit: seconds for all of them. A prediction that takes longer says so as its reason.

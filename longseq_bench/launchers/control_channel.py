@@ -25,7 +25,7 @@ from multiprocessing import connection as connections
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-from longseq_bench.core.cluster_env import Site
+from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.errors import LauncherError, UserError
 
 BEAT_S = 1.0
@@ -42,7 +42,7 @@ KEY_VARIABLE = "LONGSEQ_KEY"
 
 
 @dataclass(frozen=True)
-class Hello:
+class NodeIdentity:
     """The identity of a node.
 
     token: distinguishes a node that connects again from another one with the same node rank.
@@ -58,7 +58,7 @@ class Hello:
         return f"node {self.node} ({self.host})"
 
 
-def differences(one: Hello, other: Hello) -> list[str]:
+def differences(one: NodeIdentity, other: NodeIdentity) -> list[str]:
     """Return a sentence for each value that differs between two nodes."""
     return [
         f"{name} is {one.agreed.get(name)} on {one} and {other.agreed.get(name)} on {other}"
@@ -164,7 +164,7 @@ class Channel:
 class NodeLink:
     """Another node, seen from node 0."""
 
-    hello: Hello
+    hello: NodeIdentity
     channel: Channel
 
     @property
@@ -179,7 +179,7 @@ class NodeLink:
 class ControlServer:
     """The server of node 0. It listens at the site's endpoint during the launch."""
 
-    def __init__(self, site: Site, hello: Hello) -> None:
+    def __init__(self, site: NodeInfo, hello: NodeIdentity) -> None:
         self.site, self.hello, self._key = site, hello, _key()
         self._links: dict[int, NodeLink] = {}
         self._former: list[NodeLink] = []
@@ -252,7 +252,7 @@ class ControlServer:
         try:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
-            hello = Hello(**json.loads(connection.recv_bytes(MOST_BYTES)))
+            hello = NodeIdentity(**json.loads(connection.recv_bytes(MOST_BYTES)))
             with self._changed:
                 refusal = self._refusal(hello)
                 answer = {"refused": refusal} if refusal else {"host": self.hello.host}
@@ -270,7 +270,7 @@ class ControlServer:
             connection.close()
             accepted.close()
 
-    def _refusal(self, hello: Hello) -> str:
+    def _refusal(self, hello: NodeIdentity) -> str:
         """Return why a node can't take part, or an empty string."""
         if found := differences(self.hello, hello):
             refusal = "the nodes differ: " + "; ".join(found)
@@ -290,7 +290,7 @@ class ControlServer:
         return ""
 
 
-def _listen(site: Site) -> socket.socket:
+def _listen(site: NodeInfo) -> socket.socket:
     """Return node 0's listening socket. Raises UserError if it can't be opened."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -315,7 +315,10 @@ def _listen(site: Site) -> socket.socket:
 
 
 def connect_to_node_0(
-    site: Site, hello: Hello, patience: float, log: Callable[[str], None] = lambda text: None
+    site: NodeInfo,
+    hello: NodeIdentity,
+    patience: float,
+    log: Callable[[str], None] = lambda text: None,
 ) -> Channel:
     """Connect to node 0; retry until it answers.
 
@@ -349,7 +352,9 @@ def connect_to_node_0(
         time.sleep(RETRY_S)
 
 
-def _try_connect(site: Site, hello: Hello, limit: float) -> tuple[Channel | None, dict[str, str]]:
+def _try_connect(
+    site: NodeInfo, hello: NodeIdentity, limit: float
+) -> tuple[Channel | None, dict[str, str]]:
     connected = socket.create_connection((site.host, site.port), timeout=limit)
     connection = _connection(connected, limit)
     try:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.cluster_env import LOOPBACK, Site
+from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.launchers import control_channel
@@ -26,7 +26,7 @@ from longseq_bench.launchers.control_channel import (
     BEAT_S,
     Channel,
     ControlServer,
-    Hello,
+    NodeIdentity,
     NodeLink,
     wait_ready,
 )
@@ -58,7 +58,7 @@ class ElasticLauncher(LocalLauncher):
     """
 
     def __init__(
-        self, site: Site, hello: Hello, patience: float, log: Log = lambda text: None
+        self, site: NodeInfo, hello: NodeIdentity, patience: float, log: Log = lambda text: None
     ) -> None:
         super().__init__()
         self.site, self._hello, self._patience, self._log = site, hello, patience, log
@@ -71,7 +71,7 @@ class ElasticLauncher(LocalLauncher):
     @classmethod
     def create(cls, settings: LaunchSettings) -> ElasticLauncher:
         """Build the launcher of node 0."""
-        hello = settings.hello or Hello(0, socket.gethostname(), uuid.uuid4().hex)
+        hello = settings.hello or NodeIdentity(0, socket.gethostname(), uuid.uuid4().hex)
         return cls(settings.site, hello, settings.patience, settings.log)
 
     def __enter__(self) -> ElasticLauncher:
@@ -200,7 +200,7 @@ class ElasticLauncher(LocalLauncher):
                     self._ready.add(link.channel)
 
 
-def split(ranks: int, site: Site) -> tuple[int, int]:
+def split(ranks: int, site: NodeInfo) -> tuple[int, int]:
     """Return the number of nodes for a world of that many ranks, and the ranks on each.
 
     Raises:

@@ -3,7 +3,9 @@
 A child that raised an exception reports its outcome itself (worker/exception_mapping.py decides
 whether that is out of memory). `outcome_of_exit` judges a child that died without a report: only
 the kernel's out-of-memory killer makes that out of memory. `may_be_out_of_memory` names the crashes
-after which the launcher retries with more memory, because an unchecked allocation may have failed.
+that may come from a failed allocation: LocalLauncher runs those once more with a larger budget
+(launchers/local.py, `_second_opinion`). Where nothing enforces the budget, the worker compares the
+peak with it (worker/trial.py, `over_memory_budget`).
 The module also reads stack dumps, and removes shared memory that killed ranks leave.
 """
 

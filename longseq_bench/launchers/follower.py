@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from longseq_bench.core.cluster_env import Site
+from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.launchers import control_channel
 from longseq_bench.launchers.control_channel import (
     BEAT_S,
     Channel,
-    Hello,
+    NodeIdentity,
     connect_to_node_0,
     wait_ready,
 )
@@ -28,8 +28,8 @@ class Follower:
 
     def __init__(
         self,
-        site: Site,
-        hello: Hello,
+        site: NodeInfo,
+        hello: NodeIdentity,
         patience: float,
         log: Callable[[str], None],
         on_trial: OnTrial,

@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import LauncherError, UserError
-from longseq_bench.core.model import Foresight, Outcome, Trial
+from longseq_bench.core.model import DryRunEstimate, Outcome, Trial
 from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child_entry as _child
 from longseq_bench.launchers import fork_server as server
@@ -122,15 +122,17 @@ class LocalLauncher(Launcher):
             raise UserError(mistake)
 
     @override
-    def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
+    def dry_run(
+        self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S
+    ) -> list[DryRunEstimate]:
         try:
             answers = self._request("dry_run", _to_json(trials), limit)
         except LauncherError as error:
             # an implementation that crashes or sleeps does so in a dry run too
             last = str(error).split(": ", 1)[-1]
             reason = f"the dry run died, or did not end within {limit:.0f} s ({last})"
-            return [Foresight(unsupported=reason)] * len(trials)
-        return [Foresight.model_validate(answer) for answer in answers]
+            return [DryRunEstimate(unsupported=reason)] * len(trials)
+        return [DryRunEstimate.model_validate(answer) for answer in answers]
 
     @override
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from longseq_bench.core.cost import attention_flops, floor_bytes
-from longseq_bench.core.model import Foresight, Measurement, Outcome, Trial
+from longseq_bench.core.model import DryRunEstimate, Measurement, Outcome, Trial
 from longseq_bench.launchers.base import (
     DRY_RUN_LIMIT_S,
     LAUNCHERS,
@@ -52,10 +52,12 @@ class SimulatedLauncher(Launcher):
     def check(self, trials: Sequence[Trial]) -> None:
         """Accept every trial."""
 
-    def dry_run(self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S) -> list[Foresight]:
+    def dry_run(
+        self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S
+    ) -> list[DryRunEstimate]:
         """Predict by the formulas, times `dry_run_factor`."""
         return [
-            Foresight(
+            DryRunEstimate(
                 peak_bytes=int(self._dry_run_factor(t) * self._peak(t)),
                 flops=attention_flops(t.workload) / t.world_size,
                 floor_bytes=floor_bytes(t.workload),

@@ -27,7 +27,7 @@ CHUNK = 2**20
 
 
 @dataclass(frozen=True)
-class Rule:
+class DilationRule:
     """Pairs (segment, rate) and the heads that use them.
 
     mix: `softmax`, every head uses every pair; `groups`, equal groups of heads, one pair each.

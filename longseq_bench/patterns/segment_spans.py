@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.patterns.dilated import Rule
+from longseq_bench.patterns.dilated import DilationRule
 from longseq_bench.patterns.spans import Spans
 
 TILE = 128
@@ -29,7 +29,7 @@ Set = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Sorted:
+class SortedPermutation:
     """A walk with the tokens of every set sorted.
 
     queries (N,): token of each query step.  keys (pairs * N,): token of each key step, grouped by
@@ -40,7 +40,7 @@ class Sorted:
     keys: NDArray[np.int32]
 
 
-def classes(rule: Rule) -> list[tuple[tuple[Set, ...], list[int]]]:
+def classes(rule: DilationRule) -> list[tuple[tuple[Set, ...], list[int]]]:
     """Return the distinct sets that heads use, with their heads."""
     found: dict[tuple[Set, ...], list[int]] = {}
     for head in range(rule.heads):
@@ -50,7 +50,7 @@ def classes(rule: Rule) -> list[tuple[tuple[Set, ...], list[int]]]:
 
 
 def segment_spans(
-    seq_len: int, sets: Sequence[Set], causal: bool, sorted_by: Rule | None = None
+    seq_len: int, sets: Sequence[Set], causal: bool, sorted_by: DilationRule | None = None
 ) -> Spans:
     """Return the spans of heads that use these sets, in steps of the walk.
 
@@ -92,17 +92,17 @@ def segment_spans(
     )
 
 
-def sort_walk(order: NDArray[np.int32], rule: Rule) -> Sorted:
+def sort_walk(order: NDArray[np.int32], rule: DilationRule) -> SortedPermutation:
     """Sort the tokens of a walk (N,) within every set of every pair."""
     n = len(order)
     pairs = unique_pairs(rule)
     keys = np.empty(len(pairs) * n, dtype=np.int32)
     for i, (segment, rate) in enumerate(pairs):
         _sort_sets(order, [*range(0, n, segment), n], rate, keys[i * n : (i + 1) * n])
-    return Sorted(sort_queries(order, rule), keys)
+    return SortedPermutation(sort_queries(order, rule), keys)
 
 
-def sort_queries(order: NDArray[np.int32], rule: Rule) -> NDArray[np.int32]:
+def sort_queries(order: NDArray[np.int32], rule: DilationRule) -> NDArray[np.int32]:
     """Sort the tokens of a walk (N,) that share an offset between neighbouring segment ends."""
     queries = np.empty(len(order), dtype=np.int32)
     ends = _cells(len(order), [w for w, _ in unique_pairs(rule)])
@@ -110,7 +110,7 @@ def sort_queries(order: NDArray[np.int32], rule: Rule) -> NDArray[np.int32]:
     return queries
 
 
-def unique_pairs(rule: Rule) -> list[tuple[int, int]]:
+def unique_pairs(rule: DilationRule) -> list[tuple[int, int]]:
     """Return each (segment, rate) once, in order."""
     return list(dict.fromkeys(zip(rule.segments, rule.dilation, strict=True)))
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longseq_bench.core.errors import StoreError, UserError
-from longseq_bench.core.interning import no_collecting
+from longseq_bench.core.interning import gc_disabled
 from longseq_bench.core.model import Record
 
 if TYPE_CHECKING:
     from longseq_bench.reports.base import Files
     from longseq_bench.reports.document import Document
-    from longseq_bench.reports.published_results import Elsewhere
+    from longseq_bench.reports.published_results import PublishedResults
 
 __all__ = ["documents", "write_documents", "write_report"]
 
@@ -71,7 +71,7 @@ def documents(
     kinds: Sequence[str] = ("summary",),
     baseline: str | None = None,
     notes: Sequence[str] = (),
-    elsewhere: Elsewhere | None = None,
+    elsewhere: PublishedResults | None = None,
     place: str = "RESULTS",
     configs: Mapping[str, str] | None = None,
 ) -> list[Document]:
@@ -89,7 +89,7 @@ def documents(
     names = [name for kind in kinds for name in (KINDS.names() if kind in (ALL, AUTO) else [kind])]
     builders = [KINDS.get(name) for name in dict.fromkeys(names)]
     source = Source(records, baseline, tuple(notes), elsewhere, place, configs or {})
-    with no_collecting():
+    with gc_disabled():
         made = [build(source) for build in builders]
     return [d for d in made if AUTO not in kinds or d.kind in kinds or d.suited]
 

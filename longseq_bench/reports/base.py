@@ -23,7 +23,7 @@ from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.groups import capitalize_first, describe_workload
-from longseq_bench.reports.published_results import Elsewhere
+from longseq_bench.reports.published_results import PublishedResults
 
 Files = dict[str, str]
 """Text by file name, below the folder of the report; the main file first."""
@@ -42,7 +42,7 @@ class Source:
     records: Sequence[Record]
     baseline: str | None = None
     notes: Sequence[str] = field(default=())
-    elsewhere: Elsewhere | None = None
+    elsewhere: PublishedResults | None = None
     place: str = "RESULTS"
     configs: Mapping[str, str] = field(default_factory=dict)
 

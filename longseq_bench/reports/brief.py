@@ -11,7 +11,9 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.outcome_text import describe_failures
-from longseq_bench.reports.row_table import (
+from longseq_bench.reports.sections.findings import describe_search
+from longseq_bench.reports.sections.growth import growth, least_sparse
+from longseq_bench.reports.terminal_columns import (
     SEARCH_FIELDS,
     SWEEP_FIELDS,
     ValueColumn,
@@ -19,8 +21,6 @@ from longseq_bench.reports.row_table import (
     row_columns,
     row_table,
 )
-from longseq_bench.reports.sections.findings import describe_search
-from longseq_bench.reports.sections.growth import growth, least_sparse
 
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:

@@ -35,7 +35,7 @@ class Figure(Frozen):
         )
 
 
-class Elsewhere(Frozen):
+class PublishedResults(Frozen):
     """Figures of one source."""
 
     source: str
@@ -46,7 +46,7 @@ class Elsewhere(Frozen):
         return next((one.tokens for one in self.maxima if one.is_of(row)), None)
 
 
-def read(path: Path) -> Elsewhere:
+def read(path: Path) -> PublishedResults:
     """Raises ConfigError for what is no such file, with the place in it."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def read(path: Path) -> Elsewhere:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     try:
-        return Elsewhere.model_validate(found)
+        return PublishedResults.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"

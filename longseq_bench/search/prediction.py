@@ -1,10 +1,10 @@
 """Predictions of a trial's memory and time, from a dry run and known rates: pure arithmetic.
 
-Memory is the peak of the implementation's own dry run without data (Foresight). Time is a roofline
-(Williams et al., doi 10.1145/1498765.1498785): the larger of computing at the rate that attention
-reaches and of moving each byte, plus the part of communication that does not overlap, by latency
-and bandwidth of the network (the alpha-beta model). Rates come from records of the same machine
-where there are any (RateModel), else from a profile (core/hardware.py).
+Memory is the peak of the implementation's own dry run without data (DryRunEstimate). Time is a
+roofline (Williams et al., doi 10.1145/1498765.1498785): the larger of computing at the rate that
+attention reaches and of moving each byte, plus the part of communication that does not overlap, by
+latency and bandwidth of the network (the alpha-beta model). Rates come from records of the same
+machine where there are any (RateModel), else from a profile (core/hardware.py).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from longseq_bench.core.cost import (
     floor_tokens,
 )
 from longseq_bench.core.hardware import Hardware
-from longseq_bench.core.model import Foreseen, Foresight, Record, Trial
+from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction
 
 Term = Literal["compute", "memory bandwidth", "communication"]
-Foresee = Callable[[Sequence[Trial]], list[Foresight]]
-"""A launcher's `foresee`: the predicted cost of each trial, by a dry run."""
+DryRun = Callable[[Sequence[Trial]], list[DryRunEstimate]]
+"""A launcher's `dry_run`: the predicted cost of each trial, by a dry run."""
 
 GRID = (0.02, 0.2, 0.5, 0.8, 0.9, 0.96, 1.0)
 """Lengths of dry runs, as shares of the floor's length: memory is nearly linear in between, and
@@ -61,13 +61,13 @@ ROUGH_RECORD = 1.3
 class Curve:
     """Dry runs of a trial at some lengths, ascending, and the interpolation between them."""
 
-    points: tuple[tuple[int, Foresight], ...]
+    points: tuple[tuple[int, DryRunEstimate], ...]
 
     def peak(self, tokens: int) -> float:
         """Return the peak bytes of the fullest rank, interpolated linearly."""
         return self._between(tokens, lambda seen: float(seen.peak_bytes), power=False)
 
-    def at(self, tokens: int) -> Foresight:
+    def at(self, tokens: int) -> DryRunEstimate:
         """Return the cost at a length, interpolated by powers of the length, the peak linearly."""
         (_, near), _ = self._round(tokens)
         return near.model_copy(
@@ -84,12 +84,12 @@ class Curve:
         (a, _), (b, _) = self._round(tokens)
         return b / a if a <= tokens <= b else math.inf
 
-    def _round(self, tokens: int) -> tuple[tuple[int, Foresight], tuple[int, Foresight]]:
+    def _round(self, tokens: int) -> tuple[tuple[int, DryRunEstimate], tuple[int, DryRunEstimate]]:
         lengths = [n for n, _ in self.points]
         at = min(max(1, bisect_left(lengths, tokens)), len(lengths) - 1)
         return self.points[at - 1], self.points[at]
 
-    def _between(self, tokens: int, value: Callable[[Foresight], float], power: bool) -> float:
+    def _between(self, tokens: int, value: Callable[[DryRunEstimate], float], power: bool) -> float:
         (a, first), (b, last) = self._round(tokens)
         low, high = value(first), value(last)
         if power and min(low, high) > 0:
@@ -101,13 +101,13 @@ class Curve:
         return max(line, least) if tokens > b else max(0.0, line)
 
 
-def dry_run_curve(trial: Trial, budget: int, foresee: Foresee, ceiling: int) -> Curve | str:
+def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> Curve | str:
     """Return a trial's curve up to where the floor reaches the budget, or why there is none."""
     floor = floor_tokens(trial.workload, budget, trial.world_size)
     least = 2 * trial.world_size
     lengths = sorted({max(least, min(ceiling, round(share * floor))) for share in GRID})
     lengths = lengths if len(lengths) > 1 else [lengths[0], 2 * lengths[0]]
-    found = foresee([trial.at(n).replace(repeats=0, round=0) for n in lengths])
+    found = dry_run([trial.at(n).replace(repeats=0, round=0) for n in lengths])
     known = [(n, seen) for n, seen in zip(lengths, found, strict=True) if not seen.unsupported]
     if len(known) < 2:
         return next((seen.unsupported for seen in found if seen.unsupported), "too short")
@@ -116,7 +116,7 @@ def dry_run_curve(trial: Trial, budget: int, foresee: Foresee, ceiling: int) -> 
         at = max(least, find_edge(made, budget, ceiling))
         if made.gap(at) <= CLOSE or any(abs(at - n) <= NEAR * n for n, _ in known):
             break
-        (seen,) = foresee([trial.at(at).replace(repeats=0, round=0)])
+        (seen,) = dry_run([trial.at(at).replace(repeats=0, round=0)])
         if seen.unsupported:
             break
         known.append((at, seen))
@@ -225,7 +225,7 @@ class Times:
 
 
 def predict_times(
-    trial: Trial, seen: Foresight, rates: RateModel, rate: Rate | None = None
+    trial: Trial, seen: DryRunEstimate, rates: RateModel, rate: Rate | None = None
 ) -> Times:
     """Predict the time of one pass. Overlapping transfers are hidden, except for the first.
 
@@ -253,7 +253,7 @@ class Prediction:
     """The predicted cost of a trial at one length. fits: its peak is within the budget."""
 
     trial: Trial
-    seen: Foresight
+    seen: DryRunEstimate
     times: Times
     rate: Rate
     fits: bool
@@ -266,10 +266,10 @@ class Prediction:
         return floor / (self.trial.memory_budget * self.trial.world_size)
 
 
-def predict(trial: Trial, foresee: Foresee, rates: RateModel) -> Prediction | str:
+def predict(trial: Trial, dry_run: DryRun, rates: RateModel) -> Prediction | str:
     """Predict a trial at its length, or return why that is impossible."""
     assert trial.memory_budget
-    (seen,) = foresee([trial.replace(repeats=0, round=0)])
+    (seen,) = dry_run([trial.replace(repeats=0, round=0)])
     if seen.unsupported:
         return seen.unsupported
     fits = seen.peak_bytes <= trial.memory_budget
@@ -277,18 +277,18 @@ def predict(trial: Trial, foresee: Foresee, rates: RateModel) -> Prediction | st
 
 
 def find_longest_fit(
-    trial: Trial, foresee: Foresee, rates: RateModel, ceiling: int
+    trial: Trial, dry_run: DryRun, rates: RateModel, ceiling: int
 ) -> Prediction | str:
     """Predict the longest length that fits in the budget of each rank, or return why not."""
     assert trial.memory_budget
-    found = dry_run_curve(trial, trial.memory_budget, foresee, ceiling)
+    found = dry_run_curve(trial, trial.memory_budget, dry_run, ceiling)
     if isinstance(found, str):
         return found
     walked = dict(found.points)
 
-    def again(trials: Sequence[Trial]) -> list[Foresight]:
+    def again(trials: Sequence[Trial]) -> list[DryRunEstimate]:
         lengths = [one.workload.seq_len for one in trials]
-        return [walked[n] for n in lengths] if walked.keys() >= set(lengths) else foresee(trials)
+        return [walked[n] for n in lengths] if walked.keys() >= set(lengths) else dry_run(trials)
 
     low = find_edge(found, trial.memory_budget, ceiling)
     for _ in range(4):
@@ -305,7 +305,7 @@ def find_longest_fit(
 
 
 def find_smallest_world(
-    trial: Trial, foresee: Foresee, rates: RateModel, most: int
+    trial: Trial, dry_run: DryRun, rates: RateModel, most: int
 ) -> Prediction | None:
     """Find the fewest ranks on which a length is predicted to fit, up to `most`; None without any.
 
@@ -318,7 +318,7 @@ def find_smallest_world(
     def fitting(ranks: int) -> Prediction | None:
         if trial.keep == "all" and floor > budget * ranks:
             return None
-        made = predict(trial.replace(world_size=ranks), foresee, rates)
+        made = predict(trial.replace(world_size=ranks), dry_run, rates)
         return made if not isinstance(made, str) and made.fits else None
 
     low, ranks, best = trial.world_size, trial.world_size, None
@@ -434,10 +434,12 @@ class LengthModel:
             loads["time"] = self._seconds(tokens) / trial.time_budget
         return loads
 
-    def foreseen(self, tokens: int) -> Foreseen:
+    def foreseen(self, tokens: int) -> TrialPrediction:
         """Return the prediction for the record of a run."""
         peak = round(self._found.peak(tokens))
-        return Foreseen(peak_bytes=peak, seconds=self._seconds(tokens), rate=self._rate.source)
+        return TrialPrediction(
+            peak_bytes=peak, seconds=self._seconds(tokens), rate=self._rate.source
+        )
 
     def _seconds(self, tokens: int) -> float:
         return predict_times(
@@ -448,14 +450,14 @@ class LengthModel:
 class Predictor:
     """Predictions for the trials of a schedule before they run."""
 
-    def __init__(self, foresee: Foresee, rates: RateModel) -> None:
-        self._foresee, self._rates = foresee, rates
+    def __init__(self, dry_run: DryRun, rates: RateModel) -> None:
+        self._dry_run, self._rates = dry_run, rates
 
     def length_model(self, trial: Trial, ceiling: int) -> LengthModel | None:
         """Return the model of a trial over its length; None if it cannot be predicted."""
         assert trial.memory_budget
         most = min(ceiling, self._longest_dry_run(trial))
-        found = dry_run_curve(trial, trial.memory_budget, self._foresee, most)
+        found = dry_run_curve(trial, trial.memory_budget, self._dry_run, most)
         return None if isinstance(found, str) else LengthModel(found, trial, self._rates)
 
     def _longest_dry_run(self, trial: Trial) -> int:
@@ -474,7 +476,7 @@ class Predictor:
         most = trial.time_budget * rate.flops * rate.rough * BEYOND
         return max(known.workload.seq_len, int(known.workload.seq_len * math.sqrt(most / flops)))
 
-    def foreseen(self, trials: Sequence[Trial]) -> list[Foreseen | None]:
+    def foreseen(self, trials: Sequence[Trial]) -> list[TrialPrediction | None]:
         """Return the prediction for each trial; None where there is none."""
         alike: dict[str, list[Trial]] = {}
         for trial in trials:
@@ -483,11 +485,11 @@ class Predictor:
         walked = {
             trial.key: None if seen.unsupported else self._of(trial, seen)
             for group in alike.values()
-            for trial, seen in zip(group, self._foresee(group), strict=True)
+            for trial, seen in zip(group, self._dry_run(group), strict=True)
         }
         return [walked[trial.key] for trial in trials]
 
-    def _of(self, trial: Trial, seen: Foresight) -> Foreseen:
+    def _of(self, trial: Trial, seen: DryRunEstimate) -> TrialPrediction:
         took = predict_times(trial, seen, self._rates).total
         source = self._rates.rate(trial).source
-        return Foreseen(peak_bytes=seen.peak_bytes, seconds=took, rate=source)
+        return TrialPrediction(peak_bytes=seen.peak_bytes, seconds=took, rate=source)

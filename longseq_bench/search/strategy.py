@@ -16,7 +16,7 @@ from statistics import median
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.searches import merge_search
 from longseq_bench.core.cost import floor_tokens
-from longseq_bench.core.model import Foreseen, Purpose, Record, Trial
+from longseq_bench.core.model import Purpose, Record, Trial, TrialPrediction
 from longseq_bench.search.bracket import ExpectedLoads, Result, find_longest
 from longseq_bench.search.prediction import ROUGH_GUESS, Predictor
 
@@ -42,13 +42,13 @@ HOPELESS = ("unsupported", "error")
 class Step:
     """A trial to run, its purpose, and the maximum expected when it was requested.
 
-    foresee: returns the prediction for the trial; called only if it is run.
+    predict: returns the prediction for the trial; called only if it is run.
     """
 
     trial: Trial
     purpose: Purpose = "measure"
     predicted_tokens: int | None = None
-    foresee: Callable[[], Foreseen | None] = lambda: None
+    predict: Callable[[], TrialPrediction | None] = lambda: None
 
 
 Schedule = Generator[Step, Record, list[Record]]
@@ -64,11 +64,11 @@ def sweep(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = No
     records: list[Record] = []
     for _, compared in groupby(trials, key=lambda t: (t.workload, t.device)):
         left = list(compared)
-        foresee = _predict_together(predictor, left)
+        predict = _predict_together(predictor, left)
         for index in range(rounds):
             passed = []
             for trial in left:
-                record = yield Step(trial.replace(round=index), foresee=foresee(trial))
+                record = yield Step(trial.replace(round=index), predict=predict(trial))
                 records.append(record)
                 if record.outcome.status == "ok":
                     passed.append(trial)
@@ -78,17 +78,17 @@ def sweep(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = No
 
 def _predict_together(
     predictor: Predictor | None, trials: Sequence[Trial]
-) -> Callable[[Trial], Callable[[], Foreseen | None]]:
-    """Return a function from a trial to its `foresee`: the first call predicts all trials."""
-    trials, known = tuple(trials), dict[str, Foreseen | None]()
+) -> Callable[[Trial], Callable[[], TrialPrediction | None]]:
+    """Return a function from a trial to its `predict`: the first call predicts all trials."""
+    trials, known = tuple(trials), dict[str, TrialPrediction | None]()
 
-    def foresee(key: str) -> Foreseen | None:
+    def predict(key: str) -> TrialPrediction | None:
         if predictor and not known:
             keys = (trial.key for trial in trials)
             known.update(zip(keys, predictor.foreseen(trials), strict=True))
         return known.get(key)
 
-    return lambda trial: partial(foresee, trial.key)
+    return lambda trial: partial(predict, trial.key)
 
 
 def maxlen(
@@ -117,8 +117,8 @@ def find_min_sparsity(trials: Sequence[Trial], predictor: Predictor | None = Non
             index = sum(r.trial.options == options for r in records[before:])
             repeats = int(request.purpose == "confirm")
             run = trial.replace(options=options, round=index, repeats=repeats)
-            foresee = _predict_together(predictor, [run])(run)
-            records.append((yield Step(run, "density", foresee=foresee)))
+            predict = _predict_together(predictor, [run])(run)
+            records.append((yield Step(run, "density", predict=predict)))
             try:
                 request = search.send(_result(records[-1]))
             except StopIteration:

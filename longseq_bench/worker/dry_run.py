@@ -22,7 +22,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError, UnsupportedError
-from longseq_bench.core.model import Foresight, Trial
+from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
@@ -41,7 +41,7 @@ FREE_SHARE = 0.5
 """The share of the free memory that layouts may take."""
 
 
-def dry_run(trials: Sequence[Trial]) -> list[Foresight]:
+def dry_run(trials: Sequence[Trial]) -> list[DryRunEstimate]:
     """Predict what each trial needs on the rank that needs most.
 
     Call it in a process of its own: afterwards the process can't compile, and its memory is limited
@@ -67,7 +67,7 @@ def _disable_compiler() -> None:
         sys.modules[name] = vars(torch)["_dynamo"] = stand_in
 
 
-def _predict(trial: Trial, threads: int) -> Foresight:
+def _predict(trial: Trial, threads: int) -> DryRunEstimate:
     meta_mode.enable(trial.device)
     # ranks on one host share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
@@ -75,9 +75,9 @@ def _predict(trial: Trial, threads: int) -> Foresight:
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
         if reason := unsupported_setting(trial):
-            return Foresight(unsupported=reason)
+            return DryRunEstimate(unsupported=reason)
         if trial.device == "cpu" and (reason := make.unavailable_reason(trial.device)):
-            return Foresight(unsupported=reason)
+            return DryRunEstimate(unsupported=reason)
         _prepare_short(make, trial)
         ends = [
             make(trial.workload, Group(r, trial.world_size), **trial.options)
@@ -89,13 +89,13 @@ def _predict(trial: Trial, threads: int) -> Foresight:
             # a layout takes memory while it exists, so one rank after the other
             predictions.append(_predict_rank(ends.pop(0), trial))
     except LongseqError as error:
-        return Foresight(unsupported=str(error))
+        return DryRunEstimate(unsupported=str(error))
     except MemoryError:
-        return Foresight(unsupported="its layout alone takes more memory than is free here")
+        return DryRunEstimate(unsupported="its layout alone takes more memory than is free here")
     except Exception as error:
         # from a plug-in, or from an operator that meta tensors don't support
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return Foresight(unsupported=f"can't run without data: {first[:200]}")
+        return DryRunEstimate(unsupported=f"can't run without data: {first[:200]}")
     fullest = max(predictions, key=lambda p: p.peak_bytes)
     # the rank with the highest peak is not always the one that sends most
     sends_most = max(predictions, key=lambda p: p.bytes_sent)
@@ -126,7 +126,7 @@ def _fullest(ends: list[Attention]) -> list[Attention]:
     return [max(ends, key=lambda rank: len(rank.shard.queries))]
 
 
-def _predict_rank(attention: Attention, trial: Trial) -> Foresight:
+def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
     workspace, heap = KernelWorkspace(torch.get_num_threads()), _LayoutHeap(trial.device)
     meter = StoragePeak(MeterContext("meta", workspace=workspace))
     with meter:
@@ -137,7 +137,7 @@ def _predict_rank(attention: Attention, trial: Trial) -> Foresight:
         run_pass(attention, one)
     cost, traffic = attention.cost(), attention.group.traffic
     sent = bytes_sent_by_formula(attention, trial)
-    return Foresight(
+    return DryRunEstimate(
         peak_bytes=max(prepared, meter.peak + heap.kept),
         inside_bytes=meter.peak_workspace,
         untabled=tuple(sorted(workspace.unknown)),

@@ -34,7 +34,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
-from longseq_bench.core.cluster_env import LOOPBACK, adopted
+from longseq_bench.core.cluster_env import LOOPBACK, rank_from_environment
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.stack_markers import longseq_child_main
@@ -136,7 +136,7 @@ def _run_rank(
         for other, pipe in enumerate(pipes):
             if other != local_rank:
                 pipe.close()
-        place = adopted(os.environ)
+        place = rank_from_environment(os.environ)
         if place is None:
             raise UserError("torch's agent set no RANK and WORLD_SIZE for this process")
         sender = MessageSender(pipes[local_rank])

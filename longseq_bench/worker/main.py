@@ -15,7 +15,7 @@ import torch
 from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.core.cluster_env import Place
+from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, Outcome, Trial
 from longseq_bench.core.options import specs_of
@@ -57,19 +57,15 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
         sender.send_answer([needs.model_dump(mode="json") for needs in dry_run(trials)])
     else:
         data = json.loads(payload)
-        trial, place = Trial.model_validate(data["trial"]), Place(**data["place"])
+        trial, place = Trial.model_validate(data["trial"]), RankInfo(**data["place"])
         outcome = run_rank(trial, place, sender, listener)
         sender.send_outcome(outcome)
         if place.size > 1:
             _exit(outcome, sender)
 
 
-def _parse_trials(payload: str) -> list[Trial]:
-    return [Trial.model_validate(trial) for trial in json.loads(payload)]
-
-
 def run_rank(
-    trial: Trial, place: Place, sender: MessageSender, listener: socket | None = None
+    trial: Trial, place: RankInfo, sender: MessageSender, listener: socket | None = None
 ) -> Outcome:
     """Run one rank of a trial. Unsupported trials are refused before the ranks connect."""
     try:

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from longseq_bench.core.cluster_env import LOOPBACK, Place
+from longseq_bench.core.cluster_env import LOOPBACK, RankInfo
 from longseq_bench.core.model import Device
 from longseq_bench.distributed.group import PATIENCE
 
 
-def join_process_group(place: Place, device: Device, listener: socket | None = None) -> None:
+def join_process_group(place: RankInfo, device: Device, listener: socket | None = None) -> None:
     """Join torch's process group of all ranks; block until every rank has joined.
 
     Args:

@@ -191,7 +191,7 @@ class _TrialRun:
                 one = self._first_pass(log)
         finally:
             limits.lift_heap_limit()
-        bound = meter.measurements()[0].samples[0]
+        bound = max(samples_of(meter.measurements(), "peak"))
         if trial.memory_budget and group.all_max(bound)[0] > trial.memory_budget:
             del one
             limits.use_exact_heap()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longseq_bench.cli import run
-from longseq_bench.core.model import Foreseen, Record
+from longseq_bench.core.model import Record, TrialPrediction
 from longseq_bench.environment import collect
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.store import Store, load
@@ -123,7 +123,7 @@ def past(folder: Path, off: float, **fields: Any) -> Record:
     kept = made.model_copy(
         update={
             "environment": collect(),
-            "foreseen": Foreseen(peak_bytes=int(1000 * off), seconds=1.0),
+            "foreseen": TrialPrediction(peak_bytes=int(1000 * off), seconds=1.0),
         }
     )
     with Store(folder) as store:

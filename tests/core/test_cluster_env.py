@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from longseq_bench.core.cluster_env import LOOPBACK, Site, site
+from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, site
 from longseq_bench.core.errors import UserError
 
 SRUN = {
@@ -25,15 +25,15 @@ BATCH_SCRIPT = {name: value for name, value in SRUN.items() if name != "SLURM_ST
 
 
 def test_one_node_where_nothing_is_said() -> None:
-    assert site({}) == Site(1, 1, 0, LOOPBACK, 0)
-    assert site({}, per=4) == Site(1, 4)
-    assert site(BATCH_SCRIPT) == Site()
+    assert site({}) == NodeInfo(1, 1, 0, LOOPBACK, 0)
+    assert site({}, per=4) == NodeInfo(1, 4)
+    assert site(BATCH_SCRIPT) == NodeInfo()
     assert site({}, nodes=1, node=0).ranks == 1
 
 
 def test_what_is_given() -> None:
     found = site({}, 2, 4, 1, "alpha:29555")
-    assert found == Site(2, 4, 1, "alpha", 29555)
+    assert found == NodeInfo(2, 4, 1, "alpha", 29555)
     assert (found.ranks, found.endpoint) == (8, "alpha:29555")
 
 
@@ -64,7 +64,7 @@ def test_srun() -> None:
 
 
 def test_mpirun_and_torchrun() -> None:
-    assert site(MPIRUN) == Site(2, 1, 1, "beta", 1234)
+    assert site(MPIRUN) == NodeInfo(2, 1, 1, "beta", 1234)
     found = site(TORCHRUN)
     assert (found.nodes, found.per, found.node, found.host) == (3, 1, 1, "alpha")
     # that one is torchrun's own
@@ -76,7 +76,7 @@ def test_what_is_given_wins() -> None:
     assert site(SRUN, per=4).per == 4
     assert site(SRUN, endpoint="beta:9").endpoint == "beta:9"
     assert site(SRUN, node=0).node == 0
-    assert site(SRUN, nodes=1) == Site()
+    assert site(SRUN, nodes=1) == NodeInfo()
     # no longer asked, so no longer wrong
     assert site({"GROUP_RANK": "x"}, 2, 1, 1, "beta:9").node == 1
 

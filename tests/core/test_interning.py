@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from longseq_bench.core import interning as module
-from longseq_bench.core.interning import Lean, keep_uncollected, no_collecting
+from longseq_bench.core.interning import RecordInterner, gc_disabled, keep_uncollected
 from longseq_bench.core.model import Record
 from tests import make
 
@@ -22,7 +22,7 @@ def ring(**fields: object) -> Record:
 
 
 def lean(*records: Record) -> list[Record]:
-    made = Lean()
+    made = RecordInterner()
     return [made.record(record) for record in records]
 
 
@@ -78,8 +78,8 @@ def test_lean_records_are_frozen_too() -> None:
 
 def test_nothing_is_collected_meanwhile_and_all_is_as_before_after_it() -> None:
     def failing() -> None:
-        with no_collecting():
-            with no_collecting():
+        with gc_disabled():
+            with gc_disabled():
                 pass
             raise KeyError(gc.isenabled())
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from longseq_bench.core.errors import UserError
 from longseq_bench.kernels import gathered
 from longseq_bench.kernels.base import attend
-from longseq_bench.kernels.gathered import Gathered
+from longseq_bench.kernels.gathered import GatheredBlocksKernel
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 
@@ -67,7 +67,7 @@ def assert_layout(layout: BlockLayout, qkvg: Sequence[Tensor], scores: float = 0
     """scores: how large they get, for what rounding them alone may cost."""
     q, k, v, grad_out = qkvg
     want, want_lse, grads = reference(layout, (q, k, v), grad_out)
-    kernel = Gathered(layout)
+    kernel = GatheredBlocksKernel(layout)
     out, lse = kernel.forward(q, k, v, True)
     assert lse is not None
     allowed = CLOSE[q.dtype] + 1e-6 * scores
@@ -140,7 +140,7 @@ def test_a_window_is_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     for pattern, some in (("local-window", False), ("random", True)):
         asked.clear()
         layout = make_layout(pattern, 320, BLOCK, 0.8, True, 3)
-        Gathered(layout).forward(q, k, v, False)
+        GatheredBlocksKernel(layout).forward(q, k, v, False)
         assert bool(asked) is some
 
 
@@ -148,7 +148,7 @@ def test_large_values_do_not_overflow() -> None:
     q, k, v, _ = inputs(160)
     q[..., 0], k[..., 0] = 10, 12
     want, _, _ = reference(layout_of("random", 160, False), (q, k, v), torch.ones_like(q))
-    out, _ = Gathered(layout_of("random", 160, False)).forward(q, k, v * 1e30, False)
+    out, _ = GatheredBlocksKernel(layout_of("random", 160, False)).forward(q, k, v * 1e30, False)
     assert_near(out.double() / 1e30, want, 1e-5)
 
 
@@ -157,7 +157,9 @@ def test_large_values_do_not_overflow() -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_constant_values_come_back(pattern: str, causal: bool, dtype: torch.dtype) -> None:
     q, k, v, _ = inputs(301, 2, dtype)
-    out, _ = Gathered(layout_of(pattern, 301, causal)).forward(q, k, v.fill_(0.5), False)
+    out, _ = GatheredBlocksKernel(layout_of(pattern, 301, causal)).forward(
+        q, k, v.fill_(0.5), False
+    )
     torch.testing.assert_close(out, torch.full_like(out, 0.5), rtol=0, atol=CLOSE[dtype] / 4)
 
 
@@ -165,7 +167,7 @@ def test_constant_values_come_back(pattern: str, causal: bool, dtype: torch.dtyp
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_past_does_not_see_the_future(pattern: str, dtype: torch.dtype) -> None:
     q, k, v, _ = inputs(301, 2, dtype)
-    kernel, at = Gathered(layout_of(pattern, 301, True)), 150
+    kernel, at = GatheredBlocksKernel(layout_of(pattern, 301, True)), 150
     before, _ = kernel.forward(q, k, v, False)
     k[:, :, at:] *= 30
     v[:, :, at:] += 1e4
@@ -180,7 +182,7 @@ def test_strided_inputs_and_expanded_gradients() -> None:
     q, k, v, _ = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs(171, 2))
     want, _, grads = reference(layout, (q, k, v), torch.ones_like(q))
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    out = attend(*leaves, Gathered(layout), True)
+    out = attend(*leaves, GatheredBlocksKernel(layout), True)
     assert_near(out.detach(), want, 1e-5)
     for got, grad in zip(torch.autograd.grad(out.sum(), leaves), grads, strict=True):
         assert_near(got, grad, 3e-5)
@@ -208,7 +210,7 @@ def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
     tokens = 16_384
     q, k, v, _ = inputs(tokens, HEADS, dtype, batch=1)
     special = 128 if pattern in ("global-local", "sink-window") else 0
-    kernel = Gathered(make_layout(pattern, tokens, 128, 0.95, True, 0, special))
+    kernel = GatheredBlocksKernel(make_layout(pattern, tokens, 128, 0.95, True, 0, special))
     out_bytes = q.untyped_storage().nbytes()
     with Largest((q, k, v)) as seen:
         kernel.forward(q, k, v, False)
@@ -221,4 +223,4 @@ def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
 def test_another_length_is_refused() -> None:
     q, k, v, _ = inputs(160)
     with pytest.raises(UserError, match="171"):
-        Gathered(layout_of("random", 171, False)).forward(q, k, v, False)
+        GatheredBlocksKernel(layout_of("random", 171, False)).forward(q, k, v, False)

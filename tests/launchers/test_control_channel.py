@@ -9,43 +9,43 @@ from dataclasses import replace
 
 import pytest
 
-from longseq_bench.core.cluster_env import Site
+from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.launchers import control_channel
 from longseq_bench.launchers.control_channel import (
     Channel,
     ControlServer,
-    Hello,
+    NodeIdentity,
     NodeLink,
     connect_to_node_0,
     wait_ready,
 )
 
 AGREED = {"torch": "2.13.0", "the command": "sweep a.yaml"}
-ZERO = Hello(0, "alpha", "zero", AGREED)
-ONE = Hello(1, "beta", "one", AGREED)
+ZERO = NodeIdentity(0, "alpha", "zero", AGREED)
+ONE = NodeIdentity(1, "beta", "one", AGREED)
 
-Join = Callable[[Hello], Channel]
+Join = Callable[[NodeIdentity], Channel]
 
 
 @pytest.fixture
-def site() -> Site:
+def site() -> NodeInfo:
     with socket.create_server(("127.0.0.1", 0)) as found:
-        return Site(3, 1, 0, "127.0.0.1", found.getsockname()[1])
+        return NodeInfo(3, 1, 0, "127.0.0.1", found.getsockname()[1])
 
 
 @pytest.fixture
-def hub(site: Site) -> Iterator[ControlServer]:
+def hub(site: NodeInfo) -> Iterator[ControlServer]:
     hub = ControlServer(site, ZERO)
     yield hub
     hub.close()
 
 
 @pytest.fixture
-def come(site: Site) -> Iterator[Join]:
+def come(site: NodeInfo) -> Iterator[Join]:
     came: list[Channel] = []
 
-    def come(hello: Hello) -> Channel:
+    def come(hello: NodeIdentity) -> Channel:
         came.append(connect_to_node_0(site, hello, 5.0))
         return came[-1]
 
@@ -91,7 +91,7 @@ def test_nodes_that_agree_hear_each_other(hub: ControlServer, come: Join) -> Non
 def test_whoever_waits_for_a_node_goes_on_when_it_comes(hub: ControlServer, come: Join) -> None:
     come(ONE)
     assert hub.missing([1, 2], 0.05) == [2]
-    come(Hello(2, "gamma", "two", AGREED))
+    come(NodeIdentity(2, "gamma", "two", AGREED))
     assert hub.missing([1, 2], 5.0) == []
 
 
@@ -111,7 +111,7 @@ def test_nodes_that_differ_are_refused_on_both_sides(hub: ControlServer, come: J
 def test_a_rank_that_is_taken_or_none_is_refused(hub: ControlServer, come: Join, rank: int) -> None:
     come(ONE)
     with pytest.raises(UserError, match=f"gamma came as node {rank}"):
-        come(Hello(rank, "gamma", "other", AGREED))
+        come(NodeIdentity(rank, "gamma", "other", AGREED))
     assert link(hub).hello == ONE
     assert not link(hub).lost
     assert f"refused: gamma came as node {rank}" in hub.who_is_missing([2], 1.0)
@@ -131,7 +131,7 @@ def test_a_node_that_is_gone_may_be_replaced(hub: ControlServer, come: Join) -> 
     come(ONE).close()
     until(lambda: (hub.link(1) or link(hub)).lost)
     assert hub.missing([1], 0.05) == [1]
-    come(Hello(1, "gamma", "new", AGREED))
+    come(NodeIdentity(1, "gamma", "new", AGREED))
     assert link(hub).hello.host == "gamma"
 
 
@@ -144,7 +144,7 @@ def test_one_that_differs_later_is_refused_alone(hub: ControlServer, come: Join)
 
 
 def test_a_stranger_is_kept_out_and_keeps_nobody_out(
-    hub: ControlServer, come: Join, site: Site, monkeypatch: pytest.MonkeyPatch
+    hub: ControlServer, come: Join, site: NodeInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_channel, "SHAKE_S", 60.0)
     with socket.create_connection((site.host, site.port)) as silent:
@@ -153,13 +153,13 @@ def test_a_stranger_is_kept_out_and_keeps_nobody_out(
         assert not link(hub).lost
     monkeypatch.setenv(control_channel.KEY_VARIABLE, "another")
     with pytest.raises(LauncherError, match="LONGSEQ_KEY has to be the same on every node"):
-        connect_to_node_0(site, Hello(2, "gamma", "two", AGREED), 0.1)
+        connect_to_node_0(site, NodeIdentity(2, "gamma", "two", AGREED), 0.1)
 
 
 # ---- nobody there ------------------------------------------------------------------------------
 
 
-def test_node_0_says_who_did_not_come(hub: ControlServer, come: Join, site: Site) -> None:
+def test_node_0_says_who_did_not_come(hub: ControlServer, come: Join, site: NodeInfo) -> None:
     come(ONE)
     said = hub.who_is_missing(hub.missing([1, 2], 0.05), 0.05)
     assert f"2 of 3 nodes came to {site.endpoint} within 0.05 s; missing: node 2" in said
@@ -167,7 +167,7 @@ def test_node_0_says_who_did_not_come(hub: ControlServer, come: Join, site: Site
     assert "--rdzv-endpoint" in said
 
 
-def test_the_others_say_where_nobody_answers(site: Site) -> None:
+def test_the_others_say_where_nobody_answers(site: NodeInfo) -> None:
     with pytest.raises(LauncherError) as error:
         connect_to_node_0(site, ONE, 0.1)
     said = str(error.value)
@@ -176,7 +176,7 @@ def test_the_others_say_where_nobody_answers(site: Site) -> None:
     assert "the same on every node" in said
 
 
-def test_something_else_listens_there(site: Site) -> None:
+def test_something_else_listens_there(site: NodeInfo) -> None:
     with (
         socket.create_server((site.host, site.port)),
         pytest.raises(LauncherError, match="what listens there does not answer as longseq does"),
@@ -184,12 +184,12 @@ def test_something_else_listens_there(site: Site) -> None:
         connect_to_node_0(site, ONE, 0.3)
 
 
-def test_node_0_can_not_listen(hub: ControlServer, site: Site) -> None:
+def test_node_0_can_not_listen(hub: ControlServer, site: NodeInfo) -> None:
     with pytest.raises(UserError, match=f"can't listen at {site.endpoint}: address already in use"):
         ControlServer(site, ZERO)
     # an address of documentation, of no host at all
     with pytest.raises(UserError, match=r"can't listen at 192\.0\.2\.1:29400"):
-        ControlServer(Site(2, 1, 0, "192.0.2.1", 29400), ZERO)
+        ControlServer(NodeInfo(2, 1, 0, "192.0.2.1", 29400), ZERO)
 
 
 # ---- being lost --------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
-from longseq_bench.core.cluster_env import Site
+from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers import control_channel, elastic
-from longseq_bench.launchers.control_channel import Hello, NodeLink
+from longseq_bench.launchers.control_channel import NodeIdentity, NodeLink
 from longseq_bench.launchers.elastic import ElasticLauncher, _Run, split
 from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
 from longseq_bench.launchers.local import LocalLauncher
@@ -75,7 +75,7 @@ def run(node_0: ElasticLauncher, of: Trial, on_phase: OnPhase = ignore) -> Outco
     ("ranks", "nodes", "per"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4), (12, 3, 4)]
 )
 def test_a_smaller_world_takes_the_first_nodes(ranks: int, nodes: int, per: int) -> None:
-    assert split(ranks, Site(3, 4)) == (nodes, per)
+    assert split(ranks, NodeInfo(3, 4)) == (nodes, per)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_smaller_world_takes_the_first_nodes(ranks: int, nodes: int, per: int)
 )
 def test_a_world_that_can_not_be_shared(ranks: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        split(ranks, Site(3, 4))
+        split(ranks, NodeInfo(3, 4))
 
 
 # ---- a node that may be lost -------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: Local
     of = asked("ring")
     order = HostJob("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
     quiet = Quiet()
-    link = NodeLink(Hello(1, "beta", "one"), quiet)  # type: ignore[arg-type]
+    link = NodeLink(NodeIdentity(1, "beta", "one"), quiet)  # type: ignore[arg-type]
     run = _Run(order, RankSupervisor(of, 0.0), HostRanks(launcher._context), {1: link}, "alpha")
     run.supervisor.add_outcome(
         0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1
@@ -127,7 +127,7 @@ def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: Local
 @pytest.fixture(scope="module")
 def alone(launcher: LocalLauncher) -> Iterator[ElasticLauncher]:
     """HostRanks 0 of one, with two ranks; in the fork server of the session."""
-    with ElasticLauncher(Site(1, 2), Hello(0, "alpha", "zero"), PATIENCE_S) as node_0:
+    with ElasticLauncher(NodeInfo(1, 2), NodeIdentity(0, "alpha", "zero"), PATIENCE_S) as node_0:
         # what stays open from here on is there
         run(node_0, asked("ring", 1))
         yield node_0
@@ -246,8 +246,8 @@ class Two:
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
             self._port = found.getsockname()[1]
-        site = Site(2, 1, 0, "127.0.0.1", self._port)
-        self.node_0 = ElasticLauncher(site, Hello(0, "alpha", "zero"), PATIENCE_S)
+        site = NodeInfo(2, 1, 0, "127.0.0.1", self._port)
+        self.node_0 = ElasticLauncher(site, NodeIdentity(0, "alpha", "zero"), PATIENCE_S)
         self.start()
 
     def start(self) -> None:

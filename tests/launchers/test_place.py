@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from longseq_bench.core.cluster_env import LOOPBACK, Place, adopted, first_host
+from longseq_bench.core.cluster_env import LOOPBACK, RankInfo, first_host, rank_from_environment
 from longseq_bench.core.errors import UserError
 
 TORCHRUN = {
@@ -28,34 +28,37 @@ def without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
 
 
 def test_nobody_started_this_process() -> None:
-    assert adopted({}) is None
-    assert adopted({"MASTER_ADDR": "alpha", "SLURM_JOB_ID": "812", "WORLD_SIZE": "4"}) is None
+    assert rank_from_environment({}) is None
+    assert (
+        rank_from_environment({"MASTER_ADDR": "alpha", "SLURM_JOB_ID": "812", "WORLD_SIZE": "4"})
+        is None
+    )
 
 
 def test_torchrun() -> None:
-    assert adopted(TORCHRUN) == Place(5, 8, 1, "alpha", 29500)
-    agent = adopted(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
-    assert agent == Place(5, 8, 1, "alpha", 29500, store_is_up=True)
+    assert rank_from_environment(TORCHRUN) == RankInfo(5, 8, 1, "alpha", 29500)
+    agent = rank_from_environment(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert agent == RankInfo(5, 8, 1, "alpha", 29500, store_is_up=True)
 
 
 def test_mpirun() -> None:
-    assert adopted(MPIRUN) == Place(1, 2, 1, "beta", 1234)
+    assert rank_from_environment(MPIRUN) == RankInfo(1, 2, 1, "beta", 1234)
     alone = without(MPIRUN, "MASTER_ADDR") | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    assert adopted(alone) == Place(1, 2, 1, LOOPBACK, 1234)
+    assert rank_from_environment(alone) == RankInfo(1, 2, 1, LOOPBACK, 1234)
 
 
 def test_srun() -> None:
-    found = adopted(SRUN)
+    found = rank_from_environment(SRUN)
     assert found is not None
     assert (found.rank, found.size, found.local_rank, found.address) == (3, 4, 1, "n03")
     assert 20000 <= found.port < 32768
     named = SRUN | {"MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
-    assert adopted(named) == Place(3, 4, 1, "alpha", 29500)
+    assert rank_from_environment(named) == RankInfo(3, 4, 1, "alpha", 29500)
 
 
 def test_every_rank_of_a_step_derives_one_port_and_other_steps_another() -> None:
     def port(**fields: str) -> int:
-        found = adopted(SRUN | fields)
+        found = rank_from_environment(SRUN | fields)
         assert found is not None
         return found.port
 
@@ -65,17 +68,21 @@ def test_every_rank_of_a_step_derives_one_port_and_other_steps_another() -> None
 
 def test_a_batch_script_is_no_rank() -> None:
     """It has SLURM_PROCID=0 and SLURM_NTASKS=4, and nobody runs beside it."""
-    assert adopted(without(SRUN, "SLURM_STEP_ID")) is None
-    assert adopted(without(SRUN, "SLURM_STEP_ID") | {"SLURM_STEPID": "0"}) == adopted(SRUN)
+    assert rank_from_environment(without(SRUN, "SLURM_STEP_ID")) is None
+    assert rank_from_environment(
+        without(SRUN, "SLURM_STEP_ID") | {"SLURM_STEPID": "0"}
+    ) == rank_from_environment(SRUN)
 
 
 def test_the_innermost_starter_wins() -> None:
-    assert adopted(SRUN | MPIRUN) == adopted(MPIRUN)
-    assert adopted(SRUN | MPIRUN | TORCHRUN) == adopted(TORCHRUN)
+    assert rank_from_environment(SRUN | MPIRUN) == rank_from_environment(MPIRUN)
+    assert rank_from_environment(SRUN | MPIRUN | TORCHRUN) == rank_from_environment(TORCHRUN)
 
 
 def test_the_list_of_a_step_comes_before_that_of_its_job() -> None:
-    found = adopted(SRUN | {"SLURM_STEP_NODELIST": "n07", "SLURM_JOB_NODELIST": "n[01-09]"})
+    found = rank_from_environment(
+        SRUN | {"SLURM_STEP_NODELIST": "n07", "SLURM_JOB_NODELIST": "n[01-09]"}
+    )
     assert found is not None
     assert found.address == "n07"
 
@@ -100,7 +107,7 @@ def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
 @pytest.mark.parametrize("nodes", ["n[03-05", "n]3[", "n[]", "n[a-b]", ",n1", "n1 n2", "n[1--2]"])
 def test_what_is_no_list_of_hosts_is_refused(nodes: str) -> None:
     with pytest.raises(UserError, match=r"SLURM_NODELIST is .* no list of hosts"):
-        adopted(SRUN | {"SLURM_NODELIST": nodes})
+        rank_from_environment(SRUN | {"SLURM_NODELIST": nodes})
 
 
 @pytest.mark.parametrize(
@@ -129,6 +136,6 @@ def test_what_is_no_list_of_hosts_is_refused(nodes: str) -> None:
 )
 def test_what_makes_no_sense_is_one_sentence(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        adopted(environ)
+        rank_from_environment(environ)
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)

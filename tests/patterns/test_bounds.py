@@ -9,7 +9,7 @@ from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.patterns import blocks
 from longseq_bench.patterns.block_layout import BlockLayout, Ints
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
-from longseq_bench.patterns.dilated import Rule
+from longseq_bench.patterns.dilated import DilationRule
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_any_whole_number_is_a_seed(seed: int) -> None:
 
 def test_an_unknown_mix_names_its_neighbour() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'groups'"):
-        Rule((4,), (1,), 2, "group")
+        DilationRule((4,), (1,), 2, "group")
 
 
 def test_a_very_long_sequence_is_counted_by_its_period() -> None:
-    assert Rule((1024, 2048), (2, 4), 8).uncovered_share(2**40) == 0.5
-    assert Rule((1024,), (2,), 1).visible_pairs(2**40, False) == 2**30 * 512**2
+    assert DilationRule((1024, 2048), (2, 4), 8).uncovered_share(2**40) == 0.5
+    assert DilationRule((1024,), (2,), 1).visible_pairs(2**40, False) == 2**30 * 512**2
 
 
 def test_no_table_is_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,26 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.patterns.dilated import Rule
+from longseq_bench.patterns.dilated import DilationRule
 
 
 @st.composite
-def rules(draw: st.DrawFn) -> Rule:
+def rules(draw: st.DrawFn) -> DilationRule:
     pairs = draw(st.integers(1, 3))
     numbers = st.integers(1, 30)
     segments = tuple(draw(numbers) for _ in range(pairs))
     rates = tuple(draw(st.integers(1, 6)) for _ in range(pairs))
     mix = draw(st.sampled_from(["softmax", "groups"]))
-    return Rule(segments, rates, draw(st.integers(pairs, 5)), mix)
+    return DilationRule(segments, rates, draw(st.integers(pairs, 5)), mix)
 
 
-def pair_of(rule: Rule, head: int) -> list[tuple[int, int]]:
+def pair_of(rule: DilationRule, head: int) -> list[tuple[int, int]]:
     """(segment, rate) of a head: all of them, or that of its equal run of heads."""
     pairs = list(zip(rule.segments, rule.dilation, strict=True))
     return pairs if rule.mix == "softmax" else [pairs[head * len(pairs) // rule.heads]]
 
 
-def times(rule: Rule, a: int, b: int, head: int) -> int:
+def times(rule: DilationRule, a: int, b: int, head: int) -> int:
     """How often step a sees step b."""
     return sum(
         a // w == b // w and a % w % r == head % r and b % w % r == head % r
@@ -35,7 +35,7 @@ def times(rule: Rule, a: int, b: int, head: int) -> int:
     )
 
 
-def table(rule: Rule, n: int, causal: bool) -> np.ndarray:
+def table(rule: DilationRule, n: int, causal: bool) -> np.ndarray:
     seen = [
         [[times(rule, a, b, h) * (b <= a or not causal) for b in range(n)] for a in range(n)]
         for h in range(rule.heads)
@@ -45,7 +45,9 @@ def table(rule: Rule, n: int, causal: bool) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None)
 @given(rules(), st.integers(1, 40), st.booleans())
-def test_counts_pairs_and_shares_equal_the_definition(rule: Rule, n: int, causal: bool) -> None:
+def test_counts_pairs_and_shares_equal_the_definition(
+    rule: DilationRule, n: int, causal: bool
+) -> None:
     want, steps = table(rule, n, causal), np.arange(n)
     for head in range(rule.heads):
         assert np.array_equal(rule.multiplicity(steps, steps, head, causal), want[head])
@@ -71,12 +73,12 @@ def test_along_a_walk_segments_follow_it_and_causality_does_not(rule, n, causal,
 
 
 def test_a_rate_of_one_covers_every_token() -> None:
-    assert Rule((16, 64), (1, 4), 4).uncovered_share(1000) == 0
+    assert DilationRule((16, 64), (1, 4), 4).uncovered_share(1000) == 0
 
 
 def test_offsets_rotate_so_that_heads_cover_every_token() -> None:
     """As many heads as the rate: every token is covered by exactly one."""
-    rule = Rule((64,), (4,), 4)
+    rule = DilationRule((64,), (4,), 4)
     steps = np.arange(256)
     covered = [np.diag(rule.multiplicity(steps, steps, h, False)) for h in range(4)]
     assert (np.sum(covered, axis=0) == 1).all()
@@ -85,12 +87,12 @@ def test_offsets_rotate_so_that_heads_cover_every_token() -> None:
 
 def test_groups_leave_tokens_uncovered_and_say_so() -> None:
     """Fault 9. Half of the heads has rate 2, so half of their tokens sees nothing."""
-    assert Rule((16, 64), (1, 2), 4, "groups").uncovered_share(640) == 0.25
+    assert DilationRule((16, 64), (1, 2), 4, "groups").uncovered_share(640) == 0.25
 
 
 def test_groups_give_every_head_one_pair() -> None:
     for heads in range(3, 12):
-        rule = Rule((8, 16, 32), (1, 2, 4), heads, "groups")
+        rule = DilationRule((8, 16, 32), (1, 2, 4), heads, "groups")
         used = [h for _, _, own in rule.pairs() for h in own]
         assert used == list(range(heads))
         sizes = [len(own) for _, _, own in rule.pairs()]
@@ -98,7 +100,7 @@ def test_groups_give_every_head_one_pair() -> None:
 
 
 def test_a_rate_beyond_the_segment_leaves_late_heads_nothing() -> None:
-    rule = Rule((3,), (8,), 8)
+    rule = DilationRule((3,), (8,), 8)
     assert rule.visible_pairs(30, False) == 3 * 10
     assert rule.uncovered_share(30) == pytest.approx(1 - 30 / 240)
 
@@ -117,4 +119,4 @@ def test_rules_that_are_none_are_refused(
     segments: tuple[int, ...], rates: tuple[int, ...], mix: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        Rule(segments, rates, 2, mix)
+        DilationRule(segments, rates, 2, mix)

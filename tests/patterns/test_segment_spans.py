@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.kernels.spans_reference import tiles_of
-from longseq_bench.patterns.dilated import Rule
+from longseq_bench.patterns.dilated import DilationRule
 from longseq_bench.patterns.hilbert import hilbert_order
 from longseq_bench.patterns.segment_spans import (
     TILE,
@@ -47,7 +47,7 @@ def test_spans_are_the_rule(
     n: int, pairs: list[tuple[int, int]], heads: int, mix: str, causal: bool, permuted: bool
 ) -> None:
     segments, rates = zip(*pairs, strict=True)
-    rule = Rule(segments, rates, heads, mix)
+    rule = DilationRule(segments, rates, heads, mix)
     order = hilbert_order(n) if permuted else np.arange(n, dtype=np.int32)
     step_of = np.empty_like(order)
     step_of[order] = np.arange(n, dtype=np.int32)
@@ -69,8 +69,11 @@ def test_spans_are_the_rule(
 
 
 def test_heads_of_one_offset_share_their_spans() -> None:
-    assert [heads for _, heads in classes(Rule((64, 128), (1, 2), 6))] == [[0, 2, 4], [1, 3, 5]]
-    assert [heads for _, heads in classes(Rule((64,), (1,), 4))] == [[0, 1, 2, 3]]
+    assert [heads for _, heads in classes(DilationRule((64, 128), (1, 2), 6))] == [
+        [0, 2, 4],
+        [1, 3, 5],
+    ]
+    assert [heads for _, heads in classes(DilationRule((64,), (1,), 4))] == [[0, 1, 2, 3]]
 
 
 def test_causal_keys_end_with_the_tile() -> None:
@@ -83,7 +86,7 @@ def test_causal_keys_end_with_the_tile() -> None:
 @pytest.mark.parametrize("rates", [(1, 2), (2, 3)])
 def test_sorted_sets_ascend(rates: tuple[int, int]) -> None:
     """So that what a query must not see is at the end of a run."""
-    rule = Rule((40, 96), rates, 4)
+    rule = DilationRule((40, 96), rates, 4)
     order = hilbert_order(300)
     both = sort_walk(order, rule)
     assert sorted(both.queries) == sorted(sort_queries(order, rule)) == list(range(300))

@@ -10,7 +10,7 @@ import pytest
 from longseq_bench.core.errors import ConfigError, UnknownNameError
 from longseq_bench.core.model import Record, Trial
 from longseq_bench.reports.document import MISSING
-from longseq_bench.reports.published_results import Elsewhere, read
+from longseq_bench.reports.published_results import PublishedResults, read
 from tests import make
 from tests.reports.examples import BETA, MIB, on_one, spread
 from tests.reports.reading import build, rows, section, texts, titles, words
@@ -301,7 +301,7 @@ def test_memory_alone_stands_beside_what_was_confirmed() -> None:
 
 
 def test_published_figures_stand_beside_ours_with_their_source() -> None:
-    beside = Elsewhere.model_validate({
+    beside = PublishedResults.model_validate({
         "source": "a report of 2025",
         "maxima": [{"implementation": "ring", "tokens": 2000, "dtype": "bfloat16"},
                    {"implementation": "ring", "tokens": 4000, "options": {"chunk": 64}}],

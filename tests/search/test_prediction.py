@@ -10,7 +10,7 @@ import pytest
 from longseq_bench.core.cost import attention_flops, floor_bytes_per_token
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware, this_cpu
-from longseq_bench.core.model import Foreseen, Foresight, Record, Trial
+from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction
 from longseq_bench.search.prediction import (
     ROUGH_GUESS,
     ROUGH_RECORD,
@@ -44,10 +44,10 @@ def asked(seq_len: int = 4096, **fields: Any) -> Trial:
     return make.trial("ring", seq_len, memory_budget=64 * MIB, **fields)
 
 
-def foresee(trials: Sequence[Trial], fixed: int = 0, factor: float = 1.0) -> list[Foresight]:
+def dry_run(trials: Sequence[Trial], fixed: int = 0, factor: float = 1.0) -> list[DryRunEstimate]:
     """A floor's worth of memory a rank, and some that does not grow."""
     return [
-        Foresight(
+        DryRunEstimate(
             peak_bytes=int(fixed + factor * floor_bytes_per_token(t.workload) * t.workload.seq_len)
             // t.world_size,
             flops=attention_flops(t.workload) / t.world_size,
@@ -62,21 +62,21 @@ def foresee(trials: Sequence[Trial], fixed: int = 0, factor: float = 1.0) -> lis
 def test_a_curve_goes_through_its_points_and_straight_between_and_beyond() -> None:
     found = Curve(
         (
-            (100, Foresight(peak_bytes=1000, flops=1e4)),
-            (200, Foresight(peak_bytes=3000, flops=4e4)),
-            (400, Foresight(peak_bytes=4000, flops=16e4)),
+            (100, DryRunEstimate(peak_bytes=1000, flops=1e4)),
+            (200, DryRunEstimate(peak_bytes=3000, flops=4e4)),
+            (400, DryRunEstimate(peak_bytes=4000, flops=16e4)),
         )
     )
     assert [found.peak(n) for n in (100, 150, 200, 300, 400)] == [1000, 2000, 3000, 3500, 4000]
     assert (found.peak(500), found.peak(75), found.peak(1)) == (4500, 500, 0)
     for n in (50, 100, 133, 400, 900):
         assert found.at(n).flops == pytest.approx(n**2)
-    falling = Curve(((100, Foresight(peak_bytes=1000)), (110, Foresight(peak_bytes=990))))
+    falling = Curve(((100, DryRunEstimate(peak_bytes=1000)), (110, DryRunEstimate(peak_bytes=990))))
     assert falling.peak(220) == 1485
 
 
 def test_the_edge_is_the_longest_length_in_the_budget() -> None:
-    found = Curve(((1, Foresight(peak_bytes=107)), (1001, Foresight(peak_bytes=7107))))
+    found = Curve(((1, DryRunEstimate(peak_bytes=107)), (1001, DryRunEstimate(peak_bytes=7107))))
     for budget, longest in ((7100, 1000), (7106, 1000), (7107, 1001), (99, 0), (10**9, 5000)):
         assert find_edge(found, budget, 5000) == longest
 
@@ -84,10 +84,10 @@ def test_the_edge_is_the_longest_length_in_the_budget() -> None:
 def test_a_curve_reaches_to_the_floor_and_not_beyond_the_ceiling() -> None:
     trial, lengths = asked(), []
 
-    def spy(trials: Sequence[Trial]) -> list[Foresight]:
+    def spy(trials: Sequence[Trial]) -> list[DryRunEstimate]:
         lengths.extend(t.workload.seq_len for t in trials)
         assert {(t.repeats, t.round) for t in trials} == {(0, 0)}
-        return foresee(trials)
+        return dry_run(trials)
 
     assert isinstance(dry_run_curve(trial, 64 * MIB, spy, 10**9), Curve)
     floor = 64 * MIB // floor_bytes_per_token(trial.workload)
@@ -98,8 +98,8 @@ def test_a_curve_reaches_to_the_floor_and_not_beyond_the_ceiling() -> None:
 
 
 def test_why_nothing_can_be_foreseen_is_kept() -> None:
-    def no(trials: Sequence[Trial]) -> list[Foresight]:
-        return [Foresight(unsupported="not on one rank")] * len(trials)
+    def no(trials: Sequence[Trial]) -> list[DryRunEstimate]:
+        return [DryRunEstimate(unsupported="not on one rank")] * len(trials)
 
     assert dry_run_curve(asked(), 64 * MIB, no, 10**9) == "not on one rank"
     assert predict(asked(), no, RateModel(CPU)) == "not on one rank"
@@ -149,16 +149,16 @@ def test_what_did_not_end_ok_teaches_nothing() -> None:
 def test_a_pass_takes_the_longer_of_computing_and_moving_and_what_communication_adds() -> None:
     pace = RateModel(NETWORK)
     rate, moved = CPU.rate("float32", "forward"), CPU.bandwidth
-    heavy = predict_times(asked(), Foresight(flops=3 * rate, peak_bytes=int(moved)), pace)
+    heavy = predict_times(asked(), DryRunEstimate(flops=3 * rate, peak_bytes=int(moved)), pace)
     assert (heavy.compute, heavy.memory, heavy.exposed) == (3.0, TOUCHES, 0.0)
     assert (heavy.total, heavy.limit) == (3.0, "compute")
-    light = predict_times(asked(), Foresight(flops=rate, peak_bytes=int(moved)), pace)
+    light = predict_times(asked(), DryRunEstimate(flops=rate, peak_bytes=int(moved)), pace)
     assert (light.total, light.limit) == (TOUCHES, "memory bandwidth")
 
 
 @pytest.mark.parametrize(("ranks", "seconds"), [(2, 10e-3 + 4.0), (3, 20e-3 + 40.0)])
 def test_transfers_take_their_latency_and_their_bytes(ranks: int, seconds: float) -> None:
-    seen = Foresight(flops=CPU.rate("float32", "forward"), bytes_sent=4_000_000, transfers=10)
+    seen = DryRunEstimate(flops=CPU.rate("float32", "forward"), bytes_sent=4_000_000, transfers=10)
     trial = asked(world_size=ranks)
     hidden = predict_times(trial, seen, RateModel(NETWORK))
     assert hidden.transfers == pytest.approx(seconds)
@@ -169,7 +169,7 @@ def test_transfers_take_their_latency_and_their_bytes(ranks: int, seconds: float
 
 
 def test_all_but_the_first_transfer_hides_behind_computing() -> None:
-    seen = Foresight(flops=100 * CPU.rate("float32", "forward"), bytes_sent=10**6, transfers=4)
+    seen = DryRunEstimate(flops=100 * CPU.rate("float32", "forward"), bytes_sent=10**6, transfers=4)
     made = predict_times(asked(world_size=2), seen, RateModel(NETWORK))
     assert made.exposed == pytest.approx(made.transfers / 4)
 
@@ -181,12 +181,14 @@ def test_what_communication_added_to_a_pass_grows_with_its_bytes_and_not_with_it
             "bytes_sent": 1e6}  # fmt: skip
     pace = RateModel(NETWORK, [make.record(trial, make.on_ranks(each, each))])
     for work, sent, seconds in ((1, 1e6, 1.0), (4, 2e6, 4 * 0.6 + 2 * 0.4)):
-        seen = Foresight(flops=work * flops / 2, bytes_sent=int(sent), transfers=3, busiest=1.9)
+        seen = DryRunEstimate(
+            flops=work * flops / 2, bytes_sent=int(sent), transfers=3, busiest=1.9
+        )
         assert predict_times(trial, seen, pace).total == pytest.approx(seconds)
 
 
 def test_a_profile_waits_for_the_busiest_rank() -> None:
-    seen = Foresight(flops=CPU.rate("float32", "forward"), busiest=1.5)
+    seen = DryRunEstimate(flops=CPU.rate("float32", "forward"), busiest=1.5)
     assert predict_times(asked(world_size=2), seen, RateModel(NETWORK)).compute == pytest.approx(
         1.5
     )
@@ -212,8 +214,8 @@ def test_the_network_of_records_is_believed() -> None:
 def test_the_longest_is_where_the_peak_meets_the_budget(fixed: int, ranks: int) -> None:
     trial = asked(world_size=ranks)
 
-    def seer(trials: Sequence[Trial]) -> list[Foresight]:
-        return foresee(trials, fixed, 1.2)
+    def seer(trials: Sequence[Trial]) -> list[DryRunEstimate]:
+        return dry_run(trials, fixed, 1.2)
 
     made = find_longest_fit(trial, seer, RateModel(CPU), 2**30)
     assert not isinstance(made, str)
@@ -226,12 +228,12 @@ def test_the_longest_is_where_the_peak_meets_the_budget(fixed: int, ranks: int) 
 
 
 def test_a_peak_that_bends_between_two_looks_is_not_overshot() -> None:
-    def bent(trials: Sequence[Trial]) -> list[Foresight]:
+    def bent(trials: Sequence[Trial]) -> list[DryRunEstimate]:
         return [
             one.model_copy(update={"peak_bytes": int(one.peak_bytes * 1.01)})
             if t.workload.seq_len % 10
             else one
-            for t, one in zip(trials, foresee(trials), strict=True)
+            for t, one in zip(trials, dry_run(trials), strict=True)
         ]
 
     made = find_longest_fit(asked(), bent, RateModel(CPU), 2**30)
@@ -241,15 +243,15 @@ def test_a_peak_that_bends_between_two_looks_is_not_overshot() -> None:
 
 def test_a_length_over_the_budget_does_not_fit_and_the_smallest_world_is_found() -> None:
     trial = asked(100_000)
-    made = predict(trial, foresee, RateModel(CPU))
+    made = predict(trial, dry_run, RateModel(CPU))
     assert not isinstance(made, str)
     assert not made.fits
-    world = find_smallest_world(trial, foresee, RateModel(CPU), 64)
+    world = find_smallest_world(trial, dry_run, RateModel(CPU), 64)
     assert world is not None
     assert (world.trial.world_size, world.fits) == (13, True)
-    assert find_smallest_world(trial, foresee, RateModel(CPU), 8) is None
+    assert find_smallest_world(trial, dry_run, RateModel(CPU), 8) is None
     assert not isinstance(
-        fewer := predict(trial.replace(world_size=12), foresee, RateModel(CPU)), str
+        fewer := predict(trial.replace(world_size=12), dry_run, RateModel(CPU)), str
     )
     assert not fewer.fits
 
@@ -257,7 +259,7 @@ def test_a_length_over_the_budget_does_not_fit_and_the_smallest_world_is_found()
 def test_a_dtype_that_hardware_has_not_is_refused() -> None:
     half = Hardware.model_validate(CPU.model_dump() | {"flops": {"float32": 1e9}})
     with pytest.raises(UserError, match="has no bfloat16"):
-        predict(asked(dtype="bfloat16"), foresee, RateModel(half))
+        predict(asked(dtype="bfloat16"), dry_run, RateModel(half))
 
 
 # ---- for a plan, and how well ------------------------------------------------------------------
@@ -265,7 +267,7 @@ def test_a_dtype_that_hardware_has_not_is_refused() -> None:
 
 def test_a_search_is_told_the_fraction_of_each_limit() -> None:
     trial = asked(time_budget=2.0)
-    ahead = Predictor(foresee, RateModel(CPU, [ran(4096, 1e9)])).length_model(trial, 2**30)
+    ahead = Predictor(dry_run, RateModel(CPU, [ran(4096, 1e9)])).length_model(trial, 2**30)
     assert ahead is not None
     tokens = 10_000
     flops = attention_flops(trial.at(tokens).workload)
@@ -276,7 +278,7 @@ def test_a_search_is_told_the_fraction_of_each_limit() -> None:
     kept = ahead.foreseen(tokens)
     assert kept.peak_bytes == pytest.approx(told["memory"] * 64 * MIB, abs=1)
     assert kept.seconds == pytest.approx(told["time"] * 2.0)
-    unlimited = Predictor(foresee, RateModel(CPU)).length_model(asked(), 2**30)
+    unlimited = Predictor(dry_run, RateModel(CPU)).length_model(asked(), 2**30)
     assert unlimited is not None
     assert set(unlimited.loads(100)) == {"memory"}
 
@@ -285,7 +287,7 @@ def test_errors_are_predicted_over_measured_less_one_by_kind() -> None:
     def kept(peak: int, seconds: float | None, status: Any = "ok", **fields: Any) -> Record:
         outcome = make.outcome(status, None if status == "ok" else "x", peak=200, time=[2.0, 1.0])
         made = make.record(asked(**fields), outcome)
-        foreseen = Foreseen(peak_bytes=peak, seconds=seconds)
+        foreseen = TrialPrediction(peak_bytes=peak, seconds=seconds)
         return made.model_copy(update={"foreseen": foreseen})
 
     records = [

@@ -11,7 +11,7 @@ import pytest
 from longseq_bench.analysis.searches import density_rows, search_rows
 from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.hardware import this_cpu
-from longseq_bench.core.model import Environment, Foresight, Outcome, Record, Trial
+from longseq_bench.core.model import DryRunEstimate, Environment, Outcome, Record, Trial
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.runner import NoStore, Watcher, run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel
@@ -353,11 +353,11 @@ def test_a_sweep_that_is_finished_already_walks_through_nothing(tmp_path: Path) 
     asked = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
     walked: list[int] = []
 
-    def foresee(trials: Sequence[Trial]) -> list[Foresight]:
+    def dry_run(trials: Sequence[Trial]) -> list[DryRunEstimate]:
         walked.append(len(trials))
         return launcher.dry_run(trials)
 
-    outlook = Predictor(foresee, RateModel(this_cpu("simulated", 2, make.GIB)))
+    outlook = Predictor(dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
     for expected in ([1, 1], []):
         walked.clear()
         with Store(tmp_path) as store:

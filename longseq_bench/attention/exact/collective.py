@@ -26,7 +26,7 @@ from longseq_bench.attention.tiles import (
 from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlock, KVBlocks, Pair
+from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlock, KVBlocks, KVPair
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, TokenOrder, check_tokens
 from longseq_bench.kernels.base import (
@@ -91,7 +91,7 @@ class GatherKernel:
         return dq.to(q.dtype), dk, dv
 
 
-def _block_of(gathered: list[Tensor], block: KVBlock) -> Pair:
+def _block_of(gathered: list[Tensor], block: KVBlock) -> KVPair:
     k_block, v_block = (t[block.owner, :, :, : len(block)] for t in gathered)
     return k_block, v_block
 

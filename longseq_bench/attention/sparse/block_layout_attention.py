@@ -108,11 +108,11 @@ def build_layout_kernel(
         from longseq_bench.kernels.flex_blocks import FlexBlocks
 
         return FlexBlocks(layouts)
-    from longseq_bench.kernels.gathered import Gathered
+    from longseq_bench.kernels.gathered import GatheredBlocksKernel
 
     if len(layouts) == 1:
-        return Gathered(layouts[0])
-    return PerHeadKernel([Gathered(layout) for layout in layouts])
+        return GatheredBlocksKernel(layouts[0])
+    return PerHeadKernel([GatheredBlocksKernel(layout) for layout in layouts])
 
 
 class PerHeadKernel:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from longseq_bench.attention.tiles import Block, LocalShare, Queries
 from longseq_bench.distributed.group import Group, Pending
-from longseq_bench.distributed.kv_exchange import Pair
+from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.distributed.token_order import even_span
 from longseq_bench.kernels.base import OutputAndLse, Triple
 from longseq_bench.kernels.spans import Index, Part, SpanKernel
@@ -237,14 +237,14 @@ class SpanBlocks:
         ranks = range(sharded.ranks)
         self._positions = [sharded.tokens(sharded.rows(rank)).astype(np.int32) for rank in ranks]
 
-    def forward(self, q: Tensor, kv: Pair, block: Block, out: Tensor, lse: Tensor) -> None:
+    def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse."""
         spans, index = self._visible(block)
         if self._group.computes and spans.tiles:
             parts = [Part(spans, range(q.shape[1]))]
             self._kernel.forward(q, *kv, out, lse, parts, self._causal, index, merge=True)
 
-    def backward(self, queries: Queries, kv: Pair, block: Block, dq: Tensor, dkv: Pair) -> None:
+    def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv."""
         spans, index = self._visible(block)
         if self._group.computes and spans.tiles:
@@ -290,7 +290,7 @@ def _ranges(starts: Ints, counts: Ints) -> Ints:
     return numbers
 
 
-def _keys_and_values(buffer: Tensor) -> Pair:
+def _keys_and_values(buffer: Tensor) -> KVPair:
     """Return keys and values (B, heads, tokens, D) of a buffer (tokens, 2, B, heads, D)."""
     k, v = (buffer[:, i].permute(1, 2, 0, 3) for i in range(2))
     return k, v

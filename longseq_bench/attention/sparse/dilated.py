@@ -16,8 +16,8 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention, Counts, Positions, implementation
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.segments import (
-    Pair,
-    Walk,
+    DilatedSegment,
+    TokenPermutation,
     ring_tiles,
     segment_tiles,
     share_a_segment,
@@ -41,7 +41,7 @@ from longseq_bench.kernels.base import AttentionKernel, TiledKernel
 from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanAttention
 from longseq_bench.kernels.sparse_selection import SpansOf, choose, describe, span_kernel
 from longseq_bench.kernels.tiling import RowBlock
-from longseq_bench.patterns.dilated import Rule
+from longseq_bench.patterns.dilated import DilationRule
 from longseq_bench.patterns.segment_spans import classes, segment_spans, sort_walk
 
 Mix = Literal["softmax", "groups"]
@@ -72,10 +72,10 @@ class Dilated(Attention):
         kernel: Annotated[SpansOf, "kernel that computes it; auto: the fastest here"] = "auto",
     ) -> None:
         check_tokens(workload.seq_len, group.size)
-        self.rule = Rule(tuple(segments), tuple(dilation), workload.heads, mix)
+        self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
         super().__init__(workload, group)
         self.requested_kernel, self.kernel_name = kernel, ""
-        self.walk = Walk(workload.seq_len)
+        self.walk = TokenPermutation(workload.seq_len)
         self.step_of: NDArray[np.int32] | None = None
         self._spans: SpanAttention | None = None
 
@@ -165,8 +165,8 @@ class Dilated(Attention):
         """Return the steps of the walk that a rank holds."""
         return range(*even_span(self.workload.seq_len, self.group.size, rank))
 
-    def _pairs(self) -> tuple[Pair, ...]:
-        return tuple(Pair(*pair) for pair in self.rule.pairs())
+    def _pairs(self) -> tuple[DilatedSegment, ...]:
+        return tuple(DilatedSegment(*pair) for pair in self.rule.pairs())
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:

@@ -28,7 +28,7 @@ Tokens = range | NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Pair:
+class DilatedSegment:
     """One (segment, rate) with the heads that use it."""
 
     segment: int
@@ -44,7 +44,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Walk:
+class TokenPermutation:
     """The order in which segments are cut: the sequence, or a permutation of it (`order`)."""
 
     seq_len: int
@@ -58,7 +58,7 @@ class Walk:
 
 
 def segment_tiles(
-    walk: Walk, pairs: tuple[Pair, ...], heads: slice, causal: bool, tile: int
+    walk: TokenPermutation, pairs: tuple[DilatedSegment, ...], heads: slice, causal: bool, tile: int
 ) -> Iterator[RowBlock]:
     """Yield row blocks of at most `tile` tokens for a run of query heads, on one rank."""
     size = super_segment(walk.seq_len, pairs)
@@ -76,8 +76,8 @@ def segment_tiles(
 
 
 def ring_tiles(
-    walk: Walk,
-    pairs: tuple[Pair, ...],
+    walk: TokenPermutation,
+    pairs: tuple[DilatedSegment, ...],
     head_runs: Iterable[slice],
     causal: bool,
     own: range,
@@ -104,14 +104,14 @@ def ring_tiles(
                 yield RowBlock(at, heads, tuple(pieces))
 
 
-def share_a_segment(pairs: tuple[Pair, ...], first: range, second: range) -> bool:
+def share_a_segment(pairs: tuple[DilatedSegment, ...], first: range, second: range) -> bool:
     """Return True if any segment holds steps of both runs."""
     low, high = sorted((first, second), key=lambda r: r.start)
     return any((low.stop - 1) // p.segment == high.start // p.segment for p in pairs)
 
 
 def _ring_sets(
-    pair: Pair, heads: range, rows: range, keys: range
+    pair: DilatedSegment, heads: range, rows: range, keys: range
 ) -> Iterator[tuple[range, range, slice]]:
     """Yield steps of rows and of keys that see each other, with the heads for which they do."""
     first = max(rows.start, keys.start) // pair.segment
@@ -131,7 +131,13 @@ def _steps(start: int, stop: int, rate: int, among: range) -> range:
 
 
 def _ring_pieces(
-    walk: Walk, causal: bool, rows: range, keys: range, queries: range, seen: range, heads: slice
+    walk: TokenPermutation,
+    causal: bool,
+    rows: range,
+    keys: range,
+    queries: range,
+    seen: range,
+    heads: slice,
 ) -> Iterator[Piece]:
     if not causal:
         yield Piece(_strided(queries, rows), _strided(seen, keys), heads)
@@ -152,13 +158,13 @@ def _strided(steps: range, among: range) -> slice:
     return slice(steps.start - among.start, steps.stop - among.start, steps.step)
 
 
-def super_segment(seq_len: int, pairs: tuple[Pair, ...]) -> int:
+def super_segment(seq_len: int, pairs: tuple[DilatedSegment, ...]) -> int:
     """Return the shortest length that all segments divide, at most the sequence."""
     return min(seq_len, math.lcm(*(p.segment for p in pairs)))
 
 
 def _sets(
-    walk: Walk, pair: Pair, heads: range, start: int, stop: int
+    walk: TokenPermutation, pair: DilatedSegment, heads: range, start: int, stop: int
 ) -> Iterator[tuple[Tokens, slice]]:
     """Yield tokens of a super-segment that see each other, with the heads for which they do."""
     if not len(heads):
