@@ -27,7 +27,7 @@ from longseq_bench.distributed.kv_exchange import (
     GatherExchange,
     KVBlock,
     KVBlocks,
-    Pair,
+    KVPair,
     RingExchange,
 )
 
@@ -58,7 +58,7 @@ class Plan:
             return DeepspeedRing(group, blocks, wire, self.hops)
         return RingExchange(group, blocks, wire, self.hops)
 
-    def keys(self, owner: int) -> Pair:
+    def keys(self, owner: int) -> KVPair:
         """Keys and values of a rank: whole numbers, or (rough) too fine ones for 16 bits."""
         n = self.counts[owner]
         whole = torch.arange(B * H * n * D, dtype=torch.float32).view(B, H, n, D)
@@ -87,7 +87,7 @@ class Recorder:
     calls: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
 
-    def forward(self, q: Any, kv: Pair, block: KVBlock | LocalShare, *results: Any) -> None:
+    def forward(self, q: Any, kv: KVPair, block: KVBlock | LocalShare, *results: Any) -> None:
         what = "own" if isinstance(block, LocalShare) else "block"
         self.calls.append(what)
         if not self.watch.under_way:
@@ -106,7 +106,7 @@ class Recorder:
                 self.wrong.append(place)
 
     def backward(
-        self, queries: Any, kv: Pair, block: KVBlock | LocalShare, dq: Any, dkv: Pair
+        self, queries: Any, kv: KVPair, block: KVBlock | LocalShare, dq: Any, dkv: KVPair
     ) -> None:
         self.forward(queries, kv, block)
         if isinstance(block, KVBlock):
