@@ -1,11 +1,11 @@
-"""How long a sequence an attention can really take on given hardware, and how fast."""
+"""Measure the longest sequence that an attention can take on given hardware, and its speed."""
 
 from typing import Any
 
 __version__ = "0.1.0"
 
 _LAZY = {"create_block_sparse_attention": "longseq_bench.modules.factory"}
-"""What is exported but needs torch, which importing this package must not load."""
+"""Exported names that need torch, which importing this package must not load."""
 
 
 def __getattr__(name: str) -> Any:

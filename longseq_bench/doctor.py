@@ -1,4 +1,4 @@
-"""What this machine has for longseq, what it lacks, and what to do about it. Data, no printing."""
+"""Check this machine: what it has for longseq, what it lacks, what to do. Nothing is printed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from longseq_bench.environment import NOT_INSTALLED, read_gpus
 
 LEAST_PYTHON = (3, 11)
 TRANSPORTS = ("deepspeed", "fairscale")
-"""Libraries that a ring can send through beside torch's own p2p."""
+"""Libraries that a ring can use for transfers instead of torch's p2p."""
 
 LEAST_SHARED_MEMORY = 2**30
-"""Docker gives a container 64 MiB, which NCCL and data loaders run out of."""
+"""Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at.
+    """The result of one check.
 
-    state: ok; missing, something cannot work; note, it works but less well, or differently.
-    found: what was seen.  remedy: what to do about it, empty where nothing need be.
+    state: ok; missing (something cannot work); note (it works less well or differently).
+    found: the observation.  remedy: what to do; empty if nothing has to be done.
     """
 
     name: str
@@ -44,7 +44,7 @@ def examine(
 ) -> list[Finding]:
     """Everything that decides what can be measured here.
 
-    catalogue: None where the implementations could not be listed.
+    catalogue: None if the implementations could not be listed.
     results: the folder that records go to; it need not exist yet.
     """
     return [
@@ -84,7 +84,7 @@ def _torch(environment: Environment) -> Finding:
 
 
 def torch_range() -> list[str]:
-    """The clauses that the package itself states for torch, [">=2.11", "<2.14"]."""
+    """Return the torch versions that the package requires, [">=2.11", "<2.14"]."""
     try:
         stated = requires("longseq-bench") or []
     except PackageNotFoundError:
@@ -94,7 +94,7 @@ def torch_range() -> list[str]:
 
 
 def _data_limit() -> Finding:
-    """Hard budgets on CPU are RLIMIT_DATA, which counts private anonymous memory on Linux only."""
+    """Check RLIMIT_DATA, the hard CPU budget; it counts private anonymous memory on Linux only."""
     name = "memory budget on cpu"
     if platform.system() == "Linux":
         return Finding(name, "ok", "RLIMIT_DATA holds a trial to its budget")
@@ -104,7 +104,7 @@ def _data_limit() -> Finding:
 
 
 def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
-    """Only a write tells: root passes an access check that a container's filter then refuses."""
+    """Check by writing: root passes an access check that a container's filter then refuses."""
     name = "peak memory on cpu"
     try:
         path.write_text("5")
@@ -211,7 +211,7 @@ def _results(folder: Path) -> Finding:
 
 
 def _implementations(catalogue: Catalogue | None) -> list[Finding]:
-    """Those that can't run on a device that is here; a device that isn't is a finding itself."""
+    """Report implementations that can't run on an available device; others are findings already."""
     if catalogue is None:
         remedy = "see torch above; longseq list says why"
         return [Finding("implementations", "missing", "could not be listed", remedy)]
@@ -267,6 +267,6 @@ def _holds(version: str, clause: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release part: "2.13.0+cpu" -> (2, 13, 0)."""
+    """Return the release numbers: "2.13.0+cpu" -> (2, 13, 0)."""
     match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -1,12 +1,12 @@
 """Meta mode: a pass runs on tensors without data, to find out how much memory it needs.
 
 Tensors are on torch's `meta` device: they have shapes and no values, and kernels are not launched.
-Loops whose iterations are alike run a few of them only. The memory of a pass is then known within
-seconds, for lengths, devices and world sizes that are not at hand. A process enables the mode once
-and stays in it.
+Loops with similar iterations run only a few of them. The memory of a pass is then known within
+seconds, also for lengths, devices and world sizes that this machine does not have. A process
+enables the mode once and stays in it.
 
-`limit_loops` alone shortens the loops of a pass on real tensors: its results are wrong, what it
-allocates is not.
+`limit_loops` alone shortens the loops of a pass on real tensors: its results are wrong, but its
+allocations are right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_TILES = 24
-"""Iterations of a limited loop over tiles: among so many, one is as large as any."""
+"""Iterations of a limited loop over tiles; one of them is as large as any other tile."""
 
 MAX_STEPS = 6
 """Iterations of a limited loop over transfers: from the third on all are alike (backward: the

@@ -16,7 +16,7 @@ from longseq_bench.search.strategy import Schedule, Step
 
 
 class RecordStore(Protocol):
-    """A place that keeps records: a Store, or NoStore."""
+    """An object that keeps records: a Store, or NoStore."""
 
     def find(self, trial: Trial, fingerprint: str) -> Record | None:
         """Return the record of this trial in this environment; None if there is none."""

@@ -1,12 +1,12 @@
 """Results on disk: `records.jsonl` in a results folder, one Record a line.
 
-Schema history, as drawn by the `schema` field of each line:
+Schema history, by the `schema` field of each line:
 
 1   trial, outcome, environment, started_at, wall_s, processes, purpose, predicted_tokens, command
 2   foreseen: what was predicted before the run
 
-A line is written with one write and an fsync, so it is whole on disk the moment `append` returns.
-What a killed writer left unfinished is moved to `records.jsonl.torn`; no other byte is rewritten.
+A line is written with one write and an fsync, so it is complete on disk when `append` returns. An
+unfinished line of a killed writer is moved to `records.jsonl.torn`; no other byte is rewritten.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What could be read: records in file order, and what could not be.
+    """Records in file order, and the lines that could not be read.
 
     broken: line numbers, from 1, of lines that are not a record.
     newer: line numbers by schema, of lines that a newer longseq wrote.  writers: its version.
-    notes: one sentence each on what was skipped, for the user to see.
+    notes: one sentence for the user on each kind of skipped line.
     """
 
     records: list[Record]
@@ -48,7 +48,7 @@ class Loaded:
 
 
 class NewerSchemaError(Exception):
-    """A line of a schema that this version does not know; never leaves this file."""
+    """A line has a schema that this version does not know; raised and caught in this file."""
 
     def __init__(self, schema: int, writer: str | None) -> None:
         super().__init__(schema)
@@ -58,8 +58,8 @@ class NewerSchemaError(Exception):
 class Store:
     """A results folder open for writing, by one process at a time.
 
-    Raises StoreError where the folder can't be written or another process holds it. The lock goes
-    with the process, however it dies. `notes` says what was repaired or skipped on opening.
+    Raises StoreError if the folder can't be written or another process holds it. The lock ends with
+    the process, also if it is killed. `notes` lists repaired and skipped lines.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -89,9 +89,9 @@ class Store:
         _OPEN.add(self)
 
     def append(self, record: Record) -> Record:
-        """Put a record on disk, whole or not at all, and return it.
+        """Write a record to disk, completely or not at all, and return it.
 
-        Raises StoreError where it can't be written (disk full, folder gone, store closed).
+        Raises StoreError if it can't be written (disk full, folder deleted, store closed).
         """
         if self._records_fd is None:
             raise StoreError(f"results folder {self.folder} is closed; nothing was written")
@@ -111,11 +111,11 @@ class Store:
         return record
 
     def find(self, trial: Trial, fingerprint: str) -> Record | None:
-        """The newest record of this very trial in this environment; None where there is none."""
+        """Return the newest record of this trial in this environment; None without one."""
         return self._index.get((trial.key, fingerprint))
 
     def close(self) -> None:
-        """Let the folder go; a second call does nothing."""
+        """Release the folder; a second call does nothing."""
         for fd in (self._records_fd, self._lock_fd):
             if fd is not None:
                 os.close(fd)
@@ -136,7 +136,7 @@ class Store:
 def load(path: str | Path) -> Loaded:
     """Read a results folder or a .jsonl file, without a lock.
 
-    Raises StoreError where there is no such file or no record that can be read.
+    Raises StoreError if there is no such file, or no record in it can be read.
     """
     file = _records_file(Path(path))
     try:
@@ -153,7 +153,7 @@ _OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def _close_in_fork() -> None:
-    # A forked child shares the lock: were it to outlive a killed parent, nobody could resume.
+    # A forked child shares the lock: if it outlived a killed parent, no process could resume.
     for store in list(_OPEN):
         store.close()
 
@@ -166,7 +166,7 @@ def _address(record: Record) -> tuple[str, str]:
 
 
 def _lock(folder: Path) -> int:
-    """Take the folder's lock and leave our pid in it; StoreError where another holds it."""
+    """Take the folder's lock and write our pid to it; StoreError if another process has it."""
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,7 +186,7 @@ def _lock(folder: Path) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new file's name is only on disk once its folder is."""
+    """Sync the folder: the name of a new file is on disk only after that."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -195,7 +195,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _mend_tail(fd: int, folder: Path) -> list[str]:
-    """End the file with a whole line; returns a note where that took a repair."""
+    """Repair an incomplete last line; return a note if there was one."""
     start, tail = _unfinished(fd)
     if not tail:
         return []
@@ -216,7 +216,7 @@ def _mend_tail(fd: int, folder: Path) -> list[str]:
 
 
 def _unfinished(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
-    """Where the bytes after the last line end begin, and these bytes."""
+    """Return the offset of the bytes after the last line end, and these bytes."""
     start = os.fstat(fd).st_size
     tail = b""
     while start > 0:
@@ -242,8 +242,8 @@ _OPENINGS = tuple(f'{{"schema":{known},'.encode() for known in range(1, SCHEMA +
 
 
 def _parse(line: bytes) -> Record:
-    """One line as a Record. Raises NewerSchemaError, or ValueError where it is not a record."""
-    # As every line is written; of what is written otherwise, or fails, it is found out slowly why.
+    """Parse one line. Raises NewerSchemaError, or ValueError if it is not a record."""
+    # Fast path for lines as we write them; a slower path finds the reason why others fail.
     if line.startswith(_OPENINGS) and line.count(b'"schema"') == 1:
         with suppress(ValueError):
             return Record.model_validate_json(line)
@@ -257,7 +257,7 @@ def _parse(line: bytes) -> Record:
 
 
 def _writer(data: dict[str, Any]) -> str | None:
-    """The version of longseq that wrote a line, as far as a later schema still says it there."""
+    """Return the version of longseq that wrote a line, if a later schema still has it there."""
     environment = data.get("environment")
     version = environment.get("longseq") if isinstance(environment, dict) else None
     return version if isinstance(version, str) else None
@@ -314,7 +314,7 @@ def _counted(numbers: list[int]) -> str:
 
 
 def _records_file(path: Path) -> Path:
-    """The file that holds the records of a folder or file; StoreError names a likely one."""
+    """Return the records file of a folder or file; StoreError names a similar file."""
     if path.is_dir():
         if (path / RECORDS).is_file():
             return path / RECORDS

@@ -18,7 +18,7 @@ Kind = Literal[
 """The sort of quantity; it decides the unit and how a value is written and parsed."""
 
 Merge = Literal["same", "worst", "median", "largest", "each rank", "search", "derived"]
-"""How the value of a row follows from several rounds and ranks.
+"""The rule that merges the values of several rounds and ranks into one.
 
 same: equal in all of them.  worst: of the round with the most severe status.
 median: over all iterations, each as slow as its slowest rank.
@@ -37,10 +37,10 @@ NONE: tuple[Document, ...] = ()
 class Field:
     """The declaration of one field of a row.
 
-    measurement: name of the measurement that it is taken from, where one is.
+    measurement: name of the measurement that gives the value, if there is one.
     json: the documents that `--json` prints it in.
-    in_frame: a column of the pandas frame; False for what only a report can fill in.
-    choices: the words that the value can be, by its type; none where it is free text or no text.
+    in_frame: a column of the pandas frame; False for a field that only a report can fill in.
+    choices: the words that the type of the value allows; empty for free text and for numbers.
     """
 
     name: str

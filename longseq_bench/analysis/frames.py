@@ -1,6 +1,6 @@
 """Rows as pandas data frames, and as the JSON documents of the command line.
 
-Pandas is imported only where a frame is made.
+Pandas is imported only when a frame is made.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     import pandas
 
 SCHEMA = 1
-"""Schema of the documents that --json prints, which is not that of records."""
+"""Schema version of the documents that --json prints; records have their own."""
 
 
 def rows(records: Iterable[Record]) -> pandas.DataFrame:
-    """Return `sweep_rows` as a DataFrame; what was not measured is missing (NaN)."""
+    """Return `sweep_rows` as a DataFrame; values that were not measured are NaN."""
     return _frame(sweep_rows(records), SweepRow)
 
 
 def maxima(records: Iterable[Record]) -> pandas.DataFrame:
-    """Return `search_rows` as a DataFrame; what is not known is missing (NaN)."""
+    """Return `search_rows` as a DataFrame; unknown values are NaN."""
     return _frame(search_rows(records), SearchRow)
 
 
@@ -45,7 +45,7 @@ def relative(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
 
 
 def rows_of_frame(frame: pandas.DataFrame) -> list[SweepRow]:
-    """Return the rows of a DataFrame that `rows` made, with None for what is missing.
+    """Return the rows of a DataFrame that `rows` made, with None for missing values.
 
     A column that was dropped is None in every row.
     """
@@ -57,7 +57,7 @@ def rows_of_frame(frame: pandas.DataFrame) -> list[SweepRow]:
 
 
 def sweep_json(records: Iterable[Record]) -> dict[str, Any]:
-    """Return the document {"schema", "rows"}; what is not a number is null."""
+    """Return the document {"schema", "rows"}; NaN and infinity are null."""
     return sweep_rows_json(sweep_rows(records))
 
 

@@ -17,7 +17,7 @@ KEEP_WORDS = {"inputs": "recomputed", "nothing": "over its inputs"}
 
 
 class Settings(Protocol):
-    """A trial or a row, as far as its label goes."""
+    """The fields of a trial or a row that its label needs."""
 
     @property
     def implementation(self) -> str:
@@ -43,7 +43,7 @@ class Settings(Protocol):
 def find_labels(settings: Sequence[Settings]) -> list[str]:
     """Return labels: the implementation, and those of its options that differ among them.
 
-    An option that one lacks is not a value of it: its version of longseq did not have the option.
+    A missing option does not count as a difference: that version of longseq did not have it.
     """
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for one in settings:
@@ -64,7 +64,7 @@ def set_labels(rows: Iterable[R], labels: Iterator[str]) -> list[R]:
 
 
 def settings_suffix(settings: Settings) -> str:
-    """Return words for settings by which a figure must not be compared: " (fits only)"."""
+    """Return words for settings that make a figure not comparable: " (fits only)"."""
     words = []
     if settings.fit_only:
         words.append("fits only")
@@ -81,7 +81,7 @@ def find_baseline_label(implementations: Mapping[str, str], baseline: str) -> st
     """Return the one label that a baseline means, given the implementation of each label.
 
     baseline: a label ("ring chunk=1024") or an implementation that has one label only.
-    Raises UnknownNameError where it means none, UserError where it means several.
+    Raises UnknownNameError if it matches no label, UserError if it matches several.
     """
     if baseline in implementations:
         return baseline
@@ -98,9 +98,11 @@ def find_baseline_label(implementations: Mapping[str, str], baseline: str) -> st
 def speeds(rows: Iterable[SweepRow], baseline: str) -> list[float | None]:
     """Return the baseline's time over each row's time: 2.0 is twice as fast.
 
-    baseline: as in find_baseline_label, which also says what is raised.
-    Compared on one workload, device, thread count and environment; with the baseline on as many
-    ranks where it was run so, else on the fewest. None where either is not ok or was not timed.
+    baseline: as in find_baseline_label, with the same errors.
+
+    Rows are compared within one workload, device, thread count and environment. The baseline is
+    that on equally many ranks if it was run so, else on the fewest. None if either row is not ok
+    or was not timed.
     """
     rows = list(rows)
     label = find_baseline_label({row.label: row.implementation for row in rows}, baseline)
@@ -128,7 +130,7 @@ def _label(settings: Settings, values: Mapping[tuple[str, str], set[str]]) -> st
 
 
 def _option_text(value: OptionValue) -> str:
-    if type(value) is int:  # the most frequent, as JSON has it
+    if type(value) is int:  # the most frequent type; JSON gives plain integers
         return str(value)
     if isinstance(value, tuple):
         return ",".join(map(str, value))

@@ -1,4 +1,4 @@
-"""Fields that every row has: what ran where, and what it took in memory."""
+"""Fields that every row has: trial, machine and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEARCHES: tuple[Document, ...] = ("search", "density")
 SWEEP_AND_SEARCH: tuple[Document, ...] = ("sweep", "search")
 
 SAME_WORKLOAD = (*_WORKLOAD, "device", "threads", "fingerprint")
-"""Fields that are equal where figures may be compared; a sweep's length is one more."""
+"""Fields that are equal for comparable figures; rows of sweeps also need equal lengths."""
 SAME_TRIAL = ("implementation", "memory_budget", "time_budget", "fit_only", "keep", "allocator")
 
 
@@ -105,17 +105,17 @@ class Row:
 
     @classmethod
     def from_record(cls, record: Record) -> Self:
-        """Make the row of what a record ran, without any measured value."""
+        """Make a row from the trial of a record, without measured values."""
         return cls(**identity(record), peak_bytes=None)
 
     @property
     def name(self) -> str:
-        """The label, with the ranks where there are several: "ring on 2 ranks"."""
+        """The label, with the number of ranks if there are several: "ring on 2 ranks"."""
         return self.label + (f" on {self.world_size} ranks" if self.world_size > 1 else "")
 
     @property
     def is_sparse(self) -> bool:
-        """True if the pattern skips anything that dense attention sees."""
+        """True if the pattern skips any pair that dense attention sees."""
         return self.density_achieved is not None and self.density_achieved < 1
 
     @property
@@ -126,7 +126,7 @@ class Row:
 
     @property
     def least_peak_bytes(self) -> int | None:
-        """The least of the ranks' peaks; None with one rank or where a rank's is unknown."""
+        """The smallest peak of the ranks; None with one rank or if a rank's peak is unknown."""
         known = [peak for peak in self.rank_peaks or () if peak is not None]
         return min(known) if self.imbalance is not None else None
 
@@ -137,7 +137,7 @@ class Row:
 
     @property
     def offloads(self) -> bool:
-        """True if tensors lie in the host's memory instead of the device's."""
+        """True if tensors are in the host's memory instead of the device's."""
         return self.options.get("offload", "none") != "none"
 
     @property
@@ -182,7 +182,7 @@ def require(value: T | None) -> T:
 
 
 def identity(record: Record) -> dict[str, Any]:
-    """Return the fields of a row that say what ran where."""
+    """Return the fields of a row that identify its trial and machine."""
     trial = record.trial
     values: dict[str, Any] = dict(zip(_TRIAL, _trial_values(trial), strict=True))
     values.update(zip(_WORKLOAD, _workload_values(trial.workload), strict=True))

@@ -55,7 +55,7 @@ class Runs:
         return median(samples) if samples else None
 
     def largest(self, name: str) -> float | None:
-        """Return the largest sample; not a number where any is not, which max() may hide."""
+        """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
         taken = self.together.get(name)
         if not taken:
             return None

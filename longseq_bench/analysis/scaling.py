@@ -28,7 +28,7 @@ T_95 = (
 
 
 HIGH_EFFICIENCY = 1.1
-"""More than ranks alone can explain: an efficiency above this is flagged."""
+"""An efficiency above this is flagged: more ranks alone can't explain it."""
 
 
 def explain_high_efficiency(rows: Sequence[SweepRow]) -> list[str]:
@@ -47,7 +47,7 @@ def explain_high_efficiency(rows: Sequence[SweepRow]) -> list[str]:
 
 @dataclass(frozen=True)
 class Reached:
-    """The maximum on some ranks, with what it could be.
+    """The maximum on a number of ranks, with theory and expectation.
 
     theory: tokens whose floor fills the budgets of all ranks, as O(n/p) memory has it.
     expected: the maximum on one rank times the ranks; None where one rank was not searched, or
@@ -93,7 +93,7 @@ class Complexity:
 
 
 def reached(maxima: Iterable[SearchRow]) -> list[Reached]:
-    """One a maximum, those of one implementation together, by ascending ranks."""
+    """Return one item per maximum, grouped by implementation, by ascending ranks."""
     groups: dict[object, list[SearchRow]] = defaultdict(list)
     for row in maxima:
         groups[row.growth_key].append(row)
@@ -119,7 +119,7 @@ def _expected(alone: SearchRow | None, row: SearchRow) -> int | None:
 
 
 def complexities(rows: Iterable[SweepRow]) -> list[Complexity]:
-    """Time and memory of each implementation that was swept at three lengths or more."""
+    """Return exponents of time and memory of implementations swept at three lengths or more."""
     groups: dict[object, list[SweepRow]] = defaultdict(list)
     for row in rows:
         if row.status == "ok":

@@ -64,12 +64,12 @@ class SearchRow(SearchResult):
 
     @property
     def tokens(self) -> int:
-        """The longest length, under the name that rows of sweeps have for theirs."""
+        """The longest length, under the field name that rows of sweeps use."""
         return self.max_tokens
 
     @property
     def time_key(self) -> Hashable:
-        """Equal for searches that differ in time budget and in fit_only alone."""
+        """Equal for searches that differ only in time budget and fit_only."""
         same = (self.implementation, self.memory_budget, self.keep, self.allocator)
         return same, self.world_size, self.workload_key, self.options_key
 

@@ -75,7 +75,7 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
 
 
 def has_passed(runs: Sequence[Record]) -> bool:
-    """Return True if runs of one trial passed: none failed but on time, and most were in time.
+    """Return True if runs of one trial passed: most were in time, and none failed otherwise.
 
     Most runs in time is the same as a median time within the limit: one slow run of three is noise.
     """
@@ -94,7 +94,7 @@ def density_rows(records: Iterable[Record]) -> list[DensityRow]:
 
 
 def density_key(trial: Trial) -> Hashable:
-    """Return what is equal for the trials of one search for the least sparsity."""
+    """Return a key that is equal for the trials of one search for the least sparsity."""
     options = repr(sorted(_without_sparsity(trial).items()))
     return options, trial.key_without("repeats", "round", "options")
 
@@ -122,7 +122,7 @@ def _merge_density(steps: Sequence[Record]) -> DensityRow:
 
 
 def _figures(runs: Runs) -> dict[str, Any]:
-    """Return what the runs at the result took, on the rank with most and on each."""
+    """Return figures of the runs at the result: of the largest rank, and peaks of each rank."""
     peaks = runs.each_rank_size("peak")
     return {
         "peak_bytes": runs.largest_size("peak"),

@@ -13,7 +13,7 @@ from longseq_bench.core.model import Phase, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRow(Row):
-    """One measured trial. Bounds (low, high) are 95 % intervals; None where one sample is known."""
+    """One measured trial. Bounds (low, high) are 95 % intervals; None for a single sample."""
 
     tokens: int = declare("Tokens", "tokens", "Sequence length of all ranks together.", "same")
     status: Status = declare("Status", "text", "How the trial ended.", "worst")

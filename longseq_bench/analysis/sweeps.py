@@ -24,7 +24,7 @@ from longseq_bench.core.model import Record, Workload
 from longseq_bench.core.stats import median_interval
 
 STANDARD = "dense"
-"""The implementation that standard attention's memory is measured by."""
+"""The implementation whose memory is that of standard attention."""
 
 Values = dict[str, Any]
 """Some fields of a row that is being made."""
@@ -79,7 +79,7 @@ def _row_key(record: Record) -> Hashable:
 
 
 def _merge(records: Sequence[Record]) -> SweepRow:
-    """Merge all rounds of a trial, before anything is known of other rows."""
+    """Merge all rounds of a trial, without the fields that depend on other rows."""
     worst = min(records, key=lambda record: SEVERITY.index(record.outcome.status))
     workload, status = worst.trial.workload, worst.outcome.status
     runs = Runs.of(records)
@@ -151,7 +151,7 @@ def _rates(values: Values, workload: Workload) -> Values:
     """Return rates, the sparsity asked for, and the density in query-key pairs."""
     time_s, flops, asked = values["time_s"], values["flops"], values["density_asked"]
     dense = attention_flops(workload)
-    # a module's projections are in both, and see no pairs
+    # both include a module's projections, which have no pairs
     projections = (values["dense_flops"] or dense) - dense
     is_known = values["density_achieved"] is not None and flops is not None
     return {
@@ -216,7 +216,7 @@ def _standard_peaks(rows: Sequence[SweepRow]) -> Mapping[Hashable, int]:
     for row in rows:
         is_standard = row.implementation == STANDARD and row.world_size == 1
         is_standard = is_standard and row.keep == "all" and not row.fit_only
-        # the peak of a timeout is that of a full pass, of which only the time was too long
+        # a timeout has the peak of a full pass; only its time was too long
         if is_standard and row.status in ("ok", "timeout") and row.peak_bytes is not None:
             measured.setdefault(row.workload_key, row.peak_bytes)
     return measured

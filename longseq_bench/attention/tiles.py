@@ -45,7 +45,7 @@ floor; they are no smaller than what keeps a processor's cache busy."""
 
 
 def head_runs(w: Workload, rows: int, held: int) -> list[slice]:
-    """Return runs of query heads for which a tile of `rows` tokens is small beside `held` rows."""
+    """Return runs of query heads whose tiles of `rows` tokens are small relative to `held` rows."""
     group = w.heads // w.kv_heads
     row_bytes = w.batch * w.head_dim * w.dtype_bytes
     room = max(MIN_TILE_BYTES, row_bytes * w.heads * held // TILE_SHARE_OF_Q)

@@ -1,4 +1,4 @@
-"""`longseq compare A B`: what became slower, larger, shorter or broken."""
+"""`longseq compare A B`: report changes of times, memory, lengths and failures."""
 
 from __future__ import annotations
 

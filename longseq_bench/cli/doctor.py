@@ -1,4 +1,4 @@
-"""`longseq doctor`: check this machine and say what to do about it."""
+"""`longseq doctor`: check this machine, and print remedies for what is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def doctor(
         bool, typer.Option("--json", help="Print one JSON document on stdout. Default: a table.")
     ] = False,
 ) -> int:
-    """Check this machine: what it has, what is missing, what to do about it."""
+    """Check this machine: what it has, what is missing, and how to fix it."""
     from dataclasses import asdict
 
     from longseq_bench.cli.documents import findings_document

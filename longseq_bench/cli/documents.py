@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def catalogue_document(catalogue: Catalogue) -> Document:
-    """Return a section per implementation: its summary, why it can't run here, its options."""
+    """Return a section per implementation: summary, options, and the reason if unavailable."""
     sections = [
         _entry_section(name, entry, catalogue) for name, entry in catalogue.implementations.items()
     ]
@@ -43,7 +43,7 @@ def _entry_section(name: str, entry: Entry, catalogue: Catalogue) -> Section:
 
 
 def trials_document(trials: Sequence[Trial], rounds: int) -> Document:
-    """Return what a sweep would run."""
+    """Return the list of the trials that a sweep would run."""
     several = any(trial.world_size > 1 for trial in trials)
     columns = (
         Column("Implementation"), Column("Options"), Column("Tokens", "tokens"),
@@ -65,7 +65,7 @@ def trials_document(trials: Sequence[Trial], rounds: int) -> Document:
 
 
 def findings_document(machine: Environment, findings: Sequence[Finding]) -> Document:
-    """Return what doctor found on this machine."""
+    """Return the findings of doctor on this machine."""
     columns = (Column("Check"), Column("State"), Column("Found"), Column("What to do"))
     rows = tuple((one.name, one.state, one.found, one.remedy) for one in findings)
     where = f"{machine.host}: {machine.cpu}, {machine.os}"

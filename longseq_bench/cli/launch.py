@@ -24,7 +24,7 @@ def launch(
     nnodes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of hosts. Default: as srun, mpirun or torchrun say, else 1."
+            min=1, help="Number of hosts. Default: from srun, mpirun or torchrun, else 1."
         ),
     ] = None,
     nproc_per_node: Annotated[
@@ -37,15 +37,15 @@ def launch(
         int | None,
         typer.Option(
             min=0,
-            help="Index of this host, from 0; node 0 writes the records. Default: as srun, mpirun "
-            "or torchrun say.",
+            help="Index of this host, from 0; node 0 writes the records. Default: from srun, "
+            "mpirun or torchrun.",
         ),
     ] = None,
     rdzv_endpoint: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT of node 0, reachable from all hosts. Default: as srun, mpirun or "
-            "torchrun say."
+            help="HOST:PORT of node 0, reachable from all hosts. Default: from srun, "
+            "mpirun or torchrun."
         ),
     ] = None,
     rdzv_timeout: Annotated[

@@ -1,4 +1,4 @@
-"""`longseq list`: implementations, their options, and why one can't run here."""
+"""`longseq list`: implementations, their options, and the reasons why some can't run here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def listing(
         bool, typer.Option("--json", help="Print one JSON document on stdout.")
     ] = False,
 ) -> int:
-    """List implementations, their options with defaults and help, and why one is unavailable."""
+    """List implementations with options, defaults, help, and the reason if one is unavailable."""
     from longseq_bench.cli.documents import catalogue_document
     from longseq_bench.cli.session import console, print_json
     from longseq_bench.launchers.local import LocalLauncher

@@ -1,7 +1,7 @@
 """A web page on 127.0.0.1 that shows a run while it goes on.
 
 The page is rendered between trials, never while one is measured, and again when the run ends or is
-interrupted. A request in between gets the last page, whose status says how many records it lacks.
+interrupted. A request in between gets the last page; its status shows the number of newer records.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ INTERVAL_FACTOR = 10
 LAST_RENDER_S = 2.0
 """After an interrupt, render the last page only if rendering took less than this."""
 VIEWER_S, LAST_VIEW_S = 10.0, 5.0
-"""A request within the first makes a viewer; the last page stays for the second, because open pages
-ask every two seconds."""
+"""A request within VIEWER_S counts as a viewer. The last page is served for LAST_VIEW_S, because
+open pages send a request every two seconds."""
 _ENDED = "The run has ended; this is the result."
 _INTERRUPTED = "The run was interrupted; this is what was known."
 
@@ -71,7 +71,7 @@ class LivePage(Watcher):
 
     @property
     def url(self) -> str:
-        """The address of the page."""
+        """Address of the page."""
         return f"http://{ADDRESS}:{self._server.server_port}/"
 
     def __enter__(self) -> Self:

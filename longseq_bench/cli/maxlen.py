@@ -40,8 +40,8 @@ def maxlen(
         int | None,
         typer.Option(
             min=1,
-            help="Ranks that share a sequence, on cuda a device each. Default: 1, under `longseq "
-            "launch` all.",
+            help="Ranks that share a sequence; on cuda each has a device. Default: 1; under "
+            "`longseq launch` all.",
         ),
     ] = None,
     ceiling: Annotated[
@@ -51,8 +51,8 @@ def maxlen(
     sparsity: Annotated[
         str | None,
         typer.Option(
-            help="auto: find the lowest sparsity with which --target fits. Default: the longest "
-            "length is searched; a fixed sparsity is -o sparsity=0.99."
+            help="auto: find the lowest sparsity with which --target fits. Default: find the "
+            "longest length; -o sparsity=0.99 sets a fixed sparsity."
         ),
     ] = None,
     target: Annotated[
@@ -63,8 +63,8 @@ def maxlen(
         bool,
         typer.Option(
             "--fit-only",
-            help="Also search how far memory alone goes: loops are cut short, results are not "
-            "checked. Default: whole passes only.",
+            help="Also search the longest length that fits in memory: loops are cut short, "
+            "results are not checked. Default: whole passes only.",
         ),
     ] = False,
     threads: options.Threads = None,
@@ -226,7 +226,7 @@ def _print_maxima(records: list[Record]) -> None:
 
 
 def bracket_sentence(row: SearchRow) -> str | None:
-    """Say between which lengths the edge is, and how far apart they are; None without a bracket."""
+    """Describe the bracket of the edge and its width; None without a bracket."""
     from longseq_bench.core.units import format_seconds
 
     passed, failed = row.max_tokens, row.first_failure

@@ -1,4 +1,4 @@
-"""`longseq plan`: predict lengths and times on hardware that need not be here."""
+"""`longseq plan`: predict lengths and times, also for hardware of other machines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def plan(
         str | None,
         typer.Option(help="Tokens to plan for, of all ranks: 10M. Default: as many as fit."),
     ] = None,
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks, a device each.")] = 1,
+    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks; each has a device.")] = 1,
     dtype: options.DType = None,
     heads: options.Heads = 8,
     kv_heads: options.KvHeads = None,
@@ -73,10 +73,10 @@ def plan(
     ] = False,
     as_json: options.AsJson = False,
 ) -> int:
-    """Predict the longest sequence, its memory, its time and its communication. Nothing is run.
+    """Predict the longest sequence, its memory, time and communication. No trial is run.
 
     Memory comes from a dry run of the implementation without data, for one rank of the world. Time
-    comes from a profile of the hardware, or from records of this machine where it has any.
+    comes from records of this machine if there are any, else from a profile of the hardware.
     """
     from longseq_bench.cli.options import parse_options
     from longseq_bench.cli.session import console, make_launcher, past_records

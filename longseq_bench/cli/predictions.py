@@ -1,4 +1,4 @@
-"""Documents and JSON of `longseq plan`: predictions, and how far past ones were off."""
+"""Documents and JSON of `longseq plan`: predictions, and the errors of past ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress on stderr: the trial that runs, finished trials, what is left, time to go."""
+"""Progress on stderr: the running trial, finished trials, remaining trials, time to go."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Labels:
             self._options[name] = differing
 
     def label(self, trial: Trial) -> str:
-        """Return the implementation, its length and what else differs."""
+        """Return the implementation, its length and the other fields that differ."""
         words = [trial.implementation, format_tokens(trial.workload.seq_len)]
         differing = self._options.get(trial.implementation, set())
         words += [f"{k}={format_option(v)}" for k, v in trial.options.items() if k in differing]
@@ -210,7 +210,7 @@ class SearchProgress(ProgressLines):
             self._live.update(self._task, left=f"timing, {self._timed} done")
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
-        """Show what is known of the edge after a run."""
+        """Show the current bracket of the edge after a run."""
         super().ends(step, record, found)
         if step.purpose == "measure":
             self._timed += 1
@@ -283,7 +283,7 @@ def describe_outcome(record: Record) -> str:
 
 
 def describe_failure(record: Record) -> str:
-    """Return how a trial failed in a few words: memory and time without the allocator's text."""
+    """Describe a failure in a few words: memory and time without the allocator's text."""
     outcome, trial = record.outcome, record.trial
     where = f" in {outcome.phase}" if outcome.phase else ""
     if outcome.status == "oom":

@@ -166,8 +166,8 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
 def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     """Return the records of results folders and files, and notes on what could not be read.
 
-    A folder without records of its own means all folders below it. Raises StoreError where
-    there are none.
+    A folder without records of its own means all folders below it. Raises StoreError if there
+    are none.
     """
     from longseq_bench.store import load
 
@@ -307,7 +307,7 @@ def exit_code(records: Iterable[Record]) -> int:
 
 
 def check_device(catalogue: Catalogue, device: str, dtype: str, ranks: int = 1) -> None:
-    """Raise UserError if the device is not here, lacks the dtype, or there are too few.
+    """Raise UserError if the device is missing, lacks the dtype, or there are too few devices.
 
     Each rank needs a CUDA device of its own; on a CPU any number of ranks shares the cores.
     """

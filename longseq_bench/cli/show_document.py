@@ -114,7 +114,7 @@ def _select(
 
 
 def show_document(chosen: Selection) -> Document:
-    """Return what was read, a table per workload with failures and a chart, and explanations."""
+    """Return the document: records read, a table per workload, failures, charts, explanations."""
     machines = _name_machines([*chosen.rows.matching, *chosen.searches.matching])
     workloads = {
         id(row): group for group in group_by_workload(chosen.rows.matching) for row in group
@@ -175,7 +175,7 @@ def _passes(chosen: Selection, row: SweepRow) -> str | None:
 
 
 def _describe_records(chosen: Selection) -> Iterator[str]:
-    """Yield how many records were read, and how many rows match."""
+    """Yield the number of records that were read, and the number of rows that match."""
     statuses = Counter(record.outcome.status for record in chosen.records)
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses.most_common())
     yield f"{_count(len(chosen.records), 'record')} read: {counts}"

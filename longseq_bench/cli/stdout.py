@@ -1,4 +1,4 @@
-"""Detection of a stdout that was closed or has no room, where it is written and nowhere else."""
+"""Detection of a stdout that is closed or full; it is detected only where it is written."""
 
 from __future__ import annotations
 

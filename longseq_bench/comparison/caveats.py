@@ -1,4 +1,4 @@
-"""Find what may explain a difference besides the code: load, order, shared records, bad samples."""
+"""Find causes of a difference other than the code: load, order, shared records, bad samples."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from longseq_bench.comparison.wording import count, format_percent, join_words, 
 from longseq_bench.core.model import Record
 
 MAX_LOAD_DIFFERENCE = 0.5
-"""Of the cores."""
+"""Difference in load, as a share of the cores, that is reported."""
 MAX_CPU_TIME_DIFFERENCE = 0.05
-"""Relative, of the processor time per second of a pass."""
+"""Relative difference in processor time per second of a pass that is reported."""
 
 Compared = Sequence[tuple[MatchedPair, SweepRow]]
 

@@ -54,7 +54,7 @@ LEVEL, LEAST = 0.05, 0.01
 """Defaults: the family-wise error rate, and the smallest relative difference that is reported."""
 MEMORY_TOLERANCE = 0.01
 TIME_TOLERANCE = 0.1
-"""Relative. A maximum limited by time moves with the noise of single passes, which is not known."""
+"""Relative. A maximum limited by time varies with the noise of single passes, which is unknown."""
 MORE_ROUNDS = "sweep with rounds: 3 or more"
 
 
@@ -217,7 +217,7 @@ def _rows(
 
 
 def _describe_machines(pairs: Sequence[MatchedPair]) -> str:
-    """Return how the machines of the pairs differ, in brackets; "" for no pairs.
+    """Return the differences between the machines of the pairs, in brackets; "" for no pairs.
 
     Compared pair by pair: two machines that swapped sides are equal when taken together.
     """

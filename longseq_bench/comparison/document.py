@@ -43,7 +43,7 @@ from longseq_bench.reports.terminal_columns import ValueColumn, build_table
 
 
 def comparison_document(result: Comparison, fail_on: float | None = None) -> Document:
-    """Return the report; fail_on: the share from which on regressions are listed."""
+    """Return the report; fail_on: the smallest share at which regressions are listed."""
     sections = [*_answer(result, fail_on), *_details(result), _commands(result)]
     sides = [_describe_side("A", result.a, 0, result), _describe_side("B", result.b, 1, result)]
     return Document(
@@ -56,7 +56,7 @@ def comparison_document(result: Comparison, fail_on: float | None = None) -> Doc
 
 
 def terminal_document(result: Comparison, fail_on: float | None = None) -> Document:
-    """Return the report for a terminal, whose last lines are read first: the answer at the end.
+    """Return the report for a terminal, with the answer at the end, where it is read first.
 
     Charts, commands and unchanged peaks are left out.
     """

@@ -20,7 +20,7 @@ _IDENTITY = (
 
 
 def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
-    """Return the comparison as data; fail_on: the share from which on `worse` lists regressions."""
+    """Return the comparison as data; fail_on: the smallest share listed in `worse`."""
     document: dict[str, Any] = finite({
         "schema": SCHEMA,
         "a": result.a,

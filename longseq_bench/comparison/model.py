@@ -22,7 +22,7 @@ class TimeComparison:
     a_rounds, b_rounds: per process, its median pass on the slowest rank (s).
     a_s, b_s: their geometric means.  ratio: b_s / a_s.
     estimate: interval and test of the ratio; None where the verdict is "undecided", with a reason.
-    note: what differed in how the trial was run.
+    note: differences in the way the trial was run.
     """
 
     row: SweepRow
@@ -61,7 +61,7 @@ class Bracket:
 
     @property
     def end(self) -> float:
-        """The length from which on trials fail; infinite if none failed."""
+        """The shortest length that fails; infinite if none failed."""
         return math.inf if self.first_failure is None else self.first_failure
 
 

@@ -25,7 +25,7 @@ def summarize(result: Comparison) -> list[str]:
 
 
 def find_regressions(result: Comparison, share: float) -> Iterator[str]:
-    """Yield a clause for everything that is worse by this share, and for trials that fail now."""
+    """Yield a clause for each figure that is worse by this share, and for trials that now fail."""
     for t in result.times:
         if t.verdict == "slower" and t.ratio - 1 >= share:
             yield f"{name_row(t.row)} is {format_percent(t.ratio - 1)} slower"
@@ -51,7 +51,7 @@ def check_gate(result: Comparison) -> None:
 
 
 def describe_gate(result: Comparison, share: float) -> list[str]:
-    """Return the regressions as sentences, and for which trials the gate says little."""
+    """Return the regressions as sentences, and the trials for which the gate is weak."""
     limit = format_percent(share)
     sentences = [f"{clause}." for clause in find_regressions(result, share)]
     sentences = sentences or [f"Nothing was found to be worse by {limit}."]
@@ -67,7 +67,7 @@ def describe_gate(result: Comparison, share: float) -> list[str]:
 
 
 def count_undetectable(result: Comparison, share: float) -> int:
-    """Return how many timed trials could not have shown a slow-down by this share."""
+    """Return the number of timed trials that could not have shown a slow-down by this share."""
     return sum(
         t.estimate is None or max(t.estimate.detectable, result.least) > share for t in result.times
     )
@@ -90,7 +90,7 @@ def _times(result: Comparison) -> Iterator[str]:
 
 
 def _smallest_detectable(result: Comparison) -> str:
-    """Return between which sizes the smallest detectable differences of the same trials lie."""
+    """Return the range of the smallest detectable differences of the same trials."""
     known = [
         max(t.estimate.detectable, result.least)
         for t in result.times if t.estimate and t.verdict == "same"

@@ -1,8 +1,8 @@
 """Match the trials and searches of two sets of records.
 
-Two trials match whatever their round, seed, repeats and time cap: these say how often a trial was
-measured, not what it is. Two searches match whatever lengths they ran. Machines match by hardware;
-their software may differ, since that is what a comparison is for.
+Trials match even if round, seed, repeats and time cap differ: these describe how often a trial was
+measured, not the trial. Searches match even if they ran different lengths. Machines match by
+hardware; their software may differ, because a comparison is often about software.
 """
 
 from __future__ import annotations

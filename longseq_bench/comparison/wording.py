@@ -46,7 +46,7 @@ def format_detectable(share: float) -> str:
 
 
 def count_rows(rows: Sequence[ComparedRow]) -> str:
-    """Return how many trials and searches there are, with the verb."""
+    """Return the number of trials and searches, with the verb."""
     searches = sum(map(is_search, rows))
     parts = [count_trials(len(rows) - searches)] if searches < len(rows) else []
     parts += [count(searches, "search", "searches")] if searches else []
@@ -70,7 +70,7 @@ def join_words(words: Sequence[str], most: int = 6, separator: str = ", ") -> st
 
 
 def name_field(name: str) -> str:
-    """Return how a field of an environment is called in a sentence."""
+    """Return the name of a field of an environment in sentences."""
     return _FIELD_NAMES.get(name, name)
 
 

@@ -99,7 +99,7 @@ class Catalogue(Frozen):
     def options(self, name: str, given: dict[str, Any]) -> dict[str, OptionValue]:
         """Return all options of an implementation, coerced and filled in with defaults.
 
-        Raises UserError (bad value) or UnknownNameError (no such option).
+        Raises UserError for an invalid value, UnknownNameError for an unknown option.
         """
         return fill(self.entry(name).options, given, owner=name)
 

@@ -238,7 +238,7 @@ def _around(environ: Mapping[str, str]) -> NodeInfo | None:
 def _under_torchrun(environ: Mapping[str, str]) -> NodeInfo:
     _only_one_here(environ, "LOCAL_RANK", "torchrun", "--nproc-per-node 1")
     host = _needed(environ, "MASTER_ADDR")
-    # MASTER_PORT is torchrun's own store's
+    # MASTER_PORT belongs to torchrun's own store
     port = _derived(f"{host}:{_needed(environ, 'MASTER_PORT')}")
     nodes = _number(environ, "GROUP_WORLD_SIZE")
     return NodeInfo(nodes, 1, _number(environ, "GROUP_RANK"), host, port)

@@ -1,6 +1,6 @@
-"""What a sparse attention is judged by: dense attention's FLOPs, standard attention's memory.
+"""References for sparse attention: dense attention's FLOPs, standard attention's memory.
 
-Formulas and ratios, pure. What a formula needs and has not is None, and so is what it gives.
+Pure formulas and ratios. A result is None if an input is None.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Interval = tuple[float | None, float | None]
 def standard_bytes(workload: Workload) -> int:
     """Peak bytes of standard attention: the whole score matrix S = B Hq N² b, several times.
 
-    Forward: q, k, v and out (the floor) beside scores and weights, 2 S. Train: q, k, v, out, the
-    gradients of out and v beside weights, their gradient and that of the scores, 3 S. Causal: N²
-    bytes of mask more. What attention/exact/dense.py takes on a CPU is within 0.5 % of it at 2,048
-    tokens of 4 heads.
+    Forward: q, k, v and out (the floor), plus scores and weights: 2 S. Train: q, k, v, out, the
+    gradients of out and v, plus weights, their gradient and that of the scores: 3 S. Causal: N²
+    more bytes, for the mask. The peak of attention/exact/dense.py on a CPU is within 0.5 % of it at
+    2,048 tokens and 4 heads.
     """
     w = workload
     scores = w.batch * w.heads * w.seq_len**2 * w.dtype_bytes
@@ -31,18 +31,18 @@ def standard_bytes(workload: Workload) -> int:
 def share_of_ideal(
     dense_s: float | None, density: float | None, sparse_s: float | None
 ) -> float | None:
-    """Dense time times density over the sparse time: 1 where skipped pairs cost nothing."""
+    """Return dense time times density over sparse time: 1 if skipped pairs cost nothing."""
     if dense_s is None or density is None or not sparse_s:
         return None
     return dense_s * density / sparse_s
 
 
 def share_interval(dense_s: Interval, density: float | None, sparse_s: Interval) -> Interval:
-    """The least and the most that the intervals (low, high) of both times leave possible."""
+    """Return the lowest and highest share that the intervals (low, high) of both times allow."""
     low = share_of_ideal(dense_s[0], density, sparse_s[1])
     return low, share_of_ideal(dense_s[1], density, sparse_s[0])
 
 
 def ratio(over: float | None, under: float | None) -> float | None:
-    """None where either is not known, or the lower one is 0."""
+    """Return over / under; None if either is unknown, or `under` is 0."""
     return over / under if over is not None and under else None

@@ -2,7 +2,7 @@
 
 LongseqError                what a caller may catch
 ├── UserError               the user's mistake: one sentence, exit code 2
-│   ├── UnknownNameError    a name that is not there; carries the nearest ones
+│   ├── UnknownNameError    an unknown name; carries the nearest known ones
 │   │   └── NotIncludedError   a well-known library that is not included
 │   ├── OldDensityError     an option that meant density; carries the sparsity meant
 │   ├── ConfigError         a config that can't be read; names file, line, key
@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 
 class LongseqError(Exception):
-    """Base of every error that longseq raises on purpose."""
+    """Base of all errors that longseq raises on purpose."""
 
 
 class UserError(LongseqError):
@@ -56,11 +56,11 @@ class NotIncludedError(UnknownNameError):
 
 
 DENSITY = "sparsity_ratio"
-"""An older option whose value meant density: the nearest name would be taken for the same thing."""
+"""Former options whose value meant density; offering the nearest name would be misleading."""
 
 
 class OldDensityError(UserError):
-    """The old option, with the sparsity that was meant where its value is a density."""
+    """A former option; names the sparsity that was meant, if the value is a density."""
 
     def __init__(self, ratio: object, place: str) -> None:
         meant = "sparsity, the fraction that is skipped"
@@ -89,7 +89,7 @@ class StoreError(UserError):
 
 
 class OutputError(UserError):
-    """Stdout can't be written, as where a disk is full."""
+    """Stdout can't be written, for example because the disk is full."""
 
 
 class UnsupportedError(LongseqError):
@@ -104,7 +104,7 @@ class WorldError(UnsupportedError):
 
 
 class KernelLimitError(LongseqError):
-    """A launch or index limit of a kernel was met, which is not a lack of memory."""
+    """A launch or index limit of a kernel was exceeded; memory was not short."""
 
 
 class LauncherError(LongseqError):
@@ -112,7 +112,7 @@ class LauncherError(LongseqError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like `name`, or None where nothing is close."""
+    """Return the known name most similar to `name`, or None if none is close."""
     lowered = {k.lower(): k for k in known}
     found = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     if found:

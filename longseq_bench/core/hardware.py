@@ -1,4 +1,4 @@
-"""Profiles of hardware that need not be here: data/hardware.yaml, and users' own files."""
+"""Profiles of hardware, also of other machines: data/hardware.yaml, and users' own files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from longseq_bench.core.model import Device, DType, Frozen, Mode
 from longseq_bench.core.units import parse_bytes
 
 HERE = "cpu"
-"""The name of this machine's own processor."""
+"""Profile name of this machine's processor."""
 
 CPU_FLOPS_A_CORE = 4e10
-"""A guess for a core of a CPU of which no record tells more; float32. Half of it for the others,
-which not all processors have units for."""
+"""Assumed FLOP/s of a CPU core without records, in float32. Half of it for other dtypes, which not
+all processors support in hardware."""
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -26,14 +26,14 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Link(Frozen):
-    """One direction of a device's network: latency in s a transfer, bandwidth in bytes/s."""
+    """One direction of a device's network: latency in s per transfer, bandwidth in bytes/s."""
 
     latency: float = Field(ge=0, allow_inf_nan=False)
     bandwidth: Positive
 
 
 class Hardware(Frozen):
-    """One device and its networks; data/hardware.yaml says what each key means."""
+    """One device and its networks; data/hardware.yaml explains the keys."""
 
     name: str
     device: Device
@@ -63,7 +63,7 @@ class Hardware(Frozen):
         return self.inside if ranks <= self.per_node else self.between
 
     def rate(self, dtype: DType, mode: Mode) -> float:
-        """FLOP/s that fused attention reaches. Raises UserError for a dtype it does not have."""
+        """Return the FLOP/s of fused attention. Raises UserError if the dtype is not supported."""
         if dtype not in self.flops:
             known = ", ".join(self.flops)
             raise UserError(f"{self.name} has no {dtype} here; its profile has {known}")
@@ -71,7 +71,7 @@ class Hardware(Frozen):
 
 
 def this_cpu(name: str, cores: int, memory: int) -> Hardware:
-    """A profile of a CPU by its cores alone; records of the machine tell more."""
+    """Return a profile of a CPU from its cores alone; records of the machine are more exact."""
     flops = CPU_FLOPS_A_CORE * cores
     between = Link(latency=1e-4, bandwidth=1e9)
     return Hardware(
@@ -84,7 +84,7 @@ def this_cpu(name: str, cores: int, memory: int) -> Hardware:
 
 
 def profiles(own: Path | None = None) -> dict[str, Hardware]:
-    """All profiles by name. Raises ConfigError for a file that can't be read, naming the key."""
+    """Return all profiles by name. Raises ConfigError, with the key, for an invalid file."""
     text = files("longseq_bench").joinpath("data/hardware.yaml").read_text(encoding="utf-8")
     found = _read(text, "data/hardware.yaml")
     if own is not None:
@@ -99,7 +99,7 @@ def profiles(own: Path | None = None) -> dict[str, Hardware]:
 
 
 def profile(name: str, own: Path | None = None) -> Hardware:
-    """The profile of that name. Raises UnknownNameError with the nearest one."""
+    """Return the profile of that name. Raises UnknownNameError with the nearest one."""
     known = profiles(own)
     if name.lower() not in known:
         raise UnknownNameError("hardware", name, [*known, HERE], str(own) if own else "")
@@ -131,7 +131,7 @@ def _profile(name: str, entry: Any, place: str) -> Hardware:
 
 
 def _first(error: Exception) -> str:
-    """The sentence of the first fault, with its key."""
+    """Return a sentence about the first mistake, with its key."""
     if not isinstance(error, ValidationError):
         return str(error)
     fault = error.errors()[0]

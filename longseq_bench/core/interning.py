@@ -51,7 +51,7 @@ class RecordInterner:
     def _made(self, model: M, **parts: Any) -> M:
         """Return a copy with other parts, without validation."""
         made, put = object.__new__(type(model)), object.__setattr__
-        # One by one: then the names are those of the class, and an object has values alone.
+        # Set one by one, objects share the key table of their class and hold only the values.
         for name, value in (model.__dict__ | parts).items():
             put(made, name, value)
         given = model.__pydantic_fields_set__

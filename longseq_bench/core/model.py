@@ -140,7 +140,7 @@ class Trial(Frozen):
         The fields are those of the trial or of its workload. Much cheaper than `key`, and valid in
         this process only.
         """
-        # 1, 1.0 and True are equal, but three options
+        # 1, 1.0 and True are equal, but are different options
         options = None if "options" in names else repr(sorted(self.options.items()))
         return options, *_fields_but(names)(self)
 

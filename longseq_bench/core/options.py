@@ -1,9 +1,9 @@
-"""Options of implementations: read off a signature, coerced from what people write.
+"""Options of implementations: read from a signature, with values coerced from user input.
 
 An option is a keyword-only parameter, `chunk: Annotated[int, "tokens a step"] = 1024`; its name,
-type, default and help all come from there. Whole numbers start at 1, or at a number that stands in
-the annotation: `seed: Annotated[int, "of the draw", 0] = 0`. The specs travel to the parent as
-data, so that the parent can check a config without importing an implementation.
+type, default and help come from this declaration. The minimum of a whole number is 1, or the number
+in the annotation: `seed: Annotated[int, "of the draw", 0] = 0`. The specs are sent to the parent as
+data, so that it can check a config without importing an implementation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Kind = Literal["int", "float", "str", "bool", "ints"]
 
 
 class OptionSpec(Frozen):
-    """One option: `ints` is several whole numbers, written with commas."""
+    """One option. The type `ints` is several whole numbers, separated by commas."""
 
     name: str
     kind: Kind
@@ -39,7 +39,7 @@ class OptionSpec(Frozen):
     help: str = ""
 
     def coerce(self, raw: Any, place: str = "") -> OptionValue:
-        """What was written, as a value. Raises UserError naming the option and the place."""
+        """Return the value of user input. Raises UserError with the option and the place."""
         try:
             return self._coerce(raw, place)
         except (ValueError, TypeError, UnitError) as error:
@@ -80,7 +80,7 @@ class OptionSpec(Frozen):
 
 
 def specs_of(make: Callable[..., Any]) -> tuple[OptionSpec, ...]:
-    """The options of a class or function: its keyword-only parameters, in order."""
+    """Return the options of a class or function: its keyword-only parameters, in order."""
     target = make.__init__ if inspect.isclass(make) else make
     hints = get_type_hints(target, include_extras=True)
     return tuple(
@@ -93,9 +93,9 @@ def specs_of(make: Callable[..., Any]) -> tuple[OptionSpec, ...]:
 def fill(
     specs: tuple[OptionSpec, ...], given: dict[str, Any], owner: str
 ) -> dict[str, OptionValue]:
-    """All options of `owner`, coerced, defaults filled in: a record then says everything.
+    """Return all options of `owner`, coerced, with defaults, so that a record is complete.
 
-    Raises UserError for a bad value and UnknownNameError for an option that is not there.
+    Raises UserError for an invalid value, UnknownNameError for an unknown option.
     """
     by_name = {spec.name: spec for spec in specs}
     for name in given:
@@ -127,7 +127,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
 
 
 def unknown_option(name: str, raw: Any, known: Iterable[str], place: str) -> UserError:
-    """What to say of an option that is not there: the nearest name, or what is meant now."""
+    """Return a hint for an unknown option: the nearest name, or the option that replaced it."""
     if name == DENSITY and "sparsity" in known:
         return OldDensityError(raw, place)
     return UnknownNameError("option", name, known, place)

@@ -1,7 +1,7 @@
-"""Names for things: built-ins found by scanning a package, plug-ins by entry point.
+"""Registries by name: built-ins found by scanning a package, plug-ins by entry point.
 
-A module that can't be imported is not an error until it is asked for: its name stays listed,
-with the reason, so that `longseq list` can say why something is not available here.
+A module that can't be imported is an error only when it is requested. Its name stays listed with
+the reason, so that `longseq list` can explain why it is not available here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Things of one kind by name.
+    """A registry of objects of one kind, by name.
 
     kind: the word for it in messages ("implementation").
     package: dotted name; every module in it is imported on first use and registers itself.
-    group: entry-point group through which other packages add theirs.
+    group: entry-point group through which other packages add objects.
     """
 
     def __init__(self, kind: str, package: str, group: str | None = None) -> None:
@@ -34,7 +34,7 @@ class Registry(Generic[T]):
         self._scanned = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator: file a thing under its name. Two of one name are a programming error."""
+        """Return a decorator that registers an object; a duplicate name is a programming error."""
 
         def file(thing: T) -> T:
             if name in self._things and self._things[name] is not thing:
@@ -45,10 +45,10 @@ class Registry(Generic[T]):
         return file
 
     def get(self, name: str) -> T:
-        """The thing of that name.
+        """Return the object of that name.
 
-        Raises UnknownNameError naming the nearest one, or UnsupportedError with the reason
-        where it is known but can't be imported here.
+        Raises UnknownNameError with the nearest name, or UnsupportedError with the reason if the
+        name is known but can't be imported here.
         """
         self._scan()
         if name in self._things:
@@ -58,12 +58,12 @@ class Registry(Generic[T]):
         raise UnknownNameError(self.kind, name, self.names())
 
     def names(self) -> list[str]:
-        """Every name, whether it can be used here or not."""
+        """Return all names, also those that can't be used here."""
         self._scan()
         return sorted({*self._things, *self._reasons})
 
     def unavailable_reason(self, name: str) -> str | None:
-        """Why a name can't be imported here; None where it can."""
+        """Return the reason why a name can't be imported here; None if it can."""
         self._scan()
         return self._reasons.get(name)
 
@@ -93,7 +93,7 @@ class Registry(Generic[T]):
         self._scanned = True
 
     def _import(self, module: str) -> None:
-        """A built-in that lacks a library here keeps its module's name, with the reason."""
+        """Import a built-in; if it lacks a library, list its module's name with the reason."""
         try:
             importlib.import_module(module)
         except ImportError as error:
@@ -101,7 +101,7 @@ class Registry(Generic[T]):
             self._reasons[name] = f"{type(error).__name__}: {error}"
 
     def _load(self, point: EntryPoint) -> None:
-        """A plug-in that can't be imported must not take the tool down: keep its reason."""
+        """Import a plug-in; if that fails, keep the reason instead of ending the tool."""
         self._plugins[point.name] = point.module
         try:
             self.register(point.name)(point.load())

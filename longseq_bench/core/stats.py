@@ -1,4 +1,4 @@
-"""Medians and how sure they are, without assuming a distribution."""
+"""Medians and their confidence intervals, without assuming a distribution."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ CONFIDENCE = 0.95
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """(low, median, high): the 95 % interval of the median by order statistics.
+    """Return (low, median, high): the median's 95 % interval by order statistics.
 
-    Between the i-th smallest and the i-th largest sample lies the median with probability
-    1 - 2 P(Binomial(n, 1/2) < i). Fewer than six samples can't reach 95 %: then it is their whole
-    range. Raises ValueError for no samples.
+    The median is between the i-th smallest and the i-th largest sample with probability
+    1 - 2 P(Binomial(n, 1/2) < i). Fewer than six samples can't reach 95 %: the interval is then
+    their whole range. Raises ValueError without samples.
     """
     if not samples:
         raise ValueError("no samples")
@@ -26,12 +26,12 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 @cache
 def _outside(n: int) -> int:
-    """How many of n samples lie outside the interval at either end."""
+    """Return the number of samples, of n, outside the interval at each end."""
     tail, outside, term = 0, 0, 1
     most = (1 - CONFIDENCE) / 2
     for i in range(n // 2):
         tail += term
-        # in whole numbers, which neither round nor overflow
+        # whole numbers neither round nor overflow
         if tail > int(most * 2**53) << (n - 53) if n > 53 else tail > most * 2**n:
             break
         outside, term = i, term * (n - i) // (i + 1)
@@ -39,7 +39,7 @@ def _outside(n: int) -> int:
 
 
 def settled(samples: Sequence[float], within: float) -> bool:
-    """Whether the median's 95 % interval lies within a fraction of it; never before six samples."""
+    """Return True if the median's 95 % interval is within a fraction of it; needs six samples."""
     if len(samples) < 6:
         return False
     low, middle, high = median_interval(samples)

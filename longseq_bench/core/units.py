@@ -1,4 +1,4 @@
-"""Quantities as people write them, both ways: tokens, bytes, seconds, rates.
+"""Parsing and formatting of quantities: tokens, bytes, seconds, rates.
 
 k is 1024 and M is 1024² for tokens; bytes take KiB/MiB/GiB (1024) and kB/MB/GB (1000).
 """
@@ -21,9 +21,9 @@ _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\
 
 
 def parse_tokens(text: str | int | float) -> int:
-    """Tokens from 4096, "4096", "4k", "1.5M".
+    """Return tokens from 4096, "4096", "4k", "1.5M".
 
-    Raises UnitError where it is not a positive whole number of tokens.
+    Raises UnitError if it is not a positive whole number of tokens.
     """
     value = _quantity(text, _TOKENS, "tokens", "write 4096, 4k or 1M")
     if value < 1 or value != int(value):
@@ -32,7 +32,7 @@ def parse_tokens(text: str | int | float) -> int:
 
 
 def parse_bytes(text: str | int | float) -> int:
-    """Bytes from 1024, "512MiB", "7.9GiB", "8GB". Raises UnitError where it is not positive."""
+    """Return bytes from 1024, "512MiB", "7.9GiB", "8GB". Raises UnitError if not positive."""
     value = _quantity(text, _BYTES, "bytes", "write 512MiB or 7.9GiB")
     if value < 1:
         raise UnitError(f"bytes {text!r} is not positive; write 512MiB or 7.9GiB")
@@ -40,7 +40,7 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def parse_seconds(text: str | int | float) -> float:
-    """Seconds from 60, "60s", "500ms", "2min", "1h". Raises UnitError where it is not positive."""
+    """Return seconds from 60, "60s", "500ms", "2min", "1h". Raises UnitError if not positive."""
     value = _quantity(text, _SECONDS, "time", "write 60s, 500ms or 2min")
     if value <= 0:
         raise UnitError(f"time {text!r} is not positive; write 60s, 500ms or 2min")
@@ -48,9 +48,9 @@ def parse_seconds(text: str | int | float) -> float:
 
 
 def parse_share(text: str, what: str) -> float:
-    """A fraction between 0 and 1 from "5%", "5 %", "0.05".
+    """Return a fraction between 0 and 1 from "5%", "5 %", "0.05".
 
-    what: what the user calls it. Raises UnitError for anything else: "5" may mean either.
+    what: the name of the value in messages. Raises UnitError for anything else: "5" is ambiguous.
     """
     number = text.strip()
     try:
@@ -77,7 +77,7 @@ def _quantity(
 
 
 def format_tokens(tokens: int) -> str:
-    """131072 -> "128k", 1000 -> "1,000": only exact multiples are shortened."""
+    """Format tokens: 131072 -> "128k", 1000 -> "1,000"; only exact multiples are shortened."""
     for suffix, size in (("M", 1024**2), ("k", 1024)):
         if tokens >= size and tokens % size == 0:
             return f"{tokens // size:,}{suffix}"
@@ -85,7 +85,7 @@ def format_tokens(tokens: int) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes in the largest binary unit that keeps the figure at or above 1, to 3 digits."""
+    """Format bytes in the largest binary unit with a figure of at least 1, to 3 digits."""
     for suffix, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= size:
             return f"{_digits(count / size)} {suffix}"
@@ -93,7 +93,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds in the unit that keeps the figure at or above 1, to 3 digits."""
+    """Format seconds in the largest unit with a figure of at least 1, to 3 digits."""
     if seconds >= 120:
         minutes, rest = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)
@@ -105,7 +105,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_rate(per_second: float, what: str) -> str:
-    """A rate with a decimal prefix: 253e9, "FLOP/s" -> "253 GFLOP/s"."""
+    """Format a rate with a decimal prefix: 253e9, "FLOP/s" -> "253 GFLOP/s"."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if per_second >= size:
             return f"{_digits(per_second / size)} {prefix}{what}"
@@ -113,7 +113,7 @@ def format_rate(per_second: float, what: str) -> str:
 
 
 def format_share(share: float) -> str:
-    """A fraction as a percentage that never rounds to a false 0 % or 100 %."""
+    """Format a fraction as a percentage that never rounds to a false 0 % or 100 %."""
     for places in range(1, 16):
         text = f"{share * 100:.{places}f}"
         if share in (0.0, 1.0) or float(text) not in (0.0, 100.0):

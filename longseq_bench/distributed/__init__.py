@@ -1,1 +1,1 @@
-"""Ranks: who they are, and what travels between them."""
+"""Ranks: their groups, their shards, and the transfers between them."""

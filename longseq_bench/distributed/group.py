@@ -21,7 +21,7 @@ from longseq_bench.core.stack_markers import longseq_wait_for_peers
 from longseq_bench.meta_mode import device_kind, is_meta
 
 PATIENCE = timedelta(days=7)
-"""Longer than any wait: the launcher enforces time limits and tells a hang from a lost rank."""
+"""Longer than any wait: the launcher enforces time limits and detects hangs and lost ranks."""
 
 
 @dataclass

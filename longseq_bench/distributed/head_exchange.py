@@ -23,7 +23,7 @@ from longseq_bench.meta_mode import MAX_STEPS, limited
 
 MIN_TRANSFER = 256
 TRANSFERS = 16
-"""A shard travels in this many parts, so that the packed part stays small beside the shard."""
+"""Number of parts in which a shard is sent, so that the packed part is small relative to it."""
 
 
 @dataclass(frozen=True)

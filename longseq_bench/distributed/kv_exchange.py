@@ -32,7 +32,7 @@ ALIGNMENT = 64
 
 
 def block_tokens(shard_tokens: int, limit: int) -> int:
-    """Return the tokens of a block: few beside the shard, and at most `limit`."""
+    """Return the tokens of a block: few relative to the shard, and at most `limit`."""
     return max(1, min(limit, max(MIN_BLOCK, -(-shard_tokens // BLOCKS_PER_SHARD))))
 
 

@@ -1,1 +1,1 @@
-"""Fast code, each piece beside its slow plain twin."""
+"""Fast kernels, and a slow, simple reference of each."""

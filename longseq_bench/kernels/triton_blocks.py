@@ -95,8 +95,11 @@ _SHAPES: dict[str, tuple[tuple[int, int, Shape], ...]] = {
         (4, 256, Shape(16, 16, 4, 2)),
     ),
 }
-"""By kernel: bytes per element, largest head_dim, tile. Compiled for compute capabilities 8.0 and
-9.0, the 16-bit ones fit the shared memory and spill few registers."""
+"""Bytes per element, largest head_dim and tile of each kernel.
+
+Compiled for compute capabilities 8.0 and 9.0, the 16-bit ones fit the shared memory and spill few
+registers.
+"""
 
 
 def select_shape(kernel: str, block: int, head_dim: int, dtype: torch.dtype) -> Shape:

@@ -1,6 +1,6 @@
 """Imported by the fork server only: it adopts processes that a trial leaves, and ends them.
 
-Otherwise init would adopt them, and they could not be told from other processes.
+Otherwise init would adopt them, and they could not be distinguished from other processes.
 """
 
 import atexit

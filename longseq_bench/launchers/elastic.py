@@ -1,8 +1,8 @@
-"""Many hosts: on each one torch's own elastic agent starts the ranks of every trial anew.
+"""Launcher for many hosts: on each, torch's elastic agent starts the ranks of every trial.
 
 Node 0 plans the trials. It sends the other nodes their jobs over the control channel
 (control_channel.py). Every node starts and follows its own ranks (host_agent.py) and reports to
-node 0, where one RankSupervisor decides the outcome. A lost node ends the trial, not the plan.
+node 0, where one RankSupervisor decides the outcome. A lost node ends the trial, not the launch.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ STACK_LINES = 25
 """Lines kept of a rank's stack, innermost first."""
 
 _NCCL_ABORTS = "ProcessGroupNCCL"
-"""In the output of a rank that NCCL's watchdog aborts because a peer is gone."""
+"""Text in the output of a rank that NCCL's watchdog aborts because a peer is gone."""
 
 _VMSTAT = Path("/proc/vmstat")
 _SHARED = Path("/dev/shm")

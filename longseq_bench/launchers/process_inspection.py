@@ -18,7 +18,7 @@ from longseq_bench.launchers.output_file import OutputFile
 from longseq_bench.launchers.rank_supervisor import GRACE_S, ProcessSample
 
 SAMPLE_S, SAMPLES = 0.5, 10
-"""Time and number of samples that tell a rank that works from one that waits."""
+"""Time and number of samples needed to distinguish a working rank from a waiting one."""
 
 STACKS_S, STACKS_STEP_S = 1.0, 0.05
 """Time limit for ranks to write their stacks, and the interval of looking for them."""

@@ -54,7 +54,7 @@ class MeterContext:
     """The trial that a meter has to measure.
 
     device: the torch device type of the trial; `meta` in a dry run.
-    maps_files: whether the inputs lie in memory-mapped files on the host.
+    maps_files: whether the inputs are in memory-mapped files on the host.
     workspace: bytes that an operator allocates where no tensor shows it.
     """
 

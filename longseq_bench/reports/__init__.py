@@ -1,4 +1,4 @@
-"""Reports: what records say, as files for people and for programs."""
+"""Reports of records, as files for people and for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["documents", "write_documents", "write_report"]
 
 ALL, AUTO = "all", "auto"
-"""Names for every kind, and for those that the records have rows for."""
+"""Names that mean several kinds: every kind, and every kind that the records have rows for."""
 
 
 def write_report(
@@ -30,13 +30,14 @@ def write_report(
     beside: bool = True,
     **given: object,
 ) -> list[Path]:
-    """Write reports in each format into `out_dir`, made if need be; returns the main files' paths.
+    """Write reports in each format into `out_dir`; return the paths of the main files.
 
-    The file of a summary is `report.<format>`, that of another kind `<kind>.<format>`; charts and
-    tables that a format keeps apart lie in a folder beside it; beside: write these too.
+    The folder is created if it is missing. A summary is `report.<format>`, another kind is
+    `<kind>.<format>`. Some formats put charts and tables into a folder next to the main file.
+    beside: write this folder too.
     given: baseline, notes, elsewhere, place, as `documents` takes them.
-    Raises UnknownNameError for a kind, format or baseline that is not there, and StoreError where
-    there is no record or `out_dir` can't be written. Nothing is written before all is rendered.
+    Raises UnknownNameError for an unknown kind, format or baseline, and StoreError if there is no
+    record or `out_dir` can't be written. All reports are rendered before the first is written.
     """
     from longseq_bench.reports.base import FORMATS
 
@@ -75,12 +76,12 @@ def documents(
     place: str = "RESULTS",
     configs: Mapping[str, str] | None = None,
 ) -> list[Document]:
-    """Reports before any format. kinds: names of them, `all`, or `auto`.
+    """Return reports as documents, not yet in a format. kinds: names of kinds, `all`, or `auto`.
 
     baseline: the label or implementation whose speed is 1.  notes: sentences to print with it,
-    such as those from reading the records.  elsewhere: maxima of others to stand beside.
-    place: the results as the user names them.  configs: texts by where they were kept.
-    Raises UnknownNameError for a kind or baseline that is not there, StoreError for no record.
+    such as those from reading the records.  elsewhere: published maxima to show next to ours.
+    place: the results as the user names them.  configs: texts of configs by path.
+    Raises UnknownNameError for an unknown kind or baseline, StoreError if there is no record.
     """
     from longseq_bench.reports.base import KINDS, Source
 
@@ -97,7 +98,7 @@ def documents(
 def _write(folder: Path, files: Files) -> Path:
     """Write the files of one report in one format.
 
-    Files of an earlier report in the inner folders are deleted, by the names that reports give.
+    Files of an earlier report in its folders are deleted; they are recognised by their names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for inner in {Path(name).parent for name in files} - {Path()}:
@@ -115,9 +116,9 @@ _OURS = re.compile(r"\d\d+-[a-z0-9-]*")
 
 
 def _checked(name: str, files: object) -> Files:
-    """Return what a format made, which may be another package's.
+    """Return the files that a format made; the format may come from another package.
 
-    Raises UserError for what can't be written below the report's folder.
+    Raises UserError for a file that can't be written below the report's folder.
     """
     if not isinstance(files, dict) or not files:
         made = "nothing" if not files else type(files).__name__

@@ -1,4 +1,4 @@
-"""A whole report round the sections that a kind calls its own."""
+"""Build a complete report from the sections of a kind and the sections that all kinds share."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from longseq_bench.reports.sections.ranks import hangs
 def build_document(
     kind: str, title: str, source: Source, own: Sequence[Section], suited: bool = True
 ) -> Document:
-    """Build a report: its own sections between dates, machines, failures and how to run it again.
+    """Build a report: its own sections, then dates, machines, failures and commands to repeat it.
 
-    suited: the records have what the kind is about.
+    suited: the records have rows for this kind.
     """
     ending = [
         failures(source), *hangs(source), hardware(source), how_it_ran(source), reproduce(source),
         *configs(source),
     ]  # fmt: skip
     notes = [f"Note: {note}" for note in source.notes]
-    records = source.records  # alone: what is made of the source is not kept for the data
+    records = source.records  # the data keeps only these, not the source's tables
     return Document(
         kind,
         title,
@@ -44,7 +44,7 @@ def build_document(
 
 
 def missing_section(title: str, what: str, *commands: str) -> Section:
-    """Return a section without rows: what is missing, and the commands that make it."""
+    """Return a section without rows: the missing rows, and the commands that make them."""
     return Section(title, [f"There is no {what} among these records. To have it:"],
                    code=commands, is_missing=True)  # fmt: skip
 
@@ -52,11 +52,11 @@ def missing_section(title: str, what: str, *commands: str) -> Section:
 SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
 SWEEP = "longseq sweep configs/quickstart.yaml"
 SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
-"""Commands that make rows of a kind; what they need is in the checkout."""
+"""Commands that make rows of a kind; they need only files of the checkout."""
 
 
 def or_missing(section: Section, what: str, *commands: str) -> Section:
-    """Return the section, or, where it is empty, what is missing and how to have it."""
+    """Return the section; if it is empty, say which rows are missing and how to make them."""
     return section if section.has_content else missing_section(section.title, what, *commands)
 
 

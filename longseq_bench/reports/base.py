@@ -3,7 +3,7 @@
 kind     Source -> Document; @KINDS.register("summary")
 format   Document -> Files;  @FORMATS.register("md"), the name is the main file's suffix
 
-Neither sees a device. Other packages add theirs through the entry-point groups
+Neither uses a device. Other packages add kinds and formats through the entry-point groups
 `longseq_bench.report_kinds` and `longseq_bench.report_formats`.
 """
 
@@ -60,7 +60,7 @@ class Source:
 
     @cached_property
     def maxima(self) -> list[SearchRow]:
-        """One row a search for the longest length."""
+        """Rows of searches for the longest length, one row per search."""
         rows, published = self._tables[1], self.elsewhere
         if published is None:
             return rows
@@ -73,12 +73,12 @@ class Source:
 
     @cached_property
     def environments(self) -> dict[str, Environment]:
-        """The last environment seen of each fingerprint, in order of first appearance."""
+        """The last environment with each fingerprint, in order of first appearance."""
         return {r.environment.fingerprint: r.environment for r in self.records}
 
     @cached_property
     def machines(self) -> dict[str, str]:
-        """A short name of each fingerprint: "" if there is only one, else "A (host)"."""
+        """A short name for each fingerprint: "" if there is only one, else "A (host)"."""
         if len(self.environments) == 1:
             return dict.fromkeys(self.environments, "")
         return {

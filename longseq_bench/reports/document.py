@@ -22,7 +22,7 @@ from longseq_bench.core.units import (
 
 MISSING = "—"
 COMPUTED = "computed, not measured"
-"""What a guide of a chart is, unless it says otherwise."""
+"""Default description of a guide of a chart."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ Cell = str | int | float | Spread | None
 class Column:
     """A heading, and the kind of quantity under it.
 
-    priority: columns of the lowest priority leave a narrow terminal first, equal ones together;
+    priority: a narrow terminal leaves out the lowest priority first, equal ones together;
     None: ranked by the values of the column, below 1.
     """
 
@@ -76,7 +76,7 @@ class Table:
 class Axis:
     """An axis of a chart.
 
-    log: begins logarithmic; a reader may change that.
+    log: logarithmic at first; the reader may change it.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Axis:
 class Point:
     """A measured value of a series, with its interval where it has one; words for a tooltip.
 
-    In bars x is not looked at: the series is the bar.
+    Bars ignore x: each series is one bar.
     """
 
     series: str
@@ -101,7 +101,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Mark:
-    """A series failed at x: how, in words."""
+    """A failure of a series at x, described in words."""
 
     series: str
     x: float
@@ -110,9 +110,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Guide:
-    """Values that measured ones are compared with: a dashed line or, in bars, a tick per bar.
+    """Reference values for the measured ones: a dashed line, or a tick per bar in a bar chart.
 
-    said: what it is, in words; most are computed.
+    said: its description in words; most guides are computed.
     """
 
     name: str
@@ -122,9 +122,9 @@ class Guide:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of rows. `name` is short and names its file; `title` says of which workload.
+    """A picture of rows. `name` is short and names its file; `title` names the workload.
 
-    said: what it shows, in a sentence, for those who don't see it.
+    said: its content in a sentence, for readers who can't see it.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Chart:
 
     @property
     def series(self) -> list[str]:
-        """Every series, also one that only failed, in order of first appearance."""
+        """All series, including those that only failed, in order of first appearance."""
         return list(
             dict.fromkeys([*(p.series for p in self.points), *(m.series for m in self.failures)])
         )
@@ -156,11 +156,11 @@ class Section:
     code: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     is_missing: bool = False
-    """Its rows are missing: it says what to run."""
+    """True if its rows are missing; the section then says what to run."""
 
     @property
     def has_content(self) -> bool:
-        """True if there is more in it than paragraphs."""
+        """True if it has more than paragraphs."""
         return bool(self.points or self.tables or self.code or self.charts)
 
 
@@ -169,7 +169,7 @@ class Document:
     """A report.
 
     make_data makes `data`, the tidy table for programs, when it is first used.
-    suited: the records have what the report is about.
+    suited: the records have rows for this report.
     """
 
     kind: str
@@ -181,16 +181,16 @@ class Document:
 
     @cached_property
     def data(self) -> Table:
-        """One row a measurement."""
+        """The tidy table: one row per measurement."""
         return self.make_data()
 
     @property
     def stem(self) -> str:
-        """The name of its files without a suffix."""
+        """Name of the report's files without a suffix."""
         return "report" if self.kind == "summary" else self.kind
 
     def without_charts(self) -> Document:
-        """The same in words and tables alone."""
+        """The same document without charts."""
         return replace(self, sections=[replace(s, charts=()) for s in self.sections])
 
 

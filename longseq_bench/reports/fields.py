@@ -1,4 +1,4 @@
-"""Tables of rows: a list of field names, whose headings and kinds the rows declare."""
+"""Tables of rows, made from a list of field names; the rows declare the headings and kinds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TableField:
     """A column of a table of rows, where it differs from the declaration of its field.
 
     value: computes the cell from a row; by default it is the value of the field.
-    hide_empty: left out where no row has a value.  only_ranks: and where all ran on one rank.
+    hide_empty: left out if no row has a value.  only_ranks: also if all rows ran on one rank.
     """
 
     name: str
@@ -52,7 +52,7 @@ LEAST_PEAK = TableField("", "Least peak", "bytes", attrgetter("least_peak_bytes"
 def rows_table(
     group: Sequence[Row], source: Source, fields: Sequence[str | TableField], prefix: str = ""
 ) -> Table:
-    """Make a table of rows of one workload, whose description is the title after the prefix."""
+    """Make a table of the rows of one workload. Its title is the prefix and the workload."""
     has_ranks = has_several_ranks(group)
     columns, cells = [], []
     for field in fields:

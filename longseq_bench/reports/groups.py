@@ -16,11 +16,11 @@ SAME_TABLE = (
 
 
 NEAR = 0.9
-"""Of the highest density: rows that are as dense skip about as much."""
+"""Share of the highest density; rows at or above it are treated as equally sparse."""
 
 
 table_key: Callable[[Row], Hashable] = attrgetter(*SAME_TABLE)
-"""Equal for rows that may stand in one table."""
+"""Key that is equal for rows of one table."""
 
 
 def group_by_workload(rows: Iterable[R]) -> list[list[R]]:
@@ -32,7 +32,7 @@ def group_by_workload(rows: Iterable[R]) -> list[list[R]]:
 
 
 def describe_workload(row: Row, machines: Mapping[str, str]) -> str:
-    """A group in words: "forward, float32, causal, batch 1, 8 heads of 64, cpu"."""
+    """Describe a group in words: "forward, float32, causal, batch 1, 8 heads of 64, cpu"."""
     heads = f"{row.heads} heads of {row.head_dim}"
     if row.kv_heads != row.heads:
         heads += f" ({row.kv_heads} for k, v)"
@@ -50,12 +50,12 @@ def describe_workload(row: Row, machines: Mapping[str, str]) -> str:
 
 
 def capitalize_first(words: str) -> str:
-    """Words as a title begins."""
+    """Return the words with a capital first letter."""
     return words[0].upper() + words[1:]
 
 
 def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
-    """Group rows by their number of ranks, ascending: only rows on as many are compared."""
+    """Group rows by their number of ranks, ascending: only rows on equally many are compared."""
     found: dict[int, list[R]] = defaultdict(list)
     for row in rows:
         found[row.world_size].append(row)
@@ -75,7 +75,7 @@ def has_several_ranks(rows: Iterable[Row]) -> bool:
 def group_by_density(rows: Iterable[R]) -> list[list[R]]:
     """Group rows that skip about as much, the densest group first.
 
-    A group has the rows that keep at least NEAR of what its densest row keeps, in the order given.
+    A group has the rows whose density is at least NEAR of its densest row's, in the order given.
     """
     found: list[list[R]] = []
     rest = list(rows)

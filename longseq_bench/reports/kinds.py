@@ -54,7 +54,7 @@ def summary(source: Source) -> Document:
 
 @KINDS.register("capabilities")
 def capabilities(source: Source) -> Document:
-    """Build the report on modes: their numeric error, and from which length they pay."""
+    """Build the report on modes: their numeric error, and the length from which each is faster."""
     gain = gains(source)
     sections = [
         modes(source),
@@ -69,7 +69,7 @@ def capabilities(source: Source) -> Document:
 
 @KINDS.register("devices")
 def devices(source: Source) -> Document:
-    """Build the report on several ranks: what each holds and takes, against one rank."""
+    """Build the report on several ranks: memory and time of each rank, compared with one rank."""
     batch = batches(source)
     sections = [
         recommendations_section(ranks_pay(source)),
@@ -83,7 +83,7 @@ def devices(source: Source) -> Document:
 
 @KINDS.register("extreme")
 def extreme(source: Source) -> Document:
-    """Build the report on extreme lengths: maxima, sweeps, memory, and what suits which use."""
+    """Build the report on extreme lengths: maxima, sweeps, memory, and a choice per use case."""
     rules = longest(source), fastest(source), sparse_pays(source), leanest(source)
     sections = [
         recommendations_section(*rules),
@@ -100,7 +100,7 @@ def extreme(source: Source) -> Document:
 
 @KINDS.register("implementations")
 def implementations(source: Source) -> Document:
-    """Build the report on implementations: side by side, and when to choose which."""
+    """Build the report on implementations: a comparison, and when to choose each one."""
     _, exponents = growth(source)
     has_several = len({row.label for row in source.rows if row.time_s}) > 1
     sections = [

@@ -1,4 +1,4 @@
-"""How a trial ended, in a few words: reports and the terminal share the wording."""
+"""The outcome of a trial in a few words, shared by reports and the terminal."""
 
 from __future__ import annotations
 

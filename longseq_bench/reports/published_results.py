@@ -13,7 +13,7 @@ from longseq_bench.core.model import DType, Frozen, Mode, OptionValue
 
 
 class Figure(Frozen):
-    """A maximum of others. What is not named may be anything."""
+    """A published maximum. A field that is not given matches any value."""
 
     implementation: str
     tokens: int = Field(ge=1)
@@ -26,7 +26,7 @@ class Figure(Frozen):
     options: dict[str, OptionValue] = Field(default_factory=dict)
 
     def is_of(self, row: SearchRow) -> bool:
-        """Return True if the figure is of the same maximum as the row."""
+        """Return True if the figure is for the same settings as the row."""
         named = self.model_dump(exclude={"implementation", "tokens", "options"})
         return (
             row.implementation == self.implementation
@@ -36,18 +36,18 @@ class Figure(Frozen):
 
 
 class PublishedResults(Frozen):
-    """Figures of one source."""
+    """Published figures of one source."""
 
     source: str
     maxima: tuple[Figure, ...] = Field(min_length=1)
 
     def tokens(self, row: SearchRow) -> int | None:
-        """The first figure that is of such a maximum."""
+        """Return the tokens of the first figure with the same settings as the row."""
         return next((one.tokens for one in self.maxima if one.is_of(row)), None)
 
 
 def read(path: Path) -> PublishedResults:
-    """Raises ConfigError for what is no such file, with the place in it."""
+    """Read published maxima. Raises ConfigError, with the place, if the file is not valid."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The tidy table behind every report: one row a measurement of a record on a rank."""
+"""The tidy table behind every report: one row per measurement of a record on a rank."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OF_MEASUREMENT = (
 
 
 def samples_table(records: Sequence[Record]) -> Table:
-    """Every raw sample (`values`, separated by spaces) with all that identifies it.
+    """Return all raw samples (`values`, separated by spaces) with the fields that identify them.
 
-    A record without measurements is one row with none: failures are data too.
+    A record without measurements has one row without values, so that failures are included.
     """
     columns = tuple(Column(name) for name in (*_OF_RECORD, *_OF_MEASUREMENT))
     return Table("samples", columns, tuple(row for r in records for row in _rows(r)))

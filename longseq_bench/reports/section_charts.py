@@ -19,7 +19,7 @@ from longseq_bench.reports.document import Axis, Chart, Guide, Kind, Mark, Point
 from longseq_bench.reports.groups import capitalize_first, group_by_workload
 
 MOST_CHARTS = 12
-"""In one section: a reader looks at no more, and the tables have all."""
+"""Maximum number of charts in one section; the tables have all rows."""
 
 TOKENS = Axis("Tokens", "tokens", log=True)
 Maker = Callable[[Sequence[R], str], Chart | None]
@@ -36,7 +36,7 @@ def charts(source: Source, rows: Iterable[R], *makers: Maker[R]) -> list[Chart]:
 
 
 def cut(rows: Iterable[Row], makers: int = 1) -> list[str]:
-    """A sentence where there are more workloads than `charts` draws."""
+    """Return a sentence if there are more workloads than `charts` draws."""
     groups, drawn = len(group_by_workload(rows)), MOST_CHARTS // makers
     if groups <= drawn:
         return []
@@ -44,7 +44,7 @@ def cut(rows: Iterable[Row], makers: int = 1) -> list[str]:
 
 
 def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Median time against tokens, with its 95 % interval."""
+    """Chart the median time against tokens, with its 95 % interval."""
     points = [
         Point(r.name, r.tokens, r.time_s, *_ends(r, "time_low_s", "time_high_s"))
         for r in rows
@@ -54,7 +54,7 @@ def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 
 def throughput(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Tokens of all ranks a second against tokens."""
+    """Chart the tokens per second of all ranks against tokens."""
     points = [Point(r.name, r.tokens, r.tokens_per_s, *_rates(r)) for r in rows if r.tokens_per_s]
     return _lines("throughput", where, "Tokens/s", "count", points, rows)
 
@@ -105,7 +105,7 @@ def pays(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 
 def shares(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
-    """Share of ideal against sparsity: a chart a workload and length, the longest first."""
+    """Chart the share of ideal against sparsity, per workload and length, longest first."""
     by_length: dict[int, list[SweepRow]] = defaultdict(list)
     for row in rows:
         by_length[row.tokens].append(row)
@@ -143,8 +143,8 @@ _TOKENS_AS = {
         "Longest lengths that fit, memory alone, nothing checked or timed",
     ),
 }
-"""What maxima are of, confirmed ones first: their axis, and how a title begins where not with it.
-None is drawn beside one of another sort."""
+"""Sorts of maxima, confirmed ones first: name of the axis, and start of the title if it differs.
+A chart has maxima of one sort only."""
 
 
 def _sort(row: SearchRow) -> str:
@@ -202,7 +202,7 @@ def _told(row: Row, name: str) -> str:
 
 
 def _reached_none(rows: Sequence[SearchRow]) -> list[SearchRow]:
-    """Searches in which no length passed, of what is supported."""
+    """Return supported searches in which no length passed."""
     return [r for r in rows if not r.max_tokens and r.limited_by != "unsupported"]
 
 
@@ -212,7 +212,7 @@ def _searches(failures: Sequence[Mark]) -> str:
 
 
 def over_ranks(source: Source) -> list[Chart]:
-    """Longest lengths against ranks, each sort by itself."""
+    """Chart longest lengths against ranks, one chart per sort."""
     by_sort = ([row for row in source.maxima if _sort(row) == sort] for sort in _TOKENS_AS)
     made = [charts(source, rows, _over_ranks) for rows in by_sort]
     return [chart for some in made for chart in some][:MOST_CHARTS]
@@ -235,7 +235,7 @@ def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
 
 
 def each_peak(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """The peak of each rank as bars, at the longest length that most ran."""
+    """Chart the peak of each rank as bars, at the longest length that most rows ran."""
     several = [r for r in rows if r.world_size > 1 and r.rank_peaks and r.status == "ok"]
     if not several:
         return None
@@ -254,7 +254,7 @@ def each_peak(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 
 def roofline(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """FLOP/s against FLOPs a byte of the floor; the highest rate among them is the roof."""
+    """Chart FLOP/s against FLOPs per floor byte; the highest measured rate is the roof."""
     points = []
     for r in rows:
         if r.effective_flops and r.flops and r.world_size == 1:
@@ -288,10 +288,14 @@ def _chart(
     failures: Sequence[Mark] = (), guides: Sequence[Guide] = (), shape: str = "lines",
     title: str = "", failed: str = "",
 ) -> Chart | None:  # fmt: skip
-    """title: how it begins, where not with the axes. failed: how many did, where not trials."""
+    """Make a chart; None without points.
+
+    title: its start, if not the names of the axes.  failed: number of failures in words, if they
+    are not trials.
+    """
     if not points:
         return None
-    # of a name that begins with capitals, like FLOPs, they stay
+    # keep the capitals of a name like FLOPs
     along = x.name if x.name[1:2].isupper() else x.name.lower()
     across = f" against {along}" if along else ""
     title = f"{title or y.name + across}: {where[0].lower() + where[1:]}"
@@ -303,7 +307,7 @@ def _chart(
 
 
 def _said(y: Axis, points: Sequence[Point]) -> str:
-    """The points in a sentence without its end, for those who don't see the picture."""
+    """Describe the points in a sentence, without full stop, for readers who can't see the chart."""
     series = len({p.series for p in points})
     least, most = min(points, key=lambda p: p.y), max(points, key=lambda p: p.y)
     if len(points) == 1:
@@ -316,13 +320,13 @@ def _said(y: Axis, points: Sequence[Point]) -> str:
 
 def _failed(rows: Sequence[SweepRow]) -> Iterator[Mark]:
     for r in rows:
-        if r.status not in ("ok", "unsupported"):  # which is not tried at any length
+        if r.status not in ("ok", "unsupported"):  # unsupported: no length is tried
             where = f" in {r.phase}" if r.phase else ""
             yield Mark(r.name, r.tokens, f"{r.status}{where} at {r.tokens:,} tokens")
 
 
 def _ends(row: SweepRow, low: str, high: str) -> tuple[float | None, float | None]:
-    """An interval, which a single sample has not."""
+    """Return an interval; (None, None) for a single sample."""
     return (getattr(row, low), getattr(row, high)) if row.samples > 1 else (None, None)
 
 
@@ -333,7 +337,7 @@ def _rates(row: SweepRow) -> tuple[float | None, float | None]:
 
 
 def _span(points: Sequence[Point], rows: Sequence[SweepRow]) -> list[float]:
-    """The least and the largest x of points; where they have one alone, of failures too."""
+    """Return the smallest and largest x of points; if they have only one x, failures count too."""
     found = {p.x for p in points}
     if len(found) == 1:
         found |= {m.x for m in _failed(rows)}

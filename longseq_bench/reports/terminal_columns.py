@@ -38,7 +38,7 @@ _COMPUTED_MARK = "†"
 
 @dataclass(frozen=True)
 class ValueColumn:
-    """A column, and how its value is taken from an item.
+    """A column, and the function that takes its value from an item.
 
     priority: as in Column.  of_ranks: only where rows ran on several ranks.
     """

@@ -29,7 +29,7 @@ MOST_SPREAD = 0.16
 """The widest tolerance, as a share of the length: noise widens it up to here."""
 
 JUMP = 16
-"""How far a prediction is trusted beyond the longest pass, as a factor."""
+"""Factor beyond the longest pass up to which a prediction is trusted."""
 
 UNDER = 0.005
 """Aim this share of the length below a predicted edge: inside the tolerance, and more than the
@@ -54,7 +54,7 @@ MOST_TIME = 4.0
 """The search stops narrowing a time-limited bracket after this many time limits spent in passes."""
 
 MORE_TIME = 2.0
-"""More of them while the bracket is wider than any noise explains."""
+"""Time limits added to MOST_TIME while the bracket is wider than noise can explain."""
 
 MOST_CONFIRMATIONS = 4
 """Further runs to confirm a winner, or the next lower one."""
@@ -150,7 +150,7 @@ def find_longest(start: int, ceiling: int, expected: ExpectedLoads | None = None
 
 
 class _State:
-    """What is known of each length, and the next one to request."""
+    """The results of all lengths so far, and the choice of the next one."""
 
     def __init__(self, ceiling: int, expected: ExpectedLoads | None = None) -> None:
         self.ceiling, self.expected = ceiling, expected
@@ -254,7 +254,7 @@ class _State:
         if high is not None and self._is_tied(high):
             return high
         if self._high_is_late and not self.wants_confirmation:
-            return None  # what a confirmation adds about the noise is no reason to go on
+            return None  # the information of a confirmation about noise is no reason to continue
         if low >= self.ceiling or (high is not None and high - low <= self._width()):
             return None
         if high is None:

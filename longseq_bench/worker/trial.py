@@ -1,10 +1,10 @@
 """One trial in its own process: build, warm up, one pass under the budget, check, time.
 
 `_run_steps` is the life of a trial; read it first. `exception_mapping.py` turns an exception into
-an outcome: that is where out of memory is told from an error. A native crash says nothing here; the
+an outcome, and distinguishes out of memory from an error. A native crash reports nothing here; the
 parent reads it from the exit status (launchers/exit_status.py).
 
-The pass under the budget is the one whose output is checked and whose peak is measured. The memory
+The output and the peak memory of the pass under the budget are checked and measured. The memory
 limit is lifted before the harness computes anything of its own. Exact accounting of the heap slows
 down code that allocates often, so time is measured, and a time budget judged, without it. A step of
 a search (repeats 0) has only this one pass; it has a second one where the first was too slow under
@@ -327,7 +327,7 @@ class _TrialRun:
             reason = errors.over_tolerance(self.attention.coarsest_dtype)
         return Outcome(status="wrong", reason=reason, phase="check") if reason else None
 
-    # ---- what is logged besides ----------------------------------------------------------------
+    # ---- other values that are logged ----------------------------------------------------------
 
     def log_cost(self) -> None:
         """Log FLOPs, floor and bytes by formula, and the shares and facts of the implementation."""

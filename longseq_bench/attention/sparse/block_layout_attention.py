@@ -51,7 +51,7 @@ class LayoutAttention(Attention):
 
     @property
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
-        """What a kernel of blocks has to support; None if only kernels of spans can be used."""
+        """Return the needs of a block kernel; None if only kernels of spans can be used."""
         w = self.workload
         return sparse_selection.Blocks(self.block, w.head_dim, w.train)
 

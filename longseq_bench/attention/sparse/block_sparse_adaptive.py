@@ -112,7 +112,7 @@ class AdaptiveBlockSparse(LayoutAttention):
 
     @property
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
-        """None for training a scorer: only kernels of spans return the gradients of scores."""
+        """Return None to train a scorer: only kernels of spans return the gradients of scores."""
         learns = self.scorer == "learned" and self.workload.train
         return None if learns else super().kernel_blocks
 

@@ -31,10 +31,10 @@ from longseq_bench.patterns.spans import Spans
 Ints = NDArray[np.int64]
 
 MAX_STAGES = 8
-"""Stages of key heads in which keys are fetched, so that what is fetched stays small."""
+"""Maximum number of stages of key heads for fetching, so that fetched keys need little memory."""
 
 RING_SHARE = 0.5
-"""If a rank would fetch more than this share of the other ranks' keys, a ring is used."""
+"""A ring is used if a rank would fetch more than this share of the other ranks' keys."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Dilated attention along the Hilbert curve: a segment is a compact 2-D patch.
 
-The sequence lies row by row on a grid, and segments and dilation are cut along the Hilbert curve
-through it. q, k and v are never permuted as a whole: the tokens of a segment are gathered when it
+The sequence fills a grid row by row. Segments and dilation follow the Hilbert curve through it.
+q, k and v are never permuted as a whole: the tokens of a segment are gathered when it
 is computed, and the output goes straight to its place. Causality is that of the sequence.
 """
 

@@ -88,7 +88,7 @@ def ring_tiles(
     """Yield what queries at some steps of a walk see of keys at other steps, of any rank.
 
     Queries and keys are in the order of the walk, so every set is a strided view. Causality needs a
-    mask only along a permutation, where a set lies on both sides of a query. Row indices are into
+    mask only along a permutation, where a set can be on both sides of a query. Row indices are into
     `own`, the steps that this rank holds; key indices are into `keys`.
     """
     for heads in head_runs:

@@ -1,7 +1,7 @@
 """Charts as Vega-Lite, written by Altair; vl-convert makes SVG of them without a browser.
 
-One description makes both the picture of a Markdown report and the chart of a page, so that both
-show the same figures. Names of series are data there, never part of an expression.
+One description makes both the picture of a Markdown report and the chart of an HTML page, so that
+both show the same figures. Names of series are data in it, never part of an expression.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 PALETTE = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#4d4d4d",
 )  # fmt: skip
-"""Apart for those who see colours otherwise too (after Okabe and Ito, 2008), on white and black."""
+"""Colours that colour-blind readers can distinguish (Okabe and Ito, 2008), on white and black."""
 DASHES: tuple[list[int], ...] = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 SHAPES = ("circle", "square", "triangle-up", "diamond")
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
 MOST_SERIES, MOST_POINTS = len(PALETTE) * len(DASHES), 2000
 WIDTH, HEIGHT, BAR = 620, 320, 26
 LETTER, LINE, MOST_LINES = 6, 13, 6
-"""Of the names of bars: px of a letter and of a line, and how many lines one has at most."""
+"""For the names of bars: width of a letter (px), height of a line (px), maximum number of lines."""
 MOST_TICKS = 9
-"""Of lengths or ranks that were run, each gets its tick where there are no more."""
+"""Maximum number of lengths or ranks for which each gets its own tick."""
 HOWS = ("linear", "log")
 
 _LABELS: dict[Kind, str] = {
@@ -48,7 +48,7 @@ _LABELS: dict[Kind, str] = {
 
 
 Held = dict[str, list[dict[str, Any]]]
-"""Rows of a chart by the names that its layers call them."""
+"""Rows of a chart, by the names that its layers use."""
 LEAST = 1e-250
 
 
@@ -62,8 +62,8 @@ def svg(chart: Chart) -> str:
 def spec(chart: Chart, page: bool) -> dict[str, Any]:
     """Return a chart as Vega-Lite.
 
-    page: as wide as its place, without title and legend, which the page writes itself; its
-    parameter `hidden` lists the series that are not shown.
+    page: for an HTML page: as wide as its container, without title and legend, which the page
+    writes itself. Its parameter `hidden` lists the series that are not shown.
     """
     import altair as alt
 
@@ -89,7 +89,7 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
         whole = whole.properties(title=chart.title, background="white", padding=8)
         whole = whole.configure_legend(labelLimit=320, symbolStrokeWidth=2, symbolLimit=0)
     whole = whole.properties(description=chart.said).configure_title(anchor="start", limit=900)
-    # checked against the schema by a test: of many charts it takes as long as all else
+    # a test checks it against the schema; a check here would double the time of many charts
     return {**whole.to_dict(validate=False), "datasets": held}
 
 
@@ -100,7 +100,7 @@ def colours(chart: Chart) -> dict[str, tuple[str, list[int]]]:
 
 
 def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
-    """The axes, "x" and "y", that can be either: scale and labels as "linear" and as "log"."""
+    """Return scale and labels, "linear" and "log", of the axes ("x", "y") that can be both."""
     import altair as alt
 
     rows = _rows(chart)
@@ -117,12 +117,12 @@ def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def left_out(chart: Chart) -> int:
-    """Return how many series the chart has no room for."""
+    """Return the number of series that the chart has no room for."""
     return len(chart.series) - len(_shown(chart))
 
 
 def notes(chart: Chart) -> Iterator[str]:
-    """Return what the chart's signs mean, and what it leaves out."""
+    """Return sentences on the meaning of the chart's signs, and on what it leaves out."""
     if chart.failures and chart.shape == "bars":
         yield "× at the left: failed; Failures says how."
     elif chart.failures:
@@ -142,7 +142,7 @@ def _shown(chart: Chart) -> list[str]:
 
 
 def _plot(chart: Chart, held: Held, legend: bool) -> list[altair.Chart]:
-    """Lines or dots, with intervals, and a cross at the top where a length failed."""
+    """Draw lines or dots with intervals, and a cross at the top for each failed length."""
     import altair as alt
 
     rows = _rows(chart)
@@ -164,7 +164,7 @@ def _plot(chart: Chart, held: Held, legend: bool) -> list[altair.Chart]:
 
 
 def _crosses(chart: Chart, held: Held, x: Any, colour: Any) -> list[altair.Chart]:
-    """At the top, those of one length below each other."""
+    """Draw the crosses of failures at the top; those of one length are below each other."""
     import altair as alt
 
     rows = _cross_rows(chart)
@@ -232,7 +232,7 @@ def _bars(chart: Chart, held: Held, room: int) -> list[altair.Chart]:
 
 
 def _names(chart: Chart, room: int) -> altair.Axis:
-    """Names of bars, in lines where they are long, so that two never look alike for a cut."""
+    """Return the names of bars; long names are wrapped, because cut names could look equal."""
     import altair as alt
 
     letters = room // LETTER
@@ -243,7 +243,7 @@ def _names(chart: Chart, room: int) -> altair.Axis:
     wrapped = f"replace({cut}, regexp('{pattern}', 'gu'), '$1$2\\n')"
     words = f"split(trim({wrapped}), '\\n')"
     middle = {
-        # without it the first line is where the bar is, and the others below
+        # centre the lines on the bar; by default the first line is at the bar, the others below
         "condition": [
             {"test": f"length({words}) === {n}", "value": -LINE * (n - 1) / 2}
             for n in range(2, _lines(chart, room) + 1)
@@ -267,12 +267,12 @@ def _lines(chart: Chart, room: int) -> int:
 
 
 def _lines_of(letters: int) -> str:
-    """A pattern of a line of a name, by words where they are short enough."""
+    """Return a pattern for one line of a name; it breaks at spaces if words are short enough."""
     return rf"(.{{1,{letters}}})(?:\s+|$)|(.{{{letters}}})"
 
 
 def _guides(chart: Chart, held: Held) -> list[altair.Chart]:
-    """Dashed lines with their names at their ends; in bars they are ticks already."""
+    """Draw guides as dashed lines with their names at the ends; bars have them as ticks already."""
     if chart.shape == "bars":
         return []
     lines = []
@@ -297,7 +297,7 @@ def _drawable(value: float) -> bool:
 
 
 def _clean(chart: Chart) -> Chart:
-    """Without control characters in its words, on which the drawer ends the process."""
+    """Return the chart without control characters; the renderer would end the process on them."""
 
     def words(text: str) -> str:
         if text.isprintable():
@@ -345,7 +345,7 @@ def _told(series: str, words: str) -> str:
 
 
 def _chart(rows: list[dict[str, Any]], held: Held) -> altair.Chart:
-    """A chart of rows that are held apart: Altair would copy and check them at every step."""
+    """A chart with its rows kept separately: Altair would copy and check them at every step."""
     import altair as alt
 
     name = f"rows {len(held)}"
@@ -366,12 +366,12 @@ def _axis(channel: Any, field: str, chart: Chart, rows: Sequence[dict[str, Any]]
         del kind["zero"]
     crosses = _cross_rows(chart)
     if crosses and not across:
-        # their place is their own: one on a point would seem to be that point's
+        # a separate position: a name on a point would seem to belong to that point
         kind["range"] = [HEIGHT, max(crosses.values())]
     words = _label(axis.kind, log=kind["type"] == "log")
     label = alt.Axis(labelExpr=words, title=axis.name, labelOverlap=True)
     if crosses and across:
-        label.grid = False  # it would be as long as that range, and end above the axis
+        label.grid = False  # else it would be as long as that range, and end above the axis
     run = sorted({*values, *failed})
     exact = run if len(run) <= MOST_TICKS else sorted(set(values))
     if axis.kind in ("tokens", "count") and across and len(exact) <= MOST_TICKS:
@@ -382,7 +382,7 @@ def _axis(channel: Any, field: str, chart: Chart, rows: Sequence[dict[str, Any]]
 
 
 def _powers(values: Sequence[float]) -> list[int]:
-    """Return powers of two among and next to the values; none where fewer than two fit."""
+    """Return powers of two among and next to the values; none if fewer than two fit."""
     first, last = math.ceil(math.log2(min(values))), math.floor(math.log2(max(values)))
     return [2**i for i in range(max(first - 1, 0), last + 2)] if first < last else []
 
@@ -390,7 +390,7 @@ def _powers(values: Sequence[float]) -> list[int]:
 def _written(
     channel: Any, name: str, chart: Chart, log: bool, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """An axis of a chart, "x" or "y", as if it began so."""
+    """Return an axis of a chart ("x" or "y") with this initial scale."""
     begun = replace(getattr(chart, name), log=log)
     made = _axis(channel, f"{name}:Q", replace(chart, **{name: begun}), rows).to_dict()
     return {part: made[part] for part in ("scale", "axis")}
@@ -404,7 +404,7 @@ def _label(kind: Kind, log: bool) -> str:
 
 
 def _scales(chart: Chart, legend: bool = True) -> tuple[Any, Any, Any]:
-    """Colour, dash and shape of the series, the same in every layer."""
+    """Return colour, dash and shape of the series, the same in every layer."""
     import altair as alt
 
     looks, names = colours(chart), _shown(chart)

@@ -1,7 +1,7 @@
-"""A column as its distinct texts, in order of value, and one small number a row.
+"""Encode a column as its distinct texts, in order of value, and one small number per row.
 
-Sorting by the numbers is sorting by value, and a hundred thousand rows take what their differences
-take: a page can hold them.
+Sorting by the numbers sorts by value. The size depends on how much the rows differ: a page
+can hold a hundred thousand of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 class Packed:
     """A column of text as codes.
 
-    texts: the distinct texts, least value first.  codes: the index of each row's text; -1 for none.
+    texts: the distinct texts, smallest value first.  codes: index of each row's text; -1: none.
     """
 
     texts: list[str]
@@ -34,7 +34,7 @@ def pack(cells: Sequence[Cell], kind: Kind) -> Packed:
 
     Equal texts of successive values share one code.
     """
-    # Not a set: its order of words changes from process to process.
+    # Not a set: its order of strings changes from process to process.
     distinct = sorted(dict.fromkeys(cell for cell in cells if cell is not None), key=_order)
     texts: list[str] = []
     codes: dict[Cell, int] = {None: MISSING_CODE}

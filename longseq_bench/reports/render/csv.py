@@ -1,6 +1,6 @@
 """Documents as CSV (RFC 4180): raw values, SI units, empty where unknown.
 
-The main file is the tidy data, one row a measurement; each table has a file of its own beside it.
+The main file is the tidy data, one row per measurement. Each table has a file of its own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def render(document: Document) -> Files:
 
 
 def slug(text: str) -> str:
-    """Text as part of a file's name: small letters, digits and dashes."""
+    """Return text as part of a file name: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:LONGEST_NAME].strip("-")
 
 
 def _written(table: Table) -> str:
-    """One line of headings, then one line a row; an interval takes two columns more."""
+    """Return one line of headings, then one line per row; an interval takes two more columns."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     spread = [

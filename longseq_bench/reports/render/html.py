@@ -1,7 +1,7 @@
-"""A document as one page of HTML: charts and tables that answer, in one file, without a network.
+"""A document as one page of HTML, with interactive charts and tables, that needs no network.
 
-Everything is in the file: style, our script, Vega where there are charts. What runs is told to the
-browser by its hash, so that no name in a record can become a script.
+Everything is in the file: style, our script, and Vega if there are charts. The browser runs only
+scripts whose hash the page lists, so that no name in a record can become a script.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 PLAIN_ROWS = 200
-"""Rows that are written out; of a longer table the others are data, and made when asked for."""
+"""Rows of a table that are written as HTML; the others are data, shown on request."""
 
 MOST_PLAIN, FEW = 4_000, 5
-"""Rows that a page writes out of all its tables, and of each table once there are so many."""
+"""Rows that a page writes as HTML for all tables, and per table after that number."""
 
 MOST_TABLES = 200
-"""Of a section: as many workloads as somebody looks through."""
+"""Maximum number of workloads in a section."""
 
 MOST_ROWS, MOST_BYTES = 120_000, 12_000_000
-"""Of a table, and of the data of all tables of a page."""
+"""Maximum data of a page: rows of one table, and bytes of all tables."""
 
 LONG = 30
-"""Letters from which on words are given room, so that they don't stand one below the other."""
+"""Length of a text (letters) above which its column is wider, to avoid one word per line."""
 
 STATUSES = frozenset(get_args(Status))
 POLL_MS = 2000
@@ -58,9 +58,9 @@ def render(document: Document) -> Files:
 def page(document: Document, live: bool = False, running: str = "") -> str:
     """The whole page.
 
-    live: it is served, and asks `state`, beside it, for {"version", "running", "said"}; where the
-    version changes it takes in the new page and keeps what its reader has set. running: what the
-    status line of a live page says at first.
+    live: the page is served, and requests `state` at its own address for {"version", "running",
+    "said"}. If the version changes, it loads the new page and keeps the reader's settings.
+    running: the first status of a live page.
     """
     from markupsafe import Markup
 
@@ -82,7 +82,7 @@ def page(document: Document, live: bool = False, running: str = "") -> str:
 
 
 def prepare() -> None:
-    """Start to make what every page needs, in the background."""
+    """Start to build the scripts that every page needs, in the background."""
     Thread(target=drawing).start()
 
 
@@ -103,7 +103,7 @@ def _bundle() -> str:
 
 
 def _inline(script: str) -> str:
-    """A script that neither ends its element early nor is read other than it was hashed."""
+    """Return a script that can't end its element early and is parsed exactly as it was hashed."""
     lines = script.replace("\r\n", "\n").replace("\r", "\n")
     return lines.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
@@ -155,7 +155,7 @@ def _data(value: Any) -> Markup:
 
 
 def _labels(document: Document) -> list[str]:
-    """Every implementation of the tables, then series of charts that none of them covers."""
+    """Return all implementations of the tables, then the series of charts without one."""
     found: dict[str, None] = {}
     for section in document.sections:
         for table in section.tables:
@@ -179,7 +179,7 @@ _LABEL = "Implementation"
 class _Shown:
     """A section for the template.
 
-    name: of its place in the page.  more: tables beyond those that the page shows.
+    name: its anchor in the page.  more: number of tables that the page leaves out.
     """
 
     name: str
@@ -192,7 +192,7 @@ class _Shown:
 
 @dataclass(frozen=True)
 class _Figure:
-    """key: the same in the next page of a run, for what its reader has set."""
+    """key: the same in the next page of a run, to keep the reader's settings."""
 
     key: str
     chart: Chart
@@ -205,7 +205,7 @@ class _Figure:
 
 @dataclass(frozen=True)
 class _Grid:
-    """rows: written out, of cells (text, code, class).  data: all rows, where there are more."""
+    """rows: written as HTML, of cells (text, code, class).  data: all rows, if there are more."""
 
     key: str
     title: str
@@ -236,7 +236,7 @@ def _sections(document: Document) -> Iterator[_Shown]:
 
 
 def _once(name: str, names: dict[str, int]) -> str:
-    """The name, numbered where it was there before."""
+    """Return the name, with a number if it is already used."""
     names[name] = names.get(name, 0) + 1
     return name if names[name] == 1 else f"{name}-{names[name]}"
 
@@ -253,7 +253,7 @@ def _figure(key: str, chart: Chart) -> _Figure:
     return _Figure(
         key,
         chart,
-        # what Vega adds for the axis and its title
+        # the size that Vega adds for the axis and its title
         int(drawn["height"]) + 48,
         [(s, colour, " ".join(map(str, dash))) for s, (colour, dash) in looks.items()],
         [(name, named[name].name, on) for name, on in logs.items()],
@@ -302,7 +302,7 @@ def _packed(table: Table, rows: Sequence[tuple[Any, ...]]) -> list[Packed]:
 def _fitting(
     table: Table, rows: Sequence[tuple[Any, ...]], columns: list[Packed], left: int, plain: int
 ) -> tuple[list[Packed], Markup | None]:
-    """Return as many of the first rows as fit as data; nothing where the page shows them all."""
+    """Return as data the first rows that fit; nothing if the page shows all rows."""
     while True:
         data = _data([{"dict": c.texts, "codes": c.codes} for c in columns])
         if len(data) <= left:

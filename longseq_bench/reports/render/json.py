@@ -15,7 +15,7 @@ SCHEMA = 1
 
 @FORMATS.register("json")
 def render(document: Document) -> Files:
-    """One JSON document; what is not known, or not finite, is null."""
+    """Return one JSON document; unknown and non-finite values are null."""
     text = json.dumps(as_json(document), indent=1, ensure_ascii=False, allow_nan=False)
     return {f"{document.stem}.json": text + "\n"}
 
@@ -55,7 +55,7 @@ def _cell(cell: Cell) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """The same with null for what JSON can't hold: not a number, infinite."""
+    """Return the same data with null for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {name: finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

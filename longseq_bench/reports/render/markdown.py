@@ -1,4 +1,4 @@
-"""A document as GitHub Markdown. Names and reasons are escaped: none can break a table."""
+"""A document as GitHub Markdown. Names and reasons are escaped and can't break a table."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def _text(document: Document, names: Mapping[int, str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Any text as one line of Markdown that shows just that text, in a table cell too."""
+    """Return one line of Markdown that shows exactly this text, also in a table cell."""
     one_line = " ".join(text.split()).replace("&", "&amp;")
     marked = _SPECIAL.sub(r"\\\1", one_line).replace("<", "&lt;")
     return _EDGE_UNDERSCORE.sub(r"\\_", marked)
 
 
 def _line(text: str) -> str:
-    """Text that begins a line, where a dash or a number would mean something."""
+    """Escape text at the start of a line, where a dash or a number would start a list."""
     return _LIST_NUMBER.sub(r"\1\\\2", _LINE_MARK.sub(r"\\\1", escape(text)))
 
 

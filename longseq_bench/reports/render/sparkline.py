@@ -13,12 +13,12 @@ LEVELS = "▁▂▃▄▅▆▇█"
 EIGHTHS = "▏▎▍▌▋▊▉█"
 FAILED, ABSENT = "×", "·"
 FLATTEST = 0.1
-"""Samples that differ by less than this share of their median are drawn almost flat."""
+"""Relative difference of samples below which they are drawn almost flat."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The values of the lowest and the highest character; log: equal steps are equal ratios."""
+    """Values of the lowest and the highest character.  log: equal steps are equal ratios."""
 
     low: float
     high: float
@@ -69,7 +69,7 @@ def _parts(values: Sequence[float], most: int) -> list[Sequence[float]]:
 
 @dataclass(frozen=True)
 class Slots:
-    """Places along x: one for each x of any series; too many neighbours share a place."""
+    """Positions along x: one for each x of any series; if they are too many, neighbours share."""
 
     xs: Sequence[float]
     count: int
@@ -77,7 +77,7 @@ class Slots:
     def line(
         self, points: Iterable[tuple[float, float]], failures: Iterable[float], scale: Scale | None
     ) -> str:
-        """Return a sparkline of (x, y): the median of a place, × for a failure, · for nothing."""
+        """Return a sparkline of (x, y): the median of a position, × for a failure, · for none."""
         there: dict[int, list[float]] = defaultdict(list)
         for x, y in points:
             if math.isfinite(y):
@@ -98,7 +98,7 @@ class Slots:
 
 
 def slots_of(xs: Iterable[float], most: int) -> Slots:
-    """Return places for every x, in ascending order, at most `most`."""
+    """Return the position of each x, in ascending order; there are at most `most` positions."""
     ordered = sorted(set(xs))
     return Slots(ordered, min(len(ordered), max(1, most)))
 

@@ -1,6 +1,6 @@
 """Print documents in a terminal, as wide as it is: `longseq report --format terminal`.
 
-Names and reasons show as they are: no markup and no escape sequence in them reaches the terminal.
+Names and reasons are printed literally: markup and escape sequences in them have no effect.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from longseq_bench.reports.render.terminal_table import (
 from longseq_bench.reports.render.terminal_text import one_line, plain, remove_control
 
 MAX_LINE = 100
-"""Longer lines of a sentence are hard to read."""
+"""Maximum width of a sentence's lines (characters)."""
 MIN_SLOTS, MAX_BAR = 8, 40
 HINT = "a wider terminal or --format md has them"
 REPORT_HINT = "a wider terminal or report.md has them"
-"""For commands that write a report next to the records."""
+"""Hint of commands that write a report next to the records."""
 STYLES = {
     "ok": "green", "faster": "green", "less": "green", "longer": "green", "mended": "green",
     "slower": "red", "more": "red", "shorter": "red", "broken": "red", "crashed": "red",
@@ -130,7 +130,7 @@ def _print_table(table: Table, screen: Console, hint: str) -> None:
 
 
 def _column(i: int, column: Column, cells: Sequence[object]) -> TerminalColumn:
-    """Write a column; its heading takes as many lines as keep it as narrow as its cells."""
+    """Format a column; its heading is wrapped so that it is not wider than the cells."""
     words = column.kind == "text"
     texts = [plain(format_cell(cell, column.kind)) for cell in cells]  # type: ignore[arg-type]
     if i:
@@ -146,8 +146,8 @@ def _column(i: int, column: Column, cells: Sequence[object]) -> TerminalColumn:
 def _priority(i: int, column: Column, cells: Sequence[object]) -> Priority:
     """Rank a column by its declared priority, else by content.
 
-    Empty columns leave first, then those with one value in all rows, then from the right, medians
-    last.
+    Empty columns are left out first, then those with one value in all rows, then from the right;
+    medians last.
     """
     if all(cell is None for cell in cells):
         return (-1, -i)

@@ -1,4 +1,4 @@
-"""Tables as wide as the terminal: columns leave by priority, labels wrap, figures stay complete."""
+"""Tables that fit the terminal: columns are left out by priority, labels wrap, figures don't."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from longseq_bench.reports.render.terminal_text import plain
 
 GAP = 2
 MIN_LABEL, MIN_WORDS = 20, 12
-"""Widths down to which the first column, and other columns of words, wrap between words."""
+"""Minimum widths to which the first column and other text columns wrap between words."""
 NO_WRAP = 1000
 MAX_WORD = 32
-"""Words up to this width are not broken, unless nothing else is left to make room."""
+"""Words up to this width are broken only if nothing else makes enough room."""
 
 Priority = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class TerminalColumn:
-    """A column of written cells, each on one line; the heading may have several lines.
+    """A column of formatted cells, each on one line; the heading may have several lines.
 
     words: left-aligned and wrapped; else right-aligned and never wrapped.
-    priority: the columns with the lowest one leave first, together.
+    priority: the columns with the lowest one are left out first, together.
     """
 
     heading: str
@@ -45,7 +45,7 @@ class TerminalColumn:
 
     @cached_property
     def wrapped_width(self) -> int:
-        """The least width at which no word is broken."""
+        """The smallest width at which no word is broken."""
         if not self.words:
             return self.width
         longest = max((len(w) for cell in self.cells for w in cell.plain.split()), default=0)
@@ -54,7 +54,7 @@ class TerminalColumn:
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """A table that is fitted when it is printed. The first column never leaves.
+    """A table that is fitted when it is printed. The first column is always kept.
 
     hint: where to find the columns without room.
     """
@@ -90,7 +90,7 @@ def _fitting(columns: Sequence[TerminalColumn], room: int) -> list[TerminalColum
 
 
 def _widths(shown: Sequence[TerminalColumn], room: int) -> list[int]:
-    """Return the width of each column: the least, and its share of the room that is left."""
+    """Return the width of each column: its minimum, and its share of the remaining room."""
     least = [column.wrapped_width for column in shown]
     left = room - sum(least) - GAP * (len(shown) - 1)
     if left < 0:  # the first column is alone

@@ -1,4 +1,4 @@
-"""Text for a terminal: names and reasons show as they are and can't control the terminal."""
+"""Text for a terminal: names and reasons are printed literally and can't control the terminal."""
 
 from __future__ import annotations
 

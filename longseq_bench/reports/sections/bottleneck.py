@@ -17,7 +17,7 @@ from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.sections.findings import limit_sentences
 
 HALF = 0.5
-"""Of the time: what takes more than this holds a pass back."""
+"""Share of the time above which communication is the bottleneck."""
 
 _COLUMNS: tuple[str | TableField, ...] = (
     "label", "world_size", "tokens", "time_s", "compute_time_s", "communication_time_s",
@@ -39,7 +39,7 @@ _SAID = (
 
 
 def bottleneck(source: Source) -> Section:
-    """A row a trial or search on several ranks, with what held it back and how that is known."""
+    """Build a row per trial or search on several ranks: its bottleneck, and the evidence."""
     swept = [r for r in source.rows if r.world_size > 1 and r.exposed_share is not None]
     searched = [r for r in source.maxima if r.world_size > 1 and r.is_full_pass]
     tables, points = [], []
@@ -66,7 +66,7 @@ def _count_by(found: Iterable[str], workload: str) -> str:
 
 
 def find_bottleneck(row: SweepRow) -> str:
-    """Name what holds a row back, by the share of its time that communication adds."""
+    """Name the bottleneck of a row, by the share of its time that communication adds."""
     if _is_either(row):
         return "either"
     return "communication" if require(row.exposed_share) > HALF else "compute"

@@ -123,7 +123,7 @@ def against_memory(source: Source) -> Section:
 
 
 def _least_and_most(rows: Sequence[SweepRow], where: str) -> Iterator[str]:
-    """Compare peaks at the longest length: skipping saves time, not tensors."""
+    """Compare peaks at the longest length: skipping saves time, not memory of tensors."""
     at = [r for r in rows if r.tokens == rows[-1].tokens]
     least, most = (of(at, key=lambda r: require(r.peak_bytes)) for of in (min, max))
     ratio = format_cell(require(most.peak_bytes) / require(least.peak_bytes), "ratio")

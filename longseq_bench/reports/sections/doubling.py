@@ -1,4 +1,4 @@
-"""Cost of twice the tokens: ratios of times, and the fitted exponent."""
+"""Cost of doubling the tokens: ratios of times, and the fitted exponent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAID = (
     "exponent, if the longest length is at least twice the shortest."
 )
 _MOST = 1000.0
-"""An exponent of which 2 to its power is still a number."""
+"""Limit of the exponent, so that 2 to its power is finite."""
 
 
 def doubling(source: Source) -> Section:
@@ -98,7 +98,7 @@ def _fitted(exponent: Exponent, fit: Complexity) -> tuple[Cell, ...]:
 
 
 def _times(exponent: Exponent) -> float:
-    """The time at twice the tokens by a power law."""
+    """Return the time at twice the tokens by a power law."""
     return float(2.0 ** min(exponent.value, _MOST))
 
 

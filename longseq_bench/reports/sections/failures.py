@@ -1,4 +1,4 @@
-"""Failed runs, and figures missing from runs that were ok, each with its reason."""
+"""Failed runs, and figures that are missing although the run was ok, each with its reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MISSING = (
 
 
 def failures(source: Source) -> Section:
-    """Runs that were not ok, and figures that ok rows lack, equal ones counted."""
+    """Build the section on failed runs and figures that ok rows lack, with equal rows counted."""
     tables = [
         _counted("Runs that were not ok", _FAILED, _failed(source), source),
         _counted("Figures that are missing from ok rows", _MISSING, _missing(source), source),
@@ -60,7 +60,7 @@ def _failed(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
 
 
 def _label(source: Source, record: Record) -> str:
-    """A label; in a search for the least sparsity with that sparsity, by which its runs differ."""
+    """Return the label; in a search for the least sparsity also the sparsity of the run."""
     label, sparsity = source.label(record.trial), record.trial.options.get("sparsity")
     return f"{label} sparsity={sparsity}" if record.purpose == "density" else label
 

@@ -24,13 +24,13 @@ from longseq_bench.reports.groups import (
 )
 
 MOST_SAID = 50
-"""Sentences of one kind, and names in one sentence: as many as somebody reads."""
+"""Maximum number of sentences of one kind, and of names in one sentence."""
 
 
 def findings(source: Source) -> list[str]:
     """Return the sentences: runs, fastest, least memory, ranks, maxima, wrong outputs.
 
-    Of each kind the first MOST_SAID.
+    At most MOST_SAID sentences of each kind.
     """
     kinds = (
         _of_groups(source), _of_maxima(source), _wrong(source.rows), _thrashing(source),
@@ -43,7 +43,7 @@ def findings(source: Source) -> list[str]:
 
 
 def limit_sentences(sentences: Iterable[str]) -> list[str]:
-    """The first MOST_SAID sentences of one kind, then one on how many more there are."""
+    """Return the first MOST_SAID sentences of one kind, then the number of further ones."""
     said = list(sentences)
     more = len(said) - MOST_SAID
     if more <= 0:
@@ -52,7 +52,7 @@ def limit_sentences(sentences: Iterable[str]) -> list[str]:
 
 
 def join_names(names: Iterable[str], between: str = ", ") -> str:
-    """The first MOST_SAID names of a sentence, then how many more there are."""
+    """Return the first MOST_SAID names of a sentence, then the number of further ones."""
     named = list(names)
     more = len(named) - MOST_SAID
     return between.join(named if more <= 0 else [*named[:MOST_SAID], f"… and {more:,} more"])
@@ -89,7 +89,7 @@ def _of_group(group: list[SweepRow], where: str) -> Iterator[str]:
 
 
 def _shared(rows: list[SweepRow]) -> list[list[SweepRow]]:
-    """Return rows of about one density, together, at the longest length that has several."""
+    """Return groups of rows of similar density, at the longest length with several in a group."""
     by_length: dict[int, list[SweepRow]] = defaultdict(list)
     for row in rows:
         by_length[row.tokens].append(row)
@@ -107,7 +107,10 @@ def _best(rows: list[SweepRow], where: str, kind: str) -> Iterator[str]:
 
 
 def _fastest(rows: list[SweepRow], kind: str) -> str:
-    """No winner is named where the two intervals overlap. kind: of which they all are."""
+    """Name the fastest row; rows whose intervals overlap with it are a tie.
+
+    kind: words for what all rows are.
+    """
     ordered = sorted(rows, key=lambda row: require(row.time_s))
     first, second = ordered[:2]
     one, two = (
@@ -156,7 +159,7 @@ def _of_ranks(group: list[SweepRow], where: str) -> Iterator[str]:
 
 
 def _exposed(rows: list[SweepRow]) -> str | None:
-    """Name the row that exposes least of its communication."""
+    """Name the row with the smallest share of exposed communication."""
     known = [r for r in rows if r.exposed_share is not None]
     known.sort(key=lambda r: require(r.exposed_share))
     words = {id(r): f"{r.label} ({_exposed_words(r)})" for r in known}
@@ -179,7 +182,7 @@ def _exposed_words(row: SweepRow) -> str:
 
 
 def _scaled(rows: list[SweepRow]) -> str | None:
-    """Name the row that gains most from its ranks."""
+    """Name the row with the highest speed-up from its ranks."""
     known = [r for r in rows if r.speedup is not None]
     known.sort(key=lambda r: -require(r.speedup))
     words = {id(r): f"{r.label} ({_scaled_words(r)})" for r in known}
@@ -207,7 +210,7 @@ def _scaled_words(row: SweepRow) -> str:
 
 
 def _uneven(rows: list[SweepRow]) -> str | None:
-    """Whose ranks' peaks are farthest apart, where that shows."""
+    """Name the row whose ranks' peaks differ most, if the difference is visible."""
     known = [row for row in rows if row.imbalance is not None]
     if not known:
         return None
@@ -252,7 +255,7 @@ def _of_maxima(source: Source) -> Iterator[str]:
 
 
 def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
-    """The first maximum on one rank of each search that may have been on several too."""
+    """Index the maxima on one rank by search, to compare those on several ranks with them."""
     alone: dict[Hashable, R] = {}
     for row in maxima:
         if row.world_size == 1:
@@ -282,7 +285,7 @@ def describe_search(row: SearchRow, maxima: Iterable[SearchRow], where: str = ""
 
 
 def _grown(row: SearchRow, alone: Mapping[Hashable, SearchRow]) -> str:
-    """Describe the maximum relative to one rank, where that was searched too."""
+    """Describe the maximum relative to that on one rank, if one rank was searched too."""
     if row.world_size == 1:
         return ""
     one = alone.get(row.ranks_key)
@@ -292,7 +295,7 @@ def _grown(row: SearchRow, alone: Mapping[Hashable, SearchRow]) -> str:
 
 
 def describe_limit(row: SearchRow) -> str:
-    """Describe what ended a search, and at which length."""
+    """Describe the cause that ended a search, and its length."""
     if row.first_failure is None:
         return "no longer length failed, so this is where the search stopped, not a limit"
     phase = f" in {row.failure_phase}" if row.failure_phase else ""

@@ -1,4 +1,4 @@
-"""Longest lengths on other hardware: computed from the bytes a token that were measured here."""
+"""Longest lengths on other hardware, computed from the bytes per token measured here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAID = (
 
 
 def projected(source: Source) -> Section:
-    """A table a workload of maxima that memory limits, a column a profile of hardware."""
+    """Build a table per workload of maxima that memory limits, with a column per profile."""
     known = [
         row
         for row in source.maxima

@@ -1,4 +1,4 @@
-"""Lengths swept: a table a workload, a row a trial."""
+"""Swept lengths: one table per workload, one row per trial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LENGTHS = (
 
 
 def lengths(source: Source) -> Section:
-    """A table and charts a workload of every measured row."""
+    """Build a table and charts of all measured rows, per workload."""
     said = [
         "Time is the median; ± is the farther end of its 95 % interval (with fewer than 6 samples, "
         "of their range). Over ranks, time is the slowest rank's and memory the largest. "

@@ -1,4 +1,4 @@
-"""Longest lengths: a table a workload, a row a search."""
+"""Longest lengths: one table per workload, one row per search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAXIMA = (
 
 
 def maxima(source: Source) -> Section:
-    """A table a workload of every search, and their bars."""
+    """Build a table of all searches per workload, and bar charts."""
     said = [
         "Max tokens is the longest length of which every run passed, first failure the shortest "
         "failed one above it. Fraction of floor: the bytes that no exact attention can do without "
@@ -76,7 +76,7 @@ def _settings_said(source: Source) -> Iterator[str]:
 
 
 def _over_published(row: SearchRow) -> float | None:
-    """Return the maximum over the published one, of full passes that preserve their inputs."""
+    """Return the ratio to the published maximum, for full passes that preserve their inputs."""
     if not row.published_tokens or not row.is_full_pass:
         return None
     return row.max_tokens / row.published_tokens

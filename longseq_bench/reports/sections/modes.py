@@ -1,4 +1,4 @@
-"""Each mode that was run on this machine: whether it works, and how far off its output is."""
+"""Modes that were run on this machine: their status and the error of their output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GAINS = (
     TableField("bytes_sent", "Bytes sent a rank"),
 )  # fmt: skip
 BY_LENGTH = ("oom", "timeout", "limit")
-"""How a trial ends that is too long; nothing is wrong with what it computes."""
+"""Statuses of a trial that is too long; they don't mean that its results are wrong."""
 
 _SAID = (
     "Works: trials were ok, so their output (in training their gradients too) passed the check "
@@ -39,7 +39,7 @@ _SAID = (
 
 
 def modes(source: Source) -> Section:
-    """A row an implementation, number of ranks, dtype and mode, on each machine."""
+    """Build a row per machine, implementation, number of ranks, dtype and mode."""
     by_device: dict[tuple[str, str], list[SweepRow]] = defaultdict(list)
     for row in source.rows:
         by_device[row.fingerprint, row.device].append(row)
@@ -88,7 +88,7 @@ def _masks(rows: Sequence[SweepRow]) -> str | None:
 
 
 def _failed(rows: Sequence[SweepRow]) -> str | None:
-    """Statuses with their counts, the worst first; the reason where all had one."""
+    """Return statuses with their counts, worst first, and the reason if all had the same."""
     bad = [row for row in rows if row.status != "ok"]
     counts = Counter(row.status for row in bad)
     words = [f"{counts[s]} {s}" for s in SEVERITY if counts[s]]
@@ -111,7 +111,7 @@ def _works(rows: Sequence[SweepRow], where: str) -> list[str]:
 
 
 def gains(source: Source) -> Section:
-    """Speed-up and efficiency by length, and from which length ranks pay."""
+    """Build the section on speed-up and efficiency by length, and when several ranks are faster."""
     known = [row for row in source.rows if row.world_size > 1 and row.speedup is not None]
     if not known:
         return missing_section(

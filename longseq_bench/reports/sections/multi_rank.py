@@ -1,4 +1,4 @@
-"""One rank against several: batch, length, time, memory of each rank, and where maxima end."""
+"""One rank against several: batch, length, time, memory of each rank, and maxima."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SWEEP_RANKS = "longseq sweep configs/parallel.yaml"
 
 
 def batches(source: Source) -> Section:
-    """Every trial on several ranks, with its batch and each rank's memory."""
+    """Build the table of all trials on several ranks, with batch and each rank's memory."""
     several = [row for row in source.rows if row.world_size > 1]
     if not several:
         return missing_section(
@@ -73,7 +73,7 @@ def _uneven(source: Source, rows: list[SweepRow]) -> Iterator[str]:
 
 
 def against_one(source: Source) -> Section:
-    """The same on one rank and on several: times and peaks of sweeps, maxima of searches."""
+    """Compare one rank with several: times and peaks of sweeps, maxima of searches."""
     tables = [*_times(source), *_lengths(source)]
     if not tables:
         return missing_section(
@@ -123,7 +123,7 @@ def _lengths(source: Source) -> Iterator[Table]:
 
 
 def _grown(group: list[SearchRow]) -> Iterator[tuple[SearchRow, SearchRow]]:
-    """Maxima on several ranks, each with that on one, of whole passes that reached any length."""
+    """Return maxima on several ranks, each with that on one rank, of full passes."""
     alone = index_one_rank(group)
     for row in group:
         one = alone.get(row.ranks_key) if row.world_size > 1 and row.is_full_pass else None

@@ -13,13 +13,13 @@ from longseq_bench.reports.document import Column, Section, Table
 
 
 def dates(records: Sequence[Record]) -> str:
-    """When the records were measured."""
+    """Build the section with the dates of the records."""
     first, last = min(r.started_at for r in records), max(r.started_at for r in records)
     return f"Measured {first}." if first == last else f"Measured from {first} to {last}."
 
 
 def describe_machines(source: Source) -> Iterator[str]:
-    """Say that several environments are not merged, where there are several."""
+    """State that environments are not merged, if there are several."""
     if len(source.environments) > 1:
         names = ", ".join(source.machines.values())
         yield (
@@ -84,7 +84,7 @@ def configs(source: Source) -> Iterator[Section]:
 
 
 def reproduce(source: Source) -> Section:
-    """Versions, settings and commands of the records."""
+    """Build the section with versions, settings and commands of the records."""
     commands = list(dict.fromkeys(r.command for r in source.records if r.command))
     commits = dict.fromkeys(r.environment.commit for r in source.records if r.environment.commit)
     versions = dict.fromkeys(r.environment.longseq for r in source.records)
@@ -120,7 +120,7 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
 def _rounds(records: Sequence[Record]) -> str:
     """Return the least and the largest number of rounds of any sweep.
 
-    A sweep is what one command ran on a machine. Searches count where there is no sweep.
+    A sweep is the trials of one command on one machine. Without a sweep, searches count.
     """
     swept = [record for record in records if record.purpose == "measure"]
     rounds: dict[tuple[str | None, str], int] = {}

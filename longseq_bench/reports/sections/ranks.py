@@ -23,7 +23,7 @@ from longseq_bench.reports.sections.findings import MOST_SAID
 
 BETWEEN = " · "
 MOST_LINES = 16
-"""Of a rank's stack; the record has them all."""
+"""Maximum number of lines of a rank's stack; the record has all lines."""
 
 _SWEPT = (
     "label", "tokens", "world_size", "status",
@@ -41,7 +41,7 @@ _FOUND = (
 
 
 def each_rank(source: Source) -> Section:
-    """A row a trial on several ranks, with what each rank took, in the order of ranks."""
+    """Build a row per trial on several ranks, with the figures of each rank in rank order."""
     known = ("rank_times", "rank_peaks", "rank_bytes", "rank_formulas")
     several = [row for row in source.rows if row.world_size > 1]
     swept = [row for row in several if any(getattr(row, name) is not None for name in known)]
@@ -81,7 +81,7 @@ def _hung(source: Source) -> Iterator[tuple[Record, Mapping[str, Any]]]:
 
 
 def format_rank_bytes(each: Sequence[float | None] | None) -> str | None:
-    """Format a size of each rank, in the order of ranks."""
+    """Format the values of all ranks, in rank order."""
     return _joined(each, format_bytes)
 
 

@@ -1,8 +1,7 @@
-"""Recommendations: rules over the rows of a report, each with the figures that it rests on.
+"""Recommendations: rules over the rows of a report, each with the figures that support it.
 
-Nothing here knows an implementation by its name: other rows give other sentences. Exact attention
-and sparse attention compute different things, so neither is ever recommended in the other's place
-without a word.
+No rule depends on the name of an implementation. Exact and sparse attention compute different
+things, so a sentence that recommends one instead of the other always says so.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from longseq_bench.reports.sections.findings import describe_limit, join_names
 
 
 class Gain(NamedTuple):
-    """A speed ratio: the least, the median and the most that the intervals allow.
+    """A speed ratio: the lowest, the median and the highest that the intervals allow.
 
-    note: how the reference time is known, where it was not measured.
+    note: source of the reference time, if it was not measured.
     """
 
     low: float
@@ -45,10 +44,10 @@ class Gain(NamedTuple):
 
 
 Gains = dict[int, Gain]
-"""By length."""
+"""Gains by length in tokens."""
 
 MOST_FLOOR = 0.9
-"""Of a budget that memory limits: what reaches more of the floor wastes nothing worth a word."""
+"""Share of the floor's tokens from which a maximum's memory overhead is not reported."""
 
 
 def longest(source: Source) -> Iterator[str]:
@@ -67,7 +66,7 @@ _searched_on = attrgetter("world_size", *(name for name in SAME_TABLE if name !=
 
 
 def _without(source: Source) -> dict[tuple[object, bool], int]:
-    """Count the searches without a confirmed length, by workload with ranks and sparsity.
+    """Count the searches without a confirmed length, by workload, ranks and sparsity.
 
     The other rows of an implementation show whether it is sparse where none of its lengths passed.
     """
@@ -113,21 +112,21 @@ def _maximum_words(row: SearchRow) -> str:
 
 
 class Contest(NamedTuple):
-    """Rows of one length that were timed more than once and are compared, the fastest first."""
+    """Rows of one length that are compared; each was timed more than once; the fastest is first."""
 
     tokens: int
     rows: list[SweepRow]
 
     @property
     def winners(self) -> list[SweepRow]:
-        """The fastest row, and those whose intervals overlap with it."""
+        """The fastest row, and the rows whose intervals overlap with its interval."""
         return [
             row for row in self.rows if require(row.time_low_s) <= require(self.rows[0].time_high_s)
         ]
 
 
 Failed = dict[str, dict[int, str]]
-"""By name: the lengths at which a row was not ok, each with its status."""
+"""Lengths at which a row was not ok, with the status, by name of the row."""
 
 
 def fastest(source: Source) -> Iterator[str]:
@@ -152,10 +151,10 @@ def _failed(rows: Sequence[SweepRow]) -> Failed:
 def _contests(rows: Sequence[SweepRow]) -> list[list[Contest]]:
     """Return the contests of each density, by ascending length.
 
-    Rows that skip about as much are compared; how much is skipped is an input, not a choice. Exact
-    rows are all of one density.
+    Only rows of similar density are compared, because density is an input and not a choice. All
+    exact rows have the same density.
     """
-    found: list[tuple[list[Contest], list[SweepRow]]] = []  # with the least and the most dense row
+    found: list[tuple[list[Contest], list[SweepRow]]] = []  # with its extremes of density
     for tokens, timed in sorted(_timed(rows).items()):
         for alike in group_by_density(timed):
             if len(alike) < 2:
@@ -225,12 +224,12 @@ def _span(first: int, last: int) -> str:
 
 
 def ranks_pay(source: Source) -> Iterator[str]:
-    """Say from which length several ranks are faster than one, per workload."""
+    """Name the length from which several ranks are faster than one, per workload."""
     yield from _paying(source, "one rank", _speedup)
 
 
 def sparse_pays(source: Source) -> Iterator[str]:
-    """From which length sparse attention is faster than dense on the same inputs."""
+    """Name the length from which sparse attention is faster than dense on the same inputs."""
     yield from _paying(source, "dense attention", _over_dense)
 
 
@@ -276,7 +275,7 @@ def _over_dense(row: SweepRow) -> Gain | None:
 def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]:
     """Return a verdict and its figures.
 
-    Faster: from the shortest length above which every length run is faster by its interval.
+    Faster means: faster by its interval at every length run from some shortest one on.
     """
     last = max(gains)
     slow = {n for n, one in gains.items() if one.low <= 1} | {n for n in failed if n < last}
@@ -301,7 +300,7 @@ def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]
 
 
 def leanest(source: Source) -> Iterator[str]:
-    """Name the maxima that leave over a tenth of the budget to more than the floor."""
+    """Name the maxima whose floor fills less than nine tenths of the budget."""
     for group in group_by_workload(source.maxima):
         wasteful = [row for row in group if row.is_full_pass and _wastes(row)]
         if wasteful:

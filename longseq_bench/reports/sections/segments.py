@@ -16,7 +16,7 @@ from longseq_bench.reports.groups import capitalize_first, group_by_workload
 from longseq_bench.reports.sections.findings import limit_sentences
 
 ALONG, CURVE = "dilated", "hilbert"
-"""The same segments and rates along the sequence, and along the curve."""
+"""Implementations with the same segments and rates: along the sequence, and along the curve."""
 
 _MAXIMA = (
     Column("Implementation"), Column("Segments"), Column("Dilation"), Column("Ranks", "count"),
@@ -42,7 +42,7 @@ _SAID = (
 
 
 def segments(source: Source) -> Section:
-    """Maxima and times by segments and dilation, with dilation's effect."""
+    """Build the section on maxima and times by segments and dilation, with dilation's effect."""
     rows = [row for row in source.rows if _segmented(row) and row.status == "ok"]
     found = [row for row in source.maxima if _segmented(row) and row.is_full_pass]
     tables = [*_maxima(source, found), *_swept(source, rows)]
@@ -101,7 +101,7 @@ Timed = dict[tuple[object, ...], SweepRow]
 
 
 def _timed(rows: Sequence[SweepRow]) -> Timed:
-    """Rows that were timed, by implementation, options and what else a twin shares."""
+    """Index timed rows by implementation, options and the other fields that a twin shares."""
     return {_named(row, row.implementation, row.options): row for row in rows if row.time_s}
 
 
@@ -111,7 +111,7 @@ def _named(row: SweepRow, implementation: str, options: Mapping[str, object]) ->
 
 
 def undilated(timed: Timed, row: SweepRow) -> SweepRow | None:
-    """The same with every rate 1, where the row's are not and both were timed."""
+    """Return the timed twin with all rates 1; None if there is none or the rates are all 1."""
     rates = _rates(row)
     if not row.time_s or all(rate == 1 for rate in rates):
         return None
@@ -125,7 +125,7 @@ def _rates(row: SweepRow) -> list[int]:
 
 
 def time_ratio(over: SweepRow, under: SweepRow) -> Spread | float:
-    """The time of one over that of another, with what the intervals of both leave possible."""
+    """Return the ratio of two times, with the lowest and highest that both intervals allow."""
     value = require(over.time_s) / require(under.time_s)
     if min(over.samples, under.samples) < 2:
         return float(value)
@@ -143,7 +143,7 @@ def pairs_ratio(over: SweepRow, under: SweepRow) -> float | None:
 
 
 def _effects(source: Source, rows: Sequence[SweepRow]) -> Iterator[str]:
-    """Say per workload where dilation speeds up most."""
+    """Name the configuration with the highest speed-up by dilation, per workload."""
     for group in group_by_workload(rows):
         timed = _timed(group)
         pairs = [(row, without) for row in group if (without := undilated(timed, row))]
@@ -176,7 +176,7 @@ def _effect(row: SweepRow, without: SweepRow, where: str) -> str:
 
 
 def curve(source: Source) -> Section:
-    """The same segments along the curve and along the sequence, side by side."""
+    """Compare the same segments along the curve and along the sequence."""
     tables, points = [], []
     for group in group_by_workload(
         row for row in source.rows if _segmented(row) and row.status == "ok"

@@ -1,4 +1,4 @@
-"""Sparse attention: what was skipped, and what skipping it saved."""
+"""Sparse attention: the skipped share of the pairs, and the time saved by it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ONE_RANK = (
 
 
 def sparse(source: Source) -> Section:
-    """A table a workload of the rows that skip something, after a sentence on which does best."""
+    """Build a table per workload of the sparse rows, after a sentence on the best one."""
     rows = [row for row in source.rows if row.is_sparse]
     if not rows:
         return Section("Sparse attention")
@@ -64,7 +64,7 @@ def sparse(source: Source) -> Section:
 
 
 def _share_words(row: SweepRow) -> str | None:
-    """The share of ideal, and between what it lies where that is known."""
+    """Return the share of ideal, with its bounds if they are known."""
     if row.share_of_ideal is None:
         return None
     share = format_share(row.share_of_ideal)
@@ -105,12 +105,12 @@ def _best(group: Sequence[SweepRow], where: str) -> Iterator[str]:
 
 
 def _most(row: SweepRow) -> float:
-    """The highest share that a row's intervals leave possible; any where they are not known."""
+    """Return the highest share that a row's intervals allow; infinite if they are not known."""
     return float("inf") if row.share_high is None else float(row.share_high)
 
 
 def _words(row: SweepRow) -> str:
-    """A share with the speed and the density that it comes from, and how dense time is known."""
+    """Describe a share with its speed and density, and the source of the dense time."""
     faster = format_cell(row.speed_over_dense, "ratio")
     density = format_share(require(row.token_density))
     known = "" if row.dense_source == "measured" else f", dense time {row.dense_source}"

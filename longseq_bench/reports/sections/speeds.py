@@ -1,4 +1,4 @@
-"""Time, memory and speed relative to a baseline, a length at a time; what works on many ranks."""
+"""Time, memory and speed relative to a baseline, per length; statuses on many ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPEEDS = (
 
 
 def relative(source: Source) -> Section:
-    """A table a workload at the longest length that most ran, the fastest first."""
+    """Build a table per workload at the longest length that most rows ran, fastest first."""
     if not any(row.time_s for row in source.rows):
         return missing_section(
             "Time, memory, relative speed", "timed trial", "longseq sweep configs/quickstart.yaml"
@@ -79,7 +79,7 @@ def baseline_of(source: Source) -> str:
 
 
 def shared_length(group: Sequence[SweepRow]) -> int:
-    """The longest of the lengths that most rows were ok at."""
+    """Return the longest of the lengths at which most rows were ok."""
     ok: dict[int, int] = defaultdict(int)
     for row in group:
         ok[row.tokens] += row.status == "ok"
@@ -112,7 +112,7 @@ def _cells(row: SweepRow, reference: int | None, speed: float | None) -> tuple[C
 
 
 def _said(pairs: Sequence[tuple[SweepRow, float | None]], base: str, where: str) -> Iterator[str]:
-    """The fastest and the slowest of exact and of sparse attention, of rows by falling speed."""
+    """Name the fastest and slowest of exact and of sparse attention; rows are by falling speed."""
     known = {id(row): speed for row, speed in pairs if speed is not None}
     timed = (row for row, _ in pairs if id(row) in known)
     for what, rows in split_by_sparsity(timed).items():

@@ -25,7 +25,7 @@ _SAID = (
 
 
 def beside_standard(source: Source) -> Section:
-    """A table a workload of the rows on one rank whose peak is known."""
+    """Build a table per workload of the rows on one rank whose peak is known."""
     known = [
         row
         for row in source.rows

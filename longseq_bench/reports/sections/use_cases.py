@@ -1,4 +1,4 @@
-"""Use cases by their length: which approach takes it here, and what it was measured at."""
+"""Use cases by length: the approach that can take it here, with its measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USES = (
     ("a code repository", 1024**2),
     ("a shelf of books", 8 * 1024**2),
 )
-"""Lengths as this report takes them; they are round figures and no measurements."""
+"""Assumed lengths of use cases; they are round figures, not measurements."""
 
 _COLUMNS = (
     Column("Use case"), Column("Tokens", "tokens"), Column("Exact attention"),
@@ -47,7 +47,7 @@ _same = attrgetter(
 
 
 def uses(source: Source) -> Section:
-    """A table a workload: use case, approach, maximum, with its evidence."""
+    """Build a table per workload: use case, approach, maximum, evidence."""
     tables = []
     for title, swept, found in _workloads(source):
         rows = tuple(_use(name, tokens, swept, found) for name, tokens in USES)
@@ -128,7 +128,7 @@ def _approach(
 def _maxima(
     best: Sequence[Row], swept: Sequence[SweepRow], found: Sequence[SearchRow]
 ) -> str | None:
-    """The longest that each of the named is known to take."""
+    """Describe the longest known length of each implementation in `best`."""
     names = dict.fromkeys(row.name for row in best)
     return ", ".join(filter(None, (_maximum(name, swept, found) for name in names))) or None
 
