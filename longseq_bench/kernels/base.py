@@ -110,7 +110,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool
 
 
 def disable_autocast(t: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which kernels run in the dtype of their inputs, whatever autocast says.
+    """Return a context in which kernels run in the dtype of their inputs, also under autocast.
 
     Otherwise forward and backward could run in different dtypes.
     """
