@@ -98,9 +98,13 @@ def _is_cache(path: Path) -> bool:
 
 
 def places(pattern: re.Pattern[str]) -> list[str]:
+    """Lines of text files that match; the bytes of a picture may spell any word."""
     found = []
     for path in committed():
-        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        data = path.read_bytes()
+        if b"\0" in data:
+            continue
+        for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
             if pattern.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
     return found

@@ -33,11 +33,11 @@ from tests.launchers.test_ranks import asked, opened
 
 FOLLOWER = """
 import sys
-from longseq_bench.launchers.control_channel import Hello
+from longseq_bench.launchers.control_channel import NodeIdentity
 from longseq_bench.launchers.follower import Follower
-from longseq_bench.core.cluster_env import Site
-site = Site(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
-hello = Hello(1, "beta", sys.argv[2])
+from longseq_bench.core.cluster_env import NodeInfo
+site = NodeInfo(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
+hello = NodeIdentity(1, "beta", sys.argv[2])
 try:
     Follower(site, hello, 20.0, print, lambda *told: print(*told)).follow()
 except KeyboardInterrupt:
