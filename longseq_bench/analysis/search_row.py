@@ -31,7 +31,10 @@ class SearchRow(SearchResult):
     """
 
     max_tokens: int = declare(
-        "Max tokens", "tokens", "Longest length of which every run passed; 0: none.", "search"
+        "Max tokens",
+        "tokens",
+        "Longest length that passed: most runs in time, none failed otherwise; 0: none.",
+        "search",
     )
     first_failure: int | None = declare(
         "First failure", "tokens", "Shortest failed length above the longest.", "search"
@@ -80,7 +83,10 @@ class DensityRow(SearchResult):
 
     tokens: int = declare("Tokens", "tokens", "Sequence length of all ranks together.", "same")
     least_sparsity: float | None = declare(
-        "Least sparsity", "share", "Least sparsity that passed and never failed.", "search"
+        "Least sparsity",
+        "share",
+        "Least sparsity that passed: most runs in time, none failed otherwise.",
+        "search",
     )
     too_dense: float | None = declare(
         "Too dense", "share", "Largest sparsity below it that failed.", "search"

@@ -106,7 +106,7 @@ def _merge_density(steps: Sequence[Record]) -> DensityRow:
     good = {s: runs for s, runs in by_sparsity.items() if has_passed(runs)}
     least = min(good, default=None)
     denser = [s for s in by_sparsity if s not in good and (least is None or s < least)]
-    at = Runs.of(good[least] if least is not None else [])
+    at = Runs.of([r for r in good.get(least, []) if r.outcome.fits] if least is not None else [])
     runs = by_sparsity[max(denser)] if denser else []
     failed = next((r.outcome for r in reversed(runs) if not r.outcome.fits), None)
     return DensityRow(

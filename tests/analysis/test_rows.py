@@ -790,3 +790,13 @@ def test_runs_of_one_search_for_the_least_sparsity_differ_in_nothing_else() -> N
     ]
     records = [make.record(one, purpose="density") for one in [base, *same, *others]]
     assert [row.runs for row in density_rows(records)] == [4, 1, 1, 1, 1]
+
+
+def test_a_late_run_confirms_no_least_sparsity() -> None:
+    """Two of three runs in time pass; the late one is neither a confirmation nor a figure."""
+    trial = make.trial("block-sparse", options={"sparsity": 0.9}, repeats=0)
+    passes = [make.record(trial, make.measured(peak=1000), purpose="density") for _ in range(2)]
+    late = make.record(trial, make.outcome("timeout", peak=9000), purpose="density")
+    (row,) = density_rows([*passes, late])
+    assert (row.least_sparsity, row.runs) == (0.9, 3)
+    assert (row.confirmations, row.peak_bytes) == (1, 1000)

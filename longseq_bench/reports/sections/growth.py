@@ -92,8 +92,8 @@ def least_sparse(source: Source) -> Section:
     groups = group_by_workload(density_rows(source.records))
     tables = [rows_table(group, source, _SPARSITIES) for group in groups]
     said = (
-        "Least sparsity is the least of which every run at that length passed, too dense the "
-        "largest that failed below it."
+        "Least sparsity is the least that passed at that length: most of its runs were in time and "
+        "none failed otherwise. Too dense is the largest that failed below it."
     )
     return Section("Least sparsities", [said], tables=tables)
 

@@ -30,9 +30,10 @@ _MAXIMA = (
 def maxima(source: Source) -> Section:
     """Build a table of all searches per workload, and bar charts."""
     said = [
-        "Max tokens is the longest length of which every run passed, first failure the shortest "
-        "failed one above it. Fraction of floor: the bytes that no exact attention can do without "
-        "at that length, over the budget. Confirmations are further passes in fresh processes."
+        "Max tokens is the longest length that passed: most of its runs were in time and none "
+        "failed otherwise. First failure is the shortest failed length above it. "
+        "Fraction of floor: the bytes that no exact attention can do without at that "
+        "length, over the budget. Confirmations are further passes in fresh processes."
     ]
     if has_several_ranks(source.maxima):
         said.append(
