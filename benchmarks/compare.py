@@ -13,8 +13,6 @@ Options: --pairs 20 --rounds 5 --level 5% --out FOLDER. With --out records are k
 command goes on where it stopped. Takes about ten minutes on two cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -5,8 +5,6 @@ its fraction of the floor beside the least that is asked of it, and how many pro
 Takes about a minute on two cores. Options: --memory-budget 64MiB --dtype float32.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

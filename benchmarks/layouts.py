@@ -6,8 +6,6 @@ the rounds, memory is the peak of the process beyond what it held with everythin
 so Linux only). Takes half a minute. Options: --tokens 16M --block 128 --kept 16 --rounds 3.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -7,8 +7,6 @@
 Every figure is printed with what it is compared with, as a ratio or a difference of medians.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import subprocess

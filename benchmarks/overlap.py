@@ -6,8 +6,6 @@ time, the ratio, and what of the ring's time is communication that computing doe
 Takes some minutes. Options: --tokens 16k --rounds 5 --mode forward --orders zigzag,striped.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from statistics import median

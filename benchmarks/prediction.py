@@ -9,8 +9,6 @@ last column of each is predicted over measured, less one; the exit code is 1 whe
 limit (memory 3 %, sdpa 5 %, maxima 3 %, times 25 %).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ fraction of the floor beside the least that is asked of it, and how it grows wit
 Takes some minutes on two cores. Options: --memory-budget 64MiB --dtype float32 --worlds 1,2,4.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -9,8 +9,6 @@ Options: --records 100000 --shape all --format html --kind summary --seed 0 --ke
 --stages tells instead what reading, tabulating and each report before its format take.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

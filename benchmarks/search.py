@@ -10,8 +10,6 @@ would be without the plain way's shortest runs is told as well. Two more cases, 
 follow; they count for nothing, since noise decides how many runs they take.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

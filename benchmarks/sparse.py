@@ -11,8 +11,6 @@ Also the growth of time with length at the same blocks a row. Options: --cases 3
 --patterns ... --kernels native,torch --rounds 5 --train --causal --no-flex --dtype float32
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import sys

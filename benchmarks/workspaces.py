@@ -7,8 +7,6 @@ meter; what its results take is taken off. Coefficients are fitted by least squa
 and printed as the table has them, with the largest difference that they leave.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Check this machine: what it has for longseq, what it lacks, what to do. Nothing is printed."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -4,8 +4,6 @@ The parent runs this code, so it neither starts CUDA nor imports torch. GPUs are
 A value that can't be read is left out and never guessed.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -3,8 +3,6 @@
 Resume, progress, dry runs and Ctrl-C are handled here and nowhere else.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime

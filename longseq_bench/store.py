@@ -9,8 +9,6 @@ A line is written with one write and an fsync, so it is complete on disk when `a
 unfinished line of a killed writer is moved to `records.jsonl.torn`; no other byte is rewritten.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

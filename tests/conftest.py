@@ -1,7 +1,5 @@
 """The plug-ins of the tests are installed by being on the path, as any other distribution is."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

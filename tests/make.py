@@ -5,8 +5,6 @@ about and fill in the rest; `on_ranks(...)` is an outcome of several. Times are 
 bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -16,8 +16,6 @@ file. A world in which ranks did not all end the same way is killed, and the nex
 one: its collectives may be out of step.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

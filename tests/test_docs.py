@@ -1,7 +1,5 @@
 """The documents: links lead somewhere, and the plug-in example runs as it is printed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

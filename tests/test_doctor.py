@@ -1,7 +1,5 @@
 """What the doctor finds on a machine that is described to it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """The machine as records say it: counted in a fake one, tolerant of what is not there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -22,8 +22,6 @@ no  fault                                   why it matters
 17  two threads on a busy machine           times of small tensors are times of the scheduler
 """
 
-from __future__ import annotations
-
 import importlib
 from operator import attrgetter
 

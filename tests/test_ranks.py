@@ -1,7 +1,5 @@
 """The helper by which tests run on several ranks: answers by rank, and nothing ever hangs."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

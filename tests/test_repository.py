@@ -1,7 +1,5 @@
 """What a command may load, and what no file may hold."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The store: whole lines or none, one writer, and a sentence for whatever can't be read."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

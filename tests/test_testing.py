@@ -1,7 +1,5 @@
 """The contract test that ships with the package, as a plug-in's authors run it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A row is a frozen dataclass whose fields are made with `declare`. Tables, filter
 and data frames read the declarations back with `fields_of`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection
 from functools import cache

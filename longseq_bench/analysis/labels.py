@@ -1,7 +1,5 @@
 """Labels of rows, and speed relative to a baseline that a label names."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence

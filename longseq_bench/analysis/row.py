@@ -1,7 +1,5 @@
 """Fields that every row has: trial, machine and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

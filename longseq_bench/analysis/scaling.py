@@ -4,8 +4,6 @@ A power law is fitted in logarithms by least squares, with 95 % intervals of its
 Student's t. Computed from rows alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

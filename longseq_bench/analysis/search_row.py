@@ -1,7 +1,5 @@
 """Rows of searches: for the longest length that fits, and for the least sparsity."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Rows of searches: for the longest length (probe, edge, confirm) and for the least sparsity."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A row of a sweep: one measured trial, its rounds and ranks merged."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

@@ -4,8 +4,6 @@ A row never has a time that was not measured as one: the single pass of a fit pr
 is not used as `time`, and a trial that is not ok in every round has no time at all.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Data parallelism and sharded parameters need parameters. One (D, D) matrix serve
 one all heads of k, and so on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@
 130 interrupted
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`longseq doctor`: check this machine, and print remedies for what is missing."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`longseq list`: implementations, their options, and the reasons why some can't run here."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -4,8 +4,6 @@ The page is rendered between trials, never while one is measured, and again when
 interrupted. A request in between gets the last page; its status shows the number of newer records.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

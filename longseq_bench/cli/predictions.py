@@ -1,7 +1,5 @@
 """Documents and JSON of `longseq plan`: predictions, and the errors of past ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any

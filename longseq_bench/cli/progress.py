@@ -1,7 +1,5 @@
 """Progress on stderr: the running trial, finished trials, remaining trials, time to go."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Hashable, Iterable
 from types import TracebackType

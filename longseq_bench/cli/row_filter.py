@@ -5,8 +5,6 @@ decides the units that a value may have: tokens, bytes, seconds, shares. `none` 
 it is unequal to any other and has no order.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import re

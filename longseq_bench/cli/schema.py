@@ -1,7 +1,5 @@
 """`longseq schema`: the JSON Schema of sweep files, for editors."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`longseq show RESULTS`: records in the terminal, filtered, sorted, with sparklines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

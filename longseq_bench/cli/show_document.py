@@ -1,7 +1,5 @@
 """Select the rows that `longseq show` prints, and build their document."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

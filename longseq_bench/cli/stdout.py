@@ -1,7 +1,5 @@
 """Detection of a stdout that is closed or full; it is detected only where it is written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """Find causes of a difference other than the code: load, order, shared records, bad samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median

@@ -4,8 +4,6 @@ Works on records alone, in SI units. A ratio is B over A. Trials are matched in 
 times are tested in significance.py, and the result becomes a report in document.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median

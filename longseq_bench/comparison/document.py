@@ -1,7 +1,5 @@
 """Build the report of a comparison: the answer first, then times, memory, lengths, the rest."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The `compare --json` document: SI units, null for values that are unknown or not finite."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

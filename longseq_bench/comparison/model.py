@@ -1,7 +1,5 @@
 """The result of a comparison: one class per question, in SI units; a ratio is B over A."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

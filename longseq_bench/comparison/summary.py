@@ -1,7 +1,5 @@
 """Summarize a comparison in sentences, and decide its gate (`--fail-on`)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ measured, not the trial. Searches match even if they ran different lengths. Mach
 hardware; their software may differ, because a comparison is often about software.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass

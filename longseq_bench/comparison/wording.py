@@ -1,7 +1,5 @@
 """Write the parts of a comparison as text: names, percentages, counts, values of environments."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

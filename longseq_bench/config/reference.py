@@ -1,7 +1,5 @@
 """The configuration reference in Markdown, generated from the JSON Schema."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from longseq_bench.config.schema import config_schema

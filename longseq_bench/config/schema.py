@@ -3,8 +3,6 @@
 The JSON Schema and the configuration reference are generated from these models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 

@@ -1,7 +1,5 @@
 """Make the trials of a sweep file: the product of its axes, checked against this machine."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator

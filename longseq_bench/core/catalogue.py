@@ -4,8 +4,6 @@ The parent never imports an implementation. It asks a child for this catalogue o
 names, options and devices against it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field

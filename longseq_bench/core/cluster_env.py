@@ -4,8 +4,6 @@ RankInfo describes one rank, for a process that was started as one of many. Node
 host, for `longseq launch`, which runs once on each host and starts the ranks there.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Mapping

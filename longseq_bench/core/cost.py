@@ -3,8 +3,6 @@
 Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, b bytes per element.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from longseq_bench.core.model import Workload

@@ -3,8 +3,6 @@
 Pure formulas and ratios. A result is None if an input is None.
 """
 
-from __future__ import annotations
-
 from longseq_bench.core.cost import floor_bytes, key_bytes_per_token, query_bytes_per_token
 from longseq_bench.core.model import Workload
 

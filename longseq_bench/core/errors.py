@@ -15,8 +15,6 @@ LongseqError                what a caller may catch
 └── LauncherError           processes could not be started at all
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

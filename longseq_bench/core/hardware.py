@@ -1,7 +1,5 @@
 """Profiles of hardware, also of other machines: data/hardware.yaml, and users' own files."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, get_args

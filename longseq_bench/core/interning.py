@@ -5,8 +5,6 @@ these take more memory than the values. An interned record equals its original, 
 byte by byte in JSON.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Hashable, Iterator, Sized
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ in the annotation: `seed: Annotated[int, "of the draw", 0] = 0`. The specs are s
 data, so that it can check a config without importing an implementation.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import types

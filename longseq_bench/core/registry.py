@@ -4,8 +4,6 @@ A module that can't be imported is an error only when it is requested. Its name 
 the reason, so that `longseq list` can explain why it is not available here.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

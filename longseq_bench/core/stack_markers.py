@@ -6,8 +6,6 @@ the marker runs inside it; the parent compares names with the constants. Nothing
 because both the parent and the child use this module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 

@@ -1,7 +1,5 @@
 """Medians and their confidence intervals, without assuming a distribution."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

@@ -3,8 +3,6 @@
 k is 1024 and M is 1024² for tokens; bytes take KiB/MiB/GiB (1024) and kB/MB/GB (1000).
 """
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -5,8 +5,6 @@ ranks two even ranks are neighbours; the chain of waits is then one longer, but 
 overlaps with computation.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from typing import Any

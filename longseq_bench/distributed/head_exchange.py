@@ -8,8 +8,6 @@ Shapes: a shard (B, H, m, D) with this rank's m tokens; all tokens (B, h, M, D) 
 in the order of the ranks.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ of torch.distributed are in Group.exchange and Group.all_gather (distributed/gro
 Shapes: k, v (B, Hk, N, D) of this rank; a block (B, Hk, M, D).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -8,8 +8,6 @@ striped     rank r holds every p-th token, from token r (Striped Attention, arXi
 A run is a range of global positions. The local order of a rank's tokens is the order of its runs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

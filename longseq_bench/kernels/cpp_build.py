@@ -5,8 +5,6 @@ library is in the user's cache, named by a digest of source, compiler, flags and
 different machines may share a home folder.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

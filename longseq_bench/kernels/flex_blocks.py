@@ -8,8 +8,6 @@ Letters: B batch, Hq query heads, Hk KV heads, N tokens, D head_dim; H layouts (
 a layout, W blocks of its widest row.
 """
 
-from __future__ import annotations
-
 import functools
 import shutil
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ system loads and evicts its pages as it has room, and they do not count as data 
 file is unlinked at once, so nothing is left, however the process ends.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import tempfile

@@ -7,8 +7,6 @@ nor the output. On a CPU tiles are views of mapped files and nothing is copied.
 Shapes: as in kernels/tiling.py; q, k, v, out and the gradients are on the host.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext

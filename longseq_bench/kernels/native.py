@@ -5,8 +5,6 @@ much as neighbours; see native.cpp. As many Python threads as torch has call the
 units of work (forward: a tile of one head; backward: a KV head) from a shared counter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

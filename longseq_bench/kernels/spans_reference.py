@@ -3,8 +3,6 @@
 Sums are float32 (float64 for float64).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 

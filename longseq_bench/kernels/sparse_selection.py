@@ -6,8 +6,6 @@ torch    torch's fused kernels on gathered keys, or, for spans, piece by piece; 
 flex     FlexAttention compiled by torch, block layouts only; for comparison, never chosen by auto
 """
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import dataclass
 from typing import Literal

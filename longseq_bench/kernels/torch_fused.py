@@ -8,8 +8,6 @@ Shapes: q (B, Hq, Nq, D); k, v (B, Hk, Nk, D), Hk divides Hq; log-sum-exp (B, Hq
 (float64 for float64). `causal` means the lower triangle and needs Nq == Nk.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -9,8 +9,6 @@ head. SHARED: one layout for all heads. Offsets are 64 bits wide: tokens times s
 bits at tens of millions of tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

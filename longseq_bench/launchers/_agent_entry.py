@@ -3,8 +3,6 @@
 The parent imports this module to start an agent, so nothing heavy is imported at the top.
 """
 
-from __future__ import annotations
-
 import json
 from multiprocessing.connection import Connection
 from socket import socket

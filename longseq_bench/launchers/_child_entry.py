@@ -3,8 +3,6 @@
 The parent imports this module to start a child, so nothing heavy is imported at the top.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os

@@ -8,8 +8,6 @@ Both ends prove that they know a key (HMAC). The default key keeps out programs 
 mistake; a secret in LONGSEQ_KEY on every node keeps out everybody else.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -9,8 +9,6 @@ peak with it (worker/trial.py, `over_memory_budget`).
 The module also reads stack dumps, and removes shared memory that killed ranks leave.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

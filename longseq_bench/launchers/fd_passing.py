@@ -3,8 +3,6 @@
 A process can be started with about 250 descriptors at most (multiprocessing and Linux).
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Every node of a launch but node 0: it starts ranks when node 0 says so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ _server_preload.py): multiprocessing would ignore it only after its imports, whi
 before that Ctrl-C would end the server with a traceback.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress

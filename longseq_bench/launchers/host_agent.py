@@ -10,8 +10,6 @@ this host and of another one alike:
 {"failed": "..."}                                               the other ranks report no more
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Delay Ctrl-C while a process is being started or ended."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

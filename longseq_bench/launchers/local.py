@@ -8,8 +8,6 @@ Several ranks meet at a socket that the parent opens and rank 0 inherits. So no 
 no file is needed, and nothing is left when a rank is killed.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The file that a child process prints to. It has no name, so it can't be left behind."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import tempfile

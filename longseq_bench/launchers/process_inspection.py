@@ -1,7 +1,5 @@
 """Inspect the processes of a trial on this host: who works, who waits, where, and what is left."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -7,8 +7,6 @@ A rank that fails takes its peers with it, and each peer then reports "connectio
 a failure the peers get a moment to report, and the cause is searched among all reports.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

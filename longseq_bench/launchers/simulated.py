@@ -1,7 +1,5 @@
 """A launcher without processes: outcomes by formula, for tests of strategies and searches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from typing_extensions import override

@@ -1,7 +1,5 @@
 """Time of passes: wall time, CPU time, and on CUDA the device's own events."""
 
-from __future__ import annotations
-
 import time
 from typing import cast
 

@@ -3,8 +3,6 @@
 The device-wide figure is the sum over all processes: in a container NVML can't tell them apart.
 """
 
-from __future__ import annotations
-
 import torch
 from typing_extensions import override
 

@@ -5,8 +5,6 @@ mark above that. It is exact to a page only while glibc returns every larger blo
 worker/limits.py arranges. With glibc's default thresholds it reads three times too much.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from typing_extensions import override

@@ -5,8 +5,6 @@ operation that created it until its last reference is gone. The workspace of a f
 visible: `context.workspace` gives its size.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from typing import Any

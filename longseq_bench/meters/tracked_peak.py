@@ -3,8 +3,6 @@
 It sees every tensor, forward and backward, but not the workspace of a fused kernel.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

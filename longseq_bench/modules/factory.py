@@ -7,8 +7,6 @@ The benchmark prepares an attention for one workload. Here it is prepared for th
 call, and the last few are kept.
 """
 
-from __future__ import annotations
-
 import inspect
 import types
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 There is no table of blocks by blocks: 16M tokens in blocks of 128, 16 kept per row, are 2M numbers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -12,8 +12,6 @@ Sparse Transformer (1904.10509); random, BigBird (2007.14062); sink-window, Stre
 (2309.17453); dilated-sparse takes LongNet's growing strides (2307.02486) between blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

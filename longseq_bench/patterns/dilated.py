@@ -6,8 +6,6 @@ Positions are steps of a walk: the sequence or a permutation of it. Causality co
 positions. A token pair that several (w, r) pairs allow counts once for each.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ The walk follows the Hilbert curve over the grid and skips cells beyond the sequ
 the walk are neighbours on the grid, except where cells are skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

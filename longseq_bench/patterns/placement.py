@@ -5,8 +5,6 @@ load-balanced  rows by descending work, back and forth over the ranks, so that w
 hierarchical   consecutive rows per node, load-balanced within it: little traffic between nodes
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

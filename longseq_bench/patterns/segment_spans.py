@@ -8,8 +8,6 @@ For a causal walk each pair has its own index, in which the tokens of every set 
 hidden keys come last.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A step is a place in a list of tokens: the sequence, or an index that the kernel
 (such as a walk).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 Scores are requested in chunks of rows, so memory is that of the kept blocks and of one chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

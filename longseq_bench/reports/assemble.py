@@ -1,7 +1,5 @@
 """Build a complete report from the sections of a kind and the sections that all kinds share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from longseq_bench.reports.base import Source

@@ -7,8 +7,6 @@ Neither uses a device. Other packages add kinds and formats through the entry-po
 `longseq_bench.report_kinds` and `longseq_bench.report_formats`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

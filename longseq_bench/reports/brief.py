@@ -1,7 +1,5 @@
 """Documents that commands print when they end: the answer, without the rest of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from longseq_bench.analysis.search_row import SearchRow

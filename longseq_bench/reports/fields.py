@@ -1,7 +1,5 @@
 """Tables of rows, made from a list of field names; the rows declare the headings and kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Groups of rows that may be compared, and their descriptions."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """The kinds of reports: each is a title and a list of sections."""
 
-from __future__ import annotations
-
 from longseq_bench.reports.assemble import (
     SCALING,
     SEARCH,

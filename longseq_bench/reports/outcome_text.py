@@ -1,7 +1,5 @@
 """The outcome of a trial in a few words, shared by reports and the terminal."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Published maxima to compare with: a YAML file with their source."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

@@ -1,7 +1,5 @@
 """The tidy table behind every report: one row per measurement of a record on a rank."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from statistics import median

@@ -3,8 +3,6 @@
 Each function takes the rows of one workload and returns a chart, or None without points.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Tables of rows for the terminal, from the declarations of the rows' fields."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -12,8 +12,6 @@ length passes on time if the median of its times is within the limit. And each r
 gives an estimate of the edge: their spread is how wide a time-limited bracket stays.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Mapping

@@ -7,8 +7,6 @@ latency and bandwidth of the network (the alpha-beta model). Rates come from rec
 machine where there are any (RateModel), else from a profile (core/hardware.py).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import Counter

@@ -4,8 +4,6 @@ A schedule knows nothing of processes, files or devices. A test can drive it by 
 resumed from records. A Predictor tells it what trials will take.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass

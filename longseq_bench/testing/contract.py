@@ -1,7 +1,5 @@
 """The contract of an implementation as a class of tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 

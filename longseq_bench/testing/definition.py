@@ -4,8 +4,6 @@ Built from nothing but `Attention.multiplicity` and a module's projections. Pure
 Letters: B batch, Hq query heads, Hk KV heads, N tokens, D head_dim.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

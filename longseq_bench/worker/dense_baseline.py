@@ -7,8 +7,6 @@ in the measured peak.
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -6,8 +6,6 @@ meters/storage_peak.py). The workspace of a fused kernel is not visible and come
 (kernel_workspace.py).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress

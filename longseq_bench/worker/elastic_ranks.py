@@ -8,8 +8,6 @@ Different from torch's defaults: no folder of logs, no look-up of host names (te
 without a name server), and a short wait for the other agents at the end (instead of five minutes).
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import fcntl

@@ -8,8 +8,6 @@ An error that is caused by the end of another rank has the fact `lost_peer`: it 
 the cause if another cause is known.
 """
 
-from __future__ import annotations
-
 import traceback
 from typing import Any
 

@@ -4,8 +4,6 @@ Ranks that hold the same part of a tensor draw the same numbers, without communi
 generator is seeded by the trial's seed and by the part itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Memory that fused kernels allocate where no tensor shows it, from data/workspaces.yaml."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.resources import files
 from typing import Any

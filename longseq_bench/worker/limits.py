@@ -6,8 +6,6 @@ with it, 52 fails and 53 passes.
 CUDA: the caching allocator's fraction, less the memory outside it (context, libraries).
 """
 
-from __future__ import annotations
-
 import ctypes
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Requests that a child process answers. The fork server imports this module before any fork."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@
 {"answer": ...}                     the answer to a request that is not a trial
 """
 
-from __future__ import annotations
-
 import json
 import select
 import time

@@ -1,7 +1,5 @@
 """One pass of an attention, and the short warm-up pass before it, which no budget covers."""
 
-from __future__ import annotations
-
 import torch
 
 from longseq_bench.attention.base import Attention

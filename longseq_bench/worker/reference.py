@@ -9,8 +9,6 @@ Letters: B batch, Hq heads, Hk kv_heads, R rows, K keys of a chunk, D head_dim. 
 float64 on the CPU. A module multiplies q, k, v and out by one matrix each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Join the other ranks of a trial, and take a share of the host's cores."""
 
-from __future__ import annotations
-
 import os
 import sys
 from socket import socket

@@ -4,8 +4,6 @@ A part is some rows of the batch, some heads and some tokens. Ranks exchange a f
 numbers for the tokens, never the positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ passes, passes that only compute, and passes that only communicate. A sparse att
 with the dense baseline (dense_baseline.py). Meters of the role `extra` run around complete passes.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 

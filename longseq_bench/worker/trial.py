@@ -14,8 +14,6 @@ Over several ranks, every rank runs this module in its own process. All ranks ag
 decision about the next pass, so that no rank waits for a pass that another one skips.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Rows and maxima: the numbers that everything printed is made of."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

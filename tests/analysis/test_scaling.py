@@ -1,7 +1,5 @@
 """What is said of growth: theory, expectation, and exponents that can be recomputed."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

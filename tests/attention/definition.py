@@ -1,7 +1,5 @@
 """Cases that tests of implementations share."""
 
-from __future__ import annotations
-
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.testing.definition import Options
 

@@ -1,7 +1,5 @@
 """What is chosen by looking: which blocks, when it is planned, and what a scorer learns from."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

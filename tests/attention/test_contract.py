@@ -4,8 +4,6 @@ A new built-in is tested with its default options without a change here; other o
 in `OPTIONS`.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

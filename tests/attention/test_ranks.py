@@ -5,8 +5,6 @@ A new entry is tested with its default options by being there; its other options
 what a single process sees.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """Transports that other libraries bring: refused with the reason, before anything runs."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

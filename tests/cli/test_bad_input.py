@@ -1,7 +1,5 @@
 """Bad input: exit code 2, one clear sentence, nothing written, nothing lost."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

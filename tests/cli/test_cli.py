@@ -1,7 +1,5 @@
 """Every command: what it says, what it writes, and the JSON that programs rely on."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

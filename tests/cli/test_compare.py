@@ -1,7 +1,5 @@
 """`longseq compare`: sides as a user names them, exit codes, files, and the JSON of programs."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

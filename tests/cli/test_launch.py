@@ -1,7 +1,5 @@
 """`longseq launch`: two nodes on this host, as two people would start them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A page served while a sweep runs: what it answers, to whom, and for how long."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

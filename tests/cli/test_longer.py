@@ -1,7 +1,5 @@
 """`maxlen` with what goes longer, and its table: by a machine that follows formulas."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

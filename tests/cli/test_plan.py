@@ -1,7 +1,5 @@
 """`longseq plan` and `scaling` from the command line: what they say, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Progress lines: short labels, failures in plain words, brackets and time to go."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The JSON Schema of sweep files, and the reference made from it."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`longseq show`: which rows are chosen, in which order, what they look like, and that it fits."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

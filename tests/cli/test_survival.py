@@ -1,7 +1,5 @@
 """What a sweep survives: its own death at any moment, Ctrl-C, and trials that die in every way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`longseq report --format terminal`: all that a document says, within the width, as plain text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from io import StringIO

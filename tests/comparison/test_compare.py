@@ -1,7 +1,5 @@
 """Comparisons: matching, verdicts, the gate, caveats and the report."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

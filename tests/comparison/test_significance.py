@@ -1,7 +1,5 @@
 """The test behind a comparison: against printed tables, permutations, and simulated noise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Sweep files: the trials of a grid, and the sentence for each mistake."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

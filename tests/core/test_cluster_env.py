@@ -1,7 +1,5 @@
 """Where a host is among those of a launch: what is given, else what srun, mpirun, torchrun say."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

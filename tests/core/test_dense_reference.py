@@ -1,7 +1,5 @@
 """Formulas that a sparse attention is judged by, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from longseq_bench.core.dense_reference import ratio, share_interval, share_of_ideal, standard_bytes

@@ -1,7 +1,5 @@
 """Profiles of hardware: ours can be read, a user's file adds to them, and mistakes are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Records in little memory: equal to what they were made from, and as independent."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

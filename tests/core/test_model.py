@@ -1,7 +1,5 @@
 """The data: validated where it is made, the same after a trip through JSON."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Options: read off a signature, coerced from what people write."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import pytest

@@ -1,7 +1,5 @@
 """Names for things: scanned, plugged in, and what can't be imported keeps its reason."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What passes between ranks arrives, and is counted where it leaves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

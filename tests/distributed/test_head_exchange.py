@@ -1,7 +1,5 @@
 """Tokens become heads and heads tokens again, and nothing is lost or mixed up."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.distributed.jobs import Swap, Swapped, swap

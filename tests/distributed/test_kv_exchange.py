@@ -1,7 +1,5 @@
 """Every rank sees every block of every other rank once, and gradients come home."""
 
-from __future__ import annotations
-
 import pytest
 
 from longseq_bench.distributed import deepspeed_transport

@@ -1,7 +1,5 @@
 """Orders of a sequence over ranks, and what queries at some positions see of keys at others."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

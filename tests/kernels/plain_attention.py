@@ -1,7 +1,5 @@
 """Attention with all scores in memory, softmax by its definition; reference for torch_fused."""
 
-from __future__ import annotations
-
 import math
 
 import torch

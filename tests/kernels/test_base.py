@@ -1,7 +1,5 @@
 """A core is made differentiable once, for all of them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The compiled library: where it is kept, when it is made again, and what is said without it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -1,7 +1,5 @@
 """FlexAttention over block layouts: its tables beside the layouts, its output beside the book."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from typing import Any

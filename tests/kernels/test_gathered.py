@@ -1,7 +1,5 @@
 """Block-sparse attention in plain torch: every pattern against the layout's own definition."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

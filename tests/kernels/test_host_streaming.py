@@ -1,7 +1,5 @@
 """Tensors in the host's memory: the same attention, under a budget that does not hold them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Kernels of spans: the plain one against the softmax by its definition, the compiled one against
 the plain one, on spans, indices and heads drawn at random."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

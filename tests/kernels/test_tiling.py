@@ -1,7 +1,5 @@
 """Tiles: pieces of a row merge into one softmax over the multiset of their keys."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The fused kernels beside their plain twin: output, log-sum-exp, gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

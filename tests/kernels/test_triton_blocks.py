@@ -4,8 +4,6 @@ They run in Triton's interpreter, in a process of their own: it has to be chosen
 first imported. What only a compiler can say is asked of the compiler, which needs no device.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ Needs Linux, iproute2 and root, to make namespaces; `unavailable_reason()` names
 Only the network is of its own: files and processes are this machine's.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

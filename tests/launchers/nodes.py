@@ -1,7 +1,5 @@
 """`longseq launch` as a person starts it: a process for each node, and all that comes of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

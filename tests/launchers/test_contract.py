@@ -1,7 +1,5 @@
 """The contract of every registered launcher, a plug-in's included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The control channel between nodes: who may come, who is refused, who is lost; no process."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Ranks started by torch's elastic agents, on one node and on two; the second is a process here."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

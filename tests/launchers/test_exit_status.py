@@ -1,7 +1,5 @@
 """What the end of a process means: memory, a crash, a lost peer; and what its stack looked like."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Descriptors handed to a process."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

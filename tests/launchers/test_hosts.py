@@ -1,7 +1,5 @@
 """Two hosts with a cable between them: a sweep, a maxlen, and the cable cut in a trial."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Ctrl-C in the middle of starting a process."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Isolation: every way to die is named, nothing is left behind, the next trial runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

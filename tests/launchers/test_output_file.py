@@ -1,7 +1,5 @@
 """What processes print: read whole and in order, and nothing of it left behind."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

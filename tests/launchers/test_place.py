@@ -1,7 +1,5 @@
 """Where torchrun, mpirun and srun put a rank, from their variables alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """What the ranks of a trial come to together, by hand: no process, no clock."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

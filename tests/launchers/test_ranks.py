@@ -1,7 +1,5 @@
 """Several ranks in one trial: whatever one of them does is named, and nothing of it stays."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """The contract of every registered meter, a plug-in's included."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

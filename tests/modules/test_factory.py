@@ -1,7 +1,5 @@
 """Block-sparse attention by the name of its variant."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

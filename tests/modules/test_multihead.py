@@ -1,7 +1,5 @@
 """MultiheadBlockSparse, held against torch's own module under the mask that its layout is."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

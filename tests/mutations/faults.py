@@ -4,8 +4,6 @@
 is anchored on its `old` text, which must occur exactly once in its file.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -8,8 +8,6 @@ Exit code 0 where every fault was found, 1 where a fault stayed green, 2 where a
 longer fits the source (its text is not found exactly once).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Compressed layouts: what they say of themselves equals what they let through."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

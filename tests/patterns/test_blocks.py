@@ -1,7 +1,5 @@
 """Block-sparse patterns: the asked count in every row, the diagonal kept, nothing of the future."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

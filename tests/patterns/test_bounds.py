@@ -1,7 +1,5 @@
 """Where patterns end: inputs that none can have, seeds of any size, tables of a chunk at most."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """LongNet's rule, against a loop over all pairs of tokens that is written from its definition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The Hilbert walk: a bijection for every length, unit steps in whole squares."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

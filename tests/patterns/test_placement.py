@@ -1,7 +1,5 @@
 """Which rank holds which rows: all as many, and what each way is for."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Segments and rates as spans: every query in one tile, and exactly what the rule lets through."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Top blocks by score: equal to a full sort of each row, the diagonal kept, ties by number."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

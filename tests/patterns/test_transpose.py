@@ -1,7 +1,5 @@
 """The transpose of a layout: for each key block, who sees it."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Implementations with one fault each: ways to die, and ways to be wrong seen in an ancestor."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -4,8 +4,6 @@ rich()       two machines, ranks 1, 2 and 4, every status, rounds, single sample
 sparser()    sparse attention, segments and the curve, beside dense
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -10,8 +10,6 @@ Sparsity   one search for the least sparsity
 Fit        how time or memory grows
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence

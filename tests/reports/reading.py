@@ -1,7 +1,5 @@
 """Documents read by a test: a section, the rows of its tables by their headings, its sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Documents that commands print at their end: rows, failures, answers, explanations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

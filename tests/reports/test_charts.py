@@ -1,7 +1,5 @@
 """Charts: the schema that they keep, what of their rows they draw, and how they are cut short."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

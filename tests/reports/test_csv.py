@@ -1,7 +1,5 @@
 """CSV: every raw sample comes back, with all that identifies it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

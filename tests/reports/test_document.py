@@ -1,7 +1,5 @@
 """Cells: one way to write each kind of quantity."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

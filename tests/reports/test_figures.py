@@ -1,7 +1,5 @@
 """Every number of every table is computed a second time from the records, and must be the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Reports of many rows: as many sentences as somebody reads, and no row lost from the tables."""
 
-from __future__ import annotations
-
 import pytest
 
 from longseq_bench.core.model import Record

@@ -1,7 +1,5 @@
 """Markdown: what is rendered reads back, by a parser that is not ours, as what was said."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -4,8 +4,6 @@ A rule gets rows made from the worth of each implementation, larger is better. `
 the one place that knows how its sentences name the best.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple

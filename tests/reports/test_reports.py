@@ -1,7 +1,5 @@
 """Every kind in every format, whatever the records; and the files that are written."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Sections: which there are, what their rows and words follow from, and what is missing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ search says: nothing is returned that was not run, nothing shorter than a pass t
 bracket is closed and its winner confirmed, or the most runs there may be were spent.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Predictions by hand: what is foreseen is made up, the arithmetic is not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans driven by hand, and through the runner with a machine that follows formulas."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path

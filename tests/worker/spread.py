@@ -11,8 +11,6 @@ how   contiguous   tokens in runs, one a rank
       heads module, ...  in a module: matrices whose gradients are averaged over ranks
 """
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """The gate: wrong attentions are caught at every length, right ones pass, both in every dtype."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 Clocks are made here: each says what the test wants, and writes down when it was open.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is foreseen without data, against what a process of its own then measures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

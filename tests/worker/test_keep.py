@@ -1,7 +1,5 @@
 """What a pass leaves alone: recomputation, and results that go over spent inputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

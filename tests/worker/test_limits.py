@@ -3,8 +3,6 @@
 Every case runs in a fresh process, since a limit and an allocator's settings stay.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

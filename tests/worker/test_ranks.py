@@ -1,7 +1,5 @@
 """The gate and the probe over ranks: what one rank does wrong is wrong for all, at 2, 3 and 4."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

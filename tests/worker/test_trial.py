@@ -1,7 +1,5 @@
 """Whole trials in processes of their own: wrong is a status, the peak is what was needed."""
 
-from __future__ import annotations
-
 import pytest
 
 from longseq_bench.core.cost import floor_bytes

@@ -4,8 +4,6 @@ Each pass copies the parameters to every device, scatters the inputs, and gather
 first device, whose memory limits the length. Reports still use it; torch recommends `ddp` instead.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

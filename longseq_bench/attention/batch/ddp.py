@@ -5,8 +5,6 @@ are averaged over ranks. A batch smaller than the number of ranks is refused: no
 faster.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

@@ -6,8 +6,6 @@ computed with, and partial results merge by log-sum-exp.
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import torch

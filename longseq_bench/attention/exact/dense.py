@@ -1,7 +1,5 @@
 """Standard attention with the full score matrix: the O(n²) baseline of the reports."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@ that do nothing, in its own module only. Its two collectives go through our grou
 where their bytes are counted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import types

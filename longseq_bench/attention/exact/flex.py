@@ -6,8 +6,6 @@ full ones except for the diagonal, in strided views of O(n / block) numbers: to 
 function of positions would take 10 n² bytes.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Annotated, Any
 

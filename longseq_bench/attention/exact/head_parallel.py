@@ -6,8 +6,6 @@ it (arXiv 2205.05198): memory between layers falls with the number of ranks, tha
 not.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """torch's fused attention: the fast exact baseline."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Literal
 

@@ -8,8 +8,6 @@ same loop with another inner attention or another exchange.
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, heads of this rank, all tokens).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

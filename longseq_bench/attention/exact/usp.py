@@ -5,8 +5,6 @@ one rank of a ring with world/U ranks, split evenly between its members. The all
 member all rows of the group for its heads.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typing_extensions import override

@@ -3,8 +3,6 @@
 One layout serves all query heads, or each query head has its own.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any
 

@@ -5,8 +5,6 @@ blocks that its rows see, or all blocks travel round a ring (`exchange`); see
 block_sparse_distributed.py.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cached_property
 from typing import Annotated, Any, Literal

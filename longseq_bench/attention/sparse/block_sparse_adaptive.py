@@ -12,8 +12,6 @@ those scores (a straight-through estimate, arXiv 1308.3432). q, k and v get thei
 for the chosen layout.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Annotated, Any, Literal

@@ -7,8 +7,6 @@ SpanBlocks   for patterns that see nearly everything: blocks of keys travel roun
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ This is the benchmark's implementation of the variant `multihead`; modules/multi
 module for use in a model.
 """
 
-from __future__ import annotations
-
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.projections import Projected, ProjectedAttention
 from longseq_bench.attention.sparse.block_sparse import (

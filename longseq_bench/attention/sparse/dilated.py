@@ -4,8 +4,6 @@ Pairs (segment, rate) are mixed by their softmax denominators, which is one soft
 multiset union of the keys they see. With `mix=groups` each head uses one pair only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 

@@ -5,8 +5,6 @@ q, k and v are never permuted as a whole: the tokens of a segment are gathered w
 is computed, and the output goes straight to its place. Causality is that of the sequence.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from typing_extensions import override
 

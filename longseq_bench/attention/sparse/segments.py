@@ -9,8 +9,6 @@ The sets of a segment are sorted once and used by all row tiles of a super-segme
 of the walk that the segments of every pair divide.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ Sorting by the numbers sorts by value. The size depends on how much the rows dif
 can hold a hundred thousand of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The main file is the tidy data, one row per measurement. Each table has a file of its own.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """A document as JSON: its sentences, and every table and chart as raw values in SI units."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """A document as GitHub Markdown. Names and reasons are escaped and can't break a table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 

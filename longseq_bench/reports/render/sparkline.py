@@ -1,7 +1,5 @@
 """Figures as characters: sparklines and bars."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import defaultdict

@@ -3,8 +3,6 @@
 Names and reasons are printed literally: markup and escape sequences in them have no effect.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tables that fit the terminal: columns are left out by priority, labels wrap, figures don't."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

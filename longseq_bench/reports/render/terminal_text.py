@@ -1,7 +1,5 @@
 """Text for a terminal: names and reasons are printed literally and can't control the terminal."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

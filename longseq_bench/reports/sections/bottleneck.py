@@ -1,7 +1,5 @@
 """Bottlenecks by measurement: memory, compute or communication."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Sparsity against length and against memory."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 

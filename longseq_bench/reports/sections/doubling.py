@@ -1,7 +1,5 @@
 """Cost of doubling the tokens: ratios of times, and the fitted exponent."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Failed runs, and figures that are missing although the run was ok, each with its reason."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

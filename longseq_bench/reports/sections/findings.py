@@ -1,7 +1,5 @@
 """Sentences of a summary, each computed from the rows."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping

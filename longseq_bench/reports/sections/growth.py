@@ -1,7 +1,5 @@
 """Growth of maxima and times with tokens and ranks; least sparsities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Longest lengths on other hardware, computed from the bytes per token measured here."""
 
-from __future__ import annotations
-
 from longseq_bench.analysis.row import require
 from longseq_bench.core.hardware import profiles
 from longseq_bench.core.units import format_bytes

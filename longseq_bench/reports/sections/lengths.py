@@ -1,7 +1,5 @@
 """Swept lengths: one table per workload, one row per trial."""
 
-from __future__ import annotations
-
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Section

@@ -1,7 +1,5 @@
 """Longest lengths: one table per workload, one row per search."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from longseq_bench.analysis.search_row import SearchRow

@@ -1,7 +1,5 @@
 """Modes that were run on this machine: their status and the error of their output."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """One rank against several: batch, length, time, memory of each rank, and maxima."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from longseq_bench.analysis.row import require

@@ -1,7 +1,5 @@
 """Provenance: dates, machines, versions, how each trial ran, how to run it again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Trials on several ranks: the figures of each rank, and the stacks of those that hung."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ No rule depends on the name of an implementation. Exact and sparse attention com
 things, so a sentence that recommends one instead of the other always says so.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain

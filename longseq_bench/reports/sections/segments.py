@@ -1,7 +1,5 @@
 """Segments and dilation: time and maxima by configuration, and the cost of the curve."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from longseq_bench.analysis.row import Row, require

@@ -1,7 +1,5 @@
 """Sparse attention: the skipped share of the pairs, and the time saved by it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Time, memory and speed relative to a baseline, per length; statuses on many ranks."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Memory against standard attention, which keeps its whole score matrix."""
 
-from __future__ import annotations
-
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD

@@ -1,7 +1,5 @@
 """Use cases by length: the approach that can take it here, with its measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from operator import attrgetter
