@@ -1,16 +1,15 @@
-"""How often `compare` is right on this machine: `python benchmarks/compare.py`.
+"""Error rates of `compare` on this machine: `python benchmarks/compare.py`.
 
-1. Pairs of runs of the same code: for how many any trial is called slower or faster, beside the
-   level (5 % of comparisons at most).
-2. Pairs of which the second computes about a tenth more query rows: in how many the trials that do
-   are called slower, and how many of the others are called anything.
+1. False alarms: pairs of runs of the same code. In how many is any trial called slower or faster?
+   The level allows 5 % of comparisons.
+2. Detection: pairs whose second run computes about a tenth more query rows. In how many are the
+   slowed trials called slower, and how many of the others are called slower or faster?
 
-The implementation that can be slowed is a plug-in made in a temporary folder, which reads there by
-how much: name, options and environment are the same on both sides. Both sides of a pair
-are one sweep, each round of A followed by the same round of B, so that a drift of the machine meets
-both; `--apart` runs all of A and then all of B, as two sweeps by hand would be.
-Options: --pairs 20 --rounds 5 --level 5% --out FOLDER. With --out records are kept, and the same
-command goes on where it stopped. Takes about ten minutes on two cores.
+A plug-in in a temporary folder is the implementation that can be slowed; it reads the share of
+extra rows from a file, so that name, options and environment are equal on both sides. The rounds
+of A and B alternate, so that drift of the machine affects both; with `--apart` all of A runs before
+all of B. Options: --pairs 20 --rounds 5 --level 5% --out FOLDER. With --out the records are kept,
+and the same command continues where it stopped. Takes about ten minutes on two cores.
 """
 
 import argparse
@@ -26,6 +25,7 @@ from longseq_bench.comparison.model import Comparison
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_share
 from longseq_bench.environment import collect
+from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.runner import run_schedule
 from longseq_bench.search.strategy import sweep
@@ -34,7 +34,7 @@ from longseq_bench.store import Store
 SLOWER, PLAIN = "slowed-sdpa", "ring"
 LENGTHS = (1024, 2048)
 SHARE = "share"
-"""A file beside the plug-in."""
+"""A file in the folder of the plug-in; it holds the share of rows to compute twice."""
 REPEATS, CAP_S = 15, 0.15
 
 PLUGIN = f'''
@@ -73,18 +73,18 @@ def main() -> int:
     parser.add_argument("--slowed", default="10%")
     parser.add_argument("--apart", action="store_true", help="A as a whole, then B as a whole")
     parser.add_argument("--out", type=Path, help="folder that keeps the records of every pair")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asked.plugin = Path(folder)
-        install(asked.plugin)
-        out = asked.out or Path(folder) / "records"
-        false = same_code(asked, out)
-        missed = slowed_code(asked, out)
-    return 1 if false > allowed(asked) or missed else 0
+        args.plugin = Path(folder)
+        install(args.plugin)
+        out = args.out or Path(folder) / "records"
+        false = same_code(args, out)
+        missed = slowed_code(args, out)
+    return 1 if false > allowed(args) or missed else 0
 
 
 def install(folder: Path) -> None:
-    """Put the plug-in where a distribution would be, for this process and those it starts."""
+    """Install the plug-in for this process and its children, as a distribution on the path."""
     (folder / "slowed_sdpa.py").write_text(PLUGIN)
     (folder / SHARE).write_text("0")
     facts = folder / "slowed_sdpa-0.1.dist-info"
@@ -96,36 +96,36 @@ def install(folder: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), known]))
 
 
-def allowed(asked: argparse.Namespace) -> int:
-    """Alarms of pairs of the same code: the level's share, rounded up."""
-    return math.ceil(parse_share(asked.level, "--level") * asked.pairs)
+def allowed(args: argparse.Namespace) -> int:
+    """Return the number of false alarms that the level permits, rounded up."""
+    return math.ceil(parse_share(args.level, "--level") * int(args.pairs))
 
 
-def same_code(asked: argparse.Namespace, out: Path) -> int:
-    """Prints how many pairs raised an alarm, and gives that number."""
-    print(f"1. the same code twice, {asked.pairs} pairs, {asked.rounds} rounds", flush=True)
+def same_code(args: argparse.Namespace, out: Path) -> int:
+    """Print and return the number of pairs of equal code with an alarm."""
+    print(f"1. the same code twice, {args.pairs} pairs, {args.rounds} rounds", flush=True)
     alarms = 0
-    for i in range(asked.pairs):
-        found = pair(asked, out / f"same-{i:02d}", 0.0)
-        told = verdicts(found)
-        alarms += bool(told)
-        print(f"   {i + 1:3} {'; '.join(told) or 'the same'} ({seen(found)})", flush=True)
+    for i in range(args.pairs):
+        found = pair(args, out / f"same-{i:02d}", 0.0)
+        alarmed = verdicts(found)
+        alarms += bool(alarmed)
+        print(f"   {i + 1:3} {'; '.join(alarmed) or 'the same'} ({detectable(found)})", flush=True)
     print(
-        f"any alarm in {alarms} of {asked.pairs} pairs; at {asked.level} a comparison at most "
-        f"{allowed(asked)} may have one\n",
+        f"any alarm in {alarms} of {args.pairs} pairs; at {args.level} a comparison at most "
+        f"{allowed(args)} may have one\n",
         flush=True,
     )
     return alarms
 
 
-def slowed_code(asked: argparse.Namespace, out: Path) -> int:
-    """Prints in how many pairs all slowed trials were found, and gives the number missed."""
-    share = parse_share(asked.slowed, "--slowed")
-    print(f"2. B computes {asked.slowed} more rows of {SLOWER}, {asked.pairs} pairs", flush=True)
+def slowed_code(args: argparse.Namespace, out: Path) -> int:
+    """Print the pairs in which all slowed trials were found; return the number of pairs missed."""
+    share = parse_share(args.slowed, "--slowed")
+    print(f"2. B computes {args.slowed} more rows of {SLOWER}, {args.pairs} pairs", flush=True)
     whole = some = rows = false = 0
-    for i in range(asked.pairs):
-        found = pair(asked, out / f"slowed-{i:02d}", share)
-        ours = [t for t in found.times if t.row["implementation"] == SLOWER]
+    for i in range(args.pairs):
+        found = pair(args, out / f"slowed-{i:02d}", share)
+        ours = [t for t in found.times if t.row.implementation == SLOWER]
         hits = [t for t in ours if t.verdict == "slower"]
         others = [t for t in found.times if t not in ours and t.verdict != "same"]
         whole, some = whole + (len(hits) == len(ours)), some + bool(hits)
@@ -133,32 +133,31 @@ def slowed_code(asked: argparse.Namespace, out: Path) -> int:
         ratios = ", ".join(f"{t.ratio:.3f}" for t in ours)
         print(f"   {i + 1:3} slower in {len(hits)} of {len(ours)} (ratios {ratios})", flush=True)
     print(
-        f"slower was said in {some} of {asked.pairs} pairs, of all slowed trials in {whole}, of "
-        f"{rows} of {asked.pairs * len(LENGTHS)} such trials; {false} pairs with anything said of "
+        f"slower in {some} of {args.pairs} pairs, of all slowed trials in {whole}, of "
+        f"{rows} of {args.pairs * len(LENGTHS)} such trials; {false} pairs with an alarm among "
         "the others",
         flush=True,
     )
-    return asked.pairs - some
+    return int(args.pairs) - some
 
 
-def pair(asked: argparse.Namespace, folder: Path, slowed: float) -> Comparison:
-    """Both runs of a pair, in turn by rounds or one after the other, compared."""
-    turns = [(visit, side) for visit in range(asked.rounds) for side in (0, 1)]
-    if asked.apart:
+def pair(args: argparse.Namespace, folder: Path, slowed: float) -> Comparison:
+    """Compare the two runs of a pair: rounds in turn, or with --apart one run after the other."""
+    turns = [(visit, side) for visit in range(args.rounds) for side in (0, 1)]
+    if args.apart:
         turns.sort(key=lambda turn: turn[1])
     with LocalLauncher() as launcher, Store(folder / "a") as first, Store(folder / "b") as second:
         wanted = trials(launcher)
         for visit, side in turns:
-            asked.plugin.joinpath(SHARE).write_text(str((0.0, slowed)[side]))
+            args.plugin.joinpath(SHARE).write_text(str((0.0, slowed)[side]))
             # what is in the store already is not run again, so this is one more round
             run_schedule(sweep(wanted, visit + 1), launcher, (first, second)[side], collect)
         records = [list(store.records) for store in (first, second)]
-    return compare(records[0], records[1], level=parse_share(asked.level, "--level"))
+    return compare(records[0], records[1], level=parse_share(args.level, "--level"))
 
 
-def trials(launcher: LocalLauncher) -> list[Trial]:
-    """Two implementations at two lengths, so four rows, by one thread each: what else runs on the
-    machine then disturbs them least."""
+def trials(launcher: Launcher) -> list[Trial]:
+    """Return two implementations at two lengths, on one thread each to be disturbed least."""
     catalogue = launcher.catalogue()
     return [
         Trial(
@@ -171,18 +170,22 @@ def trials(launcher: LocalLauncher) -> list[Trial]:
 
 
 def verdicts(found: Comparison) -> list[str]:
-    """What is said of trials that are the same."""
+    """Return a line per trial that was called slower or faster."""
     return [
-        f"{t.row['implementation']} {t.row['tokens']}: {t.verdict} {t.ratio:.3f}"
+        f"{t.row.implementation} {t.row.tokens}: {t.verdict} {t.ratio:.3f}"
         for t in found.times
         if t.verdict != "same"
     ]
 
 
-def seen(found: Comparison) -> str:
-    """What could have been seen, in the middle row and at worst."""
+def detectable(found: Comparison) -> str:
+    """Return the smallest change that could be detected: median and worst trial."""
     known = sorted(t.estimate.detectable for t in found.times if t.estimate)
-    return f"seen from {known[len(known) // 2]:.1%}, at worst {known[-1]:.1%}" if known else "none"
+    return (
+        f"detectable from {known[len(known) // 2]:.1%}, at worst {known[-1]:.1%}"
+        if known
+        else "none"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How near the floor each implementation's longest sequence comes: `python benchmarks/floor.py`.
+"""Longest length as a fraction of the floor: `python benchmarks/floor.py`.
 
-Runs `longseq maxlen` for every implementation, forward and train, and prints the longest length,
-its fraction of the floor beside the least that is asked of it, and how many processes it took.
+Runs `longseq maxlen` for every implementation, forward and train. Prints the longest length, its
+fraction of the theoretical maximum (floor), the least fraction that passes, and the number of runs.
 Takes about a minute on two cores. Options: --memory-budget 64MiB --dtype float32.
 """
 
@@ -25,14 +25,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory-budget", default="64MiB")
     parser.add_argument("--dtype", default="float32")
-    asked = parser.parse_args()
-    print(f"{asked.dtype}, 8 heads of 64, budget {asked.memory_budget}, CPU")
-    head = ("", "mode", "longest", "failed at", "limited by", "of floor", "asked", "runs", "wall s")
+    args = parser.parse_args()
+    print(f"{args.dtype}, 8 heads of 64, budget {args.memory_budget}, CPU")
+    head = ("", "mode", "longest", "failed at", "limited by", "of floor", "goal", "runs", "wall s")
     layout = "{:<13} {:<8} {:>9} {:>9} {:>11} {:>8} {:>6} {:>5} {:>7}"
     print(layout.format(*head))
     missed = 0
     for mode, least in LEAST.items():
-        for row in maxima(mode, asked.memory_budget, asked.dtype):
+        for row in maxima(mode, args.memory_budget, args.dtype):
             floor, name = row["fraction_of_floor"], row["implementation"]
             good = floor >= least[name] and row["runs"] <= MOST_RUNS
             missed += not good
@@ -40,12 +40,12 @@ def main() -> None:
                 name, mode, row["max_tokens"], row["first_failure"], row["limited_by"],
                 f"{floor:.3f}", f"{least[name]:.2f}", row["runs"], f"{row['wall_s']:.1f}",
             )  # fmt: skip
-            print(layout.format(*map(str, cells)) + ("" if good else "  below what is asked"))
+            print(layout.format(*map(str, cells)) + ("" if good else "  below the goal"))
     sys.exit(1 if missed else 0)
 
 
 def maxima(mode: str, budget: str, dtype: str) -> list[dict[str, Any]]:
-    """The results of one `longseq maxlen --json` over all implementations."""
+    """Return the results of one `longseq maxlen --json` over all implementations."""
     command = [sys.executable, "-m", "longseq_bench", "maxlen", "--json", "--device", "cpu"]
     for name in IMPLEMENTATIONS:
         command += ["--impl", name]

@@ -1,10 +1,10 @@
-"""What measuring costs and whether it agrees: `python benchmarks/overhead.py [--rounds 9]`.
+"""Overhead of measuring, and agreement with torch's timer: `python benchmarks/overhead.py`.
 
-1. Isolation: a trial through the launcher beside the same probe in this process, interleaved.
-2. Agreement: `sdpa` timed by the tool beside torch.utils.benchmark, interleaved.
-3. The pass under the budget (exact heap) beside the timed passes (fast heap) of the same trials.
+1. Isolation: a trial through the launcher against the same trial in this process, interleaved.
+2. Agreement: `sdpa` timed by longseq against torch.utils.benchmark, interleaved.
+3. The pass under the budget (exact heap) against the timed passes (fast heap) of the same trials.
 4. `longseq --help`: wall time, and whether it imports torch or pandas.
-Every figure is printed with what it is compared with, as a ratio or a difference of medians.
+Every figure is printed as a ratio or a difference of medians. Options: --rounds 9.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 from longseq_bench.core.model import Outcome, Trial, Workload
+from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.trial import run_trial
@@ -30,7 +31,7 @@ MOST_HELP_S = 0.3
 
 
 class Silent(MessageSender):
-    """Tells nobody."""
+    """A sender that drops every message."""
 
     def __init__(self) -> None:
         self.phase = "start"
@@ -54,7 +55,7 @@ def main() -> None:
     sys.exit(0 if all(good) else 1)
 
 
-def asked(name: str, tokens: int, repeats: int, mode: str = "forward") -> Trial:
+def make_trial(name: str, tokens: int, repeats: int, mode: str = "forward") -> Trial:
     workload = Workload.model_validate({"seq_len": tokens, "mode": mode})
     options = {"sdpa": {"backend": "auto"}, "ring": {"chunk": 4096}}[name]
     return Trial(
@@ -62,18 +63,18 @@ def asked(name: str, tokens: int, repeats: int, mode: str = "forward") -> Trial:
     )
 
 
-def run(launcher: LocalLauncher, trial: Trial) -> Outcome:
+def run(launcher: Launcher, trial: Trial) -> Outcome:
     outcome = launcher.run(trial, lambda phase, part: None).outcome
     assert outcome.status == "ok", outcome.reason
     return outcome
 
 
-def isolation(launcher: LocalLauncher, rounds: int) -> bool:
-    """A whole trial's wall time less that of its own work, median over rounds."""
+def isolation(launcher: Launcher, rounds: int) -> bool:
+    """Compare the wall time of an isolated trial with its own work; medians over rounds."""
     print("1. isolation: wall seconds of a trial")
     good = True
     for mode in ("forward", "train"):
-        trial = asked("sdpa", 1024, 0, mode)
+        trial = make_trial("sdpa", 1024, 0, mode)
         isolated, own = [], []
         for _ in range(rounds + 1):
             start = time.perf_counter()
@@ -91,15 +92,15 @@ def isolation(launcher: LocalLauncher, rounds: int) -> bool:
 
 
 def timer_median(tokens: int, answer: Connection) -> None:
-    """The same call by torch.utils.benchmark, in a process forked from the same server."""
-    names = {"attend": scaled_dot_product_attention}
+    """Time the call with torch.utils.benchmark, in a process of the same fork server."""
+    names: dict[str, object] = {"attend": scaled_dot_product_attention}
     names |= {name: torch.randn(1, 8, tokens, 64) for name in "qkv"}
     threads = torch.get_num_threads()
     timer = Timer("attend(q, k, v)", globals=names, num_threads=threads)
     answer.send(timer.blocked_autorange(min_run_time=1.0).median)
 
 
-def by_timer(launcher: LocalLauncher, tokens: int) -> float:
+def by_timer(launcher: Launcher, tokens: int) -> float:
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=timer_median, args=(tokens, sender))
@@ -109,23 +110,24 @@ def by_timer(launcher: LocalLauncher, tokens: int) -> float:
     return took
 
 
-def by_tool(launcher: LocalLauncher, tokens: int) -> float:
-    """With the thread count set, as torch.utils.benchmark always sets it: setting it to what it is
-    already makes sdpa 5 to 8 % slower here (it tells MKL not to choose by itself)."""
-    trial = asked("sdpa", tokens, 30).replace(threads=torch.get_num_threads())
+def by_tool(launcher: Launcher, tokens: int) -> float:
+    """Time the call with longseq, with the thread count set as torch.utils.benchmark sets it.
+
+    Setting it makes sdpa 5 to 8 % slower here: MKL then no longer chooses by itself.
+    """
+    trial = make_trial("sdpa", tokens, 30).replace(threads=torch.get_num_threads())
     return median(run(launcher, trial).samples("time"))
 
 
 def keep_busy(seconds: float = 1.0) -> None:
-    """A processor that has idled is faster for a moment than one that works: neither side may
-    have that moment to itself."""
+    """Load the processor, so that neither side profits from the higher clock after an idle time."""
     end, square = time.perf_counter() + seconds, torch.ones(1024, 1024)
     while time.perf_counter() < end:
         square @ square
 
 
-def agreement(launcher: LocalLauncher, rounds: int) -> bool:
-    """Median time by the tool over median time by torch.utils.benchmark, round by round."""
+def agreement(launcher: Launcher, rounds: int) -> bool:
+    """Print the ratio of longseq's median time to that of torch.utils.benchmark, per round."""
     print("2. sdpa by the tool over torch.utils.benchmark: ratio of medians, a round each")
     good = True
     for tokens in (1024, 4096):
@@ -143,11 +145,11 @@ def agreement(launcher: LocalLauncher, rounds: int) -> bool:
     return good
 
 
-def heaps(launcher: LocalLauncher) -> bool:
-    """How much slower the pass under exact accounting is; a time budget is judged by that pass."""
+def heaps(launcher: Launcher) -> bool:
+    """Print how much slower the pass under exact accounting is; it decides on time budgets."""
     print("3. pass under the budget over timed passes: ratio of medians")
     for name, tokens in (("sdpa", 8192), ("ring", 8192), ("ring", 16384)):
-        outcomes = [run(launcher, asked(name, tokens, 3)) for _ in range(3)]
+        outcomes = [run(launcher, make_trial(name, tokens, 3)) for _ in range(3)]
         exact = median(s for o in outcomes for s in o.samples("pass_time"))
         fast = median(s for o in outcomes for s in o.samples("time"))
         print(
@@ -157,7 +159,7 @@ def heaps(launcher: LocalLauncher) -> bool:
 
 
 def help_time() -> bool:
-    """Wall seconds of `longseq --help`, and the heavy modules it imports."""
+    """Print the wall time of `longseq --help` and the heavy modules it imports."""
     code = (
         "import sys; from longseq_bench.cli import run; run(['--help']);"
         "print([m for m in ('torch', 'pandas') if m in sys.modules], file=sys.stderr)"

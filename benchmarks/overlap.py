@@ -1,8 +1,8 @@
-"""A ring over two ranks beside one process with as many threads: `python benchmarks/overlap.py`.
+"""A ring over two ranks against one process with two threads: `python benchmarks/overlap.py`.
 
-`ring order=zigzag`, two ranks with one thread each, and `sdpa` in one process with two threads, on
-the same causal workload, in interleaved rounds. Prints medians over rounds, CPU time beside wall
-time, the ratio, and what of the ring's time is communication that computing does not hide.
+`ring order=zigzag` on two ranks of one thread, and `sdpa` in one process of two threads, on the
+same causal workload in interleaved rounds. Prints medians over rounds, CPU and wall time, their
+ratio, and the share of the ring's time that is exposed communication.
 Takes some minutes. Options: --tokens 16k --rounds 5 --mode forward --orders zigzag,striped.
 """
 
@@ -12,6 +12,7 @@ from statistics import median
 
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_tokens
+from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
 
 MOST_RATIO, MOST_EXPOSED = 1.15, 0.10
@@ -23,27 +24,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--orders", default="zigzag")
     parser.add_argument("--mode", default="forward", choices=["forward", "train"])
-    asked = parser.parse_args()
+    args = parser.parse_args()
     workload = Workload.model_validate(
-        {"seq_len": parse_tokens(asked.tokens), "causal": True, "mode": asked.mode}
+        {"seq_len": parse_tokens(args.tokens), "causal": True, "mode": args.mode}
     )
     with LocalLauncher() as launcher:
         trials = {"sdpa, 2 threads": trial(launcher, workload, "sdpa", 1, 2)}
-        for order in asked.orders.split(","):
+        for order in args.orders.split(","):
             trials[f"ring order={order}, 2 ranks"] = trial(
                 launcher, workload, "ring", 2, 1, order=order
             )
         seen: dict[str, list[dict[str, float]]] = {name: [] for name in trials}
-        for _ in range(asked.rounds):
+        for _ in range(args.rounds):
             for name, one in trials.items():
-                seen[name].append(visit(launcher, one))
-    sys.exit(0 if told(workload, seen) else 1)
+                seen[name].append(measure(launcher, one))
+    sys.exit(0 if print_table(workload, seen) else 1)
 
 
 def trial(
-    launcher: LocalLauncher, workload: Workload, name: str, world: int, threads: int, **options: str
+    launcher: Launcher, workload: Workload, name: str, world: int, threads: int, **options: str
 ) -> Trial:
-    """One visit: a few passes after a warm-up."""
+    """Return the trial of one round: a few passes after a warm-up."""
     filled = launcher.catalogue().options(name, options)
     return Trial(
         implementation=name, options=filled, workload=workload, world_size=world,
@@ -51,8 +52,8 @@ def trial(
     )  # fmt: skip
 
 
-def visit(launcher: LocalLauncher, one: Trial) -> dict[str, float]:
-    """Medians of one visit, in seconds, of the slowest rank in each pass."""
+def measure(launcher: Launcher, one: Trial) -> dict[str, float]:
+    """Run a trial; return medians in seconds, each pass as slow as its slowest rank."""
     outcome = launcher.run(one, lambda phase, part: None).outcome
     if outcome.status != "ok":
         sys.exit(f"{one.implementation}: {outcome.status}: {outcome.reason}")
@@ -63,8 +64,8 @@ def visit(launcher: LocalLauncher, one: Trial) -> dict[str, float]:
     return {name: median(map(max, zip(*seen[name], strict=True))) for name in names}
 
 
-def told(workload: Workload, seen: dict[str, list[dict[str, float]]]) -> bool:
-    """Print the table; whether the zigzag ring is as near as it has to be."""
+def print_table(workload: Workload, seen: dict[str, list[dict[str, float]]]) -> bool:
+    """Print the table; return True if the zigzag ring reaches its goals."""
     print(f"{workload.seq_len:,} tokens, causal, {workload.mode}, float32, 8 heads of 64")
     layout = "{:<30} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9}"
     print(layout.format("", "time s", "CPU s", "× sdpa", "compute s", "comm. s", "exposed"))
@@ -82,7 +83,7 @@ def told(workload: Workload, seen: dict[str, list[dict[str, float]]]) -> bool:
             if "zigzag" in name:
                 good = ratio <= MOST_RATIO and exposed <= MOST_EXPOSED
         print(layout.format(name, *cells, *[""] * (6 - len(cells))))
-    print(f"asked of zigzag: × sdpa at most {MOST_RATIO}, exposed at most {MOST_EXPOSED:.0%}")
+    print(f"goals of zigzag: × sdpa at most {MOST_RATIO}, exposed at most {MOST_EXPOSED:.0%}")
     return good
 
 

@@ -1,12 +1,10 @@
-"""Predicted beside measured: peaks, maxima, and times at twice the calibrated length.
-
-    python benchmarks/prediction.py
+"""Predicted against measured peaks, maxima and times: `python benchmarks/prediction.py`.
 
 Peaks: each implementation, forward and train, on one rank and two, at three lengths, float32.
-Maxima: what a search found under 64 MiB a rank beside what was predicted for it. Times: rates
-learnt from runs at one length, held against runs at twice that, both medians of several passes. The
-last column of each is predicted over measured, less one; the exit code is 1 where one is beyond its
-limit (memory 3 %, sdpa 5 %, maxima 3 %, times 25 %).
+Maxima: the result of a search under 64 MiB a rank against its prediction. Times: rates fitted to
+runs at one length, checked on runs at twice that length, both medians of several passes. The last
+column is predicted / measured - 1. The exit code is 1 if one exceeds its limit (memory 3 %,
+sdpa 5 %, maxima 3 %, times 25 %).
 """
 
 import argparse
@@ -18,6 +16,7 @@ from longseq_bench.analysis.searches import search_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
+from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.runner import NoStore, run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel, find_longest_fit, predict
@@ -35,14 +34,14 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
     "hilbert": ({}, LONG, 2),
     "dilated": ({}, LONG, 2),
 }
-"""Options, lengths, and ranks at most."""
+"""Options, lengths and maximum number of ranks by implementation."""
 
 MODES: tuple[Mode, ...] = ("forward", "train")
 MEMORY_LIMIT, SDPA_LIMIT, TIME_LIMIT = 0.03, 0.05, 0.25
 
 
 def trials(
-    launcher: LocalLauncher, dtype: str, budget: int, least: int = 1
+    launcher: Launcher, dtype: str, budget: int, least: int = 1
 ) -> Iterator[tuple[Trial, tuple[int, ...]]]:
     catalogue = launcher.catalogue()
     for name, (options, lengths, most) in CASES.items():
@@ -59,19 +58,19 @@ def limit(name: str) -> float:
     return SDPA_LIMIT if name == "sdpa" else MEMORY_LIMIT
 
 
-def row(trial: Trial, tokens: int, foreseen: float, seen: float, most: float, unit: float) -> bool:
-    off = foreseen / seen - 1
+def row(trial: Trial, tokens: int, predicted: float, seen: float, most: float, unit: float) -> bool:
+    off = predicted / seen - 1
     w = trial.workload
     flag = "" if abs(off) <= most else "  <-- beyond"
     print(
         f"{trial.implementation:14} {w.mode:8} {w.dtype:9} {trial.world_size:2} {tokens:8,} "
-        f"{foreseen / unit:10.3f} {seen / unit:10.3f} {100 * off:+7.2f} %{flag}",
+        f"{predicted / unit:10.3f} {seen / unit:10.3f} {100 * off:+7.2f} %{flag}",
         flush=True,
     )
     return abs(off) <= most
 
 
-def peaks(launcher: LocalLauncher, dtype: str) -> bool:
+def peaks(launcher: Launcher, dtype: str) -> bool:
     print("\npeak of the fullest rank, MiB: predicted, measured, off", flush=True)
     good = True
     for trial, lengths in trials(launcher, dtype, 8 * 2**30):
@@ -87,20 +86,22 @@ def peaks(launcher: LocalLauncher, dtype: str) -> bool:
     return good
 
 
-def maxima(launcher: LocalLauncher, dtype: str, pace: RateModel, budget: int) -> bool:
-    print(f"\nlongest under {budget // MIB} MiB a rank, tokens: predicted, found, off", flush=True)
-    good, outlook = True, Predictor(launcher.dry_run, pace)
+def maxima(launcher: Launcher, dtype: str, rates: RateModel, budget: int) -> bool:
+    print(
+        f"\nlongest under {budget // MIB} MiB a rank, tokens: predicted, measured, off", flush=True
+    )
+    good, predictor = True, Predictor(launcher.dry_run, rates)
     for trial, _ in trials(launcher, dtype, budget):
-        one = find_longest_fit(trial, launcher.dry_run, pace, CEILING_TOKENS)
+        one = find_longest_fit(trial, launcher.dry_run, rates, CEILING_TOKENS)
         assert not isinstance(one, str), one
-        records = run_schedule(maxlen([trial], None, outlook), launcher, NoStore(), collect)
+        records = run_schedule(maxlen([trial], None, predictor), launcher, NoStore(), collect)
         (found,) = search_rows(records)
         tokens = one.trial.workload.seq_len
         good &= row(trial, len(records), tokens, found.max_tokens, MEMORY_LIMIT, 1)
     return good
 
 
-def paces(launcher: LocalLauncher, dtype: str, least: int) -> bool:
+def pass_times(launcher: Launcher, dtype: str, least: int) -> bool:
     print("\none pass, s, at twice the calibrated length: predicted, measured, off", flush=True)
     good, here = True, collect()
     cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
@@ -126,17 +127,17 @@ def main() -> int:
     parser.add_argument("--only", choices=["peaks", "maxima", "times"])
     parser.add_argument("--budget", type=int, default=64, help="MiB a rank, of maxima")
     parser.add_argument("--ranks-from", type=int, default=1, help="of times: leave out fewer")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     here = collect()
-    pace = RateModel(this_cpu(here.cpu, here.cores, here.memory_bytes))
+    rates = RateModel(this_cpu(here.cpu, here.cores, here.memory_bytes))
     good = True
     with LocalLauncher() as launcher:
-        if asked.only in (None, "peaks"):
-            good &= peaks(launcher, asked.dtype)
-        if asked.only in (None, "maxima"):
-            good &= maxima(launcher, asked.dtype, pace, asked.budget * MIB)
-        if asked.only in (None, "times"):
-            good &= paces(launcher, asked.dtype, asked.ranks_from)
+        if args.only in (None, "peaks"):
+            good &= peaks(launcher, args.dtype)
+        if args.only in (None, "maxima"):
+            good &= maxima(launcher, args.dtype, rates, args.budget * MIB)
+        if args.only in (None, "times"):
+            good &= pass_times(launcher, args.dtype, args.ranks_from)
     return 0 if good else 1
 
 

@@ -1,8 +1,9 @@
-"""How near the floor of all ranks each way of spreading comes: `python benchmarks/ranks.py`.
+"""Longest length on several ranks as a fraction of the floor: `python benchmarks/ranks.py`.
 
-Runs `longseq maxlen` on 1, 2 and 4 ranks with one budget a rank, and prints the longest length, its
-fraction of the floor beside the least that is asked of it, and how it grows with ranks.
-Takes some minutes on two cores. Options: --memory-budget 64MiB --dtype float32 --worlds 1,2,4.
+Runs `longseq maxlen` on 1, 2 and 4 ranks with one budget per rank. Prints the longest length, its
+fraction of the theoretical maximum (floor), the least fraction that passes, and its growth with
+ranks. Takes some minutes on two cores.
+Options: --memory-budget 64MiB --dtype float32 --worlds 1,2,4.
 """
 
 import argparse
@@ -24,10 +25,10 @@ CASES: list[tuple[str, list[str], str, float | None]] = [
     ("ring", ["queries=full"], "forward", None),
     ("ring", ["queries=full"], "train", None),
 ]
-"""Implementation, options, mode, and the least fraction of the floor asked of it on many ranks."""
+"""Implementation, options, mode, and the least fraction of the floor on several ranks."""
 
 GROWS = {4: 3.7}
-"""How many times what one rank takes a ring of so many has to take, forward."""
+"""Least ratio of the longest length to that on one rank, by number of ranks; ring, forward."""
 
 
 def main() -> None:
@@ -35,17 +36,17 @@ def main() -> None:
     parser.add_argument("--memory-budget", default="64MiB")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--worlds", default="1,2,4")
-    asked = parser.parse_args()
-    worlds = [int(world) for world in asked.worlds.split(",")]
-    print(f"{asked.dtype}, 8 heads of 64, {asked.memory_budget} a rank, CPU")
+    args = parser.parse_args()
+    worlds = [int(world) for world in args.worlds.split(",")]
+    print(f"{args.dtype}, 8 heads of 64, {args.memory_budget} a rank, CPU")
     layout = "{:<24} {:<8} {:>5} {:>9} {:>11} {:>8} {:>6} {:>10} {:>9} {:>5} {:>7}"
-    head = ("", "mode", "ranks", "longest", "limited by", "of floor", "asked", "× one rank")
+    head = ("", "mode", "ranks", "longest", "limited by", "of floor", "goal", "× one rank")
     print(layout.format(*head, "imbalance", "runs", "wall s"))
     missed = 0
     for name, options, mode, least in CASES:
         alone = None
         for world in worlds:
-            row = maximum(name, options, mode, world, asked.memory_budget, asked.dtype)
+            row = maximum(name, options, mode, world, args.memory_budget, args.dtype)
             longest = row["max_tokens"]
             alone = longest if world == 1 else alone
             grown = longest / alone if alone else None
@@ -66,7 +67,7 @@ def main() -> None:
 def maximum(
     name: str, options: list[str], mode: str, world: int, budget: str, dtype: str
 ) -> dict[str, Any]:
-    """The result of one `longseq maxlen --json`."""
+    """Return the result of one `longseq maxlen --json`."""
     command = [sys.executable, "-m", "longseq_bench", "maxlen", "--json", "--device", "cpu"]
     command += ["--impl", name, "--world-size", str(world), "--mode", mode]
     for option in options:

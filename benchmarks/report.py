@@ -1,12 +1,11 @@
-"""What a report of many records takes: `python benchmarks/report.py`.
+"""Time, memory and file sizes of a report of many records: `python benchmarks/report.py`.
 
-Makes 100,000 records of sweeps and searches, runs `longseq report` on them and prints its seconds,
-its memory and the size of each file it writes, beside what is asked: under 20 s, 1 GiB and 20 MB a
-file. Three shapes: mixed, with rounds, searches, failures and two ranks on many workloads;
-distinct, where no two records are of one trial, so that each is a row; workloads, of which each has
-six records, so that each is a table and a sentence. The exit code is 1 where a limit is missed.
+Makes 100,000 records of sweeps and searches and runs `longseq report` on them. The limits are 20 s,
+1 GiB and 20 MB a file. Three shapes: mixed (rounds, searches, failures and two ranks on many
+workloads), distinct (no two records of one trial, so that each is a row) and workloads (six records
+on each, so that each workload is a table). The exit code is 1 if a limit is exceeded.
 Options: --records 100000 --shape all --format html --kind summary --seed 0 --keep FOLDER;
---stages tells instead what reading, tabulating and each report before its format take.
+--stages prints the cost of loading, building rows and building documents instead.
 """
 
 import argparse
@@ -53,8 +52,7 @@ FAILURES = (
 )
 FAILED, PROBES = 0.15, 7
 SEARCHED, SPARSITIES = 0.6, 0.3
-"""The share of what is swept on a workload that is searched for its maximum too, and for its least
-sparsity."""
+"""Shares of the swept variants that are also searched for their maximum, and least sparsity."""
 HOST: dict[str, Any] = {
     "os": "Linux 6.1", "cpu": "Some CPU", "cores": 2, "memory_bytes": 2**34, "python": "3.11.7",
     "torch": "2.13.0+cpu", "longseq": "0.1.0", "commit": "efa39d5838ee", "clock_mhz": 2600.0,
@@ -70,22 +68,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder for the records, which are kept there")
     parser.add_argument("--stages", action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     missed = False
-    for shape in MADE if asked.shape == "all" else (asked.shape,):
+    for shape in MADE if args.shape == "all" else (args.shape,):
         with tempfile.TemporaryDirectory() as passing:
-            folder = (asked.keep or Path(passing)) / shape
-            size = write(folder, shape, asked.records, asked.seed)
-            print(f"{shape}: {asked.records:,} records, {size / 1e6:.0f} MB", flush=True)
-            if asked.stages:
-                run([sys.executable, "-c", STAGES, str(folder), asked.kind])
+            folder = (args.keep or Path(passing)) / shape
+            size = write(folder, shape, args.records, args.seed)
+            print(f"{shape}: {args.records:,} records, {size / 1e6:.0f} MB", flush=True)
+            if args.stages:
+                run([sys.executable, "-c", STAGES, str(folder), args.kind])
             else:
-                missed |= report(folder, asked.format, asked.kind)
+                missed |= report(folder, args.format, args.kind)
     sys.exit(1 if missed else 0)
 
 
 def report(folder: Path, formats: str, kind: str) -> bool:
-    """Run `longseq report`, print what it took; whether a limit was missed."""
+    """Run `longseq report` and print its cost; return True if a limit was exceeded."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "longseq_bench", "report", str(folder), "--out", out]
         wall, cpu, rss = run([*command, "--format", formats, "--kind", kind])
@@ -127,7 +125,7 @@ for document in made:
 
 
 def run(command: list[str]) -> tuple[float, float, int]:
-    """Seconds on the wall and of CPU, and peak bytes, of a command and what it waited for."""
+    """Run a command; return wall seconds, CPU seconds and peak bytes, its children included."""
     start = time.perf_counter()
     child = subprocess.Popen(command)
     # Not RUSAGE_CHILDREN: its peak is that of the largest child so far.
@@ -140,7 +138,7 @@ def run(command: list[str]) -> tuple[float, float, int]:
 
 
 def write(folder: Path, shape: str, records: int, seed: int) -> int:
-    """Write records.jsonl with as many records; its bytes. The same for the same seed."""
+    """Write records.jsonl, equal for equal seeds; return its size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
     with open(folder / "records.jsonl", "w", encoding="utf-8") as stream:
@@ -150,7 +148,7 @@ def write(folder: Path, shape: str, records: int, seed: int) -> int:
 
 
 def mixed(rng: random.Random) -> Iterator[Record]:
-    """Sweeps of 2 or 3 rounds and searches in turn, over as many workloads as it takes."""
+    """Yield sweeps of 2 or 3 rounds and searches in turn, over many workloads."""
     for shape, mode, dtype, causal in product(SHAPES, MODES, DTYPES, CAUSAL):
         where = Environment(host="bench", load=(round(rng.random(), 2), 0.5, 0.5), **HOST)
         workload = _workload(shape, mode, dtype, causal)
@@ -165,7 +163,7 @@ def mixed(rng: random.Random) -> Iterator[Record]:
 
 
 def distinct(rng: random.Random) -> Iterator[Record]:
-    """No two of one trial: few workloads, many options."""
+    """Yield records of different trials: few workloads, many options."""
     where = Environment(host="bench", load=(0.5, 0.5, 0.5), **HOST)
     for chunk in range(16, 16 * 10_000, 16):
         for mode, dtype, causal in product(MODES, DTYPES, CAUSAL):
@@ -176,7 +174,7 @@ def distinct(rng: random.Random) -> Iterator[Record]:
 
 
 def workloads(rng: random.Random) -> Iterator[Record]:
-    """Each of another batch: two implementations at three lengths."""
+    """Yield six records per workload: two implementations at three lengths, another batch each."""
     where = Environment(host="bench", load=(0.5, 0.5, 0.5), **HOST)
     for batch in count(1):
         workload = _workload((batch, 8, 64), "forward", "float32", False)
@@ -228,7 +226,7 @@ def _search(
     rng: random.Random, name: str, options: dict[str, Any], workload: dict[str, Any], world: int,
     where: Environment,
 ) -> Iterator[Record]:  # fmt: skip
-    """Probes round the maximum, of which some fail, then runs at it."""
+    """Yield probes near the maximum, some of which fail, then confirmations."""
     longest = rng.randint(2000, 200_000)
     for i in range(PROBES):
         confirms, fails = i > PROBES - 3, i in (1, PROBES - 3)
@@ -255,8 +253,8 @@ def _outcome(
 ) -> Outcome:  # fmt: skip
     if fails:
         status, phase, reason = failure or rng.choice(FAILURES)
-        said = reason.format(rng.randrange(10, 10**6))
-        return Outcome.model_validate({"status": status, "phase": phase, "reason": said})
+        text = reason.format(rng.randrange(10, 10**6))
+        return Outcome.model_validate({"status": status, "phase": phase, "reason": text})
     measured = [m for rank in range(trial.world_size) for m in _measured(rng, trial, samples, rank)]
     facts = {"pass_s": rng.random(), "memory_meter": "heap peak (VmHWM)", "kernel": "flash (CPU)",
              "errors": {"out": rng.random() * 1e-6}, "timer": "clock"}  # fmt: skip

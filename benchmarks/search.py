@@ -1,13 +1,13 @@
-"""How many runs a search takes, beside doubling and bisection to the same bracket.
+"""Runs of a search against doubling and bisection to the same bracket.
 
     python benchmarks/search.py
 
 Twelve cases on a CPU: three implementations, two modes, two memory budgets. Each is searched both
-ways in turn, from nothing; runs are processes, confirmations among them, and seconds are of the
-whole search, what was foreseen included. The exit code is 1 where ours takes more than 5 runs on
-average or 8 in any, or where the plain way does not take 3 times as long in all. How many times it
-would be without the plain way's shortest runs is told as well. Two more cases, which time limits,
-follow; they count for nothing, since noise decides how many runs they take.
+ways in turn, from nothing. A run is a process, confirmations included; seconds cover the whole
+search, predictions included. The exit code is 1 if longseq takes more than 5 runs on average or
+more than 8 in any case, or if plain bisection takes less than 3 times as long in total. The ratio
+without the shortest runs of plain bisection is printed too. Two further cases are limited by time;
+they do not count, since noise decides how many runs they take.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from longseq_bench.analysis.searches import search_rows
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Mode, Trial, Workload
 from longseq_bench.environment import collect
+from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.runner import NoStore, run_schedule
 from longseq_bench.search.bracket import tolerance
@@ -30,7 +31,7 @@ from longseq_bench.search.strategy import maxlen
 MIB = 2**20
 MODES: tuple[Mode, ...] = ("forward", "train")
 Case = tuple[str, dict[str, Any], Mode, int, float | None]
-"""Name, options, mode, bytes, seconds a pass."""
+"""Implementation, options, mode, memory budget in bytes, time budget of a pass in seconds."""
 
 IMPLEMENTATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ring", {}),
@@ -49,26 +50,25 @@ TIMED: list[Case] = [
 ]
 
 STARTS = (64, 512)
-"""Doubling starts at 1 token, as what expects nothing has to; told is also what it would be from
-here."""
+"""Doubling starts at 1 token; the ratio is also printed for doubling from these lengths."""
 
 MOST_MEAN, MOST_ANY, LEAST_RATIO = 5.0, 8, 3.0
 
 
-def ours(trial: Trial, launcher: LocalLauncher, pace: RateModel) -> tuple[int, int, int | None]:
-    """Runs, and the bracket."""
-    outlook = Predictor(launcher.dry_run, pace)
-    records = run_schedule(maxlen([trial], None, outlook), launcher, NoStore(), collect)
+def ours(trial: Trial, launcher: Launcher, rates: RateModel) -> tuple[int, int, int | None]:
+    """Search with longseq; return the number of runs and the bracket."""
+    predictor = Predictor(launcher.dry_run, rates)
+    records = run_schedule(maxlen([trial], None, predictor), launcher, NoStore(), collect)
     (row,) = search_rows(records)
     return len(records), row.max_tokens, row.first_failure
 
 
 Ran = list[tuple[int, float]]
-"""Tokens and seconds of each run."""
+"""Tokens and wall seconds of each run."""
 
 
-def plain(trial: Trial, launcher: LocalLauncher) -> tuple[Ran, int, int]:
-    """Doubling until one fails, then the middle until the bracket is as narrow, then once more."""
+def plain(trial: Trial, launcher: Launcher) -> tuple[Ran, int, int]:
+    """Double until a length fails, bisect to the same tolerance, confirm once."""
     runs: Ran = []
 
     def passes(tokens: int) -> bool:
@@ -87,8 +87,8 @@ def plain(trial: Trial, launcher: LocalLauncher) -> tuple[Ran, int, int]:
     return runs, low, high
 
 
-def both(case: Case, launcher: LocalLauncher, pace: RateModel) -> tuple[int, float, Ran]:
-    """One case both ways, printed: our runs, our seconds, the plain way's runs."""
+def both(case: Case, launcher: Launcher, rates: RateModel) -> tuple[int, float, Ran]:
+    """Search one case both ways and print it; return our runs, our seconds, the plain runs."""
     name, options, mode, budget, seconds = case
     trial = Trial(
         implementation=name, options=launcher.catalogue().options(name, options),
@@ -96,7 +96,7 @@ def both(case: Case, launcher: LocalLauncher, pace: RateModel) -> tuple[int, flo
         repeats=0,
     )  # fmt: skip
     start = time.perf_counter()
-    runs, low, high = ours(trial, launcher, pace)
+    runs, low, high = ours(trial, launcher, rates)
     middle = time.perf_counter()
     other, plain_low, plain_high = plain(trial, launcher)
     took, plain_took = middle - start, time.perf_counter() - middle
@@ -118,22 +118,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.parse_args()
     here = collect()
-    pace = RateModel(this_cpu(here.cpu, here.cores, here.memory_bytes))
+    rates = RateModel(this_cpu(here.cpu, here.cores, here.memory_bytes))
     print("case, float32                        runs  bracket                 s      plain: "
           "bracket                 s  times ours")  # fmt: skip
     with LocalLauncher() as launcher:
-        found = [both(case, launcher, pace) for case in TWELVE]
+        found = [both(case, launcher, rates) for case in TWELVE]
         counts, seconds, others = zip(*found, strict=True)
         plain_runs = [run for other in others for run in other]
 
         def ratio(start: int) -> float:
-            return sum(s for n, s in plain_runs if n >= start) / sum(seconds)
+            return float(sum(s for n, s in plain_runs if n >= start) / sum(seconds))
 
         print(f"{mean(counts):.2f} runs on average, {max(counts)} at most; {sum(seconds):.1f} s "
               f"against {ratio(1) * sum(seconds):.1f} s in {len(plain_runs) / len(found):.1f}: "
               f"{ratio(1):.2f} times, {_later(ratio)}")  # fmt: skip
         for case in TIMED:
-            both(case, launcher, pace)
+            both(case, launcher, rates)
     good = mean(counts) <= MOST_MEAN and max(counts) <= MOST_ANY and ratio(1) >= LEAST_RATIO
     return 0 if good else 1
 

@@ -1,13 +1,13 @@
-"""Sparse attention beside dense and FlexAttention: `python benchmarks/sparse.py`.
+"""Sparse attention against dense and FlexAttention: `python benchmarks/sparse.py`.
 
 Each pattern in turn with dense `sdpa` and with compiled FlexAttention on the same layout, float32,
 8 heads of 64, block 128, in interleaved rounds on the same inputs. Prints the share of ideal,
 (dense time x density) / sparse time, as the median over rounds with its range, by wall and by CPU
 time, and FlexAttention's time over ours.
 
-Dense attention of 1,024 query rows against all keys, scaled to all rows, stands for the whole: its
-time a row is the same for every row when all keys are seen. --whole runs all rows (minutes a pass).
-Also the growth of time with length at the same blocks a row. Options: --cases 32k:0.95,128k:0.99
+Dense attention is timed on 1,024 query rows against all keys and scaled to all rows: every row
+takes the same time when all keys are visible. --whole runs all rows (minutes a pass). Also prints
+how time grows with length at a fixed number of blocks a row. Options: --cases 32k:0.95,128k:0.99
 --patterns ... --kernels native,torch --rounds 5 --train --causal --no-flex --dtype float32
 """
 
@@ -51,26 +51,26 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     for flag in ("--train", "--causal", "--whole", "--no-flex", "--no-growth"):
         parser.add_argument(flag, action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     keep_memory()
     good = True
-    for case in asked.cases.split(","):
+    for case in args.cases.split(","):
         tokens, sparsity = case.split(":")
-        good &= one_case(asked, parse_tokens(tokens), float(sparsity))
-    if not asked.no_growth:
-        good &= growth(asked)
+        good &= one_case(args, parse_tokens(tokens), float(sparsity))
+    if not args.no_growth:
+        good &= growth(args)
     sys.exit(0 if good else 1)
 
 
-def one_case(asked: Any, n: int, sparsity: float) -> bool:
-    """A table of all patterns at one length; whether every share is as high as it has to be."""
-    inputs = drawn(n, asked.dtype)
-    how = "forward and backward" if asked.train else "forward"
+def one_case(args: Any, n: int, sparsity: float) -> bool:
+    """Print all patterns at one length; return True if every share reaches its goal."""
+    inputs = make_inputs(n, args.dtype)
+    how = "forward and backward" if args.train else "forward"
     print(
-        f"\n{n:,} tokens, {sparsity:.1%} sparse, {'causal' if asked.causal else 'both ways'}, ",
+        f"\n{n:,} tokens, {sparsity:.1%} sparse, {'causal' if args.causal else 'both ways'}, ",
         end="",
     )
-    print(f"{asked.dtype}, {how}, {torch.get_num_threads()} threads, {asked.rounds} rounds")
+    print(f"{args.dtype}, {how}, {torch.get_num_threads()} threads, {args.rounds} rounds")
     layout = "{:<16} {:<8} {:>8} {:>8} {:>8} {:>7} {:>15} {:>9} {:>7}"
     head = (
         "pattern",
@@ -85,9 +85,9 @@ def one_case(asked: Any, n: int, sparsity: float) -> bool:
     )
     print(layout.format(*head))
     good = True
-    for pattern in asked.patterns.split(","):
-        for name in asked.kernels.split(","):
-            cells, share = one_pattern(asked, pattern, name, sparsity, inputs)
+    for pattern in args.patterns.split(","):
+        for name in args.kernels.split(","):
+            cells, share = one_pattern(args, pattern, name, sparsity, inputs)
             print(layout.format(*cells), flush=True)
             if pattern in REQUIRED:
                 good &= share >= LEAST.get(pattern, LEAST_OTHERS)
@@ -95,34 +95,34 @@ def one_case(asked: Any, n: int, sparsity: float) -> bool:
 
 
 def one_pattern(
-    asked: Any, pattern: str, name: str, sparsity: float, inputs: tuple[Tensor, ...]
+    args: Any, pattern: str, name: str, sparsity: float, inputs: tuple[Tensor, ...]
 ) -> tuple[list[str], float]:
-    """A row of the table, and the share of ideal."""
+    """Measure one pattern; return its row of the table and its share of ideal."""
     n = inputs[0].shape[2]
     start = time.perf_counter()
-    made = make_layout(pattern, n, BLOCK, sparsity, asked.causal)
+    made = make_layout(pattern, n, BLOCK, sparsity, args.causal)
     kernel = sparse_selection.choose(
-        name, "cpu", asked.dtype, sparse_selection.Blocks(BLOCK, HEAD_DIM, asked.train)
+        name, "cpu", args.dtype, sparse_selection.Blocks(BLOCK, HEAD_DIM, args.train)
     )
-    built = build_layout_kernel(kernel, (made,), HEADS, asked.causal)
+    built = build_layout_kernel(kernel, (made,), HEADS, args.causal)
     planned = time.perf_counter() - start
-    runs: dict[str, Callable[[], Clocked]] = {"ours": passes(built, inputs, asked.train)}
-    if not (asked.no_flex or asked.train):
-        runs["flex"] = flex(made, inputs, asked.causal)
-    seen: dict[str, list[Clocked]] = {k: [] for k in (*runs, "dense")}
-    for round_ in range(asked.rounds + 1):
-        for key, run in (*runs.items(), ("dense", lambda: dense(asked, inputs))):
+    runs: dict[str, Callable[[], Clocked]] = {"ours": passes(built, inputs, args.train)}
+    if not (args.no_flex or args.train):
+        runs["flex"] = flex(made, inputs, args.causal)
+    times: dict[str, list[Clocked]] = {k: [] for k in (*runs, "dense")}
+    for round_ in range(args.rounds + 1):
+        for key, run in (*runs.items(), ("dense", lambda: dense(args, inputs))):
             clocked = run()
             if round_:  # the first warms up
-                seen[key].append(clocked)
-    density = made.visible_pairs / visible_pairs(n, asked.causal)
+                times[key].append(clocked)
+    density = made.visible_pairs / visible_pairs(n, args.causal)
     shares = [
-        [d[i] * density / o[i] for d, o in zip(seen["dense"], seen["ours"], strict=True)]
+        [d[i] * density / o[i] for d, o in zip(times["dense"], times["ours"], strict=True)]
         for i in (0, 1)
     ]
-    against = [f[0] / o[0] for f, o in zip(seen.get("flex", []), seen["ours"], strict=False)]
+    against = [f[0] / o[0] for f, o in zip(times.get("flex", []), times["ours"], strict=False)]
     share = median(shares[0])
-    took = median(wall for wall, _ in seen["ours"])
+    took = median(wall for wall, _ in times["ours"])
     return [
         pattern, kernel, f"{density:.4f}", f"{planned:.3f}", f"{took:.3f}",
         f"{share:.2f}", f"{min(shares[0]):.2f} to {max(shares[0]):.2f}", f"{median(shares[1]):.2f}",
@@ -145,67 +145,67 @@ def passes(
 
 
 def flex(layout: Any, inputs: tuple[Tensor, ...], causal: bool) -> Callable[[], Clocked]:
-    """FlexAttention on the same layout, compiled before anything is timed."""
+    """Compile FlexAttention on the layout; return a function that times one pass."""
+    q, k, v, _ = inputs
     try:
         kernel = build_layout_kernel("flex", (layout,), HEADS, causal)
-        kernel.forward(*inputs[:3], False)
+        kernel.forward(q, k, v, False)
     except LongseqError as error:
         sys.exit(f"FlexAttention: {error}")
-    return lambda: clocked(lambda: kernel.forward(*inputs[:3], False))
+    return lambda: clocked(lambda: kernel.forward(q, k, v, False))
 
 
-def dense(asked: Any, inputs: tuple[Tensor, ...]) -> Clocked:
-    """Dense attention of all rows, or of some scaled to all."""
+def dense(args: Any, inputs: tuple[Tensor, ...]) -> Clocked:
+    """Time dense attention of all rows, or of some rows scaled to all."""
     q, k, v, grad = inputs
     n = q.shape[2]
-    rows = n if asked.whole else min(n, ROWS)
-    causal = asked.causal and rows == n
+    rows = n if args.whole else min(n, ROWS)
+    causal = args.causal and rows == n
 
     def one() -> None:
         out, lse = torch_fused.forward(q[:, :, :rows], k, v, causal)
-        if asked.train:
+        if args.train:
             torch_fused.backward(grad[:, :, :rows], q[:, :, :rows], k, v, out, lse, causal)
 
-    scale = visible_pairs(n, asked.causal) / (visible_pairs(n, causal) * rows / n)
+    scale = visible_pairs(n, args.causal) / (visible_pairs(n, causal) * rows / n)
     wall, cpu = clocked(one)
     return wall * scale, cpu * scale
 
 
-def growth(asked: Any) -> bool:
-    """Time at 512k over time at 128k tokens, 10 blocks a row in both."""
+def growth(args: Any) -> bool:
+    """Print the ratio of times at 512k and 128k tokens, with 10 blocks a row in both."""
     print("\ntime from 128k to 512k tokens at the same blocks a row")
-    seen: dict[int, list[float]] = {}
+    times: dict[int, list[float]] = {}
     runs = {}
     for n, sparsity in ((131072, 0.99), (524288, 0.9975)):
-        inputs = drawn(n, asked.dtype)
-        made = make_layout("local-window", n, BLOCK, sparsity, asked.causal)
-        kernel = sparse_selection.choose("auto", "cpu", asked.dtype)
+        inputs = make_inputs(n, args.dtype)
+        made = make_layout("local-window", n, BLOCK, sparsity, args.causal)
+        kernel = sparse_selection.choose("auto", "cpu", args.dtype)
         runs[n] = passes(
-            build_layout_kernel(kernel, (made,), HEADS, asked.causal), inputs, asked.train
+            build_layout_kernel(kernel, (made,), HEADS, args.causal), inputs, args.train
         )
-        seen[n] = []
-    for round_ in range(asked.rounds + 1):
+        times[n] = []
+    for round_ in range(args.rounds + 1):
         for n, run in runs.items():
             wall = run()[0]
             if round_:
-                seen[n].append(wall)
-    short, long = seen.values()
+                times[n].append(wall)
+    short, long = times.values()
     ratio = median(b / a for a, b in zip(short, long, strict=True))
     print(f"local-window: {median(short):.3f} s, {median(long):.3f} s: {ratio:.2f} times")
     return ratio <= MOST_GROWTH
 
 
 def keep_memory() -> None:
-    """Outputs of a pass go where those of the last one were: fresh memory costs seconds a gigabyte
-    on a virtual machine, more on one day than on another, and is nobody's attention."""
+    """Reuse the memory of earlier passes: on a virtual machine page faults cost seconds a GiB."""
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def drawn(n: int, dtype: str) -> tuple[Tensor, ...]:
-    """q, k, v and an output gradient."""
+def make_inputs(n: int, dtype: str) -> tuple[Tensor, ...]:
+    """Return random q, k, v and an output gradient."""
     made = torch.Generator().manual_seed(0)
     shape = (1, HEADS, n, HEAD_DIM)
     return tuple(torch.randn(shape, generator=made).to(getattr(torch, dtype)) for _ in range(4))

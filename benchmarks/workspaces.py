@@ -1,10 +1,10 @@
-"""What torch's fused CPU kernels hold inside themselves while they run: data/workspaces.yaml.
+"""Workspace of torch's fused CPU kernels, the table in data/workspaces.yaml.
 
     python benchmarks/workspaces.py
 
 Each kernel is called twice on tensors of several shapes, the second time under the exact heap
-meter; what its results take is taken off. Coefficients are fitted by least squares, no less than 0,
-and printed as the table has them, with the largest difference that they leave.
+meter; the size of its results is subtracted. Coefficients are fitted by least squares with a lower
+bound of 0 and printed in the format of the table, with the largest residual.
 """
 
 import itertools
@@ -25,11 +25,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NAMES = ("thread_short", "thread", "thread_dim", "query", "key", "kv", "row")
 
 
-def inside(dtype: torch.dtype, backward: bool, n: int, m: int, hq: int, hk: int, d: int) -> int:
-    """Bytes beyond the results."""
+def measure_workspace(
+    dtype: torch.dtype, backward: bool, n: int, m: int, hq: int, hk: int, d: int
+) -> int:
+    """Return the peak of one call in bytes, without its results."""
     q = torch.randn(1, hq, n, d).to(dtype)
     k, v = (torch.randn(1, hk, m, d).to(dtype) for _ in range(2))
-    # laid out as a model's next layer gives it, which the kernel takes uncopied
+    # strides as from a model's next layer; the kernel does not copy it
     grad = torch.randn(1, n, hq, d).to(dtype).transpose(1, 2)
     out, lse = torch_fused.forward(q, k, v)
 
@@ -44,23 +46,23 @@ def inside(dtype: torch.dtype, backward: bool, n: int, m: int, hq: int, hk: int,
     meter = HeapPeak()
     with meter:
         made = call()
-    return meter.peak - sum(t.untyped_storage().nbytes() for t in made)
+    return int(meter.peak) - sum(int(t.untyped_storage().nbytes()) for t in made)
 
 
 def features(threads: int, n: int, m: int, hq: int, hk: int, d: int) -> list[float]:
-    """What each coefficient is multiplied by."""
+    """Return the factors of the coefficients."""
     return [
         threads * (n < 768), threads * (n >= 768), threads * d,
         hq * n * d, hq * m * d, hk * m * d, hq * n,
     ]  # fmt: skip
 
 
-def fitted(rows: list[list[float]], seen: list[float]) -> tuple[dict[str, float], float]:
-    """Coefficients, and the largest difference left, in bytes."""
+def fit(rows: list[list[float]], seen: list[float]) -> tuple[dict[str, float], float]:
+    """Fit the coefficients; return them and the largest residual in bytes."""
     a, b = np.array(rows), np.array(seen)
     keep = list(range(len(NAMES)))
     while True:
-        # a column at a time leaves where its coefficient would be negative
+        # drop the column with the most negative coefficient, one at a time
         found = np.linalg.lstsq(a[:, keep], b, rcond=None)[0]
         if (found >= 0).all():
             break
@@ -72,17 +74,17 @@ def fitted(rows: list[list[float]], seen: list[float]) -> tuple[dict[str, float]
 
 def main() -> None:
     limits.use_exact_heap()
-    # MKL keeps the buffers of its first large product, which no call is charged for
-    rows = torch.zeros(torch.get_num_threads(), 2048, 64)
-    torch.bmm(rows, rows.transpose(1, 2))
+    # MKL keeps the buffers of its first large product; no call is charged for them
+    warm_up = torch.zeros(torch.get_num_threads(), 2048, 64)
+    torch.bmm(warm_up, warm_up.transpose(1, 2))
     threads = torch.get_num_threads()
     table: dict[str, Any] = {}
     for backward, dtype in itertools.product((False, True), DTYPES):
         rows, seen = [], []
         for (n, m), (hq, hk), d in itertools.product(TOKENS, HEADS, DIMS):
             rows.append(features(threads, n, m, hq, hk, d))
-            seen.append(float(inside(dtype, backward, n, m, hq, hk, d)))
-        found, left = fitted(rows, seen)
+            seen.append(float(measure_workspace(dtype, backward, n, m, hq, hk, d)))
+        found, left = fit(rows, seen)
         name = "_scaled_dot_product_flash_attention_for_cpu" + ("_backward" if backward else "")
         kind = str(dtype).removeprefix("torch.")
         table.setdefault(name, {})[kind] = found
