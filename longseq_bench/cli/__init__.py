@@ -33,7 +33,7 @@ app = typer.Typer(
     help="Measure how long a sequence an attention can take on this hardware, and how fast.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(sweep)

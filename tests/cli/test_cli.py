@@ -184,6 +184,16 @@ def test_each_command_explains_its_options(
     assert [name for name in options if name not in told] == []
 
 
+def test_paragraphs_of_help_are_wrapped_to_the_terminal(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["sweep", "--help"]) == 0
+    lines = [line.strip() for line in capfd.readouterr().out.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line.startswith("A list in the config"))
+    assert [len(line) > 70 for line in lines[start : start + 2]] == [True, True]
+
+
 # ---- list, doctor ------------------------------------------------------------------------------
 
 
