@@ -1,13 +1,13 @@
-"""Ranks and hosts from the environment variables of torchrun, mpirun and srun.
+"""Ranks and hosts of a launch, and hosts from the variables of torchrun, mpirun and srun.
 
-RankInfo describes one rank, for a process that was started as one of many. NodeInfo describes one
-host, for `longseq launch`, which runs once on each host and starts the ranks there.
+RankInfo describes one rank. NodeInfo describes one host, for `longseq launch`, which runs once on
+each host and starts the ranks there.
 """
 
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from longseq_bench.core.errors import UserError
 
@@ -27,7 +27,7 @@ _NUMBERS = re.compile(r"(\d+)(-\d+)?(,\d+(-\d+)?)*")
 class RankInfo:
     """One rank among `size`; rank 0 serves a store at address:port.
 
-    store_is_up: another process serves the store, for example torchrun's agent.
+    store_is_up: another process serves the store, for example torch's agent.
     here: ranks on this host, if they are not all ranks.
     """
 
@@ -38,128 +38,6 @@ class RankInfo:
     port: int = 0
     store_is_up: bool = False
     here: int = 0
-
-
-# ---- started by others -------------------------------------------------------------------------
-
-
-def rank_from_environment(environ: Mapping[str, str]) -> RankInfo | None:
-    """Return the place that torchrun, mpirun or srun gave to this process; None without them.
-
-    mpirun has priority over srun, because it also runs inside allocations of Slurm.
-
-    Raises:
-        UserError: a variable is missing or invalid.
-    """
-    if "RANK" in environ or "LOCAL_RANK" in environ:
-        return _torchrun(environ)
-    if "OMPI_COMM_WORLD_RANK" in environ:
-        return _mpirun(environ)
-    return _srun(environ) if _in_a_step(environ) else None
-
-
-def _in_a_step(environ: Mapping[str, str]) -> bool:
-    """Return True inside a step of srun; a batch script has a SLURM_PROCID but no step."""
-    return "SLURM_PROCID" in environ and bool({"SLURM_STEP_ID", "SLURM_STEPID"} & set(environ))
-
-
-def _torchrun(environ: Mapping[str, str]) -> RankInfo:
-    place = _place(
-        environ, "RANK", "WORLD_SIZE", "LOCAL_RANK",
-        address=_needed(environ, "MASTER_ADDR"), port=_port(environ),
-    )  # fmt: skip
-    agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    here = _number(environ, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environ else 0
-    return replace(place, store_is_up=agent, here=here)
-
-
-def _mpirun(environ: Mapping[str, str]) -> RankInfo:
-    size = _number(environ, "OMPI_COMM_WORLD_SIZE")
-    alone = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
-    address = environ.get("MASTER_ADDR") or (LOOPBACK if alone else "")
-    return _place(
-        environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-        address=address or _needed(environ, "MASTER_ADDR"), port=_port(environ, _mpi_job(environ)),
-    )  # fmt: skip
-
-
-def _mpi_job(environ: Mapping[str, str]) -> str:
-    return environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
-
-
-def _srun(environ: Mapping[str, str]) -> RankInfo:
-    address, port = _slurm_meeting(environ)
-    return _place(environ, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", address, port)
-
-
-def _slurm_meeting(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return host and port of the store of a step: the first host of its list."""
-    lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
-    name = next((name for name in lists if environ.get(name)), lists[-1])
-    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
-    address = environ.get("MASTER_ADDR") or first_host(_needed(environ, name), name)
-    return address, _port(environ, f"{_needed(environ, 'SLURM_JOB_ID')}.{step}")
-
-
-def _place(
-    environ: Mapping[str, str], rank: str, size: str, local: str,
-    address: str, port: int,
-) -> RankInfo:  # fmt: skip
-    """Return the place that variables of these names describe."""
-    place = RankInfo(
-        _number(environ, rank), _number(environ, size), _number(environ, local),
-        address, port,
-    )  # fmt: skip
-    if place.size < 1:
-        raise UserError(f"{size} is {place.size}; there is one rank or more")
-    for name, value in ((rank, place.rank), (local, place.local_rank)):
-        if not 0 <= value < place.size:
-            raise UserError(f"{name} is {value}, but {size} is {place.size}: 0 to {place.size - 1}")
-    return place
-
-
-def first_host(nodes: str, name: str = "SLURM_JOB_NODELIST") -> str:
-    """Return the first host of a Slurm host list: n03 of `n[03-05,9],gpu1`.
-
-    Raises:
-        UserError: the text is not a host list; the message names the variable `name`.
-    """
-    first = re.split(r",(?![^\[]*\])", nodes.strip())[0]
-    items = _ITEMS.findall(first)
-    host = _ITEMS.sub(lambda found: re.split("[-,]", found[1])[0], first)
-    if not re.fullmatch(r"[\w.-]+", host) or not all(_NUMBERS.fullmatch(i) for i in items):
-        raise UserError(f"{name} is {nodes!r}, which is no list of hosts such as n[03-05,9],gpu1")
-    return host
-
-
-def _port(environ: Mapping[str, str], job: str = "") -> int:
-    """Return MASTER_PORT, or a port that every rank of the job derives equally."""
-    if job and "MASTER_PORT" not in environ:
-        return _derived(job)
-    port = _number(environ, "MASTER_PORT")
-    if not 0 < port < 2**16:
-        raise UserError(f"MASTER_PORT is {port}; ports are 1 to {2**16 - 1}")
-    return port
-
-
-def _derived(job: str) -> int:
-    return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = _needed(environ, name)
-    if not re.fullmatch(r"-?[0-9]+", text):
-        raise UserError(f"{name} is {text!r}, which is no whole number")
-    return int(text)
-
-
-def _needed(environ: Mapping[str, str], name: str) -> str:
-    if not (value := environ.get(name, "").strip()):
-        raise UserError(f"{name} is not set, though this process was started as one of many ranks")
-    return value
-
-
-# ---- one host of several -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -199,16 +77,15 @@ def site(
     """
     complete = None not in (nodes, node, endpoint) or nodes == 1
     around = None if complete else _around(environ)
-    if nodes is None:
-        nodes = around.nodes if around else 1
-    if node is None and (nodes == 1 or (around and around.nodes == nodes)):
-        node = around.node if around else 0
-    if per is None:
-        per = around.per if around else 1
+    default = around or NodeInfo()
+    nodes = default.nodes if nodes is None else nodes
+    per = default.per if per is None else per
     if node is None:
-        raise UserError(
-            f"--nnodes {nodes} needs --node-rank, on each node its own: 0 to {nodes - 1}"
-        )
+        if nodes != default.nodes:
+            raise UserError(
+                f"--nnodes {nodes} needs --node-rank, on each node its own: 0 to {nodes - 1}"
+            )
+        node = default.node
     if not 0 <= node < nodes:
         raise UserError(f"--node-rank {node} is not one of --nnodes {nodes}: 0 to {nodes - 1}")
     if nodes == 1:
@@ -223,12 +100,16 @@ def site(
 
 
 def _around(environ: Mapping[str, str]) -> NodeInfo | None:
-    """Return the site that torchrun, mpirun or srun describes; None without them."""
+    """Return the site that torchrun, mpirun or srun describes; None without them.
+
+    mpirun has priority over srun, because it also runs inside allocations of Slurm.
+    """
     if "GROUP_RANK" in environ:
         return _under_torchrun(environ)
     if "OMPI_COMM_WORLD_RANK" in environ:
         return _under_mpirun(environ)
-    if _in_a_step(environ):
+    # a batch script has a SLURM_PROCID but no step
+    if "SLURM_PROCID" in environ and ("SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ):
         return _under_srun(environ)
     return None
 
@@ -245,18 +126,28 @@ def _under_torchrun(environ: Mapping[str, str]) -> NodeInfo:
 def _under_mpirun(environ: Mapping[str, str]) -> NodeInfo:
     _only_one_here(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "mpirun", "--map-by ppr:1:node")
     nodes = _number(environ, "OMPI_COMM_WORLD_SIZE")
-    host = LOOPBACK if nodes == 1 else _needed(environ, "MASTER_ADDR")
-    port = _port(environ, _mpi_job(environ)) if nodes > 1 else 0
-    return NodeInfo(nodes, 1, _number(environ, "OMPI_COMM_WORLD_RANK"), host, port)
+    if nodes == 1:
+        return NodeInfo()
+    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
+    node, host = _number(environ, "OMPI_COMM_WORLD_RANK"), _needed(environ, "MASTER_ADDR")
+    return NodeInfo(nodes, 1, node, host, _port(environ, job))
 
 
 def _under_srun(environ: Mapping[str, str]) -> NodeInfo:
+    """Return the site of a step; node 0 is the first host of its list."""
     _only_one_here(environ, "SLURM_LOCALID", "srun", "--ntasks-per-node=1")
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
-    host, port = _slurm_meeting(environ)
+    lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+    hosts = next((name for name in lists if environ.get(name)), lists[-1])
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
-    per = int(gpus) if gpus.isdigit() and int(gpus) else 1
-    return NodeInfo(_number(environ, name), per, _number(environ, "SLURM_NODEID"), host, port)
+    return NodeInfo(
+        nodes=_number(environ, name),
+        per=int(gpus) if gpus.isdigit() and int(gpus) else 1,
+        node=_number(environ, "SLURM_NODEID"),
+        host=environ.get("MASTER_ADDR") or first_host(_needed(environ, hosts), hosts),
+        port=_port(environ, f"{_needed(environ, 'SLURM_JOB_ID')}.{step}"),
+    )
 
 
 def _only_one_here(environ: Mapping[str, str], name: str, who: str, remedy: str) -> None:
@@ -265,6 +156,47 @@ def _only_one_here(environ: Mapping[str, str], name: str, who: str, remedy: str)
             f"{who} started several longseq launch on this host, of which one is enough: {remedy}, "
             "and --nproc-per-node for the ranks"
         )
+
+
+def first_host(nodes: str, name: str) -> str:
+    """Return the first host of a Slurm host list: n03 of `n[03-05,9],gpu1`.
+
+    Raises:
+        UserError: the text is not a host list; the message names the variable `name`.
+    """
+    first = re.split(r",(?![^\[]*\])", nodes.strip())[0]
+    items = _ITEMS.findall(first)
+    host = _ITEMS.sub(lambda found: re.split("[-,]", found[1])[0], first)
+    if not re.fullmatch(r"[\w.-]+", host) or not all(_NUMBERS.fullmatch(i) for i in items):
+        raise UserError(f"{name} is {nodes!r}, which is no list of hosts such as n[03-05,9],gpu1")
+    return host
+
+
+def _port(environ: Mapping[str, str], job: str = "") -> int:
+    """Return MASTER_PORT, or a port that every process of the job derives equally."""
+    if job and "MASTER_PORT" not in environ:
+        return _derived(job)
+    port = _number(environ, "MASTER_PORT")
+    if not 0 < port < 2**16:
+        raise UserError(f"MASTER_PORT is {port}; ports are 1 to {2**16 - 1}")
+    return port
+
+
+def _derived(job: str) -> int:
+    return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = _needed(environ, name)
+    if not re.fullmatch(r"-?[0-9]+", text):
+        raise UserError(f"{name} is {text!r}, which is no whole number")
+    return int(text)
+
+
+def _needed(environ: Mapping[str, str], name: str) -> str:
+    if not (value := environ.get(name, "").strip()):
+        raise UserError(f"{name} is not set, though this process was started as one of several")
+    return value
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -32,8 +32,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
-from longseq_bench.core.cluster_env import LOOPBACK, rank_from_environment
-from longseq_bench.core.errors import UserError
+from longseq_bench.core.cluster_env import LOOPBACK, RankInfo
 from longseq_bench.core.model import Trial
 from longseq_bench.core.stack_markers import longseq_child_main
 from longseq_bench.worker.main import run_rank
@@ -128,16 +127,13 @@ def _run_rank(
 ) -> None:
     """Run one rank, forked from the agent: as `main.serve`, with its place in the environment."""
     try:
-        local_rank = int(os.environ["LOCAL_RANK"])
-        _become_a_child(outputs[local_rank])
+        place = _place_of_rank()
+        _become_a_child(outputs[place.local_rank])
         events.close()
         for other, pipe in enumerate(pipes):
-            if other != local_rank:
+            if other != place.local_rank:
                 pipe.close()
-        place = rank_from_environment(os.environ)
-        if place is None:
-            raise UserError("torch's agent set no RANK and WORLD_SIZE for this process")
-        sender = MessageSender(pipes[local_rank])
+        sender = MessageSender(pipes[place.local_rank])
         outcome = longseq_child_main(run_rank, Trial.model_validate_json(trial), place, sender)
         sender.send_outcome(outcome)
         if outcome.status == "ok":
@@ -152,6 +148,14 @@ def _run_rank(
     # exit at once, because peers wait at open connections; and with code 0, because at any other
     # the agent would kill the peers before they report
     os._exit(0)
+
+
+def _place_of_rank() -> RankInfo:
+    """Return the place that torch's agent wrote into the environment."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    rank, size, local_rank, here, port = (int(os.environ[name]) for name in names)
+    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return RankInfo(rank, size, local_rank, os.environ["MASTER_ADDR"], port, served, here)
 
 
 def _become_a_child(output: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, site
+from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, first_host, site
 from longseq_bench.core.errors import UserError
 
 SRUN = {
@@ -61,8 +61,40 @@ def test_srun() -> None:
     assert site({**SRUN, "SLURM_STEP_NUM_NODES": "3"}).nodes == 3
 
 
+    named = SRUN | {"MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
+    assert site(named) == NodeInfo(2, 1, 1, "alpha", 29500)
+    lists = {"SLURM_STEP_NODELIST": "n07", "SLURM_JOB_NODELIST": "n[01-09]"}
+    assert site(SRUN | lists).host == "n07"
+    assert site(BATCH_SCRIPT | {"SLURM_STEPID": "0"}) == site(SRUN)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("alpha", "alpha"),
+        ("alpha,beta", "alpha"),
+        ("n[03-05,9],gpu1", "n03"),
+        ("n[9,03-05]", "n9"),
+        ("gpu1,n[03-05]", "gpu1"),
+        ("n[003]", "n003"),
+        ("rack[1-2]node[07-08]-ib", "rack1node07-ib"),
+        ("c1.example.org,c2", "c1.example.org"),
+    ],
+)
+def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+    assert first_host(nodes, "SLURM_NODELIST") == first
+
+
+@pytest.mark.parametrize("nodes", ["n[03-05", "n]3[", "n[]", "n[a-b]", ",n1", "n1 n2", "n[1--2]"])
+def test_a_text_that_is_no_list_of_hosts_is_refused(nodes: str) -> None:
+    with pytest.raises(UserError, match=r"SLURM_NODELIST is .* no list of hosts"):
+        site(SRUN | {"SLURM_NODELIST": nodes})
+
+
 def test_mpirun_and_torchrun() -> None:
     assert site(MPIRUN) == NodeInfo(2, 1, 1, "beta", 1234)
+    assert site(SRUN | MPIRUN) == site(MPIRUN)
+    assert site({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": ""}) == NodeInfo()
     found = site(TORCHRUN)
     assert (found.nodes, found.per, found.node, found.host) == (3, 1, 1, "alpha")
     # that one is torchrun's own
@@ -91,7 +123,9 @@ def test_what_is_given_wins() -> None:
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, {}, "mpirun started several"),
         ({**TORCHRUN, "LOCAL_RANK": "1"}, {}, "torchrun started several"),
         ({**MPIRUN, "MASTER_ADDR": ""}, {}, "MASTER_ADDR is not set"),
-        ({**SRUN, "SLURM_NODEID": "one"}, {}, "SLURM_NODEID is 'one', which is no whole number"),
+        ({**MPIRUN, "MASTER_PORT": "70000"}, {}, "MASTER_PORT is 70000; ports are 1 to 65535"),
+        ({**SRUN, "SLURM_NODEID": "1_0"}, {}, "SLURM_NODEID is '1_0', which is no whole number"),
+        ({**SRUN, "SLURM_NODELIST": ""}, {}, "SLURM_JOB_NODELIST is not set"),
     ],
 )
 def test_what_makes_no_sense(environ: Mapping[str, str], given: dict[str, int], said: str) -> None:
