@@ -15,8 +15,13 @@ from longseq_bench.analysis.labels import find_labels
 from longseq_bench.analysis.row import identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, group_records, imbalance, slowest
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.cost import attention_flops
-from longseq_bench.core.dense_reference import ratio, share_interval, share_of_ideal, standard_bytes
+from longseq_bench.core.cost import (
+    attention_flops,
+    ratio,
+    share_interval,
+    share_of_ideal,
+    standard_bytes,
+)
 from longseq_bench.core.interning import gc_disabled
 from longseq_bench.core.model import Record, Workload
 from longseq_bench.core.stats import median_interval

@@ -12,45 +12,27 @@ from longseq_bench.core.errors import NotIncludedError, UnknownNameError
 from longseq_bench.core.model import Device, DeviceChoice, DType, Frozen, OptionValue
 from longseq_bench.core.options import OptionSpec, fill
 
+_LIBRARIES = {
+    "sdpa": (
+        "flash-attn flash-attention flash-attention-2 flash-attention-3 flash-attn-3 "
+        "flashattention xformers memory-efficient-attention cudnn flashinfer sage-attention "
+        "sageattention"
+    ),
+    "ring": (
+        "transformer-engine context-parallel ring-flash-attention ring-flash-attn "
+        "ring-attention striped-attention zigzag-ring magi-attention magiattention "
+        "megatron megatron-lm megatron-core"
+    ),
+    "collective": "llama3-flash-attn",
+    "ulysses": "deepspeed deepspeed-ulysses",
+    "usp": "long-context-attention yunchang unified-sequence-parallel",
+    "flex": "flex-attention",
+    "dilated": "longnet",
+    "block-sparse": "longformer bigbird",
+    "block-sparse-adaptive": "native-sparse-attention nsa moba minference",
+}
 NEAREST_INCLUDED = {
-    "flash-attn": "sdpa",
-    "flash-attention": "sdpa",
-    "flash-attention-2": "sdpa",
-    "flash-attention-3": "sdpa",
-    "flash-attn-3": "sdpa",
-    "flashattention": "sdpa",
-    "xformers": "sdpa",
-    "memory-efficient-attention": "sdpa",
-    "cudnn": "sdpa",
-    "flashinfer": "sdpa",
-    "sage-attention": "sdpa",
-    "sageattention": "sdpa",
-    "transformer-engine": "ring",
-    "context-parallel": "ring",
-    "ring-flash-attention": "ring",
-    "ring-flash-attn": "ring",
-    "ring-attention": "ring",
-    "striped-attention": "ring",
-    "zigzag-ring": "ring",
-    "llama3-flash-attn": "collective",
-    "magi-attention": "ring",
-    "magiattention": "ring",
-    "megatron": "ring",
-    "megatron-lm": "ring",
-    "megatron-core": "ring",
-    "deepspeed": "ulysses",
-    "deepspeed-ulysses": "ulysses",
-    "long-context-attention": "usp",
-    "yunchang": "usp",
-    "unified-sequence-parallel": "usp",
-    "flex-attention": "flex",
-    "longnet": "dilated",
-    "longformer": "block-sparse",
-    "bigbird": "block-sparse",
-    "native-sparse-attention": "block-sparse-adaptive",
-    "nsa": "block-sparse-adaptive",
-    "moba": "block-sparse-adaptive",
-    "minference": "block-sparse-adaptive",
+    library: name for name, libraries in _LIBRARIES.items() for library in libraries.split()
 }
 """Well-known attention libraries that are not included, and the closest implementation here."""
 

@@ -292,10 +292,7 @@ class Record(Frozen):
     foreseen: TrialPrediction | None = None
     command: str | None = None
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True,
-        ser_json_inf_nan="strings",
-    )  # fmt: skip
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     @property
     def key(self) -> str:

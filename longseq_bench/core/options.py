@@ -12,6 +12,8 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pydantic import TypeAdapter
+
 from longseq_bench.core.errors import (
     DENSITY,
     OldDensityError,
@@ -21,6 +23,8 @@ from longseq_bench.core.errors import (
 )
 from longseq_bench.core.model import Frozen, OptionValue, canonical_dtype
 from longseq_bench.core.units import parse_tokens
+
+_BOOLEAN = TypeAdapter(bool)
 
 Kind = Literal["int", "float", "str", "bool", "ints"]
 
@@ -50,7 +54,7 @@ class OptionSpec(Frozen):
                 raise ValueError("missing")
             return None
         if self.kind == "bool":
-            return _boolean(raw)
+            return _BOOLEAN.validate_python(raw)
         if self.kind == "int":
             zero = self.least == 0 and str(raw) == "0" and raw is not False
             return 0 if zero else parse_tokens(raw)
@@ -157,13 +161,3 @@ def _finite(raw: Any) -> float:
     if not math.isfinite(value) or value < 0:
         raise ValueError(raw)
     return value
-
-
-def _boolean(raw: Any) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    words = {"true": True, "yes": True, "on": True, "1": True}
-    words |= {"false": False, "no": False, "off": False, "0": False}
-    if str(raw).lower() not in words:
-        raise ValueError(raw)
-    return words[str(raw).lower()]

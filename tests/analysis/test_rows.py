@@ -28,7 +28,7 @@ from longseq_bench.analysis.searches import density_rows, merge_search, search_r
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core import cost
-from longseq_bench.core.dense_reference import standard_bytes
+from longseq_bench.core.cost import standard_bytes
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Outcome, Phase, Record, Status
 from longseq_bench.core.stats import median_interval

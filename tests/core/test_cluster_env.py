@@ -60,7 +60,6 @@ def test_srun() -> None:
     assert site({**SRUN, "SLURM_GPUS_ON_NODE": "8"}).ranks == 16
     assert site({**SRUN, "SLURM_STEP_NUM_NODES": "3"}).nodes == 3
 
-
     named = SRUN | {"MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
     assert site(named) == NodeInfo(2, 1, 1, "alpha", 29500)
     lists = {"SLURM_STEP_NODELIST": "n07", "SLURM_JOB_NODELIST": "n[01-09]"}

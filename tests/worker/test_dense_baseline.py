@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
-from longseq_bench.core.dense_reference import standard_bytes
+from longseq_bench.core.cost import standard_bytes
 from longseq_bench.core.model import Outcome, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher

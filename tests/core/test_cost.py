@@ -2,7 +2,7 @@
 
 import pytest
 
-from longseq_bench.core.dense_reference import ratio, share_interval, share_of_ideal, standard_bytes
+from longseq_bench.core.cost import ratio, share_interval, share_of_ideal, standard_bytes
 from longseq_bench.core.model import Workload
 
 
