@@ -56,15 +56,6 @@ class NodeIdentity:
         return f"node {self.node} ({self.host})"
 
 
-def differences(one: NodeIdentity, other: NodeIdentity) -> list[str]:
-    """Return a sentence for each value that differs between two nodes."""
-    return [
-        f"{name} is {one.agreed.get(name)} on {one} and {other.agreed.get(name)} on {other}"
-        for name in {**one.agreed, **other.agreed}
-        if one.agreed.get(name) != other.agreed.get(name)
-    ]
-
-
 class Channel:
     """One end of a connection.
 
@@ -104,11 +95,7 @@ class Channel:
         """Return all messages since the last call."""
         with suppress(BlockingIOError):
             os.read(self._wake_read, 2**16)
-        found = []
-        with suppress(queue.Empty):
-            while True:
-                found.append(self._messages.get_nowait())
-        return found
+        return [self._messages.get_nowait() for _ in range(self._messages.qsize())]
 
     def silent_s(self) -> float:
         """Return the seconds since the last message; infinity if the other end is gone."""
@@ -184,8 +171,30 @@ class ControlServer:
         self._refused: list[str] = []
         self._fatal = ""
         self._changed = threading.Condition()
-        self._listener = _listen(site)
+        self._listener = self._listen()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def _listen(self) -> socket.socket:
+        """Return the listening socket. Raises UserError if it can't be opened."""
+        site = self.site
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                site.host, site.port, type=socket.SOCK_STREAM
+            )[0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # listen at that address only, so that a node 0 on the wrong host fails at once; but
+            # some hosts resolve their own name to a loopback address, which no other host reaches
+            is_local = site.host.startswith(("127.", "local"))
+            by_name = str(address[0]).startswith("127.") and not is_local
+            listener.bind(("", site.port) if by_name else address)
+            listener.listen(site.nodes + 8)
+        except OSError as error:
+            raise UserError(
+                f"node 0 can't listen at {site.endpoint}: {describe_error(error)}; --rdzv-endpoint "
+                f"is an address of node 0 and a port that is free there"
+            ) from None
+        return listener
 
     def link(self, node: int) -> NodeLink | None:
         """Return the link to a node, lost or not; None if it never connected."""
@@ -239,7 +248,7 @@ class ControlServer:
             link.channel.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError):  # the listener was closed
             while True:
                 accepted, _ = self._listener.accept()
                 # one thread per connection: a silent one must not block the others
@@ -270,7 +279,12 @@ class ControlServer:
 
     def _refusal(self, hello: NodeIdentity) -> str:
         """Return why a node can't take part, or an empty string."""
-        if found := differences(self.hello, hello):
+        ours, theirs = self.hello.agreed, hello.agreed
+        if found := [
+            f"{name} is {ours.get(name)} on {self.hello} and {theirs.get(name)} on {hello}"
+            for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)
+        ]:
             refusal = "the nodes differ: " + "; ".join(found)
             # if another node with this rank was accepted before, only this one is refused
             self._fatal = self._fatal or ("" if hello.node in self._links else refusal)
@@ -286,27 +300,6 @@ class ControlServer:
             self._refused.append(refusal)
             return refusal
         return ""
-
-
-def _listen(site: NodeInfo) -> socket.socket:
-    """Return node 0's listening socket. Raises UserError if it can't be opened."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            site.host, site.port, type=socket.SOCK_STREAM
-        )[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # listen at that address only, so that a node 0 on the wrong host fails at once; but some
-        # hosts resolve their own name to a loopback address, which no other host can reach
-        by_name = str(address[0]).startswith("127.") and not site.host.startswith(("127.", "local"))
-        listener.bind(("", site.port) if by_name else address)
-        listener.listen(site.nodes + 8)
-    except OSError as error:
-        raise UserError(
-            f"node 0 can't listen at {site.endpoint}: {describe_error(error)}; --rdzv-endpoint "
-            f"is an address of node 0 and a port that is free there"
-        ) from None
-    return listener
 
 
 # ---- the other nodes ---------------------------------------------------------------------------
@@ -327,20 +320,16 @@ def connect_to_node_0(
     end, why = time.monotonic() + patience, ""
     while True:
         try:
-            channel, answer = _try_connect(
-                site, hello, max(0.1, min(SHAKE_S, end - time.monotonic()))
-            )
+            limit = max(0.1, min(SHAKE_S, end - time.monotonic()))
+            channel, name = _try_connect(site, hello, limit)
+            log(f"node {hello.node}: joined node 0 ({name}) at {site.endpoint}")
+            return channel
         except AuthenticationError:
             why = f"it has another key: {KEY_VARIABLE} has to be the same on every node"
         except (EOFError, ValueError, BlockingIOError):
             why = "what listens there does not answer as longseq does"
         except OSError as error:
             why = describe_error(error)
-        else:
-            if channel:
-                log(f"node {hello.node}: joined node 0 ({answer['host']}) at {site.endpoint}")
-                return channel
-            raise UserError(f"node 0 refused: {answer['refused']}")
         if time.monotonic() >= end:
             raise LauncherError(
                 f"node {hello.node} got no answer from node 0 at {site.endpoint} within "
@@ -350,9 +339,8 @@ def connect_to_node_0(
         time.sleep(RETRY_S)
 
 
-def _try_connect(
-    site: NodeInfo, hello: NodeIdentity, limit: float
-) -> tuple[Channel | None, dict[str, str]]:
+def _try_connect(site: NodeInfo, hello: NodeIdentity, limit: float) -> tuple[Channel, str]:
+    """Return the channel to node 0, and its host's name. Raises UserError if it refuses."""
     connected = socket.create_connection((site.host, site.port), timeout=limit)
     connection = _connection(connected, limit)
     try:
@@ -360,16 +348,14 @@ def _try_connect(
         deliver_challenge(connection, _key())
         connection.send_bytes(json.dumps(asdict(hello)).encode())
         answer: dict[str, str] = json.loads(connection.recv_bytes(MOST_BYTES))
+        if "refused" in answer:
+            raise UserError(f"node 0 refused: {answer['refused']}")
+        _limit_io(connected, SHAKE_S)
+        return Channel(connected, connection), answer["host"]
     except BaseException:
         connection.close()
         connected.close()
         raise
-    if "refused" in answer:
-        connection.close()
-        connected.close()
-        return None, answer
-    _limit_io(connected, SHAKE_S)
-    return Channel(connected, connection), answer
 
 
 # ---- both --------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from types import TracebackType
+from itertools import chain
 from typing import Any
 
 from longseq_bench.core.catalogue import Catalogue
@@ -82,13 +82,8 @@ class ElasticLauncher(LocalLauncher):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._part(error)
+    def __exit__(self, *raised: Any) -> None:
+        self._part(raised[1])
 
     def catalogue(self) -> Catalogue:
         """Return the catalogue of this host, with the CUDA devices of all hosts (assumed alike)."""
@@ -136,7 +131,8 @@ class ElasticLauncher(LocalLauncher):
         self._read()
         if why := self._wait_for_nodes(range(1, nodes)):
             return Outcome(status="error", reason=why, phase="start"), 0
-        links = self._links(nodes)
+        found = {n: self._hub.link(n) for n in range(1, nodes)} if self._hub else {}
+        links = {node: link for node, link in found.items() if link}
         self._await_ready(links.values())
         self._runs += 1
         job = HostJob(
@@ -147,21 +143,16 @@ class ElasticLauncher(LocalLauncher):
         )  # fmt: skip
         hosts = [self._hello.host, *(link.hello.host for link in links.values())]
         supervisor = RankSupervisor(trial, time.monotonic(), _names(hosts, per))
-        run = _Run(job, supervisor, self._node, links, self._hello.host)
+        run = _Run(job, supervisor, self._node, links, self._hello.host, on_phase)
         outcome = None
         try:
-            run.start(on_phase)
             run.follow()
-            outcome = run.supervisor.outcome()
+            outcome = supervisor.outcome()
         finally:
             orphans = run.end(outcome)
         facts = {**outcome.facts, "launcher": "torch elastic", "hosts": hosts}
         outcome = outcome.model_copy(update={"facts": facts})
-        return with_orphans_named(outcome, orphans), run.supervisor.signal_number
-
-    def _links(self, nodes: int) -> dict[int, NodeLink]:
-        found = {n: self._hub.link(n) for n in range(1, nodes)} if self._hub else {}
-        return {node: link for node, link in found.items() if link}
+        return with_orphans_named(outcome, orphans), supervisor.signal_number
 
     def _wait_for_nodes(self, nodes: Iterable[int]) -> str:
         """Wait for nodes that are away. Returns why the trial can't start, or an empty string.
@@ -171,8 +162,7 @@ class ElasticLauncher(LocalLauncher):
         if not self._hub:
             return ""
         away = self._hub.missing(nodes, 0.0)
-        new = set(away) - self._given_up
-        patience = self._patience if new else SHORT_S
+        patience = self._patience if set(away) - self._given_up else SHORT_S
         away = self._hub.missing(away, patience)
         self._given_up = (self._given_up - set(nodes)) | set(away)
         if not away:
@@ -234,20 +224,17 @@ class _Run:
     node: HostRanks
     links: dict[int, NodeLink]
     here: str
-    on_phase: OnPhase = lambda phase, part: None
+    on_phase: OnPhase
     started: set[int] = field(default_factory=set)
     phases: dict[int, Phase | None] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
 
-    def start(self, on_phase: OnPhase) -> None:
-        self.on_phase = on_phase
+    def follow(self) -> None:
+        """Start the ranks; pass events to the supervisor until the trial is done or diagnosed."""
         for node, link in self.links.items():
             link.channel.send(order=asdict(replace(self.job, node=node)))
         self.node.start(self.job)
-        self._limit = time.monotonic() + self.job.patience + BEAT_S
-
-    def follow(self) -> None:
-        """Pass events to the supervisor until the trial is done, or late and diagnosed."""
+        self._meet_limit = time.monotonic() + self.job.patience + BEAT_S
         while True:
             left = self.supervisor.deadline - time.monotonic()
             # if the cause is in doubt, wait until the silent node answers or is lost
@@ -261,8 +248,8 @@ class _Run:
                     _check_interrupted(link, message)
                     if message.get("run") == self.job.run and "news" in message:
                         self._add_event(node, message["news"])
-            self._check_lost_nodes()
-            self._check_meeting()
+            self._fail_lost_nodes()
+            self._fail_late_meeting()
             now = time.monotonic()
             if self.supervisor.is_done(now) and not self._in_doubt():
                 return
@@ -274,29 +261,27 @@ class _Run:
         """Return the channels to the nodes that are not lost."""
         return [link.channel for link in self.links.values() if not link.lost]
 
-    def _add_event(self, node: int, event: Mapping[str, Any]) -> None:
+    def _add_event(self, node: int, event: dict[str, Any]) -> None:
+        """Process an event of a node's ranks (host_agent.py)."""
         now, rank = time.monotonic(), event.get("rank", -1)
-        if "said" in event:
-            self.phases[rank] = event["said"].get("phase", self.phases.get(rank))
-            self.supervisor.add_message(rank, event["said"], now)
-            if rank == 0 and "phase" in event["said"]:
-                self.on_phase(event["said"]["phase"], event["said"]["part"])
+        if message := event.get("message"):
+            self.phases[rank] = message.get("phase", self.phases.get(rank))
+            self.supervisor.add_message(rank, message, now)
+            if rank == 0 and "phase" in message:
+                self.on_phase(message["phase"], message["part"])
         elif "exit" in event:
             printed, killed = event["printed"], event["killed"]
             self.supervisor.add_exit(rank, event["exit"], printed, killed, now, event["at"])
-        elif "torn" in event:
-            outcome = Outcome(status="error", reason=event["torn"], facts={"lost_peer": True})
+        elif "lost_peer" in event:
+            facts = {"lost_peer": True}
+            outcome = Outcome(status="error", reason=event["lost_peer"], facts=facts)
             self.supervisor.add_outcome(rank, outcome, now, event["at"])
         elif "failed" in event:
-            self._fail(node, f"{event['failed']} (ranks meet at {self._place})")
+            self._fail(node, f"{event['failed']} (ranks meet at {self.job.store})")
         elif "started" in event:
             self.started.add(node)
             if len(self.started) == self.job.nodes:
-                self._limit = now + MEET_S
-
-    @property
-    def _place(self) -> str:
-        return f"{self.job.host}:{self.job.port}"
+                self._meet_limit = now + MEET_S
 
     def _fail(self, node: int, why: str) -> None:
         """Set the outcome of a node's ranks that have none yet."""
@@ -305,20 +290,21 @@ class _Run:
             outcome = Outcome(status="error", reason=why, phase=phase)
             self.supervisor.add_outcome(rank, outcome, time.monotonic(), time.time_ns())
 
-    def _check_lost_nodes(self) -> None:
+    def _fail_lost_nodes(self) -> None:
         for node, link in self.links.items():
             if why := link.lost:
                 self._fail(node, why)
                 self.lost.add(node)
 
-    def _check_meeting(self) -> None:
+    def _fail_late_meeting(self) -> None:
         """Fail ranks that did not meet within the limit: the network blocks their connections."""
-        if len(self.phases) == self.supervisor.trial.world_size or time.monotonic() < self._limit:
+        have_met = len(self.phases) == self.supervisor.trial.world_size
+        if have_met or time.monotonic() < self._meet_limit:
             return
+        question = "do the hosts reach each other at every port?"
         nodes = set(range(self.job.nodes))
         for node in nodes - self.started or nodes:
-            question = "do the hosts reach each other at every port?"
-            self._fail(node, f"the ranks did not meet at {self._place}; {question}")
+            self._fail(node, f"the ranks did not meet at {self.job.store}; {question}")
 
     def _in_doubt(self) -> bool:
         """Return whether only lost peers are known, and a silent node may hold the cause."""
@@ -330,28 +316,27 @@ class _Run:
         """Diagnose a trial that is late, from the ranks of all hosts."""
         for channel in self._channels():
             channel.send(look=self.job.run)
-        reports = [self.node.inspect()]
-        waiting, end = set(self._channels()), time.monotonic() + SAMPLE_S + STACKS_S + END_S
+        reports = [self.node.inspect(), *self._answers("looked", SAMPLE_S + STACKS_S + END_S)]
+
+        def of_running(kind: str) -> dict[int, Any]:
+            found = {int(rank): one for report in reports for rank, one in report[kind].items()}
+            return {rank: found[rank] for rank in self.supervisor.running if rank in found}
+
+        samples = {rank: ProcessSample(*one) for rank, one in of_running("samples").items()}
+        hangs = self.supervisor.is_hang(samples)
+        self.supervisor.diagnose(samples, of_running("stacks") if hangs else {})
+
+    def _answers(self, name: str, seconds: float) -> list[Any]:
+        """Return the answers of that name from all other nodes that are not lost."""
+        found, waiting, end = [], set(self._channels()), time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             for channel in wait_ready(waiting, BEAT_S):
                 for message in channel.receive():
-                    if message.get("run") == self.job.run and "looked" in message:
-                        reports.append(message["looked"])
+                    if message.get("run") == self.job.run and name in message:
+                        found.append(message[name])
                         waiting.discard(channel)
             waiting &= set(self._channels())
-        running = set(self.supervisor.running)
-        samples = {
-            int(rank): ProcessSample(*sample)
-            for report in reports
-            for rank, sample in report["looks"].items() if int(rank) in running
-        }  # fmt: skip
-        stacks = {
-            int(rank): lines for report in reports for rank, lines in report["stacks"].items()
-        }
-        hangs = self.supervisor.is_hang(samples)
-        self.supervisor.diagnose(
-            samples, {r: s for r, s in stacks.items() if r in running} if hangs else {}
-        )
+        return found
 
     def end(self, outcome: Outcome | None) -> list[str]:
         """End the ranks on every host. Returns the names of processes that they left.
@@ -364,15 +349,7 @@ class _Run:
             link.channel.send(end=self.job.run, outcome=summary)
         orphans = self.node.end()
         orphans = [f"{name} on {self.here}" for name in orphans] if self.links else orphans
-        waiting, end = set(self._channels()), time.monotonic() + END_S
-        while waiting and time.monotonic() < end:
-            for channel in wait_ready(waiting, BEAT_S):
-                for message in channel.receive():
-                    if message.get("run") == self.job.run and "ended" in message:
-                        orphans += message["ended"]
-                        waiting.discard(channel)
-            waiting &= set(self._channels())
-        return orphans
+        return [*orphans, *chain.from_iterable(self._answers("ended", END_S))]
 
 
 def _names(hosts: list[str], per: int) -> Callable[[int], str]:
@@ -388,7 +365,7 @@ def _names(hosts: list[str], per: int) -> Callable[[int], str]:
     return name
 
 
-def _check_interrupted(link: NodeLink, message: Mapping[str, Any]) -> None:
+def _check_interrupted(link: NodeLink, message: dict[str, Any]) -> None:
     """Raise KeyboardInterrupt if the other node was interrupted."""
     if "interrupted" in message:
         raise KeyboardInterrupt(f"on {link.hello}")

@@ -1,15 +1,18 @@
-"""The fork server, which has torch loaded. Every process of a trial is its child.
+"""The fork server, which has torch loaded, and its children: every process of a trial is one.
 
 A terminal sends Ctrl-C to the server too. It ignores it from its first moment (see
 _server_preload.py): multiprocessing would ignore it only after its imports, which take seconds, and
 before that Ctrl-C would end the server with a traceback.
 """
 
+import json
 import os
 import signal
 from contextlib import suppress
 from multiprocessing import forkserver, get_context, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupts
@@ -48,6 +51,25 @@ def start(process: BaseProcess) -> None:
         process.start()
     except (OSError, EOFError, ValueError) as error:
         raise LauncherError(f"a child of the fork server can't be started: {error}") from error
+
+
+def receive(pipe: Connection) -> dict[str, Any] | None:
+    """Return the next message of a child, or None if its end of the pipe is closed."""
+    try:
+        message: dict[str, Any] = json.loads(pipe.recv_bytes())
+    except (EOFError, OSError, ValueError):
+        return None
+    return message
+
+
+def end(process: BaseProcess, patience: float = 0.0) -> None:
+    """Wait `patience` seconds for a child to end, then kill its session."""
+    process.join(timeout=patience)
+    if process.pid and process.is_alive():
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+    process.join()
 
 
 def pid() -> int:

@@ -4,18 +4,17 @@ Their state is reported as plain data with global ranks. So a RankSupervisor pro
 this host and of another one alike:
 
 {"started": true}                                               the ranks of this host run
-{"rank": 1, "said": {...}}                                      a message of a rank
+{"rank": 1, "message": {...}}                                   a message of a rank
 {"rank": 1, "exit": -9, "printed": "...", "killed": false, "at": 17...}    a rank exited
-{"rank": 1, "torn": "...", "at": 17...}                         a rank was ended because of a peer
+{"rank": 1, "lost_peer": "...", "at": 17...}                    a rank was ended because of a peer
 {"failed": "..."}                                               the other ranks report no more
 """
 
 import json
-import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from socket import socketpair
@@ -67,29 +66,21 @@ class HostJob:
         """Return the global ranks of this host."""
         return range(self.node * self.per, (self.node + 1) * self.per)
 
+    @property
+    def store(self) -> str:
+        """Return the address of the store, where the ranks meet."""
+        return f"{self.host}:{self.port}"
 
+
+@dataclass
 class _Rank:
     """A rank of this host."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe, self.output = pipe, OutputFile()
-        self.pid = 0
-        self.status: str | None = None
-        self.ended = False
-
-    def receive(self) -> dict[str, Any] | None:
-        """Return the next message, or None if the pipe is closed."""
-        try:
-            message: dict[str, Any] = json.loads(self.pipe.recv_bytes())
-        except (EOFError, OSError, ValueError):
-            return None
-        if "outcome" in message:
-            self.status = message["outcome"]["status"]
-        return message
-
-    def close(self) -> None:
-        self.pipe.close()
-        self.output.close()
+    pipe: Connection
+    output: OutputFile = field(default_factory=OutputFile)
+    pid: int = 0
+    status: str | None = None
+    ended: bool = False
 
 
 class HostRanks:
@@ -114,32 +105,29 @@ class HostRanks:
         self._job, self._kills, self._shared = job, kernel_kills(), find_nccl_files()
         self._server: int | None = None
         self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(job.ranks, pipes, strict=True)}
-        self._events, theirs = self._context.Pipe(duplex=False)
-        self._agent = _Rank(self._events)
-        senders = [sender for _, sender in pipes]
-        ours, descriptors_socket = socketpair()
+        self._events, agent_events = self._context.Pipe(duplex=False)
+        self._agent_output = OutputFile()
+        own_end, agent_end = socketpair()
         self._process = self._context.Process(
             target=_agent_entry.enter,
-            args=(json.dumps(asdict(job)), theirs, descriptors_socket, self._agent.output),
+            args=(json.dumps(asdict(job)), agent_events, agent_end, self._agent_output),
         )
         self._open: dict[Any, int | None] = {one.pipe: r for r, one in self._ranks.items()}
-        try:
-            fork_server.start(self._process)
-            descriptors_socket.close()
-            pipe_fds = [sender.fileno() for sender in senders]
-            outputs = [rank.output.fileno() for rank in self._ranks.values()]
+        with own_end, ExitStack() as handed:
+            for close in (agent_events.close, agent_end.close, *(end.close for _, end in pipes)):
+                handed.callback(close)
+            try:
+                fork_server.start(self._process)
+            except LauncherError:
+                self._job = None
+                self._close()
+                raise
+            agent_end.close()
+            descriptors = [sender.fileno() for _, sender in pipes]
+            descriptors += [rank.output.fileno() for rank in self._ranks.values()]
             # if the agent has ended already, its exit is reported
             with suppress(OSError):
-                send_fds(ours, pipe_fds + outputs)
-        except LauncherError:
-            self._job = None
-            self._close()
-            raise
-        finally:
-            for sender in (*senders, theirs):
-                sender.close()
-            ours.close()
-            descriptors_socket.close()
+                send_fds(own_end, descriptors)
         self._open |= {self._events: None, self._process.sentinel: None}
 
     @property
@@ -160,16 +148,23 @@ class HostRanks:
                 # its last messages are still in the pipe
                 while self._events in self._open:
                     yield from self._receive_from_agent()
-                yield {"failed": self._agent_exit()}
+                self._process.join()
+                code = self._process.exitcode or 0
+                how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+                last = self._agent_output.tail().strip().splitlines()[-1:]
+                yield {"failed": ": ".join([f"torch's agent ended ({how})", *last])}
 
     def _receive(self, rank: int) -> Iterator[dict[str, Any]]:
-        if message := self._ranks[rank].receive():
-            yield {"rank": rank, "said": message}
+        one = self._ranks[rank]
+        if message := fork_server.receive(one.pipe):
+            if "outcome" in message:
+                one.status = message["outcome"]["status"]
+            yield {"rank": rank, "message": message}
         else:
-            self._open.pop(self._ranks[rank].pipe, None)
+            self._open.pop(one.pipe, None)
 
     def _receive_from_agent(self) -> Iterator[dict[str, Any]]:
-        message = self._agent.receive()
+        message = fork_server.receive(self._events)
         if message is None:
             self._open.pop(self._events, None)
         elif "server" in message:
@@ -194,30 +189,23 @@ class HostRanks:
             return
         others = [r for r in self._ranks.values() if r is not one and r.ended and not r.status]
         if how["exit"] == -signal.SIGTERM and others:
-            yield {"rank": rank, "torn": "ended, since another rank here had died", "at": how["at"]}
+            reason = "ended because another rank here had died"
+            yield {"rank": rank, "lost_peer": reason, "at": how["at"]}
         else:
             yield {
                 "rank": rank, "exit": how["exit"], "printed": one.output.tail(),
                 "killed": kernel_kills() > self._kills, "at": how["at"],
             }  # fmt: skip
 
-    def _agent_exit(self) -> str:
-        self._process.join()
-        code, last = (
-            self._process.exitcode or 0,
-            self._agent.output.tail().strip().splitlines()[-1:],
-        )
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        return f"torch's agent {how}" + (f": {last[0]}" if last else "")
-
     def inspect(self) -> dict[str, Any]:
         """Return process samples and stacks of the ranks that have no outcome yet."""
         ranks = self._ranks if self._job else {}
         pids = {rank: one.pid for rank, one in ranks.items() if one.pid and not one.status}
-        looks = sample_processes(pids, True)
+        samples = sample_processes(pids, True)
+        found = {rank: pids[rank] for rank in samples}
         return {
-            "looks": {rank: [seen.stopped, seen.busy] for rank, seen in looks.items()},
-            "stacks": read_stacks({r: pids[r] for r in looks}, {r: ranks[r].output for r in looks}),
+            "samples": {rank: [one.stopped, one.busy] for rank, one in samples.items()},
+            "stacks": read_stacks(found, {rank: ranks[rank].output for rank in found}),
         }
 
     def end(self) -> list[str]:
@@ -232,27 +220,22 @@ class HostRanks:
         self._job = None
         for one in self._ranks.values():
             one.pipe.close()
-        if all(one.status == "ok" for one in self._ranks.values()):
-            self._process.join(GRACE_S)
-        if self._process.is_alive() and self._process.pid:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.kill()
-        self._process.join()
-        self._wait_for_ranks()
+        passed = all(one.status == "ok" for one in self._ranks.values())
+        fork_server.end(self._process, GRACE_S if passed else 0.0)
+        # wait for ranks that were killed with their agent, so that none counts as left over
+        processes = []
+        for pid in [one.pid for one in self._ranks.values() if one.pid]:
+            with suppress(psutil.NoSuchProcess):
+                processes.append(psutil.Process(pid))
+        psutil.wait_procs(processes, timeout=GRACE_S)
         orphans = kill_orphans(self._server)
         self._close()
         remove_nccl_files(self._shared)
         return orphans
 
     def _close(self) -> None:
-        for one in (*self._ranks.values(), self._agent):
-            one.close()
-
-    def _wait_for_ranks(self) -> None:
-        """Wait for ranks that were killed with their agent, so that none counts as left over."""
-        processes = []
-        for pid in [one.pid for one in self._ranks.values() if one.pid]:
-            with suppress(psutil.NoSuchProcess):
-                processes.append(psutil.Process(pid))
-        psutil.wait_procs(processes, timeout=GRACE_S)
+        self._events.close()
+        self._agent_output.close()
+        for one in self._ranks.values():
+            one.pipe.close()
+            one.output.close()

@@ -10,11 +10,8 @@ no file is needed, and nothing is left when a rank is killed.
 
 import json
 import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -28,8 +25,7 @@ from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import DryRunEstimate, Outcome, Trial
 from longseq_bench.core.units import format_bytes
-from longseq_bench.launchers import _child_entry as _child
-from longseq_bench.launchers import fork_server as server
+from longseq_bench.launchers import _child_entry, fork_server
 from longseq_bench.launchers.base import (
     DRY_RUN_LIMIT_S,
     LAUNCHERS,
@@ -77,21 +73,9 @@ class _Child:
 
     def receive(self) -> dict[str, Any] | None:
         """Return the next message, or None if the pipe is closed."""
-        try:
-            message: dict[str, Any] = json.loads(self.pipe.recv_bytes())
-        except (EOFError, OSError, ValueError):
-            return None
-        self.server = message.get("server", self.server)
+        message = fork_server.receive(self.pipe)
+        self.server = (message or {}).get("server", self.server)
         return message
-
-    def end(self, patience: float = 0.0) -> None:
-        """Wait `patience` seconds for the child to end, then kill its session."""
-        self.process.join(timeout=patience)
-        if self.process.pid and self.process.is_alive():
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.kill()
-        self.process.join()
 
 
 @LAUNCHERS.register("local")
@@ -193,9 +177,8 @@ class LocalLauncher(Launcher):
                     samples, read_stacks(pids, outputs) if supervisor.is_hang(samples) else {}
                 )
         finally:
-            reported = [
-                child for rank, child in enumerate(children) if rank not in supervisor.running
-            ]
+            running = supervisor.running
+            reported = [child for rank, child in enumerate(children) if rank not in running]
             with defer_interrupts():
                 _, orphans = _end(children, reported)
                 remove_nccl_files(shared)
@@ -216,34 +199,24 @@ class LocalLauncher(Launcher):
                 listener.close()
 
     def _start(
-        self,
-        children: list[_Child],
-        request: str,
-        payload: str,
-        listener: socket | None = None,
+        self, children: list[_Child], request: str, payload: str, listener: socket | None = None
     ) -> _Child:
         """Start a child and add it to `children`, even if Ctrl-C arrives meanwhile."""
-        server.ready()
+        fork_server.ready()
         with defer_interrupts():
-            children.append(self._child(request, payload, listener))
+            receiver, sender = self._context.Pipe(duplex=False)
+            output = OutputFile()
+            arguments = (request, payload, sender, output, listener)
+            process = self._context.Process(target=_child_entry.enter, args=arguments)
+            try:
+                fork_server.start(process)
+            except LauncherError:
+                output.close()
+                raise
+            finally:
+                sender.close()
+            children.append(_Child(process, receiver, output))
         return children[-1]
-
-    def _child(self, request: str, payload: str, listener: socket | None) -> _Child:
-        receiver, sender = self._context.Pipe(duplex=False)
-        output = OutputFile()
-        process = self._context.Process(
-            target=_child.enter,
-            args=(request, payload, sender, output, listener),
-            daemon=False,
-        )
-        try:
-            server.start(process)
-        except LauncherError:
-            output.close()
-            raise
-        finally:
-            sender.close()
-        return _Child(process, receiver, output)
 
 
 def _to_json(trials: Sequence[Trial]) -> str:
@@ -266,7 +239,7 @@ def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: On
                     on_phase(message["phase"], message["part"])
             elif child.pipe in ready or child.process.sentinel in ready:
                 at = time.time_ns()
-                child.end(GRACE_S)
+                fork_server.end(child.process, GRACE_S)
                 code, killed = child.process.exitcode or 0, kernel_kills() > kills
                 supervisor.add_exit(rank, code, child.output.tail(), killed, time.monotonic(), at)
 
@@ -280,10 +253,10 @@ def _end(children: Sequence[_Child], reported: Sequence[_Child]) -> tuple[list[s
         child.pipe.close()
     for child in children:
         if child not in reported:
-            child.end()
+            fork_server.end(child.process)
     until = time.monotonic() + GRACE_S
     for child in reported:
-        child.end(max(0.0, until - time.monotonic()))
+        fork_server.end(child.process, max(0.0, until - time.monotonic()))
     orphans = kill_orphans(next((child.server for child in children if child.server), None))
     printed = [child.output.tail() for child in children]
     for child in children:

@@ -30,36 +30,31 @@ def sample_processes(pids: Mapping[int, int], several: bool) -> dict[int, Proces
 
     several: also measure who works, for 0.5 s. A rank that waits for a core on a busy host works.
     """
-    watched_ranks, start = {rank: _Watched(pid) for rank, pid in pids.items()}, time.monotonic()
+    start, readings = time.monotonic(), [_read_processes(pids)]
     for _ in range(SAMPLES if several else 1):
         time.sleep(SAMPLE_S / SAMPLES if several else 0.0)
-        for watched in watched_ranks.values():
-            watched.add_sample()
+        readings.append(_read_processes(pids))
     took = max(time.monotonic() - start, SAMPLE_S)
-    return {rank: w.summarize(took) for rank, w in watched_ranks.items() if w.states}
+    found = {}
+    for rank in pids:
+        if all(rank in reading for reading in readings):
+            states = [reading[rank][0] for reading in readings[1:]]
+            ready = states.count(psutil.STATUS_RUNNING) / len(states)
+            used = (readings[-1][rank][1] - readings[0][rank][1]) / took
+            stopped = states[-1] == psutil.STATUS_STOPPED
+            found[rank] = ProcessSample(stopped, max(ready, used))
+    return found
 
 
-class _Watched:
-    """Samples of one process: its states, and its CPU time in s."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid, self.states, self.used = pid, list[str](), list[float]()
-        self.add_sample()
-        self.states.clear()
-
-    def add_sample(self) -> None:
-        try:
-            process = psutil.Process(self.pid)
-            self.states.append(process.status())
+def _read_processes(pids: Mapping[int, int]) -> dict[int, tuple[str, float]]:
+    """Return the state and the CPU time in s of each process that still exists, by rank."""
+    found: dict[int, tuple[str, float]] = {}
+    for rank, pid in pids.items():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
             times = process.cpu_times()
-            self.used.append(times.user + times.system)
-        except psutil.NoSuchProcess:
-            self.states.clear()
-
-    def summarize(self, took: float) -> ProcessSample:
-        ready = self.states.count(psutil.STATUS_RUNNING) / len(self.states)
-        used = (self.used[-1] - self.used[0]) / took
-        return ProcessSample(self.states[-1] == psutil.STATUS_STOPPED, max(ready, used))
+            found[rank] = process.status(), times.user + times.system
+    return found
 
 
 def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> dict[int, list[str]]:

@@ -1,6 +1,6 @@
 """A launcher without processes: outcomes by formula, for tests of strategies and searches."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
@@ -80,19 +80,14 @@ class SimulatedLauncher(Launcher):
             return Outcome(status="oom", reason="simulated", phase="forward", facts=facts)
         if trial.time_budget and seconds > trial.time_budget:
             return Outcome(status="timeout", reason="simulated", phase="forward", facts=facts)
-        measured = [
-            measurement
+        measured = [("peak", "B", peak), ("pass_time", "s", seconds)]
+        if trial.repeats:
+            measured.append(("time", "s", seconds))
+        measurements = tuple(
+            Measurement(name=name, unit=unit, samples=(value,), rank=rank)
             for rank in range(ranks)
-            for measurement in _of_rank(trial, rank, peak, seconds)
-        ]
-        return Outcome(status="ok", measurements=tuple(measured), facts=facts)
-
-
-def _of_rank(trial: Trial, rank: int, peak: float, seconds: float) -> Iterator[Measurement]:
-    tokens, ranks = trial.workload.seq_len, trial.world_size
-    own = tokens // ranks + (rank < tokens % ranks)
-    measured = [("peak", "B", peak), ("pass_time", "s", seconds), ("own_tokens", "1", own)]
-    if trial.repeats:
-        measured.append(("time", "s", seconds))
-    for name, unit, value in measured:
-        yield Measurement(name=name, unit=unit, samples=(value,), rank=rank)
+            for name, unit, value in (
+                *measured, ("own_tokens", "1", tokens // ranks + (rank < tokens % ranks)),
+            )
+        )  # fmt: skip
+        return Outcome(status="ok", measurements=measurements, facts=facts)

@@ -104,17 +104,18 @@ def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: Local
     order = HostJob("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
     quiet = Quiet()
     link = NodeLink(NodeIdentity(1, "beta", "one"), quiet)  # type: ignore[arg-type]
-    run = _Run(order, RankSupervisor(of, 0.0), HostRanks(launcher._context), {1: link}, "alpha")
+    ranks = HostRanks(launcher._context)
+    run = _Run(order, RankSupervisor(of, 0.0), ranks, {1: link}, "alpha", ignore)
     run.supervisor.add_outcome(
         0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1
     )
     quiet.seconds = elastic.SILENT_S - 0.1
     assert not run._in_doubt()
     quiet.seconds = control_channel.LOST_S - 0.1
-    run._check_lost_nodes()
+    run._fail_lost_nodes()
     quiet.seconds = control_channel.LOST_S + 0.1
     assert run._in_doubt()
-    run._check_lost_nodes()
+    run._fail_lost_nodes()
     assert not run._in_doubt()
     assert "no word from node 1 (beta)" in (run.supervisor.outcome().reason or "")
 
@@ -166,7 +167,7 @@ def test_a_dead_agent_is_named(alone: ElasticLauncher) -> None:
 
     outcome = run(alone, asked("ring"), kill)
     assert outcome.status == "error"
-    assert "torch's agent was killed by SIGKILL" in (outcome.reason or "")
+    assert "torch's agent ended (killed by SIGKILL)" in (outcome.reason or "")
     assert run(alone, asked("ring")).status == "ok"
 
 
@@ -176,14 +177,15 @@ def test_a_rank_that_torch_ends_for_another_is_not_to_blame() -> None:
     node = HostRanks(context)
     node._ranks = {rank: _Rank(context.Pipe(duplex=False)[0]) for rank in range(3)}
     node._open, node._kills = {}, 0
-    told = [
+    events = [
         *node._ended(1, {"exit": -signal.SIGKILL, "at": 1}),
         *node._ended(0, {"exit": -signal.SIGTERM, "at": 2}),
         *node._ended(2, {"exit": -signal.SIGSEGV, "at": 3}),
     ]
     for rank in node._ranks.values():
-        rank.close()
-    assert [(news["rank"], news.get("exit"), "torn" in news) for news in told] == [
+        rank.pipe.close()
+        rank.output.close()
+    assert [(e["rank"], e.get("exit"), "lost_peer" in e) for e in events] == [
         (1, -signal.SIGKILL, False), (0, None, True), (2, -signal.SIGSEGV, False),
     ]  # fmt: skip
 

@@ -114,7 +114,7 @@ def test_a_peer_says_what_it_saw(
 def test_a_child_that_does_not_get_far_leaves_nothing(
     launcher: LocalLauncher, nothing_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local._child, "enter", "".format)
+    monkeypatch.setattr(local._child_entry, "enter", "".format)
     outcome = run(launcher, "ring")
     assert (outcome.status, outcome.phase) == ("crashed", "start")
     assert outcome.reason == "every rank: ended with exit code 0 without a result"
