@@ -27,6 +27,7 @@ from longseq_bench.distributed.token_order import (
     slice_runs,
 )
 from longseq_bench.kernels import tiling
+from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, wide
 from longseq_bench.meta_mode import MAX_STEPS, limited
 
@@ -87,9 +88,6 @@ class LocalShare:
 Block = KVBlock | LocalShare
 """A block of another rank, or a share of the work with the rank's own keys."""
 
-Queries = tuple[Tensor, Tensor, Tensor, Tensor]
-"""grad_out, q, out, and the lse of the softmax over all blocks."""
-
 
 class BlockAttention(Protocol):
     """Attention of this rank's queries to a block of keys, merged into what they saw before."""
@@ -120,10 +118,8 @@ class TiledBlocks:
 
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv."""
-        grad_out, q, out, lse = queries
         for tile in self._tiles(block):
-            dq_tile = dq[:, tile.heads, tile.rows]
-            tiling.add_gradients((grad_out, q, out), kv, lse, tile, dq_tile, dkv)
+            tiling.add_gradients(queries, kv, tile, dq[:, tile.heads, tile.rows], dkv)
 
     def _tiles(self, block: Block) -> Iterable[RowBlock]:
         return limited(self.tiles(block), MAX_STEPS) if self.group.computes else ()

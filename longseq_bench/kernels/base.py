@@ -12,10 +12,16 @@ from torch import Tensor
 
 from longseq_bench import meta_mode
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import tiling, torch_fused
+from longseq_bench.kernels import torch_fused
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values, or their gradients."""
 
 Triple = tuple[Tensor, Tensor, Tensor]
 """q, k and v, or their gradients."""
+
+Queries = tuple[Tensor, Tensor, Tensor, Tensor]
+"""grad_out, q, out, and the lse of the softmax over all keys: what a backward pass starts from."""
 
 OutputAndLse = tuple[Tensor, Tensor | None]
 """The output, and the log-sum-exp if it was kept."""
@@ -48,37 +54,6 @@ class InPlaceKernel(AttentionKernel, Protocol):
     ) -> Triple:
         """Return the gradients of q, k and v, from the inputs alone; inplace: dq over q."""
         ...
-
-
-class TiledKernel:
-    """Attention tile by tile; see kernels/tiling.py."""
-
-    def __init__(self, plan: tiling.Tiling) -> None:
-        self._plan = plan
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
-        """Return the output and, if kept, the log-sum-exp."""
-        return tiling.forward(q, k, v, self._plan, keep_lse)
-
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
-        """Return the gradients of q, k and v."""
-        return tiling.backward(grad_out, q, k, v, out, lse, self._plan)
-
-
-class InPlaceTiledKernel(TiledKernel):
-    """A TiledKernel whose tiling has every row and head in exactly one row block."""
-
-    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the output, written over q."""
-        return tiling.forward_inplace(q, k, v, self._plan)
-
-    def backward_recompute(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
-    ) -> Triple:
-        """Return the gradients of q, k and v, from the inputs alone; inplace: dq over q."""
-        return tiling.backward_recompute(grad_out, q, k, v, self._plan, inplace)
 
 
 class FusedKernel:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.kernels import tiling, torch_fused
-from longseq_bench.kernels.base import Triple
+from longseq_bench.kernels.base import OutputAndLse, Triple
 from longseq_bench.kernels.tiling import ALL, Index, Piece, RowBlock
 from longseq_bench.meta_mode import limited
 from longseq_bench.patterns.block_layout import BlockLayout
@@ -56,9 +56,7 @@ class GatheredBlocksKernel:
     def __init__(self, layout: BlockLayout) -> None:
         self.layout = layout
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Raise UserError if the tensors are not as long as the layout."""
         self._check(q)
         out = torch.empty_like(q)
@@ -84,7 +82,8 @@ class GatheredBlocksKernel:
         """Return the gradients of q, k, v, given out and lse of the whole softmax."""
         self._check(q)
         rows = np.arange(self.layout.rows)
-        return tiling.backward(grad_out, q, k, v, out, lse, lambda: self._blocks(rows, q))
+        kernel = tiling.TiledKernel(lambda: self._blocks(rows, q))
+        return kernel.backward(grad_out, q, k, v, out, lse)
 
     def _check(self, q: Tensor) -> None:
         if q.shape[2] != self.layout.seq_len:

@@ -9,19 +9,19 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.kernels.base import Pair, Queries
 from longseq_bench.kernels.cpp_build import library
-from longseq_bench.kernels.spans import NO_INDEX, Index, Part
+from longseq_bench.kernels.spans import HeadSpans, SpanTask
 from longseq_bench.meta_mode import are_loops_limited, device_kind
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -42,17 +42,18 @@ class _Tensor(ctypes.Structure):
 
 _NUMBERS = ("dtype", "dim", "batches", "group", "causal", "wide", "merge")
 _TENSORS = ("q", "k", "v", "out", "lse", "grad", "dq", "dk", "dv")
+_STEP_ARRAYS = ("q_row", "k_row", "q_at", "k_at")
+_SPAN_ARRAYS = ("tile_start", "tile_count", "runs", "start", "count", "step")
 
 
 class _Problem(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in _NUMBERS),
         *((name, _Tensor) for name in _TENSORS),
-        *((name, ctypes.c_void_p) for name in ("q_row", "k_row", "q_at", "k_at")),
+        *((name, ctypes.c_void_p) for name in _STEP_ARRAYS),
         ("tiles", ctypes.c_int64),
         ("tile_step", ctypes.c_int64),
-        *((n, ctypes.c_void_p) for n in ("tile_start", "tile_count", "runs", "start", "count")),
-        ("step", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in _SPAN_ARRAYS),
         ("heads", ctypes.c_int64),
         ("head", ctypes.c_void_p),
         ("kv_heads", ctypes.c_int64),
@@ -81,78 +82,59 @@ def name() -> str:
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor | None,
-    parts: Iterable[Part],
-    causal: bool,
-    index: Index = NO_INDEX,
-    merge: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, task: SpanTask
 ) -> None:
     """See SpanKernel.forward. Raises MemoryError; UnsupportedError without a compiled kernel."""
     if are_loops_limited():
-        _allocate_scratch(q, k, False)
+        _allocate_scratch(q, k, task, False)
         return
     _check(q, k, v)
-    problem = _problem(q, k, causal, index)
-    problem.wide, problem.merge = out.dtype != q.dtype or q.dtype == torch.float32, merge
+    problem = _problem(q, k, task)
+    problem.wide = out.dtype != q.dtype or q.dtype == torch.float32
     _set(problem, q=q, k=k, v=v, out=out, lse=lse)
-    for part in parts:
+    for part in task.parts:
         _set_spans(problem, part)
         _run("forward", problem)
 
 
 def backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dq: Tensor,
-    sums: tuple[Tensor, Tensor],
-    kv_heads: range,
-    parts: Iterable[Part],
-    causal: bool,
-    index: Index = NO_INDEX,
-    merge: bool = False,
-    bias: Sequence[NDArray[np.float32]] = (),
+    queries: Queries, keys: Pair, dq: Tensor, sums: Pair, kv_heads: range, task: SpanTask
 ) -> None:
     """See SpanKernel.backward.
 
     With fewer KV heads than threads, sums are added in no fixed order, and their last bits differ
     from run to run.
     """
+    grad_out, q, out, lse = queries
+    k, v = keys
     if are_loops_limited():
-        _allocate_scratch(q, k, True)
+        _allocate_scratch(q, k, task, True)
         return
     _check(q, k, v)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
-    problem = _problem(q, k, causal, index)
-    problem.wide, problem.merge = dq.dtype != q.dtype or q.dtype == torch.float32, merge
+    problem = _problem(q, k, task)
+    problem.wide = dq.dtype != q.dtype or q.dtype == torch.float32
     _set(problem, q=q, k=k, v=v, out=out, lse=lse, grad=grad_out, dq=dq, dk=sums[0], dv=sums[1])
     for to in (problem.dk, problem.dv):
         to.data -= kv_heads.start * to.head * sums[0].element_size()
     locks = np.zeros(LOCKS, dtype=np.uint8)
-    for i, part in enumerate(parts):
-        own = [h for h in part.heads if h // problem.group in kv_heads]
-        kv = np.asarray(sorted({h // problem.group for h in own}), dtype=np.int32)
-        if not own:
+    for i, part in enumerate(task.parts):
+        used = sorted({h // problem.group for h in part.heads} & {*kv_heads})
+        if not used:
             continue
+        kv = np.asarray(used, dtype=np.int32)
         _set_spans(problem, part)
         problem.kv_heads, problem.kv_head = len(kv), kv.ctypes.data
         problem.parts = -(-torch.get_num_threads() // (len(kv) * problem.batches))
         problem.locks = locks.ctypes.data if problem.parts > 1 else None
-        problem.bias = bias[i].ctypes.data if bias else None
+        problem.bias = task.bias[i].ctypes.data if task.bias else None
         _run("backward", problem)
 
 
-def _allocate_scratch(q: Tensor, k: Tensor, back: bool) -> None:
+def _allocate_scratch(q: Tensor, k: Tensor, task: SpanTask, back: bool) -> None:
     """Allocate for a moment what all threads hold while they work (dry runs on a CPU only)."""
     if device_kind(q) == "cpu":
-        problem = _problem(q, k, False, NO_INDEX)
+        problem = _problem(q, k, task)
         one = int(_library().thread_bytes(ctypes.byref(problem), int(back)))
         torch.empty(one * torch.get_num_threads(), dtype=torch.uint8, device=q.device)
 
@@ -167,15 +149,20 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise UnsupportedError("the compiled kernel needs head_dim of q, k and v contiguous")
 
 
-def _problem(q: Tensor, k: Tensor, causal: bool, index: Index) -> _Problem:
+def _problem(q: Tensor, k: Tensor, task: SpanTask) -> _Problem:
     problem = _Problem(
         dtype=DTYPES.index(q.dtype), dim=q.shape[3], batches=q.shape[0],
-        group=q.shape[1] // k.shape[1], causal=causal,
+        group=q.shape[1] // k.shape[1], causal=task.causal, merge=task.merge,
     )  # fmt: skip
-    for name in ("q_row", "k_row", "q_at", "k_at"):
-        given = getattr(index, name)
-        setattr(problem, name, None if given is None else given.ctypes.data)
+    _set_arrays(problem, task.steps, _STEP_ARRAYS)
     return problem
+
+
+def _set_arrays(problem: _Problem, owner: object, names: Sequence[str]) -> None:
+    """Set pointers to arrays, which the owner keeps alive."""
+    for name in names:
+        array = getattr(owner, name)
+        setattr(problem, name, None if array is None else array.ctypes.data)
 
 
 def _set(problem: _Problem, **tensors: Tensor | None) -> None:
@@ -185,13 +172,9 @@ def _set(problem: _Problem, **tensors: Tensor | None) -> None:
             setattr(problem, name, _Tensor(t.data_ptr(), *strides))
 
 
-def _set_spans(problem: _Problem, part: Part) -> None:
-    """Set pointers to the arrays of a part, which keeps them alive."""
-    spans = part.spans
-    problem.tiles, problem.tile_step = spans.tiles, spans.tile_step
-    for name in ("tile_start", "tile_count", "runs", "start", "count", "step"):
-        given = getattr(spans, name)
-        setattr(problem, name, None if given is None else given.ctypes.data)
+def _set_spans(problem: _Problem, part: HeadSpans) -> None:
+    problem.tiles, problem.tile_step = part.spans.tiles, part.spans.tile_step
+    _set_arrays(problem, part.spans, _SPAN_ARRAYS)
     problem.heads, problem.head = len(part.head), part.head.ctypes.data
 
 

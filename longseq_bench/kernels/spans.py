@@ -1,14 +1,13 @@
 """Attention of tiles of queries to runs of keys: the contract, and an AttentionKernel built on it.
 
-`spans_reference` is the slow, obvious kernel, `native` the compiled one. Any pattern is a few
-parts: spans (patterns/spans.py) with the query heads that share them, and an index from steps to
-rows and positions.
+`spans_reference` is the slow, obvious kernel, `native` the compiled one.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; log-sum-exp (B, Hq, N) float32.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -17,26 +16,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.kernels.base import Triple
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.patterns.spans import Spans
 
 Ints32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class HeadSpans:
     """Spans and the query heads that share them."""
 
     spans: Spans
     heads: Sequence[int]
-    head: Ints32 = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "head", np.asarray(self.heads, dtype=np.int32))
+    @cached_property
+    def head(self) -> Ints32:
+        """The heads as an array."""
+        return np.asarray(self.heads, dtype=np.int32)
 
 
 @dataclass(frozen=True, eq=False)
-class Index:
+class StepMap:
     """Rows of tensors and positions of the sequence for each step, all int32.
 
     q_row, k_row: row of each step; None: the step is the row.
@@ -49,53 +49,42 @@ class Index:
     k_at: Ints32 | None = None
 
 
-NO_INDEX = Index()
+@dataclass(frozen=True, eq=False)
+class SpanTask:
+    """What a kernel computes: any pattern is a few parts.
+
+    merge: out (forward) and dq (backward) are float32 and hold results of other keys, to which
+    those of these keys are added.
+    bias: one array per part, float32 (B, heads, runs), to which a backward pass adds the sum of the
+    score gradients of each run.
+    """
+
+    parts: Sequence[HeadSpans]
+    causal: bool
+    steps: StepMap = StepMap()
+    merge: bool = False
+    bias: Sequence[NDArray[np.float32]] = ()
 
 
 class SpanKernel(Protocol):
     """The two functions of a module that computes attention over spans."""
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor | None,
-        parts: Iterable[Part],
-        causal: bool,
-        index: Index = NO_INDEX,
-        merge: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, task: SpanTask
     ) -> None:
-        """Fill out and lse of every query of a part, for the part's heads.
+        """Fill out (like q, or float32) and lse of every query of a part, for the part's heads.
 
-        out: like q, or float32. Rows that see nothing get 0 and -inf.  merge: out (float32) and
-        lse hold a softmax already, to which these keys are added.
+        Rows that see nothing get 0 and -inf.
         """
         ...
 
     def backward(
-        self,
-        grad_out: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        dq: Tensor,
-        sums: tuple[Tensor, Tensor],
-        kv_heads: range,
-        parts: Iterable[Part],
-        causal: bool,
-        index: Index = NO_INDEX,
-        merge: bool = False,
-        bias: Sequence[NDArray[np.float32]] = (),
+        self, queries: Queries, keys: Pair, dq: Tensor, sums: Pair, kv_heads: range, task: SpanTask
     ) -> None:
         """Fill dq of the query heads of some KV heads, and add the gradients of k and v to sums.
 
-        dq: like q or float32 (merge: float32, added to).  sums: float32 (B, len(kv_heads), M, D).
-        out (like q) and lse belong to the whole softmax.  bias: one array per part, float32
-        (B, heads, runs), to which the sum of the score gradients of each run is added.
+        queries: out (like q) and lse belong to the whole softmax.  dq: like q, or float32.
+        sums: float32 (B, len(kv_heads), M, D).
         """
         ...
 
@@ -106,21 +95,15 @@ class SpanAttention:
     Raises UserError for other shapes: the kernel would read beyond the tensors.
     """
 
-    def __init__(
-        self, kernel: SpanKernel, parts: Callable[[], Iterable[Part]], causal: bool,
-        shape: tuple[int, int], index: Index = NO_INDEX,
-    ) -> None:  # fmt: skip
-        self._kernel, self._parts, self._shape = kernel, parts, shape
-        self._mask_and_index = causal, index
+    def __init__(self, kernel: SpanKernel, task: SpanTask, shape: tuple[int, int]) -> None:
+        self._kernel, self._task, self._shape = kernel, task, shape
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         self._check(q, k, v)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
-        self._kernel.forward(q, k, v, out, lse, self._parts(), *self._mask_and_index)
+        self._kernel.forward(q, k, v, out, lse, self._task)
         return out, lse
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -135,27 +118,14 @@ class SpanAttention:
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Triple:
         """Return the gradients of q, k, v, given out and lse of the whole softmax."""
-        return self._gradients(grad_out, q, k, v, out, lse, torch.empty_like(q))
-
-    def _gradients(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        dq: Tensor,
-    ) -> Triple:  # fmt: skip
-        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-
-        def add(heads: range, sums: tuple[Tensor, Tensor]) -> None:
-            self._kernel.backward(
-                grad_out, q, k, v, out, lse, dq, sums, heads, self._parts(), *self._mask_and_index
-            )
-
-        sum_by_heads(dk, dv, add)
-        return dq, dk, dv
+        queries = (grad_out, q, out, lse)
+        return span_gradients(self._kernel, self._task, queries, (k, v), torch.empty_like(q))
 
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the output over q and return it."""
         self._check(q, k, v)
         # a kernel reads the queries of a tile before it writes their output
-        self._kernel.forward(q, k, v, q, None, self._parts(), *self._mask_and_index)
+        self._kernel.forward(q, k, v, q, None, self._task)
         return q
 
     def backward_recompute(
@@ -164,25 +134,29 @@ class SpanAttention:
         """Return the gradients of q, k, v from the inputs alone; inplace: that of q over q."""
         out, lse = self.forward(q, k, v, True)
         assert lse is not None
-        return self._gradients(grad_out, q, k, v, out, lse, q if inplace else torch.empty_like(q))
+        dq = q if inplace else torch.empty_like(q)
+        return span_gradients(self._kernel, self._task, (grad_out, q, out, lse), (k, v), dq)
 
 
-def sum_by_heads(
-    dk: Tensor, dv: Tensor, add: Callable[[range, tuple[Tensor, Tensor]], None]
-) -> None:
-    """Fill dk and dv (B, Hk, M, D), zeros, with what `add` adds to float32 sums of some KV heads.
+def span_gradients(
+    kernel: SpanKernel, task: SpanTask, queries: Queries, keys: Pair, dq: Tensor
+) -> Triple:
+    """Fill dq, and return it with the gradients of k and v.
 
-    For 16-bit tensors it takes as few heads at a time as keep every thread busy, since float32
+    For 16-bit tensors it takes as few KV heads at a time as keep every thread busy, since float32
     sums of all heads would need twice the memory.
     """
+    dk, dv = (torch.zeros_like(t) for t in keys)
+    batch, kv_heads = dk.shape[:2]
     if dk.dtype == torch.float32:
-        add(range(dk.shape[1]), (dk, dv))
-        return
-    count = min(dk.shape[1], max(1, -(-torch.get_num_threads() // dk.shape[0])))
-    for start in range(0, dk.shape[1], count):
-        heads = range(start, min(start + count, dk.shape[1]))
-        shape = (dk.shape[0], len(heads), *dk.shape[2:])
+        kernel.backward(queries, keys, dq, (dk, dv), range(kv_heads), task)
+        return dq, dk, dv
+    count = min(kv_heads, max(1, -(-torch.get_num_threads() // batch)))
+    for start in range(0, kv_heads, count):
+        heads = range(start, min(start + count, kv_heads))
+        shape = (batch, len(heads), *dk.shape[2:])
         sums = tuple(dk.new_zeros(shape, dtype=torch.float32) for _ in range(2))
-        add(heads, (sums[0], sums[1]))
+        kernel.backward(queries, keys, dq, (sums[0], sums[1]), heads, task)
         dk[:, heads.start : heads.stop] = sums[0]
         dv[:, heads.start : heads.stop] = sums[1]
+    return dq, dk, dv

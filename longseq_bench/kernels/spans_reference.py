@@ -4,14 +4,15 @@ Sums are float32 (float64 for float64).
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.kernels.spans import NO_INDEX, Index, Ints32, Part
+from longseq_bench.kernels.base import Pair, Queries
+from longseq_bench.kernels.spans import Ints32, SpanTask
 from longseq_bench.kernels.tiling import wide
 from longseq_bench.meta_mode import are_loops_limited
 from longseq_bench.patterns.spans import Spans
@@ -20,22 +21,21 @@ Steps = NDArray[np.int64]
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, parts: Iterable[Part],
-    causal: bool, index: Index = NO_INDEX, merge: bool = False,
-) -> None:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, task: SpanTask
+) -> None:
     """See SpanKernel.forward."""
     if are_loops_limited():
         return
-    for part in parts:
+    for part in task.parts:
         for queries, keys, _ in tiles_of(part.spans):
-            rows, columns = _rows(queries, index.q_row, q), _rows(keys, index.k_row, k)
+            rows, columns = _rows(queries, task.steps.q_row, q), _rows(keys, task.steps.k_row, k)
             for h in part.heads:
                 kv = h * k.shape[1] // q.shape[1]
-                scores = _scores(q[:, h, rows], k[:, kv, columns], queries, keys, causal, index)
+                scores = _scores(q[:, h, rows], k[:, kv, columns], queries, keys, task)
                 total = torch.logsumexp(scores, -1)
                 weights = _softmax_weights(scores, total)
                 made = weights @ v[:, kv, columns].to(scores.dtype)
-                if merge:
+                if task.merge:
                     assert lse is not None
                     old = lse[:, h, rows]
                     both = torch.logaddexp(old, total)
@@ -47,38 +47,38 @@ def forward(
 
 
 def backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dq: Tensor,
-    sums: tuple[Tensor, Tensor], kv_heads: range, parts: Iterable[Part], causal: bool,
-    index: Index = NO_INDEX, merge: bool = False, bias: Sequence[NDArray[np.float32]] = (),
-) -> None:  # fmt: skip
+    queries: Queries, keys: Pair, dq: Tensor, sums: Pair, kv_heads: range, task: SpanTask
+) -> None:
     """See SpanKernel.backward."""
     if are_loops_limited():
         return
+    (grad_out, q, out, lse), (k, v) = queries, keys
     scale = 1 / math.sqrt(q.shape[-1])
-    for i, part in enumerate(parts):
-        for queries, keys, run_of in tiles_of(part.spans):
-            rows, columns = _rows(queries, index.q_row, q), _rows(keys, index.k_row, k)
+    for i, part in enumerate(task.parts):
+        for q_steps, k_steps, run_of in tiles_of(part.spans):
+            rows = _rows(q_steps, task.steps.q_row, q)
+            columns = _rows(k_steps, task.steps.k_row, k)
             for j, h in enumerate(part.heads):
                 kv = h * k.shape[1] // q.shape[1]
                 if kv not in kv_heads:
                     continue
                 q_h, k_h = q[:, h, rows], k[:, kv, columns]
-                scores = _scores(q_h, k_h, queries, keys, causal, index)
+                scores = _scores(q_h, k_h, q_steps, k_steps, task)
                 grad = grad_out[:, h, rows].to(scores.dtype)
                 weights = _softmax_weights(scores, lse[:, h, rows])
                 delta = (grad * out[:, h, rows].to(scores.dtype)).sum(-1, keepdim=True)
                 inner = grad @ v[:, kv, columns].to(scores.dtype).transpose(-1, -2)
                 d_scores = weights * (inner - delta)
                 own = (d_scores @ k_h.to(scores.dtype) * scale).to(dq.dtype)
-                dq[:, h, rows] = dq[:, h, rows] + own if merge else own
+                dq[:, h, rows] = dq[:, h, rows] + own if task.merge else own
                 at = kv - kv_heads.start
                 dk = (d_scores.transpose(-1, -2) @ q_h.to(scores.dtype) * scale).to(sums[0].dtype)
                 dv = (weights.transpose(-1, -2) @ grad).to(sums[1].dtype)
                 for total, one in zip(sums, (dk, dv), strict=True):
                     total[:, at].index_add_(1, columns, one)
-                if bias:
+                if task.bias:
                     of_keys = d_scores.sum(-2).float().cpu().numpy()
-                    for row, keys_of_row in zip(bias[i][:, j], of_keys, strict=True):
+                    for row, keys_of_row in zip(task.bias[i][:, j], of_keys, strict=True):
                         np.add.at(row, run_of, keys_of_row)
 
 
@@ -107,16 +107,12 @@ def _rows(steps: Steps, row: Ints32 | None, like: Tensor) -> Tensor:
     return torch.from_numpy(found).to(like.device)
 
 
-def _scores(
-    q: Tensor, k: Tensor, queries: Steps, keys: Steps, causal: bool, index: Index
-) -> Tensor:
+def _scores(q: Tensor, k: Tensor, queries: Steps, keys: Steps, task: SpanTask) -> Tensor:
     scores = q.to(wide(q)) @ k.to(wide(q)).transpose(-1, -2) / math.sqrt(q.shape[-1])
-    if not causal:
+    if not task.causal:
         return scores
-    q_at, k_at = (
-        positions(steps, row, at)
-        for steps, row, at in ((queries, index.q_row, index.q_at), (keys, index.k_row, index.k_at))
-    )
+    q_at = positions(queries, task.steps.q_row, task.steps.q_at)
+    k_at = positions(keys, task.steps.k_row, task.steps.k_at)
     later = torch.from_numpy(k_at[None, :] > q_at[:, None]).to(q.device)
     return scores.masked_fill(later, -math.inf)
 

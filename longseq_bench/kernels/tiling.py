@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.kernels import torch_fused
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.meta_mode import is_meta, limited, refuse_limited_loops
 
 Index = slice | Tensor
@@ -65,74 +66,79 @@ Tiling = Callable[[], Iterator[RowBlock]]
 """Row blocks, generated again for every pass."""
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, keep_lse: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Return the output and, if kept, the log-sum-exp (-inf for rows that see nothing)."""
-    out: Tensor | None = None
-    lse: Tensor | None = None
-    for block in limited(tiling()):
-        if block.covers(q.shape[1]):
-            refuse_limited_loops()
-            return torch_fused.forward(q, k, v, block.pieces[0].causal)
-        if out is None:
-            out = torch.zeros_like(q)
-            lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
-        block_forward(q, k, v, block, out, lse)
-    return torch.zeros_like(q) if out is None else out, lse
+class TiledKernel:
+    """An AttentionKernel that computes a tiling."""
 
+    def __init__(self, tiling: Tiling) -> None:
+        self._tiling = tiling
 
-def backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, tiling: Tiling
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, summed in wide tensors."""
-    dq = dk = dv = None
-    for block in limited(tiling()):
-        if block.covers(q.shape[1]):
-            return torch_fused.backward(grad_out, q, k, v, out, lse, block.pieces[0].causal)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output and, if kept, the log-sum-exp (-inf for rows that see nothing)."""
+        out: Tensor | None = None
+        lse: Tensor | None = None
+        for block in limited(self._tiling()):
+            if block.covers(q.shape[1]):
+                refuse_limited_loops()
+                return torch_fused.forward(q, k, v, block.pieces[0].causal)
+            if out is None:
+                out = torch.zeros_like(q)
+                lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
+            block_forward(q, k, v, block, out, lse)
+        return torch.zeros_like(q) if out is None else out, lse
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        """Return the gradients of q, k and v, summed in wide tensors."""
+        dq = dk = dv = None
+        for block in limited(self._tiling()):
+            if block.covers(q.shape[1]):
+                return torch_fused.backward(grad_out, q, k, v, out, lse, block.pieces[0].causal)
+            if dq is None or dk is None or dv is None:
+                dq = torch.zeros_like(q)
+                dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
+            acc = _accumulator(dq, block)
+            add_gradients((grad_out, q, out, lse), (k, v), block, acc, (dk, dv))
+            _store(dq, block, acc)
+            del acc
         if dq is None or dk is None or dv is None:
-            dq = torch.zeros_like(q)
-            dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
-        acc = _accumulator(dq, block)
-        add_gradients((grad_out, q, out), (k, v), lse, block, acc, (dk, dv))
-        _store(dq, block, acc)
-        del acc
-    if dq is None or dk is None or dv is None:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    dk = dk.to(k.dtype)
-    return dq, dk, dv.to(v.dtype)
+            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dk = dk.to(k.dtype)
+        return dq, dk, dv.to(v.dtype)
 
 
-def forward_inplace(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling) -> Tensor:
-    """Write the output over q and return it. Every row and head is in exactly one row block."""
-    for block in limited(tiling()):
-        acc, _ = _forward_copy(q, k, v, block)
-        _store(q, block, acc)
-        del acc
-    return q
+class InPlaceTiledKernel(TiledKernel):
+    """A TiledKernel whose tiling has every row and head in exactly one row block."""
 
+    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write the output over q and return it."""
+        for block in limited(self._tiling()):
+            acc, _ = _forward_copy(q, k, v, block)
+            _store(q, block, acc)
+            del acc
+        return q
 
-def backward_recompute(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, inplace: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, recomputing the output of each row block.
+    def backward_recompute(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
+    ) -> Triple:
+        """Return the gradients of q, k and v, recomputing the output of each row block.
 
-    inplace: the gradient of q is written over q. Every row and head is in exactly one row block.
-    """
-    dq = q if inplace else torch.zeros_like(q)
-    dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
-    group = q.shape[1] // k.shape[1]
-    for block in limited(tiling()):
-        acc, lse = _forward_copy(q, k, v, block)
-        out = acc.to(q.dtype)
-        del acc
-        do, rows = (_take(t, block.heads, block.rows) for t in (grad_out, q))
-        of_rows = torch.zeros_like(out, dtype=wide(q))
-        _add_rows((do, rows, out), (k, v), group, lse, block, of_rows, (dk, dv))
-        _store(dq, block, of_rows)
-        del do, rows, out, of_rows
-    dk = dk.to(k.dtype)
-    return dq, dk, dv.to(v.dtype)
+        inplace: the gradient of q is written over q.
+        """
+        dq = q if inplace else torch.zeros_like(q)
+        dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
+        for block in limited(self._tiling()):
+            acc, lse = _forward_copy(q, k, v, block)
+            out = acc.to(q.dtype)
+            del acc
+            do, rows = (_take(t, block.heads, block.rows) for t in (grad_out, q))
+            of_rows = torch.zeros_like(out, dtype=wide(q))
+            group = q.shape[1] // k.shape[1]
+            _add_rows((do, rows, out, lse), (k, v), group, block, of_rows, (dk, dv))
+            _store(dq, block, of_rows)
+            del do, rows, out, of_rows
+        dk = dk.to(k.dtype)
+        return dq, dk, dv.to(v.dtype)
 
 
 def _forward_copy(q: Tensor, k: Tensor, v: Tensor, block: RowBlock) -> tuple[Tensor, Tensor]:
@@ -169,12 +175,7 @@ def merge(q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Te
 
 
 def _merge_pieces(
-    q: Tensor,
-    keys: tuple[Tensor, Tensor],
-    group: int,
-    block: RowBlock,
-    acc: Tensor,
-    acc_lse: Tensor,
+    q: Tensor, keys: Pair, group: int, block: RowBlock, acc: Tensor, acc_lse: Tensor
 ) -> None:
     """Merge all pieces into acc and acc_lse; they and q hold the block's rows and heads only."""
     for heads, kv_heads, piece in limited(calls(block, group)):
@@ -186,41 +187,25 @@ def _merge_pieces(
         del k, v, part, part_lse
 
 
-def add_gradients(
-    queries: tuple[Tensor, Tensor, Tensor],
-    keys: tuple[Tensor, Tensor],
-    lse: Tensor,
-    block: RowBlock,
-    acc: Tensor,
-    d_keys: tuple[Tensor, Tensor],
-) -> None:
+def add_gradients(queries: Queries, keys: Pair, block: RowBlock, acc: Tensor, d_keys: Pair) -> None:
     """Add the gradients of one row block over these keys to acc and d_keys, in place.
 
-    queries: gradient of the output, q and the output, (B, Hq, N, D).  lse (B, Hq, N) and the
-    output belong to the whole softmax.  acc: dq of the block's rows and heads; d_keys: dk and dv
-    of all these keys; all three are wide.
+    queries: the output and lse belong to the whole softmax.  acc: dq of the block's rows and heads;
+    d_keys: dk and dv of all these keys; all three are wide.
     """
-    grad_out, q, out = (_take(t, block.heads, block.rows) for t in queries)
-    own_lse = _take(lse, block.heads, block.rows)
+    grad_out, q, out, lse = (_take(t, block.heads, block.rows) for t in queries)
     group = queries[0].shape[1] // keys[0].shape[1]
-    _add_rows((grad_out, q, out), keys, group, own_lse, block, acc, d_keys)
+    _add_rows((grad_out, q, out, lse), keys, group, block, acc, d_keys)
 
 
 def _add_rows(
-    own: tuple[Tensor, Tensor, Tensor],
-    keys: tuple[Tensor, Tensor],
-    group: int,
-    own_lse: Tensor,
-    block: RowBlock,
-    acc: Tensor,
-    d_keys: tuple[Tensor, Tensor],
+    own: Queries, keys: Pair, group: int, block: RowBlock, acc: Tensor, d_keys: Pair
 ) -> None:
-    """Do as `add_gradients`; own and own_lse hold the block's rows and heads only."""
+    """Do as `add_gradients`; own holds the block's rows and heads only."""
     for heads, kv_heads, piece in limited(calls(block, group)):
-        grad_out, q, out = (_take(t, heads, piece.rows) for t in own)
+        grad_out, q, out, lse = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
-        row_lse = _take(own_lse, heads, piece.rows)
-        parts = torch_fused.backward(grad_out, q, k, v, out, row_lse, piece.causal, piece.mask)
+        parts = torch_fused.backward(grad_out, q, k, v, out, lse, piece.causal, piece.mask)
         del grad_out, q, out, k, v
         _add(acc, heads, piece.rows, parts[0])
         _add(d_keys[0], kv_heads, piece.keys, parts[1])
@@ -277,12 +262,14 @@ def join(
 
 def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
     """Return wide zeros for a row block: a view of the target if that is wide already."""
-    if target.dtype == wide(target) and isinstance(block.rows, slice):
+    if isinstance(block.rows, Tensor):
+        count = block.rows.numel()
+    elif target.dtype == wide(target):
         return target[:, block.heads, block.rows]
-    tokens = block.rows.numel() if isinstance(block.rows, Tensor) else None
-    view = target[:, block.heads] if tokens is not None else target[:, block.heads, block.rows]
-    shape = (*view.shape[:2], tokens or view.shape[2], view.shape[3])
-    return target.new_zeros(shape, dtype=wide(target))
+    else:
+        count = len(range(*block.rows.indices(target.shape[2])))
+    heads = block.heads.stop - block.heads.start
+    return target.new_zeros(target.shape[0], heads, count, target.shape[3], dtype=wide(target))
 
 
 def wide(tensor: Tensor) -> torch.dtype:

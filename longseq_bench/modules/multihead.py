@@ -24,7 +24,7 @@ from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Triple, attend
-from longseq_bench.kernels.spans import Part, SpanAttention
+from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask
 from longseq_bench.patterns.blocks import check_lengths, check_pattern
 from longseq_bench.patterns.spans import Spans, spans_of
 
@@ -257,10 +257,8 @@ class MultiheadBlockSparse(nn.Module):
         return PerRowKernel(kernels), blind if blind.any() else None
 
     def _span_attention(self, kernel: str, spans: Spans, tokens: int) -> AttentionKernel:
-        parts, shape = [Part(spans, range(self.num_heads))], (self.num_heads, tokens)
-        return SpanAttention(
-            sparse_selection.span_kernel(kernel), lambda: parts, self.causal, shape
-        )
+        task = SpanTask([HeadSpans(spans, range(self.num_heads))], self.causal)
+        return SpanAttention(sparse_selection.span_kernel(kernel), task, (self.num_heads, tokens))
 
 
 class PerRowKernel:

@@ -25,7 +25,7 @@ from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Positions, Shard
 from longseq_bench.kernels import native, spans_reference, torch_fused
-from longseq_bench.kernels.spans import NO_INDEX, Index, Part
+from longseq_bench.kernels.spans import HeadSpans, SpanTask
 from longseq_bench.testing.definition import Options, Tensors, make_inputs, make_output_gradient
 
 FINE = 6
@@ -238,14 +238,11 @@ def _counted() -> Iterator[Kernels]:
     def counted_spans(kernel: Any) -> Any:
         start = kernel.forward
 
-        def counted(
-            q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, parts: Any,
-            causal: bool, index: Index = NO_INDEX, merge: bool = False,
-        ) -> None:  # fmt: skip
-            parts = list(parts)
+        def counted(q: Tensor, *others: Any) -> None:
+            task: SpanTask = others[-1]
             found.calls += 1
-            found.pairs += q.shape[0] * sum(seen_in(part, causal, index) for part in parts)
-            start(q, k, v, out, lse, parts, causal, index, merge)
+            found.pairs += q.shape[0] * sum(seen_in(part, task) for part in task.parts)
+            start(q, *others)
 
         return counted
 
@@ -268,14 +265,14 @@ def _counted() -> Iterator[Kernels]:
         yield found
 
 
-def seen_in(part: Part, causal: bool, index: Index) -> int:
+def seen_in(part: HeadSpans, task: SpanTask) -> int:
     """Pairs of a part, of all its heads."""
     seen = 0
     for queries, keys, _ in spans_reference.tiles_of(part.spans):
         pairs = len(queries) * len(keys)
-        if causal:
-            q_at = spans_reference.positions(queries, index.q_row, index.q_at)
-            k_at = spans_reference.positions(keys, index.k_row, index.k_at)
+        if task.causal:
+            q_at = spans_reference.positions(queries, task.steps.q_row, task.steps.q_at)
+            k_at = spans_reference.positions(keys, task.steps.k_row, task.steps.k_at)
             pairs = int((k_at[None, :] <= q_at[:, None]).sum())
         seen += pairs
     return seen * len(part.heads)

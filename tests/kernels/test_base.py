@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels.base import AttentionKernel, FusedKernel, TiledKernel, Triple, attend
-from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
+from longseq_bench.kernels.base import AttentionKernel, FusedKernel, Triple, attend
+from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
 from tests.kernels import plain_attention as plain
 
 N, HEADS, D = 12, 4, 16

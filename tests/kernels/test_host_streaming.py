@@ -9,9 +9,9 @@ import torch
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import host_memory
-from longseq_bench.kernels.base import TiledKernel, attend
+from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.host_streaming import StreamedKernel
-from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
+from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
 from tests.make import trial

@@ -4,7 +4,7 @@ the plain one, on spans, indices and heads drawn at random."""
 import math
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.kernels import native, spans_reference
-from longseq_bench.kernels.spans import Index, Part, SpanAttention
+from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import make_layout
 from longseq_bench.patterns.spans import Spans, spans_of
 
@@ -34,9 +35,7 @@ class Drawn:
     k: Tensor
     v: Tensor
     grad: Tensor
-    parts: list[Part]
-    causal: bool
-    index: Index
+    task: SpanTask
 
 
 def drawn(seed: int, dtype: torch.dtype = torch.float32) -> Drawn:
@@ -64,13 +63,14 @@ def drawn(seed: int, dtype: torch.dtype = torch.float32) -> Drawn:
     q_at, k_at = (
         rng.integers(0, 500, x).astype(np.int32) if rng.random() < 0.5 else None for x in (n, m)
     )
-    index = Index(q_row, k_row, q_at, k_at)
-    return Drawn(q, k, v, grad, [Part(spans, used)], bool(rng.random() < 0.6), index)
+    steps = StepMap(q_row, k_row, q_at, k_at)
+    task = SpanTask([HeadSpans(spans, used)], bool(rng.random() < 0.6), steps)
+    return Drawn(q, k, v, grad, task)
 
 
 def times_seen(d: Drawn) -> Tensor:
     """How often each query sees each key by the spans, (N, M), from loops alone."""
-    (part,), index = d.parts, d.index
+    (part,), index = d.task.parts, d.task.steps
     spans, seen = part.spans, torch.zeros(d.q.shape[2], d.k.shape[2], dtype=torch.float64)
     for t in range(spans.tiles):
         for s in range(spans.tile_count[t]):
@@ -82,7 +82,7 @@ def times_seen(d: Drawn) -> Tensor:
                 j = spans.start[e] + np.arange(spans.count[e]) * step
                 keys = j if index.k_row is None else index.k_row[j]
                 k_at = keys if index.k_at is None else index.k_at[j]
-                for key in keys[k_at <= at] if d.causal else keys:
+                for key in keys[k_at <= at] if d.task.causal else keys:
                     seen[row, key] += 1
     return seen
 
@@ -96,17 +96,21 @@ def run(kernel: Any, d: Drawn, merge: bool = False) -> dict[str, Tensor]:
         torch.manual_seed(7)
         out, lse, dq = torch.randn_like(out), torch.randn_like(lse), torch.randn_like(out)
         lse[:, :, ::7], out[:, :, ::7] = -math.inf, 0
-    kernel.forward(d.q, d.k, d.v, out, lse, d.parts, d.causal, d.index, merge)
+    (part,) = d.task.parts
+    bias = np.zeros((d.q.shape[0], len(part.heads), len(part.spans.start)), dtype=np.float32)
+    task = replace(d.task, merge=merge, bias=[bias])
+    kernel.forward(d.q, d.k, d.v, out, lse, task)
     sums = torch.zeros(d.k.shape), torch.zeros(d.v.shape)
-    shape = (d.q.shape[0], len(d.parts[0].heads), len(d.parts[0].spans.start))
-    bias = np.zeros(shape, dtype=np.float32)
     whole = out.to(d.q.dtype).nan_to_num(0.0)
-    kernel.backward(
-        d.grad, d.q, d.k, d.v, whole, lse.nan_to_num(0.0, math.inf, -math.inf), dq, sums,
-        range(d.k.shape[1]), d.parts, d.causal, d.index, merge, [bias],
-    )  # fmt: skip
+    queries = (d.grad, d.q, whole, lse.nan_to_num(0.0, math.inf, -math.inf))
+    kernel.backward(queries, (d.k, d.v), dq, sums, range(d.k.shape[1]), task)
     of_bias = torch.from_numpy(bias)
     return {"out": out, "lse": lse, "dq": dq, "dk": sums[0], "dv": sums[1], "bias": of_bias}
+
+
+def over(layout: BlockLayout, heads: int, kernel: Any) -> SpanAttention:
+    task = SpanTask([HeadSpans(spans_of(layout), range(heads))], layout.causal)
+    return SpanAttention(kernel, task, (heads, layout.seq_len))
 
 
 def same(got: Tensor, want: Tensor, near: float) -> None:
@@ -130,7 +134,7 @@ def test_equals_the_definition(kernel: Any, seed: int) -> None:
     weights = seen * torch.exp(scores)
     total = weights.sum(-1, keepdim=True)
     want = weights / total.where(total > 0, 1.0) @ values
-    heads = list(d.parts[0].heads)
+    heads = list(d.task.parts[0].heads)
     same(got["out"][:, heads], want[:, heads].detach().float(), 1e-5)
     same(got["lse"][:, heads], total.log()[:, heads, :, 0].detach().float(), 1e-5)
     untouched = [h for h in range(q.shape[1]) if h not in heads]
@@ -166,14 +170,12 @@ def test_the_gradient_of_a_bias_is_that_of_a_number_added_to_scores(kernel: Any)
     torch.manual_seed(0)
     layout = make_layout("random", 90, 16, 0.5, causal=True, seed=1)
     q, k, v, grad = (torch.randn(1, 2, 90, 16) for _ in range(4))
-    parts = [Part(spans_of(layout), [0, 1])]
-    out, lse = torch.empty_like(q), torch.empty(1, 2, 90)
-    kernel.forward(q, k, v, out, lse, parts, True)
     bias = np.zeros((1, 2, len(layout.indices)), dtype=np.float32)
-    kernel.backward(
-        grad, q, k, v, out, lse, torch.empty_like(q), (torch.zeros(k.shape), torch.zeros(v.shape)),
-        range(2), parts, True, bias=[bias],
-    )  # fmt: skip
+    task = SpanTask([HeadSpans(spans_of(layout), [0, 1])], True, bias=[bias])
+    out, lse = torch.empty_like(q), torch.empty(1, 2, 90)
+    kernel.forward(q, k, v, out, lse, task)
+    sums = (torch.zeros(k.shape), torch.zeros(v.shape))
+    kernel.backward((grad, q, out, lse), (k, v), torch.empty_like(q), sums, range(2), task)
     seen = torch.from_numpy(layout.multiplicity(np.arange(90), np.arange(90)))
     scores = (q @ k.transpose(-1, -2)).double() / 4
 
@@ -196,7 +198,7 @@ def test_constant_values_come_back_and_the_future_does_not(kernel: Any) -> None:
     """Faults 2 and 3: bit for bit, also where a chunk of keys is cut by the diagonal."""
     torch.manual_seed(0)
     layout = make_layout("local-window", 300, 64, 0.5, causal=True)
-    attention = SpanAttention(kernel, lambda: [Part(spans_of(layout), range(2))], True, (2, 300))
+    attention = over(layout, 2, kernel)
     q, k, v = (torch.randn(1, 2, 300, 32) for _ in range(3))
     torch.testing.assert_close(
         attention.forward(q, k, torch.ones_like(v), False)[0], torch.ones_like(v)
@@ -215,13 +217,12 @@ def test_more_threads_than_key_heads_add_up(monkeypatch: pytest.MonkeyPatch) -> 
     """Tiles of one key head on several threads, whose sums are locked row by row."""
     torch.manual_seed(0)
     layout = make_layout("random", 2000, 32, 0.7, causal=False)
-    parts = [Part(spans_of(layout), range(2))]
     q, k, v, grad = (torch.randn(1, heads, 2000, 32) for heads in (2, 1, 1, 2))
     found = []
     for threads in (1, 4):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         native._pool.cache_clear()
-        attention = SpanAttention(native, lambda: parts, False, (2, 2000))
+        attention = over(layout, 2, native)
         out, lse = attention.forward(q, k, v, True)
         assert lse is not None
         found.append((out, *attention.backward(grad, q, k, v, out, lse)))
@@ -235,13 +236,13 @@ def test_more_threads_than_key_heads_add_up(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_it_cannot_do_is_refused() -> None:
     q = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
     with pytest.raises(UnsupportedError, match=r"takes no torch\.float64"):
-        native.forward(q, q, q, q, None, [], False)
+        native.forward(q, q, q, q, None, SpanTask([], False))
     half = torch.zeros(1, 1, 8, 16)[..., ::2]
     with pytest.raises(UnsupportedError, match="needs head_dim of q, k and v contiguous"):
-        native.forward(half, half, half, torch.zeros(1, 1, 8, 8), None, [], False)
+        native.forward(half, half, half, torch.zeros(1, 1, 8, 8), None, SpanTask([], False))
     one, other = torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedError, match="q, k, v of one dtype on a CPU"):
-        native.forward(one, other, one, one, None, [], False)
+        native.forward(one, other, one, one, None, SpanTask([], False))
 
 
 @kernels
@@ -262,7 +263,7 @@ def test_what_is_no_number_comes_out_as_none(kernel: Any, fault: str) -> None:
         k[0, 0, at, 3] = math.nan
         sees = torch.arange(300) // 128 == at // 128
     layout = make_layout("local-window", 300, 128, 0.99, causal=False)
-    attention = SpanAttention(kernel, lambda: [Part(spans_of(layout), range(1))], False, (1, 300))
+    attention = over(layout, 1, kernel)
     out, lse = attention.forward(q, k, v, True)
     assert lse is not None
     assert torch.equal(out[0, 0].isfinite().all(1), ~sees)
@@ -274,7 +275,7 @@ def test_what_is_no_number_comes_out_as_none(kernel: Any, fault: str) -> None:
 @needs_native
 def test_tensors_of_another_shape_than_planned_are_refused() -> None:
     layout = make_layout("local-window", 300, 128, 0.5, causal=False)
-    attention = SpanAttention(native, lambda: [Part(spans_of(layout), range(2))], False, (2, 300))
+    attention = over(layout, 2, native)
     for heads, tokens, keys in ((2, 200, 200), (1, 300, 300), (2, 300, 200)):
         q, k = torch.zeros(1, heads, tokens, 8), torch.zeros(1, heads, keys, 8)
         with pytest.raises(UserError, match="prepared for 2 query heads and 300 tokens"):
@@ -287,7 +288,7 @@ def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     native._pool.cache_clear()
     layout = make_layout("local-window", 300, 128, 0.5, causal=False)
-    attention = SpanAttention(native, lambda: [Part(spans_of(layout), range(1))], False, (1, 300))
+    attention = over(layout, 1, native)
     q = torch.ones(1, 1, 300, 8)
     want = attention.forward(q, q, q, False)[0]
     child = os.fork()

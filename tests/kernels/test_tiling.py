@@ -15,7 +15,7 @@ EVERY_HEAD = slice(0, HEADS)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiling, train: bool) -> Tensor:
-    return base.attend(q, k, v, base.TiledKernel(tiles), train)
+    return base.attend(q, k, v, tiling.TiledKernel(tiles), train)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -208,9 +208,9 @@ def test_keys_may_come_one_tensor_after_the_other(dtype: torch.dtype) -> None:
     dk, dv = (torch.zeros(k.shape, dtype=wide) for _ in range(2))
     for own in parts:
         sums = (dk[:, :, own], dv[:, :, own])
-        queries = (grad_out, q, out.to(dtype))
+        queries = (grad_out, q, out.to(dtype), lse)
         acc = dq[:, block.heads, block.rows]
-        tiling.add_gradients(queries, (k[:, :, own], v[:, :, own]), lse, block, acc, sums)
+        tiling.add_gradients(queries, (k[:, :, own], v[:, :, own]), block, acc, sums)
     wanted = torch.autograd.grad(want, leaves, grad_out.double())
     for got, grad in zip((dq, dk, dv), wanted, strict=True):
         torch.testing.assert_close(got.double(), grad, **{n: 10 * x for n, x in allowed.items()})

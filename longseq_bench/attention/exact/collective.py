@@ -30,11 +30,10 @@ from longseq_bench.distributed.token_order import OrderName, TokenOrder, check_t
 from longseq_bench.kernels.base import (
     AttentionKernel,
     FusedKernel,
-    InPlaceTiledKernel,
     OutputAndLse,
     Triple,
 )
-from longseq_bench.kernels.tiling import wide
+from longseq_bench.kernels.tiling import InPlaceTiledKernel, wide
 from longseq_bench.meta_mode import MAX_STEPS, limited
 
 

@@ -55,9 +55,9 @@ from longseq_bench.distributed.token_order import (
     check_tokens,
     positions_of,
 )
-from longseq_bench.kernels.base import AttentionKernel, InPlaceTiledKernel, OutputAndLse, Triple
+from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Triple
 from longseq_bench.kernels.host_streaming import StreamedKernel
-from longseq_bench.kernels.tiling import RowBlock, wide
+from longseq_bench.kernels.tiling import InPlaceTiledKernel, RowBlock, wide
 
 FINE_TO_COARSE: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 

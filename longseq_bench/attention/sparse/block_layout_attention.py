@@ -16,7 +16,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Triple
-from longseq_bench.kernels.spans import Part, SpanAttention
+from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of
 
@@ -96,8 +96,9 @@ def build_layout_kernel(
         # Triton is missing in meta mode only; the native kernel holds the same memory there
         own = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
         shape = (heads, layouts[0].seq_len)
-        parts = [Part(spans_of(x), of) for x, of in zip(layouts, own, strict=True)]
-        return SpanAttention(sparse_selection.span_kernel("native"), lambda: parts, causal, shape)
+        parts = [HeadSpans(spans_of(x), of) for x, of in zip(layouts, own, strict=True)]
+        task = SpanTask(parts, causal)
+        return SpanAttention(sparse_selection.span_kernel("native"), task, shape)
     if kernel == "triton":
         from longseq_bench.kernels.triton_blocks import TritonBlocks
 

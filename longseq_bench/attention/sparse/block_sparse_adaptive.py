@@ -14,6 +14,7 @@ for the chosen layout.
 
 import math
 import time
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -33,7 +34,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import attend, disable_autocast, refuse_second_derivative
-from longseq_bench.kernels.spans import Part, sum_by_heads
+from longseq_bench.kernels.spans import HeadSpans, SpanTask, span_gradients
 from longseq_bench.meta_mode import device_for, is_meta
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import check_sparsity, make_layout
@@ -154,16 +155,14 @@ class _Learned(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, w_q: Tensor, w_k: Tensor,
         attention: AdaptiveBlockSparse, pooled: tuple[Tensor, Tensor],
     ) -> Tensor:  # fmt: skip
-        ctx.kernel, ctx.causal = (
-            sparse_selection.span_kernel(attention.kernel_name),
-            attention.workload.causal,
-        )
-        ctx.parts = [Part(spans_of(layout), [h]) for h, layout in enumerate(attention.layouts)]
+        ctx.kernel = sparse_selection.span_kernel(attention.kernel_name)
         ctx.layouts = attention.layouts
+        parts = [HeadSpans(spans_of(layout), [h]) for h, layout in enumerate(ctx.layouts)]
+        ctx.task = SpanTask(parts, attention.workload.causal)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         with disable_autocast(q):
-            ctx.kernel.forward(q, k, v, out, lse, ctx.parts, ctx.causal)
+            ctx.kernel.forward(q, k, v, out, lse, ctx.task)
         ctx.save_for_backward(q, k, v, w_q, w_k, out, lse, *pooled)
         return out
 
@@ -171,17 +170,11 @@ class _Learned(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         q, k, v, w_q, w_k, out, lse, *pooled = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         bias = [np.zeros((q.shape[0], 1, len(x.indices)), np.float32) for x in ctx.layouts]
-
-        def add(heads: range, sums: tuple[Tensor, Tensor]) -> None:
-            ctx.kernel.backward(
-                grad_out, q, k, v, out, lse, dq, sums, heads, ctx.parts, ctx.causal, bias=bias
-            )
-
-        sum_by_heads(dk, dv, add)
+        task, queries = replace(ctx.task, bias=bias), (grad_out, q, out, lse)
+        grads = span_gradients(ctx.kernel, task, queries, (k, v), torch.empty_like(q))
         d_matrices = _of_matrices(ctx.layouts, bias, (pooled[0], pooled[1]), (w_q, w_k))
-        return dq, dk, dv, *d_matrices, None, None
+        return *grads, *d_matrices, None, None
 
 
 def _of_matrices(

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.attention.tiles import Block, LocalShare, Queries
+from longseq_bench.attention.tiles import Block, LocalShare
 from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.distributed.token_order import even_span
-from longseq_bench.kernels.base import OutputAndLse, Triple
-from longseq_bench.kernels.spans import Index, Part, SpanKernel
+from longseq_bench.kernels.base import OutputAndLse, Queries, Triple
+from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, StepMap
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.placement import Owners
 from longseq_bench.patterns.spans import Spans
@@ -142,7 +142,7 @@ class FetchKernel:
         row, key = sharded.entries
         self._spans = sharded.spans(row, starts[key], sharded.sizes[key])
         key_positions = sharded.tokens(in_buffer).astype(np.int32)
-        self._index = Index(q_at=sharded.positions, k_at=key_positions)
+        self._steps = StepMap(q_at=sharded.positions, k_at=key_positions)
         self._own = sharded.counts[rank]
         received = np.bincount(
             sharded.owners[fetched], weights=sharded.sizes[fetched], minlength=ranks
@@ -165,13 +165,10 @@ class FetchKernel:
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
         for _, heads, buffer in self._stages(q, k, v):
-            parts = [Part(self._spans, range(heads.stop - heads.start))]
-            stage_lse = None if lse is None else lse[:, heads]
             if self._group.computes:
-                self._kernel.forward(
-                    q[:, heads], *_keys_and_values(buffer), out[:, heads], stage_lse, parts,
-                    self._causal, self._index,
-                )  # fmt: skip
+                keys, stage_lse = _keys_and_values(buffer), None if lse is None else lse[:, heads]
+                task = self._task(heads)
+                self._kernel.forward(q[:, heads], *keys, out[:, heads], stage_lse, task)
         return out, lse
 
     def backward(
@@ -181,12 +178,11 @@ class FetchKernel:
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for kv_heads, heads, buffer in self._stages(q, k, v):
             sums = buffer.new_zeros(buffer.shape, dtype=torch.float32)
-            parts = [Part(self._spans, range(heads.stop - heads.start))]
             if self._group.computes:
+                queries = grad_out[:, heads], q[:, heads], out[:, heads], lse[:, heads]
                 self._kernel.backward(
-                    grad_out[:, heads], q[:, heads], *_keys_and_values(buffer), out[:, heads],
-                    lse[:, heads], dq[:, heads], _keys_and_values(sums),
-                    range(kv_heads.stop - kv_heads.start), parts, self._causal, self._index,
+                    queries, _keys_and_values(buffer), dq[:, heads], _keys_and_values(sums),
+                    range(kv_heads.stop - kv_heads.start), self._task(heads),
                 )  # fmt: skip
             returned = buffer.new_empty(len(self._sent_tokens), *buffer.shape[1:])
             leaving = sums[self._own :].to(buffer.dtype)
@@ -196,6 +192,10 @@ class FetchKernel:
             for grad, total in zip((dk, dv), _keys_and_values(own), strict=True):
                 grad[:, kv_heads] = total
         return dq, dk, dv
+
+    def _task(self, heads: slice) -> SpanTask:
+        parts = [HeadSpans(self._spans, range(heads.stop - heads.start))]
+        return SpanTask(parts, self._causal, self._steps)
 
     def _stages(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield key heads, their query heads and the buffer; the next stage is on its way."""
@@ -237,23 +237,19 @@ class SpanBlocks:
 
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse."""
-        spans, index = self._visible(block)
-        if self._group.computes and spans.tiles:
-            parts = [Part(spans, range(q.shape[1]))]
-            self._kernel.forward(q, *kv, out, lse, parts, self._causal, index, merge=True)
+        if task := self._task(block, q.shape[1]):
+            self._kernel.forward(q, *kv, out, lse, task)
 
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv."""
-        spans, index = self._visible(block)
-        if self._group.computes and spans.tiles:
-            grad_out, q, out, lse = queries
-            self._kernel.backward(
-                grad_out, q, *kv, out, lse, dq, dkv, range(kv[0].shape[1]),
-                [Part(spans, range(q.shape[1]))], self._causal, index, merge=True,
-            )  # fmt: skip
+        if task := self._task(block, dq.shape[1]):
+            self._kernel.backward(queries, kv, dq, dkv, range(kv[0].shape[1]), task)
 
-    def _visible(self, block: Block) -> tuple[Spans, Index]:
-        """Return what local rows see of a block, which may cut blocks of the layout."""
+    def _task(self, block: Block, heads: int) -> SpanTask | None:
+        """Return what local rows see of a block; None for nothing, or if nothing is computed.
+
+        The block may cut blocks of the layout.
+        """
         sharded = self._sharded
         row, key = sharded.entries
         if isinstance(block, LocalShare):
@@ -261,15 +257,19 @@ class SpanBlocks:
             seen = (sharded.owners[key] == sharded.rank) & (row >= first) & (row < last)
             row, key = row[seen], key[seen]
             spans = sharded.spans(row, sharded.local[key], sharded.sizes[key])
-            return spans, Index(q_at=sharded.positions, k_at=sharded.positions)
-        seen = sharded.owners[key] == block.owner
-        row, key = row[seen], key[seen]
-        start = np.maximum(sharded.local[key], block.start)
-        stop = np.minimum(sharded.local[key] + sharded.sizes[key], block.stop)
-        seen = start < stop
-        spans = sharded.spans(row[seen], start[seen] - block.start, (stop - start)[seen])
-        key_positions = self._positions[block.owner][block.tokens]
-        return spans, Index(q_at=sharded.positions, k_at=key_positions)
+            key_positions = sharded.positions
+        else:
+            seen = sharded.owners[key] == block.owner
+            row, key = row[seen], key[seen]
+            start = np.maximum(sharded.local[key], block.start)
+            stop = np.minimum(sharded.local[key] + sharded.sizes[key], block.stop)
+            seen = start < stop
+            spans = sharded.spans(row[seen], start[seen] - block.start, (stop - start)[seen])
+            key_positions = self._positions[block.owner][block.tokens]
+        if not (self._group.computes and spans.tiles):
+            return None
+        steps = StepMap(q_at=sharded.positions, k_at=key_positions)
+        return SpanTask([HeadSpans(spans, range(heads))], self._causal, steps, merge=True)
 
 
 def _tokens_for(sharded: ShardedLayout, other: int) -> Ints:

@@ -35,10 +35,10 @@ from longseq_bench.distributed.kv_exchange import KVBlocks, RingExchange, block_
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import check_tokens, even_span
 from longseq_bench.kernels import torch_fused
-from longseq_bench.kernels.base import AttentionKernel, TiledKernel
-from longseq_bench.kernels.spans import NO_INDEX, Index, Part, SpanAttention
+from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.kernels.sparse_selection import SpansOf, choose, describe, span_kernel
-from longseq_bench.kernels.tiling import RowBlock
+from longseq_bench.kernels.tiling import RowBlock, TiledKernel
 from longseq_bench.patterns.dilated import DilationRule
 from longseq_bench.patterns.segment_spans import classes, segment_spans, sort_walk
 
@@ -99,20 +99,20 @@ class Dilated(Attention):
         return self._spans or TiledKernel(self._tiles)
 
     def _span_attention(self) -> SpanAttention:
-        """Return the compiled kernel over spans; an index says which token each step is."""
+        """Return the compiled kernel over spans."""
         w, rule, order = self.workload, self.rule, self.walk.order
-        index, sorted_by = NO_INDEX, None
+        steps, sorted_by = StepMap(), None
         if order is not None and w.causal:
             both, sorted_by = sort_walk(order, rule), rule
-            index = Index(both.queries, both.keys)
+            steps = StepMap(both.queries, both.keys)
         elif order is not None:
-            index = Index(order, order)
+            steps = StepMap(order, order)
         parts = [
-            Part(segment_spans(w.seq_len, sets, w.causal, sorted_by), heads)
+            HeadSpans(segment_spans(w.seq_len, sets, w.causal, sorted_by), heads)
             for sets, heads in classes(rule)
         ]
         kernel = span_kernel(self.kernel_name)
-        return SpanAttention(kernel, lambda: parts, w.causal, (w.heads, w.seq_len), index)
+        return SpanAttention(kernel, SpanTask(parts, w.causal, steps), (w.heads, w.seq_len))
 
     def _tiles(self) -> Iterator[RowBlock]:
         """Yield the tiles on one rank."""
