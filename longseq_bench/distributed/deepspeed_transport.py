@@ -7,7 +7,6 @@ overlaps with computation.
 
 import importlib.util
 import os
-from typing import Any
 
 from longseq_bench.distributed.group import Pending
 from longseq_bench.distributed.kv_exchange import KVPair, RingExchange
@@ -37,19 +36,16 @@ def connect(device: str) -> None:
 class DeepspeedRing(RingExchange):
     """A ring over all ranks with blocking sends and receives."""
 
-    def send(self, send: KVPair, receive: KVPair, hops: int = 1) -> Pending:
+    def send_and_receive(self, sent: KVPair, received: KVPair, hops: int = 1) -> Pending:
         """Send and receive; the transfers are done on return."""
         import deepspeed.comm
 
         if not self.group.traffic.communicates:
             return Pending()
-        self.group.count(*send)
+        self.group.count(*sent)
         size, rank = self.group.size, self.group.rank
-        calls: list[tuple[Any, Any, int]] = [
-            (deepspeed.comm.send, tensor, (rank + hops) % size) for tensor in send
-        ]
-        receives = [(deepspeed.comm.recv, tensor, (rank - hops) % size) for tensor in receive]
-        calls = calls + receives if rank % 2 == 0 else receives + calls
-        for call, tensor, peer in calls:
+        sends = [(deepspeed.comm.send, tensor, (rank + hops) % size) for tensor in sent]
+        receives = [(deepspeed.comm.recv, tensor, (rank - hops) % size) for tensor in received]
+        for call, tensor, peer in sends + receives if rank % 2 == 0 else receives + sends:
             call(tensor, peer)
         return Pending()

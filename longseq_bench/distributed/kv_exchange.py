@@ -9,6 +9,7 @@ of torch.distributed are in Group.exchange and Group.all_gather (distributed/gro
 Shapes: k, v (B, Hk, N, D) of this rank; a block (B, Hk, M, D).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -140,13 +141,13 @@ class RingExchange:
         """Return the block that is on this rank at a step."""
         return self.blocks.block((self.group.rank - step.hop) % self.group.size, step.index)
 
-    def send(self, send: KVPair, receive: KVPair, hops: int = 1) -> Pending:
+    def send_and_receive(self, sent: KVPair, received: KVPair, hops: int = 1) -> Pending:
         """Start sending `hops` ranks ahead and receiving from as many ranks back.
 
         Other transports override this.
         """
         size, rank = self.group.size, self.group.rank
-        return self.group.exchange(send, receive, (rank + hops) % size, (rank - hops) % size)
+        return self.group.exchange(sent, received, (rank + hops) % size, (rank - hops) % size)
 
     def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
         """Return what this rank sends in one pass, by formula.
@@ -182,7 +183,9 @@ class RingBuffers:
         if step.hop == 1:
             leaving.load((self._k[:, :, sent.tokens], self._v[:, :, sent.tokens]))
         source = leaving if step.hop == 1 else current
-        return ring.send(source.view(len(sent)), arriving.view(len(ring.block_at(step))))
+        return ring.send_and_receive(
+            source.view(len(sent)), arriving.view(len(ring.block_at(step)))
+        )
 
     def arrived(self, step: RingStep) -> KVPair:
         """Return the keys and values of a step whose transfer is done."""
@@ -193,7 +196,7 @@ class RingBuffers:
 
 
 class RingGradients:
-    """Gradients of blocks on their way to the owner.
+    """Gradients of blocks on their way to the owner, who adds them to its totals.
 
     They follow their block one step behind, and the last rank sends them home.
     """
@@ -203,39 +206,40 @@ class RingGradients:
         self._leaving, self._arriving = (
             BlockBuffer(k, ring.blocks.longest, k.dtype) for _ in range(2)
         )
+        self._steps = iter(ring.steps())
+        self._last: RingStep | None = None
+        self._current: KVPair | None = None
+        self._targets: Sequence[Tensor] = ()
+        self._transfer = Pending()
 
-    def load(self, gradients: KVPair) -> None:
-        """Put the gradients of the current block into the buffer that leaves next."""
-        self._leaving.load(gradients)
+    def start(self, current: KVPair | None) -> None:
+        """Start sending the gradients of the last step after their block, or home at the end.
 
-    def start(self, step: RingStep | None) -> Pending:
-        """Start sending the gradients of a past step after their block, or home at the end."""
-        if step is None:
-            return Pending()
-        sent = self._leaving.view(len(self._ring.block_at(step)))
-        if step.hop < self._ring.hops:
-            received = self._ring.block_at(RingStep(step.index, step.hop + 1))
-            return self._ring.send(sent, self._arriving.view(len(received)))
-        received = self._ring.block_at(RingStep(step.index, 0))
-        return self._ring.send(sent, self._arriving.view(len(received)), -self._ring.hops)
-
-    def collect(self, step: RingStep | None, gradients: KVPair) -> None:
-        """Add what arrived while the gradients of a past step left.
-
-        These are the sums so far of the current block, added to `gradients`; or, after the last
-        hop, the whole gradients of an own block, added to the totals.
+        What arrives is added to `current`, the gradients of the block that is here now (None after
+        the last step), or after the last hop to the totals of an own block.
         """
-        if step is None:
+        self._current, ring, last = current, self._ring, self._last
+        if last is None:
             return
-        if step.hop < self._ring.hops:
-            for target, arrived in zip(
-                gradients, self._arriving.view(gradients[0].shape[2]), strict=True
-            ):
-                target.add_(arrived)
-            return
-        own = self._ring.block_at(RingStep(step.index, 0))
-        for total, arrived in zip(self._totals, self._arriving.view(len(own)), strict=True):
-            total[:, :, own.tokens].add_(arrived)
+        is_home = last.hop == ring.hops
+        block = ring.block_at(RingStep(last.index, 0 if is_home else last.hop + 1))
+        if is_home:
+            self._targets = [total[:, :, block.tokens] for total in self._totals]
+        elif current is not None:
+            self._targets = current
+        sent = self._leaving.view(len(ring.block_at(last)))
+        received = self._arriving.view(len(block))
+        self._transfer = ring.send_and_receive(sent, received, -ring.hops if is_home else 1)
+
+    def collect(self) -> None:
+        """Add what arrived; the gradients of the current block are complete and leave next."""
+        self._transfer.wait()
+        for i, target in enumerate(self._targets):
+            target.add_(self._arriving.view(target.shape[2])[i])
+        if self._current is not None:
+            self._leaving.load(self._current)
+            self._last = next(self._steps)
+        self._targets, self._current = (), None
 
 
 class GatherExchange:

@@ -27,6 +27,7 @@ from longseq_bench.attention.exact import fairscale_shards
 from longseq_bench.attention.projections import Projected, projection_flops
 from longseq_bench.attention.tiles import (
     TILE_ROWS,
+    Block,
     BlockAttention,
     LocalShare,
     empty_softmax,
@@ -41,10 +42,10 @@ from longseq_bench.distributed import deepspeed_transport
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import (
     KVBlocks,
+    KVPair,
     RingBuffers,
     RingExchange,
     RingGradients,
-    RingStep,
     block_tokens,
 )
 from longseq_bench.distributed.shard import Shard
@@ -66,28 +67,40 @@ class RingKernel:
     """Ring attention on one rank: forward and backward. An AttentionKernel.
 
     ring: the transfers. attention: attention of local queries to one block, for any pattern.
+    full_queries: every rank holds all queries and computes everything, so the gradients of its own
+    keys are complete and do not travel.
     """
 
-    def __init__(self, ring: RingExchange, attention: BlockAttention) -> None:
-        self.ring, self.attention = ring, attention
+    def __init__(
+        self, ring: RingExchange, attention: BlockAttention, full_queries: bool = False
+    ) -> None:
+        self.ring, self.attention, self.full_queries = ring, attention, full_queries
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
-        """Return the output and its log-sum-exp."""
-        out, lse = empty_softmax(q)
+    def _visits(self, k: Tensor, v: Tensor) -> Iterator[tuple[Block, KVPair]]:
+        """Yield each block that visits this rank and, in between, shares of work with its own keys.
+
+        While the caller computes with one of them, the next block is on its way.
+        """
         steps = self.ring.steps()
         first_step, *next_steps = [*steps, None]
         buffers = RingBuffers(self.ring, k, v)
 
         transfer = buffers.start(first_step)
-        self.attention.forward(q, (k, v), LocalShare(0, len(steps) + 1), out, lse)
+        yield LocalShare(0, len(steps) + 1), (k, v)
         for i, (step, next_step) in enumerate(zip(steps, next_steps, strict=True), 1):
             transfer.wait()
             kv_block = buffers.arrived(step)
             transfer = buffers.start(next_step)
-            # merges the block into out and lse while the next block is on its way
-            self.attention.forward(q, kv_block, self.ring.block_at(step), out, lse)
+            yield self.ring.block_at(step), kv_block
             del kv_block
-            self.attention.forward(q, (k, v), LocalShare(i, len(steps) + 1), out, lse)
+            yield LocalShare(i, len(steps) + 1), (k, v)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output and its log-sum-exp."""
+        out, lse = empty_softmax(q)
+        for block, kv in self._visits(k, v):
+            # merges the block into out and lse
+            self.attention.forward(q, kv, block, out, lse)
         return out.to(q.dtype), lse
 
     def backward(
@@ -97,62 +110,21 @@ class RingKernel:
         dq = torch.zeros_like(q, dtype=wide(q))
         dkv = wide_zeros((k, v))
         queries = (grad_out, q, out, lse)
-        steps = self.ring.steps()
-        first_step, *next_steps = [*steps, None]
-        buffers, gradients = RingBuffers(self.ring, k, v), RingGradients(self.ring, k, dkv)
-
-        last_step: RingStep | None = None
-        transfer = buffers.start(first_step)
-        self.attention.backward(queries, (k, v), LocalShare(0, len(steps) + 1), dq, dkv)
-        for i, (step, next_step) in enumerate(zip(steps, next_steps, strict=True), 1):
-            transfer.wait()
-            kv_block = buffers.arrived(step)
-            transfer = buffers.start(next_step)
-            gradient_transfer = gradients.start(last_step)
-            dkv_block = wide_zeros(kv_block)
-            self.attention.backward(queries, kv_block, self.ring.block_at(step), dq, dkv_block)
-            del kv_block
-            self.attention.backward(queries, (k, v), LocalShare(i, len(steps) + 1), dq, dkv)
-            gradient_transfer.wait()
-            gradients.collect(last_step, dkv_block)
-            gradients.load(dkv_block)
+        gradients = None if self.full_queries else RingGradients(self.ring, k, dkv)
+        for block, kv in self._visits(k, v):
+            if isinstance(block, LocalShare):
+                self.attention.backward(queries, kv, block, dq, dkv)
+                if gradients:
+                    gradients.collect()
+                continue
+            dkv_block = wide_zeros(kv)
+            if gradients:
+                gradients.start(dkv_block)
+            self.attention.backward(queries, kv, block, dq, dkv_block)
             del dkv_block
-            last_step = step
-        gradients.start(last_step).wait()
-        gradients.collect(last_step, dkv)
-
-        dk, dv = (total.to(k.dtype) for total in dkv)
-        return dq.to(q.dtype), dk, dv
-
-
-class FullQueriesRingKernel(RingKernel):
-    """Ring attention with all queries on every rank: only keys and values are split.
-
-    Each rank computes everything, so the gradients of its own keys are complete and do not travel.
-    """
-
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
-        """Return the gradients of q, k and v."""
-        dq = torch.zeros_like(q, dtype=wide(q))
-        dkv = wide_zeros((k, v))
-        queries = (grad_out, q, out, lse)
-        steps = self.ring.steps()
-        first_step, *next_steps = [*steps, None]
-        buffers = RingBuffers(self.ring, k, v)
-
-        transfer = buffers.start(first_step)
-        self.attention.backward(queries, (k, v), LocalShare(0, len(steps) + 1), dq, dkv)
-        for i, (step, next_step) in enumerate(zip(steps, next_steps, strict=True), 1):
-            transfer.wait()
-            kv_block = buffers.arrived(step)
-            transfer = buffers.start(next_step)
-            block = self.ring.block_at(step)
-            self.attention.backward(queries, kv_block, block, dq, wide_zeros(kv_block))
-            del kv_block
-            self.attention.backward(queries, (k, v), LocalShare(i, len(steps) + 1), dq, dkv)
-
+        if gradients:
+            gradients.start(None)
+            gradients.collect()
         dk, dv = (total.to(k.dtype) for total in dkv)
         return dq.to(q.dtype), dk, dv
 
@@ -237,9 +209,8 @@ class Ring(Attention):
     def build_kernel(self) -> AttentionKernel:
         """Return the ring, or on one rank a loop over chunks."""
         if self.group.size > 1:
-            kernel = RingKernel if self.queries == "partitioned" else FullQueriesRingKernel
             blocks = exact_blocks(self.workload, self.group, self.order, self._query_runs())
-            return kernel(self._exchange(), blocks)
+            return RingKernel(self._exchange(), blocks, self.queries == "full")
 
         def tiles() -> Iterator[RowBlock]:
             return single_rank_tiles(self.workload, self.chunk)
