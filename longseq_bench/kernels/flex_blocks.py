@@ -11,7 +11,7 @@ a layout, W blocks of its widest row.
 import functools
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,12 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.units import format_bytes
-from longseq_bench.patterns.block_layout import BlockLayout, Ints
+from longseq_bench.kernels.base import OutputAndLse, Triple
+from longseq_bench.kernels.cpp_build import COMPILERS
+from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
 
-Lists = tuple[Ints, NDArray[np.int32]]
-"""Compressed rows: indptr, indices."""
-
-COMPILERS = ("g++", "clang++", "c++")
-"""C++ compilers; torch.compile needs one of them on a CPU."""
+Entries = tuple[Ints, NDArray[np.int32]]
+"""The row and the block of each entry of a table, row by row."""
 
 SMALL = 2**28
 """Bytes of a table up to which any padding is accepted."""
@@ -54,7 +53,8 @@ def compiled() -> Callable[..., Any]:
     return made
 
 
-def _no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Return True where a query sees a key under a causal mask (a mask_mod)."""
     return q >= k
 
 
@@ -71,21 +71,15 @@ class FlexBlocks:
     """An AttentionKernel over one layout, or over one layout per query head.
 
     q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq; out like q; log-sum-exp (B, Hq, N), natural,
-    float32. On a CPU there is only the forward, without log-sum-exp. Calling the object is
-    differentiable; `backward` runs the forward again.
+    float32. On a CPU there is only the forward, without log-sum-exp. `backward` runs the forward
+    again.
 
     Raises UnsupportedError for a device, dtype, block, number of heads or padding it can't take.
     """
 
-    def __init__(self, layouts: BlockLayout | Sequence[BlockLayout]) -> None:
-        self.layouts = (layouts,) if isinstance(layouts, BlockLayout) else tuple(layouts)
-        settings = {(one.seq_len, one.block, one.causal) for one in self.layouts}
-        if len(settings) != 1:
-            raise UnsupportedError(
-                "FlexAttention needs one layout, or one per query head of the same tokens, block "
-                "and causality"
-            )
-        self.seq_len, self.block, self.causal = settings.pop()
+    def __init__(self, layouts: Sequence[BlockLayout]) -> None:
+        self.layouts = tuple(layouts)
+        self.seq_len, self.block, self.causal = common_sizes(layouts)
         self._masks: dict[tuple[torch.device, bool], Any] = {}
 
     def prepare(self, device: torch.device | str, train: bool = False) -> Any:
@@ -97,14 +91,7 @@ class FlexBlocks:
             self._masks[device, train] = self._mask(device, train)
         return self._masks[device, train]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the output (B, Hq, N, D), differentiable on CUDA."""
-        train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-        return cast(Tensor, self._run(q, k, v, train))
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         from torch.nn.attention.flex_attention import AuxRequest
 
@@ -118,7 +105,7 @@ class FlexBlocks:
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Triple:
         """Return the gradients of q, k, v by autograd, for the softmax over this layout alone."""
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
         with torch.enable_grad():
@@ -144,24 +131,28 @@ class FlexBlocks:
     def _mask(self, device: torch.device, train: bool) -> Any:
         from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
-        full, masked = _full_and_masked(self.layouts)
+        masked, full = [], []
+        for one in self.layouts:
+            own = np.repeat(np.arange(one.rows), one.row_lengths)
+            diagonal = (own == one.indices) & one.causal
+            masked.append((own[diagonal], one.indices[diagonal]))
+            full.append((own[~diagonal], one.indices[~diagonal]))
         tables: list[Tensor | None] = [*self._table(masked, device), *self._table(full, device)]
-        if train:
-            for lists in (masked, full):
-                tables += self._table([_transposed(one) for one in lists], device)
-        else:
-            tables += [None] * 4
+        for entries in (masked, full):
+            columns = [_transposed(*one) for one in entries]
+            tables += self._table(columns, device) if train else (None, None)
         make: Callable[..., Any] = BlockMask
         lengths, blocks = (self.seq_len, self.seq_len), (self.block, self.block)
-        return make(lengths, *tables, blocks, _no_later if self.causal else noop_mask)
+        return make(lengths, *tables, blocks, no_later if self.causal else noop_mask)
 
-    def _table(self, lists: Sequence[Lists], device: torch.device) -> tuple[Tensor, Tensor]:
+    def _table(self, entries: Sequence[Entries], device: torch.device) -> tuple[Tensor, Tensor]:
         """Return blocks per row (1, H, R) and their indices (1, H, R, W), padded with 0, int32.
 
         On a CPU the table is a view R wide of the same storage, as the lowering there expects.
         """
-        counts = np.stack([np.diff(indptr) for indptr, _ in lists]).astype(np.int32)
-        heads, rows = counts.shape
+        rows = self.layouts[0].rows
+        counts = np.stack([np.bincount(own, minlength=rows) for own, _ in entries]).astype(np.int32)
+        heads = len(entries)
         widest = max(1, int(counts.max()))
         kept = int(counts.sum())
         size = 4 * heads * rows * widest
@@ -173,7 +164,7 @@ class FlexBlocks:
         wide = rows if device.type == "cpu" else widest
         storage = np.zeros(heads * rows * widest + wide - widest, dtype=np.int32)
         table = storage[: heads * rows * widest].reshape(heads, rows, widest)
-        for head, (_, indices) in enumerate(lists):
+        for head, (_, indices) in enumerate(entries):
             table[head][np.arange(widest) < counts[head][:, None]] = indices
         numbers = torch.from_numpy(storage).to(device)
         strides = (0, rows * widest, widest, 1)
@@ -196,25 +187,6 @@ def tile_options(block: int, head_dim: int, dtype: torch.dtype) -> dict[str, int
     return dict.fromkeys(names, tile)
 
 
-def _full_and_masked(layouts: Sequence[BlockLayout]) -> tuple[list[Lists], list[Lists]]:
-    """Return the full blocks of each layout, and those of which only a triangle is seen."""
-    full, masked = [], []
-    for one in layouts:
-        own = np.repeat(np.arange(one.rows), np.diff(one.indptr))
-        diagonal = (own == one.indices) & one.causal
-        full.append(_compressed(own[~diagonal], one.indices[~diagonal], one.rows))
-        masked.append(_compressed(own[diagonal], one.indices[diagonal], one.rows))
-    return full, masked
-
-
-def _compressed(own: Ints, indices: NDArray[np.int32], rows: int) -> Lists:
-    counts = np.bincount(own, minlength=rows)
-    return np.concatenate(([0], np.cumsum(counts))), indices
-
-
-def _transposed(lists: Lists) -> Lists:
-    indptr, indices = lists
-    rows = len(indptr) - 1
-    own = np.repeat(np.arange(rows, dtype=np.int32), np.diff(indptr))
+def _transposed(own: Ints, indices: NDArray[np.int32]) -> Entries:
     order = np.argsort(indices, kind="stable")
-    return _compressed(indices[order].astype(np.int64), own[order], rows)
+    return indices[order].astype(np.int64), own[order].astype(np.int32)

@@ -26,8 +26,9 @@ from triton.runtime.errors import OutOfResources
 
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.kernels import triton_kernels
+from longseq_bench.kernels.base import OutputAndLse, Triple
 from longseq_bench.meta_mode import device_kind, is_meta
-from longseq_bench.patterns.block_layout import BlockLayout, Ints
+from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BLOCKS = (16, 32, 64, 128, 256)
@@ -41,7 +42,7 @@ def unavailable_reason(block: int, head_dim: int, dtype: torch.dtype) -> str | N
     if head_dim % 16 or not 16 <= head_dim <= 256:
         return f"Triton's tiles need a head_dim of 16 to 256 in steps of 16, not {head_dim}"
     if dtype not in DTYPES:
-        return f"the Triton kernels take float16, bfloat16 or float32, not {_dtype_name(dtype)}"
+        return f"the Triton kernels take float16, bfloat16 or float32, not {str(dtype)[6:]}"
     return None
 
 
@@ -53,9 +54,6 @@ class Shape:
     keys: int
     warps: int
     stages: int
-
-    def __str__(self) -> str:
-        return f"{self.queries}x{self.keys}, {self.warps} warps, {self.stages}"
 
     def smaller(self) -> Shape | None:
         """Return the next tile that takes less shared memory, or None."""
@@ -69,33 +67,16 @@ class Shape:
         return replace(self, keys=self.keys // 2)
 
 
-_SHAPES: dict[str, tuple[tuple[int, int, Shape], ...]] = {
-    "forward": (
-        (2, 64, Shape(128, 128, 8, 3)),
-        (2, 128, Shape(128, 64, 8, 3)),
-        (2, 256, Shape(64, 64, 8, 2)),
-        (4, 64, Shape(32, 32, 4, 2)),
-        (4, 128, Shape(32, 32, 8, 2)),
-        (4, 256, Shape(16, 32, 4, 2)),
-    ),
-    "dq": (
-        (2, 64, Shape(128, 64, 8, 3)),
-        (2, 128, Shape(128, 64, 8, 3)),
-        (2, 256, Shape(64, 32, 8, 2)),
-        (4, 64, Shape(32, 32, 4, 2)),
-        (4, 128, Shape(32, 32, 4, 2)),
-        (4, 256, Shape(16, 16, 4, 2)),
-    ),
-    "dkv": (
-        (2, 64, Shape(64, 128, 8, 3)),
-        (2, 128, Shape(64, 128, 8, 2)),
-        (2, 256, Shape(32, 64, 8, 2)),
-        (4, 64, Shape(32, 32, 8, 2)),
-        (4, 128, Shape(32, 32, 8, 2)),
-        (4, 256, Shape(16, 16, 4, 2)),
-    ),
+_WIDEST = (64, 128, 256)
+_SHAPES = {
+    ("forward", 2): (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 64, 8, 2)),
+    ("forward", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 8, 2), Shape(16, 32, 4, 2)),
+    ("dq", 2): (Shape(128, 64, 8, 3), Shape(128, 64, 8, 3), Shape(64, 32, 8, 2)),
+    ("dq", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 4, 2), Shape(16, 16, 4, 2)),
+    ("dkv", 2): (Shape(64, 128, 8, 3), Shape(64, 128, 8, 2), Shape(32, 64, 8, 2)),
+    ("dkv", 4): (Shape(32, 32, 8, 2), Shape(32, 32, 8, 2), Shape(16, 16, 4, 2)),
 }
-"""Bytes per element, largest head_dim and tile of each kernel.
+"""Tiles by kernel and bytes per element, for a head_dim up to each of _WIDEST.
 
 Compiled for compute capabilities 8.0 and 9.0, the 16-bit ones fit the shared memory and spill few
 registers.
@@ -104,8 +85,8 @@ registers.
 
 def select_shape(kernel: str, block: int, head_dim: int, dtype: torch.dtype) -> Shape:
     """Return the first tile to try for `kernel` (forward, dq, dkv), never larger than a block."""
-    for size, widest, found in _SHAPES[kernel]:
-        if size == dtype.itemsize and head_dim <= widest:
+    for widest, found in zip(_WIDEST, _SHAPES.get((kernel, dtype.itemsize), ()), strict=False):
+        if head_dim <= widest:
             queries, keys = min(found.queries, block), min(found.keys, block)
             is_full = (queries, keys) == (found.queries, found.keys)
             # dK and dV of 64 keys by 128 take half the registers of 8 warps, all of 4
@@ -125,19 +106,13 @@ class TritonBlocks:
     kernels don't take, KernelLimitError for a launch that is too large.
     """
 
-    def __init__(self, layouts: BlockLayout | Sequence[BlockLayout]) -> None:
-        self.layouts = (layouts,) if isinstance(layouts, BlockLayout) else tuple(layouts)
-        settings = {(one.seq_len, one.block, one.causal) for one in self.layouts}
-        if len(settings) != 1:
-            raise UnsupportedError(
-                "the Triton kernels need one layout, or one per query head of the same tokens, "
-                "block and causality"
-            )
-        self.seq_len, self.block, self.causal = settings.pop()
+    def __init__(self, layouts: Sequence[BlockLayout]) -> None:
+        self.layouts = tuple(layouts)
+        self.seq_len, self.block, self.causal = common_sizes(layouts)
         if self.block not in BLOCKS:
             raise UnsupportedError(str(unavailable_reason(self.block, 16, torch.float32)))
-        self._rows: dict[torch.device, _Lists] = {}
-        self._columns: dict[torch.device, _Lists] = {}
+        self._rows: dict[torch.device, Triple] = {}
+        self._columns: dict[torch.device, Triple] = {}
         self._shapes: dict[tuple[str, int, torch.dtype], Shape] = {}
 
     def prepare(self, device: torch.device | str, train: bool = False) -> None:
@@ -150,9 +125,7 @@ class TritonBlocks:
             columns = [one.transpose() for one in self.layouts]
             self._columns[device] = _build_lists(columns, device, shared_order=True)
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         self._check(q, k, v)
         self.prepare(q.device)
@@ -163,9 +136,9 @@ class TritonBlocks:
         def run(tile: Shape) -> None:
             grid = self._grid(q, tile.queries)
             triton_kernels.forward[grid](
-                q, k, v, out, lse, *lists.tensors,
+                q, k, v, out, lse, *lists,
                 q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3],
-                q.shape[2], lists.rows, q.shape[1], q.shape[3] ** -0.5,
+                q.shape[2], self.layouts[0].rows, q.shape[1], q.shape[3] ** -0.5,
                 **self._constants(q, k, tile), KEEP_LSE=keep_lse,
             )  # fmt: skip
 
@@ -174,7 +147,7 @@ class TritonBlocks:
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Triple:
         """Return the gradients of q, k, v.
 
         out, lse: of the whole softmax, of which these keys may be a part. Rows whose lse is -inf
@@ -187,18 +160,18 @@ class TritonBlocks:
         lse = lse.contiguous()
         delta = torch.empty_like(lse)
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-        common = (q.shape[2], rows.rows, q.shape[1], q.shape[3] ** -0.5)
+        common = (q.shape[2], self.layouts[0].rows, q.shape[1], q.shape[3] ** -0.5)
 
         def run_dq(tile: Shape) -> None:
             triton_kernels.backward_queries[self._grid(q, tile.queries)](
-                q, k, v, out, grad_out, lse, delta, dq, *rows.tensors,
+                q, k, v, out, grad_out, lse, delta, dq, *rows,
                 q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3],
                 grad_out.stride()[:3], dq.stride()[:3], *common, **self._constants(q, k, tile),
             )  # fmt: skip
 
         def run_dkv(tile: Shape) -> None:
             triton_kernels.backward_keys[self._grid(k, tile.keys)](
-                q, k, v, grad_out, lse, delta, dk, dv, *columns.tensors,
+                q, k, v, grad_out, lse, delta, dk, dv, *columns,
                 q.stride()[:3], k.stride()[:3], v.stride()[:3], grad_out.stride()[:3],
                 dk.stride()[:3], dv.stride()[:3], *common, **self._constants(q, k, tile),
             )  # fmt: skip
@@ -207,13 +180,6 @@ class TritonBlocks:
         self._launch("dq", q, run_dq)
         self._launch("dkv", q, run_dkv)
         return dq, dk, dv
-
-    def facts(self) -> dict[str, str]:
-        """Return the tiles that were used: kernel -> queries x keys, warps, stages."""
-        return {
-            f"{kernel} {_dtype_name(dtype)} {dim}": str(tile)
-            for (kernel, dim, dtype), tile in self._shapes.items()
-        }
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         if reason := unavailable_reason(self.block, q.shape[-1], q.dtype):
@@ -291,49 +257,27 @@ def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:
             return tile
 
 
-@dataclass(frozen=True)
-class _Lists:
-    """Compressed rows (or columns) of every layout on a device, one layout after the other.
-
-    indptr (layouts, rows + 1) int64, offsets into indices int32; order (layouts, rows) int32, or
-    (1, rows) for all layouts, the longest row first.
-    """
-
-    indptr: Tensor
-    indices: Tensor
-    order: Tensor
-
-    @property
-    def rows(self) -> int:
-        return self.order.shape[1]
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.indptr, self.indices, self.order
-
-
 def _build_lists(
     lists: Sequence[tuple[Ints, NDArray[np.int32]]],
     device: torch.device,
     shared_order: bool = False,
-) -> _Lists:
-    """shared_order: one order for all layouts, by the sum of their lengths."""
+) -> Triple:
+    """Return indptr, indices and order of compressed rows (or columns), layout after layout.
+
+    indptr (layouts, rows + 1) int64, offsets into indices int32; order (layouts, rows) int32, the
+    longest row first; with shared_order (1, rows) for all layouts, by the sum of their lengths.
+    """
     starts = np.cumsum([0] + [len(indices) for _, indices in lists[:-1]])
     indptr = np.stack([own + start for (own, _), start in zip(lists, starts, strict=True)])
     lengths = np.diff(indptr)
     lengths = lengths.sum(0, keepdims=True) if shared_order else lengths
     # a stable sort keeps equal rows in sequence, so that neighbouring programs share keys
     order = np.argsort(-lengths, axis=1, kind="stable")
-    return _Lists(
-        torch.from_numpy(indptr.astype(np.int64)).to(device),
-        torch.from_numpy(np.concatenate([indices for _, indices in lists])).to(device),
-        torch.from_numpy(order.astype(np.int32)).to(device),
-    )
+    indices = np.concatenate([indices for _, indices in lists])
+    arrays = (indptr.astype(np.int64), indices, order.astype(np.int32))
+    on_device = [torch.from_numpy(array).to(device) for array in arrays]
+    return on_device[0], on_device[1], on_device[2]
 
 
 def _with_dense_rows(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

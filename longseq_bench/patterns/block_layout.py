@@ -3,6 +3,7 @@
 There is no table of blocks by blocks: 16M tokens in blocks of 128, 16 kept per row, are 2M numbers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.cost import visible_pairs as dense_pairs
-from longseq_bench.core.errors import UserError
+from longseq_bench.core.errors import UnsupportedError, UserError
 
 Ints = NDArray[np.int64]
 
@@ -132,3 +133,17 @@ class BlockLayout:
         if self.causal:
             seen &= k_positions[None, :] <= q_positions[:, None]
         return seen
+
+
+def common_sizes(layouts: Sequence[BlockLayout]) -> tuple[int, int, bool]:
+    """Return tokens, block and causality of layouts of one kernel.
+
+    Raises UnsupportedError if they differ.
+    """
+    sizes = {(layout.seq_len, layout.block, layout.causal) for layout in layouts}
+    if len(sizes) != 1:
+        raise UnsupportedError(
+            "a kernel needs one layout, or one per query head of the same tokens, block and "
+            "causality"
+        )
+    return sizes.pop()

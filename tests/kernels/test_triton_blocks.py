@@ -408,19 +408,19 @@ def refusals() -> dict[str, str]:
     other = make_layout("local-window", 48, 16, 0.0, True)
     q = torch.zeros(1, 4, 40, 16)
     odd = make_layout("local-window", 40, 24, 0.0, True)
-    kernel = triton_blocks.TritonBlocks(layout)
+    kernel = triton_blocks.TritonBlocks([layout])
     owner = torch.zeros(1, 1).expand(2**30, 8)
     return {
-        "block": refusal(triton_blocks.TritonBlocks, odd),
+        "block": refusal(triton_blocks.TritonBlocks, [odd]),
         "none": refusal(triton_blocks.TritonBlocks, []),
         "differ": refusal(triton_blocks.TritonBlocks, [layout, other]),
-        "dim": refusal(forward, layout, q[..., :8], q[..., :8]),
-        "dtype": refusal(forward, layout, q.double(), q.double()),
-        "mixed": refusal(forward, layout, q, q.half()),
-        "tokens": refusal(forward, other, q, q),
-        "groups": refusal(forward, layout, q, q[:, :3]),
+        "dim": refusal(forward, [layout], q[..., :8], q[..., :8]),
+        "dtype": refusal(forward, [layout], q.double(), q.double()),
+        "mixed": refusal(forward, [layout], q, q.half()),
+        "tokens": refusal(forward, [other], q, q),
+        "groups": refusal(forward, [layout], q, q[:, :3]),
         "heads": refusal(forward, [layout] * 3, q, q),
-        "shapes": refusal(forward, layout, q, q, q[:, :2]),
+        "shapes": refusal(forward, [layout], q, q, q[:, :2]),
         "programs": refusal(kernel._grid, owner, 16),
     }
 
@@ -428,7 +428,7 @@ def refusals() -> dict[str, str]:
 def test_what_does_not_suit_is_refused_with_the_reason(interpreted: Asked) -> None:
     said = interpreted(refusals)
     assert "block of 16, 32, 64, 128 or 256 tokens, not 24" in said["block"]
-    assert "need one layout" in said["none"]
+    assert "needs one layout" in said["none"]
     assert "of the same tokens, block and causality" in said["differ"]
     assert "head_dim of 16 to 256 in steps of 16, not 8" in said["dim"]
     assert "not float64" in said["dtype"]

@@ -17,14 +17,10 @@ from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels.flex_blocks import compiled, unavailable_reason
+from longseq_bench.kernels.flex_blocks import compiled, no_later, unavailable_reason
 from longseq_bench.meta_mode import is_meta
 
 _compile_s: dict[str, float] = {}
-
-
-def _no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return q >= k
 
 
 @implementation("flex")
@@ -97,7 +93,7 @@ class Flex(Attention):
             steps[:rows].reshape(1, 1, rows),
             steps.as_strided((1, 1, rows, rows), (0, 0, 0, 1)),
             BLOCK_SIZE=self.block,
-            mask_mod=_no_later,
+            mask_mod=no_later,
             compute_q_blocks=self.workload.train,
             seq_lengths=(n, n),
         )
