@@ -7,11 +7,12 @@ no time. Sizes are those of the largest rank; the figure of each rank is kept as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.core.model import Measurement, Record, Status
 
 SEVERITY: tuple[Status, ...] = (
@@ -121,16 +122,6 @@ def slowest(record: Record, taken: Sequence[Measurement]) -> list[float]:
     return [max(together) for together in zip(*ranks.values(), strict=False)]
 
 
-def group_records(
-    records: Iterable[Record], key: Callable[[Record], Hashable]
-) -> list[list[Record]]:
-    """Group records by a key, in order of first appearance."""
-    groups: dict[Hashable, list[Record]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
-    return list(groups.values())
-
-
 def imbalance(peaks: Sequence[float | None]) -> float | None:
     """Return the largest peak over the least; None with one rank or where one is unknown."""
     known = [peak for peak in peaks if peak]
@@ -138,10 +129,7 @@ def imbalance(peaks: Sequence[float | None]) -> float | None:
 
 
 def _by_name(measurements: Iterable[Measurement]) -> ByName:
-    named: dict[str, list[Measurement]] = {}
-    for one in measurements:
-        named.setdefault(one.name, []).append(one)
-    return named
+    return group_by(measurements, lambda one: one.name)
 
 
 def _by_rank(taken: Iterable[Measurement]) -> dict[int, list[float]]:

@@ -5,9 +5,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import with_labels
 from longseq_bench.analysis.row import identity
-from longseq_bench.analysis.runs import SEVERITY, Runs, group_records, imbalance
+from longseq_bench.analysis.runs import SEVERITY, Runs, imbalance
 from longseq_bench.analysis.search_row import DensityRow, SearchRow
 from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.model import OptionValue, Record, Status, Trial
@@ -29,8 +30,8 @@ LIMITED_BY: dict[Status, str] = {
 
 def search_rows(records: Iterable[Record]) -> list[SearchRow]:
     """Return one row a search for the longest length, in file order."""
-    groups = group_records((r for r in records if r.purpose in SEARCH_PURPOSES), _search_key)
-    found = [merge_search(group) for group in groups]
+    steps = (record for record in records if record.purpose in SEARCH_PURPOSES)
+    found = [merge_search(group) for group in group_by(steps, _search_key).values()]
     # a search in which nothing failed, or nothing passed, found no limit
     bounded = [row for row in found if row.fit_only and row.max_tokens and row.first_failure]
     fits = {row.time_key: row.max_tokens for row in bounded}
@@ -85,10 +86,10 @@ def has_passed(runs: Sequence[Record]) -> bool:
 def density_rows(records: Iterable[Record]) -> list[DensityRow]:
     """Return one row a search for the least sparsity (purpose density), in file order."""
     steps = (record for record in records if record.purpose == "density")
-    groups = group_records(
+    groups = group_by(
         steps, lambda record: (density_key(record.trial), record.environment.fingerprint)
     )
-    return with_labels([_merge_density(group) for group in groups])
+    return with_labels([_merge_density(group) for group in groups.values()])
 
 
 def density_key(trial: Trial) -> Hashable:

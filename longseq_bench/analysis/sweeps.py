@@ -11,9 +11,10 @@ from statistics import median
 from typing import Any
 
 from longseq_bench.analysis.fields import fields_of
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import find_labels
 from longseq_bench.analysis.row import identity
-from longseq_bench.analysis.runs import SEVERITY, Runs, group_records, imbalance, slowest
+from longseq_bench.analysis.runs import SEVERITY, Runs, imbalance, slowest
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import (
     attention_flops,
@@ -57,7 +58,8 @@ def sweep_rows(records: Iterable[Record]) -> list[SweepRow]:
 def sweep_rows_with_records(records: Iterable[Record]) -> list[tuple[SweepRow, list[Record]]]:
     """Return the rows of `sweep_rows`, each with the records that it is made from."""
     with gc_disabled():
-        groups = group_records((r for r in records if r.purpose == "measure"), _row_key)
+        measured = (record for record in records if record.purpose == "measure")
+        groups = list(group_by(measured, _row_key).values())
         merged = [_merge(group) for group in groups]
         keys = [row.ranks_key for row in merged]
         on_one_rank: dict[Hashable, SweepRow] = {}

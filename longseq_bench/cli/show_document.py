@@ -23,19 +23,20 @@ from longseq_bench.cli.row_filter import (
     sort_rows,
 )
 from longseq_bench.core.model import Record
+from longseq_bench.reports.columns import (
+    SEARCH_FIELDS,
+    SWEEP_FIELDS,
+    Columns,
+    ValueColumn,
+    explain,
+    row_table,
+    terminal_columns,
+    time_or_status,
+)
 from longseq_bench.reports.document import Axis, Chart, Document, Mark, Point, Section
 from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.outcome_text import describe_failures, name_status
 from longseq_bench.reports.render.sparkline import samples_line
-from longseq_bench.reports.terminal_columns import (
-    SEARCH_FIELDS,
-    SWEEP_FIELDS,
-    ValueColumn,
-    explain,
-    row_columns,
-    row_table,
-    time_or_status,
-)
 
 PASSES = "passes"
 """The name of the column with a sparkline of a row's timed passes."""
@@ -144,19 +145,19 @@ def show_document(chosen: Selection) -> Document:
     )
 
 
-def _columns(chosen: Selection, row_type: type, default: Sequence[str]) -> list[ValueColumn]:
+def _columns(chosen: Selection, row_type: type, default: Sequence[str]) -> Columns:
     """Return the columns that were asked for and that such rows have; without any, the default."""
     passes = ValueColumn("Passes", "text", lambda row: _passes(chosen, row))
     known = (*fields_of(row_type), *([PASSES] if row_type is SweepRow else ["tokens"]))
     asked = [(n, f) for n, f in chosen.columns if f in known or f.startswith(OPTION)]
     if not asked:
-        return row_columns(row_type, default, {PASSES: passes})
+        return terminal_columns(row_type, default, {PASSES: passes})
     # labels are the first column of every table
     others = {
         name: replace(passes, heading=name) if field == PASSES else _named_column(name, field)
         for name, field in asked if field != "label"
     }  # fmt: skip
-    return row_columns(row_type, list(others), others)
+    return terminal_columns(row_type, list(others), others)
 
 
 def _named_column(name: str, field: str) -> ValueColumn:

@@ -19,6 +19,7 @@ from longseq_bench.comparison.wording import (
     is_search,
     name_row,
 )
+from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import (
     Axis,
     Cell,
@@ -37,7 +38,6 @@ from longseq_bench.reports.groups import (
     has_several_ranks,
 )
 from longseq_bench.reports.outcome_text import describe_outcome
-from longseq_bench.reports.terminal_columns import ValueColumn, build_table
 
 
 def comparison_document(result: Comparison, fail_on: float | None = None) -> Document:

@@ -1,12 +1,12 @@
 """Build a complete report from the sections of a kind and the sections that all kinds share."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.samples_table import samples_table
 from longseq_bench.reports.sections.failures import failures
-from longseq_bench.reports.sections.findings import limit_sentences
 from longseq_bench.reports.sections.provenance import (
     configs,
     dates,
@@ -16,6 +16,13 @@ from longseq_bench.reports.sections.provenance import (
     reproduce,
 )
 from longseq_bench.reports.sections.ranks import hangs
+from longseq_bench.reports.wording import limit_sentences
+
+SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
+SWEEP = "longseq sweep configs/quickstart.yaml"
+SWEEP_RANKS = "longseq sweep configs/parallel.yaml"
+SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
+"""Commands that make rows of a kind; they need only files of the checkout."""
 
 
 def build_document(
@@ -41,21 +48,15 @@ def build_document(
     )
 
 
-def missing_section(title: str, what: str, *commands: str) -> Section:
-    """Return a section without rows: the missing rows, and the commands that make them."""
-    return Section(title, [f"There is no {what} among these records. To have it:"],
-                   code=commands, is_missing=True)  # fmt: skip
-
-
-SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
-SWEEP = "longseq sweep configs/quickstart.yaml"
-SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
-"""Commands that make rows of a kind; they need only files of the checkout."""
-
-
 def or_missing(section: Section, what: str, *commands: str) -> Section:
-    """Return the section; if it is empty, say which rows are missing and how to make them."""
-    return section if section.has_content else missing_section(section.title, what, *commands)
+    """Return the section, its sentences limited; without rows, name the commands that make them.
+
+    what: words for the missing rows.
+    """
+    if section.has_content:
+        return replace(section, points=limit_sentences(section.points))
+    said = [f"There is no {what} among these records. To have it:"]
+    return Section(section.title, said, code=commands, is_missing=True)
 
 
 def recommendations_section(*rules: Iterable[str], title: str = "Recommendations") -> Section:
@@ -65,5 +66,6 @@ def recommendations_section(*rules: Iterable[str], title: str = "Recommendations
         "Each follows from rows of this report, which stand in its brackets; other rows would give "
         "other sentences."
     )
-    section = Section(title, [said], points)
-    return or_missing(section, "pair of rows that a choice could rest on", SEARCH, SWEEP)
+    if points:
+        return Section(title, [said], points)
+    return or_missing(Section(title), "pair of rows that a choice could rest on", SEARCH, SWEEP)

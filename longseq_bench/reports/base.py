@@ -7,7 +7,7 @@ Neither uses a device. Other packages add kinds and formats through the entry-po
 `longseq_bench.report_kinds` and `longseq_bench.report_formats`.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,8 +19,9 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
-from longseq_bench.reports.document import Document
-from longseq_bench.reports.groups import capitalize_first, describe_workload
+from longseq_bench.reports.columns import Columns, row_table
+from longseq_bench.reports.document import Column, Document, Table
+from longseq_bench.reports.groups import capitalize_first, describe_workload, group_by_workload
 from longseq_bench.reports.published_results import PublishedResults
 
 Files = dict[str, str]
@@ -53,8 +54,8 @@ class Source:
         rows = self._tables[0]
         if not rows or not self.baseline:
             return rows
-        known = zip(rows, speeds(rows, self.baseline), strict=True)
-        return [replace(row, speed=speed) for row, speed in known]
+        found = zip(rows, speeds(rows, self.baseline), strict=True)
+        return [replace(row, speed=speed) for row, speed in found]
 
     @cached_property
     def maxima(self) -> list[SearchRow]:
@@ -79,27 +80,41 @@ class Source:
         """A short name for each fingerprint: "" if there is only one, else "A (host)"."""
         if len(self.environments) == 1:
             return dict.fromkeys(self.environments, "")
-        return {
-            fingerprint: f"{_letter(i)} ({environment.host})"
-            for i, (fingerprint, environment) in enumerate(self.environments.items())
-        }
+        environments = enumerate(self.environments.items())
+        return {key: f"{_letter(i)} ({environment.host})" for i, (key, environment) in environments}
 
     def workload(self, row: Row) -> str:
         """Describe the workload of a row, with the machine where there are several."""
         return describe_workload(row, self.machines)
 
-    def title(self, row: Row, prefix: str = "") -> str:
+    def title(self, row: Row) -> str:
         """Return the workload of a row as a title."""
-        return capitalize_first(prefix + self.workload(row))
+        return capitalize_first(self.workload(row))
+
+    def tables(
+        self, rows: Iterable[Row], columns: Columns, prefix: str = "", keep_empty: bool = True
+    ) -> list[Table]:
+        """Return a table of rows per workload, as `row_table` does."""
+        groups = group_by_workload(rows)
+        return [row_table(group, columns, self.machines, keep_empty, prefix) for group in groups]
 
     def label(self, trial: Trial) -> str:
         """Return the label of the trial's implementation and options in this report."""
-        key = (trial.implementation, repr(trial.options), trial.fit_only, trial.keep,
-               trial.allocator)  # fmt: skip
-        if key not in self._trial_labels:
-            known = self._labels.get(_options_key(trial), trial.implementation)
-            self._trial_labels[key] = known + settings_suffix(trial)
-        return self._trial_labels[key]
+        return self._labels.get(_key(trial), trial.implementation) + settings_suffix(trial)
+
+    @property
+    def machine_column(self) -> list[Column]:
+        """The column for `machine_cell`: none if there is only one machine."""
+        return [Column("Machine")] * (len(self.environments) > 1)
+
+    def machine_cell(self, record: Record) -> list[str]:
+        """Return the name of a record's machine as a cell; none if there is only one."""
+        return [self.machines[record.environment.fingerprint]] * len(self.machine_column)
+
+    def machine_suffix(self, fingerprint: str) -> str:
+        """Return ", machine A (host)"; "" if there is only one."""
+        machine = self.machines[fingerprint]
+        return f", machine {machine}" if machine else ""
 
     @cached_property
     def _tables(self) -> tuple[list[SweepRow], list[SearchRow]]:
@@ -108,14 +123,9 @@ class Source:
         return set_labels(rows, labels), set_labels(maxima, labels)
 
     @cached_property
-    def _trial_labels(self) -> dict[Hashable, str]:
-        """Labels of trials found so far: each is needed several times."""
-        return {}
-
-    @cached_property
     def _labels(self) -> dict[Hashable, str]:
         return {
-            _options_key(row): row.label.removesuffix(settings_suffix(row))
+            _key(row): row.label.removesuffix(settings_suffix(row))
             for rows in self._tables
             for row in rows
         }
@@ -129,9 +139,8 @@ FORMATS: Registry[Callable[[Document], Files]] = Registry(
 )
 
 
-def _options_key(settings: Settings) -> Hashable:
-    options = sorted(settings.options.items(), key=lambda item: item[0])
-    return settings.implementation, repr(options)
+def _key(settings: Settings) -> Hashable:
+    return settings.implementation, repr(sorted(settings.options.items()))
 
 
 def _letter(i: int) -> str:

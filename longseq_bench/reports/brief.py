@@ -6,19 +6,17 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Document, Section
-from longseq_bench.reports.groups import group_by_workload
-from longseq_bench.reports.outcome_text import describe_failures
-from longseq_bench.reports.sections.findings import describe_search
-from longseq_bench.reports.sections.growth import growth, least_sparse
-from longseq_bench.reports.terminal_columns import (
+from longseq_bench.reports.columns import (
     SEARCH_FIELDS,
     SWEEP_FIELDS,
     ValueColumn,
     explain,
-    row_columns,
-    row_table,
+    terminal_columns,
 )
+from longseq_bench.reports.document import Document, Section
+from longseq_bench.reports.outcome_text import describe_failures
+from longseq_bench.reports.sections.findings import describe_search
+from longseq_bench.reports.sections.growth import growth, least_sparse
 
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:
@@ -28,15 +26,14 @@ def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Docum
 
 def _sweep_sections(source: Source) -> list[Section]:
     speed = ValueColumn(f"× {source.baseline}", "ratio", lambda row: row.speed)
-    columns = row_columns(SweepRow, SWEEP_FIELDS, {"speed": speed})
-    tables = [
-        row_table(group, columns, source.machines) for group in group_by_workload(source.rows)
-    ]
-    return _without_empty(
+    columns = terminal_columns(SweepRow, SWEEP_FIELDS, {"speed": speed})
+    tables = source.tables(source.rows, columns, keep_empty=False)
+    sections = (
         Section("", tables=tables),
         Section("", points=describe_failures(source.rows)),
         Section("", points=explain(SweepRow, tables)),
     )
+    return [section for section in sections if section.has_content]
 
 
 def search_brief(records: Sequence[Record], brackets: Sequence[str] = ()) -> Document:
@@ -45,17 +42,15 @@ def search_brief(records: Sequence[Record], brackets: Sequence[str] = ()) -> Doc
     brackets: sentences on the widths of the brackets, to be printed last.
     """
     source = Source(records)
-    columns = row_columns(SearchRow, SEARCH_FIELDS)
-    tables = [
-        row_table(group, columns, source.machines) for group in group_by_workload(source.maxima)
-    ]
+    columns = terminal_columns(SearchRow, SEARCH_FIELDS)
+    tables = source.tables(source.maxima, columns, keep_empty=False)
     answers = [describe_search(row, source.maxima) for row in source.maxima]
-    sections = _without_empty(
+    sections = (
         Section("", tables=tables),
         Section("", points=explain(SearchRow, tables)),
         Section("", points=[*answers, *brackets]),
     )
-    return Document("maxlen", "", [], sections)
+    return Document("maxlen", "", [], [section for section in sections if section.has_content])
 
 
 def density_brief(records: Sequence[Record]) -> Document:
@@ -72,7 +67,3 @@ def scaling_brief(records: Sequence[Record]) -> Document:
 
 def _untitled(section: Section) -> Section:
     return Section("", section.paragraphs, tables=section.tables)
-
-
-def _without_empty(*sections: Section) -> list[Section]:
-    return [section for section in sections if section.paragraphs or section.has_content]

@@ -1,21 +1,19 @@
 """Groups of rows that may be compared, and their descriptions."""
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
+from longseq_bench.reports.wording import format_range
 
 SAME_TABLE = (
     "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
     "memory_budget", "time_budget", "threads", "fit_only",
 )  # fmt: skip
-
-
 NEAR = 0.9
 """Share of the highest density; rows at or above it are treated as equally sparse."""
-
 
 table_key: Callable[[Row], Hashable] = attrgetter(*SAME_TABLE)
 """Key that is equal for rows of one table."""
@@ -23,10 +21,7 @@ table_key: Callable[[Row], Hashable] = attrgetter(*SAME_TABLE)
 
 def group_by_workload(rows: Iterable[R]) -> list[list[R]]:
     """Rows that differ in length, implementation and ranks only, in order of first appearance."""
-    groups: dict[Hashable, list[R]] = {}
-    for row in rows:
-        groups.setdefault(table_key(row), []).append(row)
-    return list(groups.values())
+    return list(group_by(rows, table_key).values())
 
 
 def describe_workload(row: Row, machines: Mapping[str, str]) -> str:
@@ -54,10 +49,7 @@ def capitalize_first(words: str) -> str:
 
 def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
     """Group rows by their number of ranks, ascending: only rows on equally many are compared."""
-    found: dict[int, list[R]] = defaultdict(list)
-    for row in rows:
-        found[row.world_size].append(row)
-    return dict(sorted(found.items()))
+    return dict(sorted(group_by(rows, lambda row: row.world_size).items()))
 
 
 def ranks_suffix(ranks: int) -> str:
@@ -68,6 +60,13 @@ def ranks_suffix(ranks: int) -> str:
 def has_several_ranks(rows: Iterable[Row]) -> bool:
     """Return True if any row ran on several ranks."""
     return any(row.world_size > 1 for row in rows)
+
+
+def longest_shared(rows: Iterable[R]) -> list[R]:
+    """Return the rows of the longest length that several have; else of the longest."""
+    by_length = group_by(rows, attrgetter("tokens"))
+    shared = [tokens for tokens, some in by_length.items() if len(some) > 1]
+    return by_length[max(shared or by_length)]
 
 
 def group_by_density(rows: Iterable[R]) -> list[list[R]]:
@@ -86,9 +85,8 @@ def group_by_density(rows: Iterable[R]) -> list[list[R]]:
 
 def density_suffix(rows: Sequence[Row]) -> str:
     """Return the range of densities: " of density 9.4 % to 10.0 %"; "" for exact attention."""
-    kept = [row.density for row in rows]
-    ends = dict.fromkeys(format_share(one) for one in (min(kept), max(kept)))
-    return f" of density {' to '.join(ends)}" if rows[0].is_sparse else ""
+    ends = format_range([row.density for row in rows], format_share)
+    return f" of density {ends}" if rows[0].is_sparse else ""
 
 
 def split_by_sparsity(rows: Iterable[R]) -> dict[str, list[R]]:
@@ -96,7 +94,5 @@ def split_by_sparsity(rows: Iterable[R]) -> dict[str, list[R]]:
 
     The two compute different things, so they are not compared with each other.
     """
-    found: dict[str, list[R]] = {"exact": [], "sparse": []}
-    for row in rows:
-        found["sparse" if row.is_sparse else "exact"].append(row)
-    return {what: some for what, some in found.items() if some}
+    found = group_by(rows, lambda row: "sparse" if row.is_sparse else "exact")
+    return dict(sorted(found.items()))

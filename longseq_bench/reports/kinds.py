@@ -4,6 +4,7 @@ from longseq_bench.reports.assemble import (
     SCALING,
     SEARCH,
     SWEEP,
+    SWEEP_RANKS,
     build_document,
     or_missing,
     recommendations_section,
@@ -19,7 +20,7 @@ from longseq_bench.reports.sections.hardware_projection import projected
 from longseq_bench.reports.sections.lengths import lengths, over_ranks
 from longseq_bench.reports.sections.maxima import maxima
 from longseq_bench.reports.sections.modes import gains, modes
-from longseq_bench.reports.sections.multi_rank import SWEEP_RANKS, against_one, batches
+from longseq_bench.reports.sections.multi_rank import against_one, batches
 from longseq_bench.reports.sections.ranks import each_rank
 from longseq_bench.reports.sections.recommendations import (
     fastest,

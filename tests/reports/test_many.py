@@ -7,7 +7,7 @@ from longseq_bench.reports import documents
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.render import html as html_format
 from longseq_bench.reports.render.html import page
-from longseq_bench.reports.sections.findings import join_names, limit_sentences
+from longseq_bench.reports.wording import join_names, limit_sentences
 from tests import make
 from tests.reports import examples
 
@@ -16,8 +16,8 @@ MOST = 3
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("findings", "ranks"):
-        monkeypatch.setattr(f"longseq_bench.reports.sections.{module}.MOST_SAID", MOST)
+    for module in ("wording", "sections.ranks"):
+        monkeypatch.setattr(f"longseq_bench.reports.{module}.MOST_SAID", MOST)
 
 
 def summary(records: list[Record]) -> Document:

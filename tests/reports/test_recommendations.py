@@ -29,6 +29,7 @@ from longseq_bench.reports.sections.standard_attention import beside_standard
 from longseq_bench.reports.sections.use_cases import uses
 from tests import make
 from tests.reports.examples import on_one, spread, took, took_on
+from tests.reports.reading import cells
 
 Worth = Mapping[str, float]
 TOKENS = 8192
@@ -134,7 +135,9 @@ def of_use(source: Source) -> Iterator[str]:
 def find_bottleneck(source: Source) -> Iterator[str]:
     """Who is held back by communication."""
     for table in bottleneck(source).tables:
-        yield from (f"{row[7]} holds {row[0]}" for row in table.rows if row[7] != "compute")
+        for row in cells(table):
+            if row["Bottleneck"] != "compute":
+                yield f"{row['Bottleneck']} holds {row['Implementation']}"
 
 
 class Rule(NamedTuple):

@@ -2,33 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports.assemble import missing_section
+from longseq_bench.reports.assemble import SWEEP_RANKS, or_missing
 from longseq_bench.reports.base import Source
+from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.fields import TableField, computed, rows_table
 from longseq_bench.reports.groups import group_by_workload
-from longseq_bench.reports.sections.findings import limit_sentences
 
 HALF = 0.5
 """Share of the time above which communication is the bottleneck."""
-
-_COLUMNS: tuple[str | TableField, ...] = (
-    "label", "world_size", "tokens", "time_s", "compute_time_s", "communication_time_s",
-    "exposed_share", computed("Bottleneck", "text", lambda row: find_bottleneck(row)),
-    computed("By", "text", lambda row: f"exposed {format_share(row.exposed_share)}{_unsure(row)}"),
-)  # fmt: skip
-_SEARCHED: tuple[str | TableField, ...] = (
-    "label", "world_size", computed("Tokens", "tokens", lambda row: row.max_tokens or None),
-    *(computed(heading, "seconds", lambda row: None)
-      for heading in ("Time", "Compute only", "Communication only")),
-    computed("Exposed", "share", lambda row: None),
-    TableField("limited_by", "Bottleneck"), computed("By", "text", lambda row: _failure(row)),
-)  # fmt: skip
 _SAID = (
     "Of trials on several ranks. Communication where more than half of the time is what it adds to "
     "computing alone, compute where less is; either where the intervals leave both possible. Of a "
@@ -39,51 +26,58 @@ _SAID = (
 def bottleneck(source: Source) -> Section:
     """Build a row per trial or search on several ranks: its bottleneck, and the evidence."""
     swept = [r for r in source.rows if r.world_size > 1 and r.exposed_share is not None]
-    searched = [r for r in source.maxima if r.world_size > 1 and r.is_full_pass]
-    tables, points = [], []
-    for group in group_by_workload(swept):
-        tables.append(rows_table(group, source, _COLUMNS))
-        words = source.workload(group[0])
-        points.append(_count_by(map(find_bottleneck, group), words))
-    for maxima in group_by_workload(searched):
-        tables.append(rows_table(maxima, source, _SEARCHED, "longest lengths: "))
-        words = f"longest lengths: {source.workload(maxima[0])}"
-        points.append(_count_by((str(row.limited_by) for row in maxima), words))
-    if not tables:
-        return missing_section(
-            "Bottlenecks", "trial on several ranks whose communication was timed apart",
-            "longseq sweep configs/parallel.yaml",
-        )  # fmt: skip
-    return Section("Bottlenecks", [_SAID], limit_sentences(points), tables)
+    found = [r for r in source.maxima if r.world_size > 1 and r.is_full_pass]
+    tables = [
+        *source.tables(swept, _SWEPT), *source.tables(found, _SEARCHED, "longest lengths: ")
+    ]  # fmt: skip
+    points = [
+        _count(source.workload(group[0]), map(find_bottleneck, group))
+        for group in group_by_workload(swept)
+    ]
+    points += [
+        _count(f"longest lengths: {source.workload(group[0])}", (str(r.limited_by) for r in group))
+        for group in group_by_workload(found)
+    ]
+    what = "trial on several ranks whose communication was timed apart"
+    return or_missing(Section("Bottlenecks", [_SAID], points, tables), what, SWEEP_RANKS)
 
 
-def _count_by(found: Iterable[str], workload: str) -> str:
+def _count(workload: str, found: Iterable[str]) -> str:
     counts = Counter(found)
-    told = ", ".join(f"{name} in {n}" for name, n in counts.most_common())
-    return f"Of {counts.total()} ({workload}): {told}."
+    words = ", ".join(f"{name} in {n}" for name, n in counts.most_common())
+    return f"Of {counts.total()} ({workload}): {words}."
 
 
 def find_bottleneck(row: SweepRow) -> str:
     """Name the bottleneck of a row, by the share of its time that communication adds."""
-    if _is_either(row):
+    low, high = row.exposed_low, row.exposed_high
+    if low is not None and high is not None and low < HALF < high:
         return "either"
     return "communication" if require(row.exposed_share) > HALF else "compute"
 
 
-def _unsure(row: SweepRow) -> str:
-    if not _is_either(row):
-        return ""
-    low, high = require(row.exposed_low), require(row.exposed_high)
-    return f" ({format_share(low)} to {format_share(high)})"
+def _evidence(row: SweepRow) -> str:
+    words = f"exposed {format_share(require(row.exposed_share))}"
+    if find_bottleneck(row) != "either":
+        return words
+    low, high = format_share(require(row.exposed_low)), format_share(require(row.exposed_high))
+    return f"{words} ({low} to {high})"
 
 
-def _is_either(row: SweepRow) -> bool:
-    low, high = row.exposed_low, row.exposed_high
-    return low is not None and high is not None and low < HALF < high
-
-
-def _failure(row: SearchRow) -> str:
+def _first_failure(row: SearchRow) -> str:
     if row.first_failure is None:
         return "no longer length failed"
     phase = f" in {row.failure_phase}" if row.failure_phase else ""
     return f"{format_tokens(row.first_failure)} failed{phase}"
+
+
+_SWEPT: Columns = (
+    "label", "world_size", "tokens", "time_s", "compute_time_s", "communication_time_s",
+    "exposed_share", ValueColumn("Bottleneck", "text", find_bottleneck),
+    ValueColumn("By", "text", _evidence),
+)  # fmt: skip
+_SEARCHED: Columns = (
+    "label", "world_size", ValueColumn("Tokens", "tokens", lambda row: row.max_tokens or None),
+    ValueColumn("Bottleneck", "text", attrgetter("limited_by")),
+    ValueColumn("By", "text", _first_failure),
+)  # fmt: skip

@@ -1,19 +1,19 @@
 """Cost of doubling the tokens: ratios of times, and the fitted exponent."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
-from longseq_bench.analysis.row import require
-from longseq_bench.analysis.scaling import Complexity, Exponent, complexities
+from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.scaling import Complexity, complexities
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports.assemble import missing_section
+from longseq_bench.reports.assemble import SWEEP, or_missing
 from longseq_bench.reports.base import Source
+from longseq_bench.reports.columns import time_ratio
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.groups import capitalize_first, group_by_workload
-from longseq_bench.reports.sections.findings import limit_sentences
-from longseq_bench.reports.sections.growth import format_exponent
-from longseq_bench.reports.sections.segments import time_ratio
+from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.sections.growth import format_exponent, format_formula
+from longseq_bench.reports.wording import format_range
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Twice", "tokens"),
@@ -38,88 +38,59 @@ def doubling(source: Source) -> Section:
     """
     tables, points = [], []
     for group in group_by_workload(source.rows):
+        where, pairs = source.workload(group[0]), list(_pairs(group))
         fits = {one.label: one for one in complexities(group) if one.quantity == "time"}
-        pairs = list(_pairs(group))
-        twice = {pair[0].label for pair in pairs}
-        told = [fit for fit in fits.values() if fit.tokens and fit.label in twice]
-        lengths = _lengths(group)
-        fitted = [
-            (fit.label, exponent, min(lengths[fit.label]), max(lengths[fit.label]))
-            for fit in fits.values()
-            if (exponent := fit.tokens) and fit.label not in twice
-            if max(lengths[fit.label]) >= 2 * min(lengths[fit.label])
-        ]
-        if pairs or fitted:
-            where = source.workload(group[0])
-            rows = [_cells(*pair, fits.get(pair[0].label)) for pair in pairs]
-            rows += [_fitted(exponent, fits[label]) for label, exponent, *_ in fitted]
-            tables.append(Table(capitalize_first(where), _COLUMNS, tuple(rows)))
-            points += [_said(fit, pairs, where) for fit in told]
-            points += [_said_by_fit(*one, where) for one in fitted]
-    if not tables:
-        return missing_section(
-            "Time a doubling", "length timed together with twice that length",
-            "longseq sweep configs/quickstart.yaml",
-        )  # fmt: skip
-    return Section("Time a doubling", [_SAID], limit_sentences(points), tables)
+        rows: list[tuple[Cell, ...]] = [
+            (
+                one.name, one.tokens, two.tokens, time_ratio(two, one), "measured",
+                *_exponents(fits.get(one.label)),
+            )
+            for one, two in pairs
+        ]  # fmt: skip
+        for fit in fits.values():
+            own = [pair for pair in pairs if pair[0].label == fit.label]
+            lengths = [row.tokens for row in group if row.label == fit.label and row.time_s]
+            if fit.tokens is None or max(lengths) < 2 * min(lengths):
+                continue
+            times = 2.0 ** min(fit.tokens.value, _MOST)
+            if not own:
+                rows.append((fit.label, None, None, times, "fitted", *_exponents(fit)))
+            points.append(_describe(fit, own, lengths, times, where))
+        if rows:
+            tables.append(Table(source.title(group[0]), _COLUMNS, tuple(rows)))
+    section = Section("Time a doubling", [_SAID], points, tables)
+    return or_missing(section, "length timed together with twice that length", SWEEP)
 
 
 def _pairs(rows: Sequence[SweepRow]) -> Iterator[tuple[SweepRow, SweepRow]]:
-    series: dict[tuple[str, int], dict[int, SweepRow]] = defaultdict(dict)
-    for row in rows:
-        if row.time_s:
-            series[row.label, row.world_size][row.tokens] = row
-    for by_length in series.values():
+    timed = [row for row in rows if row.time_s]
+    for series in group_by(timed, attrgetter("label", "world_size")).values():
+        by_length = {row.tokens: row for row in series}
         for tokens in sorted(by_length):
             if 2 * tokens in by_length:
                 yield by_length[tokens], by_length[2 * tokens]
 
 
-def _lengths(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = defaultdict(list)
-    for row in rows:
-        if row.status == "ok" and row.time_s:
-            found[row.label].append(row.tokens)
-    return found
+def _exponents(fit: Complexity | None) -> tuple[Cell, Cell]:
+    if fit is None:
+        return None, None
+    return format_exponent(fit.tokens), format_formula(fit.formula_tokens)
 
 
-def _cells(one: SweepRow, two: SweepRow, fit: Complexity | None) -> tuple[Cell, ...]:
+def _describe(
+    fit: Complexity, pairs: Sequence[tuple[SweepRow, SweepRow]], lengths: Sequence[int],
+    fitted: float, where: str,
+) -> str:  # fmt: skip
+    """Describe the measured ratios of an implementation, or the fitted one."""
+    begin, ratios = "", [fitted]
+    if pairs:
+        lengths = [row.tokens for pair in pairs for row in pair]
+        ratios = [two.time_s / one.time_s for one, two in pairs if one.time_s and two.time_s]
+    else:
+        begin = "no length was timed together with its double; by the fit, "
+    times = format_range(ratios, lambda ratio: format_cell(ratio, "ratio"))
     return (
-        one.name, one.tokens, two.tokens, time_ratio(two, one), "measured",
-        format_exponent(fit.tokens) if fit else None, _formula(fit),
-    )  # fmt: skip
-
-
-def _fitted(exponent: Exponent, fit: Complexity) -> tuple[Cell, ...]:
-    times = _times(exponent)
-    return (fit.label, None, None, times, "fitted", format_exponent(exponent), _formula(fit))
-
-
-def _times(exponent: Exponent) -> float:
-    """Return the time at twice the tokens by a power law."""
-    return float(2.0 ** min(exponent.value, _MOST))
-
-
-def _formula(fit: Complexity | None) -> str | None:
-    return None if fit is None or fit.formula_tokens is None else f"{fit.formula_tokens:z.2f}"
-
-
-def _said(fit: Complexity, pairs: Sequence[tuple[SweepRow, SweepRow]], where: str) -> str:
-    own = [(one, two) for one, two in pairs if one.label == fit.label]
-    ratios = [require(two.time_s) / require(one.time_s) for one, two in own]
-    ends = " to ".join(dict.fromkeys(format_cell(r, "ratio") for r in (min(ratios), max(ratios))))
-    at = [one.tokens for one, _ in own]
-    span = f"from {format_tokens(min(at))} to {format_tokens(2 * max(at))} tokens"
-    return (
-        f"{fit.label} ({where}): twice the tokens take {ends} the time {span}; exponent "
+        f"{fit.label} ({where}): {begin}twice the tokens take {times} the time from "
+        f"{format_tokens(min(lengths))} to {format_tokens(max(lengths))} tokens; exponent "
         f"{format_exponent(fit.tokens)}."
-    )
-
-
-def _said_by_fit(label: str, exponent: Exponent, first: int, last: int, where: str) -> str:
-    span = f"from {format_tokens(first)} to {format_tokens(last)} tokens"
-    return (
-        f"{label} ({where}): no length was timed together with its double; fitted {span}, twice "
-        f"the tokens take {format_cell(_times(exponent), 'ratio')} the time; exponent "
-        f"{format_exponent(exponent)}."
     )

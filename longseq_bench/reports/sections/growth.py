@@ -1,53 +1,37 @@
 """Growth of maxima and times with tokens and ranks; least sparsities."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from longseq_bench.analysis.scaling import Exponent, complexities, reached
 from longseq_bench.analysis.searches import density_rows
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Column, Section, Table
-from longseq_bench.reports.fields import computed, rows_table
+from longseq_bench.reports.columns import Columns, ValueColumn, build_table
+from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import group_by_workload
-
-_REACHED = (
-    Column("Implementation"), Column("Ranks", "count"), Column("Theory", "tokens"),
-    Column("Expected", "tokens"), Column("Found", "tokens"), Column("Of expected", "share"),
-    Column("Limited by"),
-)  # fmt: skip
-_COMPLEXITY = (
-    Column("Implementation"), Column("Of"), Column("Tokens ^"), Column("By formula"),
-    Column("Ranks ^"), Column("By formula"), Column("Points", "count"),
-)  # fmt: skip
-_SPARSITIES = (
-    "label", "world_size", "tokens",
-    computed("Least sparsity", "text", lambda row: format_sparsity_up(row.least_sparsity)),
-    computed("Too dense", "text", lambda row: format_sparsity_down(row.too_dense)),
-    "limited_by", "time_s", "peak_bytes", "confirmations", "runs",
-)  # fmt: skip
 
 
 def growth(source: Source) -> Iterator[Section]:
     """Build two sections: longest lengths over ranks, and fitted exponents."""
-    tables = []
-    for group in group_by_workload(source.maxima):
-        if len({row.world_size for row in group}) > 1:
-            rows = tuple(
-                (
-                    one.label, one.world_size, one.theory, one.expected, one.actual,
-                    one.actual / one.expected if one.expected else None, one.limited_by,
-                )
-                for one in reached(group)
-            )  # fmt: skip
-            tables.append(Table(source.title(group[0]), _REACHED, rows))
+    tables = [
+        build_table(source.title(group[0]), _REACHED, reached(group), keep_empty=True)
+        for group in group_by_workload(source.maxima)
+        if len({row.world_size for row in group}) > 1
+    ]
     said = (
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
         "maximum on one rank times the ranks, where memory limited both."
     )
     pictures = section_charts.over_ranks(source)
     yield Section("Longest lengths over ranks", [said], tables=tables, charts=pictures)
-    yield Section("How time and memory grow", [_FITTED], tables=list(_fits(source)))
+    tables = [
+        build_table(source.title(group[0]), _COMPLEXITY, fits, keep_empty=True)
+        for group in group_by_workload(source.rows)
+        if (fits := complexities(group))
+    ]
+    yield Section("How time and memory grow", [_FITTED], tables=tables)
 
 
 _FITTED = (
@@ -59,20 +43,8 @@ _FITTED = (
 )
 
 
-def _fits(source: Source) -> Iterator[Table]:
-    for group in group_by_workload(source.rows):
-        rows = tuple(
-            (
-                one.label, one.quantity, format_exponent(one.tokens), _formula(one.formula_tokens),
-                format_exponent(one.ranks), _formula(one.formula_ranks), one.points,
-            )
-            for one in complexities(group)
-        )  # fmt: skip
-        if rows:
-            yield Table(source.title(group[0]), _COMPLEXITY, rows)
-
-
-def _formula(value: float | None) -> str | None:
+def format_formula(value: float | None) -> str | None:
+    """An exponent by formula."""
     return None if value is None else f"{value:z.2f}"
 
 
@@ -81,26 +53,46 @@ def format_exponent(one: Exponent | None) -> str | None:
     if one is None:
         return None
     if one.low is None or one.high is None:
-        return f"{one.value:z.2f}"
+        return format_formula(one.value)
     return f"{one.value:z.2f} ({one.low:z.2f} to {one.high:z.2f})"
 
 
 def least_sparse(source: Source) -> Section:
     """The searches for the least sparsity."""
-    groups = group_by_workload(density_rows(source.records))
-    tables = [rows_table(group, source, _SPARSITIES) for group in groups]
     said = (
         "Least sparsity is the least that passed at that length: most of its runs were in time and "
         "none failed otherwise. Too dense is the largest that failed below it."
     )
+    tables = source.tables(density_rows(source.records), _SPARSITIES)
     return Section("Least sparsities", [said], tables=tables)
 
 
-def format_sparsity_up(value: float | None) -> str | None:
-    """A sparsity that passed, rounded up: one below it may have failed."""
-    return None if value is None else f"{math.ceil(value * 1e5) / 1e5:.5f}"
+def _format_sparsity(value: float | None, rounded: Callable[[float], int]) -> str | None:
+    return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
 
 
-def format_sparsity_down(value: float | None) -> str | None:
-    """A sparsity that failed, rounded down."""
-    return None if value is None else f"{math.floor(value * 1e5) / 1e5:.5f}"
+_REACHED = (
+    ValueColumn("Implementation", "text", attrgetter("label")),
+    ValueColumn("Ranks", "count", attrgetter("world_size")),
+    ValueColumn("Theory", "tokens", attrgetter("theory")),
+    ValueColumn("Expected", "tokens", attrgetter("expected")),
+    ValueColumn("Found", "tokens", attrgetter("actual")),
+    ValueColumn("Of expected", "share", lambda one: one.expected and one.actual / one.expected),
+    ValueColumn("Limited by", "text", attrgetter("limited_by")),
+)
+_COMPLEXITY = (
+    ValueColumn("Implementation", "text", attrgetter("label")),
+    ValueColumn("Of", "text", attrgetter("quantity")),
+    ValueColumn("Tokens ^", "text", lambda one: format_exponent(one.tokens)),
+    ValueColumn("By formula", "text", lambda one: format_formula(one.formula_tokens)),
+    ValueColumn("Ranks ^", "text", lambda one: format_exponent(one.ranks)),
+    ValueColumn("By formula", "text", lambda one: format_formula(one.formula_ranks)),
+    ValueColumn("Points", "count", attrgetter("points")),
+)
+_SPARSITIES: Columns = (
+    "label", "world_size", "tokens",
+    # rounded so that what is shown passed, or failed, as well
+    ValueColumn("Least sparsity", "text", lambda r: _format_sparsity(r.least_sparsity, math.ceil)),
+    ValueColumn("Too dense", "text", lambda r: _format_sparsity(r.too_dense, math.floor)),
+    "limited_by", "time_s", "peak_bytes", "confirmations", "runs",
+)  # fmt: skip

@@ -1,12 +1,13 @@
 """Longest lengths on other hardware, computed from the bytes per token measured here."""
 
 from longseq_bench.analysis.row import require
-from longseq_bench.core.hardware import profiles
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.core.hardware import Hardware, profiles
 from longseq_bench.core.units import format_bytes
-from longseq_bench.reports.assemble import missing_section
+from longseq_bench.reports.assemble import or_missing
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Column, Section, Table
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.columns import Columns, ValueColumn
+from longseq_bench.reports.document import Section
 
 _SAID = (
     "Computed, not measured: the memory of one device over the bytes a token of a search here that "
@@ -24,29 +25,16 @@ def projected(source: Source) -> Section:
         if row.world_size == 1 and row.limited_by == "memory" and row.bytes_per_token
         if row.is_full_pass and not row.offloads
     ]
-    if not known:
-        return missing_section(
-            "On other hardware, computed", "search on one rank that memory ended",
-            "longseq maxlen --impl ring --memory-budget 64MiB",
-        )  # fmt: skip
-    others = list(profiles().values())
-    names = [f"{one.name}, {format_bytes(one.memory)}" for one in others]
-    columns = (
-        Column("Implementation"), Column("Bytes/token", "bytes"),
-        *(Column(name, "tokens") for name in names),
-    )  # fmt: skip
-    tables = [
-        Table(
-            source.title(group[0]),
-            columns,
-            tuple(
-                (
-                    row.label, row.bytes_per_token,
-                    *(int(one.memory / require(row.bytes_per_token)) for one in others),
-                )
-                for row in group
-            ),
-        )
-        for group in group_by_workload(known)
-    ]  # fmt: skip
-    return Section("On other hardware, computed", [_SAID], tables=tables)
+    columns: Columns = ("label", "bytes_per_token", *map(_column, profiles().values()))
+    return or_missing(
+        Section("On other hardware, computed", [_SAID], tables=source.tables(known, columns)),
+        "search on one rank that memory ended",
+        "longseq maxlen --impl ring --memory-budget 64MiB",
+    )
+
+
+def _column(hardware: Hardware) -> ValueColumn:
+    def tokens(row: SearchRow) -> int:
+        return int(hardware.memory / require(row.bytes_per_token))
+
+    return ValueColumn(f"{hardware.name}, {format_bytes(hardware.memory)}", "tokens", tokens)

@@ -1,22 +1,25 @@
 """Swept lengths: one table per workload, one row per trial."""
 
+from functools import partial
+
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
+from longseq_bench.reports.columns import LEAST_PEAK, Columns, ValueColumn, optional
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.fields import LEAST_PEAK, TableField, only_ranks, optional, rows_table
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.groups import table_key
 from longseq_bench.reports.sections.ranks import explain_rank_columns
 
-_LENGTHS = (
-    "label", "tokens", only_ranks("world_size"), only_ranks("tokens_per_rank"), "status", "time_s",
-    "samples", only_ranks("compute_time_s"), only_ranks("communication_time_s"),
-    only_ranks("exposed_share"), only_ranks("speedup"), only_ranks("efficiency"),
-    only_ranks("bytes_sent"), "peak_bytes", LEAST_PEAK, only_ranks("imbalance"), "tokens_per_s",
-    "effective_flops", "max_error", optional("wire_error"), optional("density_asked"),
-    optional("density_achieved"),
-    TableField("uncovered", value=lambda row: row.uncovered or None, hide_empty=True),
-    TableField("zero_rows", value=lambda row: row.zero_rows or None, hide_empty=True),
-    optional("speed"),
+_only_ranks = partial(optional, SweepRow, of_ranks=True)
+_LENGTHS: Columns = (
+    "label", "tokens", *_only_ranks("world_size", "tokens_per_rank"), "status", "time_s",
+    "samples", *_only_ranks("compute_time_s", "communication_time_s", "exposed_share", "speedup",
+                            "efficiency", "bytes_sent"),
+    "peak_bytes", LEAST_PEAK, *_only_ranks("imbalance"), "tokens_per_s", "effective_flops",
+    "max_error", *optional(SweepRow, "wire_error", "density_asked", "density_achieved"),
+    ValueColumn("Uncovered", "share", lambda row: row.uncovered or None, optional=True),
+    ValueColumn("Zero rows", "share", lambda row: row.zero_rows or None, optional=True),
+    *optional(SweepRow, "speed"),
 )  # fmt: skip
 
 
@@ -32,32 +35,22 @@ def lengths(source: Source) -> Section:
             f"Speed is the time of {source.baseline} over the row's, on the same workload, and on "
             "as many ranks where it was run so, else on the fewest."
         )
+    makers = section_charts.time, section_charts.memory, section_charts.throughput
     return Section(
         "Lengths swept",
         said + explain_rank_columns(source.rows) + section_charts.cut(source.rows, 3),
-        tables=[rows_table(g, source, _LENGTHS) for g in group_by_workload(source.rows)],
-        charts=section_charts.charts(
-            source,
-            source.rows,
-            section_charts.time,
-            section_charts.memory,
-            section_charts.throughput,
-        ),
+        tables=source.tables(source.rows, _LENGTHS),
+        charts=section_charts.charts(source, source.rows, *makers),
     )
 
 
 def over_ranks(source: Source) -> Section:
     """Build the tables of implementations that ran on several ranks, with their rows on one."""
-    tables = []
-    for group in group_by_workload(source.rows):
-        several = {row.label for row in group if row.world_size > 1}
-        rows = [row for row in group if row.label in several]
-        if rows:
-            tables.append(rows_table(rows, source, _LENGTHS))
-    pictures = section_charts.charts(source, source.rows, section_charts.speedup)
+    several = {(row.label, table_key(row)) for row in source.rows if row.world_size > 1}
+    rows = [row for row in source.rows if (row.label, table_key(row)) in several]
     return Section(
         "Many ranks",
         [*explain_rank_columns(source.rows), *section_charts.cut(source.rows)],
-        tables=tables,
-        charts=pictures,
+        tables=source.tables(rows, _LENGTHS),
+        charts=section_charts.charts(source, source.rows, section_charts.speedup),
     )

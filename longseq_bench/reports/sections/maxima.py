@@ -5,51 +5,37 @@ from collections.abc import Iterator
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
+from longseq_bench.reports.columns import LEAST_PEAK, Columns, ValueColumn, optional
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.fields import (
-    LEAST_PEAK,
-    TableField,
-    only_ranks,
-    optional,
-    rows_table,
-)
-from longseq_bench.reports.groups import group_by_workload, has_several_ranks
-
-_MAXIMA = (
-    "label", only_ranks("world_size"), "max_tokens", optional("fits_tokens"),
-    optional("published_tokens"),
-    TableField("", "Times that", "ratio", lambda row: _over_published(row), hide_empty=True),
-    only_ranks("tokens_per_rank"), "first_failure", "limited_by", "failure_phase",
-    "fraction_of_floor", "peak_bytes", LEAST_PEAK, only_ranks("imbalance"), "bytes_per_token",
-    "predicted_tokens", "runs", "confirmations",
-)  # fmt: skip
+from longseq_bench.reports.groups import has_several_ranks
 
 
 def maxima(source: Source) -> Section:
     """Build a table of all searches per workload, and bar charts."""
-    said = [
+    return Section(
+        "Longest lengths",
+        list(_explain(source)),
+        tables=source.tables(source.maxima, _MAXIMA),
+        charts=section_charts.maxima(source),
+    )
+
+
+def _explain(source: Source) -> Iterator[str]:
+    """Explain the columns, and the settings that keep a maximum from being compared with others."""
+    rows = source.maxima
+    yield (
         "Max tokens is the longest length that passed: most of its runs were in time and none "
         "failed otherwise. First failure is the shortest failed length above it. "
         "Fraction of floor: the bytes that no exact attention can do without at that "
         "length, over the budget. Confirmations are further passes in fresh processes."
-    ]
-    if has_several_ranks(source.maxima):
-        said.append(
+    )
+    if has_several_ranks(rows):
+        yield (
             "With several ranks: max tokens are those of all ranks, tokens a rank the most that "
             "one holds; the floor is set against the budgets of all ranks together; budget, peak "
             "and bytes/token (peak over all tokens) are a rank's, imbalance is the largest peak "
             "over the least."
         )
-    said += list(_settings_said(source))
-    groups = group_by_workload(source.maxima)
-    tables = [rows_table(g, source, _MAXIMA) for g in groups]
-    pictures = section_charts.maxima(source)
-    return Section("Longest lengths", said, tables=tables, charts=pictures)
-
-
-def _settings_said(source: Source) -> Iterator[str]:
-    """Explain the settings that keep a maximum from being compared with others."""
-    rows = source.maxima
     if any(row.fit_only for row in rows):
         yield (
             "Fits only, and memory alone: passes whose loops were cut short, under the same "
@@ -70,8 +56,8 @@ def _settings_said(source: Source) -> Iterator[str]:
             "Offloaded: q, k, v and the output lie in the host's memory, so the device's budget "
             "and the floor don't bound their length."
         )
-    if any(row.published_tokens is not None for row in rows):
-        yield f"Elsewhere: {source.published_source}."
+    if source.elsewhere and any(row.published_tokens is not None for row in rows):
+        yield f"Elsewhere: {source.elsewhere.source}."
 
 
 def _over_published(row: SearchRow) -> float | None:
@@ -79,3 +65,14 @@ def _over_published(row: SearchRow) -> float | None:
     if not row.published_tokens or not row.is_full_pass:
         return None
     return row.max_tokens / row.published_tokens
+
+
+_MAXIMA: Columns = (
+    "label", *optional(SearchRow, "world_size", of_ranks=True), "max_tokens",
+    *optional(SearchRow, "fits_tokens", "published_tokens"),
+    ValueColumn("Times that", "ratio", _over_published, optional=True),
+    *optional(SearchRow, "tokens_per_rank", of_ranks=True), "first_failure", "limited_by",
+    "failure_phase", "fraction_of_floor", "peak_bytes", LEAST_PEAK,
+    *optional(SearchRow, "imbalance", of_ranks=True), "bytes_per_token", "predicted_tokens",
+    "runs", "confirmations",
+)  # fmt: skip

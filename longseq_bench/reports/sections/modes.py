@@ -1,29 +1,30 @@
 """Modes that were run on this machine: their status and the error of their output."""
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.assemble import missing_section
+from longseq_bench.reports.assemble import SWEEP_RANKS, or_missing
 from longseq_bench.reports.base import Source
+from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.fields import TableField, rows_table
 from longseq_bench.reports.groups import group_by_workload
-from longseq_bench.reports.sections.findings import join_names, limit_sentences
-from longseq_bench.reports.sections.multi_rank import SWEEP_RANKS
+from longseq_bench.reports.wording import join_names
 
 _MODES = (
     Column("Implementation"), Column("Ranks", "count"), Column("Dtype"), Column("Mode"),
     Column("Works"), Column("Masks"), Column("Largest error", "error"), Column("Longest", "tokens"),
     Column("Trials", "count"), Column("What failed"),
 )  # fmt: skip
-_GAINS = (
-    "label", "tokens", "world_size", "time_s", "speedup", TableField("speedup_low", "At least"),
-    TableField("speedup_high", "At most"), "efficiency",
-    TableField("bytes_sent", "Bytes sent a rank"),
+_GAINS: Columns = (
+    "label", "tokens", "world_size", "time_s", "speedup",
+    ValueColumn("At least", "ratio", attrgetter("speedup_low")),
+    ValueColumn("At most", "ratio", attrgetter("speedup_high")), "efficiency",
+    ValueColumn("Bytes sent a rank", "bytes", attrgetter("bytes_sent")),
 )  # fmt: skip
 BY_LENGTH = ("oom", "timeout", "limit")
 """Statuses of a trial that is too long; they don't mean that its results are wrong."""
@@ -34,42 +35,28 @@ _SAID = (
     "kernel's limit); partly: some ended otherwise. The error is the largest of any of its "
     "outputs, over lengths and masks. What the records have no trial of is not in this table."
 )
+_mode_of = attrgetter("label", "world_size", "dtype", "mode")
 
 
 def modes(source: Source) -> Section:
     """Build a row per machine, implementation, number of ranks, dtype and mode."""
-    by_device: dict[tuple[str, str], list[SweepRow]] = defaultdict(list)
-    for row in source.rows:
-        by_device[row.fingerprint, row.device].append(row)
-    if not by_device:
-        return missing_section("Modes run here", "sweep", SWEEP_RANKS, "longseq list")
-    tables, points = [], []
-    for (fingerprint, device), rows in by_device.items():
-        machine = source.machines[fingerprint]
-        title = f"On {device}" + (f", machine {machine}" if machine else "")
-        modes_of = tuple(_mode(some) for some in _by_mode(rows))
-        tables.append(Table(title, _MODES, modes_of))
+    tables: list[Table] = []
+    points: list[str] = []
+    for rows in group_by(source.rows, attrgetter("fingerprint", "device")).values():
+        title = f"On {rows[0].device}{source.machine_suffix(rows[0].fingerprint)}"
+        cells = tuple(_cells(some) for some in group_by(rows, _mode_of).values())
+        tables.append(Table(title, _MODES, cells))
         points += _works(rows, title)
-    return Section("Modes run here", [_SAID], limit_sentences(points), tables)
+    section = Section("Modes run here", [_SAID], points, tables)
+    return or_missing(section, "sweep", SWEEP_RANKS, "longseq list")
 
 
-def _by_mode(rows: Sequence[SweepRow]) -> list[list[SweepRow]]:
-    return _split(rows, "label", "world_size", "dtype", "mode")
-
-
-def _split(rows: Sequence[SweepRow], *names: str) -> list[list[SweepRow]]:
-    found: dict[tuple[str, ...], list[SweepRow]] = defaultdict(list)
-    for row in rows:
-        found[tuple(getattr(row, name) for name in names)].append(row)
-    return list(found.values())
-
-
-def _mode(rows: Sequence[SweepRow]) -> tuple[Cell, ...]:
+def _cells(rows: Sequence[SweepRow]) -> tuple[Cell, ...]:
     passed = [row for row in rows if row.status == "ok"]
     errors = [row.max_error for row in passed if row.max_error is not None]
+    masks = dict.fromkeys("causal" if row.causal else "not causal" for row in passed)
     return (
-        rows[0].label, rows[0].world_size, rows[0].dtype, rows[0].mode, _verdict(rows),
-        _masks(passed), max(errors, default=None),
+        *_mode_of(rows[0]), _verdict(rows), ", ".join(masks) or None, max(errors, default=None),
         max((row.tokens for row in passed), default=None), len(rows), _failed(rows),
     )  # fmt: skip
 
@@ -80,50 +67,38 @@ def _verdict(rows: Sequence[SweepRow]) -> str:
     return "no" if not passed else "yes" if passed + ended == len(rows) else "partly"
 
 
-def _masks(rows: Sequence[SweepRow]) -> str | None:
-    words = {True: "causal", False: "not causal"}
-    return ", ".join(dict.fromkeys(words[row.causal] for row in rows)) or None
-
-
 def _failed(rows: Sequence[SweepRow]) -> str | None:
     """Return statuses with their counts, worst first, and the reason if all had the same."""
     bad = [row for row in rows if row.status != "ok"]
     counts = Counter(row.status for row in bad)
-    words = [f"{counts[s]} {s}" for s in SEVERITY if counts[s]]
+    words = ", ".join(f"{counts[s]} {s}" for s in SEVERITY if counts[s])
     reasons = {row.reason for row in bad if row.reason}
-    said = f": {reasons.pop()}" if len(reasons) == 1 else ""
-    return ", ".join(words) + said if words else None
+    return f"{words}: {reasons.pop()}" if len(reasons) == 1 else words or None
 
 
-def _works(rows: Sequence[SweepRow], where: str) -> list[str]:
-    verdicts: dict[str, list[str]] = defaultdict(list)
-    for some in _split(rows, "label", "world_size"):
-        verdicts[_verdict(some)].append(some[0].name)
-    begins = {"yes": "work", "partly": "work in part", "no": "do not work"}
-    return [
-        f"{where} {begin}, {len(verdicts[verdict])} of {sum(map(len, verdicts.values()))}: "
-        f"{join_names(verdicts[verdict])}."
-        for verdict, begin in begins.items()
-        if verdicts[verdict]
-    ]
+def _works(rows: Sequence[SweepRow], where: str) -> Iterator[str]:
+    series = group_by(rows, attrgetter("label", "world_size")).values()
+    verdicts = group_by(series, _verdict)
+    verbs = {"yes": "work", "partly": "work in part", "no": "do not work"}
+    for verdict, verb in verbs.items():
+        if some := verdicts.get(verdict):
+            names = join_names(rows[0].name for rows in some)
+            yield f"{where} {verb}, {len(some)} of {len(series)}: {names}."
 
 
 def gains(source: Source) -> Section:
     """Build the section on speed-up and efficiency by length, and when several ranks are faster."""
     known = [row for row in source.rows if row.world_size > 1 and row.speedup is not None]
-    if not known:
-        return missing_section(
-            "Speed-up and efficiency by length", "trial timed on one rank and on several",
-            SWEEP_RANKS,
-        )  # fmt: skip
-    tables = [
-        rows_table(sorted(group, key=attrgetter("label", "tokens")), source, _GAINS)
-        for group in group_by_workload(known)
-    ]
+    in_order = attrgetter("label", "tokens")
+    groups = [sorted(group, key=in_order) for group in group_by_workload(known)]
     said = (
         "Against the same trial on one rank; at least and at most are what the intervals of both "
         "times leave possible."
     )
-    pictures = section_charts.charts(source, known, section_charts.pays)
-    title = "Speed-up and efficiency by length"
-    return Section(title, [said, *section_charts.cut(known)], tables=tables, charts=pictures)
+    section = Section(
+        "Speed-up and efficiency by length",
+        [said, *section_charts.cut(known)],
+        tables=[table for group in groups for table in source.tables(group, _GAINS)],
+        charts=section_charts.charts(source, known, section_charts.pays),
+    )
+    return or_missing(section, "trial timed on one rank and on several", SWEEP_RANKS)

@@ -1,149 +1,96 @@
 """One rank against several: batch, length, time, memory of each rank, and maxima."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
-from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
-from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.assemble import missing_section
+from longseq_bench.reports.assemble import SCALING, SWEEP_RANKS, or_missing
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.fields import computed, rows_table, time_with_interval
-from longseq_bench.reports.groups import capitalize_first, group_by_workload
-from longseq_bench.reports.sections.findings import index_one_rank, limit_sentences
-from longseq_bench.reports.sections.ranks import format_rank_bytes
+from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
+from longseq_bench.reports.document import Section, format_cell
+from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.sections.findings import index_one_rank, most_uneven
+from longseq_bench.reports.sections.ranks import rank_column
 
-_BATCHES = (
+_BATCHES: Columns = (
     "label", "batch", "tokens", "world_size", "status", "time_s", "tokens_per_s",
-    computed("Memory of each rank", "text", lambda row: format_rank_bytes(row.rank_peaks)),
-    "imbalance",
+    rank_column("Memory of each rank", "rank_peaks"), "imbalance",
 )  # fmt: skip
-_AGAINST = (
-    Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
-    Column("Time on one", "seconds"), Column("Time", "seconds"), Column("Speed-up", "ratio"),
-    Column("Efficiency", "share"), Column("Peak on one", "bytes"),
-    Column("Peak of a rank", "bytes"), Column("Exposed", "share"),
-)  # fmt: skip
-_MAXIMA = (
-    Column("Implementation"), Column("Ranks", "count"), Column("Max on one rank", "tokens"),
-    Column("Max on all", "tokens"), Column("Times as long", "ratio"), Column("Limited by"),
-)  # fmt: skip
-SWEEP_RANKS = "longseq sweep configs/parallel.yaml"
 
 
 def batches(source: Source) -> Section:
     """Build the table of all trials on several ranks, with batch and each rank's memory."""
     several = [row for row in source.rows if row.world_size > 1]
-    if not several:
-        return missing_section(
-            "Batch, length, time and memory", "trial on several ranks", SWEEP_RANKS
-        )
-    tables = [rows_table(group, source, _BATCHES) for group in group_by_workload(several)]
+    uneven = filter(None, map(most_uneven, group_by_workload(several)))
+    points = [
+        f"Least even ({source.workload(worst)}): {worst.name} at {format_tokens(worst.tokens)} "
+        f"tokens, the largest peak {format_cell(worst.imbalance, 'ratio')} the least."
+        for worst in uneven
+    ]
     said = (
         "Memory is the peak of each rank, from the first to the last; imbalance the largest over "
         "the least. Time is the slowest rank's."
     )
-    pictures = section_charts.charts(source, several, section_charts.each_peak)
-    points = limit_sentences(_uneven(source, several))
-    return Section(
+    section = Section(
         "Batch, length, time and memory",
         [said, *section_charts.cut(several)],
         points,
-        tables,
-        charts=pictures,
+        source.tables(several, _BATCHES),
+        charts=section_charts.charts(source, several, section_charts.each_peak),
     )
-
-
-def _uneven(source: Source, rows: list[SweepRow]) -> Iterator[str]:
-    for group in group_by_workload(rows):
-        known = [row for row in group if row.imbalance is not None]
-        if known:
-            worst = max(known, key=lambda row: require(row.imbalance))
-            if format_cell(worst.imbalance, "ratio") == format_cell(1.0, "ratio"):
-                continue
-            yield (
-                f"Least even ({source.workload(worst)}): {worst.name} at "
-                f"{format_tokens(worst.tokens)} tokens, the largest peak "
-                f"{format_cell(worst.imbalance, 'ratio')} the least."
-            )
+    return or_missing(section, "trial on several ranks", SWEEP_RANKS)
 
 
 def against_one(source: Source) -> Section:
     """Compare one rank with several: times and peaks of sweeps, maxima of searches."""
-    tables = [*_times(source), *_lengths(source)]
-    if not tables:
-        return missing_section(
-            "Single against many", "trial that ran on one rank and on several", SWEEP_RANKS,
-            "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
-        )  # fmt: skip
-    said = (
-        "The same total work on one rank and on several. Ranks of a CPU share its cores and its "
-        "memory; threads a rank say how many of the cores each has."
-    )
-    return Section("Single against many", [said], limit_sentences(_gains(source)), tables)
+    timed = index_one_rank(row for row in source.rows if row.time_s)
+    found = index_one_rank(source.maxima)
+    swept = [row for row in source.rows if row.speedup and row.world_size > 1]
+    grown = [
+        row
+        for row in source.maxima
+        if row.world_size > 1 and row.is_full_pass
+        if (one := found.get(row.ranks_key)) and one.max_tokens
+    ]
 
+    def times(row: SearchRow) -> float:
+        return row.max_tokens / found[row.ranks_key].max_tokens
 
-def _times(source: Source) -> Iterator[Table]:
-    for group in group_by_workload(source.rows):
-        alone = index_one_rank(row for row in group if row.time_s)
-        rows = [
-            _against(row, one)
-            for row in group
-            if row.speedup and row.world_size > 1
-            if (one := alone.get(row.ranks_key))
-        ]
-        if rows:
-            yield Table(_title(source, group[0]), _AGAINST, tuple(rows))
-
-
-def _against(row: SweepRow, alone: SweepRow) -> tuple[Cell, ...]:
-    return (
-        row.label, row.tokens, row.world_size, time_with_interval(alone), time_with_interval(row),
-        row.speedup, row.efficiency, alone.peak_bytes, row.peak_bytes,
-        row.exposed_share,
-    )  # fmt: skip
-
-
-def _lengths(source: Source) -> Iterator[Table]:
-    for group in group_by_workload(source.maxima):
-        rows = [
-            (
-                row.label, row.world_size, alone.max_tokens, row.max_tokens,
-                row.max_tokens / alone.max_tokens, row.limited_by,
-            )
-            for row, alone in _grown(group)
-        ]  # fmt: skip
-        if rows:
-            title = f"longest lengths: {source.workload(group[0])}"
-            yield Table(capitalize_first(title), _MAXIMA, tuple(rows))
-
-
-def _grown(group: list[SearchRow]) -> Iterator[tuple[SearchRow, SearchRow]]:
-    """Return maxima on several ranks, each with that on one rank, of full passes."""
-    alone = index_one_rank(group)
-    for row in group:
-        one = alone.get(row.ranks_key) if row.world_size > 1 and row.is_full_pass else None
-        if one is not None and one.max_tokens:
-            yield row, one
-
-
-def _gains(source: Source) -> Iterator[str]:
-    for group in group_by_workload(source.maxima):
-        pairs = _grown(group)
-        found = [(row, alone) for row, alone in pairs if row.max_tokens > alone.max_tokens]
-        if found:
-            row, alone = max(found, key=lambda one: one[0].max_tokens / one[1].max_tokens)
-            grown = row.max_tokens / alone.max_tokens
+    def most_grown(rows: Sequence[SearchRow]) -> Iterator[str]:
+        row = max(rows, key=times)
+        if times(row) > 1:
             yield (
-                f"Ranks lengthen {row.label} most ({source.workload(row)}): "
-                f"{row.world_size} ranks take {row.max_tokens:,} tokens, one takes "
-                f"{alone.max_tokens:,}: {format_cell(grown, 'ratio')}, "
-                f"{format_share(grown / row.world_size)} of as many times as there are ranks."
+                f"Ranks lengthen {row.label} most ({source.workload(row)}): {row.world_size} ranks "
+                f"take {row.max_tokens:,} tokens, one takes {found[row.ranks_key].max_tokens:,}: "
+                f"{format_cell(times(row), 'ratio')}, {format_share(times(row) / row.world_size)} "
+                "of as many times as there are ranks."
             )
 
-
-def _title(source: Source, row: SweepRow) -> str:
-    words = source.workload(row)
-    return capitalize_first(words)
+    swept_columns: Columns = (
+        "label", "tokens", "world_size",
+        ValueColumn("Time on one", "seconds", lambda r: time_with_interval(timed[r.ranks_key])),
+        "time_s", "speedup", "efficiency",
+        ValueColumn("Peak on one", "bytes", lambda row: timed[row.ranks_key].peak_bytes),
+        ValueColumn("Peak of a rank", "bytes", attrgetter("peak_bytes")), "exposed_share",
+    )  # fmt: skip
+    found_columns: Columns = (
+        "label", "world_size",
+        ValueColumn("Max on one rank", "tokens", lambda row: found[row.ranks_key].max_tokens),
+        ValueColumn("Max on all", "tokens", attrgetter("max_tokens")),
+        ValueColumn("Times as long", "ratio", times), "limited_by",
+    )  # fmt: skip
+    section = Section(
+        "Single against many",
+        [
+            "The same total work on one rank and on several. Ranks of a CPU share its cores and "
+            "its memory; threads a rank say how many of the cores each has."
+        ],
+        [said for group in group_by_workload(grown) for said in most_grown(group)],
+        [
+            *source.tables(swept, swept_columns),
+            *source.tables(grown, found_columns, "longest lengths: "),
+        ],
+    )
+    return or_missing(section, "trial that ran on one rank and on several", SWEEP_RANKS, SCALING)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.core.model import Environment, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
@@ -29,20 +30,17 @@ def describe_machines(source: Source) -> Iterator[str]:
 def hardware(source: Source) -> Section:
     """Build a table per machine: hardware, versions, load and commit."""
     tables = []
-    seen: dict[str, list[Environment]] = {}
-    for record in source.records:
-        seen.setdefault(record.environment.fingerprint, []).append(record.environment)
-    for fingerprint, environment in source.environments.items():
-        of_it = seen[fingerprint]
-        facts = tuple((name, value) for name, value in _facts(environment, of_it) if value)
-        columns = (Column("What"), Column("Value"))
+    environments = (record.environment for record in source.records)
+    for fingerprint, seen in group_by(environments, lambda e: e.fingerprint).items():
+        facts = tuple((name, value) for name, value in _facts(seen) if value)
         name = source.machines[fingerprint]
-        tables.append(Table(f"Machine {name}" if name else "", columns, facts))
+        title = f"Machine {name}" if name else ""
+        tables.append(Table(title, (Column("What"), Column("Value")), facts))
     return Section("Hardware and versions", tables=tables)
 
 
-def _facts(environment: Environment, seen: Sequence[Environment]) -> Iterator[tuple[str, str]]:
-    e = environment
+def _facts(seen: Sequence[Environment]) -> Iterator[tuple[str, str]]:
+    e = seen[-1]
     yield "Host", e.host
     yield "System", e.os
     yield "CPU", f"{e.cpu}, {e.cores} cores, {format_bytes(e.memory_bytes)} memory"
@@ -61,17 +59,15 @@ def _facts(environment: Environment, seen: Sequence[Environment]) -> Iterator[tu
 
 def how_it_ran(source: Source) -> Section:
     """Build the table of facts that trials recorded: backend, meters, fall-backs."""
-    said: dict[tuple[str, ...], dict[str, None]] = {}
-    several = len(source.environments) > 1
+    facts: dict[tuple[str, ...], dict[str, None]] = {}
     for record in source.records:
-        machine = [source.machines[record.environment.fingerprint]] * several
         label = source.label(record.trial)
         for name, value in record.outcome.facts.items():
             if isinstance(value, (str, bool)):
-                said.setdefault((*machine, label, name), {})[str(value)] = None
-    rows = tuple((*which, "; ".join(values)) for which, values in said.items())
-    machine_column = [Column("Machine")] * several
-    columns = (*machine_column, Column("Implementation"), Column("What"), Column("Value"))
+                key = (*source.machine_cell(record), label, name)
+                facts.setdefault(key, {})[str(value)] = None
+    rows = tuple((*key, "; ".join(values)) for key, values in facts.items())
+    columns = (*source.machine_column, *map(Column, ("Implementation", "What", "Value")))
     return Section("How each ran", tables=[Table("", columns, rows)] if rows else [])
 
 
@@ -86,13 +82,13 @@ def reproduce(source: Source) -> Section:
     commands = list(dict.fromkeys(r.command for r in source.records if r.command))
     commits = dict.fromkeys(r.environment.commit for r in source.records if r.environment.commit)
     versions = dict.fromkeys(r.environment.longseq for r in source.records)
-    said = f"With longseq {', '.join(versions)}"
-    said += f", commit {', '.join(commits)}:" if commits else " (commit not recorded):"
-    columns = (Column("Setting"), Column("Value"))
+    commit = f", commit {', '.join(commits)}" if commits else " (commit not recorded)"
+    end = ":" if commands else "; the command was not recorded."
+    settings = tuple(_settings(source.records))
     return Section(
         "How to reproduce",
-        [said if commands else said[:-1] + "; the command was not recorded."],
-        tables=[Table("", columns, tuple(_settings(source.records)))],
+        [f"With longseq {', '.join(versions)}{commit}{end}"],
+        tables=[Table("", (Column("Setting"), Column("Value")), settings)],
         code=commands,
     )
 
@@ -107,10 +103,7 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "Timed passes stop after", distinct((t.time_cap for t in trials), format_seconds)
     yield "Time budget a pass", distinct((t.time_budget for t in trials), format_seconds)
     yield "Memory budget a rank", distinct((t.memory_budget for t in trials), format_bytes)
-    yield (
-        "Threads a rank",
-        distinct("torch's choice" if not t.threads else t.threads for t in trials),
-    )
+    yield "Threads a rank", distinct(t.threads or "torch's choice" for t in trials)
     yield "Rounds", _rounds(records)
     yield "Seeds", distinct(sorted({t.seed for t in trials}))
 
@@ -120,9 +113,7 @@ def _rounds(records: Sequence[Record]) -> str:
 
     A sweep is the trials of one command on one machine. Without a sweep, searches count.
     """
-    swept = [record for record in records if record.purpose == "measure"]
-    rounds: dict[tuple[str | None, str], int] = {}
-    for record in swept or records:
-        sweep = record.command, record.environment.fingerprint
-        rounds[sweep] = max(rounds.get(sweep, 0), record.trial.round + 1)
-    return " to ".join(map(str, sorted({min(rounds.values()), max(rounds.values())})))
+    swept = [record for record in records if record.purpose == "measure"] or records
+    sweeps = group_by(swept, lambda r: (r.command, r.environment.fingerprint)).values()
+    rounds = {max(record.trial.round for record in sweep) + 1 for sweep in sweeps}
+    return " to ".join(map(str, sorted({min(rounds), max(rounds)})))

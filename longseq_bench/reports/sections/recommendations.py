@@ -10,13 +10,14 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
+from longseq_bench.reports.columns import format_time
 from longseq_bench.reports.document import format_cell
-from longseq_bench.reports.fields import time_with_interval
 from longseq_bench.reports.groups import (
     SAME_TABLE,
     density_suffix,
@@ -26,7 +27,8 @@ from longseq_bench.reports.groups import (
     ranks_suffix,
     split_by_sparsity,
 )
-from longseq_bench.reports.sections.findings import describe_limit, join_names
+from longseq_bench.reports.sections.findings import describe_limit
+from longseq_bench.reports.wording import find_ties, join_names
 
 
 class Gain(NamedTuple):
@@ -74,39 +76,32 @@ def _without(source: Source) -> dict[tuple[object, bool], int]:
         known = row.density_achieved is not None
         sparse = row.is_sparse if known else row.implementation in skips
         keep = "all" if row.keep == "nothing" else row.keep
-        options = repr(sorted(row.options.items()))
-        who = (row.implementation, options, keep, row.allocator)
+        settings = row.implementation, row.options_key, keep, row.allocator
         named = searched[_searched_on(row), sparse]
-        named[who] = named.get(who, False) or bool(row.max_tokens and row.is_full_pass)
+        found = bool(row.max_tokens and row.is_full_pass)
+        named[settings] = named.get(settings, False) or found
     return {key: sum(not found for found in named.values()) for key, named in searched.items()}
 
 
 def _longest(rows: Sequence[SearchRow], what: str, where: str, others: int) -> str:
-    ordered = sorted(rows, key=lambda row: -int(row.max_tokens))
-    first = ordered[0]
-    alike = [row for row in ordered if _reaches(row, first.max_tokens)]
-    words = join_names(f"{r.name} ({_maximum_words(r)})" for r in alike)
+    ordered = sorted(rows, key=lambda row: -row.max_tokens)
+    most = ordered[0].max_tokens
+    # those whose bracket allows that this length fits
+    ties = [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
+    words = join_names(map(_maximum, ties))
     begin = f"For the longest sequence by {what} ({where}):"
-    if len(alike) > 1:
+    if len(ties) > 1:
         return f"{begin} {words}; their brackets overlap, so none is named the longest."
-    rest = ordered[len(alike) :]
-    if not rest:
+    if len(ordered) == 1:
         of = f"of {others + 1:,} searched that reached a confirmed length"
         return f"{begin} {words}, the only one {of if others else 'that was searched'}."
-    times = format_cell(first.max_tokens / rest[0].max_tokens, "ratio")
-    return f"{begin} {words}, {times} the next, {rest[0].name} ({_maximum_words(rest[0])})."
+    times = format_cell(most / ordered[1].max_tokens, "ratio")
+    return f"{begin} {words}, {times} the next, {_maximum(ordered[1])}."
 
 
-def _reaches(row: SearchRow, tokens: int) -> bool:
-    """Return True if the bracket allows that this length fits."""
-    failed = row.first_failure
-    return bool(row.max_tokens >= tokens or failed is None or failed > tokens)
-
-
-def _maximum_words(row: SearchRow) -> str:
-    density = row.density_achieved
-    seen = f", density {format_share(density)}" if density is not None and density < 1 else ""
-    return f"{row.max_tokens:,} tokens{seen}, {describe_limit(row)}"
+def _maximum(row: SearchRow) -> str:
+    seen = f", density {format_share(row.density)}" if row.is_sparse else ""
+    return f"{row.name} ({row.max_tokens:,} tokens{seen}, {describe_limit(row)})"
 
 
 class Contest(NamedTuple):
@@ -118,9 +113,7 @@ class Contest(NamedTuple):
     @property
     def winners(self) -> list[SweepRow]:
         """The fastest row, and the rows whose intervals overlap with its interval."""
-        return [
-            row for row in self.rows if require(row.time_low_s) <= require(self.rows[0].time_high_s)
-        ]
+        return find_ties(self.rows, "time_low_s", "time_high_s")
 
 
 Failed = dict[str, dict[int, str]]
@@ -152,73 +145,58 @@ def _contests(rows: Sequence[SweepRow]) -> list[list[Contest]]:
     Only rows of similar density are compared, because density is an input and not a choice. All
     exact rows have the same density.
     """
-    found: list[tuple[list[Contest], list[SweepRow]]] = []  # with its extremes of density
-    for tokens, timed in sorted(_timed(rows).items()):
-        for alike in group_by_density(timed):
+    timed = [row for row in rows if row.time_s and row.samples > 1]
+    timed.sort(key=lambda row: (row.tokens, require(row.time_s)))
+    found: list[list[Contest]] = []
+    for tokens, some in group_by(timed, attrgetter("tokens")).items():
+        for alike in group_by_density(some):
             if len(alike) < 2:
                 continue
-            near = (one for one in found if len(group_by_density([*one[1], *alike])) == 1)
-            contests, ends = next(near, ([], []))
-            if not contests:
-                found.append((contests, ends))
+            near = (one for one in found if len(group_by_density([*_rows(one), *alike])) == 1)
+            contests = next(near, None)
+            if contests is None:
+                found.append(contests := [])
             contests.append(Contest(tokens, alike))
-            each = sorted([*ends, *alike], key=lambda row: row.density)
-            ends[:] = each[0], each[-1]
-    return [contests for contests, _ in found]
-
-
-def _all_of(contests: Sequence[Contest]) -> list[SweepRow]:
-    return [row for contest in contests for row in contest.rows]
-
-
-def _timed(rows: Sequence[SweepRow]) -> dict[int, list[SweepRow]]:
-    """Return rows by length, the fastest first, of those with several samples."""
-    found: dict[int, list[SweepRow]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: float(row.time_s or 0)):
-        if row.time_s and row.samples > 1:
-            found[row.tokens].append(row)
     return found
+
+
+def _rows(contests: Sequence[Contest]) -> list[SweepRow]:
+    return [row for contest in contests for row in contest.rows]
 
 
 def _runs(contests: Sequence[Contest], failed: Failed) -> list[list[Contest]]:
     """Join successive lengths with the same winners, without a failure in between."""
+
+    def goes_on(one: Contest, other: Contest) -> bool:
+        names = [row.name for row in one.winners]
+        failures = (tokens for name in names for tokens in failed.get(name, ()))
+        has_failed = any(one.tokens < tokens < other.tokens for tokens in failures)
+        return names == [row.name for row in other.winners] and not has_failed
+
     runs: list[list[Contest]] = []
     for contest in contests:
-        if runs and _goes_on(runs[-1][-1], contest, failed):
+        if runs and goes_on(runs[-1][-1], contest):
             runs[-1].append(contest)
         else:
             runs.append([contest])
     return runs
 
 
-def _goes_on(one: Contest, other: Contest, failed: Failed) -> bool:
-    names = [row.name for row in one.winners]
-    between = (n for name in names for n in failed.get(name, ()) if one.tokens < n < other.tokens)
-    return names == [row.name for row in other.winners] and not any(between)
-
-
 def _fastest(run: Sequence[Contest], what: str, where: str) -> str:
-    first, last = run[0].tokens, run[-1]
-    whom = f"{what} attention{density_suffix(_all_of(run))}{ranks_suffix(last.rows[0].world_size)}"
-    words = join_names(
-        f"{row.label} ({format_cell(time_with_interval(row), 'seconds')})" for row in last.winners
-    )
-    at = f" at {format_tokens(last.tokens)}" if len(run) > 1 else ""
-    span = _span(first, last.tokens)
-    if len(last.winners) > 1:
+    first, last = format_tokens(run[0].tokens), format_tokens(run[-1].tokens)
+    winner, after = run[-1].rows[:2]
+    winners = run[-1].winners
+    whom = f"{what} attention{density_suffix(_rows(run))}{ranks_suffix(winner.world_size)}"
+    span = f"From {first} to {last} tokens" if len(run) > 1 else f"At {last} tokens"
+    words = join_names(f"{row.label} ({format_time(row)})" for row in winners)
+    at = f" at {last}" if len(run) > 1 else ""
+    if len(winners) > 1:
         return f"{span}, the fastest {whom} can't be told apart ({where}): {words}{at}."
-    winner, after = last.rows[:2]
     ratio = format_cell(require(after.time_s) / require(winner.time_s), "ratio")
     return (
         f"{span}, {winner.label} is the fastest {whom} ({where}): {words}{at}, {ratio} as fast "
         f"as the next, {after.label}."
     )
-
-
-def _span(first: int, last: int) -> str:
-    if first == last:
-        return f"At {format_tokens(last)} tokens"
-    return f"From {format_tokens(first)} to {format_tokens(last)} tokens"
 
 
 def ranks_pay(source: Source) -> Iterator[str]:
@@ -234,36 +212,29 @@ def sparse_pays(source: Source) -> Iterator[str]:
 def _paying(source: Source, against: str, gain: Callable[[SweepRow], Gain | None]) -> Iterator[str]:
     for group in group_by_workload(source.rows):
         where, failed = source.workload(group[0]), _failed(group)
-        told: dict[str, list[str]] = defaultdict(list)
-        for name, gains in _series(group, gain).items():
+        series: dict[str, Gains] = defaultdict(dict)
+        for row in sorted(group, key=attrgetter("tokens")):
+            if known := gain(row):
+                series[row.name][row.tokens] = known
+        verdicts: dict[str, list[str]] = defaultdict(list)
+        for name, gains in series.items():
             verdict, words = _pays(gains, failed.get(name, {}), against)
-            told[verdict].append(f"{name} ({words})")
-        for verdict, names in sorted(told.items()):
+            verdicts[verdict].append(f"{name} ({words})")
+        for verdict, names in sorted(verdicts.items()):
             yield f"{verdict} ({where}): {join_names(names)}."
-
-
-def _series(rows: Sequence[SweepRow], gain: Callable[[SweepRow], Gain | None]) -> dict[str, Gains]:
-    """Return the known gains by name and ascending length."""
-    found: dict[str, Gains] = defaultdict(dict)
-    for row in sorted(rows, key=lambda row: int(row.tokens)):
-        if known := gain(row):
-            found[row.name][row.tokens] = known
-    return found
 
 
 def _speedup(row: SweepRow) -> Gain | None:
     if row.world_size == 1 or row.speedup_low is None:
         return None
-    return Gain(require(row.speedup_low), require(row.speedup), require(row.speedup_high))
+    return Gain(row.speedup_low, require(row.speedup), require(row.speedup_high))
 
 
 def _over_dense(row: SweepRow) -> Gain | None:
     if not row.is_sparse or row.share_low is None:
         return None
-    low, high = (
-        require(row.dense_low_s) / require(row.time_high_s),
-        require(row.dense_high_s) / require(row.time_low_s),
-    )
+    low = require(row.dense_low_s) / require(row.time_high_s)
+    high = require(row.dense_high_s) / require(row.time_low_s)
     source = str(row.dense_source)
     known = "computed" if source.startswith("computed") else source
     note = "" if source == "measured" else f", dense time {known}"
@@ -283,35 +254,32 @@ def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]
         f"{format_cell(gains[n].middle, 'ratio')} at {format_tokens(n)} tokens{gains[n].note}"
         for n in sorted({first, last})
     )
-    above = min((n for n in failed if n > last), default=None)
-    if faster and above is not None:
-        words += f", {failed[above]} at {format_tokens(above)}"
     if faster:
+        above = min((n for n in failed if n > last), default=None)
+        if above is not None:
+            words += f", {failed[above]} at {format_tokens(above)}"
         since = ", the shortest timed more than once" if first == min(gains) else ""
         return f"Faster than {against} from {format_tokens(first)} tokens{since}", words
     if all(one.high < 1 for one in gains.values()):
         return f"Slower than {against} at every length timed more than once", words
-    return (
-        f"Not known to be faster than {against} at the longest length timed more than once",
-        words,
-    )
+    verdict = f"Not known to be faster than {against} at the longest length timed more than once"
+    return verdict, words
 
 
 def leanest(source: Source) -> Iterator[str]:
     """Name the maxima whose floor fills less than nine tenths of the budget."""
     for group in group_by_workload(source.maxima):
-        wasteful = [row for row in group if row.is_full_pass and _wastes(row)]
+        wasteful = [
+            (share, row)
+            for row in group
+            if row.is_full_pass and row.limited_by == "memory" and row.max_tokens
+            if (share := row.fraction_of_floor) is not None and share < MOST_FLOOR
+        ]
         if wasteful:
-            where = source.workload(group[0])
             words = join_names(
-                f"{row.name} ({format_share(1 - require(row.fraction_of_floor))}: "
-                f"{row.max_tokens:,} tokens of {row.floor_tokens:,})"
-                for row in sorted(wasteful, key=lambda row: require(row.fraction_of_floor))
+                f"{row.name} ({format_share(1 - share)}: {row.max_tokens:,} tokens of "
+                f"{row.floor_tokens:,})"
+                for share, row in sorted(wasteful, key=lambda pair: pair[0])
             )
+            where = source.workload(group[0])
             yield f"Leave their budget to other things than the floor ({where}): {words}."
-
-
-def _wastes(row: SearchRow) -> bool:
-    share = row.fraction_of_floor
-    by_memory = row.limited_by == "memory" and row.max_tokens
-    return bool(by_memory and share is not None and share < MOST_FLOOR)

@@ -1,36 +1,21 @@
 """Segments and dilation: time and maxima by configuration, and the cost of the curve."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
+from operator import attrgetter
 
 from longseq_bench.analysis.row import Row, require
-from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports.assemble import missing_section
+from longseq_bench.reports.assemble import or_missing
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Column, Section, Spread, Table, format_cell
-from longseq_bench.reports.fields import time_with_interval
-from longseq_bench.reports.groups import capitalize_first, group_by_workload
-from longseq_bench.reports.sections.findings import limit_sentences
+from longseq_bench.reports.columns import Columns, ValueColumn, time_ratio, time_with_interval
+from longseq_bench.reports.document import Section, Spread, format_cell
+from longseq_bench.reports.groups import group_by_workload, table_key
+from longseq_bench.reports.wording import format_range
 
 ALONG, CURVE = "dilated", "hilbert"
 """Implementations with the same segments and rates: along the sequence, and along the curve."""
 
-_MAXIMA = (
-    Column("Implementation"), Column("Segments"), Column("Dilation"), Column("Ranks", "count"),
-    Column("Max tokens", "tokens"), Column("Limited by"), Column("Peak memory", "bytes"),
-)  # fmt: skip
-_SWEPT = (
-    Column("Implementation"), Column("Segments"), Column("Dilation"), Column("Ranks", "count"),
-    Column("Tokens", "tokens"), Column("Time", "seconds"), Column("Tokens/s", "count"),
-    Column("Pairs seen", "share"), Column("Uncovered", "share"),
-    Column("Speed of dilation", "ratio"), Column("Pairs without, times", "ratio"),
-)  # fmt: skip
-_CURVE = (
-    Column("Segments"), Column("Dilation"), Column("Ranks", "count"), Column("Tokens", "tokens"),
-    Column("Along the sequence", "seconds"), Column("Along the curve", "seconds"),
-    Column("The curve takes", "ratio"),
-)  # fmt: skip
 _SAID = (
     "Speed of dilation: the time of the same segments with every rate 1 over the row's. Dilation "
     "also sees fewer pairs: beside it stands how many times as many pairs are seen without. Pairs "
@@ -43,78 +28,31 @@ def segments(source: Source) -> Section:
     """Build the section on maxima and times by segments and dilation, with dilation's effect."""
     rows = [row for row in source.rows if _segmented(row) and row.status == "ok"]
     found = [row for row in source.maxima if _segmented(row) and row.is_full_pass]
-    tables = [*_maxima(source, found), *_swept(source, rows)]
-    if not tables:
-        return missing_section(
-            "Segments and dilation", "attention with segments",
-            "longseq sweep configs/hilbert.yaml",
-            "longseq maxlen --impl dilated --impl hilbert -o segments=4096,8192 -o dilation=1,2",
-        )  # fmt: skip
-    points = limit_sentences(_effects(source, rows))
-    return Section("Segments and dilation", [_SAID], points, tables)
+    twins = _Twins(rows)
+    columns: Columns = (
+        *_CONFIGURATION, "tokens", "time_s", "tokens_per_s",
+        ValueColumn("Pairs seen", "share", attrgetter("token_density")), "uncovered",
+        ValueColumn("Speed of dilation", "ratio", twins.speed),
+        ValueColumn("Pairs without, times", "ratio", twins.pairs_ratio),
+    )  # fmt: skip
+    tables = [
+        *source.tables(found, _MAXIMA, "longest lengths: "), *source.tables(rows, columns)
+    ]  # fmt: skip
+    effects = (_effect(group, twins, source) for group in group_by_workload(rows))
+    return or_missing(
+        Section("Segments and dilation", [_SAID], list(filter(None, effects)), tables),
+        "attention with segments",
+        "longseq sweep configs/hilbert.yaml",
+        "longseq maxlen --impl dilated --impl hilbert -o segments=4096,8192 -o dilation=1,2",
+    )
 
 
 def _segmented(row: Row) -> bool:
     return "segments" in row.options and "dilation" in row.options
 
 
-def _maxima(source: Source, found: Sequence[SearchRow]) -> Iterator[Table]:
-    for group in group_by_workload(found):
-        rows = tuple(
-            (
-                row.implementation, *_configuration(row), row.world_size, row.max_tokens,
-                row.limited_by, row.peak_bytes,
-            )
-            for row in group
-        )  # fmt: skip
-        yield Table(f"Longest lengths: {source.workload(group[0])}", _MAXIMA, rows)
-
-
-def _swept(source: Source, swept: Sequence[SweepRow]) -> Iterator[Table]:
-    for group in group_by_workload(swept):
-        timed = _timed(group)
-        rows = tuple(_cells(row, undilated(timed, row)) for row in group)
-        where = source.workload(group[0])
-        yield Table(capitalize_first(where), _SWEPT, rows)
-
-
-def _cells(row: SweepRow, without: SweepRow | None) -> tuple[Cell, ...]:
-    pairs = pairs_ratio(without, row) if without else None
-    return (
-        row.implementation, *_configuration(row), row.world_size, row.tokens,
-        time_with_interval(row), row.tokens_per_s, row.token_density, row.uncovered,
-        time_ratio(without, row) if without else None, pairs,
-    )  # fmt: skip
-
-
-def _configuration(row: Row) -> tuple[str, str]:
-    return _list(row.options["segments"]), _list(row.options["dilation"])
-
-
-def _list(value: object) -> str:
+def _text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-Timed = dict[tuple[object, ...], SweepRow]
-
-
-def _timed(rows: Sequence[SweepRow]) -> Timed:
-    """Index timed rows by implementation, options and the other fields that a twin shares."""
-    return {_named(row, row.implementation, row.options): row for row in rows if row.time_s}
-
-
-def _named(row: SweepRow, implementation: str, options: Mapping[str, object]) -> tuple[object, ...]:
-    same = row.tokens, row.world_size, row.keep, row.allocator
-    return implementation, same, *sorted((name, _list(value)) for name, value in options.items())
-
-
-def undilated(timed: Timed, row: SweepRow) -> SweepRow | None:
-    """Return the timed twin with all rates 1; None if there is none or the rates are all 1."""
-    rates = _rates(row)
-    if not row.time_s or all(rate == 1 for rate in rates):
-        return None
-    options = {**row.options, "dilation": [1] * len(rates)}
-    return timed.get(_named(row, row.implementation, options))
 
 
 def _rates(row: SweepRow) -> list[int]:
@@ -122,90 +60,94 @@ def _rates(row: SweepRow) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [int(str(value))]
 
 
-def time_ratio(over: SweepRow, under: SweepRow) -> Spread | float:
-    """Return the ratio of two times, with the lowest and highest that both intervals allow."""
-    value = require(over.time_s) / require(under.time_s)
-    if min(over.samples, under.samples) < 2:
-        return float(value)
-    return Spread(
-        value,
-        require(over.time_low_s) / require(under.time_high_s),
-        require(over.time_high_s) / require(under.time_low_s),
-    )
+def _twin_key(row: SweepRow, implementation: str, options: Mapping[str, object]) -> Hashable:
+    same = table_key(row), row.tokens, row.world_size, row.keep, row.allocator
+    return implementation, same, *sorted((name, _text(value)) for name, value in options.items())
 
 
-def pairs_ratio(over: SweepRow, under: SweepRow) -> float | None:
-    """Return the pairs seen by one row over those seen by another."""
-    one, two = over.token_density, under.token_density
-    return one / two if one is not None and two else None
+class _Twins:
+    """Timed rows, to find those that differ from a row in dilation or implementation only."""
+
+    def __init__(self, rows: Iterable[SweepRow]) -> None:
+        timed = (row for row in rows if row.time_s)
+        self._timed = {_twin_key(row, row.implementation, row.options): row for row in timed}
+
+    def along_curve(self, row: SweepRow) -> SweepRow | None:
+        """Return the same segments along the curve."""
+        return self._timed.get(_twin_key(row, CURVE, row.options))
+
+    def undilated(self, row: SweepRow) -> SweepRow | None:
+        """Return the twin with all rates 1; None if there is none or the rates are all 1."""
+        rates = _rates(row)
+        if not row.time_s or all(rate == 1 for rate in rates):
+            return None
+        options = {**row.options, "dilation": [1] * len(rates)}
+        return self._timed.get(_twin_key(row, row.implementation, options))
+
+    def speed(self, row: SweepRow) -> Spread | float | None:
+        """Return the time without dilation over the time."""
+        without = self.undilated(row)
+        return time_ratio(without, row) if without else None
+
+    def pairs_ratio(self, row: SweepRow) -> float | None:
+        """Return the pairs seen without dilation over those seen."""
+        without = self.undilated(row)
+        if without is None or without.token_density is None or not row.token_density:
+            return None
+        return without.token_density / row.token_density
 
 
-def _effects(source: Source, rows: Sequence[SweepRow]) -> Iterator[str]:
-    """Name the configuration with the highest speed-up by dilation, per workload."""
-    for group in group_by_workload(rows):
-        timed = _timed(group)
-        pairs = [(row, without) for row in group if (without := undilated(timed, row))]
-        where = source.workload(group[0])
-        faster = [pair for pair in pairs if _least(*pair) > 1]
-        if faster:
-            yield _effect(
-                *max(faster, key=lambda one: require(one[1].time_s) / require(one[0].time_s)), where
-            )
-        elif pairs:
-            yield f"Dilation brings no speed that can be told ({where})."
-
-
-def _least(row: SweepRow, without: SweepRow) -> float:
-    """Return the lower bound of the speed ratio; 0 where one time is a single sample."""
-    if min(row.samples, without.samples) < 2:
-        return 0.0
-    return float(require(without.time_low_s) / require(row.time_high_s))
-
-
-def _effect(row: SweepRow, without: SweepRow, where: str) -> str:
-    faster = require(without.time_s) / require(row.time_s)
-    fewer, none = pairs_ratio(without, row), row.uncovered
+def _effect(group: list[SweepRow], twins: _Twins, source: Source) -> str | None:
+    """Name the configuration with the highest speed-up by dilation."""
+    speeds = [(speed, row) for row in group if (speed := twins.speed(row))]
+    # a single sample has no bound
+    sure = [(s.value, row) for s, row in speeds if isinstance(s, Spread) and s.low > 1]
+    where = source.workload(group[0])
+    if not sure:
+        return f"Dilation brings no speed that can be told ({where})." if speeds else None
+    faster, row = max(sure, key=lambda pair: pair[0])
+    fewer, bare = twins.pairs_ratio(row), row.uncovered
     seen = f" and sees {format_cell(fewer, 'ratio')} fewer pairs" if fewer else ""
-    bare = f", {format_share(none)} of (token, head) pairs see nothing" if none else ""
+    unseen = f", {format_share(bare)} of (token, head) pairs see nothing" if bare else ""
     return (
-        f"Dilation brings most to {row.name} at {format_tokens(row.tokens)} tokens "
-        f"({where}): it is {format_cell(faster, 'ratio')} as fast as with every rate 1{seen}{bare}."
+        f"Dilation brings most to {row.name} at {format_tokens(row.tokens)} tokens ({where}): it "
+        f"is {format_cell(faster, 'ratio')} as fast as with every rate 1{seen}{unseen}."
     )
 
 
 def curve(source: Source) -> Section:
     """Compare the same segments along the curve and along the sequence."""
-    tables, points = [], []
-    for group in group_by_workload(
-        row for row in source.rows if _segmented(row) and row.status == "ok"
-    ):
-        timed = _timed(group)
-        pairs = [
-            (row, other)
-            for row in timed.values()
-            if row.implementation == ALONG
-            if (other := timed.get(_named(row, CURVE, row.options)))
-        ]
-        if not pairs:
-            continue
-        where = source.workload(group[0])
-        rows = tuple(_beside(row, other) for row, other in pairs)
-        tables.append(Table(capitalize_first(where), _CURVE, rows))
-        ratios = sorted(require(other.time_s) / require(row.time_s) for row, other in pairs)
-        words = (format_cell(r, "ratio") for r in (ratios[0], ratios[-1]))
-        ends = " to ".join(dict.fromkeys(words))
-        points.append(f"The curve takes {ends} the time of the sequence ({where}).")
-    if not tables:
-        return missing_section(
-            "Along the curve and along the sequence", "pair of the same segments along both",
-            "longseq sweep configs/hilbert.yaml",
-        )  # fmt: skip
-    title = "Along the curve and along the sequence"
-    return Section(title, points=limit_sentences(points), tables=tables)
-
-
-def _beside(row: SweepRow, other: SweepRow) -> tuple[Cell, ...]:
-    return (
-        *_configuration(row), row.world_size, row.tokens, time_with_interval(row),
-        time_with_interval(other), time_ratio(other, row),
+    rows = [row for row in source.rows if _segmented(row) and row.time_s]
+    twins = _Twins(rows)
+    pairs = {
+        id(row): other
+        for row in rows
+        if row.implementation == ALONG
+        if (other := twins.along_curve(row))
+    }
+    along = [row for row in rows if id(row) in pairs]
+    columns: Columns = (
+        *_CONFIGURATION[1:], "tokens",
+        ValueColumn("Along the sequence", "seconds", time_with_interval),
+        ValueColumn("Along the curve", "seconds", lambda r: time_with_interval(pairs[id(r)])),
+        ValueColumn("The curve takes", "ratio", lambda row: time_ratio(pairs[id(row)], row)),
     )  # fmt: skip
+    points = []
+    for group in group_by_workload(along):
+        ratios = [require(pairs[id(row)].time_s) / require(row.time_s) for row in group]
+        ends = format_range(ratios, lambda ratio: format_cell(ratio, "ratio"))
+        where = source.workload(group[0])
+        points.append(f"The curve takes {ends} the time of the sequence ({where}).")
+    title = "Along the curve and along the sequence"
+    section = Section(title, points=points, tables=source.tables(along, columns))
+    return or_missing(
+        section, "pair of the same segments along both", "longseq sweep configs/hilbert.yaml"
+    )
+
+
+_CONFIGURATION: Columns = (
+    ValueColumn("Implementation", "text", attrgetter("implementation")),
+    ValueColumn("Segments", "text", lambda row: _text(row.options["segments"])),
+    ValueColumn("Dilation", "text", lambda row: _text(row.options["dilation"])), "world_size",
+)  # fmt: skip
+_MAXIMA: Columns = (*_CONFIGURATION, "max_tokens", "limited_by", "peak_bytes")

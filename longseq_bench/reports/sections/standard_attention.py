@@ -1,19 +1,20 @@
 """Memory against standard attention, which keeps its whole score matrix."""
 
+from operator import attrgetter
+
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD
 from longseq_bench.core.units import format_bytes, format_tokens
-from longseq_bench.reports.assemble import missing_section
+from longseq_bench.reports.assemble import SWEEP, or_missing
 from longseq_bench.reports.base import Source
+from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.fields import TableField, rows_table
 from longseq_bench.reports.groups import group_by_workload
-from longseq_bench.reports.sections.findings import limit_sentences
 
-_COLUMNS = (
-    "label", "tokens", "peak_bytes", "dense_peak_bytes",
-    TableField("dense_memory_source", "Which is"), TableField("memory_reduction", "Times less"),
+STANDARD_MEMORY: Columns = (
+    "dense_peak_bytes", ValueColumn("Which is", "text", attrgetter("dense_memory_source")),
+    ValueColumn("Times less", "ratio", attrgetter("memory_reduction")),
 )  # fmt: skip
 _SAID = (
     "Peak memory beside that of standard attention on the same workload: measured where the "
@@ -29,17 +30,10 @@ def beside_standard(source: Source) -> Section:
         for row in source.rows
         if row.memory_reduction is not None and row.implementation != STANDARD
     ]
-    if not known:
-        return missing_section(
-            "Memory against standard attention", "swept peak on one rank",
-            "longseq sweep configs/quickstart.yaml",
-        )  # fmt: skip
-    tables, points = [], []
-    for group in group_by_workload(known):
-        where = source.workload(group[0])
-        tables.append(rows_table(group, source, _COLUMNS))
-        points.append(_at_longest(group, where))
-    return Section("Memory against standard attention", [_SAID], limit_sentences(points), tables)
+    tables = source.tables(known, ("label", "tokens", "peak_bytes", *STANDARD_MEMORY))
+    points = [_at_longest(group, source.workload(group[0])) for group in group_by_workload(known)]
+    section = Section("Memory against standard attention", [_SAID], points, tables)
+    return or_missing(section, "swept peak on one rank", SWEEP)
 
 
 def _at_longest(group: list[SweepRow], where: str) -> str:

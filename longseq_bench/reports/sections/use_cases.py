@@ -1,19 +1,21 @@
 """Use cases by length: the approach that can take it here, with its measurements."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
-from longseq_bench.reports.assemble import missing_section
+from longseq_bench.reports.assemble import SEARCH, or_missing
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.fields import time_with_interval
-from longseq_bench.reports.groups import group_by_density
+from longseq_bench.reports.columns import format_time
+from longseq_bench.reports.document import Cell, Column, Section, Table
+from longseq_bench.reports.groups import SAME_TABLE, group_by_density
 from longseq_bench.reports.sections.findings import describe_limit
+from longseq_bench.reports.wording import find_ties
 
 USES = (
     ("a conversation", 8 * 1024),
@@ -38,45 +40,28 @@ _SAID = (
     "attention does, and whether it serves is not measured here. Its maximum is a search's, or "
     "the longest length swept where that is longer."
 )
-_same = attrgetter(
-    "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
-    "threads",
-)  # fmt: skip
+_but_budgets = attrgetter(
+    *(name for name in SAME_TABLE if name not in ("memory_budget", "time_budget", "fit_only"))
+)
 
 
 def uses(source: Source) -> Section:
-    """Build a table per workload: use case, approach, maximum, evidence."""
+    """Build a table per workload, over all budgets: use case, approach, maximum, evidence."""
+    known: list[Row] = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
+    known += [row for row in source.rows if row.status == "ok" and row.is_full_pass]
     tables = []
-    for title, swept, found in _workloads(source):
+    for group in group_by(known, _but_budgets).values():
+        swept = [row for row in group if isinstance(row, SweepRow)]
+        found = [row for row in group if isinstance(row, SearchRow)]
         rows = tuple(_use(name, tokens, swept, found) for name, tokens in USES)
         if any(row[2] or row[5] for row in rows):
+            title = source.title(replace(group[0], memory_budget=None, time_budget=None))
             tables.append(Table(title, _COLUMNS, rows))
-    if not tables:
-        return missing_section(
-            "Use case, approach, maximum", f"length of {format_tokens(USES[0][1])} tokens or more",
-            "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
-        )  # fmt: skip
-    return Section("Use case, approach, maximum", [_SAID], tables=tables)
-
-
-def _workloads(source: Source) -> list[tuple[str, list[SweepRow], list[SearchRow]]]:
-    """Group rows and maxima by workload, over all budgets."""
-    swept = [row for row in source.rows if row.status == "ok" and row.is_full_pass]
-    found = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
-    together: dict[Hashable, tuple[list[SweepRow], list[SearchRow]]] = {}
-    first: dict[Hashable, Row] = {}
-    for maximum in found:
-        together.setdefault(_same(maximum), ([], []))[1].append(maximum)
-        first.setdefault(_same(maximum), maximum)
-    for row in swept:
-        together.setdefault(_same(row), ([], []))[0].append(row)
-        first.setdefault(_same(row), row)
-    return [(_title(first[key], source), *both) for key, both in together.items()]
-
-
-def _title(row: Row, source: Source) -> str:
-    without = replace(row, memory_budget=None, time_budget=None)
-    return source.title(without)
+    return or_missing(
+        Section("Use case, approach, maximum", [_SAID], tables=tables),
+        f"length of {format_tokens(USES[0][1])} tokens or more",
+        SEARCH,
+    )
 
 
 def _use(
@@ -85,13 +70,12 @@ def _use(
     cells: list[Cell] = [name, tokens]
     for sparse in (False, True):
         ran = [r for r in swept if r.is_sparse == sparse and r.tokens >= tokens]
-        reached = [r for r in found if r.is_sparse == sparse and r.max_tokens >= tokens]
+        reached = [r for r in found if r.is_sparse == sparse and r.tokens >= tokens]
         best, evidence = _approach(ran, reached)
-        cells += [
-            " or ".join(row.name for row in best) or None,
-            evidence,
-            _maxima(best, swept, found),
-        ]
+        names = dict.fromkeys(row.name for row in best)
+        maxima = [_maximum(one, swept, found) for one in names]
+        approach = " or ".join(row.name for row in best)
+        cells += [approach or None, evidence, ", ".join(filter(None, maxima)) or None]
     return tuple(cells)
 
 
@@ -102,59 +86,43 @@ def _approach(
 
     Rows whose intervals overlap with the fastest are included. Without times: the longest.
     """
-    timed = [r for r in ran if r.time_s and r.samples > 1]
-    if timed:
+    if timed := [r for r in ran if r.time_s and r.samples > 1]:
         shortest = min(r.tokens for r in timed)
         at = group_by_density(r for r in timed if r.tokens == shortest)[0]
         at.sort(key=lambda r: require(r.time_s))
-        best = [r for r in at if require(r.time_low_s) <= require(at[0].time_high_s)]
-        words = ", ".join(
-            f"{format_cell(time_with_interval(r), 'seconds')}{_held(r)}" for r in best
-        )
+        best = find_ties(at, "time_low_s", "time_high_s")
+        words = ", ".join(f"{format_time(r)}{_peak(r)}{_density(r)}" for r in best)
         alike = "; they can't be told apart" if len(best) > 1 else ""
         return best, f"ran at {format_tokens(shortest)}: {words}{alike}"
     if reached:
-        farthest = max(group_by_density(reached)[0], key=_length)
-        words = f"takes {_reach(farthest)}{_seen(farthest)}; {describe_limit(farthest)}"
+        farthest = max(group_by_density(reached)[0], key=attrgetter("tokens"))
+        words = f"takes {_tokens(farthest)}{_density(farthest)}; {describe_limit(farthest)}"
         return [farthest], words
     if ran:
-        row = max(group_by_density(ran)[0], key=lambda r: int(r.tokens))
-        return [row], f"ran at {format_tokens(row.tokens)}{_seen(row)}, not timed more than once"
+        row = max(group_by_density(ran)[0], key=attrgetter("tokens"))
+        return [row], f"ran at {format_tokens(row.tokens)}{_density(row)}, not timed more than once"
     return [], None
 
 
-def _maxima(
-    best: Sequence[Row], swept: Sequence[SweepRow], found: Sequence[SearchRow]
-) -> str | None:
-    """Describe the longest known length of each implementation in `best`."""
-    names = dict.fromkeys(row.name for row in best)
-    return ", ".join(filter(None, (_maximum(name, swept, found) for name in names))) or None
-
-
 def _maximum(name: str, swept: Sequence[SweepRow], found: Sequence[SearchRow]) -> str | None:
-    searched = max((r for r in found if r.name == name), key=_length, default=None)
+    """Describe the longest known length of an implementation."""
+    searched = max((r for r in found if r.name == name), key=attrgetter("tokens"), default=None)
     longest = max((r.tokens for r in swept if r.name == name), default=0)
     if searched is not None and searched.max_tokens >= longest:
-        return _reach(searched)
+        return _tokens(searched)
     return f"{format_tokens(longest)} swept" if longest else None
 
 
-def _length(row: SearchRow) -> int:
-    return int(row.max_tokens)
-
-
-def _reach(row: SearchRow) -> str:
+def _tokens(row: SearchRow) -> str:
     budget = row.memory_budget
     return f"{row.max_tokens:,} tokens" + (
         f" under {format_bytes(budget)} a rank" if budget else ""
     )
 
 
-def _seen(row: Row) -> str:
-    density = row.density_achieved
-    return f", density {format_share(density)}" if density is not None and density < 1 else ""
+def _density(row: Row) -> str:
+    return f", density {format_share(row.density)}" if row.is_sparse else ""
 
 
-def _held(row: SweepRow) -> str:
-    peak = f", peak {format_bytes(row.peak_bytes)}" if row.peak_bytes else ""
-    return peak + _seen(row)
+def _peak(row: SweepRow) -> str:
+    return f", peak {format_bytes(row.peak_bytes)}" if row.peak_bytes else ""

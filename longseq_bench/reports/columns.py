@@ -1,0 +1,168 @@
+"""Tables as lists of columns: fields that the rows declare, by name, or given ones."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+from longseq_bench.analysis.fields import fields_of
+from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.units import format_share
+from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table, format_cell
+from longseq_bench.reports.groups import capitalize_first, describe_workload, has_several_ranks
+from longseq_bench.reports.outcome_text import name_status
+
+SWEEP_FIELDS = (
+    "tokens", "world_size", "time_s", "peak_bytes", "speed", "speedup", "exposed_share",
+    "token_density", "share_of_ideal", "efficiency", "effective_flops", "bytes_sent",
+    "imbalance", "tokens_per_rank", "max_error",
+)  # fmt: skip
+"""Columns of a terminal, the most important first; a narrow one leaves out the last ones."""
+SEARCH_FIELDS = (
+    "max_tokens", "world_size", "first_failure", "limited_by", "fits_tokens", "fraction_of_floor",
+    "peak_bytes", "tokens_per_rank", "imbalance", "runs",
+)  # fmt: skip
+_RANK_FIELDS = frozenset({
+    "world_size", "speedup", "efficiency", "tokens_per_rank", "imbalance", "bytes_sent",
+    "exposed_share",
+})  # fmt: skip
+_EXPLAINED = (
+    "speedup", "exposed_share", "efficiency", "token_density", "share_of_ideal",
+    "fraction_of_floor", "fits_tokens",
+)  # fmt: skip
+_COMPUTED_MARK = "†"
+
+
+@dataclass(frozen=True)
+class ValueColumn:
+    """A column, and the function that takes its value from an item.
+
+    priority: as in Column.  of_ranks: only where rows ran on several ranks.
+    optional: left out where no item has a value, also of tables that keep empty columns.
+    """
+
+    heading: str
+    kind: Kind
+    value: Callable[[Any], Cell]
+    priority: int | None = None
+    of_ranks: bool = False
+    optional: bool = False
+
+
+Columns = Sequence[str | ValueColumn]
+"""Columns of a table; a name is a field that the rows declare."""
+
+
+def time_with_interval(row: Any) -> Spread | float | None:
+    """Return the median time of a row (s), with its interval where there are several samples."""
+    if row.time_s is None or getattr(row, "samples", 0) < 2:
+        return row.time_s  # type: ignore[no-any-return]
+    return Spread(row.time_s, require(row.time_low_s), require(row.time_high_s))
+
+
+def format_time(row: SweepRow) -> str:
+    """Return the median time of a row with its interval as text."""
+    return format_cell(time_with_interval(row), "seconds")
+
+
+def time_ratio(over: SweepRow, under: SweepRow) -> Spread | float:
+    """Return the ratio of two times, with the lowest and highest that both intervals allow."""
+    value = require(over.time_s) / require(under.time_s)
+    if min(over.samples, under.samples) < 2:
+        return value
+    return Spread(
+        value,
+        require(over.time_low_s) / require(under.time_high_s),
+        require(over.time_high_s) / require(under.time_low_s),
+    )
+
+
+def field_column(row_type: type, name: str) -> ValueColumn:
+    """Return the column of a field that a row class declares."""
+    declared = fields_of(row_type)[name]
+    value = time_with_interval if name == "time_s" else attrgetter(name)
+    return ValueColumn(declared.heading, declared.kind, value)
+
+
+def optional(row_type: type, *names: str, of_ranks: bool = False) -> list[ValueColumn]:
+    """Return columns of fields that are left out where no row has a value."""
+    columns = (field_column(row_type, name) for name in names)
+    return [replace(column, of_ranks=of_ranks, optional=True) for column in columns]
+
+
+LEAST_PEAK = ValueColumn(
+    "Least peak", "bytes", attrgetter("least_peak_bytes"), of_ranks=True, optional=True
+)
+
+
+def build_table(
+    title: str, columns: Columns, items: Sequence[Any], keep_empty: bool = False
+) -> Table:
+    """Return a table with a row per item; columns without any value are left out."""
+    kept, cells = [], []
+    for named in columns:
+        column = field_column(type(items[0]), named) if isinstance(named, str) else named
+        if column.of_ranks and not has_several_ranks(items):
+            continue
+        values = list(map(column.value, items))
+        if (keep_empty and not column.optional) or any(value is not None for value in values):
+            kept.append(Column(column.heading, column.kind, column.priority))
+            cells.append(values)
+    return Table(title, tuple(kept), tuple(zip(*cells, strict=True)))
+
+
+def row_table(
+    rows: Sequence[Row], columns: Columns, machines: Mapping[str, str], keep_empty: bool = False,
+    prefix: str = "",
+) -> Table:  # fmt: skip
+    """Return a table of rows of one workload; its title is the prefix and the workload."""
+    title = capitalize_first(prefix + describe_workload(rows[0], machines))
+    return build_table(title, columns, rows, keep_empty)
+
+
+def terminal_columns(
+    row_type: type, names: Sequence[str], others: Mapping[str, ValueColumn] | None = None
+) -> list[str | ValueColumn]:
+    """Return the label and columns for a terminal, the most important first.
+
+    names: fields of the row class.  others: columns by name that are no fields.
+    """
+    found: list[str | ValueColumn] = ["label"]
+    for i, name in enumerate(names):
+        column = (others or {}).get(name)
+        if column is None:
+            column = replace(field_column(row_type, name), of_ranks=name in _RANK_FIELDS)
+            column = replace(column, value=_TERMINAL_VALUES.get(name, column.value))
+        found.append(replace(column, priority=len(names) - i))
+    return found
+
+
+def explain(row_type: type, tables: Iterable[Table]) -> list[str]:
+    """Return a sentence on each column of the tables that is not self-explanatory."""
+    tables = list(tables)
+    shown = {column.name for table in tables for column in table.columns}
+    declared = (fields_of(row_type)[name] for name in _EXPLAINED if name in fields_of(row_type))
+    lines = [f"{one.heading}: {one.help}" for one in declared if one.heading in shown]
+    if any(str(cell).endswith(_COMPUTED_MARK) for t in tables for row in t.rows for cell in row):
+        lines.append(f"{_COMPUTED_MARK}: the dense time was computed from some of its rows.")
+    return lines
+
+
+def time_or_status(row: Any) -> Cell:
+    """Return the median time with its interval (s), or how the trial ended instead."""
+    failed = isinstance(row, SweepRow) and row.status != "ok"
+    return name_status(row.status) if failed else time_with_interval(row)
+
+
+def _marked_share(row: SweepRow) -> Cell:
+    """Return the share of ideal, marked if no complete dense pass was timed."""
+    if row.share_of_ideal is None or row.dense_source == "measured":
+        return row.share_of_ideal
+    return format_share(row.share_of_ideal) + _COMPUTED_MARK
+
+
+_TERMINAL_VALUES: Mapping[str, Callable[[Any], Cell]] = {
+    "time_s": time_or_status,
+    "share_of_ideal": _marked_share,
+}

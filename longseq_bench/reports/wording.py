@@ -1,0 +1,60 @@
+"""Parts of sentences that sections share: limits of their number, and rankings with ties."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from longseq_bench.analysis.row import R
+
+MOST_SAID = 50
+"""Maximum number of sentences of one kind, and of names in one sentence."""
+
+
+def limit_sentences(sentences: Iterable[str]) -> list[str]:
+    """Return the first MOST_SAID sentences of one kind, then the number of further ones."""
+    known = list(sentences)
+    more = len(known) - MOST_SAID
+    if more <= 0:
+        return known
+    return [*known[:MOST_SAID], f"… and {more:,} more of this kind; the tables have them."]
+
+
+def join_names(names: Iterable[str], between: str = ", ") -> str:
+    """Return the first MOST_SAID names of a sentence, then the number of further ones."""
+    named = list(names)
+    more = len(named) - MOST_SAID
+    return between.join(named if more <= 0 else [*named[:MOST_SAID], f"… and {more:,} more"])
+
+
+def format_range(values: Sequence[float], write: Callable[[float], str]) -> str:
+    """Return the smallest and the largest value: "2× to 3×"; one where their texts are equal."""
+    return " to ".join(dict.fromkeys(write(value) for value in (min(values), max(values))))
+
+
+def find_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) -> list[R]:
+    """Return the best row and those whose intervals overlap with its own.
+
+    ordered: rows, the best first.  low, high: fields of the bounds; a missing bound rules out
+    nothing.  largest: the best has the largest value, not the smallest.
+    """
+    own, other = (low, high) if largest else (high, low)
+    end = getattr(ordered[0], own)
+
+    def overlaps(row: R) -> bool:
+        bound = getattr(row, other)
+        return None in (bound, end) or (bound >= end if largest else bound <= end)
+
+    return [row for row in ordered if overlaps(row)]
+
+
+def describe_best(
+    ordered: Sequence[R], ties: Sequence[R], verbs: tuple[str, str], words: Callable[[R], str],
+    kind: str = "", after: str = "the next is ",
+) -> str:  # fmt: skip
+    """Name the best of several rows and the next one; or the ties, which can't be told apart.
+
+    verbs: what one row does and what several do: ("scales best", "scale best").
+    kind: words for what all rows are.  after: words before the next one.
+    """
+    if len(ties) > 1:
+        return f"these {verbs[1]} and can't be told apart: {join_names(map(words, ties))}"
+    one, two = (words(row) for row in ordered[:2])
+    return f"{one} {verbs[0]} of {len(ordered)}{kind}, {after}{two}"
