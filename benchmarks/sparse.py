@@ -104,7 +104,7 @@ def one_pattern(
     kernel = sparse_selection.choose(
         name, "cpu", args.dtype, sparse_selection.Blocks(BLOCK, HEAD_DIM, args.train)
     )
-    built = build_layout_kernel(kernel, (made,), HEADS, args.causal)
+    built = build_layout_kernel(kernel, (made,), HEADS, HEADS)
     planned = time.perf_counter() - start
     runs: dict[str, Callable[[], Clocked]] = {"ours": passes(built, inputs, args.train)}
     if not (args.no_flex or args.train):
@@ -148,7 +148,7 @@ def flex(layout: Any, inputs: tuple[Tensor, ...], causal: bool) -> Callable[[], 
     """Compile FlexAttention on the layout; return a function that times one pass."""
     q, k, v, _ = inputs
     try:
-        kernel = build_layout_kernel("flex", (layout,), HEADS, causal)
+        kernel = build_layout_kernel("flex", (layout,), HEADS, HEADS)
         kernel.forward(q, k, v, False)
     except LongseqError as error:
         sys.exit(f"FlexAttention: {error}")
@@ -181,9 +181,7 @@ def growth(args: Any) -> bool:
         inputs = make_inputs(n, args.dtype)
         made = make_layout("local-window", n, BLOCK, sparsity, args.causal)
         kernel = sparse_selection.choose("auto", "cpu", args.dtype)
-        runs[n] = passes(
-            build_layout_kernel(kernel, (made,), HEADS, args.causal), inputs, args.train
-        )
+        runs[n] = passes(build_layout_kernel(kernel, (made,), HEADS, HEADS), inputs, args.train)
         times[n] = []
     for round_ in range(args.rounds + 1):
         for n, run in runs.items():

@@ -4,6 +4,7 @@ Shapes: q, out, grad_out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; lse (
 or wider.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -72,6 +73,42 @@ class FusedKernel:
     ) -> Triple:
         """Return the gradients of q, k and v."""
         return torch_fused.backward(grad_out, q, k, v, out, lse, self._causal)
+
+
+class SplitKernel:
+    """An AttentionKernel made of one kernel per part of the batch or of the heads.
+
+    parts: index of q and of k and v, and the kernel. sums: dtype in which gradients of k and v are
+    summed, if parts share them; None: theirs.
+    """
+
+    def __init__(
+        self, parts: Sequence[tuple[Any, Any, AttentionKernel]], sums: torch.dtype | None = None
+    ) -> None:
+        self._parts, self._sums = parts, sums
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output and, if kept, the log-sum-exp."""
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
+        for at, kv_at, kernel in self._parts:
+            out[at], own_lse = kernel.forward(q[at], k[kv_at], v[kv_at], keep_lse)
+            if lse is not None and own_lse is not None:
+                lse[at] = own_lse
+        return out, lse
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Triple:
+        """Return the gradients of q, k and v."""
+        dq = torch.empty_like(q)
+        dk, dv = (torch.zeros_like(t, dtype=self._sums) for t in (k, v))
+        for at, kv_at, kernel in self._parts:
+            grads = kernel.backward(grad_out[at], q[at], k[kv_at], v[kv_at], out[at], lse[at])
+            dq[at] = grads[0]
+            dk[kv_at] += grads[1]
+            dv[kv_at] += grads[2]
+        return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool) -> Tensor:

@@ -23,9 +23,9 @@ from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
-from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Triple, attend
+from longseq_bench.kernels.base import AttentionKernel, SplitKernel, Triple, attend
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask
-from longseq_bench.patterns.blocks import check_lengths, check_pattern
+from longseq_bench.patterns.blocks import check_lengths
 from longseq_bench.patterns.spans import Spans, spans_of
 
 T = TypeVar("T")
@@ -97,7 +97,6 @@ class MultiheadBlockSparse(nn.Module):
         _check_heads(embed_dim, num_heads, kv_heads)
         if dropout:
             raise UserError(f"dropout={dropout:g} would need attention weights; 0 is what it takes")
-        check_pattern(pattern, sparsity)
         check_lengths(1, block)
         super().__init__()
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads
@@ -212,20 +211,16 @@ class MultiheadBlockSparse(nn.Module):
         )
         return q, k, v
 
-    def _build(self, seq_len: int, dtype: str) -> BlockSparse:
+    def _build(self, seq_len: int, dtype: str, device: str = "") -> BlockSparse:
+        """Return the attention; with a device prepared for it."""
         w = Workload(
             seq_len=seq_len, heads=self.num_heads, kv_heads=self.num_kv_heads,
             head_dim=self.head_dim, dtype=cast(DType, dtype), causal=self.causal, mode="train",
         )  # fmt: skip
-        return BlockSparse(w, Group.alone(), **self._options)
-
-    def _prepared(self, seq_len: int, dtype: str, device: torch.device) -> BlockSparse:
-        def build() -> BlockSparse:
-            attention = self._build(seq_len, dtype)
-            attention.prepare(device.type)
-            return attention
-
-        return self._layouts.get((seq_len, dtype, device), build)
+        attention = BlockSparse(w, Group.alone(), **self._options)
+        if device:
+            attention.prepare(device)
+        return attention
 
     def _kernel_for(
         self, q: Tensor, padded: Padded | None
@@ -236,56 +231,30 @@ class MultiheadBlockSparse(nn.Module):
             raise UnsupportedError(f"no kernel takes {dtype}; {', '.join(DTYPE_BYTES)} are taken")
         if padded is not None and self.kernel in ("triton", "flex"):
             raise UnsupportedError(f"kernel={self.kernel} leaves no padded keys out; auto does")
-        attention = self._prepared(q.shape[2], dtype, q.device)
+        tokens = q.shape[2]
+        attention = self._layouts.get(
+            (tokens, dtype, q.device), lambda: self._build(tokens, dtype, q.device.type)
+        )
         self.ran = attention.facts()
         if padded is None:
             return attention.build_kernel(), None
         name = sparse_selection.choose(self.kernel, q.device.type, dtype)
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
+        span_kernel = sparse_selection.span_kernel(name)
         spans, kernels, start = spans_of(attention.layouts[0]), [], 0
         blind = np.zeros_like(padded)
-        by_padding = {b"": (attention.build_kernel(), np.zeros(q.shape[2], dtype=np.bool_))}
+        by_padding = {b"": (attention.build_kernel(), np.zeros(tokens, dtype=np.bool_))}
         for key, same in groupby(row.tobytes() if row.any() else b"" for row in padded):
             if key not in by_padding:
                 visible = _remove_padded(spans, padded[start])
-                kernel = self._span_attention(name, visible, padded.shape[1])
-                by_padding[key] = kernel, _find_blind(visible, self.causal)
+                task = SpanTask([HeadSpans(visible, range(self.num_heads))], self.causal)
+                of_row = SpanAttention(span_kernel, task, (self.num_heads, tokens))
+                by_padding[key] = of_row, _find_blind(visible, self.causal)
             rows = slice(start, start + len(list(same)))
             kernel, blind[rows] = by_padding[key]
-            kernels.append((rows, kernel))
+            kernels.append((rows, rows, kernel))
             start = rows.stop
-        return PerRowKernel(kernels), blind if blind.any() else None
-
-    def _span_attention(self, kernel: str, spans: Spans, tokens: int) -> AttentionKernel:
-        task = SpanTask([HeadSpans(spans, range(self.num_heads))], self.causal)
-        return SpanAttention(sparse_selection.span_kernel(kernel), task, (self.num_heads, tokens))
-
-
-class PerRowKernel:
-    """An AttentionKernel made of one kernel per run of rows of the batch."""
-
-    def __init__(self, kernels: list[tuple[slice, AttentionKernel]]) -> None:
-        self._kernels = kernels
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
-        """Return the output and, if kept, the log-sum-exp."""
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
-        for rows, kernel in self._kernels:
-            out[rows], row_lse = kernel.forward(q[rows], k[rows], v[rows], keep_lse)
-            if lse is not None and row_lse is not None:
-                lse[rows] = row_lse
-        return out, lse
-
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
-        """Return the gradients of q, k and v."""
-        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-        for rows, kernel in self._kernels:
-            own = [t[rows] for t in (grad_out, q, k, v, out, lse)]
-            dq[rows], dk[rows], dv[rows] = kernel.backward(*own)
-        return dq, dk, dv
+        return SplitKernel(kernels), blind if blind.any() else None
 
 
 def _check_heads(embed_dim: int, heads: int, kv_heads: int) -> None:

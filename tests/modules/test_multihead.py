@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from longseq_bench.attention.sparse import block_sparse
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
+from longseq_bench.modules import multihead
 from longseq_bench.modules.multihead import CACHED_LAYOUTS, MultiheadBlockSparse
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
 from longseq_bench.testing.definition import build_attention, count_pairs
@@ -199,18 +200,18 @@ def test_masks_of_floats_are_those_of_truth_values() -> None:
     assert torch.equal(sparse(x, x, x, floats)[0], sparse(x, x, x, ignored)[0])
 
 
-def test_padding_at_the_end_makes_no_more_runs_of_keys() -> None:
-    """The usual case costs what is left of it, and equal rows share one plan."""
+def test_padding_at_the_end_makes_no_more_runs_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual case costs what is left of it, and equal rows share one kernel."""
     sparse, made_of = module(), []
-    keep = sparse._span_attention
-    sparse._span_attention = lambda *given: made_of.append(given[1]) or keep(*given)  # type: ignore[method-assign]
+    make = multihead.HeadSpans
+    monkeypatch.setattr(multihead, "HeadSpans", lambda *of: made_of.append(of[0]) or make(*of))
     ignored = torch.zeros(4, 160, dtype=torch.bool)
     ignored[1:, 60:] = True
     ignored[2] = False
     x = tokens(160, batch=4)
     out = sparse(x, x, x, ignored)[0]
     assert len(made_of) == 1
-    layouts = sparse._prepared(160, "float32", x.device).layouts
+    layouts = sparse._build(160, "float32").layouts
     whole = sum(len(layout.indices) for layout in layouts)
     assert len(made_of[0].start) < whole
     torch.testing.assert_close(out[2:3], sparse(x[2:3], x[2:3], x[2:3])[0])

@@ -6,8 +6,8 @@ One layout serves all query heads, or each query head has its own.
 from abc import abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Positions
@@ -15,7 +15,7 @@ from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
-from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Triple
+from longseq_bench.kernels.base import AttentionKernel, SplitKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of
@@ -86,7 +86,7 @@ class LayoutAttention(Attention):
 
 
 def build_layout_kernel(
-    kernel: str, layouts: tuple[BlockLayout, ...], heads: int, causal: bool
+    kernel: str, layouts: tuple[BlockLayout, ...], heads: int, kv_heads: int
 ) -> AttentionKernel:
     """Build the kernel of this name over one layout for all query heads, or over one per head.
 
@@ -95,9 +95,8 @@ def build_layout_kernel(
     if kernel == "native" or (kernel == "triton" and not sparse_selection.has_triton()):
         # Triton is missing in meta mode only; the native kernel holds the same memory there
         own = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
-        shape = (heads, layouts[0].seq_len)
         parts = [HeadSpans(spans_of(x), of) for x, of in zip(layouts, own, strict=True)]
-        task = SpanTask(parts, causal)
+        task, shape = SpanTask(parts, layouts[0].causal), (heads, layouts[0].seq_len)
         return SpanAttention(sparse_selection.span_kernel("native"), task, shape)
     if kernel == "triton":
         from longseq_bench.kernels.triton_blocks import TritonBlocks
@@ -109,45 +108,11 @@ def build_layout_kernel(
         return FlexBlocks(layouts)
     from longseq_bench.kernels.gathered import GatheredBlocksKernel
 
-    if len(layouts) == 1:
-        return GatheredBlocksKernel(layouts[0])
-    return PerHeadKernel([GatheredBlocksKernel(layout) for layout in layouts])
-
-
-class PerHeadKernel:
-    """An AttentionKernel made of one kernel per query head."""
-
-    def __init__(self, kernels: list[AttentionKernel]) -> None:
-        self._kernels = kernels
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
-        """Return the output and, if kept, the log-sum-exp."""
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
-        for head, kv_head, kernel in self._heads(q, k):
-            own = q[:, head], k[:, kv_head], v[:, kv_head]
-            out[:, head], head_lse = kernel.forward(*own, keep_lse)
-            if lse is not None and head_lse is not None:
-                lse[:, head] = head_lse
-        return out, lse
-
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
-        """Return the gradients of q, k and v; query heads that share a key head are summed."""
-        dq = torch.empty_like(q)
-        dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in (k, v))
-        for head, kv_head, kernel in self._heads(q, k):
-            own = grad_out[:, head], q[:, head], k[:, kv_head], v[:, kv_head]
-            grads = kernel.backward(*own, out[:, head], lse[:, head])
-            dq[:, head] = grads[0]
-            dk[:, kv_head] += grads[1]
-            dv[:, kv_head] += grads[2]
-        return dq, dk.to(k.dtype), dv.to(v.dtype)
-
-    def _heads(self, q: Tensor, k: Tensor) -> list[tuple[slice, slice, AttentionKernel]]:
-        group = q.shape[1] // k.shape[1]
-        return [
-            (slice(h, h + 1), slice(h // group, h // group + 1), kernel)
-            for h, kernel in enumerate(self._kernels)
-        ]
+    kernels = [GatheredBlocksKernel(layout) for layout in layouts]
+    if len(kernels) == 1:
+        return kernels[0]
+    kv = [h * kv_heads // heads for h in range(heads)]
+    return SplitKernel(
+        [(np.s_[:, h : h + 1], np.s_[:, kv[h] : kv[h] + 1], own) for h, own in enumerate(kernels)],
+        torch.float32,
+    )

@@ -130,7 +130,7 @@ class BlockSparse(LayoutAttention):
         super().prepare(device)
         w = self.workload
         self._built = (
-            build_layout_kernel(self.kernel_name, self.layouts, w.heads, w.causal)
+            build_layout_kernel(self.kernel_name, self.layouts, w.heads, w.kv_heads)
             if self.group.size == 1
             else self._rank_kernel
         )

@@ -106,7 +106,7 @@ class AdaptiveBlockSparse(LayoutAttention):
         if self.scorer == "learned" and self.workload.train:
             return _Learned.apply(q, k, v, *self.matrices, self, pooled)  # type: ignore[no-any-return, no-untyped-call]
         w = self.workload
-        kernel = build_layout_kernel(self.kernel_name, self._chosen, w.heads, w.causal)
+        kernel = build_layout_kernel(self.kernel_name, self._chosen, w.heads, w.kv_heads)
         return attend(q, k, v, kernel, w.train)
 
     @property
