@@ -24,6 +24,7 @@ from longseq_bench.distributed.token_order import (
     VisibleTile,
     causal_tiles,
     even_span,
+    indexed_runs,
     slice_runs,
 )
 from longseq_bench.kernels import tiling
@@ -125,87 +126,71 @@ class TiledBlocks:
         return limited(self.tiles(block), MAX_STEPS) if self.group.computes else ()
 
 
-def exact_blocks(w: Workload, group: Group, order: TokenOrder, queries: Runs) -> TiledBlocks:
-    """Return exact attention of queries at some positions to keys in an order over ranks."""
-    held = sum(map(len, queries))
-    rows = max(1, min(RING_TILE_ROWS, held))
-    # keys are views; only their gradients take memory
-    most_keys = TILE_ROWS if w.train else w.seq_len
-    runs = tuple(head_runs(w, rows, held))
-    tiles = ExactTiles(group.rank, queries, order.runs, w.causal, runs, rows, most_keys)
-    return TiledBlocks(group, tiles)
-
-
-@dataclass(frozen=True)
 class ExactTiles:
     """Tiles of local queries that see a block of keys: all pairs, or the causal ones.
 
-    queries: positions of the local queries. keys_of: positions of a rank's keys, in local order.
-    rows: rows of a kernel call. most_keys: most of the rank's own keys in a kernel call.
+    order: assignment of keys to ranks. queries: positions of the local queries.
     """
 
-    rank: int
-    queries: Runs
-    keys_of: Callable[[int], Runs]
-    causal: bool
-    head_runs: tuple[slice, ...]
-    rows: int
-    most_keys: int
+    def __init__(self, w: Workload, rank: int, order: TokenOrder, queries: Runs) -> None:
+        self._order, self._queries, self._causal = order, queries, w.causal
+        self._own_keys = order.runs(rank)
+        held = sum(map(len, queries))
+        self._rows = max(1, min(RING_TILE_ROWS, held))
+        self._head_runs = head_runs(w, self._rows, held)
+        # keys are views; only their gradients take memory
+        self._most_keys = TILE_ROWS if w.train else w.seq_len
 
     def __call__(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of a block."""
         if isinstance(block, LocalShare):
             yield from self._local(block)
             return
-        keys = slice_runs(self.keys_of(block.owner), block.start, block.stop)
-        for heads in self.head_runs:
-            first_row = 0
-            for run in self.queries:
-                yield from self._tiles(first_row, run, keys, 0, heads)
-                first_row += len(run)
+        keys = slice_runs(self._order.runs(block.owner), block.start, block.stop)
+        for heads in self._head_runs:
+            for first_row, rows in indexed_runs(self._queries):
+                yield from self._tiles(first_row, rows, keys, 0, heads)
 
     def _local(self, share: LocalShare) -> Iterator[RowBlock]:
         """Yield tiles of a share of the rows with all of the rank's own keys."""
-        tiles, first_row = [], 0
-        for run in self.queries:
-            parts = max(1, len(run) // self.rows)
-            for start, stop in (even_span(len(run), parts, part) for part in range(parts)):
-                tiles.append((first_row + start, run[start:stop]))
-            first_row += len(run)
-        held = self.keys_of(self.rank)
+        tiles = [
+            (first_row + start, run[start:stop])
+            for first_row, run in indexed_runs(self._queries)
+            for start, stop in self._row_cuts(len(run))
+        ]
         for first_row, rows in tiles[slice(*even_span(len(tiles), share.count, share.index))]:
-            for start in range(0, sum(map(len, held)), self.most_keys):
-                keys = slice_runs(held, start, start + self.most_keys)
-                for heads in self.head_runs:
-                    yield from self._tiles(first_row, rows, keys, start, heads)
+            for first_key in range(0, sum(map(len, self._own_keys)), self._most_keys):
+                keys = slice_runs(self._own_keys, first_key, first_key + self._most_keys)
+                for heads in self._head_runs:
+                    yield from self._tiles(first_row, rows, keys, first_key, heads)
+
+    def _row_cuts(self, count: int) -> list[tuple[int, int]]:
+        """Cut rows for kernel calls: evenly, because kernels are slower on short runs."""
+        parts = max(1, count // self._rows)
+        return [even_span(count, parts, part) for part in range(parts)]
 
     def _tiles(
         self, first_row: int, rows: range, keys: Runs, first_key: int, heads: slice
     ) -> Iterator[RowBlock]:
         """Yield tiles of queries at positions `rows` with keys at positions `keys`.
 
-        first_row, first_key: their indices in q and in the tensor of keys. Long runs of rows are
-        cut evenly, because kernels are slower on short ones.
+        first_row, first_key: their indices in q and in the tensor of keys.
         """
         for tile in self._visible(rows, keys):
             seen = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
-            count = tile.rows.stop - tile.rows.start
-            parts = 1 if tile.causal else max(1, count // self.rows)
-            for start, stop in (even_span(count, parts, part) for part in range(parts)):
-                offset = first_row + tile.rows.start
-                piece = Piece(ALL, seen, heads, tile.causal)
+            piece = Piece(ALL, seen, heads, tile.causal)
+            offset, count = first_row + tile.rows.start, tile.rows.stop - tile.rows.start
+            for start, stop in [(0, count)] if tile.causal else self._row_cuts(count):
                 yield RowBlock(slice(offset + start, offset + stop), heads, (piece,))
 
     def _visible(self, rows: range, keys: Runs) -> Iterator[VisibleTile]:
-        if not self.causal:
+        if not self._causal:
             yield VisibleTile(slice(0, len(rows)), slice(0, sum(map(len, keys))))
             return
-        first_key = 0
-        for run in keys:
+        for first_key, run in indexed_runs(keys):
             for tile in causal_tiles(rows, run):
                 seen = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
                 yield VisibleTile(tile.rows, seen, tile.causal)
-            first_key += len(run)
 
 
 def empty_softmax(q: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,9 @@ striped     rank r holds every p-th token, from token r (Striped Attention, arXi
 A run is a range of global positions. The local order of a rank's tokens is the order of its runs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -68,15 +70,15 @@ def positions_of(runs: Runs) -> NDArray[np.int64]:
     return np.concatenate([np.arange(0), *(np.arange(r.start, r.stop, r.step) for r in runs)])
 
 
+def indexed_runs(runs: Runs) -> Iterator[tuple[int, range]]:
+    """Yield each run with the local index of its first token."""
+    yield from zip(accumulate(map(len, runs), initial=0), runs, strict=False)
+
+
 def slice_runs(runs: Runs, start: int, stop: int) -> Runs:
     """Return the runs of the local tokens from start to stop."""
-    parts, offset = [], 0
-    for run in runs:
-        part = run[max(0, start - offset) : max(0, stop - offset)]
-        if len(part):
-            parts.append(part)
-        offset += len(run)
-    return tuple(parts)
+    parts = (run[max(0, start - i) : max(0, stop - i)] for i, run in indexed_runs(runs))
+    return tuple(part for part in parts if len(part))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,22 @@ MIXES = ("softmax", "groups")
 
 CHUNK = 2**20
 """Steps processed together, so that memory does not grow with the sequence."""
+
+
+class DilatedSegment(NamedTuple):
+    """One pair (segment, rate) and the heads that use it."""
+
+    segment: int
+    rate: int
+    heads: range
+
+    def offsets(self, heads: slice) -> Iterator[tuple[int, slice]]:
+        """Yield each offset with those of `heads` that have it: head h has offset h mod rate."""
+        first, stop = max(self.heads.start, heads.start), min(self.heads.stop, heads.stop)
+        for offset in range(self.rate):
+            head = first + (offset - first) % self.rate
+            if head < stop:
+                yield offset, slice(head, stop, self.rate)
 
 
 @dataclass(frozen=True)
@@ -55,15 +72,14 @@ class DilationRule:
                 f"mix=groups needs a head per pair: {len(self.segments)} pairs, {self.heads} heads"
             )
 
-    def pairs(self) -> Iterator[tuple[int, int, range]]:
-        """Yield each (segment, rate, heads that use it)."""
+    def pairs(self) -> Iterator[DilatedSegment]:
+        """Yield each pair with the heads that use it."""
         count = len(self.segments)
         for p, (segment, rate) in enumerate(zip(self.segments, self.dilation, strict=True)):
+            heads = range(self.heads)
             if self.mix == "groups":
-                first, last = -(-p * self.heads // count), -(-(p + 1) * self.heads // count)
-                yield segment, rate, range(first, last)
-            else:
-                yield segment, rate, range(self.heads)
+                heads = heads[-(-p * self.heads // count) : -(-(p + 1) * self.heads // count)]
+            yield DilatedSegment(segment, rate, heads)
 
     def pairs_of_head(self, head: int) -> list[tuple[int, int]]:
         """Return the (segment, rate) pairs that a head uses."""

@@ -15,9 +15,10 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.attention.tiles import (
     BlockAttention,
+    ExactTiles,
     LocalShare,
+    TiledBlocks,
     empty_softmax,
-    exact_blocks,
     single_rank_tiles,
     wide_zeros,
 )
@@ -115,6 +116,10 @@ class Collective(Attention):
         super().__init__(workload, group)
         self.chunk = chunk
         self.overlaps = chunk is not None
+        limit = max(self.order.counts)
+        if chunk is not None:
+            limit = min(limit, max(1, chunk // group.size))
+        self.exchange = GatherExchange(group, KVBlocks(self.order.counts, limit))
 
     @override
     def build_shard(self) -> Shard:
@@ -123,27 +128,20 @@ class Collective(Attention):
     def build_kernel(self) -> AttentionKernel:
         """Return the all-gather; on one rank a single kernel call, or a loop over chunks."""
         if self.group.size > 1:
-            runs = self.order.runs(self.group.rank)
-            blocks = exact_blocks(self.workload, self.group, self.order, runs)
-            return GatherKernel(self._exchange(), blocks)
+            rank = self.group.rank
+            tiles = ExactTiles(self.workload, rank, self.order, self.order.runs(rank))
+            return GatherKernel(self.exchange, TiledBlocks(self.group, tiles))
         if self.chunk is None:
             return FusedKernel(self.workload.causal)
         chunk = self.chunk
         return InPlaceTiledKernel(lambda: single_rank_tiles(self.workload, chunk))
 
-    def _exchange(self) -> GatherExchange:
-        counts = self.order.counts
-        limit = max(counts)
-        if self.chunk is not None:
-            limit = min(limit, max(1, self.chunk // self.group.size))
-        return GatherExchange(self.group, KVBlocks(counts, limit))
-
     @override
     def bytes_sent(self) -> int:
         token = key_bytes_per_token(self.workload)
-        return self._exchange().bytes_sent(token, token if self.workload.train else 0)
+        return self.exchange.bytes_sent(token, token if self.workload.train else 0)
 
     @override
     def facts(self) -> dict[str, Any]:
         facts = super().facts()
-        return facts if self.group.size == 1 else facts | {"piece": self._exchange().blocks.longest}
+        return facts if self.group.size == 1 else facts | {"piece": self.exchange.blocks.longest}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longseq_bench.attention.projections import NAMES, parameter_bytes
+from longseq_bench.attention.projections import parameter_bytes
 from longseq_bench.distributed.group import Group
 
 
@@ -42,13 +42,14 @@ class ShardedModule:
     """A module in FullyShardedDataParallel; gradients are summed over ranks, not averaged."""
 
     def __init__(self, module: nn.Module, group: Group, device: str) -> None:
+        from fairscale.internal.parallel import ProcessGroupName
+
         self._group = group
-        make, internal = _library(device)
-        _Collectives.group = group
-        self.module: Any = make(
+        _use_collectives_of(group)
+        self.module: Any = _sharded_class(device)(
             module,
             process_group=group.data,
-            process_group_reduce_scatter=internal,
+            process_group_reduce_scatter=ProcessGroupName.default,
             compute_device=torch.device(device),
             # otherwise full parameters stay, and only the first pass gathers them
             disable_reshard_on_root=False,
@@ -67,36 +68,43 @@ class ShardedModule:
     def gradients(self, head_dim: int) -> dict[str, Tensor]:
         """Return the full gradient of every weight, gathered from the shards of all ranks."""
         (flat,) = self.module.params
-        size = self._group.size
-        shards = flat.grad.new_zeros(size, flat.grad.numel())
+        shards = flat.grad.new_zeros(self._group.size, flat.grad.numel())
         shards[self._group.rank] = flat.grad
         joined = self._group.all_sum(shards.cpu()).flatten()
         (saved,) = self.module.local_metadata_dict()["param_metadata"][0]["params"].values()
         parts = torch.split(joined[: sum(saved["numels"])], saved["numels"])
-        named = dict(zip(saved["names"], parts, strict=True))
         return {
-            name: next(t for full, t in named.items() if full.split(".")[-1] == name).view(
-                head_dim, head_dim
-            )
-            for name in NAMES
+            name.split(".")[-1]: part.view(head_dim, head_dim)
+            for name, part in zip(saved["names"], parts, strict=True)
         }
 
 
-class _Collectives(types.ModuleType):
-    """torch.distributed as FairScale sees it."""
+class _ModuleWith(types.ModuleType):
+    """A module in which some names are replaced."""
 
-    group: Group
+    def __init__(self, module: types.ModuleType, **replaced: Any) -> None:
+        super().__init__(module.__name__)
+        self._module = module
+        vars(self).update(replaced)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch.distributed, name)
+        return getattr(self._module, name)
 
-    @classmethod
-    def _all_gather_base(cls, out: Tensor, own: Tensor, group: Any = None) -> None:
-        cls.group.all_gather(out.view(cls.group.size, -1), own.flatten()).wait()
 
-    @classmethod
-    def _reduce_scatter_base(cls, out: Tensor, given: Tensor, group: Any = None) -> None:
-        cls.group.reduce_scatter(out.flatten(), given.view(cls.group.size, -1)).wait()
+def _use_collectives_of(group: Group) -> None:
+    """Let FairScale's two collectives go through a group."""
+    import fairscale.nn.data_parallel.fully_sharded_data_parallel as sharded
+    from fairscale.internal import reduce_scatter_bucketer
+
+    def all_gather(out: Tensor, own: Tensor, **_: Any) -> None:
+        group.all_gather(out.view(group.size, -1), own.flatten()).wait()
+
+    def reduce_scatter(out: Tensor, given: Tensor, **_: Any) -> None:
+        group.reduce_scatter(out.flatten(), given.view(group.size, -1)).wait()
+
+    sharded.dist = reduce_scatter_bucketer.dist = _ModuleWith(
+        torch.distributed, _all_gather_base=all_gather, _reduce_scatter_base=reduce_scatter
+    )
 
 
 class _NoStream(torch.Stream):
@@ -107,43 +115,30 @@ class _NoStream(torch.Stream):
 
 
 @cache
-def _library(device: str) -> tuple[Any, Any]:
-    """Return FullyShardedDataParallel and its name for a single process group."""
+def _sharded_class(device: str) -> Any:
+    """Return FullyShardedDataParallel; on a CPU with streams that do nothing."""
     import fairscale.nn.data_parallel.fully_sharded_data_parallel as sharded
-    from fairscale.internal import reduce_scatter_bucketer
-    from fairscale.internal.parallel import ProcessGroupName
 
-    sharded.dist = reduce_scatter_bucketer.dist = _Collectives("dist")
     if device == "cuda":
-        return sharded.FullyShardedDataParallel, ProcessGroupName.default
-    only = _NoStream(device="cpu")
-
-    class Torch(types.ModuleType):
-        """torch as FairScale sees it on a CPU."""
-
-        cuda = types.SimpleNamespace(
-            Stream=_NoStream,
-            current_stream=lambda: only,
-            synchronize=lambda: None,
-            stream=lambda stream: contextlib.nullcontext(),
-            is_available=lambda: False,
-        )
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(torch, name)
-
-    sharded.torch = Torch("torch")
+        return sharded.FullyShardedDataParallel
+    stream = _NoStream(device="cpu")
+    cuda = types.SimpleNamespace(
+        Stream=_NoStream,
+        current_stream=lambda: stream,
+        synchronize=lambda: None,
+        stream=lambda stream: contextlib.nullcontext(),
+        is_available=lambda: False,
+    )
+    sharded.torch = _ModuleWith(torch, cuda=cuda)
     kernels: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     kernels.impl("record_stream", lambda tensor, stream: None, "CPU")
 
     class OnCpu(sharded.FullyShardedDataParallel):  # type: ignore[misc]
-        """FullyShardedDataParallel with streams that do nothing."""
-
-        registered = kernels
+        # a library is valid as long as it lives
+        library = kernels
 
         def _setup_streams(self) -> None:
             super()._setup_streams()
-            for name in ("fp32_to_fp16", "all_gather", "post_backward"):
-                self._streams[name] = only
+            self._streams |= dict.fromkeys(("fp32_to_fp16", "all_gather", "post_backward"), stream)
 
-    return OnCpu, ProcessGroupName.default
+    return OnCpu

@@ -50,6 +50,7 @@ class HeadParallel(Attention):
         if sequence_parallel:
             check_tokens(workload.seq_len, group.size)
         super().__init__(workload, group)
+        self.exchange = GatherScatter(group, self.order.counts)
 
     @override
     def build_shard(self) -> Shard:
@@ -67,11 +68,8 @@ class HeadParallel(Attention):
         kernel = SkippableKernel(FusedKernel(w.causal), self.group)
         if not self.sequence_parallel:
             return kernel
-        return UlyssesKernel(self._exchange(), kernel, head_stages(w, size, w.kv_heads))
-
-    def _exchange(self) -> GatherScatter:
-        return GatherScatter(self.group, self.order.counts)
+        return UlyssesKernel(self.exchange, kernel, head_stages(w, size, w.kv_heads))
 
     @override
     def bytes_sent(self) -> int:
-        return exchange_bytes(self._exchange(), self.workload) if self.sequence_parallel else 0
+        return exchange_bytes(self.exchange, self.workload) if self.sequence_parallel else 0

@@ -15,6 +15,7 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of key
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -29,9 +30,10 @@ from longseq_bench.attention.tiles import (
     TILE_ROWS,
     Block,
     BlockAttention,
+    ExactTiles,
     LocalShare,
+    TiledBlocks,
     empty_softmax,
-    exact_blocks,
     single_rank_tiles,
     wide_zeros,
 )
@@ -169,17 +171,16 @@ class Ring(Attention):
         self.chunk, self.queries, self.transport = chunk, queries, transport
         self.wire: DType | None = wire_dtype if wire_dtype != workload.dtype else None
         self._shards_parameters = transport == "fairscale" and group.size > 1
-        if group.size > 1 and (reason := self._transport_reason(workload.dtype)):
+        reason = None
+        if transport == "deepspeed":
+            reason = deepspeed_transport.unavailable_reason()
+        elif transport == "fairscale":
+            reason = fairscale_shards.unavailable_reason(workload.dtype)
+        if reason and group.size > 1:
             raise UnsupportedError(reason)
         self.order = TokenOrder(order, workload.seq_len, group.size)
         check_tokens(workload.seq_len, group.size)
         super().__init__(workload, group)
-
-    def _transport_reason(self, dtype: DType) -> str | None:
-        """Return why the transport cannot be used here; None if it can."""
-        if self.transport == "fairscale":
-            return fairscale_shards.unavailable_reason(dtype)
-        return deepspeed_transport.unavailable_reason() if self.transport == "deepspeed" else None
 
     @override
     def build_shard(self) -> Shard:
@@ -209,7 +210,9 @@ class Ring(Attention):
     def build_kernel(self) -> AttentionKernel:
         """Return the ring, or on one rank a loop over chunks."""
         if self.group.size > 1:
-            blocks = exact_blocks(self.workload, self.group, self.order, self._query_runs())
+            queries = self._query_runs()
+            tiles_of = ExactTiles(self.workload, self.group.rank, self.order, queries)
+            blocks = TiledBlocks(self.group, tiles_of)
             return RingKernel(self._exchange(), blocks, self.queries == "full")
 
         def tiles() -> Iterator[RowBlock]:
@@ -221,9 +224,9 @@ class Ring(Attention):
         counts = self.order.counts
         blocks = KVBlocks(counts, block_tokens(max(counts), self.chunk))
         wire = None if self.wire is None else getattr(torch, self.wire)
-        deepspeed = self.transport == "deepspeed"
-        exchange = deepspeed_transport.DeepspeedRing if deepspeed else RingExchange
-        return exchange(self.group, blocks, wire)
+        if self.transport == "deepspeed":
+            return deepspeed_transport.DeepspeedRing(self.group, blocks, wire)
+        return RingExchange(self.group, blocks, wire)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -238,22 +241,15 @@ class Ring(Attention):
 
     @override
     def parameter_gradients(self) -> dict[str, Tensor]:
-        if not self._shards_parameters:
-            return {}
-        return self._sharded.gradients(self.workload.head_dim)
+        return self._sharded.gradients(self.workload.head_dim) if self._shards_parameters else {}
 
     @override
     def uncompressed(self) -> Ring | None:
         if self.wire is None:
             return None
-        return Ring(
-            self.workload,
-            self.group,
-            chunk=self.chunk,
-            order=self.order.name,
-            queries=self.queries,
-            transport=self.transport,
-        )
+        twin = copy(self)
+        twin.wire = None
+        return twin
 
     @property
     @override
@@ -263,8 +259,9 @@ class Ring(Attention):
     @override
     def cost(self) -> Cost:
         cost = super().cost()
-        projecting = projection_flops(self.workload) if self._shards_parameters else 0
-        return replace(cost, flops=cost.flops + projecting)
+        if not self._shards_parameters:
+            return cost
+        return replace(cost, flops=cost.flops + projection_flops(self.workload))
 
     @override
     def bytes_sent(self) -> int:

@@ -156,6 +156,7 @@ class Ulysses(Attention):
         check_tokens(workload.seq_len, group.size)
         super().__init__(workload, group)
         self.stage = stage
+        self.exchange = AllToAll(group, self.order.counts)
 
     @override
     def build_shard(self) -> Shard:
@@ -167,11 +168,8 @@ class Ulysses(Attention):
         if self.group.size == 1:
             return fused
         stages = head_stages(w, self.group.size, self.stage)
-        return UlyssesKernel(self._exchange(), SkippableKernel(fused, self.group), stages)
-
-    def _exchange(self) -> AllToAll:
-        return AllToAll(self.group, self.order.counts)
+        return UlyssesKernel(self.exchange, SkippableKernel(fused, self.group), stages)
 
     @override
     def bytes_sent(self) -> int:
-        return exchange_bytes(self._exchange(), self.workload)
+        return exchange_bytes(self.exchange, self.workload)

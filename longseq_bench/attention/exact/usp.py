@@ -58,10 +58,19 @@ class Usp(Attention):
         check_tokens(workload.seq_len, group.size)
         self.order = TokenOrder(order, workload.seq_len, self.ring)
         super().__init__(workload, group)
-        self.chunk = chunk
         u, r = self.ulysses, self.ring
-        self.heads_group = group.subgroup([[i * u + j for j in range(u)] for i in range(r)])
-        self.ring_group = group.subgroup([[i * u + j for i in range(r)] for j in range(u)])
+        heads_group = group.subgroup([[i * u + j for j in range(u)] for i in range(r)])
+        held = self.order.counts[group.rank // u]
+        spans = (even_span(held, u, member) for member in range(u))
+        self.exchange = AllToAll(heads_group, tuple(stop - start for start, stop in spans))
+        # the ring of one stage: one key head and the query heads that use it
+        stage = {"heads": workload.heads // workload.kv_heads, "kv_heads": 1} if u > 1 else {}
+        self.stage_ring = Ring(
+            workload.model_copy(update=stage),
+            group.subgroup([[i * u + j for i in range(r)] for j in range(u)]),
+            chunk=chunk,
+            order=order,
+        )
 
     @override
     def build_shard(self) -> Shard:
@@ -72,30 +81,18 @@ class Usp(Attention):
 
     def build_kernel(self) -> AttentionKernel:
         """Return the all-to-all exchanges around a ring."""
-        ring = self._stage_ring().build_kernel()
+        ring = self.stage_ring.build_kernel()
         if self.ulysses == 1:
             return ring
         inner = SkippableKernel(ring, self.group) if self.ring == 1 else ring
-        return UlyssesKernel(self._exchange(), inner, head_stages(self.workload, self.ulysses, 1))
-
-    def _stage_ring(self) -> Ring:
-        """Return the ring of one stage: one key head and the query heads that use it."""
-        w = self.workload
-        if self.ulysses > 1:
-            w = w.model_copy(update={"heads": w.heads // w.kv_heads, "kv_heads": 1})
-        return Ring(w, self.ring_group, chunk=self.chunk, order=self.order.name)
-
-    def _exchange(self) -> AllToAll:
-        held = self.order.counts[self.group.rank // self.ulysses]
-        spans = (even_span(held, self.ulysses, member) for member in range(self.ulysses))
-        return AllToAll(self.heads_group, tuple(stop - start for start, stop in spans))
+        return UlyssesKernel(self.exchange, inner, head_stages(self.workload, self.ulysses, 1))
 
     @override
     def bytes_sent(self) -> int:
-        w, stage = self.workload, self._stage_ring().bytes_sent()
+        w, stage = self.workload, self.stage_ring.bytes_sent()
         if self.ulysses == 1:
             return stage
-        return exchange_bytes(self._exchange(), w) + stage * (w.kv_heads // self.ulysses)
+        return exchange_bytes(self.exchange, w) + stage * (w.kv_heads // self.ulysses)
 
 
 def choose_degrees(

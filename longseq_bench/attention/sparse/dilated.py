@@ -13,13 +13,7 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Positions, implementation
 from longseq_bench.attention.exact.ring import RingKernel
-from longseq_bench.attention.sparse.segments import (
-    DilatedSegment,
-    TokenPermutation,
-    ring_tiles,
-    segment_tiles,
-    share_a_segment,
-)
+from longseq_bench.attention.sparse.segments import SegmentTiles
 from longseq_bench.attention.tiles import TILE_ROWS, Block, LocalShare, TiledBlocks, head_runs
 from longseq_bench.core.cost import (
     Cost,
@@ -73,7 +67,8 @@ class Dilated(Attention):
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
         super().__init__(workload, group)
         self.requested_kernel, self.kernel_name = kernel, ""
-        self.walk = TokenPermutation(workload.seq_len)
+        w, pairs = workload, tuple(self.rule.pairs())
+        self.segments = SegmentTiles(w.seq_len, pairs, w.causal)
         self.step_of: NDArray[np.int32] | None = None
         self._spans: SpanAttention | None = None
 
@@ -100,7 +95,7 @@ class Dilated(Attention):
 
     def _span_attention(self) -> SpanAttention:
         """Return the compiled kernel over spans."""
-        w, rule, order = self.workload, self.rule, self.walk.order
+        w, rule, order = self.workload, self.rule, self.segments.walk
         steps, sorted_by = StepMap(), None
         if order is not None and w.causal:
             both, sorted_by = sort_walk(order, rule), rule
@@ -119,7 +114,7 @@ class Dilated(Attention):
         w = self.workload
         rows = min(max(TILE_ROWS, *self.rule.segments), w.seq_len)
         for heads in head_runs(w, rows, w.seq_len):
-            yield from segment_tiles(self.walk, self._pairs(), heads, w.causal, TILE_ROWS)
+            yield from self.segments.single_rank(heads)
 
     def _ring_tiles(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of this rank's queries with a block of keys."""
@@ -130,11 +125,8 @@ class Dilated(Attention):
             rows, keys = own[first:last], own
         else:
             rows, keys = own, self._steps(block.owner)[block.tokens]
-        if not rows:
-            return
-        w = self.workload
-        runs = head_runs(w, min(TILE_ROWS, len(own)), len(own))
-        yield from ring_tiles(self.walk, self._pairs(), runs, w.causal, own, rows, keys, TILE_ROWS)
+        for heads in head_runs(self.workload, min(TILE_ROWS, len(own)), len(own)):
+            yield from self.segments.many_ranks(heads, own, rows, keys)
 
     def _exchange(self) -> RingExchange:
         """Return transfers along the walk, as far as the segments of any rank reach."""
@@ -144,12 +136,12 @@ class Dilated(Attention):
 
     def _hops(self) -> int:
         """Return the number of hops after which no rank sees a block."""
-        size, pairs = self.group.size, self._pairs()
+        size = self.group.size
         only_past = self.workload.causal and not self.permuted
 
         def is_visible(hop: int) -> bool:
             return any(
-                share_a_segment(pairs, self._steps(owner), self._steps((owner + hop) % size))
+                self.segments.share_a_segment(self._steps(owner), self._steps((owner + hop) % size))
                 for owner in range(size)
                 if not only_past or owner + hop < size
             )
@@ -162,9 +154,6 @@ class Dilated(Attention):
     def _steps(self, rank: int) -> range:
         """Return the steps of the walk that a rank holds."""
         return range(*even_span(self.workload.seq_len, self.group.size, rank))
-
-    def _pairs(self) -> tuple[DilatedSegment, ...]:
-        return tuple(DilatedSegment(*pair) for pair in self.rule.pairs())
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:

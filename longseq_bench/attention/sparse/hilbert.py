@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Counts, Positions, implementation
 from longseq_bench.attention.sparse.dilated import Dilated
-from longseq_bench.attention.sparse.segments import TokenPermutation
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.patterns.hilbert import hilbert_order
 
@@ -35,9 +34,7 @@ class Hilbert(Dilated):
         """Build the walk along the curve."""
         # ranks hold their tokens in the order of the walk, and need it for causality alone
         if self.group.size == 1 or self.workload.causal:
-            self.walk = TokenPermutation(
-                self.workload.seq_len, hilbert_order(self.workload.seq_len)
-            )
+            self.segments.walk = hilbert_order(self.workload.seq_len)
         super().prepare(device)
 
     @override
