@@ -14,11 +14,12 @@ Sparse Transformer (1904.10509); random, BigBird (2007.14062); sink-window, Stre
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.patterns.block_layout import BlockLayout, Ints
 
 CHUNK = 2**16
@@ -35,7 +36,7 @@ _FRACTION = 32
 
 
 @dataclass(frozen=True)
-class Rows:
+class LayoutRows:
     """Rows of a layout as columns (rows, 1), and k = 0 ... widest - 1 as a row.
 
     special: global or sink blocks.  stride: of `strided`.  window: least blocks of its window.
@@ -51,8 +52,11 @@ class Rows:
     window: int
 
 
-Pattern = Callable[[Rows], Ints]
+Pattern = Callable[[LayoutRows], Ints]
 """Returns key blocks (rows, widest), ascending; entries at k >= c are ignored."""
+
+Side = Callable[[Ints, Ints, Ints, Ints], Ints]
+"""side(i, j, count, room): the j-th nearest of `count` blocks before i, at most `room` away."""
 
 
 def check_sparsity(sparsity: float) -> None:
@@ -118,7 +122,7 @@ def make_layout(
     """
     check_pattern(pattern, sparsity)
     check_lengths(seq_len, block)
-    _check_special(pattern, seq_len, special)
+    check_special(pattern, seq_len, special)
     rows, own = -(-seq_len // block), -(-special // block)
     wide = None if window is None else min(rows, _window_blocks(pattern, block, window))
     full = own if pattern == "global-local" else 0
@@ -135,7 +139,7 @@ def make_layout(
         i = np.arange(start, stop)[:, None]
         m, c = visible[start:stop, None], counts[start:stop, None]
         k = np.arange(int(c.max()))[None, :]
-        table = PATTERNS[pattern](Rows(i, m, c, k, seed, own, stride, wide or 1))
+        table = PATTERNS[pattern](LayoutRows(i, m, c, k, seed, own, stride, wide or 1))
         indices[indptr[start] : indptr[stop]] = table[k < c]
     return BlockLayout(seq_len, block, causal, indptr, indices)
 
@@ -144,18 +148,15 @@ def _visible(rows: int, causal: bool) -> Ints:
     return np.arange(1, rows + 1) if causal else np.full(rows, rows, dtype=np.int64)
 
 
-def _check_special(pattern: str, seq_len: int, special: int) -> None:
-    if special < 0:
-        raise UserError(f"{special} global tokens are too few; the least is 0")
-    if special > seq_len:
-        raise UserError(
-            f"{special} global tokens are more than the sequence's {seq_len}; use {seq_len} at most"
-        )
+def check_special(pattern: str, seq_len: int, special: int) -> None:
+    """Raise UserError for a pattern without special tokens, UnsupportedError for too many."""
     if special and pattern not in WITH_SPECIAL:
         raise UserError(
-            f"pattern {pattern!r} has no global or sink blocks for {special} tokens; "
-            f"{' and '.join(WITH_SPECIAL)} have"
+            f"globals={special} with pattern={pattern}, which has none: "
+            f"{' and '.join(WITH_SPECIAL)} do"
         )
+    if special > seq_len:
+        raise UnsupportedError(f"globals={special} is more than the sequence's {seq_len} tokens")
 
 
 def check_window(pattern: str, block: int, window: int | None) -> None:
@@ -203,28 +204,28 @@ def _chunks(counts: Ints, full: int) -> Iterator[tuple[int, int]]:
             yield start, min(end, start + step)
 
 
-def _window(rows: Rows, width: Ints, first: Ints) -> Ints:
+def _window(rows: LayoutRows, width: Ints, first: Ints) -> Ints:
     """Return the start of a window of `width` blocks around i, `first` or later."""
     return np.clip(_before(rows, rows.i, width), first, rows.m - width)
 
 
-def _before(rows: Rows, at: Ints, width: Ints) -> Ints:
+def _before(rows: LayoutRows, at: Ints, width: Ints) -> Ints:
     """Return the start of `width` blocks that end with `at` if causal, else lie around it."""
     return at - np.where(rows.m == rows.i + 1, width - 1, width // 2)
 
 
-def _local_window(rows: Rows) -> Ints:
+def _local_window(rows: LayoutRows) -> Ints:
     return _window(rows, rows.c, np.zeros_like(rows.i)) + rows.k
 
 
-def _special_and_window(rows: Rows) -> Ints:
+def _special_and_window(rows: LayoutRows) -> Ints:
     """Keep the first blocks, then a window; the diagonal has priority over special blocks."""
     special = np.minimum(rows.special, rows.c - 1)
     start = _window(rows, rows.c - special, special)
     return rows.k + np.where(rows.k < special, 0, start - special)
 
 
-def _strided(rows: Rows) -> Ints:
+def _strided(rows: LayoutRows) -> Ints:
     """Keep the multiples of the stride, the same for all rows, and a window of blocks between them.
 
     A row that keeps too few blocks for its window and all visible multiples has the first of those.
@@ -246,7 +247,7 @@ def _strided(rows: Rows) -> Ints:
     )
 
 
-def _random(rows: Rows) -> Ints:
+def _random(rows: LayoutRows) -> Ints:
     """Keep half in a window and draw half: one block from each of equal strata of the rest.
 
     Draws never collide. A draw depends only on the seed, the row and its index.
@@ -264,21 +265,10 @@ def _random(rows: Rows) -> Ints:
     return table
 
 
-def _dilated(rows: Rows) -> Ints:
-    """Keep blocks at distances that grow by a constant factor, to both visible sides."""
-    return _both_sides(rows, _growing)
-
-
-def _hierarchical(rows: Rows) -> Ints:
-    """Keep equally many blocks at strides 1, 2, 4, ..., to both visible sides."""
-    return _both_sides(rows, _levels)
-
-
-def _both_sides(rows: Rows, side: Callable[[Ints, Ints, Ints, Ints], Ints]) -> Ints:
+def _both_sides(side: Side, rows: LayoutRows) -> Ints:
     """Keep the diagonal and half of the rest on each side, more if the other side is short.
 
-    side(at, j, count, room): the j-th nearest of `count` blocks before `at`, at most `room` away.
-    Blocks after it are those before -at, mirrored.
+    Blocks after the diagonal are those before its mirror image, -i, mirrored.
     """
     others, after = rows.c - 1, rows.m - 1 - rows.i
     left = np.minimum(rows.i, (others + 1) // 2)
@@ -297,8 +287,8 @@ def _both_sides(rows: Rows, side: Callable[[Ints, Ints, Ints, Ints], Ints]) -> I
     return table
 
 
-def _growing(at: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
-    """Return blocks at distances 2^x with x in even steps up to log2 of the room.
+def _distances_grow(i: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
+    """Keep distances 2^x with x in even steps up to log2 of the room. A Side.
 
     2^x and log2 are linear between powers of two, so that integers are exact. 2^x - j is convex in
     j, so its maximum up to j is at 0 or at j; distances j + that maximum ascend strictly.
@@ -309,7 +299,7 @@ def _growing(at: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
     nearest = _power(logarithm - step * (count - 1))
     lead = np.maximum(nearest, _power(logarithm - step * (count - 1 - j)) - j)
     distance: Ints = np.minimum(j + lead, room - (count - 1 - j))
-    return at - distance
+    return i - distance
 
 
 def _log2(n: Ints) -> Ints:
@@ -330,50 +320,50 @@ def _power(x: Ints) -> Ints:
     return power
 
 
-def _levels(at: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
-    """Return equally many blocks per level; the finest levels get the remainder.
+def _strides_double(i: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
+    """Keep equally many blocks at each of the strides 1, 2, 4, ..., which are levels. A Side.
 
-    Level l holds the next multiples of 2^l before the blocks of the level below. If one block per
-    level does not fill the room, strides grow faster, by equal powers of two per level. Strides
-    never fall, and no block is farther than multiples counted from `at`.
+    Level l holds the next multiples of 2^l before the blocks of the level below; the finest levels
+    get the remainder. If one block per level does not fill the room, strides grow faster, by equal
+    powers of two per level. Strides never fall, and no block is farther than multiples counted from
+    i.
     """
     levels = _max_levels(count, room)
     each, more = count // levels, count % levels
     filling = np.maximum(_whole_log2(room + 1) - 1, 0)
     top = np.where(levels == count, filling, levels - 1)
-    firsts = np.empty((len(at), int(levels.max())), dtype=np.int64)
-    edge = at
-    for level in range(firsts.shape[1]):
+    # the nearest block of each level
+    nearest = np.empty((len(i), int(levels.max())), dtype=np.int64)
+    edge = i
+    for level in range(nearest.shape[1]):
         power = np.clip(level * top // np.maximum(levels - 1, 1), 0, top)
         first = (edge - 1) >> power << power
-        firsts[:, level] = first[:, 0]
+        nearest[:, level] = first[:, 0]
         edge = first - ((each + (level < more) - 1) << level)
-    in_larger = more * (each + 1)
-    beyond = more + (j - in_larger) // np.maximum(each, 1)
-    level_of = np.where(j < in_larger, j // (each + 1), beyond)
+    in_larger_levels = more * (each + 1)
+    smaller_level = more + (j - in_larger_levels) // np.maximum(each, 1)
+    level_of = np.where(j < in_larger_levels, j // (each + 1), smaller_level)
     # levels with several blocks have the stride 2^level
-    within = j - level_of * each - np.minimum(level_of, more)
-    blocks: Ints = np.take_along_axis(firsts, level_of, axis=1) - (within << level_of)
+    index = j - level_of * each - np.minimum(level_of, more)
+    blocks: Ints = np.take_along_axis(nearest, level_of, axis=1) - (index << level_of)
     return blocks
 
 
 def _max_levels(count: Ints, room: Ints) -> Ints:
-    """Return the most levels, at least one, that with strides 2^l stay within the room.
-
-    The reach grows with the number of levels.
-    """
+    """Return the most levels, at least one, whose blocks stay within the room."""
     levels = np.ones_like(count)
     for more in range(2, 32):
         each, extra = count // more, count % more
         reach = each * (2**more - 1) + (1 << extra) - 1
         fits = (each > 0) & (reach <= room)
         if not fits.any():
+            # the reach grows with the number of levels
             break
         levels = np.where(fits, more, levels)
     return levels
 
 
-def _uniform(rows: Rows) -> NDArray[np.float64]:
+def _uniform(rows: LayoutRows) -> NDArray[np.float64]:
     """Return numbers in [0, 1) from (seed, row, k) by the finaliser of splitmix64."""
     x = (rows.i.astype(np.uint64) << np.uint64(24)) + rows.k.astype(np.uint64)
     with np.errstate(over="ignore"):
@@ -386,9 +376,9 @@ def _uniform(rows: Rows) -> NDArray[np.float64]:
 
 PATTERNS: dict[str, Pattern] = {
     "local-window": _local_window,
-    "dilated-sparse": _dilated,
+    "dilated-sparse": partial(_both_sides, _distances_grow),
     "global-local": _special_and_window,
-    "hierarchical": _hierarchical,
+    "hierarchical": partial(_both_sides, _strides_double),
     "strided": _strided,
     "sink-window": _special_and_window,
     "random": _random,

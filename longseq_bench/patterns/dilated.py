@@ -10,16 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.errors import UserError
 
 Ints = NDArray[np.int64]
 
-MIXES = ("softmax", "groups")
+TokenSet = tuple[int, int, int]
+"""Segment, rate and offset of tokens that see each other."""
 
 CHUNK = 2**20
 """Steps processed together, so that memory does not grow with the sequence."""
@@ -48,14 +49,13 @@ class DilationRule:
     mix: `softmax`, every head uses every pair; `groups`, equal groups of heads, one pair each.
     A segment may be longer than the sequence.
 
-    Raises UserError for segments and rates of different counts and for fewer heads than groups,
-    UnknownNameError for another mix.
+    Raises UserError for segments and rates of different counts and for fewer heads than groups.
     """
 
     segments: tuple[int, ...]
     dilation: tuple[int, ...]
     heads: int
-    mix: str = "softmax"
+    mix: Literal["softmax", "groups"] = "softmax"
 
     def __post_init__(self) -> None:
         if len(self.segments) != len(self.dilation) or not self.segments:
@@ -65,8 +65,6 @@ class DilationRule:
             )
         if min(self.segments) < 1 or min(self.dilation) < 1:
             raise UserError("segments and dilation are whole numbers from 1 up")
-        if self.mix not in MIXES:
-            raise UnknownNameError("mix", self.mix, MIXES)
         if self.mix == "groups" and self.heads < len(self.segments):
             raise UserError(
                 f"mix=groups needs a head per pair: {len(self.segments)} pairs, {self.heads} heads"
@@ -81,9 +79,9 @@ class DilationRule:
                 heads = heads[-(-p * self.heads // count) : -(-(p + 1) * self.heads // count)]
             yield DilatedSegment(segment, rate, heads)
 
-    def pairs_of_head(self, head: int) -> list[tuple[int, int]]:
-        """Return the (segment, rate) pairs that a head uses."""
-        return [(segment, rate) for segment, rate, heads in self.pairs() if head in heads]
+    def sets_of_head(self, head: int) -> tuple[TokenSet, ...]:
+        """Return what a head uses of each pair."""
+        return tuple((w, rate, head % rate) for w, rate, heads in self.pairs() if head in heads)
 
     def multiplicity(
         self,
@@ -99,9 +97,8 @@ class DilationRule:
         """
         q, k = (p if step_of is None else step_of[p] for p in (q_positions, k_positions))
         count = np.zeros((len(q), len(k)), dtype=np.int64)
-        for segment, rate in self.pairs_of_head(head):
-            at = head % rate
-            sees, seen = (p % segment % rate == at for p in (q, k))
+        for segment, rate, offset in self.sets_of_head(head):
+            sees, seen = (p % segment % rate == offset for p in (q, k))
             together = (q // segment)[:, None] == (k // segment)[None, :]
             count += together & sees[:, None] & seen[None, :]
         if causal:
@@ -112,8 +109,9 @@ class DilationRule:
         """Return the query-key pairs seen, with multiplicity, summed over heads."""
         total = 0
         for segment, rate, heads in self.pairs():
+            whole, rest = divmod(seq_len, segment)
             for head in heads:
-                for length, times in _lengths(seq_len, segment):
+                for length, times in ((segment, whole), (rest, 1)):
                     members = max(0, -(-(length - head % rate) // rate))
                     seen = members * (members + 1) // 2 if causal else members**2
                     total += seen * times
@@ -121,29 +119,22 @@ class DilationRule:
 
     def uncovered_share(self, seq_len: int) -> float:
         """Return the share of (token, head) that sees no key, not even its own."""
-        alike = Counter(
-            tuple((segment, rate, head % rate) for segment, rate in self.pairs_of_head(head))
-            for head in range(self.heads)
-        )
+        alike = Counter(self.sets_of_head(head) for head in range(self.heads))
         missed = sum(times * _uncovered(sets, seq_len) for sets, times in alike.items())
         return missed / (seq_len * self.heads)
 
 
-def _uncovered(sets: tuple[tuple[int, int, int], ...], seq_len: int) -> int:
-    """Count the steps in none of the sets (segment, rate, offset).
-
-    The sets repeat with the least common multiple of the segments, so one period is enough.
-    """
+def _uncovered(sets: tuple[TokenSet, ...], seq_len: int) -> int:
+    """Count the steps in none of the sets, which repeat with a period."""
     if any(rate == 1 for _, rate, _ in sets):
         return 0
-    whole, rest = divmod(seq_len, math.lcm(*(segment for segment, _, _ in sets)))
-    if not whole:
-        return _uncovered_before(sets, seq_len)
-    period = (seq_len - rest) // whole
-    return whole * _uncovered_before(sets, period) + _uncovered_before(sets, rest)
+    period = math.lcm(*(segment for segment, _, _ in sets))
+    whole, rest = divmod(seq_len, period)
+    in_period = _uncovered_before(sets, period) if whole else 0
+    return whole * in_period + _uncovered_before(sets, rest)
 
 
-def _uncovered_before(sets: tuple[tuple[int, int, int], ...], stop: int) -> int:
+def _uncovered_before(sets: tuple[TokenSet, ...], stop: int) -> int:
     """Count the steps in [0, stop) that are in none of the sets, one by one."""
     missed = 0
     for start in range(0, stop, CHUNK):
@@ -153,12 +144,3 @@ def _uncovered_before(sets: tuple[tuple[int, int, int], ...], stop: int) -> int:
             covered |= steps % segment % rate == offset
         missed += len(steps) - int(covered.sum())
     return missed
-
-
-def _lengths(seq_len: int, segment: int) -> Iterator[tuple[int, int]]:
-    """Yield (length, count) of the full segments and of the short last one."""
-    whole, rest = divmod(seq_len, segment)
-    if whole:
-        yield segment, whole
-    if rest:
-        yield rest, 1

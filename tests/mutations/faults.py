@@ -55,7 +55,7 @@ _PATTERNS = (
           ("tests/patterns/test_topk.py",)),
     Fault("dilated-offset", "patterns", "patterns/dilated.py",
           "Every head of a dilated pattern has the same offset.",
-          "at = head % rate", "at = 0",
+          "(w, rate, head % rate)", "(w, rate, 0)",
           ("tests/patterns/test_dilated.py",)),
     Fault("segment-run-short", "patterns", "patterns/segment_spans.py",
           "A causal run of a dilated segment loses the query's own key.",

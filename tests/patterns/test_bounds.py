@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.errors import UserError
 from longseq_bench.patterns import blocks
 from longseq_bench.patterns.block_layout import BlockLayout, Ints
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
@@ -36,11 +36,6 @@ def test_any_whole_number_is_a_seed(seed: int) -> None:
     assert np.array_equal(one.indices, two.indices)
 
 
-def test_an_unknown_mix_names_its_neighbour() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'groups'"):
-        DilationRule((4,), (1,), 2, "group")
-
-
 def test_a_very_long_sequence_is_counted_by_its_period() -> None:
     assert DilationRule((1024, 2048), (2, 4), 8).uncovered_share(2**40) == 0.5
     assert DilationRule((1024,), (2,), 1).visible_pairs(2**40, False) == 2**30 * 512**2
@@ -50,7 +45,7 @@ def test_no_table_is_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> Non
     cells: list[int] = []
     rule = PATTERNS["global-local"]
 
-    def watched(rows: blocks.Rows) -> Ints:
+    def watched(rows: blocks.LayoutRows) -> Ints:
         cells.append(rows.i.size * rows.k.size)
         return rule(rows)
 

@@ -32,7 +32,13 @@ from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.patterns.block_layout import BlockLayout
-from longseq_bench.patterns.blocks import WITH_SPECIAL, check_pattern, check_window, make_layout
+from longseq_bench.patterns.blocks import (
+    WITH_SPECIAL,
+    check_pattern,
+    check_special,
+    check_window,
+    make_layout,
+)
 from longseq_bench.patterns.placement import Placement, place_rows
 
 PatternName = Literal[
@@ -84,7 +90,10 @@ class BlockSparse(LayoutAttention):
         check_pattern(pattern, sparsity)
         check_window(pattern, block, window)
         w, self.block = workload, block
-        special = _special_tokens(pattern, globals, w.seq_len)
+        special = globals or 0
+        if globals is None and pattern in WITH_SPECIAL:
+            special = min(DEFAULT_GLOBALS, w.seq_len)
+        check_special(pattern, w.seq_len, special)
         self._layout_options = (
             pattern, w.seq_len, block, sparsity, w.causal, seed, special, window,
         )  # fmt: skip
@@ -195,27 +204,6 @@ class BlockSparse(LayoutAttention):
         blocks = KVBlocks(sharded.counts, block_tokens(held, held))
         ring = RingExchange(self.group, blocks)
         return RingKernel(ring, SpanBlocks(sharded, self.group, kernel, causal))
-
-
-def _special_tokens(pattern: str, requested: int | None, seq_len: int) -> int:
-    """Return the number of global or sink tokens.
-
-    Raises:
-        UserError: the pattern has none.
-        UnsupportedError: the sequence is shorter.
-    """
-    if pattern not in WITH_SPECIAL:
-        if requested:
-            raise UserError(
-                f"globals={requested} with pattern={pattern}, which has none: "
-                f"{' and '.join(WITH_SPECIAL)} do"
-            )
-        return 0
-    if requested is None:
-        return min(DEFAULT_GLOBALS, seq_len)
-    if requested > seq_len:
-        raise UnsupportedError(f"globals={requested} is more than the sequence's {seq_len} tokens")
-    return requested
 
 
 def _local_ranks(ranks: int) -> int:

@@ -34,7 +34,7 @@ from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, Step
 from longseq_bench.kernels.sparse_selection import SpansOf, choose, describe, span_kernel
 from longseq_bench.kernels.tiling import RowBlock, TiledKernel
 from longseq_bench.patterns.dilated import DilationRule
-from longseq_bench.patterns.segment_spans import classes, segment_spans, sort_walk
+from longseq_bench.patterns.segment_spans import heads_by_sets, segment_spans, sort_walk
 
 Mix = Literal["softmax", "groups"]
 
@@ -98,13 +98,12 @@ class Dilated(Attention):
         w, rule, order = self.workload, self.rule, self.segments.walk
         steps, sorted_by = StepMap(), None
         if order is not None and w.causal:
-            both, sorted_by = sort_walk(order, rule), rule
-            steps = StepMap(both.queries, both.keys)
+            steps, sorted_by = StepMap(*sort_walk(order, rule)), rule
         elif order is not None:
             steps = StepMap(order, order)
         parts = [
             HeadSpans(segment_spans(w.seq_len, sets, w.causal, sorted_by), heads)
-            for sets, heads in classes(rule)
+            for sets, heads in heads_by_sets(rule).items()
         ]
         kernel = span_kernel(self.kernel_name)
         return SpanAttention(kernel, SpanTask(parts, w.causal, steps), (w.heads, w.seq_len))
