@@ -24,13 +24,13 @@ sys.path.insert(0, PLUGINS)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get("PYTHONPATH")]))
 
 
-SHARED = {"launchers": "launchers", "reports": "html", "comparison": "html"}
-"""Folders whose tests share a worker: they share ports and signals, or the scripts of a page."""
+SHARED = {"reports": "html", "comparison": "html"}
+"""Folders whose tests share a worker: they share the scripts of a page."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file run on one worker, as they share fixtures."""
+    """Run the tests of one file on one worker: they share fixtures, ports and signals."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             folder = item.path.parent.name

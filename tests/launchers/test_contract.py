@@ -11,8 +11,6 @@ from longseq_bench.launchers.base import LAUNCHERS, Launcher, LaunchResult, crea
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from tests.make import trial
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 @pytest.fixture(scope="module", params=LAUNCHERS.names())
 def named(request: pytest.FixtureRequest) -> Iterator[Launcher]:

@@ -20,7 +20,7 @@ import pytest
 from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
-from longseq_bench.launchers import control_channel, elastic
+from longseq_bench.launchers import control_channel, elastic, rank_supervisor
 from longseq_bench.launchers.control_channel import NodeIdentity, NodeLink
 from longseq_bench.launchers.elastic import ElasticLauncher, _Run, split
 from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
@@ -367,8 +367,9 @@ def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says at once that the connection was closed; that its host is lost shows later."""
-    monkeypatch.setattr(control_channel, "LOST_S", 6.0)
-    monkeypatch.setattr(elastic, "SILENT_S", 1.5)
+    monkeypatch.setattr(rank_supervisor, "CAUSE_S", 1.5)
+    monkeypatch.setattr(control_channel, "LOST_S", 4.0)
+    monkeypatch.setattr(elastic, "SILENT_S", 1.2)
     begun: list[str] = []
 
     def lose(phase: str, part: str) -> None:

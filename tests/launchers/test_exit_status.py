@@ -1,6 +1,5 @@
 """What the end of a process means: memory, a crash, a lost peer; and what its stack looked like."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from longseq_bench.core.stack_markers import CHILD_MAIN
+from longseq_bench.launchers import exit_status
 from longseq_bench.launchers.exit_status import (
     STACK_LINES,
     find_nccl_files,
@@ -104,20 +104,15 @@ def test_a_deep_stack_is_cut() -> None:
     assert len(lines) == STACK_LINES
 
 
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no such folder here")
-def test_shared_memory_of_before_and_of_others_stays() -> None:
+def test_shared_memory_of_before_and_of_others_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only what is new, named as NCCL does, and open nowhere is removed."""
-    kinds = ("nccl-before", "nccl-new", "nccl-open", "other-new")
-    paths = {kind: Path(f"/dev/shm/{kind}-{os.getpid()}") for kind in kinds}
-    try:
-        paths["nccl-before"].touch()
-        before = find_nccl_files()
-        paths["nccl-new"].touch()
-        paths["other-new"].touch()
-        with paths["nccl-open"].open("w"):
-            remove_nccl_files(before)
-            left = {kind for kind, path in paths.items() if path.exists()}
-        assert left == {"nccl-before", "nccl-open", "other-new"}
-    finally:
-        for path in paths.values():
-            path.unlink(missing_ok=True)
+    monkeypatch.setattr(exit_status, "_SHARED", tmp_path)
+    (tmp_path / "nccl-before").touch()
+    before = find_nccl_files()
+    (tmp_path / "nccl-new").touch()
+    (tmp_path / "other-new").touch()
+    with (tmp_path / "nccl-open").open("w"):
+        remove_nccl_files(before)
+    assert {path.name for path in tmp_path.iterdir()} == {"nccl-before", "nccl-open", "other-new"}

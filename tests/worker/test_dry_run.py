@@ -38,7 +38,7 @@ def asked(launcher: LocalLauncher, name: str, tokens: int, ranks: int = 1, **fie
 def test_the_peak_is_foreseen(
     launcher: LocalLauncher, name: str, ranks: int, most: float, mode: str
 ) -> None:
-    one = asked(launcher, name, 2048 if name == "dense" else 8192, ranks, mode=mode)
+    one = asked(launcher, name, 2048 if name == "dense" else 4096, ranks, mode=mode)
     (seen,) = launcher.dry_run([one])
     measured = launcher.run(one, lambda phase, part: None).outcome.largest("peak")
     assert seen.unsupported is None
@@ -147,7 +147,7 @@ def test_the_table_is_by_threads_rows_and_elements_and_says_what_it_lacks() -> N
 def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(
     launcher: LocalLauncher,
 ) -> None:
-    whole = asked(launcher, "ring", 16384, memory_budget=400 * MIB)
+    whole = asked(launcher, "ring", 8192, memory_budget=400 * MIB)
     measured = launcher.run(whole, lambda phase, part: None).outcome.largest("peak")
     outcome = launcher.run(whole.replace(fit_only=True), lambda phase, part: None).outcome
     assert outcome.status == "ok"
@@ -159,7 +159,7 @@ def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(
 
 @exact
 def test_a_capped_pass_meets_the_budget_as_a_whole_one_does(launcher: LocalLauncher) -> None:
-    one = asked(launcher, "ring", 16384, fit_only=True)
+    one = asked(launcher, "ring", 8192, fit_only=True)
     (seen,) = launcher.dry_run([one])
     for share, status in ((0.95, "oom"), (1.1, "ok")):
         budget = int(share * seen.peak_bytes)

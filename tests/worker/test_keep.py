@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.model import Keep, Outcome, Workload
+from longseq_bench.core.model import Keep, Outcome, Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import LocalLauncher
@@ -89,9 +89,13 @@ def test_others_compute_forward_again_and_refuse_to_overwrite(name: str) -> None
             passed(name, {}, "nothing", mode=mode)
 
 
+def asked(launcher: LocalLauncher, name: str, tokens: int, **fields: Any) -> Trial:
+    options = launcher.catalogue().options(name, fields.pop("options", {}))
+    return trial(name, tokens, options, **{"threads": 1, "heads": 4, "repeats": 0, **fields})
+
+
 def run(launcher: LocalLauncher, name: str, tokens: int, **fields: Any) -> Outcome:
-    asked = trial(name, tokens, launcher.catalogue().options(name, {}), **fields)
-    return launcher.run(asked, lambda phase, part: None).outcome
+    return launcher.run(asked(launcher, name, tokens, **fields), lambda phase, part: None).outcome
 
 
 @exact
@@ -103,26 +107,24 @@ def test_a_trial_takes_as_many_tensors_and_no_more(
     launcher: LocalLauncher, keep: str, mode: str, tensors: int
 ) -> None:
     """Of eight in training, four forward; checked and timed as any other."""
-    outcome = run(launcher, "ring", 8192, keep=keep, mode=mode, repeats=1)
+    of = asked(launcher, "ring", 4096, options={"chunk": 256}, keep=keep, mode=mode, repeats=1)
+    outcome = launcher.run(of, lambda phase, part: None).outcome
     assert (outcome.status, outcome.reason) == ("ok", None)
-    whole = 8192 * 8 * 64 * 4
+    whole = 4096 * 4 * 64 * 4
     peak = outcome.largest("peak") or 0
     assert tensors * whole < peak < (tensors + 0.6) * whole
     assert len(outcome.samples("time")) == 1
     assert set(outcome.facts["errors"]) == {"out", *(("dq", "dk", "dv") if mode == "train" else ())}
-    (seen,) = launcher.dry_run(
-        [trial("ring", 8192, launcher.catalogue().options("ring", {}), keep=keep, mode=mode)]
-    )  # fmt: skip
-    assert seen.peak_bytes == pytest.approx(peak, rel=0.03)
+    (predicted,) = launcher.dry_run([of])
+    assert predicted.peak_bytes == pytest.approx(peak, rel=0.03)
 
 
 def test_on_two_ranks_forward_is_run_again(launcher: LocalLauncher) -> None:
-    outcome = run(
-        launcher, "ring", 2048, keep="inputs", mode="train", world_size=2, causal=True, repeats=1
-    )
+    fields = {"mode": "train", "world_size": 2, "causal": True, "repeats": 1}
+    outcome = run(launcher, "ring", 1024, keep="inputs", **fields)
     assert (outcome.status, outcome.reason) == ("ok", None)
     twice = outcome.largest("bytes_sent") or 0
-    once = run(launcher, "ring", 2048, mode="train", world_size=2, causal=True, repeats=1)
+    once = run(launcher, "ring", 1024, **fields)
     assert twice > 1.2 * (once.largest("bytes_sent") or np.inf)
 
 
@@ -137,7 +139,7 @@ def test_on_two_ranks_forward_is_run_again(launcher: LocalLauncher) -> None:
 def test_what_has_no_meaning_is_unsupported(
     launcher: LocalLauncher, fields: dict[str, Any], said: str
 ) -> None:
-    outcome = run(launcher, "ring", 512, repeats=0, **fields)
+    outcome = run(launcher, "ring", 512, **fields)
     assert (outcome.status, said in (outcome.reason or "")) == ("unsupported", True), outcome.reason
 
 
@@ -147,7 +149,7 @@ def test_a_pass_that_only_its_accounting_made_late_is_judged_by_its_own_results(
     launcher: LocalLauncher, mode: str
 ) -> None:
     """What is timed again after it writes over the results that the check looks at."""
-    fields = {"keep": "nothing", "mode": mode, "repeats": 0, "memory_budget": 256 * MIB}
+    fields = {"keep": "nothing", "mode": mode, "memory_budget": 256 * MIB}
     once = run(launcher, "ring", 3000, **fields)
     outcome = run(launcher, "ring", 3000, time_budget=0.97 * once.facts["pass_s"], **fields)
     assert outcome.status in ("ok", "timeout"), outcome.reason
@@ -157,16 +159,14 @@ def test_a_pass_that_only_its_accounting_made_late_is_judged_by_its_own_results(
 def test_a_compressed_transfer_is_compared_with_a_pass_on_the_same_inputs(
     launcher: LocalLauncher,
 ) -> None:
-    options = launcher.catalogue().options("ring", {"wire_dtype": "float16"})
-    asked = trial("ring", 512, options, keep="nothing", repeats=0)
-    outcome = launcher.run(asked, lambda phase, part: None).outcome
+    outcome = run(launcher, "ring", 512, options={"wire_dtype": "float16"}, keep="nothing")
     assert outcome.status == "ok"
     assert outcome.largest("wire_error") == 0.0
 
 
 def test_bytes_of_a_recomputed_pass_are_those_of_the_formula(launcher: LocalLauncher) -> None:
     for name in ("ring", "collective", "ulysses"):
-        outcome = run(launcher, name, 1024, keep="inputs", mode="train", world_size=2, repeats=0)
+        outcome = run(launcher, name, 1024, keep="inputs", mode="train", world_size=2)
         assert outcome.status == "ok"
         assert outcome.samples("bytes_sent") == outcome.samples("bytes_formula")
 
@@ -176,28 +176,27 @@ def test_bytes_of_a_recomputed_pass_are_those_of_the_formula(launcher: LocalLaun
 def test_pages_of_mapped_files_are_in_no_peak(
     launcher: LocalLauncher, mode: str, dtype: str
 ) -> None:
-    options = launcher.catalogue().options("ring", {"offload": "host"})
-    asked = trial("ring", 4096, options, mode=mode, dtype=dtype, kv_heads=1, repeats=0,
-                  memory_budget=64 * MIB)  # fmt: skip
-    (seen,) = launcher.dry_run([asked])
-    outcome = launcher.run(asked, lambda phase, part: None).outcome
+    shape = {"mode": mode, "dtype": dtype, "kv_heads": 1, "memory_budget": 64 * MIB}
+    of = asked(launcher, "ring", 4096, options={"offload": "host"}, **shape)
+    (predicted,) = launcher.dry_run([of])
+    outcome = launcher.run(of, lambda phase, part: None).outcome
     assert outcome.status == "ok"
     assert outcome.facts["memory_meter"] == "tensor peak (storages)"
-    assert outcome.largest("peak") == pytest.approx(seen.peak_bytes, rel=0.03)
+    assert outcome.largest("peak") == pytest.approx(predicted.peak_bytes, rel=0.03)
 
 
 def test_a_kernel_that_does_it_in_one_call_cannot_be_cut_short(launcher: LocalLauncher) -> None:
     for name in ("collective", "dense", "sdpa"):
-        outcome = run(launcher, name, 512, fit_only=True, repeats=0)
-        assert (outcome.status, "can't be cut short" in (outcome.reason or "")) == (
-            "unsupported", True,
-        )  # fmt: skip
+        outcome = run(launcher, name, 512, fit_only=True)
+        assert outcome.status == "unsupported"
+        assert "can't be cut short" in (outcome.reason or "")
 
 
-@pytest.mark.parametrize("threads", [2])
-def test_threads_do_not_meet_in_what_is_written_over(launcher: LocalLauncher, threads: int) -> None:
-    for name in ("ring", "block-sparse", "hilbert"):
-        for mode in ("forward", "train"):
-            outcome = run(launcher, name, 1500, keep="nothing", mode=mode, threads=threads,
-                          repeats=0, causal=True, kv_heads=2)  # fmt: skip
-            assert (outcome.status, outcome.reason) == ("ok", None)
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("name", ["ring", "block-sparse", "hilbert"])
+def test_threads_do_not_meet_in_what_is_written_over(
+    launcher: LocalLauncher, name: str, mode: str
+) -> None:
+    shape = {"mode": mode, "threads": 2, "causal": True, "heads": 2, "kv_heads": 1}
+    outcome = run(launcher, name, 1100, keep="nothing", **shape)
+    assert (outcome.status, outcome.reason) == ("ok", None)

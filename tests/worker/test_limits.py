@@ -1,15 +1,18 @@
 """The budget is a wall: a true need just under it passes, one just over it fails.
 
-Every case runs in a fresh process, since a limit and an allocator's settings stay.
+Every case runs in a child of the fork server, since a limit and an allocator's settings stay.
 """
 
-import json
-import subprocess
+import multiprocessing
 import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import torch
 
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker import limits
 
@@ -18,90 +21,92 @@ pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="no enforced budget and no mark to reset here"
 )
 
-NEEDS = """
-import json, sys, torch
-from longseq_bench.worker import limits
-from longseq_bench.meters.heap_peak import HeapPeak
 
-tensors, each, budgets = json.loads(sys.argv[1])
-torch.ones(2**20).add_(1)
-assert limits.use_exact_heap() is None
+def in_child(launcher: LocalLauncher, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns in a process of its own, which has torch loaded."""
+    assert launcher.catalogue()  # starts the server with torch
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=answer, args=(sender, function, arguments))
+    child.start()
+    sender.close()
+    found = receiver.recv()
+    child.join()
+    return found
 
-def need():
-    kept = [torch.ones(each // 4) for _ in range(tensors)]
-    return sum(float(t[-1]) for t in kept)
 
-said = {}
-for budget in budgets:
-    assert limits.limit_heap(budget) is None
+def answer(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.ones(2**20).add_(1)
+    assert limits.use_exact_heap() is None
+    sender.send(function(*arguments))
+
+
+def reuse_freed_memory() -> bool:
+    """Return whether 30 MiB fit a budget of 8, after 39 MiB were freed below a kept block."""
+    freed = torch.ones(2**22)
+    del freed
+    blocks = [torch.ones(2**18) for _ in range(40)]
+    del blocks[:-1]
+    limits.limit_heap(8 * MIB)
+    return fits(30, MIB)
+
+
+def fits(tensors: int, each: int) -> bool:
     try:
-        need()
-        said[budget] = "fits"
+        kept = [torch.ones(each // 4) for _ in range(tensors)]
     except RuntimeError as error:
-        said[budget] = str(error)
-    limits.lift_heap_limit()
-with HeapPeak() as meter:
-    need()
-    kept = torch.ones(2**18)
-said["peak"] = meter.peak
-with HeapPeak() as meter:
-    pass
-said["after"] = meter.peak
-print(json.dumps(said))
-"""
+        if "can't allocate memory" not in str(error):
+            raise
+        return False
+    return all(float(t[-1]) for t in kept)
 
 
-def said(tensors: int, each: int, budgets: list[int]) -> dict[str, str | int]:
-    """What a fresh process says of a need of some tensors under some budgets, and its peak."""
-    request = json.dumps([tensors, each, budgets])
-    child = subprocess.run(
-        [sys.executable, "-c", NEEDS, request], capture_output=True, text=True, check=True
-    )
-    return json.loads(child.stdout)
+def fit_budgets(tensors: int, each: int, budgets: list[int]) -> list[bool]:
+    """Return whether tensors of that size fit each of some budgets."""
+    found = []
+    for budget in budgets:
+        assert limits.limit_heap(budget) is None
+        found.append(fits(tensors, each))
+        limits.lift_heap_limit()
+    return found
 
 
-FREED = """
-import torch
-from longseq_bench.worker import limits
-
-assert limits.use_exact_heap() is None
-freed = torch.ones(2**22)
-del freed
-blocks = [torch.ones(2**18) for _ in range(40)]
-del blocks[:-1]
-limits.limit_heap(8 * 2**20)
-try:
-    again = [torch.ones(2**18) for _ in range(30)]
-except RuntimeError:
-    print("does not fit")
-"""
+def measure_peaks(tensors: int, each: int) -> tuple[int, int]:
+    """Return the peak of tensors that are freed before 1 MiB is kept, and that of nothing."""
+    with HeapPeak() as meter:
+        assert fits(tensors, each)
+        kept = torch.ones(2**18)
+    with HeapPeak() as after:
+        pass
+    assert kept[0] == 1
+    return meter.peak, after.peak
 
 
-def test_what_was_freed_before_is_not_used_outside_the_budget() -> None:
-    """30 MiB under a budget of 8, after 39 MiB were freed below a block that is kept."""
-    child = [sys.executable, "-c", FREED]
-    told = subprocess.run(child, capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "does not fit"
+def test_what_was_freed_before_is_not_used_outside_the_budget(launcher: LocalLauncher) -> None:
+    assert not in_child(launcher, reuse_freed_memory)
 
 
 @pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (52, MIB), (260, MIB // 5)])
-def test_a_true_need_is_met_to_within_a_mebibyte(tensors: int, each: int) -> None:
+def test_a_true_need_is_met_to_within_a_mebibyte(
+    launcher: LocalLauncher, tensors: int, each: int
+) -> None:
     """One large tensor, some, and many just above what the allocator maps on its own."""
     need = tensors * (each // 4) * 4
-    told = said(tensors, each, [need - MIB, need + 2 * MIB])
-    assert "can't allocate memory" in str(told[str(need - MIB)])
-    assert told[str(need + 2 * MIB)] == "fits"
+    budgets = [need - MIB, need + 2 * MIB]
+    assert in_child(launcher, fit_budgets, tensors, each, budgets) == [False, True]
 
 
 @pytest.mark.skipif(
     HeapPeak.unavailable_reason() is not None, reason="the mark can't be reset here"
 )
 @pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (26, 2 * MIB)])
-def test_the_peak_is_what_was_needed_at_most(tensors: int, each: int) -> None:
+def test_the_peak_is_what_was_needed_at_most(
+    launcher: LocalLauncher, tensors: int, each: int
+) -> None:
     """Fault 10: not what is left (1 MiB here), and nothing of an earlier peak."""
-    told = said(tensors, each, [])
-    assert told["peak"] == pytest.approx(tensors * each, rel=0.02)
-    assert int(told["after"]) < MIB / 4
+    peak, after = in_child(launcher, measure_peaks, tensors, each)
+    assert peak == pytest.approx(tensors * each, rel=0.02)
+    assert after < MIB / 4
 
 
 def test_the_allocator_is_set_whatever_the_environment_says(
