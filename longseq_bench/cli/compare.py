@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from longseq_bench.comparison.model import Comparison
     from longseq_bench.core.model import Record
 
 RESULTS = Path("results")
@@ -59,11 +58,14 @@ def compare(
     PATH@COMMIT takes the records of one commit below a folder, @COMMIT those below results/.
     """
     from longseq_bench.cli import REGRESSED
-    from longseq_bench.cli.stdout import keep_exit_code
+    from longseq_bench.cli.session import print_answer, print_lines, print_notes
     from longseq_bench.comparison.compare import compare as compare_records
+    from longseq_bench.comparison.document import comparison_document, terminal_document
+    from longseq_bench.comparison.json_document import json_document
     from longseq_bench.comparison.summary import check_gate, find_regressions
     from longseq_bench.core.errors import UserError
     from longseq_bench.core.units import parse_share
+    from longseq_bench.reports import write_documents
 
     wanted = [name.strip() for name in (formats or "").split(",") if name.strip()]
     if out is not None and not wanted:
@@ -76,33 +78,17 @@ def compare(
     if gate is not None:
         check_gate(result)
         code = REGRESSED if any(find_regressions(result, gate)) else 0
-    with keep_exit_code(code):
-        _print(result, gate, as_json, [*notes_a, *notes_b], wanted, out or Path())
-    return code
-
-
-def _print(
-    result: Comparison, gate: float | None, as_json: bool, notes: list[str], wanted: list[str],
-    out: Path,
-) -> None:  # fmt: skip
-    from longseq_bench.cli.session import console, print_json
-    from longseq_bench.comparison.document import comparison_document, terminal_document
-    from longseq_bench.comparison.json_document import json_document
-    from longseq_bench.reports import write_documents
-    from longseq_bench.reports.render.terminal import print_document
-    from longseq_bench.reports.render.terminal_text import plain
-
-    stderr = console(stderr=True)
-    for note in notes:
-        stderr.print(plain(note, "yellow"))
-    paths = write_documents([comparison_document(result, gate)], out, wanted) if wanted else []
-    if as_json:
-        print_json(json_document(result, gate))
-    else:
-        hint = "a wider terminal, --json or --format md has them"
-        print_document(terminal_document(result, gate), console(), hint)
-    for path in paths:
-        stderr.print(plain(f"wrote {path}"))
+    print_notes([*notes_a, *notes_b])
+    if wanted:
+        paths = write_documents([comparison_document(result, gate)], out or Path(), wanted)
+        print_lines(f"wrote {path}" for path in paths)
+    return print_answer(
+        as_json,
+        lambda: json_document(result, gate),
+        lambda: terminal_document(result, gate),
+        "a wider terminal, --json or --format md has them",
+        code,
+    )
 
 
 def _read(text: str) -> tuple[list[Record], list[str]]:

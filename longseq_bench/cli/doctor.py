@@ -14,26 +14,27 @@ def doctor(
     from dataclasses import asdict
 
     from longseq_bench.cli.documents import findings_document
-    from longseq_bench.cli.session import console, print_json
+    from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.core.errors import LauncherError
     from longseq_bench.doctor import examine
     from longseq_bench.environment import collect
     from longseq_bench.launchers.local import LocalLauncher
-    from longseq_bench.reports.render.terminal import print_document
 
     machine = collect()
     try:
         with LocalLauncher() as launcher:
             catalogue = launcher.catalogue()
     except LauncherError as error:
-        console(stderr=True).print(f"[red]{error}[/red]")
+        print_lines([str(error)], "red")
         catalogue = None
     findings = examine(catalogue, machine)
-    if as_json:
-        environment = machine.model_dump(mode="json")
-        print_json(
-            {"schema": 1, "environment": environment, "findings": [asdict(f) for f in findings]}
-        )
-    else:
-        print_document(findings_document(machine, findings), console(), "--json has it")
-    return 0
+    return print_answer(
+        as_json,
+        lambda: {
+            "schema": 1,
+            "environment": machine.model_dump(mode="json"),
+            "findings": [asdict(finding) for finding in findings],
+        },
+        lambda: findings_document(machine, findings),
+        "--json has it",
+    )

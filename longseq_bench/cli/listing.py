@@ -12,14 +12,14 @@ def listing(
 ) -> int:
     """List implementations with options, defaults, help, and the reason if one is unavailable."""
     from longseq_bench.cli.documents import catalogue_document
-    from longseq_bench.cli.session import console, print_json
+    from longseq_bench.cli.session import print_answer
     from longseq_bench.launchers.local import LocalLauncher
-    from longseq_bench.reports.render.terminal import print_document
 
     with LocalLauncher() as launcher:
         catalogue = launcher.catalogue()
-    if as_json:
-        print_json({"schema": 1, **catalogue.model_dump(mode="json")})
-    else:
-        print_document(catalogue_document(catalogue), console(), "--json has them")
-    return 0
+    return print_answer(
+        as_json,
+        lambda: {"schema": 1, **catalogue.model_dump(mode="json")},
+        lambda: catalogue_document(catalogue),
+        "--json has them",
+    )

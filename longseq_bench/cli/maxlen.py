@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,33 +10,15 @@ import typer
 from longseq_bench.cli import options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from longseq_bench.analysis.search_row import SearchRow
-    from longseq_bench.cli.progress import SearchProgress
-    from longseq_bench.core.model import Record, Trial
-    from longseq_bench.launchers.base import Launcher
-    from longseq_bench.search.prediction import Predictor
-
-DEFAULT_TIME_S = 10.0
-"""Default time limit of one pass (s): the search then ends within two minutes on most machines."""
+    from longseq_bench.core.model import Record
+    from longseq_bench.reports.document import Document
 
 
+@options.expand_options
 def maxlen(
-    impl: options.Implementations,
-    option: options.ImplementationOptions = None,
-    memory_budget: options.MemoryBudget = None,
-    time_budget: options.TimeBudget = None,
-    dtype: options.DType = None,
-    heads: options.Heads = 8,
-    kv_heads: options.KvHeads = None,
-    head_dim: options.HeadDim = 64,
-    batch: options.Batch = 1,
-    causal: options.Causal = False,
-    mode: options.Mode = options.ModeName.forward,
-    keep: options.Keep = options.KeepName.all,
-    device: options.Device = options.DeviceName.auto,
-    allocator: options.Allocator = options.AllocatorName.default,
+    search: options.SearchOptions,
+    workload: options.WorkloadOptions,
     world_size: Annotated[
         int | None,
         typer.Option(
@@ -67,8 +50,6 @@ def maxlen(
             "results are not checked. Default: whole passes only.",
         ),
     ] = False,
-    threads: options.Threads = None,
-    seed: options.Seed = 0,
     out: options.Out = None,
     as_json: options.AsJson = False,
 ) -> int:
@@ -78,57 +59,42 @@ def maxlen(
     and the shortest that failed, with what limited it: memory, time, a kernel's limit, numerics.
     Where memory limits, they are within 1 % or 64 tokens. Tokens are those of all ranks together.
     """
-    from longseq_bench.cli.progress import SearchProgress
-    from longseq_bench.cli.session import (
-        build_trials,
-        console,
-        default_ranks,
-        describe_devices,
-        make_launcher,
-        make_predictor,
-    )
-    from longseq_bench.core.units import parse_bytes, parse_seconds
-
-    ranks, assignments = world_size or default_ranks(), option or []
-    options.check_keep(keep, mode)
-    shape = options.workload_fields(
-        batch=batch, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, causal=causal,
-        mode=mode,
-    )  # fmt: skip
-    most = _parse_ceiling(ceiling, ranks)
-    tokens = _parse_sparsity_target(sparsity, target, assignments)
-    _check_exclusive(tokens, most, fit_only)
-    with make_launcher() as launcher:
-        with console(stderr=True).status("looking at this machine …"):
-            catalogue = launcher.catalogue()
-        trials = build_trials(
-            catalogue, impl, assignments, out, ranks,
-            workload=shape, device=device.value, world_size=ranks, threads=threads, seed=seed,
-            memory_budget=parse_bytes(memory_budget) if memory_budget else None,
-            time_budget=parse_seconds(time_budget) if time_budget else DEFAULT_TIME_S,
-            keep=keep.value, allocator=allocator.value,
-        )  # fmt: skip
-        launcher.check(trials)
-        predictor = make_predictor(launcher, catalogue, trials[0].device, out)
-        if fit_only:
-            alone = [t.replace(fit_only=True, time_budget=None) for t in trials]
-            trials = [one for pair in zip(alone, trials, strict=True) for one in pair]
-        heading = describe_devices(catalogue, trials)
-        watcher = SearchProgress(console(stderr=True), trials, heading)
-        if tokens:
-            at_length = [trial.at(tokens) for trial in trials]
-            return _search_sparsity(at_length, launcher, predictor, watcher, out, as_json)
-        return _search_length(trials, most, launcher, predictor, watcher, out, as_json)
-
-
-def _check_exclusive(target: int | None, ceiling: int | None, fit_only: bool) -> None:
-    """Raise UserError for options of a search of lengths in a search of sparsity."""
+    from longseq_bench.analysis.frames import density_rows_json, maxlen_json
+    from longseq_bench.analysis.searches import density_rows
+    from longseq_bench.cli import session
     from longseq_bench.core.errors import UserError
+    from longseq_bench.reports.brief import density_brief
+    from longseq_bench.search import strategy
 
-    if target and ceiling:
+    ranks = world_size or session.default_ranks()
+    most = _parse_ceiling(ceiling, ranks)
+    tokens = _parse_sparsity_target(sparsity, target, search.option or [])
+    if tokens and most:
         raise UserError("--ceiling is for a search of tokens; --target says how many there are")
-    if target and fit_only:
+    if tokens and fit_only:
         raise UserError("--fit-only looks at memory, which no sparsity changes; leave it out")
+    with session.open_launcher() as (launcher, catalogue):
+        trials = session.build_trials(catalogue, search, workload, out, [ranks])
+        launcher.check(trials)
+        if tokens:
+            for trial in trials:
+                if "sparsity" not in trial.options:
+                    raise UserError(f"{trial.implementation} has no sparsity; block-sparse has")
+            trials = [trial.at(tokens) for trial in trials]
+            schedule = partial(strategy.find_min_sparsity, trials)
+        else:
+            if fit_only:
+                alone = [t.replace(fit_only=True, time_budget=None) for t in trials]
+                trials = [one for pair in zip(alone, trials, strict=True) for one in pair]
+            schedule = partial(strategy.maxlen, trials, most)
+        records = session.run_search(launcher, catalogue, trials, out, schedule)
+    if tokens:
+        return session.print_records(
+            records, as_json, lambda found: density_rows_json(density_rows(found)), density_brief
+        )
+    code = session.print_records(records, as_json, maxlen_json, _maxima)
+    _check_time_budget(records)
+    return code
 
 
 def _parse_sparsity_target(
@@ -150,7 +116,7 @@ def _parse_sparsity_target(
         raise UserError("--sparsity auto needs --target, the tokens that have to fit")
     if any(word.startswith("sparsity=") for word in assignments):
         raise UserError("--sparsity auto searches what -o sparsity sets; leave one of them out")
-    return options.parse_target("--target", target)
+    return options.parse_target(target)
 
 
 def _parse_ceiling(text: str | None, ranks: int) -> int | None:
@@ -165,64 +131,13 @@ def _parse_ceiling(text: str | None, ranks: int) -> int | None:
     return tokens
 
 
-def _search_sparsity(
-    trials: list[Trial], launcher: Launcher, predictor: Predictor, watcher: SearchProgress,
-    out: Path | None, as_json: bool,
-) -> int:  # fmt: skip
-    """Search the lowest sparsity of each trial. Raises UserError for one without this option."""
-    from longseq_bench.analysis.frames import density_rows_json
-    from longseq_bench.analysis.searches import density_rows
-    from longseq_bench.cli.session import console, exit_code, print_json, run_and_report
-    from longseq_bench.cli.stdout import keep_exit_code
-    from longseq_bench.core.errors import UserError
-    from longseq_bench.reports.brief import density_brief
-    from longseq_bench.reports.render.terminal import REPORT_HINT, print_document
-    from longseq_bench.search import strategy
-
-    for trial in trials:
-        if "sparsity" not in trial.options:
-            raise UserError(f"{trial.implementation} has no sparsity; block-sparse has")
-    schedule = strategy.find_min_sparsity(trials, predictor)
-    records = run_and_report(schedule, launcher, out, watcher)
-    rows = density_rows(records)
-    with keep_exit_code(exit_code(records)):
-        if as_json:
-            print_json(density_rows_json(rows))
-        else:
-            print_document(density_brief(records), console(), REPORT_HINT)
-    return exit_code(records)
-
-
-def _search_length(
-    trials: list[Trial], ceiling: int | None, launcher: Launcher, predictor: Predictor,
-    watcher: SearchProgress, out: Path | None, as_json: bool,
-) -> int:  # fmt: skip
-    """Search the longest length of each trial and print the brackets."""
-    from longseq_bench.analysis.frames import maxlen_json
-    from longseq_bench.cli.session import exit_code, print_json, run_and_report
-    from longseq_bench.cli.stdout import keep_exit_code
-    from longseq_bench.search import strategy
-
-    schedule = strategy.maxlen(trials, ceiling, predictor)
-    records = run_and_report(schedule, launcher, out, watcher)
-    with keep_exit_code(exit_code(records)):
-        if as_json:
-            print_json(maxlen_json(records))
-        else:
-            _print_maxima(records)
-    _check_time_budget(records)
-    return exit_code(records)
-
-
-def _print_maxima(records: list[Record]) -> None:
-    """Print the table of maxima and the width of each bracket."""
+def _maxima(records: list[Record]) -> Document:
+    """Return the table of maxima and the width of each bracket."""
     from longseq_bench.analysis.searches import search_rows
-    from longseq_bench.cli.session import console
     from longseq_bench.reports.brief import search_brief
-    from longseq_bench.reports.render.terminal import REPORT_HINT, print_document
 
     brackets = [one for row in search_rows(records) if (one := bracket_sentence(row))]
-    print_document(search_brief(records, brackets), console(), REPORT_HINT)
+    return search_brief(records, brackets)
 
 
 def bracket_sentence(row: SearchRow) -> str | None:

@@ -13,7 +13,7 @@ from longseq_bench.cli import options
 if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.hardware import Hardware
-    from longseq_bench.core.model import Record, Trial
+    from longseq_bench.core.model import Trial
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.search.prediction import Prediction, RateModel
 
@@ -25,7 +25,9 @@ CHECKED_TOKENS = 2**17
 """A length at which every valid combination of options is valid."""
 
 
+@options.expand_options
 def plan(
+    *,
     impl: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,14 +51,7 @@ def plan(
         typer.Option(help="Tokens to plan for, of all ranks: 10M. Default: as many as fit."),
     ] = None,
     world_size: Annotated[int, typer.Option(min=1, help="Number of ranks; each has a device.")] = 1,
-    dtype: options.DType = None,
-    heads: options.Heads = 8,
-    kv_heads: options.KvHeads = None,
-    head_dim: options.HeadDim = 64,
-    batch: options.Batch = 1,
-    causal: options.Causal = False,
-    mode: options.Mode = options.ModeName.forward,
-    keep: options.Keep = options.KeepName.all,
+    workload: options.WorkloadOptions,
     hardware: Annotated[
         Path | None,
         typer.Option(help="YAML file with further hardware profiles. Default: built-in ones only."),
@@ -78,48 +73,47 @@ def plan(
     Memory comes from a dry run of the implementation without data, for one rank of the world. Time
     comes from records of this machine if there are any, else from a profile of the hardware.
     """
-    from longseq_bench.cli.options import parse_options
-    from longseq_bench.cli.session import console, make_launcher, past_records
+    from longseq_bench.cli import predictions, session
     from longseq_bench.core.errors import UserError
     from longseq_bench.core.hardware import HERE
     from longseq_bench.core.model import Trial
     from longseq_bench.core.units import parse_bytes
-    from longseq_bench.search.prediction import RateModel
+    from longseq_bench.search.prediction import RateModel, find_accuracy
 
     if records and not records.is_dir():
         raise UserError(f"--records {records}: there is no such folder")
-    past = past_records(records or Path("results"))
+    past = session.past_records(records or Path("results"))
+    known = find_accuracy(past)
     if accuracy:
-        return _print_accuracy(past, as_json)
+        return predictions.print_accuracy(known, as_json)
     if not impl:
         raise UserError("--impl: name an implementation to plan for; longseq list names them")
-    options.check_keep(keep, mode)
-    shape = options.workload_fields(
-        batch=batch, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, causal=causal,
-        mode=mode,
-    )  # fmt: skip
-    budget = parse_bytes(memory) if memory else None
-    tokens = options.parse_target("--target", target)
-    with make_launcher() as launcher, console(stderr=True).status("dry runs …"):
-        catalogue = launcher.catalogue()
+    budget, tokens = parse_bytes(memory) if memory else None, options.parse_target(target)
+    with session.open_launcher() as (launcher, catalogue):
         profile = _find_hardware(catalogue, gpu, hardware)
         fast = profile.device == "cuda" and "bfloat16" in profile.flops
-        shape = {"dtype": "bfloat16" if fast else "float32", **shape}
-        profile.rate(shape["dtype"], shape["mode"])
+        shape = workload.workload("bfloat16" if fast else "float32")
+        profile.rate(shape.dtype, shape.mode)
         trials = [
             Trial(
                 implementation=name, options=chosen, workload=shape, device=profile.device,
                 world_size=world_size, memory_budget=budget or profile.memory, repeats=0,
-                keep=keep.value,
+                keep=workload.keep,
             )
-            for name, chosen in parse_options(catalogue, impl, option or []).items()
+            for name, chosen in options.parse_options(catalogue, impl, option).items()
         ]  # fmt: skip
-        _check_options(launcher, trials)
         rates = RateModel(profile, past if gpu.lower() == HERE else [])
-        predictions = [_predict(trial, launcher, rates, tokens) for trial in trials]
-    _print_predictions(predictions, trials, profile, past, as_json)
+        with session.console(stderr=True).status("dry runs …"):
+            _check_options(launcher, trials)
+            made = [_predict(trial, launcher, rates, tokens) for trial in trials]
+    session.print_answer(
+        as_json,
+        lambda: predictions.predictions_json(made, trials, profile, known),
+        lambda: predictions.predictions_document(made, trials, profile, known),
+        "--json has it",
+    )
     if tokens is not None:
-        _check_target(predictions, trials, tokens)
+        _check_target(made, trials, tokens)
     return 0
 
 
@@ -190,42 +184,3 @@ def _check_target(predictions: list[Prediction | str], trials: list[Trial], toke
         f"{problem}; {best.trial.implementation} fits them with "
         f"--world-size {best.trial.world_size}"
     )
-
-
-def _print_predictions(
-    predictions: list[Prediction | str], trials: list[Trial], profile: Hardware,
-    past: list[Record], as_json: bool,
-) -> None:  # fmt: skip
-    """Print the predictions with the known errors of earlier ones."""
-    from longseq_bench.cli.predictions import predictions_document, predictions_json
-    from longseq_bench.cli.session import console, print_json
-    from longseq_bench.reports.render.terminal import print_document
-    from longseq_bench.search.prediction import accuracy
-
-    known = accuracy(past)
-    if as_json:
-        print_json(predictions_json(predictions, trials, profile, known))
-    else:
-        document = predictions_document(predictions, trials, profile, known)
-        print_document(document, console(), "--json has it")
-
-
-def _print_accuracy(past: list[Record], as_json: bool) -> int:
-    """Print the errors of past predictions. Raises UserError if no record has a prediction."""
-    from longseq_bench.cli.predictions import accuracy_document, accuracy_json
-    from longseq_bench.cli.session import console, print_json
-    from longseq_bench.core.errors import UserError
-    from longseq_bench.reports.render.terminal import print_document
-    from longseq_bench.search.prediction import accuracy
-
-    known = accuracy(past)
-    if not known:
-        raise UserError(
-            "no record of this machine keeps what was predicted for it; run longseq maxlen or "
-            "sweep, or name their folder with --records"
-        )
-    if as_json:
-        print_json({"schema": 1, "accuracy": accuracy_json(known)})
-    else:
-        print_document(accuracy_document(known), console(), "--json has it")
-    return 0

@@ -5,6 +5,8 @@ from statistics import median
 from typing import Any
 
 from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
+from longseq_bench.cli.session import print_answer
+from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_bytes, format_tokens
@@ -54,30 +56,29 @@ def predictions_json(
         "predicted": True,
         "hardware": hardware.model_dump(mode="json"),
         "results": [_row(one, trial) for one, trial in zip(made, trials, strict=True)],
-        "accuracy": accuracy_json(known),
+        "accuracy": [one._asdict() for one in known],
     }
 
 
-def accuracy_document(known: Sequence[Accuracy]) -> Document:
-    """Return the errors of past predictions on this machine, by implementation, mode and ranks."""
+def print_accuracy(known: Sequence[Accuracy], as_json: bool) -> int:
+    """Print the errors of past predictions. Raises UserError if no record has a prediction."""
+    if not known:
+        raise UserError(
+            "no record of this machine keeps what was predicted for it; run longseq maxlen or "
+            "sweep, or name their folder with --records"
+        )
+    table = build_table("", _ACCURACY_COLUMNS, known)
     explanation = (
         "Errors are predicted over measured, minus one: the median, and the one farthest from 0. "
         "Missed: runs that were predicted to fit and ran out of memory."
     )
-    table = build_table("", _ACCURACY_COLUMNS, known)
-    return Document("accuracy", "", [], [Section("", tables=[table]), Section("", [explanation])])
-
-
-def accuracy_json(known: Sequence[Accuracy]) -> list[dict[str, Any]]:
-    """Return every error, so that other statistics can be computed."""
-    return [
-        {
-            "implementation": one.implementation, "mode": one.mode, "world_size": one.world_size,
-            "device": one.device, "dtype": one.dtype, "keep": one.keep, "missed": one.missed,
-            "memory_errors": list(one.memory), "time_errors": list(one.time),
-        }
-        for one in known
-    ]  # fmt: skip
+    sections = [Section("", tables=[table]), Section("", [explanation])]
+    return print_answer(
+        as_json,
+        lambda: {"schema": 1, "accuracy": [one._asdict() for one in known]},
+        lambda: Document("accuracy", "", [], sections),
+        "--json has it",
+    )
 
 
 def _context(trial: Trial, hardware: Hardware) -> str:
@@ -99,7 +100,7 @@ def _columns(known: Sequence[Accuracy]) -> list[ValueColumn]:
 
     def past_error(one: Prediction) -> Cell:
         past = next((p for p in known if p.matches(one.trial)), None)
-        return past and f"{_median(past.memory)}, {_median(past.time)}"
+        return past and f"{_median(past.memory_errors)}, {_median(past.time_errors)}"
 
     return [
         ValueColumn("Implementation", "text", lambda one: _name(one.trial)),
@@ -132,11 +133,11 @@ _ACCURACY_COLUMNS = (
     ValueColumn("Mode", "text", lambda one: one.mode),
     ValueColumn("Dtype", "text", lambda one: one.dtype),
     ValueColumn("Ranks", "count", lambda one: one.world_size, 2),
-    ValueColumn("Runs", "count", lambda one: max(len(one.memory), len(one.time)), 2),
-    ValueColumn("Memory error", "count", lambda one: _median(one.memory), 3),
-    ValueColumn("Farthest", "count", lambda one: _farthest(one.memory), 1),
-    ValueColumn("Time error", "count", lambda one: _median(one.time), 3),
-    ValueColumn("Farthest", "count", lambda one: _farthest(one.time), 1),
+    ValueColumn("Runs", "count", lambda one: max(len(one.memory_errors), len(one.time_errors)), 2),
+    ValueColumn("Memory error", "count", lambda one: _median(one.memory_errors), 3),
+    ValueColumn("Farthest", "count", lambda one: _farthest(one.memory_errors), 1),
+    ValueColumn("Time error", "count", lambda one: _median(one.time_errors), 3),
+    ValueColumn("Farthest", "count", lambda one: _farthest(one.time_errors), 1),
     ValueColumn("Missed", "count", lambda one: one.missed, 2),
 )
 

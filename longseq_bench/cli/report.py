@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,47 +52,40 @@ def report(
 ) -> int:
     """Write reports from records, or print them; every number comes from the records."""
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
-    from longseq_bench.cli.session import console, print_json, read_results
+    from longseq_bench.cli.session import (
+        console,
+        print_json,
+        print_lines,
+        print_notes,
+        read_results,
+    )
+    from longseq_bench.core.interning import gc_disabled
+    from longseq_bench.reports import documents, write_documents
     from longseq_bench.reports.published_results import read
-    from longseq_bench.reports.render.terminal_text import plain
+    from longseq_bench.reports.render import html
+    from longseq_bench.reports.render.terminal import print_documents
 
     wanted, kinds = _wanted(formats, as_json), _names(kind, "--kind summary")
     records, notes = read_results(results)
-    screen = console(stderr=True)
-    for note in notes:
-        screen.print(plain(note, "yellow"))
-    folder = out or (results[0] if results[0].is_dir() else results[0].parent)
-    paths = _write(
-        wanted, folder, records, kinds, baseline or _baseline_of(results[0], records), notes,
-        read(beside) if beside else None, shlex.join(map(str, results)), _configs(results),
-    )  # fmt: skip
-    if as_json:
-        print_json({**sweep_json(records), **maxlen_json(records)})
-    for path in paths:
-        screen.print(plain(f"wrote {path}"))
-    return 0
-
-
-def _write(wanted: list[str], folder: Path, records: list[Record], *given: Any) -> list[Path]:
-    """Write and print the reports and return the paths of the files.
-
-    given: the arguments of `reports.documents` after the records.
-    """
-    from longseq_bench.cli.session import console
-    from longseq_bench.core.interning import gc_disabled
-    from longseq_bench.reports import documents, write_documents
-    from longseq_bench.reports.render.terminal import print_documents
-
+    print_notes(notes)
+    folder = results[0] if results[0].is_dir() else results[0].parent
+    configs = _configs(results)
+    baseline = baseline or _baseline_of(configs.get(str(folder / CONFIG), ""), records)
     if "html" in wanted:
-        from longseq_bench.reports.render.html import prepare
-
-        prepare()
+        html.prepare()
     with gc_disabled():
-        made = documents(records, *given)
-        paths = write_documents(made, folder, [name for name in wanted if name != TERMINAL])
+        made = documents(
+            records, kinds, baseline, notes, read(beside) if beside else None,
+            shlex.join(map(str, results)), configs,
+        )  # fmt: skip
+        files = [name for name in wanted if name != TERMINAL]
+        paths = write_documents(made, out or folder, files)
     if TERMINAL in wanted:
         print_documents(made, console())
-    return paths
+    if as_json:
+        print_json({**sweep_json(records), **maxlen_json(records)})
+    print_lines(f"wrote {path}" for path in paths)
+    return 0
 
 
 def _wanted(text: str, as_json: bool) -> list[str]:
@@ -133,14 +126,13 @@ def _configs(results: list[Path]) -> dict[str, str]:
     return found
 
 
-def _baseline_of(results: Path, records: list[Record]) -> str | None:
+def _baseline_of(config: str, records: list[Record]) -> str | None:
     """Return the baseline of the sweep's config next to its records, if it ran."""
     import yaml
 
-    config = (results if results.is_dir() else results.parent) / CONFIG
     try:
-        kept = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        kept = yaml.safe_load(config)
+    except (ValueError, RecursionError, yaml.YAMLError):
         return None
     named = kept.get("baseline") if isinstance(kept, dict) else None
     ran = {record.trial.implementation for record in records}

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from longseq_bench.core.errors import StoreError, UserError
-from longseq_bench.core.model import Device, DeviceChoice, Record, Trial
+from longseq_bench.core.model import Device, Record, Trial
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from longseq_bench.cli.live_server import LivePage
+    from longseq_bench.cli.options import SearchOptions, WorkloadOptions
     from longseq_bench.cli.progress import ProgressLines
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.hardware import Hardware
     from longseq_bench.launchers.base import Launcher
+    from longseq_bench.reports.document import Document
     from longseq_bench.search.prediction import Predictor
     from longseq_bench.search.strategy import Schedule
 
@@ -52,17 +54,17 @@ class LaunchTarget:
 LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"
 """The environment variable that names the launcher of trials; the default is `local`."""
 
-_stage: ContextVar[LaunchTarget | None] = ContextVar("stage", default=None)
+_target: ContextVar[LaunchTarget | None] = ContextVar("target", default=None)
 
 
 @contextmanager
-def use_launch_target(stage: LaunchTarget) -> Iterator[None]:
-    """Run the trials of commands inside on a stage instead of on this host alone."""
-    before = _stage.set(stage)
+def use_launch_target(target: LaunchTarget) -> Iterator[None]:
+    """Run the trials of commands inside on a target instead of on this host alone."""
+    before = _target.set(target)
     try:
         yield
     finally:
-        _stage.reset(before)
+        _target.reset(before)
 
 
 def make_launcher() -> Launcher:
@@ -71,16 +73,24 @@ def make_launcher() -> Launcher:
 
     from longseq_bench.launchers.base import create_launcher
 
-    stage = _stage.get()
-    if stage:
-        return stage.make_launcher()
+    if target := _target.get():
+        return target.make_launcher()
     return create_launcher(os.environ.get(LAUNCHER_VARIABLE, "local"))
 
 
+@contextmanager
+def open_launcher(doing: str = "looking at this machine …") -> Iterator[tuple[Launcher, Catalogue]]:
+    """Start the launcher and ask for its catalogue, with a status line on a terminal."""
+    with make_launcher() as launcher:
+        with console(stderr=True).status(doing):
+            catalogue = launcher.catalogue()
+        yield launcher, catalogue
+
+
 def default_ranks() -> int:
-    """Return the default world size: 1, or all ranks of the stage."""
-    stage = _stage.get()
-    return stage.ranks if stage else 1
+    """Return the default world size: 1, or all ranks of the launch target."""
+    target = _target.get()
+    return target.ranks if target else 1
 
 
 def console(stderr: bool = False) -> Console:
@@ -101,17 +111,54 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False), flush=True)
 
 
+def print_lines(lines: Iterable[str], style: str = "") -> None:
+    """Print lines on stderr; markup in them is shown, not obeyed."""
+    from longseq_bench.reports.render.terminal_text import plain
+
+    screen = console(stderr=True)
+    for line in lines:
+        screen.print(plain(line, style))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what could not be read, on stderr."""
+    print_lines(notes, "yellow")
+
+
+def print_answer(
+    as_json: bool, data: Callable[[], Any], document: Callable[[], Document],
+    hint: str = "a wider terminal or report.md has them", code: int = 0,
+) -> int:  # fmt: skip
+    """Print a command's answer on stdout, as JSON or as a document, and return its exit code.
+
+    hint: where to find the columns that a narrow terminal has no room for.
+    """
+    from longseq_bench.cli.stdout import keep_exit_code
+    from longseq_bench.reports.render.terminal import print_document
+
+    with keep_exit_code(code):
+        if as_json:
+            print_json(data())
+        else:
+            print_document(document(), console(), hint)
+    return code
+
+
+def print_records(
+    records: list[Record], as_json: bool, data: Callable[[list[Record]], Any],
+    brief: Callable[[list[Record]], Document],
+) -> int:  # fmt: skip
+    """Print the answer of a command that ran trials, and return its exit code."""
+    code = exit_code(records)
+    return print_answer(as_json, lambda: data(records), lambda: brief(records), code=code)
+
+
 def default_out() -> Path:
     """Return a new folder under results/, named by date and machine."""
     import platform
 
     host = re.sub(r"[^A-Za-z0-9.]+", "-", platform.node()) or "machine"
     return Path("results") / f"{datetime.now():%Y-%m-%dT%H%M%S}-{host}"
-
-
-def command_line() -> str:
-    """Return this command as it can be typed again."""
-    return shlex.join(["longseq", *sys.argv[1:]])
 
 
 def make_predictor(
@@ -128,26 +175,31 @@ def make_predictor(
 
 
 def build_trials(
-    catalogue: Catalogue, names: list[str], assignments: list[str], out: Path | None, ranks: int,
-    *, workload: dict[str, Any], device: DeviceChoice, memory_budget: int | None, **fields: Any,
+    catalogue: Catalogue, search: SearchOptions, workload: WorkloadOptions, out: Path | None,
+    worlds: Sequence[int],
 ) -> list[Trial]:  # fmt: skip
-    """Return one trial of a search per implementation.
+    """Return a trial of one token for each implementation and number of ranks.
 
-    ranks: the most ranks of any trial. Raises UserError for a device, dtype or name that is not
-    here.
+    Raises UserError for a device, dtype, name or option that is not here.
     """
     from longseq_bench.cli.options import parse_options
+    from longseq_bench.core.units import parse_bytes, parse_seconds
 
-    used = catalogue.resolve_device(device, ranks)
-    workload = {"dtype": catalogue.default_dtype(used), **workload}
-    check_device(catalogue, used, workload["dtype"], ranks)
-    implementations = parse_options(catalogue, names, assignments)
+    ranks = max(worlds)
+    device = catalogue.resolve_device(search.device, ranks)
+    shape = workload.workload(catalogue.default_dtype(device))
+    budget = parse_bytes(search.memory_budget) if search.memory_budget else None
+    time_budget = parse_seconds(search.time_budget)
+    check_device(catalogue, device, shape.dtype, ranks)
+    implementations = parse_options(catalogue, search.impl, search.option)
+    budget = budget or default_memory(device, out, ranks)
     return [
         Trial(
-            implementation=name, options=options, repeats=0, workload=workload, device=used,
-            memory_budget=memory_budget or default_memory(used, out, ranks), **fields,
+            implementation=name, options=options, workload=shape, device=device, world_size=world,
+            memory_budget=budget, time_budget=time_budget, repeats=0, threads=search.threads,
+            seed=search.seed, keep=workload.keep, allocator=search.allocator,
         )
-        for name, options in implementations.items()
+        for name, options in implementations.items() for world in worlds
     ]  # fmt: skip
 
 
@@ -254,6 +306,19 @@ def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     return known.model_copy(update=changes)
 
 
+def run_search(
+    launcher: Launcher, catalogue: Catalogue, trials: Sequence[Trial], out: Path | None,
+    make_schedule: Callable[[Predictor], Schedule],
+) -> list[Record]:  # fmt: skip
+    """Run a search over the trials, with progress lines, and write its report."""
+    from longseq_bench.cli.progress import SearchProgress
+
+    predictor = make_predictor(launcher, catalogue, trials[0].device, out)
+    heading = describe_devices(catalogue, trials)
+    watcher = SearchProgress(console(stderr=True), trials, heading)
+    return run_and_report(make_schedule(predictor), launcher, out, watcher)
+
+
 def run_and_report(
     schedule: Schedule,
     launcher: Launcher,
@@ -270,25 +335,22 @@ def run_and_report(
     """
     from longseq_bench.environment import collect
     from longseq_bench.reports import write_report
-    from longseq_bench.reports.render.terminal_text import plain
     from longseq_bench.runner import Watchers, run_schedule
     from longseq_bench.store import Store
 
-    screen = watcher.console
     with Store(out or default_out()) as store:
-        for note in store.notes:
-            screen.print(plain(note, "yellow"))
+        print_notes(store.notes)
         if config is not None:
             _write_config(config, store.folder)
         with watcher, live or nullcontext():
             watchers = Watchers(watcher, live) if live else watcher
-            records = run_schedule(schedule, launcher, store, collect, watchers, command_line())
+            command = shlex.join(["longseq", *sys.argv[1:]])
+            records = run_schedule(schedule, launcher, store, collect, watchers, command)
         paths = write_report(
             records, store.folder, beside=False, baseline=baseline, notes=store.notes
         )
-    for path in [store.path, *paths]:
-        screen.print(plain(f"wrote {path}"))
-    screen.print(plain(f"charts and a page: longseq report {store.folder} --format md,html"))
+    print_lines(f"wrote {path}" for path in [store.path, *paths])
+    print_lines([f"charts and a page: longseq report {store.folder} --format md,html"])
     return records
 
 
@@ -338,8 +400,8 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
         earlier = load(out).records if out else []
     except StoreError:
         earlier = []
-    stage = _stage.get()
-    here = min(ranks, stage.ranks_per_host if stage else ranks) if device == "cpu" else 1
+    target = _target.get()
+    here = min(ranks, target.ranks_per_host if target else ranks) if device == "cpu" else 1
     for record in reversed(earlier):
         budget = record.trial.memory_budget
         if record.trial.device != device or not budget:

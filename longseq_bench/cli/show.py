@@ -38,21 +38,16 @@ def show(
 ) -> int:
     """Show records in the terminal: filtered, sorted, with sparklines. Writes nothing."""
     from longseq_bench.analysis.frames import search_rows_json, sweep_rows_json
-    from longseq_bench.cli.session import console, print_json, read_results
+    from longseq_bench.cli.session import print_answer, print_notes, read_results
     from longseq_bench.cli.show_document import select_rows, show_document
-    from longseq_bench.reports.render.terminal import print_document
-    from longseq_bench.reports.render.terminal_text import plain
 
     records, notes = read_results(results)
-    stderr = console(stderr=True)
-    for note in notes:
-        stderr.print(plain(note, "yellow"))
+    print_notes(notes)
     names = [name.strip() for name in (columns or "").split(",") if name.strip()]
     chosen = select_rows(records, where or [], sort or [], names, limit)
-    if as_json:
-        searches = search_rows_json(chosen.searches.shown)
-        print_json({**sweep_rows_json(chosen.rows.shown), **searches})
-    else:
-        hint = "a wider terminal, --columns or --json has them"
-        print_document(show_document(chosen), console(), hint)
-    return 0
+    return print_answer(
+        as_json,
+        lambda: sweep_rows_json(chosen.rows.shown) | search_rows_json(chosen.searches.shown),
+        lambda: show_document(chosen),
+        "a wider terminal, --columns or --json has them",
+    )

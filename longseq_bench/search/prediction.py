@@ -354,16 +354,16 @@ class Accuracy(NamedTuple):
     device: str
     dtype: str
     keep: str
-    memory: tuple[float, ...]
-    time: tuple[float, ...]
-    missed: int = 0
+    memory_errors: tuple[float, ...]
+    time_errors: tuple[float, ...]
+    missed: int
 
     def matches(self, trial: Trial) -> bool:
         """Return True if a prediction for this trial is of this kind."""
         return self[:6] == _kind(trial)
 
 
-def accuracy(records: Iterable[Record]) -> list[Accuracy]:
+def find_accuracy(records: Iterable[Record]) -> list[Accuracy]:
     """Return the errors of predictions that records hold, by kind of trial."""
     kinds: dict[Kind, tuple[list[float], list[float]]] = {}
     missed: Counter[Kind] = Counter()
@@ -382,7 +382,7 @@ def accuracy(records: Iterable[Record]) -> list[Accuracy]:
         if seconds and foreseen.seconds:
             time.append(foreseen.seconds / seconds - 1)
     return [
-        Accuracy(*key, memory=tuple(memory), time=tuple(time), missed=missed[key])
+        Accuracy(*key, tuple(memory), tuple(time), missed[key])
         for key, (memory, time) in sorted(kinds.items())
         if memory or time or missed[key]
     ]

@@ -137,27 +137,24 @@ def _expected_density(trial: Trial, predictor: Predictor | None) -> ExpectedLoad
     return ExpectedLoads(lambda n: {"time": full * n / DENSITY_STEPS}, {"time": ROUGH_GUESS})
 
 
-def scaling(
-    trials: Sequence[Trial], worlds: Sequence[int], rounds: int, ceiling: int | None = None,
-    predictor: Predictor | None = None,
-) -> Schedule:  # fmt: skip
-    """Search the longest length of each trial on each number of ranks, then time shorter ones.
+def scaling(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = None) -> Schedule:
+    """Search the longest length of each trial, then time shorter ones on all numbers of ranks.
 
     The timed lengths are an eighth, a quarter and half of the shortest maximum above 0.
     """
-    spread = [trial.replace(world_size=ranks) for trial in trials for ranks in worlds]
     records: list[Record] = []
     maxima: list[int] = []
-    for trial in spread:
-        found = yield from _search_length(trial, ceiling, predictor)
+    for trial in trials:
+        found = yield from _search_length(trial, None, predictor)
         maxima.append(merge_search(found).max_tokens)
         records += found
     least = min((n for n in maxima if n), default=0)
-    lengths = [n for n in (least // divisor for divisor in LENGTH_DIVISORS) if n >= max(worlds)]
+    ranks = max(trial.world_size for trial in trials)
+    lengths = [n for n in (least // divisor for divisor in LENGTH_DIVISORS) if n >= ranks]
     timed = [
         trial.at(n).replace(repeats=TIMED_PASSES, round=0)
         for n in lengths
-        for trial, most in zip(spread, maxima, strict=True)
+        for trial, most in zip(trials, maxima, strict=True)
         if most
     ]
     return records + (yield from sweep(timed, rounds, predictor))

@@ -16,8 +16,8 @@ from longseq_bench.search.prediction import (
     Curve,
     Predictor,
     RateModel,
-    accuracy,
     dry_run_curve,
+    find_accuracy,
     find_edge,
     find_longest_fit,
     find_smallest_world,
@@ -292,8 +292,8 @@ def test_errors_are_predicted_over_measured_less_one_by_kind() -> None:
         kept(190, 3.0), kept(220, None), kept(100, 1.5, mode="train"), kept(1, 1.0, "oom"),
         make.record(asked()),
     ]  # fmt: skip
-    forward, train = accuracy(records)
+    forward, train = find_accuracy(records)
     assert (forward.implementation, forward.mode, forward.world_size) == ("ring", "forward", 1)
-    assert forward.memory == pytest.approx((-0.05, 0.1))
-    assert forward.time == pytest.approx((1.0,))
-    assert (train.mode, train.memory, train.time) == ("train", (-0.5,), (0.0,))
+    assert forward.memory_errors == pytest.approx((-0.05, 0.1))
+    assert forward.time_errors == pytest.approx((1.0,))
+    assert (train.mode, train.memory_errors, train.time_errors) == ("train", (-0.5,), (0.0,))

@@ -401,11 +401,13 @@ def test_a_length_for_which_nothing_is_sparse_enough_has_no_least_sparsity(tmp_p
 
 def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_path: Path) -> None:
     launcher, outlook = foreseeing()
-    asked = [make.trial(name, memory_budget=2**24, repeats=0) for name in ("ring", "ulysses")]
+    asked = [
+        make.trial(name, memory_budget=2**24, repeats=0, world_size=ranks)
+        for name in ("ring", "ulysses")
+        for ranks in (1, 2)
+    ]
     with Store(tmp_path) as store:
-        records = run_schedule(
-            scaling(asked, [1, 2], 2, None, outlook), launcher, store, make.environment
-        )
+        records = run_schedule(scaling(asked, 2, outlook), launcher, store, make.environment)
     maxima = [r.max_tokens for r in search_rows(records)]
     assert len(maxima) == 4
     timed = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
