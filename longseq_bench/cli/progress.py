@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Hashable, Iterable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -10,12 +9,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column
 from rich.text import Text
 
+from longseq_bench.analysis.labels import find_labels
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.searches import density_key
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
+from longseq_bench.reports import outcome_text
 from longseq_bench.runner import Watcher
 from longseq_bench.search.strategy import Step
 
@@ -34,40 +35,33 @@ class Labels:
 
     def __init__(self, trials: Iterable[Trial]) -> None:
         trials = list(trials)
-        self._fields = {name for name in _FIELDS if len({_field(t, name) for t in trials}) > 1}
-        self._options: dict[str, set[str]] = {}
-        for name in {trial.implementation for trial in trials}:
-            own = [trial.options for trial in trials if trial.implementation == name]
-            differing = {k for one in own for k in one if len({repr(o.get(k)) for o in own}) > 1}
-            self._options[name] = differing
+        self._distinct = list({(t.implementation, repr(t.options)): t for t in trials}.values())
+        self._fields = [name for name in _FIELDS if len({_field(t, name) for t in trials}) > 1]
 
     def label(self, trial: Trial) -> str:
-        """Return the implementation, its length and the other fields that differ."""
-        words = [trial.implementation, format_tokens(trial.workload.seq_len)]
-        differing = self._options.get(trial.implementation, set())
-        words += [f"{k}={format_option(v)}" for k, v in trial.options.items() if k in differing]
-        words += [_field(trial, name) for name in _FIELDS if name in self._fields]
-        return " ".join(words)
+        """Return the implementation, its length and the other settings that differ."""
+        settings = find_labels([*self._distinct, trial])[-1].removeprefix(trial.implementation)
+        name = f"{trial.implementation} {format_tokens(trial.workload.seq_len)}{settings}"
+        return " ".join([name, *(_field(trial, name) for name in self._fields)])
 
 
-_FIELDS = ("world_size", "dtype", "mode", "causal", "device", "keep", "allocator", "shape", "fit")
+_FIELDS = ("world_size", "dtype", "mode", "causal", "device", "shape")
 
 
 def _field(trial: Trial, name: str) -> str:
     """Return a field of a trial in words."""
     w = trial.workload
-    if name == "world_size":
-        return f"{trial.world_size} rank{'s' if trial.world_size > 1 else ''}"
-    if name == "causal":
-        return "causal" if w.causal else "not causal"
-    if name == "shape":
-        return f"batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}"
-    if name == "fit":
-        return "memory alone" if trial.fit_only else "whole pass"
-    if name in ("dtype", "mode"):
-        return str(getattr(w, name))
-    value = str(getattr(trial, name))
-    return value if name == "device" else f"{name}={value}"
+    match name:
+        case "world_size":
+            return f"{trial.world_size} rank{'s' if trial.world_size > 1 else ''}"
+        case "causal":
+            return "causal" if w.causal else "not causal"
+        case "shape":
+            return f"batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}"
+        case "device":
+            return trial.device
+        case _:
+            return str(getattr(w, name))
 
 
 class ProgressLines(Watcher):
@@ -105,12 +99,7 @@ class ProgressLines(Watcher):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def starts(self, step: Step) -> None:
@@ -283,14 +272,11 @@ def describe_outcome(record: Record) -> str:
 def describe_failure(record: Record) -> str:
     """Describe a failure in a few words: memory and time without the allocator's text."""
     outcome, trial = record.outcome, record.trial
-    where = f" in {outcome.phase}" if outcome.phase else ""
-    if outcome.status == "oom":
-        return f"out of memory{where}"
     if outcome.status == "timeout" and trial.time_budget and outcome.phase in _TIMED_PHASES:
         return f"over the time limit of {format_seconds(trial.time_budget)}"
     reason = " ".join((outcome.reason or "").split())
     reason = reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"
-    return f"{outcome.status}{where}: {reason}"
+    return outcome_text.describe_outcome(outcome.status, outcome.phase, reason)
 
 
 def _weight(trial: Trial) -> float:

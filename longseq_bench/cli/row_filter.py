@@ -9,6 +9,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,19 +119,18 @@ def format_value(row: Row, field: str) -> str:
     )
 
 
-def parse_condition(text: str, rows: Sequence[Row], place: str = "--where") -> Condition:
+def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
     """Parse an expression; rows: those of the results, for the options that may be named.
 
     Raises UserError for a malformed expression or value, UnknownNameError for an unknown field,
     option or word.
     """
     match = _CONDITION.fullmatch(text)
+    where = f"--where {text!r}"
     if match is None:
-        raise UserError(
-            f"{place} {text!r} can't be read; write FIELD=VALUE, tokens>=4k, label~ring"
-        )
+        raise UserError(f"{where} can't be read; write FIELD=VALUE, tokens>=4k, label~ring")
     name, sign, raw = match[1], match[2].replace("==", "="), match[3]
-    field, where = find_field(name, place, rows), f"{place} {text!r}"
+    field = find_field(name, "--where", rows)
     kind = "option" if field.startswith(OPTION) else FIELDS[field].kind
     if sign == "~":
         if kind not in ("text", "option"):
@@ -150,10 +150,11 @@ def parse_condition(text: str, rows: Sequence[Row], place: str = "--where") -> C
 
 
 def _comparison(sign: str, wanted: Any) -> Callable[[Any], bool]:
-    compare = _COMPARE[sign]
+    """Return the test of a value; one that is missing or of another type is only unequal."""
+    compare, types = _COMPARE[sign], str if isinstance(wanted, str) else int | float
 
     def test(value: Any) -> bool:
-        if value is None:
+        if not isinstance(value, types):
             return sign == "!="
         # equal but for rounding: 10 % is 0.1 and 1 - 0.9
         equal = isinstance(value, float) and math.isclose(value, wanted, rel_tol=1e-9)
@@ -187,32 +188,17 @@ def _parse_value(field: Field, raw: str, where: str) -> Any:
 
 def _option_test(sign: str, raw: str, where: str) -> Callable[[Any], bool]:
     """Return the test of an option: numbers are compared as such, all else as text."""
-    number = _option_number(raw)
-    if sign in ("=", "!="):
-
-        def is_same(value: Any) -> bool:
-            if _is_number(value):
-                return number is not None and math.isclose(value, number, rel_tol=1e-9)
-            return format_option(value) == (raw if isinstance(value, str) else raw.lower())
-
-        return lambda value: is_same(value) == (sign == "=")
-    if number is None:
-        raise UserError(f"{where}: {raw!r} is no number; write 64 or 1k")
-    compare = _comparison(sign, number)
-    return lambda value: _is_number(value) and compare(value)
-
-
-def _option_number(raw: str) -> float | None:
     for parse in (float, parse_tokens):
-        try:
-            return parse(raw)
-        except ValueError:
-            pass
-    return None
+        with suppress(ValueError):
+            return _comparison(sign, parse(raw))
+    if sign not in ("=", "!="):
+        raise UserError(f"{where}: {raw!r} is no number; write 64 or 1k")
 
+    def test(value: Any) -> bool:
+        same = format_option(value) == (raw if isinstance(value, str) else raw.lower())
+        return same == (sign == "=")
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return test
 
 
 def _text(value: Any) -> str:
@@ -226,16 +212,15 @@ def sort_rows(rows: Iterable[R], keys: Sequence[tuple[str, bool]]) -> list[R]:
     """
     table = list(rows)
     for field, descending in reversed(keys):
-        have = [row for row in table if value_of(row, field) is not None]
-        lack = [row for row in table if value_of(row, field) is None]
-        have.sort(key=lambda row: _rank(value_of(row, field)), reverse=descending)
-        table = have + lack
+        table.sort(key=lambda row: _rank(value_of(row, field), descending), reverse=descending)
     return table
 
 
-def _rank(value: Any) -> tuple[int, float, str]:
-    is_number = isinstance(value, int | float)
-    return (0, float(value), "") if is_number else (1, 0.0, format_option(value))
+def _rank(value: Any, descending: bool) -> tuple[bool, bool, float, str]:
+    last = (value is None) != descending
+    if isinstance(value, int | float):
+        return last, False, float(value), ""
+    return last, True, 0.0, _text(value)
 
 
 def parse_sort(text: str, rows: Sequence[Row]) -> tuple[str, bool]:

@@ -5,7 +5,8 @@ times are tested in significance.py, and the result becomes a report in document
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from statistics import fmean, median
 from typing import Literal
 
@@ -28,7 +29,7 @@ from longseq_bench.comparison.model import (
     status_of,
     worst_run,
 )
-from longseq_bench.comparison.significance import RatioEstimate, estimate_ratios
+from longseq_bench.comparison.significance import estimate_ratios
 from longseq_bench.comparison.trial_matching import (
     HARDWARE,
     SOFTWARE,
@@ -68,25 +69,30 @@ def compare(
     """
     trials, searches = match_trials(a, b, across), match_searches(a, b, across)
     pairs = [*trials.pairs, *searches.pairs]
-    elsewhere = [*trials.different_machines, *searches.different_machines]
-    machines = _describe_machines(elsewhere)
+    machines = _describe_machines([*trials.different_machines, *searches.different_machines])
+    if not pairs and machines:
+        raise UserError(
+            f"A and B were measured on different machines{machines}; --across compares them anyway"
+        )
     if not pairs:
-        raise _nothing_in_common(a, b, machines)
+        in_common = f"A has {_contents(a)}; B has {_contents(b)}"
+        raise UserError(f"A and B have no trial in common: {in_common}")
     trial_rows = [_trial_row(p.a) for p in trials.pairs]
     search_rows = [merge_search(p.a) for p in searches.pairs]
-    only_a, only_b = _rows(trials.only_a, searches.only_a), _rows(trials.only_b, searches.only_b)
-    other_machines = _rows(
-        (p.a for p in trials.different_machines), (p.a for p in searches.different_machines)
-    )
-    tables = (trial_rows, search_rows, only_a, only_b, other_machines)
-    labels = iter(find_labels([row for table in tables for row in table]))
+    unmatched: list[list[ComparedRow]] = [
+        [*map(_trial_row, of_trials), *map(merge_search, of_searches)]
+        for of_trials, of_searches in (
+            (trials.only_a, searches.only_a),
+            (trials.only_b, searches.only_b),
+            [[p.a for p in found.different_machines] for found in (trials, searches)],
+        )
+    ]
+    labels = iter(find_labels([*trial_rows, *search_rows, *chain(*unmatched)]))
     trial_rows, search_rows = set_labels(trial_rows, labels), set_labels(search_rows, labels)
-    only_a, only_b = set_labels(only_a, labels), set_labels(only_b, labels)
-    other_machines = set_labels(other_machines, labels)
+    only_a, only_b, other_machines = (tuple(set_labels(rows, labels)) for rows in unmatched)
     compared = list(zip(trials.pairs, trial_rows, strict=True))
     times = tuple(_compare_times(compared, level, least))
     sides = tuple(r for p in pairs for r in p.a), tuple(r for p in pairs for r in p.b)
-    ours, theirs = ([r.environment for r in side] for side in sides)
     return Comparison(
         *names,
         level,
@@ -96,13 +102,13 @@ def compare(
         maxima=tuple(map(_compare_maxima, searches.pairs, search_rows)),
         status_changes=tuple(t for one in compared if (t := _status_change(*one))),
         failed_alike=sum(status_of(p.a) == status_of(p.b) != "ok" for p in trials.pairs),
-        only_a=tuple(only_a),
-        only_b=tuple(only_b),
-        other_machines=tuple(other_machines),
+        only_a=only_a,
+        only_b=only_b,
+        other_machines=other_machines,
         machine_differences=machines,
         differences=tuple(
             Difference(name_field(name), *(format_value(name, side) for side in values))
-            for name, values in find_differences(ours, theirs, (*HARDWARE, *SOFTWARE)).items()
+            for name, values in find_differences(*sides, (*HARDWARE, *SOFTWARE)).items()
         ),
         caveats=tuple(find_caveats(a, b, pairs, compared, times, least)),
         records=sides,
@@ -119,26 +125,19 @@ def _compare_times(
     estimates = iter(estimate_ratios(tested, level))
     for row, pair, a, b in timed:
         a_s, b_s = (math.exp(fmean(map(math.log, side))) for side in (a, b))
+        verdict: Literal["slower", "faster", "same", "undecided"] = "undecided"
         estimate, reason = None, ""
         if min(len(a), len(b)) > 1:
             estimate = next(estimates)
+            verdict = "slower" if estimate.ratio > 1 else "faster"
+            if estimate.adjusted_p > level or abs(math.log(estimate.ratio)) < math.log1p(least):
+                verdict = "same"
         elif len(a) == len(b) == 1:
             reason = f"one process a side; {MORE_ROUNDS}"
         else:
             reason = f"{'A' if len(a) == 1 else 'B'} has one process only; {MORE_ROUNDS}"
-        verdict = _time_verdict(estimate, level, least)
         note = _differing_budgets(pair)
         yield TimeComparison(row, a, b, a_s, b_s, b_s / a_s, estimate, verdict, reason, note)
-
-
-def _time_verdict(
-    estimate: RatioEstimate | None, level: float, least: float
-) -> Literal["slower", "faster", "same", "undecided"]:
-    if estimate is None:
-        return "undecided"
-    if estimate.adjusted_p > level or abs(math.log(estimate.ratio)) < math.log1p(least):
-        return "same"
-    return "slower" if estimate.ratio > 1 else "faster"
 
 
 def _medians(runs: Sequence[Record]) -> tuple[float, ...]:
@@ -208,32 +207,20 @@ def _trial_row(runs: Sequence[Record]) -> SweepRow:
     return sweep_rows(runs[:1])[0]
 
 
-def _rows(
-    trials: Iterable[Sequence[Record]], searches: Iterable[Sequence[Record]]
-) -> list[ComparedRow]:
-    return [*map(_trial_row, trials), *map(merge_search, searches)]
-
-
 def _describe_machines(pairs: Sequence[MatchedPair]) -> str:
     """Return the differences between the machines of the pairs, in brackets; "" for no pairs.
 
     Compared pair by pair: two machines that swapped sides are equal when taken together.
     """
-    sides = [(pair.a[0].environment, pair.b[0].environment) for pair in pairs]
+    machines = {
+        tuple(one.environment.fingerprint for one in (pair.a[0], pair.b[0])): pair for pair in pairs
+    }
     words = dict.fromkeys(
         f"{name_field(name)} {format_value(name, one)} and {format_value(name, other)}"
-        for a, b in {(a.fingerprint, b.fingerprint): (a, b) for a, b in sides}.values()
-        for name, (one, other) in find_differences([a], [b], HARDWARE).items()
+        for pair in machines.values()
+        for name, (one, other) in find_differences(pair.a[:1], pair.b[:1], HARDWARE).items()
     )
     return f" ({join_words(list(words), separator='; ')})" if words else ""
-
-
-def _nothing_in_common(a: Sequence[Record], b: Sequence[Record], machines: str) -> UserError:
-    if machines:
-        return UserError(
-            f"A and B were measured on different machines{machines}; --across compares them anyway"
-        )
-    return UserError(f"A and B have no trial in common: A has {_contents(a)}; B has {_contents(b)}")
 
 
 def _contents(records: Sequence[Record]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longseq_bench.analysis.searches import SEARCH_PURPOSES
-from longseq_bench.core.model import Environment, Record
+from longseq_bench.core.model import Record
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")
 SOFTWARE = ("commit", "longseq", "torch", "python", "os", "variables")
@@ -50,32 +50,21 @@ def match_trials(a: Sequence[Record], b: Sequence[Record], across: bool = False)
     Budgets do not change a time, so trials with different budgets match where no other does.
     across: match trials of different machines too, where the same machine has none.
     """
-    machine = _machine_number([*a, *b])
-    keys: list[_Key] = [
-        lambda r: (_trial_key(r), r.environment.fingerprint),
-        lambda r: (_trial_key(r), machine(r)),
-        lambda r: (_trial_key_without_budgets(r), machine(r)),
-    ]
-    ours, theirs = ([r for r in side if r.purpose == "measure"] for side in (a, b))
-    return _match(ours, theirs, keys, [_trial_key, _trial_key_without_budgets], across)
+    in_a, in_b = ([r for r in side if r.purpose == "measure"] for side in (a, b))
+    return _match(in_a, in_b, [_trial_key, _trial_key_without_budgets], across)
 
 
 def match_searches(a: Sequence[Record], b: Sequence[Record], across: bool = False) -> Matching:
     """Match the searches for the longest length, each with its budgets."""
-    machine = _machine_number([*a, *b])
-    keys: list[_Key] = [
-        lambda r: (_search_key(r), r.environment.fingerprint),
-        lambda r: (_search_key(r), machine(r)),
-    ]
-    ours, theirs = ([r for r in side if r.purpose in SEARCH_PURPOSES] for side in (a, b))
-    return _match(ours, theirs, keys, [_search_key], across)
+    in_a, in_b = ([r for r in side if r.purpose in SEARCH_PURPOSES] for side in (a, b))
+    return _match(in_a, in_b, [_search_key], across)
 
 
 def find_differences(
-    a: Iterable[Environment], b: Iterable[Environment], names: Sequence[str]
+    a: Iterable[Record], b: Iterable[Record], names: Sequence[str]
 ) -> dict[str, tuple[list[Any], list[Any]]]:
     """Return the fields of the environments that differ, each with the values of both sides."""
-    sides = [list(a), list(b)]
+    sides = [[record.environment for record in side] for side in (a, b)]
     found = {}
     for name in names:
         one, other = (
@@ -90,21 +79,25 @@ def find_differences(
 
 
 def _match(
-    a: Sequence[Record], b: Sequence[Record], keys: Sequence[_Key], anywhere: Sequence[_Key],
-    across: bool,
-) -> Matching:  # fmt: skip
+    a: Sequence[Record], b: Sequence[Record], keys: Sequence[_Key], across: bool
+) -> Matching:
     """Match groups by the first key that both sides share.
 
+    A key is tried with the same environment, then with the same machine, then without either.
     Where a side has several groups of a key, the one measured last is taken.
-    anywhere: keys without the machine, for the groups that are left.
     """
-    left = [_group(side, keys[0]) for side in (a, b)]
+    machine = _machine_number([*a, *b])
+    same: list[_Key] = [
+        lambda r: (keys[0](r), r.environment.fingerprint),
+        *(lambda r, key=key: (key(r), machine(r)) for key in keys),
+    ]
+    left = [_group(side, same[0]) for side in (a, b)]
     pairs: list[MatchedPair] = []
     elsewhere: list[MatchedPair] = []
-    for key in (*keys, *anywhere):
+    for key in (*same, *keys):
         by_key_a, by_key_b = ({key(g[0]): g for g in sorted(side, key=_ended)} for side in left)
         matched = [(group, by_key_b[k]) for k, group in by_key_a.items() if k in by_key_b]
-        target = elsewhere if key in anywhere and not across else pairs
+        target = elsewhere if key in keys and not across else pairs
         target += [MatchedPair(tuple(one), tuple(other)) for one, other in matched]
         taken = {id(group) for pair in matched for group in pair}
         left = [[g for g in side if id(g) not in taken] for side in left]
@@ -128,13 +121,13 @@ def _ended(group: Sequence[Record]) -> str:
 
 def _machine_number(records: Sequence[Record]) -> Callable[[Record], int]:
     """Number the machines of the records; machines with the same hardware share a number."""
-    machines: list[Environment] = []
+    machines: list[Record] = []
     numbers: dict[str, int] = {}
-    for e in {r.environment.fingerprint: r.environment for r in records}.values():
-        same = (i for i, m in enumerate(machines) if not find_differences([m], [e], HARDWARE))
-        numbers[e.fingerprint] = next(same, len(machines))
-        if numbers[e.fingerprint] == len(machines):
-            machines.append(e)
+    for fingerprint, one in {r.environment.fingerprint: r for r in records}.items():
+        same = (i for i, m in enumerate(machines) if not find_differences([m], [one], HARDWARE))
+        numbers[fingerprint] = next(same, len(machines))
+        if numbers[fingerprint] == len(machines):
+            machines.append(one)
     return lambda record: numbers[record.environment.fingerprint]
 
 

@@ -40,7 +40,6 @@ MAX_LINE = 100
 """Maximum width of a sentence's lines (characters)."""
 MIN_SLOTS, MAX_BAR = 8, 40
 HINT = "a wider terminal or --format md has them"
-"""Hint of commands that write a report next to the records."""
 STYLES = {
     "ok": "green", "faster": "green", "less": "green", "longer": "green", "mended": "green",
     "slower": "red", "more": "red", "shorter": "red", "broken": "red", "crashed": "red",
