@@ -18,7 +18,7 @@ from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.runner import NoStore, run_schedule
+from longseq_bench.runner import run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel, find_longest_fit, predict
 from longseq_bench.search.strategy import CEILING_TOKENS, maxlen
 
@@ -94,7 +94,7 @@ def maxima(launcher: Launcher, dtype: str, rates: RateModel, budget: int) -> boo
     for trial, _ in trials(launcher, dtype, budget):
         one = find_longest_fit(trial, launcher.dry_run, rates, CEILING_TOKENS)
         assert not isinstance(one, str), one
-        records = run_schedule(maxlen([trial], None, predictor), launcher, NoStore(), collect)
+        records = run_schedule(maxlen([trial], None, predictor), launcher, None, collect)
         (found,) = search_rows(records)
         tokens = one.trial.workload.seq_len
         good &= row(trial, len(records), tokens, found.max_tokens, MEMORY_LIMIT, 1)

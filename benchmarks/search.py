@@ -23,7 +23,7 @@ from longseq_bench.core.model import Mode, Trial, Workload
 from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.runner import NoStore, run_schedule
+from longseq_bench.runner import run_schedule
 from longseq_bench.search.bracket import tolerance
 from longseq_bench.search.prediction import Predictor, RateModel
 from longseq_bench.search.strategy import maxlen
@@ -58,7 +58,7 @@ MOST_MEAN, MOST_ANY, LEAST_RATIO = 5.0, 8, 3.0
 def ours(trial: Trial, launcher: Launcher, rates: RateModel) -> tuple[int, int, int | None]:
     """Search with longseq; return the number of runs and the bracket."""
     predictor = Predictor(launcher.dry_run, rates)
-    records = run_schedule(maxlen([trial], None, predictor), launcher, NoStore(), collect)
+    records = run_schedule(maxlen([trial], None, predictor), launcher, None, collect)
     (row,) = search_rows(records)
     return len(records), row.max_tokens, row.first_failure
 

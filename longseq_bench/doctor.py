@@ -63,6 +63,11 @@ def examine(
     ]
 
 
+def _check(name: str, good: bool, found: str, remedy: str) -> Finding:
+    """Return ok for what is good, else a note with its remedy."""
+    return Finding(name, "ok", found) if good else Finding(name, "note", found, remedy)
+
+
 def _python(environment: Environment) -> Finding:
     if _numbers(environment.python) >= LEAST_PYTHON:
         return Finding("python", "ok", environment.python)
@@ -71,14 +76,17 @@ def _python(environment: Environment) -> Finding:
 
 
 def _torch(environment: Environment) -> Finding:
-    clauses = torch_range()
+    clauses, version = torch_range(), environment.torch
     remedy = f"pip install 'torch{','.join(clauses)}'"
-    if environment.torch == NOT_INSTALLED:
+    if version == NOT_INSTALLED:
         return Finding("torch", "missing", NOT_INSTALLED, remedy)
-    if all(_holds(environment.torch, clause) for clause in clauses):
-        return Finding("torch", "ok", environment.torch)
-    found = f"{environment.torch}, outside the tested range {', '.join(clauses)}"
-    return Finding("torch", "note", found, remedy)
+    have = _numbers(version)
+    good = all(
+        have >= _numbers(clause[2:]) if clause.startswith(">=") else have < _numbers(clause[1:])
+        for clause in clauses
+    )
+    outside = "" if good else f", outside the tested range {', '.join(clauses)}"
+    return _check("torch", good, version + outside, remedy)
 
 
 def torch_range() -> list[str]:
@@ -88,7 +96,7 @@ def torch_range() -> list[str]:
     except PackageNotFoundError:
         return []
     line = next((r for r in stated if re.match(r"torch\b(?![-_.])", r)), "")
-    return sorted(re.findall(r"[<>=!~]=?\s*[0-9.]+", line.split(";")[0]), reverse=True)
+    return sorted(re.findall(r">=[0-9.]+|<[0-9.]+", line.split(";")[0]), reverse=True)
 
 
 def _data_limit() -> Finding:
@@ -107,11 +115,8 @@ def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
     try:
         path.write_text("5")
     except OSError as error:
-        found = f"{path} can't be written: {error.strerror}"
-        remedy = (
-            "peaks come from slower accounting; on Linux run outside the sandbox for exact ones"
-        )
-        return Finding(name, "note", found, remedy)
+        remedy = "peaks come from slower accounting; on Linux run outside the sandbox for exact"
+        return Finding(name, "note", f"{path} can't be written: {error.strerror}", remedy)
     return Finding(name, "ok", f"{path} resets the peak")
 
 
@@ -143,12 +148,12 @@ def _ranks(catalogue: Catalogue | None, environment: Environment) -> Finding:
 
 
 def _transports() -> Finding:
-    name = "transports"
     lacking = [module for module in TRANSPORTS if not find_spec(module)]
-    if not lacking:
-        return Finding(name, "ok", f"p2p, {', '.join(TRANSPORTS)}")
     found = f"no {' and no '.join(lacking)}, so ring can't use them"
-    return Finding(name, "note", found, "optional: pip install 'longseq-bench[transports]'")
+    return _check(
+        "transports", not lacking, found if lacking else f"p2p, {', '.join(TRANSPORTS)}",
+        "optional: pip install 'longseq-bench[transports]'",
+    )  # fmt: skip
 
 
 def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
@@ -158,20 +163,18 @@ def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
     except OSError:
         return Finding(name, "note", f"there is no {path}", "ranks talk over sockets instead")
     found = f"{format_bytes(size.free)} of {format_bytes(size.total)} free in {path}"
-    if size.total >= LEAST_SHARED_MEMORY:
-        return Finding(name, "ok", found)
-    return Finding(name, "note", found, "start the container with --shm-size=8g for many ranks")
+    remedy = "start the container with --shm-size=8g for many ranks"
+    return _check(name, size.total >= LEAST_SHARED_MEMORY, found, remedy)
 
 
 def _threads(environment: Environment) -> Finding:
-    asked = environment.variables.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = environment.variables.get("OMP_NUM_THREADS", "").split(",")[0]
     cores = environment.cores
-    if not asked.isdigit():
+    if not threads.isdigit():
         return Finding("threads", "ok", f"{cores} cores, torch chooses")
-    found = f"OMP_NUM_THREADS is {asked} on {cores} cores"
-    if int(asked) > cores:
-        return Finding("threads", "note", found, f"set it to {cores} or less: threads wait in turn")
-    return Finding("threads", "ok", found)
+    found = f"OMP_NUM_THREADS is {threads} on {cores} cores"
+    remedy = f"set it to {cores} or less: threads wait in turn"
+    return _check("threads", int(threads) <= cores, found, remedy)
 
 
 def _load(environment: Environment) -> Finding:
@@ -179,20 +182,16 @@ def _load(environment: Environment) -> Finding:
         return Finding("load", "note", "the load average can't be read here")
     load, cores = environment.load[0], environment.cores
     found = f"{load:.2f} on {cores} cores over the last minute"
-    if load > cores / 2:
-        return Finding("load", "note", found, "times will spread; end other work or wait")
-    return Finding("load", "ok", found)
+    return _check("load", load <= cores / 2, found, "times will spread; end other work or wait")
 
 
 def _compiler() -> Finding:
-    asked = os.environ.get("CXX")
-    for name in [asked] if asked else ["c++", "g++", "clang++"]:
-        path = shutil.which(name.split()[0]) if name.strip() else None
-        if path:
-            return Finding("c++ compiler", "ok", path)
-    found = f"CXX={asked} is not there" if asked else "none on PATH"
+    named = os.environ.get("CXX")
+    words = (name.split() for name in ([named] if named else ["c++", "g++", "clang++"]))
+    path = next((path for word in words if word and (path := shutil.which(word[0]))), None)
+    found = path or (f"CXX={named} is not there" if named else "none on PATH")
     remedy = "optional: install g++ or clang++ for implementations that torch compiles on cpu"
-    return Finding("c++ compiler", "note", found, remedy)
+    return _check("c++ compiler", path is not None, found, remedy)
 
 
 def _results(folder: Path) -> Finding:
@@ -240,28 +239,11 @@ def _reasons(reasons: dict[str, str]) -> str:
 
 
 def _remedy(entry: Entry, reasons: dict[str, str]) -> str:
-    module = next((m for m in map(_missing_module, reasons.values()) if m), None)
-    if module:
-        return f"pip install {module}"
+    if module := re.search(r"No module named '(\w+)", "\n".join(reasons.values())):
+        return f"pip install {module[1]}"
     if entry.source != "built-in":
         return f"ask whoever made it: it comes from {entry.source}"
     return "leave it out, or run it where the reason does not hold"
-
-
-def _missing_module(reason: str) -> str | None:
-    match = re.search(r"No module named '([\w]+)", reason)
-    return match[1] if match else None
-
-
-def _holds(version: str, clause: str) -> bool:
-    match = re.fullmatch(r"([<>=!~]=?)\s*([0-9.]+)", clause)
-    if match is None:
-        return True
-    have, bound = _numbers(version), _numbers(match[2])
-    return {
-        ">=": have >= bound, ">": have > bound, "<": have < bound, "<=": have <= bound,
-        "!=": have != bound,
-    }.get(match[1], have[: len(bound)] == bound)  # fmt: skip
 
 
 def _numbers(version: str) -> tuple[int, ...]:

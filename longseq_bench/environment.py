@@ -59,10 +59,12 @@ def collect() -> Environment:
         gpus=gpus.names,
         driver=gpus.driver,
         python=platform.python_version(),
-        torch=_version("torch"),
+        torch=installed_version("torch"),
         longseq=__version__,
         commit=commit_of(Path(__file__).parent),
-        variables={k: v for k, v in sorted(os.environ.items()) if _matters(k)},
+        variables={
+            k: v for k, v in sorted(os.environ.items()) if k in _NAMES or k.startswith(_PREFIXES)
+        },
         load=_load(),
         clock_mhz=_clock_mhz(),
     )
@@ -78,7 +80,14 @@ def free_memory(device: Device) -> int:
         UserError: there is no such GPU; the message has the reason.
     """
     if device == "cuda":
-        return _free_on_cuda(read_gpus())
+        gpus = read_gpus()
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+        index = int(first) if first.isdigit() else 0
+        shown = gpus.free[index : index + 1] if first not in ("", "-1") else ()
+        if shown and shown[0] is not None:
+            return shown[0]
+        reason = gpus.reason or "CUDA_VISIBLE_DEVICES shows no GPU whose memory NVML knows"
+        raise UserError(f"no free memory to read on cuda: {reason}")
     available, limit = psutil.virtual_memory().available, cgroup_memory()
     return max(0, min(available, limit[1])) if limit else available
 
@@ -114,14 +123,12 @@ def cgroup_memory(
 
     Page cache that can be dropped counts as left. Every level of v1 and v2 up to the root counts.
     """
-    found = []
-    for base, path, names in _hierarchies(root, own):
-        for level in (base / path, *(base / path).parents):
-            limits = _limit_at(level, *names)
-            if limits:
-                found.append(limits)
-            if level == base:
-                break
+    found = [
+        limits
+        for base, path, names in _hierarchies(root, own)
+        for level in (base / path, *(base / path).parents)
+        if level.is_relative_to(base) and (limits := _limit_at(level, *names))
+    ]
     return (min(f[0] for f in found), min(f[1] for f in found)) if found else None
 
 
@@ -176,15 +183,6 @@ def _limit_at(level: Path, limit: str, use: str, cache: str) -> tuple[int, int] 
     return int(top), int(top) - int(used) + (int(match[1]) if match else 0)
 
 
-def _free_on_cuda(gpus: Gpus) -> int:
-    index = _first_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    free = gpus.free[index] if index is not None and index < len(gpus.free) else None
-    if free is not None:
-        return free
-    reason = gpus.reason or "CUDA_VISIBLE_DEVICES shows no GPU whose memory NVML knows"
-    raise UserError(f"no free memory to read on cuda: {reason}")
-
-
 def _free_on(handle: Any) -> int | None:
     import pynvml
 
@@ -192,20 +190,6 @@ def _free_on(handle: Any) -> int | None:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
     except pynvml.NVMLError_NotSupported:
         return None
-
-
-def _first_visible(variable: str | None) -> int | None:
-    """Return the index of the first GPU that CUDA may use; None if CUDA may use none."""
-    if variable is None:
-        return 0
-    first = variable.split(",")[0].strip()
-    if first.isdigit():
-        return int(first)
-    return None if first in ("", "-1") else 0
-
-
-def _matters(name: str) -> bool:
-    return name in _NAMES or name.startswith(_PREFIXES)
 
 
 def _cores() -> int:
@@ -234,7 +218,8 @@ def _load() -> tuple[float, ...]:
         return ()
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Return the version of a package, or "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from longseq_bench.core.errors import StoreError, nearest
 from longseq_bench.core.interning import RecordInterner, gc_disabled, keep_uncollected
@@ -223,10 +223,8 @@ def _unfinished(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
 def _is_record(line: bytes) -> bool:
     try:
         _parse(line)
-    except NewerSchemaError:
-        return True
-    except ValueError:
-        return False
+    except (NewerSchemaError, ValueError) as error:
+        return isinstance(error, NewerSchemaError)
     return True
 
 
@@ -244,24 +242,22 @@ def _parse(line: bytes) -> Record:
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise ValueError("no schema")
     if schema > SCHEMA:
-        raise NewerSchemaError(schema, _writer(data))
+        # a later schema may have it elsewhere
+        environment = data.get("environment")
+        version = environment.get("longseq") if isinstance(environment, dict) else None
+        raise NewerSchemaError(schema, version if isinstance(version, str) else None)
     return Record.model_validate(data)
 
 
-def _writer(data: dict[str, Any]) -> str | None:
-    """Return the version of longseq that wrote a line, if a later schema still has it there."""
-    environment = data.get("environment")
-    version = environment.get("longseq") if isinstance(environment, dict) else None
-    return version if isinstance(version, str) else None
-
-
 def _read(file: Path) -> Loaded:
-    loaded, lean = Loaded([]), RecordInterner()
+    loaded, interner = Loaded([]), RecordInterner()
     torn = None
-    with gc_disabled():
-        for number, line in _lines(file):
+    with gc_disabled(), open(file, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
             try:
-                loaded.records.append(lean.record(_parse(line)))
+                loaded.records.append(interner.record(_parse(line)))
             except NewerSchemaError as error:
                 loaded.newer.setdefault(error.schema, []).append(number)
                 if error.writer:
@@ -274,13 +270,6 @@ def _read(file: Path) -> Loaded:
     return loaded
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    with open(file, "rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                yield number, line
-
-
 def _skipped(loaded: Loaded, torn: int | None) -> Iterator[str]:
     broken = [number for number in loaded.broken if number != torn]
     if broken:
@@ -288,14 +277,12 @@ def _skipped(loaded: Loaded, torn: int | None) -> Iterator[str]:
     if torn is not None:
         yield f"line {torn} is not finished: its writer is still at work or was killed"
     for schema, numbers in sorted(loaded.newer.items()):
+        writer = loaded.writers.get(schema)
+        reader = f", which longseq {writer} reads" if writer else ""
         yield (
-            f"{_counted(numbers)} written by a newer longseq (schema {schema}"
-            f"{_reads(loaded.writers.get(schema))}); this one reads {SCHEMA}"
+            f"{_counted(numbers)} written by a newer longseq (schema {schema}{reader}); "
+            f"this one reads {SCHEMA}"
         )
-
-
-def _reads(version: str | None) -> str:
-    return f", which longseq {version} reads" if version else ""
 
 
 def _counted(numbers: list[int]) -> str:
@@ -315,8 +302,7 @@ def _records_file(path: Path) -> Path:
         raise StoreError(f"results folder {path} holds no {RECORDS}{hint}")
     if path.exists():
         return path
-    beside = [found.name for found in path.parent.glob("*")]
-    guess = nearest(path.name, beside)
+    guess = nearest(path.name, [found.name for found in path.parent.glob("*")])
     hint = f"; did you mean {path.parent / guess}?" if guess else ""
     raise StoreError(f"results {path} do not exist{hint}")
 

@@ -128,20 +128,15 @@ def _hello(site: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
     import shlex
     import socket
     import uuid
-    from importlib.metadata import PackageNotFoundError, version
     from pathlib import Path
 
     from longseq_bench import __version__
-    from longseq_bench.environment import NOT_INSTALLED, commit_of
+    from longseq_bench.environment import commit_of, installed_version
     from longseq_bench.launchers.control_channel import NodeIdentity
 
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = NOT_INSTALLED
     agreed = {
         "longseq": f"{__version__}, commit {commit_of(Path(__file__).parents[1]) or 'unknown'}",
-        "torch": torch,
+        "torch": installed_version("torch"),
         "python": platform.python_version(),
         "--nnodes": str(site.nodes),
         "--nproc-per-node": str(site.per),

@@ -335,7 +335,7 @@ def run_and_report(
     """
     from longseq_bench.environment import collect
     from longseq_bench.reports import write_report
-    from longseq_bench.runner import Watchers, run_schedule
+    from longseq_bench.runner import run_schedule
     from longseq_bench.store import Store
 
     with Store(out or default_out()) as store:
@@ -343,7 +343,7 @@ def run_and_report(
         if config is not None:
             _write_config(config, store.folder)
         with watcher, live or nullcontext():
-            watchers = Watchers(watcher, live) if live else watcher
+            watchers = [watcher, live] if live else [watcher]
             command = shlex.join(["longseq", *sys.argv[1:]])
             records = run_schedule(schedule, launcher, store, collect, watchers, command)
         paths = write_report(

@@ -11,7 +11,7 @@ from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import DryRunEstimate, Environment, Outcome, Record, Trial
 from longseq_bench.launchers.simulated import SimulatedLauncher
-from longseq_bench.runner import NoStore, Watcher, run_schedule
+from longseq_bench.runner import Watcher, run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel
 from longseq_bench.search.strategy import Schedule, Step, find_min_sparsity, maxlen, scaling, sweep
 from longseq_bench.store import Store
@@ -187,7 +187,7 @@ def test_a_search_and_its_answer_judge_time_alike(tmp_path: Path) -> None:
 
         launcher = SimulatedLauncher(seconds=seconds)
         asked = make.trial("ring", memory_budget=make.GIB, time_budget=1.0, repeats=0)
-        records = run_schedule(maxlen([asked]), launcher, NoStore(), make.environment)
+        records = run_schedule(maxlen([asked]), launcher, None, make.environment)
         (row,) = search_rows(records)
         runs = [r.outcome.status for r in records if r.trial.workload.seq_len == row.max_tokens]
         assert runs.count("ok") > runs.count("timeout")
@@ -211,7 +211,7 @@ def driven(
     told = Told()
     with Store(folder) as store:
         machine = where or make.environment()
-        return run_schedule(plan, launcher, store, lambda: machine, told), told.found
+        return run_schedule(plan, launcher, store, lambda: machine, [told]), told.found
 
 
 def searched() -> Schedule:
@@ -436,9 +436,7 @@ def test_ten_thousand_simulated_searches_end_at_a_length_that_was_run(tmp_path: 
         launcher = SimulatedLauncher(peak=peak, dry_run_factor=lambda t, off=off: off)  # type: ignore[misc]
         outlook = Predictor(launcher.dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
         asked = make.trial("ring", memory_budget=16 * 2**20, repeats=0)
-        records = run_schedule(
-            maxlen([asked], None, outlook), launcher, NoStore(), make.environment
-        )
+        records = run_schedule(maxlen([asked], None, outlook), launcher, None, make.environment)
         (row,) = search_rows(records)
         passed = {t.workload.seq_len for t in launcher.ran}
         failed = {r.trial.workload.seq_len for r in records if r.outcome.status != "ok"}
