@@ -10,7 +10,7 @@ from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
-from longseq_bench.reports.render.charts import (
+from longseq_bench.reports.render._vega import (
     BAR,
     MOST_POINTS,
     MOST_SERIES,
@@ -135,7 +135,7 @@ def test_at_one_length_failures_are_beside_the_bars() -> None:
     one = found["time"]
     assert one.shape == "bars"
     (bar,), (cross,) = rows(one, 0), rows(one, 1)
-    assert (bar["s"], cross) == ("sdpa", {"s": "bad", "w": "bad: wrong at 1,024 tokens"})
+    assert (bar["s"], cross["s"], cross["w"]) == ("sdpa", "bad", "bad: wrong at 1,024 tokens")
     assert svg(one).count("bad") > 1
 
 

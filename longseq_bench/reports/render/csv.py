@@ -6,6 +6,7 @@ The main file is the tidy data, one row per measurement. Each table has a file o
 import csv
 import io
 import re
+from collections.abc import Sequence
 
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import Cell, Document, Spread, Table
@@ -33,22 +34,18 @@ def _written(table: Table) -> str:
     """Return one line of headings, then one line per row; an interval takes two more columns."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    spread = [
-        any(isinstance(row[i], Spread) for row in table.rows) for i in range(len(table.columns))
-    ]
+    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.columns)
     names: list[str] = []
-    for column, wide in zip(table.columns, spread, strict=True):
-        names += [column.name, *[f"{column.name} {end}" for end in ("low", "high")] * wide]
+    values: list[Sequence[Cell]] = []
+    for column, cells in zip(table.columns, columns, strict=True):
+        names.append(column.name)
+        values.append([cell.value if isinstance(cell, Spread) else cell for cell in cells])
+        if any(isinstance(cell, Spread) for cell in cells):
+            names += [f"{column.name} low", f"{column.name} high"]
+            values += [
+                [getattr(cell, end) if isinstance(cell, Spread) else None for cell in cells]
+                for end in ("low", "high")
+            ]
     writer.writerow(names)
-    for row in table.rows:
-        cells: list[Cell] = []
-        for cell, wide in zip(row, spread, strict=True):
-            cells += _cells(cell, wide)
-        writer.writerow(cells)
+    writer.writerows(zip(*values, strict=True))
     return stream.getvalue()
-
-
-def _cells(cell: Cell, wide: bool) -> list[Cell]:
-    if isinstance(cell, Spread):
-        return [cell.value, cell.low, cell.high]
-    return [cell, None, None] if wide else [cell]

@@ -10,7 +10,6 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -45,6 +44,9 @@ LONG = 30
 
 STATUSES = frozenset(get_args(Status))
 POLL_MS = 2000
+
+Shown = dict[str, Any]
+"""Values for the template by name."""
 
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -128,16 +130,10 @@ def _template() -> Template:
 def _policy(scripts: Sequence[str], live: bool) -> str:
     """Return the page's content security policy: its own scripts, charts, and its server."""
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    return "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src {hashes}",
-            "style-src 'unsafe-inline'",
-            "img-src data:",
-            f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
+    server = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
+        f"connect-src {server}; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -175,50 +171,11 @@ def _labels(document: Document) -> list[str]:
 _LABEL = "Implementation"
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """A section for the template.
+def _sections(document: Document) -> Iterator[Shown]:
+    """Yield the sections for the template.
 
-    name: its anchor in the page.  more: number of tables that the page leaves out.
+    name: the anchor in the page.  more: number of tables that the page leaves out.
     """
-
-    name: str
-    section: Section
-    figures: list[_Figure]
-    grids: list[_Grid]
-    more: int
-    code: str
-
-
-@dataclass(frozen=True)
-class _Figure:
-    """key: the same in the next page of a run, to keep the reader's settings."""
-
-    key: str
-    chart: Chart
-    height: int
-    legend: list[tuple[str, str, str]]
-    logs: list[tuple[str, str, bool]]
-    notes: list[str]
-    data: Markup
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """rows: written as HTML, of cells (text, code, class).  data: all rows, if there are more."""
-
-    key: str
-    title: str
-    named: bool
-    columns: list[tuple[str, str]]
-    label: int
-    rows: list[list[tuple[str, int, str]]]
-    count: int
-    held: int
-    data: Markup | None
-
-
-def _sections(document: Document) -> Iterator[_Shown]:
     names: dict[str, int] = {}
     left, plain = MOST_BYTES, MOST_PLAIN
     for section in document.sections:
@@ -228,11 +185,17 @@ def _sections(document: Document) -> Iterator[_Shown]:
         for table in section.tables[:MOST_TABLES]:
             key = _once(f"{name}/{slug(table.title)}", names)
             grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, FEW)))
-            left -= len(grid.data or "")
-            plain -= len(grid.rows)
+            left -= len(grid["data"] or "")
+            plain -= len(grid["rows"])
             grids.append(grid)
-        more = len(section.tables) - len(grids)
-        yield _Shown(name, section, figures, grids, more, "\n".join(section.code))
+        yield {
+            "name": name,
+            "section": section,
+            "figures": figures,
+            "grids": grids,
+            "more": len(section.tables) - len(grids),
+            "code": "\n".join(section.code),
+        }
 
 
 def _once(name: str, names: dict[str, int]) -> str:
@@ -244,59 +207,60 @@ def _once(name: str, names: dict[str, int]) -> str:
 # ---- charts ------------------------------------------------------------------------------------
 
 
-def _figure(key: str, chart: Chart) -> _Figure:
-    from longseq_bench.reports.render.charts import axes, colours, notes, spec
+def _figure(key: str, chart: Chart) -> Shown:
+    """key: the same in the next page of a run, to keep the reader's settings."""
+    from longseq_bench.reports.render._vega import axes, colours, notes, spec
 
     drawn, looks, either = spec(chart, page=True), colours(chart), axes(chart)
-    named = {"x": chart.x, "y": chart.y}
-    logs = {name: either[name]["log"] == _axis_of(drawn, name) for name in either}
-    return _Figure(
-        key,
-        chart,
+    named, encoding = {"x": chart.x, "y": chart.y}, drawn["layer"][0]["encoding"]
+    return {
+        "key": key,
+        "chart": chart,
         # the size that Vega adds for the axis and its title
-        int(drawn["height"]) + 48,
-        [(s, colour, " ".join(map(str, dash))) for s, (colour, dash) in looks.items()],
-        [(name, named[name].name, on) for name, on in logs.items()],
-        list(notes(chart)),
-        _data(finite({"spec": drawn, "axes": either, "series": list(looks)})),
-    )
-
-
-def _axis_of(drawn: dict[str, Any], name: str) -> dict[str, Any]:
-    encoding = drawn["layer"][0]["encoding"][name]
-    return {part: encoding[part] for part in ("scale", "axis")}
+        "height": int(drawn["height"]) + 48,
+        "legend": [(s, colour, " ".join(map(str, dash))) for s, (colour, dash) in looks.items()],
+        "logs": [
+            (name, named[name].name, scales["log"].items() <= encoding[name].items())
+            for name, scales in either.items()
+        ],
+        "notes": list(notes(chart)),
+        "data": _data(finite({"spec": drawn, "axes": either, "series": list(looks)})),
+    }
 
 
 # ---- tables ------------------------------------------------------------------------------------
 
 
-def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> _Grid:
-    """left: bytes that the data of this table may take.  plain: rows that it may write out."""
-    held = table.rows[:MOST_ROWS]
-    columns = _packed(table, held)
+def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Shown:
+    """left: bytes that the data of this table may take.  plain: rows that it may write out.
+
+    rows: written as HTML, of cells (text, code, class).  data: all rows, if there are more.
+    """
+    kept = table.rows[:MOST_ROWS]
+    columns = _packed(table, kept)
     data = None
-    if len(held) > plain:
-        columns, data = _fitting(table, held, columns, left, plain)
-    count = len(columns[0].codes) if columns else 0
-    both = zip(table.columns, columns, strict=True)
-    classes = [_class(column, packed.texts) for column, packed in both]
-    return _Grid(
-        key,
-        table.title or section.title,
-        bool(table.title),
-        [(column.name, look) for column, look in zip(table.columns, classes, strict=True)],
-        _label_column(table.columns),
-        [list(_cells(columns, classes, i)) for i in range(min(count, plain))],
-        len(table.rows),
-        count,
-        data,
-    )
+    if len(kept) > plain:
+        columns, data = _fitting(table, kept, columns, left, plain)
+    held = len(columns[0].codes) if columns else 0
+    classes = [_class(*both) for both in zip(table.columns, columns, strict=True)]
+    headings = [column.name for column in table.columns]
+    first_text = 0 if table.columns and table.columns[0].kind == "text" else -1
+    return {
+        "key": key,
+        "title": table.title or section.title,
+        "named": bool(table.title),
+        "columns": list(zip(headings, classes, strict=True)),
+        "label": headings.index(_LABEL) if _LABEL in headings else first_text,
+        "rows": [list(_cells(columns, classes, i)) for i in range(min(held, plain))],
+        "count": len(table.rows),
+        "held": held,
+        "data": data,
+    }
 
 
 def _packed(table: Table, rows: Sequence[tuple[Any, ...]]) -> list[Packed]:
     by_column = zip(*rows, strict=True) if rows else [() for _ in table.columns]
-    both = zip(by_column, table.columns, strict=True)
-    return [pack(cells, column.kind) for cells, column in both]
+    return [pack(cells, c.kind) for cells, c in zip(by_column, table.columns, strict=True)]
 
 
 def _fitting(
@@ -314,20 +278,12 @@ def _fitting(
             return columns, None
 
 
-def _class(column: Column, texts: Sequence[str]) -> str:
+def _class(column: Column, packed: Packed) -> str:
     if column.kind != "text":
         return "num"
     if column.name == "Status":
         return "status"
-    return "long" if any(len(text) > LONG for text in texts) else ""
-
-
-def _label_column(columns: Sequence[Column]) -> int:
-    """Return the index of the column "Implementation", else of the first text column."""
-    for i, column in enumerate(columns):
-        if column.name == _LABEL:
-            return i
-    return 0 if columns and columns[0].kind == "text" else -1
+    return "long" if any(len(text) > LONG for text in packed.texts) else ""
 
 
 def _cells(

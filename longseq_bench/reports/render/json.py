@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.document import Cell, Document, Section, Spread, Table
+from longseq_bench.reports.document import Document, Section, Spread, Table
 
 SCHEMA = 1
 
@@ -44,16 +44,14 @@ def _table(table: Table) -> dict[str, Any]:
     return {
         "title": table.title,
         "columns": [{"name": one.name, "kind": one.kind} for one in table.columns],
-        "rows": [[finite(_cell(cell)) for cell in row] for row in table.rows],
+        "rows": finite(table.rows),
     }
-
-
-def _cell(cell: Cell) -> Any:
-    return asdict(cell) if isinstance(cell, Spread) else cell
 
 
 def finite(value: Any) -> Any:
     """Return the same data with null for NaN and infinity, which JSON does not have."""
+    if isinstance(value, Spread):
+        return finite(asdict(value))
     if isinstance(value, dict):
         return {name: finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

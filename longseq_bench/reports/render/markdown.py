@@ -16,7 +16,7 @@ _LINE_MARK = re.compile(r"^([+=-])")
 @FORMATS.register("md")
 def render(document: Document) -> Files:
     """`<stem>.md`, and `<stem>-charts/NN-name.svg` for each chart."""
-    from longseq_bench.reports.render.charts import svg
+    from longseq_bench.reports.render._vega import svg
 
     charts = [chart for section in document.sections for chart in section.charts]
     names = {
@@ -49,7 +49,7 @@ def _line(text: str) -> str:
 
 
 def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
-    from longseq_bench.reports.render.charts import notes
+    from longseq_bench.reports.render._vega import notes
 
     yield from (f"## {escape(section.title)}", "")
     for paragraph in section.paragraphs:

@@ -4,14 +4,14 @@ Names and reasons are printed literally: markup and escape sequences in them hav
 """
 
 import textwrap
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from operator import attrgetter
 
 from rich.console import Console
 from rich.text import Text
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.reports.document import (
     COMPUTED,
     MISSING,
@@ -48,7 +48,6 @@ STYLES = {
     "note": "yellow", "unsupported": "dim",
 }  # fmt: skip
 """Colours of statuses and verdicts, in any column but the first."""
-_Placed = TypeVar("_Placed", Point, Mark)
 
 
 def print_documents(documents: Iterable[Document], screen: Console) -> None:
@@ -169,23 +168,25 @@ def _print_lines(chart: Chart, screen: Console, hint: str) -> None:
     scale = scale_of((p.y for p in chart.points), chart.y.log)
     xs = [*(p.x for p in chart.points), *(m.x for m in chart.failures)]
     slots = slots_of(xs, max(MIN_SLOTS, (screen.width - 2 * MIN_LABEL) // 2))
-    points, marks = _by_series(chart.points), _by_series(chart.failures)
+    by_series = attrgetter("series")
+    points, marks = group_by(chart.points, by_series), group_by(chart.failures, by_series)
+    each = [(points.get(name, []), marks.get(name, [])) for name in chart.series]
     lines = [
-        slots.line([(p.x, p.y) for p in points[name]], [m.x for m in marks[name]], scale)
-        for name in chart.series
+        slots.line([(p.x, p.y) for p in passed], [m.x for m in failed], scale)
+        for passed, failed in each
     ]
     guides = [
         f"{guide.name} (computed)" if guide.said == COMPUTED else guide.name
         for guide in chart.guides
     ]
-    ends = [*(points[name] for name in chart.series), *(guide.points for guide in chart.guides)]
-    failed = [_failures(chart, marks[name]) for name in chart.series]
+    ends = [*(passed for passed, _ in each), *(guide.points for guide in chart.guides)]
+    failures = [_failures(chart, failed) for _, failed in each]
     empty = [""] * len(guides)
     columns = [
         _words("", [*chart.series, *guides], 9, MIN_LABEL),
         TerminalColumn("", [Text(line) for line in (*lines, *empty)], True, (4,), slots.count),
         _words(chart.y.name, [_ends(chart, one) for one in ends], 3, NO_WRAP),
-        *([_words("failed", [*failed, *empty], 2)] if chart.failures else []),
+        *([_words("failed", [*failures, *empty], 2)] if chart.failures else []),
     ]
     screen.print(TerminalTable(columns, hint))
     _print_sentence(_legend(chart, slots, scale), screen, style="dim")
@@ -198,18 +199,12 @@ def _words(
     return TerminalColumn(one_line(heading), texts, True, (priority,), min_width)
 
 
-def _by_series(things: Iterable[_Placed]) -> Mapping[str, Sequence[_Placed]]:
-    found: dict[str, list[_Placed]] = defaultdict(list)
-    for thing in things:
-        found[thing.series].append(thing)
-    return found
-
-
 def _failures(chart: Chart, marks: Iterable[Mark]) -> str:
-    at: dict[str, list[str]] = defaultdict(list)
-    for mark in marks:
-        at[mark.words].append(format_cell(mark.x, chart.x.kind))
-    return "; ".join(f"{words} at {', '.join(places)}" for words, places in at.items())
+    alike = group_by(marks, lambda mark: mark.words)
+    return "; ".join(
+        f"{words} at {', '.join(format_cell(mark.x, chart.x.kind) for mark in some)}"
+        for words, some in alike.items()
+    )
 
 
 def _ends(chart: Chart, points: Iterable[Point]) -> str:

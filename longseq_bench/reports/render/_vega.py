@@ -2,21 +2,18 @@
 
 One description makes both the picture of a Markdown report and the chart of an HTML page, so that
 both show the same figures. Names of series are data in it, never part of an expression.
+Formats import this module when they draw: its name keeps the registry from importing Altair.
 """
-
-from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt
 
 from longseq_bench.reports.document import Chart, Kind, Mark, Point, format_cell
-
-if TYPE_CHECKING:
-    import altair
 
 PALETTE = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#4d4d4d",
@@ -47,6 +44,7 @@ _LABELS: dict[Kind, str] = {
 }
 
 
+TIP, GREY = [alt.Tooltip("w:N", title=" ")], "#888888"
 Held = dict[str, list[dict[str, Any]]]
 """Rows of a chart, by the names that its layers use."""
 LEAST = 1e-250
@@ -65,30 +63,27 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
     page: for an HTML page: as wide as its container, without title and legend, which the page
     writes itself. Its parameter `hidden` lists the series that are not shown.
     """
-    import altair as alt
-
     chart, held = _clean(chart), Held()
-    room = 260 if page else 420
-    drawn = (
-        _bars(chart, held, room) if chart.shape == "bars" else _plot(chart, held, legend=not page)
-    )
-    hidden = alt.param(name="hidden", value=[])
     height = HEIGHT
     if chart.shape == "bars":
+        room = 260 if page else 420
+        layers = _bars(chart, held, room)
         height = max(BAR, LINE * _lines(chart, room) + 6) * max(len(_shown(chart)), 2)
-    layers = [layer.transform_filter("indexof(hidden, datum.s) < 0") for layer in drawn]
+    else:
+        layers = _plot(chart, held, legend=not page)
+    layers = [layer.transform_filter("indexof(hidden, datum.s) < 0") for layer in layers]
     if page and chart.shape != "bars":
-        layers[0] = layers[0].add_params(
-            alt.selection_interval(
-                name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]"
-            )
-        )
-    whole = alt.layer(*layers, *_guides(chart, held)).add_params(hidden)
-    whole = whole.properties(height=height, width="container" if page else WIDTH)
+        wheel = "wheel![event.ctrlKey || event.metaKey]"
+        zoom = alt.selection_interval(name="zoom", bind="scales", zoom=wheel)
+        layers[0] = layers[0].add_params(zoom)
+    whole = alt.layer(*layers, *_guides(chart, held)).add_params(alt.param(name="hidden", value=[]))
+    whole = whole.properties(
+        height=height, width="container" if page else WIDTH, description=chart.said
+    )
     if not page:
         whole = whole.properties(title=chart.title, background="white", padding=8)
         whole = whole.configure_legend(labelLimit=320, symbolStrokeWidth=2, symbolLimit=0)
-    whole = whole.properties(description=chart.said).configure_title(anchor="start", limit=900)
+    whole = whole.configure_title(anchor="start", limit=900)
     # a test checks it against the schema; a check here would double the time of many charts
     return {**whole.to_dict(validate=False), "datasets": held}
 
@@ -101,8 +96,7 @@ def colours(chart: Chart) -> dict[str, tuple[str, list[int]]]:
 
 def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
     """Return scale and labels, "linear" and "log", of the axes ("x", "y") that can be both."""
-    import altair as alt
-
+    chart = _clean(chart)
     rows = _rows(chart)
     values = {
         "x": [row["x"] for row in rows],
@@ -141,51 +135,34 @@ def _shown(chart: Chart) -> list[str]:
     return chart.series[:MOST_SERIES]
 
 
-def _plot(chart: Chart, held: Held, legend: bool) -> list[altair.Chart]:
+def _plot(chart: Chart, held: Held, legend: bool) -> list[alt.Chart]:
     """Draw lines or dots with intervals, and a cross at the top for each failed length."""
-    import altair as alt
-
     rows = _rows(chart)
     x, y = _axis(alt.X, "x:Q", chart, rows), _axis(alt.Y, "y:Q", chart, rows)
     colour, dash, shape = _scales(chart, legend)
-    tip = [alt.Tooltip("w:N", title=" ")]
-    base = _chart(rows, held).encode(x=x)
-    dots = base.mark_point(filled=True, size=46, opacity=1).encode(
-        y=y, color=colour, shape=shape, tooltip=tip
-    )
-    bars = base.mark_rule(strokeWidth=1.5, opacity=0.7).transform_filter(
-        "isValid(datum.lo)"
-    ).encode(y=alt.Y("lo:Q"), y2="hi:Q", color=colour)  # fmt: skip
-    layers = [dots, bars]
+    base = _chart(rows, held).encode(x=x, color=colour)
+    dots = base.mark_point(filled=True, size=46, opacity=1).encode(y=y, shape=shape, tooltip=TIP)
+    bounds = base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("lo:Q"), y2="hi:Q")
+    layers = [dots, bounds.transform_filter("isValid(datum.lo)")]
     if chart.shape == "lines":
-        line = base.mark_line(strokeWidth=1.8).encode(y=y, color=colour, strokeDash=dash)
-        layers.insert(0, line)
-    return [*layers, *_crosses(chart, held, x, colour)]
+        layers.insert(0, base.mark_line(strokeWidth=1.8).encode(y=y, strokeDash=dash))
+    # without `sort` Vega-Lite writes the names into an expression
+    offset = alt.YOffset("row:Q", scale=None, sort="ascending")
+    return [*layers, *_crosses(chart, held, x=x, y=alt.value(0), yOffset=offset, color=colour)]
 
 
-def _crosses(chart: Chart, held: Held, x: Any, colour: Any) -> list[altair.Chart]:
-    """Draw the crosses of failures at the top; those of one length are below each other."""
-    import altair as alt
-
+def _crosses(chart: Chart, held: Held, **encoding: Any) -> list[alt.Chart]:
+    """Draw a cross for each failure; those of one length are below each other."""
     rows = _cross_rows(chart)
     marks = [
-        {"s": m.series, "x": m.x, "row": rows[m.series], "w": _told(m.series, m.words)}
+        {"s": m.series, "x": m.x, "row": rows[m.series], "w": f"{m.series}: {m.words}"}
         for m in chart.failures
         if m.series in rows
     ]
     if not marks:
         return []
-    base = _chart(marks[:MOST_POINTS], held)
-    return [
-        base.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1).encode(
-            x=x,
-            y=alt.value(0),
-            # without `sort` Vega-Lite writes the names into an expression
-            yOffset=alt.YOffset("row:Q", scale=None, sort="ascending"),
-            color=colour,
-            tooltip=[alt.Tooltip("w:N", title=" ")],
-        )
-    ]
+    crosses = _chart(marks[:MOST_POINTS], held).encode(**encoding, tooltip=TIP)
+    return [crosses.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1)]
 
 
 def _cross_rows(chart: Chart) -> dict[str, int]:
@@ -194,47 +171,30 @@ def _cross_rows(chart: Chart) -> dict[str, int]:
     return {s: 6 + 8 * (i % 8) for i, s in enumerate(s for s in failed if s in shown)}
 
 
-def _bars(chart: Chart, held: Held, room: int) -> list[altair.Chart]:
+def _bars(chart: Chart, held: Held, room: int) -> list[alt.Chart]:
     """Make a bar per series with its interval, a tick per guide, and a cross per failure.
 
     room: width for the names (px).
     """
-    import altair as alt
-
     rows = _rows(chart)
     colour, _, _ = _scales(chart, legend=False)
     y = alt.Y("s:N", sort=None, title=None, axis=_names(chart, room))
     label = alt.Axis(labelExpr=_label(chart.y.kind, log=False), title=chart.y.name)
-    tip = [alt.Tooltip("w:N", title=" ")]
-    base = _chart(rows, held).encode(y=y)
     x = alt.X("y:Q", axis=label, scale=alt.Scale(zero=True))
-    drawn = [base.mark_bar(height=BAR * 0.55).encode(x=x, color=colour, tooltip=tip)]
+    base = _chart(rows, held).encode(y=y)
+    layers = [base.mark_bar(height=BAR * 0.55).encode(x=x, color=colour, tooltip=TIP)]
     if any(row["lo"] is not None for row in rows):
         bounded = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5)
-        drawn.append(bounded.encode(x=alt.X("lo:Q"), x2="hi:Q"))
+        layers.append(bounded.encode(x=alt.X("lo:Q"), x2="hi:Q"))
     for guide in chart.guides:
         limits = [_row(chart, p) for p in guide.points if p.series in _shown(chart)]
-        ticks = _chart(limits, held).mark_tick(
-            thickness=2.5, height=BAR * 0.9, color="#888888"
-        )  # fmt: skip
-        drawn.append(ticks.encode(y=y, x=alt.X("y:Q", axis=label), tooltip=tip))
-    marks = [
-        {"s": m.series, "w": _told(m.series, m.words)}
-        for m in chart.failures
-        if m.series in _shown(chart)
-    ]
-    if marks:
-        crosses = _chart(marks[:MOST_POINTS], held).mark_point(
-            shape=CROSS, size=50, strokeWidth=2, opacity=1
-        )  # fmt: skip
-        drawn.append(crosses.encode(y=y, x=alt.value(8), color=colour, tooltip=tip))
-    return drawn
+        ticks = _chart(limits, held).encode(y=y, x=alt.X("y:Q", axis=label), tooltip=TIP)
+        layers.append(ticks.mark_tick(thickness=2.5, height=BAR * 0.9, color=GREY))
+    return [*layers, *_crosses(chart, held, x=alt.value(8), y=y, color=colour)]
 
 
-def _names(chart: Chart, room: int) -> altair.Axis:
+def _names(chart: Chart, room: int) -> alt.Axis:
     """Return the names of bars; long names are wrapped, because cut names could look equal."""
-    import altair as alt
-
     letters = room // LETTER
     if all(len(name) <= letters for name in _shown(chart)):
         return alt.Axis(labelLimit=room)
@@ -271,7 +231,7 @@ def _lines_of(letters: int) -> str:
     return rf"(.{{1,{letters}}})(?:\s+|$)|(.{{{letters}}})"
 
 
-def _guides(chart: Chart, held: Held) -> list[altair.Chart]:
+def _guides(chart: Chart, held: Held) -> list[alt.Chart]:
     """Draw guides as dashed lines with their names at the ends; bars have them as ticks already."""
     if chart.shape == "bars":
         return []
@@ -279,83 +239,77 @@ def _guides(chart: Chart, held: Held) -> list[altair.Chart]:
     for guide in chart.guides:
         rows = [{"x": p.x, "y": p.y, "s": guide.name} for p in guide.points]
         base = _chart(rows, held).encode(x="x:Q", y="y:Q")
-        lines.append(base.mark_line(strokeDash=[4, 4], color="#888888", strokeWidth=1.5))
+        lines.append(base.mark_line(strokeDash=[4, 4], color=GREY, strokeWidth=1.5))
         last = _chart(rows[-1:], held).encode(x="x:Q", y="y:Q", text="s:N")
-        lines.append(last.mark_text(align="right", dy=-7, color="#888888"))
+        lines.append(last.mark_text(align="right", dy=-7, color=GREY))
     return lines
 
 
 def _rows(chart: Chart) -> list[dict[str, Any]]:
-    shown = set(_shown(chart))
-    points = (p for p in chart.points if p.series in shown and _drawable(p.x) and _drawable(p.y))
-    return [_row(chart, p) for p in islice(points, MOST_POINTS)]
-
-
-def _drawable(value: float) -> bool:
-    """Return True if a scale can hold the value: finite, and not too large or small."""
-    return value == 0 or LEAST < abs(value) < 1 / LEAST
-
-
-def _clean(chart: Chart) -> Chart:
-    """Return the chart without control characters; the renderer would end the process on them."""
-
-    def words(text: str) -> str:
-        if text.isprintable():
-            return text
-        return "".join(c if c.isprintable() else " " for c in text)
-
-    def point(p: Point) -> Point:
-        low, high = (float(e) if e is not None and _drawable(e) else None for e in (p.low, p.high))
-        return Point(words(p.series), float(p.x), float(p.y), low, high, words(p.words))
-
-    drawn: dict[str, list[Point]] = {series: [] for series in _shown(chart)}
-    for p in chart.points:
-        some = drawn.get(p.series)
-        if some is not None and len(some) < MOST_POINTS and _drawable(p.x) and _drawable(p.y):
-            some.append(p)
-    held = chain.from_iterable(drawn.values())
-    return replace(
-        chart,
-        title=words(chart.title), said=words(chart.said), points=tuple(map(point, held)),
-        failures=tuple(
-            Mark(words(m.series), float(m.x), words(m.words))
-            for m in chart.failures
-            if _drawable(m.x)
-        ),
-        guides=tuple(
-            replace(
-                g, name=words(g.name),
-                points=tuple(map(point, filter(lambda p: _drawable(p.y), g.points))),
-            )
-            for g in chart.guides
-        ),
-    )  # fmt: skip
+    return [_row(chart, p) for p in chart.points]
 
 
 def _row(chart: Chart, p: Point) -> dict[str, Any]:
-    value = format_cell(p.y, chart.y.kind)
     where = [] if chart.shape == "bars" else [f"{chart.x.name} {format_cell(p.x, chart.x.kind)}"]
-    words = ", ".join([*where, f"{chart.y.name} {value}", *[p.words] * bool(p.words)])
-    told = _told(p.series, words)
-    return {"s": p.series, "x": p.x, "y": p.y, "lo": p.low, "hi": p.high, "w": told}
+    value = f"{chart.y.name} {format_cell(p.y, chart.y.kind)}"
+    words = ", ".join([*where, value, *[p.words] * bool(p.words)])
+    return {
+        "s": p.series, "x": p.x, "y": p.y, "lo": p.low, "hi": p.high, "w": f"{p.series}: {words}"
+    }  # fmt: skip
 
 
-def _told(series: str, words: str) -> str:
-    return f"{series}: {words}"
+def _clean(chart: Chart) -> Chart:
+    """Return the part of the chart that is drawn.
+
+    Control characters are replaced: the renderer would end the process on them. Values that no
+    scale can hold, which are not finite, too large or too small, are left out.
+    """
+    shown = set(_shown(chart))
+
+    def words(text: str) -> str:
+        return "".join(c if c.isprintable() else " " for c in text)
+
+    def drawable(value: float) -> bool:
+        return value == 0 or LEAST < abs(value) < 1 / LEAST
+
+    def point(p: Point) -> Point:
+        low, high = (
+            float(end) if end is not None and drawable(end) else None for end in (p.low, p.high)
+        )
+        return Point(words(p.series), float(p.x), float(p.y), low, high, words(p.words))
+
+    points = [
+        p for p in chart.points if p.series in shown and drawable(p.x) and drawable(p.y)
+    ]  # fmt: skip
+    return replace(
+        chart,
+        title=words(chart.title),
+        said=words(chart.said),
+        points=tuple(map(point, points[:MOST_POINTS])),
+        failures=tuple(
+            Mark(words(m.series), float(m.x), words(m.words))
+            for m in chart.failures
+            if drawable(m.x)
+        ),
+        guides=tuple(
+            replace(
+                guide,
+                name=words(guide.name),
+                points=tuple(point(p) for p in guide.points if drawable(p.y)),
+            )
+            for guide in chart.guides
+        ),
+    )
 
 
-def _chart(rows: list[dict[str, Any]], held: Held) -> altair.Chart:
+def _chart(rows: list[dict[str, Any]], held: Held) -> alt.Chart:
     """A chart with its rows kept separately: Altair would copy and check them at every step."""
-    import altair as alt
-
     name = f"rows {len(held)}"
     held[name] = rows
     return alt.Chart(alt.NamedData(name=name))
 
 
 def _axis(channel: Any, field: str, chart: Chart, rows: Sequence[dict[str, Any]]) -> Any:
-    import altair as alt
-
     across = field[0] == "x"
     axis = chart.x if across else chart.y
     values = [row[field[0]] for row in rows]
@@ -405,12 +359,10 @@ def _label(kind: Kind, log: bool) -> str:
 
 def _scales(chart: Chart, legend: bool = True) -> tuple[Any, Any, Any]:
     """Return colour, dash and shape of the series, the same in every layer."""
-    import altair as alt
-
     looks, names = colours(chart), _shown(chart)
     key: Any = alt.Legend(title=None, orient="bottom", columns=2) if legend else None
 
-    def scale(each: list[Any]) -> altair.Scale:
+    def scale(each: list[Any]) -> alt.Scale:
         return alt.Scale(domain=names, range=each)
 
     shapes = [SHAPES[i // len(PALETTE)] for i in range(len(names))]
