@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from longseq_bench.analysis.labels import Settings, find_labels, set_labels, settings_suffix, speeds
-from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -90,6 +90,10 @@ class Source:
     def title(self, row: Row) -> str:
         """Return the workload of a row as a title."""
         return capitalize_first(self.workload(row))
+
+    def workloads(self, rows: Iterable[R]) -> list[tuple[str, list[R]]]:
+        """Return the rows of each workload, with its description."""
+        return [(self.workload(group[0]), group) for group in group_by_workload(rows)]
 
     def tables(
         self, rows: Iterable[Row], columns: Columns, prefix: str = "", keep_empty: bool = True

@@ -16,7 +16,7 @@ from longseq_bench.reports.columns import (
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.outcome_text import describe_failures
 from longseq_bench.reports.sections.findings import describe_search
-from longseq_bench.reports.sections.growth import growth, least_sparse
+from longseq_bench.reports.sections.growth import exponents, least_sparse, over_ranks
 
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:
@@ -61,7 +61,7 @@ def density_brief(records: Sequence[Record]) -> Document:
 def scaling_brief(records: Sequence[Record]) -> Document:
     """Return the swept rows, then maxima against theory, then the fitted exponents."""
     source = Source(records)
-    fits = [_untitled(section) for section in growth(source) if section.tables]
+    fits = [_untitled(one) for one in (over_ranks(source), exponents(source)) if one.tables]
     return Document("scaling", "", [], [*_sweep_sections(source), *fits])
 
 

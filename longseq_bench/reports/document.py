@@ -207,13 +207,18 @@ def format_cell(cell: Cell, kind: Kind) -> str:
     return _FORMATS[kind](cell) if kind in _FORMATS else f"{cell:g}"
 
 
+def format_ratio(value: float) -> str:
+    """Format a ratio: "1.23×"."""
+    return f"{value:,.0f}×" if value >= 1000 else f"{value:.3g}×"
+
+
 _FORMATS: dict[Kind, Callable[[float], str]] = {
     "tokens": lambda value: format_tokens(int(value)),
     "bytes": format_bytes,
     "seconds": format_seconds,
     "flop_rate": lambda value: format_rate(value, "FLOP/s"),
     "share": format_share,
-    "ratio": lambda value: f"{value:,.0f}×" if value >= 1000 else f"{value:.3g}×",
+    "ratio": format_ratio,
     "error": "{:.2g}".format,
     "count": "{:,.0f}".format,
 }

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from longseq_bench.core.model import Measurement, Record
+from longseq_bench.core.model import Record
 from longseq_bench.reports.document import Cell, Column, Table
 
 _OF_RECORD = (
@@ -33,7 +33,12 @@ def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
     if not record.outcome.measurements:
         yield (*known, *[None] * len(_OF_MEASUREMENT))
     for measurement in record.outcome.measurements:
-        yield (*known, *_figures(measurement))
+        samples = measurement.samples
+        yield (
+            *known, measurement.name, measurement.unit, measurement.rank, len(samples),
+            median(samples) if samples else None, min(samples, default=None),
+            max(samples, default=None), " ".join(map(repr, samples)),
+        )  # fmt: skip
 
 
 def _identity(record: Record) -> tuple[Cell, ...]:
@@ -60,13 +65,3 @@ def _identity(record: Record) -> tuple[Cell, ...]:
         "dense_source": outcome.facts.get("dense") if outcome.samples("dense_time") else None,
     }
     return tuple(named[name] for name in _OF_RECORD)
-
-
-def _figures(measurement: Measurement) -> tuple[Cell, ...]:
-    samples = measurement.samples
-    values = " ".join(map(repr, samples))
-    middle = median(samples) if samples else None
-    ends = (min(samples, default=None), max(samples, default=None))
-    return (
-        measurement.name, measurement.unit, measurement.rank, len(samples), middle, *ends, values,
-    )  # fmt: skip

@@ -12,7 +12,6 @@ from longseq_bench.reports.assemble import SWEEP_RANKS, or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.groups import group_by_workload
 
 HALF = 0.5
 """Share of the time above which communication is the bottleneck."""
@@ -31,12 +30,11 @@ def bottleneck(source: Source) -> Section:
         *source.tables(swept, _SWEPT), *source.tables(found, _SEARCHED, "longest lengths: ")
     ]  # fmt: skip
     points = [
-        _count(source.workload(group[0]), map(find_bottleneck, group))
-        for group in group_by_workload(swept)
+        _count(where, map(find_bottleneck, group)) for where, group in source.workloads(swept)
     ]
     points += [
-        _count(f"longest lengths: {source.workload(group[0])}", (str(r.limited_by) for r in group))
-        for group in group_by_workload(found)
+        _count(f"longest lengths: {where}", (str(row.limited_by) for row in group))
+        for where, group in source.workloads(found)
     ]
     what = "trial on several ranks whose communication was timed apart"
     return or_missing(Section("Bottlenecks", [_SAID], points, tables), what, SWEEP_RANKS)

@@ -1,20 +1,18 @@
-"""Sparsity against length and against memory."""
+"""Sparsity against length."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.row import R, Row, require
+from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.assemble import or_missing
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import Columns, ValueColumn
-from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
+from longseq_bench.reports.columns import ValueColumn
+from longseq_bench.reports.document import Cell, Column, Section, Table
 from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.sections.growth import least_sparse
-from longseq_bench.reports.sections.standard_attention import STANDARD_MEMORY
 
 _LENGTHS = (
     Column("Implementation"), Column("Ranks", "count"), Column("Sparsity"),
@@ -59,11 +57,11 @@ def _lengths(source: Source) -> Iterator[Table]:
 
 
 def _by_sparsity(rows: Iterable[R]) -> list[R]:
-    return sorted(rows, key=lambda row: (row.implementation, _number(row)))
+    return sorted(rows, key=lambda row: (row.implementation, sparsity_of(row)))
 
 
 def _cells(row: Row, *cells: Cell) -> tuple[Cell, ...]:
-    return (row.label, row.world_size, _sparsity(row), *cells)
+    return (row.label, row.world_size, SPARSITY.value(row), *cells)
 
 
 def _bracket(rows: Sequence[SweepRow]) -> tuple[int | None, int | None, str | None]:
@@ -74,53 +72,9 @@ def _bracket(rows: Sequence[SweepRow]) -> tuple[int | None, int | None, str | No
     return (ok, first.tokens, first.status) if first else (ok, None, None)
 
 
-def _number(row: Row) -> float:
+def sparsity_of(row: Row) -> float:
+    """Return the sparsity that a row's options ask for."""
     return float(str(row.options["sparsity"]))
 
 
-def _sparsity(row: Row) -> str:
-    return f"{_number(row):.6g}"
-
-
-def against_memory(source: Source) -> Section:
-    """Build the section on peak memory by sparsity, with standard attention's."""
-    known = [
-        r
-        for r in source.rows
-        if "sparsity" in r.options and r.status == "ok" and r.memory_reduction is not None
-    ]
-    groups = [
-        sorted(group, key=lambda row: (row.tokens, _number(row)))
-        for group in group_by_workload(known)
-    ]
-    said = (
-        "Standard attention's memory is measured where the implementation dense ran on the same "
-        "workload, else computed by formula."
-    )
-    points = [sentence for group in groups for sentence in _least_and_most(group, source)]
-    tables = [table for group in groups for table in source.tables(group, _MEMORY)]
-    return or_missing(
-        Section("Memory by sparsity", [said], points, tables),
-        "peak of sparse attention on one rank",
-        "longseq sweep configs/sparsity.yaml",
-    )
-
-
-def _least_and_most(rows: Sequence[SweepRow], source: Source) -> Iterator[str]:
-    """Compare peaks at the longest length: skipping saves time, not memory of tensors."""
-    at = [r for r in rows if r.tokens == rows[-1].tokens]
-    least, most = (of(at, key=lambda r: require(r.peak_bytes)) for of in (min, max))
-    ratio = format_cell(require(most.peak_bytes) / require(least.peak_bytes), "ratio")
-    if ratio != format_cell(1.0, "ratio"):
-        yield (
-            f"At {format_tokens(at[0].tokens)} tokens ({source.workload(at[0])}) the largest peak "
-            f"of {len(at)} rows, {most.label}, is {ratio} the least, {least.label}."
-        )
-
-
-_MEMORY: Columns = (
-    "label", "tokens", ValueColumn("Sparsity", "text", _sparsity),
-    ValueColumn("Sparsity of pairs", "share",
-                lambda row: None if row.token_density is None else 1 - row.token_density),
-    "time_s", "peak_bytes", *STANDARD_MEMORY,
-)  # fmt: skip
+SPARSITY = ValueColumn("Sparsity", "text", lambda row: f"{sparsity_of(row):.6g}")

@@ -10,8 +10,7 @@ from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.assemble import SWEEP, or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import time_ratio
-from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.document import Cell, Column, Section, Table, format_ratio
 from longseq_bench.reports.sections.growth import format_exponent, format_formula
 from longseq_bench.reports.wording import format_range
 
@@ -37,8 +36,8 @@ def doubling(source: Source) -> Section:
     The fitted exponent replaces the ratio where no such pair was timed.
     """
     tables, points = [], []
-    for group in group_by_workload(source.rows):
-        where, pairs = source.workload(group[0]), list(_pairs(group))
+    for where, group in source.workloads(source.rows):
+        pairs = list(_pairs(group))
         fits = {one.label: one for one in complexities(group) if one.quantity == "time"}
         rows: list[tuple[Cell, ...]] = [
             (
@@ -88,7 +87,7 @@ def _describe(
         ratios = [two.time_s / one.time_s for one, two in pairs if one.time_s and two.time_s]
     else:
         begin = "no length was timed together with its double; by the fit, "
-    times = format_range(ratios, lambda ratio: format_cell(ratio, "ratio"))
+    times = format_range(ratios, format_ratio)
     return (
         f"{fit.label} ({where}): {begin}twice the tokens take {times} the time from "
         f"{format_tokens(min(lengths))} to {format_tokens(max(lengths))} tokens; exponent "

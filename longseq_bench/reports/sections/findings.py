@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from functools import partial
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, require
@@ -11,12 +10,11 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import format_time
-from longseq_bench.reports.document import format_cell
+from longseq_bench.reports.document import format_ratio
 from longseq_bench.reports.groups import (
     density_suffix,
     group_by_density,
     group_by_ranks,
-    group_by_workload,
     has_several_ranks,
     longest_shared,
     ranks_suffix,
@@ -24,18 +22,15 @@ from longseq_bench.reports.groups import (
 )
 from longseq_bench.reports.wording import describe_best, find_ties, join_names, limit_sentences
 
-format_ratio = partial(format_cell, kind="ratio")
-
 
 def findings(source: Source) -> list[str]:
     """Return the sentences: runs, fastest, least memory, ranks, maxima, wrong outputs.
 
     At most MOST_SAID sentences of each kind.
     """
-    groups = [(group, source.workload(group[0])) for group in group_by_workload(source.rows)]
     kinds = (
         (
-            sentence for group, where in groups
+            sentence for where, group in source.workloads(source.rows)
             for sentence in (*_of_group(group, where), *_of_ranks(group, where))
         ),
         (describe_search(row, source.maxima, source.workload(row)) for row in source.maxima),
@@ -140,7 +135,7 @@ def _scaled(rows: list[SweepRow]) -> str | None:
 
     def words(row: SweepRow) -> str:
         efficiency = format_share(require(row.efficiency))
-        faster = format_ratio(row.speedup)
+        faster = format_ratio(require(row.speedup))
         return f"{row.label} ({faster} as fast as one rank, {efficiency} efficiency)"
 
     if len(known) < 2:
@@ -158,7 +153,7 @@ def _uneven(rows: list[SweepRow]) -> str | None:
     most, least = require(worst.peak_bytes), worst.least_peak_bytes or 0
     return (
         f"memory is least even with {worst.label}, whose ranks' largest and least peak are "
-        f"{format_bytes(most)} and {format_bytes(least)} ({format_ratio(worst.imbalance)})"
+        f"{format_bytes(most)} and {format_bytes(least)} ({format_ratio(require(worst.imbalance))})"
     )
 
 
@@ -166,7 +161,7 @@ def most_uneven(rows: Iterable[SweepRow]) -> SweepRow | None:
     """Return the row whose ranks' peaks differ most; None where no difference is visible."""
     known = [row for row in rows if row.imbalance is not None]
     worst = max(known, key=lambda row: require(row.imbalance), default=None)
-    if worst is None or format_ratio(worst.imbalance) == format_ratio(1.0):
+    if worst is None or format_ratio(require(worst.imbalance)) == format_ratio(1.0):
         return None
     return worst
 

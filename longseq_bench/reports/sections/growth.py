@@ -1,7 +1,7 @@
 """Growth of maxima and times with tokens and ranks; least sparsities."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 
 from longseq_bench.analysis.scaling import Exponent, complexities, reached
@@ -12,9 +12,17 @@ from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import group_by_workload
 
+_FITTED = (
+    "Exponents of a power law in tokens and ranks, fitted in logarithms to the medians of time and "
+    "to the peaks of a rank, with 95 % intervals, as if what is left over were noise. By formula: "
+    "time, of the FLOPs stated, shared by the ranks; memory, of the floor, of dense its scores. "
+    "Ranks of a CPU share its cores, so their time need not shrink. A dash where tokens and ranks "
+    "went together."
+)
 
-def growth(source: Source) -> Iterator[Section]:
-    """Build two sections: longest lengths over ranks, and fitted exponents."""
+
+def over_ranks(source: Source) -> Section:
+    """Build a table of longest lengths over ranks per workload, beside theory."""
     tables = [
         build_table(source.title(group[0]), _REACHED, reached(group), keep_empty=True)
         for group in group_by_workload(source.maxima)
@@ -25,22 +33,17 @@ def growth(source: Source) -> Iterator[Section]:
         "maximum on one rank times the ranks, where memory limited both."
     )
     pictures = section_charts.over_ranks(source)
-    yield Section("Longest lengths over ranks", [said], tables=tables, charts=pictures)
+    return Section("Longest lengths over ranks", [said], tables=tables, charts=pictures)
+
+
+def exponents(source: Source) -> Section:
+    """Build a table of fitted exponents per workload."""
     tables = [
         build_table(source.title(group[0]), _COMPLEXITY, fits, keep_empty=True)
         for group in group_by_workload(source.rows)
         if (fits := complexities(group))
     ]
-    yield Section("How time and memory grow", [_FITTED], tables=tables)
-
-
-_FITTED = (
-    "Exponents of a power law in tokens and ranks, fitted in logarithms to the medians of time and "
-    "to the peaks of a rank, with 95 % intervals, as if what is left over were noise. By formula: "
-    "time, of the FLOPs stated, shared by the ranks; memory, of the floor, of dense its scores. "
-    "Ranks of a CPU share its cores, so their time need not shrink. A dash where tokens and ranks "
-    "went together."
-)
+    return Section("How time and memory grow", [_FITTED], tables=tables)
 
 
 def format_formula(value: float | None) -> str | None:

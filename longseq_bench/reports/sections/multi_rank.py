@@ -9,7 +9,7 @@ from longseq_bench.reports import section_charts
 from longseq_bench.reports.assemble import SCALING, SWEEP_RANKS, or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
-from longseq_bench.reports.document import Section, format_cell
+from longseq_bench.reports.document import Section, format_ratio
 from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.sections.findings import index_one_rank, most_uneven
 from longseq_bench.reports.sections.ranks import rank_column
@@ -26,7 +26,7 @@ def batches(source: Source) -> Section:
     uneven = filter(None, map(most_uneven, group_by_workload(several)))
     points = [
         f"Least even ({source.workload(worst)}): {worst.name} at {format_tokens(worst.tokens)} "
-        f"tokens, the largest peak {format_cell(worst.imbalance, 'ratio')} the least."
+        f"tokens, the largest peak {format_ratio(worst.imbalance or 1.0)} the least."
         for worst in uneven
     ]
     said = (
@@ -64,7 +64,7 @@ def against_one(source: Source) -> Section:
             yield (
                 f"Ranks lengthen {row.label} most ({source.workload(row)}): {row.world_size} ranks "
                 f"take {row.max_tokens:,} tokens, one takes {found[row.ranks_key].max_tokens:,}: "
-                f"{format_cell(times(row), 'ratio')}, {format_share(times(row) / row.world_size)} "
+                f"{format_ratio(times(row))}, {format_share(times(row) / row.world_size)} "
                 "of as many times as there are ranks."
             )
 

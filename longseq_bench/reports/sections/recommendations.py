@@ -17,13 +17,12 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import format_time
-from longseq_bench.reports.document import format_cell
+from longseq_bench.reports.document import format_ratio
 from longseq_bench.reports.groups import (
     SAME_TABLE,
     density_suffix,
     group_by_density,
     group_by_ranks,
-    group_by_workload,
     ranks_suffix,
     split_by_sparsity,
 )
@@ -53,8 +52,7 @@ MOST_FLOOR = 0.9
 def longest(source: Source) -> Iterator[str]:
     """Recommend the longest of each workload and budget, exact and sparse."""
     without = _without(source)
-    for group in group_by_workload(source.maxima):
-        where = source.workload(group[0])
+    for where, group in source.workloads(source.maxima):
         found = [row for row in group if row.max_tokens and row.is_full_pass]
         for what, rows in split_by_sparsity(found).items():
             for ranks, some in group_by_ranks(rows).items():
@@ -95,7 +93,7 @@ def _longest(rows: Sequence[SearchRow], what: str, where: str, others: int) -> s
     if len(ordered) == 1:
         of = f"of {others + 1:,} searched that reached a confirmed length"
         return f"{begin} {words}, the only one {of if others else 'that was searched'}."
-    times = format_cell(most / ordered[1].max_tokens, "ratio")
+    times = format_ratio(most / ordered[1].max_tokens)
     return f"{begin} {words}, {times} the next, {_maximum(ordered[1])}."
 
 
@@ -122,8 +120,8 @@ Failed = dict[str, dict[int, str]]
 
 def fastest(source: Source) -> Iterator[str]:
     """Recommend the fastest of each workload by length, exact and sparse."""
-    for group in group_by_workload(source.rows):
-        where, failed = source.workload(group[0]), _failed(group)
+    for where, group in source.workloads(source.rows):
+        failed = _failed(group)
         for what, rows in split_by_sparsity(group).items():
             for some in group_by_ranks(rows).values():
                 for contests in _contests(some):
@@ -192,7 +190,7 @@ def _fastest(run: Sequence[Contest], what: str, where: str) -> str:
     at = f" at {last}" if len(run) > 1 else ""
     if len(winners) > 1:
         return f"{span}, the fastest {whom} can't be told apart ({where}): {words}{at}."
-    ratio = format_cell(require(after.time_s) / require(winner.time_s), "ratio")
+    ratio = format_ratio(require(after.time_s) / require(winner.time_s))
     return (
         f"{span}, {winner.label} is the fastest {whom} ({where}): {words}{at}, {ratio} as fast "
         f"as the next, {after.label}."
@@ -210,8 +208,8 @@ def sparse_pays(source: Source) -> Iterator[str]:
 
 
 def _paying(source: Source, against: str, gain: Callable[[SweepRow], Gain | None]) -> Iterator[str]:
-    for group in group_by_workload(source.rows):
-        where, failed = source.workload(group[0]), _failed(group)
+    for where, group in source.workloads(source.rows):
+        failed = _failed(group)
         series: dict[str, Gains] = defaultdict(dict)
         for row in sorted(group, key=attrgetter("tokens")):
             if known := gain(row):
@@ -251,7 +249,7 @@ def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]
     faster = [n for n in gains if n > max(slow, default=0)]
     first = min(faster, default=last)
     words = ", ".join(
-        f"{format_cell(gains[n].middle, 'ratio')} at {format_tokens(n)} tokens{gains[n].note}"
+        f"{format_ratio(gains[n].middle)} at {format_tokens(n)} tokens{gains[n].note}"
         for n in sorted({first, last})
     )
     if faster:
@@ -268,7 +266,7 @@ def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]
 
 def leanest(source: Source) -> Iterator[str]:
     """Name the maxima whose floor fills less than nine tenths of the budget."""
-    for group in group_by_workload(source.maxima):
+    for where, group in source.workloads(source.maxima):
         wasteful = [
             (share, row)
             for row in group
@@ -281,5 +279,4 @@ def leanest(source: Source) -> Iterator[str]:
                 f"{row.floor_tokens:,})"
                 for share, row in sorted(wasteful, key=lambda pair: pair[0])
             )
-            where = source.workload(group[0])
             yield f"Leave their budget to other things than the floor ({where}): {words}."

@@ -9,8 +9,8 @@ from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.assemble import or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_ratio, time_with_interval
-from longseq_bench.reports.document import Section, Spread, format_cell
-from longseq_bench.reports.groups import group_by_workload, table_key
+from longseq_bench.reports.document import Section, Spread, format_ratio
+from longseq_bench.reports.groups import table_key
 from longseq_bench.reports.wording import format_range
 
 ALONG, CURVE = "dilated", "hilbert"
@@ -38,7 +38,7 @@ def segments(source: Source) -> Section:
     tables = [
         *source.tables(found, _MAXIMA, "longest lengths: "), *source.tables(rows, columns)
     ]  # fmt: skip
-    effects = (_effect(group, twins, source) for group in group_by_workload(rows))
+    effects = (_effect(group, twins, where) for where, group in source.workloads(rows))
     return or_missing(
         Section("Segments and dilation", [_SAID], list(filter(None, effects)), tables),
         "attention with segments",
@@ -97,21 +97,20 @@ class _Twins:
         return without.token_density / row.token_density
 
 
-def _effect(group: list[SweepRow], twins: _Twins, source: Source) -> str | None:
+def _effect(group: list[SweepRow], twins: _Twins, where: str) -> str | None:
     """Name the configuration with the highest speed-up by dilation."""
     speeds = [(speed, row) for row in group if (speed := twins.speed(row))]
     # a single sample has no bound
     sure = [(s.value, row) for s, row in speeds if isinstance(s, Spread) and s.low > 1]
-    where = source.workload(group[0])
     if not sure:
         return f"Dilation brings no speed that can be told ({where})." if speeds else None
     faster, row = max(sure, key=lambda pair: pair[0])
     fewer, bare = twins.pairs_ratio(row), row.uncovered
-    seen = f" and sees {format_cell(fewer, 'ratio')} fewer pairs" if fewer else ""
+    seen = f" and sees {format_ratio(fewer)} fewer pairs" if fewer else ""
     unseen = f", {format_share(bare)} of (token, head) pairs see nothing" if bare else ""
     return (
         f"Dilation brings most to {row.name} at {format_tokens(row.tokens)} tokens ({where}): it "
-        f"is {format_cell(faster, 'ratio')} as fast as with every rate 1{seen}{unseen}."
+        f"is {format_ratio(faster)} as fast as with every rate 1{seen}{unseen}."
     )
 
 
@@ -133,10 +132,9 @@ def curve(source: Source) -> Section:
         ValueColumn("The curve takes", "ratio", lambda row: time_ratio(pairs[id(row)], row)),
     )  # fmt: skip
     points = []
-    for group in group_by_workload(along):
+    for where, group in source.workloads(along):
         ratios = [require(pairs[id(row)].time_s) / require(row.time_s) for row in group]
-        ends = format_range(ratios, lambda ratio: format_cell(ratio, "ratio"))
-        where = source.workload(group[0])
+        ends = format_range(ratios, format_ratio)
         points.append(f"The curve takes {ends} the time of the sequence ({where}).")
     title = "Along the curve and along the sequence"
     section = Section(title, points=points, tables=source.tables(along, columns))

@@ -9,8 +9,8 @@ from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
-from longseq_bench.reports.document import Section, format_cell
-from longseq_bench.reports.groups import group_by_workload, has_several_ranks, longest_shared
+from longseq_bench.reports.document import Section, format_ratio
+from longseq_bench.reports.groups import has_several_ranks, longest_shared
 from longseq_bench.reports.wording import describe_best, find_ties, limit_sentences
 
 _SAID = (
@@ -35,7 +35,7 @@ def sparse(source: Source) -> Section:
     """Build a table per workload of the sparse rows, after a sentence on the best one."""
     rows = [row for row in source.rows if row.is_sparse]
     shares = [row for row in rows if row.share_of_ideal is not None]
-    points = [_best(group, source.workload(group[0])) for group in group_by_workload(shares)]
+    points = [_best(group, where) for where, group in source.workloads(shares)]
     return Section(
         "Sparse attention",
         [_SAID, *[_ONE_RANK] * has_several_ranks(rows)],
@@ -74,7 +74,7 @@ def _best(group: Sequence[SweepRow], where: str) -> str:
 
 def _words(row: SweepRow) -> str:
     """Name a row with its share, speed and density, and the source of the dense time."""
-    faster = format_cell(row.speed_over_dense, "ratio")
+    faster = format_ratio(require(row.speed_over_dense))
     known = "" if row.dense_source == "measured" else f", dense time {row.dense_source}"
     return (
         f"{row.name} ({format_share(require(row.share_of_ideal))}: {faster} as fast as dense at a "

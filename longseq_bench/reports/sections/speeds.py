@@ -12,7 +12,7 @@ from longseq_bench.reports import section_charts
 from longseq_bench.reports.assemble import SWEEP, SWEEP_RANKS, or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
-from longseq_bench.reports.document import Column, Section, Table, format_cell
+from longseq_bench.reports.document import Column, Section, Table, format_ratio
 from longseq_bench.reports.groups import capitalize_first, group_by_workload, split_by_sparsity
 
 
@@ -98,7 +98,7 @@ def _describe(
     for what, rows in split_by_sparsity(timed).items():
         if len(rows) > 1:
             first, last = (
-                f"{row.name} runs at {format_cell(speed[id(row)], 'ratio')} its speed"
+                f"{row.name} runs at {format_ratio(speed[id(row)] or 0.0)} its speed"
                 for row in (rows[0], rows[-1])
             )
             yield f"Against {base} ({where}), of {len(rows)} {what}: {first}, {last}."

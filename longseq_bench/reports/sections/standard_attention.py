@@ -10,11 +10,17 @@ from longseq_bench.reports.assemble import SWEEP, or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.sections.densities import SPARSITY, sparsity_of
 
-STANDARD_MEMORY: Columns = (
+_STANDARD: Columns = (
     "dense_peak_bytes", ValueColumn("Which is", "text", attrgetter("dense_memory_source")),
     ValueColumn("Times less", "ratio", attrgetter("memory_reduction")),
+)  # fmt: skip
+_BY_SPARSITY: Columns = (
+    "label", "tokens", SPARSITY,
+    ValueColumn("Sparsity of pairs", "share",
+                lambda row: None if row.token_density is None else 1 - row.token_density),
+    "time_s", "peak_bytes", *_STANDARD,
 )  # fmt: skip
 _SAID = (
     "Peak memory beside that of standard attention on the same workload: measured where the "
@@ -30,10 +36,29 @@ def beside_standard(source: Source) -> Section:
         for row in source.rows
         if row.memory_reduction is not None and row.implementation != STANDARD
     ]
-    tables = source.tables(known, ("label", "tokens", "peak_bytes", *STANDARD_MEMORY))
-    points = [_at_longest(group, source.workload(group[0])) for group in group_by_workload(known)]
-    section = Section("Memory against standard attention", [_SAID], points, tables)
+    columns = ("label", "tokens", "peak_bytes", *_STANDARD)
+    section = _section("Memory against standard attention", known, columns, source)
     return or_missing(section, "swept peak on one rank", SWEEP)
+
+
+def by_sparsity(source: Source) -> Section:
+    """Build a table per workload of the sparse rows on one rank whose peak is known."""
+    known = [
+        row
+        for _, group in source.workloads(row for row in source.rows if "sparsity" in row.options)
+        for row in sorted(group, key=lambda row: (row.tokens, sparsity_of(row)))
+        if row.memory_reduction is not None
+    ]
+    return or_missing(
+        _section("Memory by sparsity", known, _BY_SPARSITY, source),
+        "peak of sparse attention on one rank",
+        "longseq sweep configs/sparsity.yaml",
+    )
+
+
+def _section(title: str, rows: list[SweepRow], columns: Columns, source: Source) -> Section:
+    points = [_at_longest(group, where) for where, group in source.workloads(rows)]
+    return Section(title, [_SAID], points, source.tables(rows, columns))
 
 
 def _at_longest(group: list[SweepRow], where: str) -> str:
