@@ -90,7 +90,7 @@ class LocalLauncher(Launcher):
     @override
     def catalogue(self) -> Catalogue:
         if self._catalogue is None:
-            self._catalogue = Catalogue.model_validate(self._request("catalogue", ""))
+            self._catalogue = Catalogue.model_validate(self._request("catalogue"))
         return self._catalogue
 
     @override
@@ -100,7 +100,7 @@ class LocalLauncher(Launcher):
             (t.implementation, str(t.options), t.world_size, t.at(1).workload.model_dump_json()): t
             for t in trials
         }
-        for mistake in self._request("check", _to_json(list(distinct.values()))):
+        for mistake in self._request("check", list(distinct.values())):
             raise UserError(mistake)
 
     @override
@@ -108,7 +108,7 @@ class LocalLauncher(Launcher):
         self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S
     ) -> list[DryRunEstimate]:
         try:
-            answers = self._request("dry_run", _to_json(trials), limit)
+            answers = self._request("dry_run", trials, limit)
         except LauncherError as error:
             # an implementation that crashes or sleeps does so in a dry run too
             last = str(error).split(": ", 1)[-1]
@@ -144,8 +144,11 @@ class LocalLauncher(Launcher):
         )
         return first.model_copy(update={"status": "oom", "reason": reason})
 
-    def _request(self, request: str, payload: str, limit: float = PHASE_LIMIT_S) -> Any:
+    def _request(
+        self, request: str, trials: Sequence[Trial] = (), limit: float = PHASE_LIMIT_S
+    ) -> Any:
         """Return a child's answer to a request. Raises LauncherError if none arrives in time."""
+        payload = json.dumps([trial.model_dump(mode="json") for trial in trials])
         children, message = list[_Child](), None
         try:
             child = self._start(children, request, payload)
@@ -217,10 +220,6 @@ class LocalLauncher(Launcher):
                 sender.close()
             children.append(_Child(process, receiver, output))
         return children[-1]
-
-
-def _to_json(trials: Sequence[Trial]) -> str:
-    return json.dumps([t.model_dump(mode="json") for t in trials])
 
 
 def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: OnPhase) -> None:

@@ -14,6 +14,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.definition import (
     Options,
+    Tensors,
     build_attention,
     compute_reference,
     count_pairs,
@@ -34,6 +35,14 @@ def make_workload(seq_len: int, **fields: Any) -> Workload:
     """Return a small workload: batch 2, 4 heads, head_dim 16, unless `fields` says otherwise."""
     sizes = {"batch": BATCH, "heads": HEADS, "head_dim": HEAD_DIM}
     return Workload(seq_len=seq_len, **{**sizes, **fields})
+
+
+def build_case(
+    implementation: str | type[Attention], options: Options, seq_len: int, **fields: Any
+) -> tuple[Attention, Tensors]:
+    """Return an implementation on a small workload, and inputs for it."""
+    w = make_workload(seq_len, **fields)
+    return build_attention(implementation, options, w), make_inputs(w)
 
 
 def assert_equals_reference(
@@ -154,9 +163,8 @@ class ImplementationContract:
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
         """Fault 2: one softmax per block, summed, returns a multiple of v."""
-        w = make_workload(300, causal=causal, kv_heads=2)
-        attention = build_attention(implementation, options, w)
-        q, k, v = make_inputs(w)
+        shape = {"causal": causal, "kv_heads": 2}
+        attention, (q, k, v) = build_case(implementation, options, 300, **shape)
         generator = torch.Generator().manual_seed(2)
         row = torch.randn(v.shape[0], v.shape[1], 1, v.shape[3], generator=generator)
         constant = row.expand_as(v).contiguous()
@@ -169,11 +177,10 @@ class ImplementationContract:
 
     def test_the_future_never_reaches_the_past(self, implementation: Any, options: Options) -> None:
         """Fault 3. Bit for bit: an approximate test would hide a small leak."""
-        w = make_workload(300, causal=True, kv_heads=2)
-        attention = build_attention(implementation, options, w)
-        before = attention(*make_inputs(w))
+        attention, qkv = build_case(implementation, options, 300, causal=True, kv_heads=2)
+        before = attention(*qkv)
         for token in (1, 150, 299):
-            changed = make_inputs(w)
+            changed = make_inputs(attention.workload)
             for tensor in changed:
                 tensor[:, :, token:] = 30 * torch.randn_like(tensor[:, :, token:])
             after = attention(*changed)
@@ -185,25 +192,21 @@ class ImplementationContract:
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
         """Fault 1: attention over heads moves the wrong rows. Both batches, every head."""
-        w = make_workload(300, causal=causal, kv_heads=2)
-        attention = build_attention(implementation, options, w)
-        before = attention(*make_inputs(w))
-        pairs = count_pairs(attention)
+        attention, qkv = build_case(implementation, options, 300, causal=causal, kv_heads=2)
+        before, pairs = attention(*qkv), count_pairs(attention)
         for token in (0, 130, 299):
-            q, k, v = make_inputs(w)
+            q, k, v = make_inputs(attention.workload)
             v[:, :, token] += 100
             moved = (attention(q, k, v) != before).any(-1)
             assert torch.equal(moved, (pairs[:, :, token] > 0).expand_as(moved))
 
     def test_batches_do_not_mix(self, implementation: Any, options: Options) -> None:
         """A change of one sequence leaves the output of the other as it is."""
-        w = make_workload(130, kv_heads=2)
-        attention = build_attention(implementation, options, w)
-        q, k, v = make_inputs(w)
-        before = attention(q, k, v)
-        for tensor in (q, k, v):
+        attention, qkv = build_case(implementation, options, 130, kv_heads=2)
+        before = attention(*qkv)
+        for tensor in qkv:
             tensor[1] = torch.randn_like(tensor[1])
-        after = attention(q, k, v)
+        after = attention(*qkv)
         assert torch.equal(after[0], before[0])
         assert not torch.equal(after[1], before[1])
 
@@ -213,12 +216,13 @@ class ImplementationContract:
         self, implementation: Any, options: Options, causal: bool, mode: str
     ) -> None:
         """Matrix products: two in forward, five more in backward. Two FLOPs a multiply-add."""
-        w = make_workload(111, causal=causal, kv_heads=2, mode=mode)
-        attention = build_attention(implementation, options, w)
-        attention(*make_inputs(w))  # a pattern that depends on the inputs exists only after a call
+        shape = {"causal": causal, "kv_heads": 2, "mode": mode}
+        attention, qkv = build_case(implementation, options, 111, **shape)
+        w = attention.workload
+        attention(*qkv)  # a pattern that depends on the inputs exists only after a call
         products = 7 if w.train else 2
         flops = 2 * products * float(count_pairs(attention).sum()) * HEAD_DIM * BATCH
-        elements = sum(t.numel() for t in (*make_inputs(w), make_inputs(w)[0]))
+        elements = sum(t.numel() for t in (*qkv, qkv[0]))
         if attention.projections():
             flops += 2 * HEAD_DIM * elements * (3 if w.train else 1)
         cost = attention.cost()
@@ -233,9 +237,8 @@ class ImplementationContract:
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
         """Faults 7 and 9: achieved density and uncovered tokens are what the pattern does."""
-        w = make_workload(300, causal=causal, kv_heads=2)
-        attention = build_attention(implementation, options, w)
-        out = attention(*make_inputs(w))
+        attention, qkv = build_case(implementation, options, 300, causal=causal, kv_heads=2)
+        out = attention(*qkv)
         pairs, shares = count_pairs(attention), attention.measures()
         if "uncovered" in shares:
             zero = (out == 0).all(-1).double().mean()

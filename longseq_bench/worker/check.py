@@ -22,7 +22,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker.inputs import Triple
-from longseq_bench.worker.reference import Gradients, Reference, Rows
+from longseq_bench.worker.reference import CheckedRows, Gradients, Reference
 from longseq_bench.worker.shard_coverage import all_gather, all_reduce_max
 
 TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 8e-3}
@@ -166,7 +166,7 @@ class _Backward:
         self._largest = torch.zeros_like(self._strays)
         self._matrices: dict[str, Tensor] = {}
 
-    def add(self, rows: Rows, grad_out: Tensor) -> None:
+    def add(self, rows: CheckedRows, grad_out: Tensor) -> None:
         reference, shard = self._reference, self._reference.shard
         gradients = Gradients(reference, rows, grad_out)
         for chunk, *wanted in gradients.of_keys():
@@ -181,7 +181,7 @@ class _Backward:
                 self._largest[place] = self._largest[place].maximum(want.value.abs().max())
         dq = gradients.close()
         _at_rows(self._errors, "dq", reference, self._grads[0], rows, dq.value, dq.squares)
-        for name, sums in gradients.parameters().items():
+        for name, sums in gradients.matrices.items():
             self._matrices[name] = self._matrices.get(name, 0) + sums
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ def _at_rows(
     name: str,
     reference: Reference,
     got: Tensor,
-    rows: Rows,
+    rows: CheckedRows,
     want: Tensor,
     squares: Tensor | None = None,
 ) -> None:

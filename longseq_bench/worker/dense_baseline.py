@@ -55,10 +55,7 @@ def dense_flops(attention: Attention, rows: int | None = None, keys: int | None 
 
 
 def part_rows(heads: int, device: str, workers: int) -> int:
-    """Return how many query rows keep all workers (threads, multiprocessors) busy.
-
-    heads: B Hq.
-    """
+    """Return the query rows of `heads` = B Hq that keep all threads or multiprocessors busy."""
     tiles = -(-TILES_A_WORKER * workers // heads)
     return max(LEAST_ROWS, tiles * TILE_ROWS[device])
 
@@ -98,7 +95,13 @@ class DenseBaseline:
         sender.start_phase("check", f"dense pass {len(self._clock.wall) + 1}")
         while not self._failure:
             try:
-                self._one_pass(sparse_s)
+                if self._rows is None:
+                    self._rows = self._choose_rows(sparse_s)
+                if not self._clock.wall:
+                    for _ in range(self._warm_ups):
+                        self._run(self._rows, self._tokens)
+                with self._clock:
+                    self._run(self._rows, self._tokens)
                 break
             except RuntimeError as error:
                 self._fall_back(error)
@@ -108,17 +111,11 @@ class DenseBaseline:
         """Log the samples, in seconds of a complete dense pass, and their source."""
         log.facts["dense"] = self.source
         if not self._failure and self._rows is not None and self._clock.wall:
-            share = self._flops(self._rows) / dense_flops(self._attention)
+            share = 1.0
+            if self._rows < self._tokens:
+                part = dense_flops(self._attention, self._rows, self._tokens)
+                share = part / dense_flops(self._attention)
             log.add("dense_time", "s", *(seconds / share for seconds in self._clock.wall))
-
-    def _one_pass(self, sparse_s: float) -> None:
-        if self._rows is None:
-            self._rows = self._choose_rows(sparse_s)
-        if not self._clock.wall:
-            for _ in range(self._warm_ups):
-                self._run(self._rows, self._tokens)
-        with self._clock:
-            self._run(self._rows, self._tokens)
 
     def _choose_rows(self, sparse_s: float) -> int:
         """Return the query rows of a pass: all of them if that is quick enough."""
@@ -150,11 +147,6 @@ class DenseBaseline:
         else:
             workers = torch.get_num_threads()
         return min(part_rows(w.batch * w.heads, self._device, workers), self._tokens)
-
-    def _flops(self, rows: int) -> float:
-        if rows == self._tokens:
-            return dense_flops(self._attention)
-        return dense_flops(self._attention, rows, self._tokens)
 
     def _run(self, rows: int, keys: int) -> None:
         """Run a pass over the first rows and keys; causal only if these are all."""

@@ -7,8 +7,8 @@ meters/storage_peak.py). The workspace of a fused kernel is not visible and come
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from types import ModuleType
 
 import numpy as np
@@ -125,18 +125,22 @@ def _fullest(ends: list[Attention]) -> list[Attention]:
 
 
 def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
-    workspace, heap = KernelWorkspace(torch.get_num_threads()), _LayoutHeap(trial.device)
+    workspace = KernelWorkspace(torch.get_num_threads())
     meter = StoragePeak(MeterContext("meta", workspace=workspace))
+    # host memory that a layout takes, if the trial is measured by the host's heap
+    by_heap = trial.device == "cpu" and HeapPeak.unavailable_reason() is None
+    heap = HeapPeak() if by_heap else None
     with meter:
         rows = torch.zeros(1, dtype=torch.long)
         one = draw_inputs(attention, "meta", trial.seed, rows, trial.keep)
-        heap.measure(lambda: attention.prepare(trial.device))
-        prepared = meter.current + heap.peak
+        with heap or nullcontext():
+            attention.prepare(trial.device)
+        prepared = meter.current + (heap.peak if heap else 0)
         run_pass(attention, one)
     cost, traffic = attention.cost(), attention.group.traffic
     sent = bytes_sent_by_formula(attention, trial)
     return DryRunEstimate(
-        peak_bytes=max(prepared, meter.peak + heap.kept),
+        peak_bytes=max(prepared, meter.peak + (heap.kept if heap else 0)),
         inside_bytes=meter.peak_workspace,
         untabled=tuple(sorted(workspace.unknown)),
         flops=cost.flops,
@@ -157,22 +161,3 @@ def _work_share(attention: Attention) -> float:
             w.seq_len, True
         )
     return rows * len(own.batch) * len(own.heads) / (w.batch * w.heads)
-
-
-class _LayoutHeap:
-    """Host memory that preparing a layout takes, if the trial is measured by the host's heap."""
-
-    def __init__(self, device: str) -> None:
-        self.peak = self.kept = 0
-        self._meter = (
-            HeapPeak() if device == "cpu" and HeapPeak.unavailable_reason() is None else None
-        )
-
-    def measure(self, prepare: Callable[[], None]) -> None:
-        """Call `prepare` and measure its peak, and what it keeps, in bytes."""
-        if self._meter is None:
-            prepare()
-            return
-        with self._meter:
-            prepare()
-        self.peak, self.kept = self._meter.peak, self._meter.kept

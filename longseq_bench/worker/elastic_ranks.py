@@ -10,14 +10,12 @@ without a name server), and a short wait for the other agents at the end (instea
 
 import ctypes
 import faulthandler
-import fcntl
 import json
 import logging
 import math
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -26,6 +24,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
 import torch.distributed.elastic.agent.server.api as agents
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -44,7 +43,6 @@ EXIT_BARRIER_S = 2.0
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
-_SIOCGIFADDR = 0x8915
 
 
 def run_agent(
@@ -87,8 +85,8 @@ def run_agent(
         agent.run()
     except Exception as error:
         traceback.print_exc()
-        first = str(error).strip().splitlines()[:1] or [""]
-        agent.send({"failed": f"{type(error).__name__}: {first[0]}"})
+        first = str(error).strip().partition("\n")[0]
+        agent.send({"failed": f"{type(error).__name__}: {first}"})
 
 
 class _Agent(LocalElasticAgent):
@@ -186,19 +184,7 @@ def _select_interface(address: str) -> None:
 
     By default gloo uses the address of the host's name, which often is the loopback.
     """
-    if address != LOOPBACK and (name := _find_interface(address)):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-
-
-def _find_interface(address: str) -> str | None:
-    """Return the name of the interface that has an IPv4 address, or None."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            try:
-                request = struct.pack("256s", name.encode()[:15])
-                found = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
-            except OSError:
-                continue
-            if socket.inet_ntoa(found[20:24]) == address:
-                return name
-    return None
+    if address != LOOPBACK:
+        for name, addresses in psutil.net_if_addrs().items():
+            if address in [one.address for one in addresses]:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -39,27 +39,27 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
     Args:
         request: `trial` (answered by an Outcome), `catalogue` (what can run here), `check` (the
             mistakes in trials) or `dry_run` (the predicted needs of trials).
-        payload: the request's data as JSON.
+        payload: JSON: the trial and the place of this rank, or a list of trials.
         pipe: for the answer.
         listener: the open socket at which the ranks meet, for rank 0 of several.
     """
-    sender = MessageSender(pipe)
-    if request == "catalogue":
-        sender.send_answer(build_catalogue().model_dump(mode="json"))
-    elif request == "check":
-        sender.send_answer(
-            find_mistakes([Trial.model_validate(trial) for trial in json.loads(payload)])
-        )
-    elif request == "dry_run":
-        trials = [Trial.model_validate(trial) for trial in json.loads(payload)]
-        sender.send_answer([needs.model_dump(mode="json") for needs in dry_run(trials)])
-    else:
-        data = json.loads(payload)
-        trial, place = Trial.model_validate(data["trial"]), RankInfo(**data["place"])
-        outcome = run_rank(trial, place, sender, listener)
-        sender.send_outcome(outcome)
-        if place.size > 1:
-            _exit(outcome, sender)
+    sender, data = MessageSender(pipe), json.loads(payload)
+    match request:
+        case "trial":
+            trial, place = Trial.model_validate(data["trial"]), RankInfo(**data["place"])
+            outcome = run_rank(trial, place, sender, listener)
+            sender.send_outcome(outcome)
+            if place.size > 1:
+                _exit(outcome, sender)
+        case "catalogue":
+            sender.send_answer(build_catalogue().model_dump(mode="json"))
+        case "check":
+            sender.send_answer(find_mistakes([Trial.model_validate(trial) for trial in data]))
+        case "dry_run":
+            needs = dry_run([Trial.model_validate(trial) for trial in data])
+            sender.send_answer([one.model_dump(mode="json") for one in needs])
+        case _:
+            raise ValueError(f"unknown request {request!r}")
 
 
 def run_rank(
@@ -130,7 +130,8 @@ def _refusal(trial: Trial) -> Exception | None:
 
 def build_catalogue() -> Catalogue:
     """Describe every implementation, with its options and unavailable devices, and every device."""
-    devices = {"cpu": _cpu(), "cuda": _cuda()}
+    cpu = DeviceInfo(name="CPU", dtypes=tuple(DTYPE_BYTES), count=1)
+    devices = {"cpu": cpu, "cuda": _cuda()}
     return Catalogue(
         implementations={name: _entry(name, devices) for name in IMPLEMENTATIONS.names()},
         devices=devices,
@@ -138,8 +139,7 @@ def build_catalogue() -> Catalogue:
 
 
 def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
-    reason = IMPLEMENTATIONS.unavailable_reason(name)
-    if reason:
+    if reason := IMPLEMENTATIONS.unavailable_reason(name):
         return Entry(
             summary="can't be imported",
             unavailable=dict.fromkeys(devices, reason),
@@ -154,10 +154,6 @@ def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
         unavailable={d: r for d, r in reasons.items() if r},
         source="built-in" if built_in else make.__module__,
     )
-
-
-def _cpu() -> DeviceInfo:
-    return DeviceInfo(name="CPU", dtypes=tuple(DTYPE_BYTES), count=1)
 
 
 def _cuda() -> DeviceInfo:

@@ -3,7 +3,7 @@
 It is one softmax by definition, from the implementation's own pattern: weights are multiplicity
 times exp(score), divided by their sum. Each rank computes with its own keys, a chunk at a time. The
 ranks exchange the rows, and for each a maximum, a sum and a sum of values; no tensor is gathered on
-one rank. A part that several ranks hold counts on the lowest of them only.
+one rank. What several ranks hold counts on the lowest of them only.
 
 Letters: B batch, Hq heads, Hk kv_heads, R rows, K keys of a chunk, D head_dim. All tensors here are
 float64 on the CPU. A module multiplies q, k, v and out by one matrix each.
@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.worker.inputs import Triple
 from longseq_bench.worker.shard_coverage import (
     all_reduce_max,
     find_gap,
     find_rows,
-    gather_parts,
+    gather_holdings,
     is_owner,
 )
 
@@ -41,7 +42,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Rows:
+class CheckedRows:
     """The checked rows of some rows of the batch, the same on every rank; all (B, Hq, R, D).
 
     given: q as given; q: after its projection.
@@ -58,7 +59,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class KeyChunk:
     """Some of this rank's keys of one batch row and key head (K, D).
 
     at: their slice of this rank's keys.
@@ -81,17 +82,14 @@ class Reference:
     All ranks must create it, and call its methods together.
     """
 
-    def __init__(
-        self, attention: Attention, inputs: tuple[Tensor, Tensor, Tensor], rows: Tensor
-    ) -> None:
+    def __init__(self, attention: Attention, inputs: Triple, rows: Tensor) -> None:
         self.attention, self.rows = attention, rows
-        self.workload, self.group, self.shard = (
-            attention.workload, attention.group, attention.shard,
-        )  # fmt: skip
+        self.workload, self.group = attention.workload, attention.group
+        self.shard = attention.shard
         self.q, self.k, self.v = (t.detach() for t in inputs)
         self.matrices = {n: m.detach().cpu().double() for n, m in attention.projections().items()}
         self.local, self.which = find_rows(self.shard.queries, rows)
-        self.queries, self.keys = gather_parts(self.group, self.shard)
+        self.queries, self.keys = gather_holdings(self.group, self.shard)
         if missing := find_gap(self.workload, self.queries, self.keys):
             raise ValueError(missing)
         self.scale = 1 / math.sqrt(self.workload.head_dim)
@@ -121,7 +119,7 @@ class Reference:
         held = tensor[self.shard.batch.index(b), self.shard.heads.index(head)]
         return held.detach()[self.local.to(held.device)].cpu().double()
 
-    def forward(self, batch: range) -> Rows:
+    def forward(self, batch: range) -> CheckedRows:
         """Compute the output of the checked rows by the online softmax over all keys."""
         given = self.rows_of(self.q, batch)
         q = self.projected(given, "q")
@@ -139,13 +137,14 @@ class Reference:
         kept = _over(top, joint)
         total, mixed = self.group.all_sum(total * kept), self.group.all_sum(mixed * kept)
         mixed /= total.where(total > 0, 1.0)
-        return Rows(batch, given, q, joint + total.log(), mixed, self.projected(mixed, "out"))
+        out = self.projected(mixed, "out")
+        return CheckedRows(batch, given, q, joint + total.log(), mixed, out)
 
     def projected(self, tensor: Tensor, name: str) -> Tensor:
         """Multiply by the module's matrix of that name, if there is one."""
         return tensor @ self.matrices[name] if name in self.matrices else tensor
 
-    def _chunks(self, batch: range, everywhere: bool) -> Iterator[Chunk]:
+    def _chunks(self, batch: range, everywhere: bool) -> Iterator[KeyChunk]:
         """Yield own keys and values. everywhere: also those that count on another rank."""
         shard = self.shard
         for b, head in product(batch, shard.kv_heads):
@@ -157,15 +156,15 @@ class Reference:
                 at = slice(start, min(start + KEY_CHUNK, len(shard.keys)))
                 k, v = (t[i, j, at].cpu().double() for t in (self.k, self.v))
                 keys, values = self.projected(k, "k"), self.projected(v, "v")
-                yield Chunk(b, head, at, counts, (k, v), keys, values)
+                yield KeyChunk(b, head, at, counts, (k, v), keys, values)
 
-    def _heads(self, chunk: Chunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
+    def _heads(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the query heads that use a chunk, with their index into the rows' tensors."""
         group = self.workload.heads // self.workload.kv_heads
         for head in range(chunk.head * group, (chunk.head + 1) * group):
             yield head, (chunk.b - batch.start, head)
 
-    def _scores(self, q: Tensor, chunk: Chunk, head: int) -> Tensor:
+    def _scores(self, q: Tensor, chunk: KeyChunk, head: int) -> Tensor:
         """Return the scores (R, K) plus the logarithm of each key's multiplicity."""
         positions = self.shard.keys[chunk.at]
         count = self.attention.multiplicity(self.rows.numpy(), positions, head)
@@ -176,14 +175,15 @@ class Reference:
 class Gradients:
     """Gradients from the checked rows, given the output gradient at these rows.
 
-    Iterate over `of_keys` to its end. Then `close` returns the gradient of q, and `parameters` the
-    gradients of a module's matrices.
+    Iterate over `of_keys` to its end. Then `close` returns the gradient of q, and `matrices` has
+    the sums for the gradients of a module's matrices, (2, D, D) each: values and squares. Those of
+    k and v cover this rank's keys only.
 
     dS = P (dO·v - dO·out) cancels: between its terms if a row sees few keys, and within each dot
     product. So the squares of the terms are summed too; they bound the rounding error.
     """
 
-    def __init__(self, reference: Reference, rows: Rows, grad_out: Tensor) -> None:
+    def __init__(self, reference: Reference, rows: CheckedRows, grad_out: Tensor) -> None:
         self._reference, self._rows = reference, rows
         self._out = reference.rows_of(grad_out, rows.batch)
         out = reference.matrices.get("out")
@@ -192,16 +192,18 @@ class Gradients:
         self._inner = terms.sum(-1, keepdim=True)
         self._inner_squares = terms.square().sum(-1, keepdim=True)
         self._dq, self._dq_squares = torch.zeros_like(rows.q), torch.zeros_like(rows.q)
-        self._matrices = {n: torch.zeros(2, *m.shape).double() for n, m in
-                          reference.matrices.items()}  # fmt: skip
+        self.matrices = {
+            name: torch.zeros(2, *matrix.shape).double()
+            for name, matrix in reference.matrices.items()
+        }
 
-    def of_keys(self) -> Iterator[tuple[Chunk, Sum, Sum]]:
+    def of_keys(self) -> Iterator[tuple[KeyChunk, Sum, Sum]]:
         """Yield dk and dv (K, D) of every chunk of own keys, summed over its query heads."""
         reference = self._reference
         for chunk in reference._chunks(self._rows.batch, everywhere=True):
             dk, squares, dv = (torch.zeros_like(chunk.keys) for _ in range(3))
             for head, row in reference._heads(chunk, self._rows.batch):
-                self._add(chunk, head, row, dk, squares, dv)
+                self._add(chunk, head, row, (dk, squares, dv))
             if chunk.counts:
                 self._count("k", chunk.raw[0], dk, squares)
                 self._count("v", chunk.raw[1], dv, dv.square())
@@ -217,17 +219,9 @@ class Gradients:
         self._count("out", rows.mixed, self._out, self._out.square())
         return self._unprojected(found, "q")
 
-    def parameters(self) -> dict[str, Tensor]:
-        """Return the sums for the matrices' gradients, (2, D, D) each: values and squares.
-
-        Those of k and v cover this rank's keys only.
-        """
-        return self._matrices
-
-    def _add(
-        self, chunk: Chunk, head: int, row: tuple[int, int], dk: Tensor, squares: Tensor, dv: Tensor
-    ) -> None:
-        """Add one query head's part."""
+    def _add(self, chunk: KeyChunk, head: int, row: tuple[int, int], sums: Triple) -> None:
+        """Add one query head's part to dk, its squares, and dv."""
+        dk, squares, dv = sums
         q, d_mixed, reference = self._rows.q[row], self._d_mixed[row], self._reference
         weights = _over(reference._scores(q, chunk, head), self._rows.lse[row])
         scaled = weights * reference.scale
@@ -243,10 +237,10 @@ class Gradients:
 
     def _count(self, name: str, given: Tensor, gradient: Tensor, squares: Tensor) -> None:
         """Add to a matrix's gradient: its input, and the gradient of the product."""
-        if name in self._matrices:
+        if name in self.matrices:
             given, gradient, squares = (t.flatten(0, -2) for t in (given, gradient, squares))
-            self._matrices[name][0] += given.T @ gradient
-            self._matrices[name][1] += given.square().T @ squares
+            self.matrices[name][0] += given.T @ gradient
+            self.matrices[name][1] += given.square().T @ squares
 
     def _unprojected(self, given: Sum, name: str) -> Sum:
         """Return the gradient before a matrix product, from that after it."""

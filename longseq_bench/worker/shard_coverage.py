@@ -1,11 +1,12 @@
-"""The part of a trial's tensors that each rank holds, known to every rank.
+"""What each rank holds of a trial's tensors, known to every rank.
 
-A part is some rows of the batch, some heads and some tokens. Ranks exchange a fingerprint of three
-numbers for the tokens, never the positions.
+A rank holds some rows of the batch, some heads and some tokens. Ranks exchange a fingerprint of
+three numbers for the tokens, never the positions.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -24,24 +25,20 @@ _CHUNK = 65_536
 
 
 @dataclass(frozen=True)
-class Part:
-    """The part of q, or of k and v, that one rank holds."""
+class Holding:
+    """What one rank holds of q, or of k and v."""
 
     batch: range
     heads: range
     tokens: Fingerprint
 
     def holds(self, b: int, head: int) -> bool:
-        """Return whether batch row `b` of a head is in this part."""
+        """Return whether the rank holds batch row `b` of a head."""
         return b in self.batch and head in self.heads
 
 
-Parts = Sequence[Part]
-"""One part per rank."""
-
-
-def gather_parts(group: Group, shard: Shard) -> tuple[Parts, Parts]:
-    """Return every rank's part of q, and of k and v. All ranks must call it."""
+def gather_holdings(group: Group, shard: Shard) -> tuple[list[Holding], list[Holding]]:
+    """Return what every rank holds of q, and of k and v. All ranks must call it."""
     spans = (shard.batch, shard.heads, shard.kv_heads)
     numbers = [n for span in spans for n in (span.start, span.stop, span.step)]
     numbers += [*fingerprint(shard.queries), *fingerprint(shard.keys)]
@@ -49,28 +46,27 @@ def gather_parts(group: Group, shard: Shard) -> tuple[Parts, Parts]:
     queries, keys = [], []
     for row in all_gather(group, torch.tensor(signed)).tolist():
         batch, heads, kv_heads = (range(*row[at : at + 3]) for at in (0, 3, 6))
-        queries.append(Part(batch, heads, _modulo(row[9:12])))
-        keys.append(Part(batch, kv_heads, _modulo(row[12:])))
+        queries.append(Holding(batch, heads, _modulo(row[9:12])))
+        keys.append(Holding(batch, kv_heads, _modulo(row[12:])))
     return queries, keys
 
 
-def is_owner(parts: Parts, rank: int, b: int, head: int) -> bool:
+def is_owner(holdings: Sequence[Holding], rank: int, b: int, head: int) -> bool:
     """Return whether a rank is the lowest that holds its tokens of a batch row and head."""
-    mine = parts[rank]
-    others = (p.tokens == mine.tokens and p.holds(b, head) for p in parts[:rank])
+    mine = holdings[rank]
+    others = (other.tokens == mine.tokens and other.holds(b, head) for other in holdings[:rank])
     return mine.holds(b, head) and not any(others)
 
 
-def find_gap(w: Workload, queries: Parts, keys: Parts) -> str | None:
-    """Return a sentence about tokens that no rank holds, or that parts overlap in; else None."""
+def find_gap(w: Workload, queries: Sequence[Holding], keys: Sequence[Holding]) -> str | None:
+    """Return a sentence about tokens that no rank holds, or that holdings overlap in; else None."""
     complete = fingerprint(np.arange(w.seq_len))
-    for name, parts, heads in (("q", queries, w.heads), ("k and v", keys, w.kv_heads)):
-        for b in range(w.batch):
-            for head in range(heads):
-                held = {p.tokens for p in parts if p.holds(b, head)}
-                if _modulo([sum(n) for n in zip(*held, strict=True)] or [0, 0, 0]) != complete:
-                    where = f"row {b} of the batch, head {head}"
-                    return f"the ranks' parts of {name} don't make up all tokens ({where})"
+    for name, holdings, heads in (("q", queries, w.heads), ("k and v", keys, w.kv_heads)):
+        for b, head in product(range(w.batch), range(heads)):
+            held = {one.tokens for one in holdings if one.holds(b, head)}
+            if _modulo([sum(n) for n in zip(*held, strict=True)] or [0, 0, 0]) != complete:
+                where = f"row {b} of the batch, head {head}"
+                return f"the ranks' parts of {name} don't make up all tokens ({where})"
     return None
 
 
@@ -86,17 +82,14 @@ def find_rows(held: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
     Returns their indices in `held`, and their indices in `rows`.
     """
     wanted: NDArray[np.int64] = rows.numpy()
-    local, which = [], []
+    local, which = [np.arange(0)], [np.arange(0)]
     for start in range(0, len(held), _CHUNK):
-        part = held[start : start + _CHUNK]
-        at = np.minimum(np.searchsorted(wanted, part), len(wanted) - 1)
-        hits = np.nonzero(wanted[at] == part)[0]
+        some = held[start : start + _CHUNK]
+        at = np.minimum(np.searchsorted(wanted, some), len(wanted) - 1)
+        hits = np.nonzero(wanted[at] == some)[0]
         local.append(hits + start)
         which.append(at[hits])
-    none = [np.arange(0)]
-    return torch.from_numpy(np.concatenate(local or none)), torch.from_numpy(
-        np.concatenate(which or none)
-    )
+    return torch.from_numpy(np.concatenate(local)), torch.from_numpy(np.concatenate(which))
 
 
 def all_gather(group: Group, own: Tensor) -> Tensor:

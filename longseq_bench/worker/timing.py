@@ -20,6 +20,14 @@ from longseq_bench.worker.measurement_log import MeasurementLog
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.passes import run_pass
 
+_HALVES = {
+    "compute_time": ("computing", {"communicate": False}),
+    "communication_time": ("transfers", {"compute": False}),
+}
+"""Passes of which only one half runs: their measurement, their name, and Group.only's switches.
+
+Without the other half the output is not valid; it is dropped."""
+
 TIMED_WARM_UPS = 1
 SETTLED_WITHIN = 0.02
 
@@ -37,7 +45,8 @@ def run_timed_passes(
     one.keep_output = False
     if one.grad_out is not None:
         one.grad_out.normal_()
-    clock, split = clock_for(trial.device), _SplitPasses(attention, one, trial.device)
+    clock = clock_for(trial.device)
+    halves = {name: clock_for(trial.device) for name in _HALVES if group.size > 1}
     extra = available_meters("extra", MeterContext(trial.device, attention.on_host))
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
     dense = dense_baseline_for(attention, one, trial.device, warm_ups, trial.time_cap, log)
@@ -50,8 +59,10 @@ def run_timed_passes(
     while len(clock.wall) < trial.repeats:
         _time_pass(attention, one, clock, sender, f"pass {len(clock.wall) + 1}", extra)
         layout_s += filter(None, [attention.layout_s])
-        if group.size > 1:
-            split.run(sender)
+        for name, half in halves.items():
+            part, switches = _HALVES[name]
+            with group.only(**switches):
+                _time_pass(attention, one, half, sender, f"{part} of pass {len(clock.wall)}")
         if dense:
             end += dense.run(sender, clock.wall[-1])
         late = time.perf_counter() > end
@@ -59,42 +70,24 @@ def run_timed_passes(
         log.slowest.append(slowest)
         if settled(log.slowest, SETTLED_WITHIN) or stop:
             break
-    _log_meters(log, clock, extra)
+    _log_meters(log, clock, extra, halves)
     if layout_s:
         log.add("plan_time", "s", *layout_s)
-    if group.size > 1:
-        log.add("compute_time", "s", *split.compute.wall)
-        log.add("communication_time", "s", *split.communication.wall)
     if dense:
         dense.add_to(log)
         sender.start_phase("time")
 
 
-def _log_meters(log: MeasurementLog, clock: Clock, extra: list[Meter]) -> None:
+def _log_meters(
+    log: MeasurementLog, clock: Clock, extra: list[Meter], halves: dict[str, Clock]
+) -> None:
     for meter in (clock, *extra):
         log.extend(meter.measurements())
+    for name, half in halves.items():
+        log.add(name, "s", *half.wall)
     log.facts["timer"] = clock.name
     if extra:
         log.facts["extra_meters"] = [meter.name for meter in extra]
-
-
-class _SplitPasses:
-    """Passes with one half switched off. Their output is not valid and is dropped."""
-
-    def __init__(self, attention: Attention, one: Pass, device: str) -> None:
-        self._attention, self._one = attention, one
-        self.compute, self.communication = clock_for(device), clock_for(device)
-
-    def run(self, sender: MessageSender) -> None:
-        """Run one pass of each kind."""
-        only = self._attention.group.only
-        part = f"{{}} of pass {len(self.compute.wall) + 1}"
-        with only(communicate=False):
-            _time_pass(self._attention, self._one, self.compute, sender, part.format("computing"))
-        with only(compute=False):
-            _time_pass(
-                self._attention, self._one, self.communication, sender, part.format("transfers")
-            )
 
 
 def _time_pass(

@@ -29,7 +29,7 @@ from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.distributed.group import Group
-from longseq_bench.meters.base import Meter, MeterContext, find_meter
+from longseq_bench.meters.base import MeterContext, find_meter
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
 from longseq_bench.worker.check import all_finite, check, zero_row_share
@@ -178,7 +178,7 @@ class _TrialRun:
         exact pass follows.
         """
         trial, group = self.trial, self.attention.group
-        log, meter = MeasurementLog(self.log.rank), self.memory_meter()
+        log, meter = MeasurementLog(self.log.rank), find_meter("memory", self._meter_context())
         wait_for_all_ranks(group, self.sender)
         mapped = limits.mapped_bytes()
         limits.use_fast_heap()
@@ -203,7 +203,8 @@ class _TrialRun:
 
         mapped: bytes mapped before the trial allocated anything, if that is no longer the case now.
         """
-        meter = self.memory_meter()  # loads plug-ins, which is not the trial's memory
+        # loads plug-ins, which is not the trial's memory
+        meter = find_meter("memory", self._meter_context())
         wait_for_all_ranks(self.attention.group, self.sender)
         with self._memory_limit(mapped), meter:
             one = self._first_pass(self.log, "exact")
@@ -211,10 +212,6 @@ class _TrialRun:
         self.log.facts["memory_meter"] = meter.name
         self.log.exact = True
         return one
-
-    def memory_meter(self) -> Meter:
-        """Return the registered memory meter with the highest priority that can measure here."""
-        return find_meter("memory", self._meter_context())
 
     def _meter_context(self) -> MeterContext:
         workspace = KernelWorkspace(torch.get_num_threads())

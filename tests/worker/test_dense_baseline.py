@@ -302,8 +302,8 @@ def test_sparse_and_dense_take_turns_each_under_a_clock_of_its_own(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, sender = timed_with(bench, monkeypatch, SPARSE, repeats=3)
-    sparse, dense = "clock 0 starts|sparse|clock 0 stops", "clock 3 starts|dense|clock 3 stops"
-    calibrated = "|".join(["clock 4 starts|dense|clock 4 stops"] * 2)
+    sparse, dense = "clock 0 starts|sparse|clock 0 stops", "clock 1 starts|dense|clock 1 stops"
+    calibrated = "|".join(["clock 2 starts|dense|clock 2 stops"] * 2)
     told = "|".join(bench.log)
     assert told == "|".join(
         ["sparse", sparse, calibrated, "dense", dense, sparse, dense, sparse, dense]
