@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +75,7 @@ def report(
     with gc_disabled():
         made = documents(
             records, kinds, baseline, notes, read(beside) if beside else None,
-            shlex.join(map(str, results)), configs,
+            configs,
         )  # fmt: skip
         files = [name for name in wanted if name != TERMINAL]
         paths = write_documents(made, out or folder, files)

@@ -35,14 +35,10 @@ def write_report(
     The folder is created if it is missing. A summary is `report.<format>`, another kind is
     `<kind>.<format>`. Some formats put charts and tables into a folder next to the main file.
     beside: write this folder too.
-    given: baseline, notes, elsewhere, place, as `documents` takes them.
+    given: baseline, notes, elsewhere, configs, as `documents` takes them.
     Raises UnknownNameError for an unknown kind, format or baseline, and StoreError if there is no
     record or `out_dir` can't be written. All reports are rendered before the first is written.
     """
-    from longseq_bench.reports.base import FORMATS
-
-    for name in formats:
-        FORMATS.get(name)
     made = documents(records, kinds, **given)  # type: ignore[arg-type]
     return write_documents(made, out_dir, formats, beside)
 
@@ -54,15 +50,13 @@ def write_documents(
     from longseq_bench.reports.base import FORMATS
 
     renderers = {name: FORMATS.get(name) for name in formats}
-    if not beside:
-        made = [document.without_charts() for document in made]
-    files = [
-        _checked(name, render(document)) for document in made for name, render in renderers.items()
-    ]
-    if not beside:
-        files = [dict([next(iter(written.items()))]) for written in files]
+    reports = []
+    for document in made if beside else [document.without_charts() for document in made]:
+        for name, render in renderers.items():
+            files = _checked(name, render(document))
+            reports.append(files if beside else dict(list(files.items())[:1]))
     try:
-        return [_write(Path(out_dir), written) for written in files]
+        return [_write(Path(out_dir), files) for files in reports]
     except OSError as error:
         raise StoreError(f"report folder {out_dir} can't be written: {error.strerror}") from None
 
@@ -73,14 +67,13 @@ def documents(
     baseline: str | None = None,
     notes: Sequence[str] = (),
     elsewhere: PublishedResults | None = None,
-    place: str = "RESULTS",
     configs: Mapping[str, str] | None = None,
 ) -> list[Document]:
     """Return reports as documents, not yet in a format. kinds: names of kinds, `all`, or `auto`.
 
     baseline: the label or implementation whose speed is 1.  notes: sentences to print with it,
     such as those from reading the records.  elsewhere: published maxima to show next to ours.
-    place: the results as the user names them.  configs: texts of configs by path.
+    configs: texts of configs by path.
     Raises UnknownNameError for an unknown kind or baseline, StoreError if there is no record.
     """
     from longseq_bench.reports.base import KINDS, Source
@@ -89,10 +82,13 @@ def documents(
         raise StoreError("there is no record to report on")
     names = [name for kind in kinds for name in (KINDS.names() if kind in (ALL, AUTO) else [kind])]
     builders = [KINDS.get(name) for name in dict.fromkeys(names)]
-    source = Source(records, baseline, tuple(notes), elsewhere, place, configs or {})
+    source = Source(records, baseline, tuple(notes), elsewhere, configs or {})
     with gc_disabled():
         made = [build(source) for build in builders]
     return [d for d in made if AUTO not in kinds or d.kind in kinds or d.suited]
+
+
+_OURS = re.compile(r"\d\d+-[a-z0-9-]*")
 
 
 def _write(folder: Path, files: Files) -> Path:
@@ -101,18 +97,15 @@ def _write(folder: Path, files: Files) -> Path:
     Files of an earlier report in its folders are deleted; they are recognised by their names.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for inner in {Path(name).parent for name in files} - {Path()}:
-        suffixes = {Path(name).suffix for name in files if Path(name).parent == inner}
-        for old in (folder / inner).glob("*"):
-            if _OURS.fullmatch(old.stem) and old.suffix in suffixes and old.is_file():
-                old.unlink()
+    kinds = {(path.parent, path.suffix) for path in map(Path, files) if path.parent != Path()}
+    for inner, suffix in kinds:
         (folder / inner).mkdir(exist_ok=True)
+        for old in (folder / inner).glob(f"*{suffix}"):
+            if _OURS.fullmatch(old.stem) and old.is_file():
+                old.unlink()
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     return folder / next(iter(files))
-
-
-_OURS = re.compile(r"\d\d+-[a-z0-9-]*")
 
 
 def _checked(name: str, files: object) -> Files:

@@ -10,6 +10,7 @@ Neither uses a device. Other packages add kinds and formats through the entry-po
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from string import ascii_uppercase
 
 from longseq_bench.analysis.labels import Settings, find_labels, set_labels, settings_suffix, speeds
 from longseq_bench.analysis.row import R, Row
@@ -34,15 +35,13 @@ class Source:
 
     baseline: label or implementation whose speed is 1; None for no comparison.
     notes: sentences from reading the records.  elsewhere: published maxima.
-    place: the results as the user named them, for commands in the report.
     configs: text of the sweeps' configs by path.
     """
 
     records: Sequence[Record]
     baseline: str | None = None
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
     elsewhere: PublishedResults | None = None
-    place: str = "RESULTS"
     configs: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -65,11 +64,6 @@ class Source:
             return rows
         return [replace(row, published_tokens=published.tokens(row)) for row in rows]
 
-    @property
-    def published_source(self) -> str:
-        """The source of the published maxima."""
-        return self.elsewhere.source if self.elsewhere else ""
-
     @cached_property
     def environments(self) -> dict[str, Environment]:
         """The last environment with each fingerprint, in order of first appearance."""
@@ -80,8 +74,9 @@ class Source:
         """A short name for each fingerprint: "" if there is only one, else "A (host)"."""
         if len(self.environments) == 1:
             return dict.fromkeys(self.environments, "")
-        environments = enumerate(self.environments.items())
-        return {key: f"{_letter(i)} ({environment.host})" for i, (key, environment) in environments}
+        letters = [*ascii_uppercase, *(f"M{i + 1}" for i in range(26, len(self.environments)))]
+        named = zip(letters, self.environments.values(), strict=False)
+        return {machine.fingerprint: f"{letter} ({machine.host})" for letter, machine in named}
 
     def workload(self, row: Row) -> str:
         """Describe the workload of a row, with the machine where there are several."""
@@ -145,7 +140,3 @@ FORMATS: Registry[Callable[[Document], Files]] = Registry(
 
 def _key(settings: Settings) -> Hashable:
     return settings.implementation, repr(sorted(settings.options.items()))
-
-
-def _letter(i: int) -> str:
-    return chr(ord("A") + i) if i < 26 else f"M{i + 1}"

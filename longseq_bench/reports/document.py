@@ -201,7 +201,8 @@ def format_cell(cell: Cell, kind: Kind) -> str:
     if isinstance(cell, str):
         return cell
     if isinstance(cell, Spread):
-        return f"{format_cell(cell.value, kind)} ±{_percent(cell.share)} %"
+        digits = ".0f" if cell.share >= 0.0995 or cell.share == 0 else ".2g"
+        return f"{format_cell(cell.value, kind)} ±{cell.share * 100:{digits}} %"
     if cell != cell:
         return "not a number"
     return _FORMATS[kind](cell) if kind in _FORMATS else f"{cell:g}"
@@ -222,7 +223,3 @@ _FORMATS: dict[Kind, Callable[[float], str]] = {
     "error": "{:.2g}".format,
     "count": "{:,.0f}".format,
 }
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f}" if share >= 0.0995 or share == 0 else f"{share * 100:.2g}"

@@ -1,8 +1,8 @@
 """The outcome of a trial in a few words, shared by reports and the terminal."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Status
 from longseq_bench.core.units import format_tokens
@@ -25,15 +25,12 @@ def describe_outcome(status: Status, phase: str | None, reason: str | None) -> s
 
 def describe_failures(rows: Iterable[SweepRow]) -> list[str]:
     """Return a sentence per outcome of the rows that failed: the first row, and how many more."""
-    failed: dict[str, list[SweepRow]] = defaultdict(list)
-    for row in rows:
-        if row.status != "ok":
-            failed[describe_outcome(row.status, row.phase, row.reason)].append(row)
+    failed = group_by(
+        (row for row in rows if row.status != "ok"),
+        lambda row: describe_outcome(row.status, row.phase, row.reason),
+    )
     return [
-        f"{_name(group[0])}{f' and {len(group) - 1:,} more' if len(group) > 1 else ''}: {outcome}"
+        f"{group[0].name} at {format_tokens(group[0].tokens)}"
+        f"{f' and {len(group) - 1:,} more' if len(group) > 1 else ''}: {outcome}"
         for outcome, group in failed.items()
     ]
-
-
-def _name(row: SweepRow) -> str:
-    return f"{row.name} at {format_tokens(row.tokens)}"

@@ -101,11 +101,8 @@ _MAKING = Lock()
 def _bundle() -> str:
     import vl_convert
 
-    return _inline(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
-
-
-def _inline(script: str) -> str:
-    """Return a script that can't end its element early and is parsed exactly as it was hashed."""
+    script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    # it must not end its element early, and must be parsed exactly as it was hashed
     lines = script.replace("\r\n", "\n").replace("\r", "\n")
     return lines.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
@@ -129,17 +126,13 @@ def _template() -> Template:
 
 def _policy(scripts: Sequence[str], live: bool) -> str:
     """Return the page's content security policy: its own scripts, charts, and its server."""
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    digests = (b64encode(sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     server = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         f"connect-src {server}; base-uri 'none'; form-action 'none'"
     )
-
-
-@cache
-def _digest(script: str) -> str:
-    return b64encode(sha256(script.encode()).digest()).decode()
 
 
 def _data(value: Any) -> Markup:

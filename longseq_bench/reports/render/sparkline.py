@@ -2,10 +2,11 @@
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+from longseq_bench.analysis.grouping import group_by
 
 LEVELS = "▁▂▃▄▅▆▇█"
 EIGHTHS = "▏▎▍▌▋▊▉█"
@@ -56,13 +57,9 @@ def samples_line(samples: Sequence[float], most: int) -> str:
         return ""
     middle, low = median(known), min(known)
     scale = Scale(low, max(max(known), low + FLATTEST * middle))
-    return "".join(scale.character(max(part)) for part in _parts(known, most))
-
-
-def _parts(values: Sequence[float], most: int) -> list[Sequence[float]]:
-    """Split values, in order, into even parts."""
-    n = min(len(values), most)
-    return [values[len(values) * i // n : len(values) * (i + 1) // n] for i in range(n)]
+    n, parts = len(known), min(len(known), most)
+    even = (known[n * i // parts : n * (i + 1) // parts] for i in range(parts))
+    return "".join(scale.character(max(part)) for part in even)
 
 
 @dataclass(frozen=True)
@@ -76,23 +73,17 @@ class Slots:
         self, points: Iterable[tuple[float, float]], failures: Iterable[float], scale: Scale | None
     ) -> str:
         """Return a sparkline of (x, y): the median of a position, × for a failure, · for none."""
-        there: dict[int, list[float]] = defaultdict(list)
-        for x, y in points:
-            if math.isfinite(y):
-                there[self._place(x)].append(y)
-        failed = {self._place(x) for x in failures}
-        return "".join(self._character(i, failed, there[i], scale) for i in range(self.count))
+        there = group_by((p for p in points if math.isfinite(p[1])), lambda p: self._place(p[0]))
+        characters = [ABSENT] * self.count
+        for place, some in there.items():
+            characters[place] = scale.character(median(y for _, y in some)) if scale else ABSENT
+        for x in failures:
+            characters[self._place(x)] = FAILED
+        return "".join(characters)
 
     def _place(self, x: float) -> int:
         at = bisect_left(self.xs, x)
         return min(at, len(self.xs) - 1) * self.count // len(self.xs)
-
-    def _character(
-        self, i: int, failed: set[int], there: Sequence[float], scale: Scale | None
-    ) -> str:
-        if i in failed:
-            return FAILED
-        return scale.character(median(there)) if there and scale else ABSENT
 
 
 def slots_of(xs: Iterable[float], most: int) -> Slots:
