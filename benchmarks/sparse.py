@@ -139,7 +139,7 @@ def passes(
         out, lse = kernel.forward(q, k, v, train)
         if train:
             assert lse is not None
-            kernel.backward(grad, q, k, v, out, lse)
+            kernel.backward((grad, q, out, lse), (k, v))
 
     return lambda: clocked(one)
 
@@ -165,7 +165,7 @@ def dense(args: Any, inputs: tuple[Tensor, ...]) -> Clocked:
     def one() -> None:
         out, lse = torch_fused.forward(q[:, :, :rows], k, v, causal)
         if args.train:
-            torch_fused.backward(grad[:, :, :rows], q[:, :, :rows], k, v, out, lse, causal)
+            torch_fused.backward((grad[:, :, :rows], q[:, :, :rows], out, lse), (k, v), causal)
 
     scale = visible_pairs(n, args.causal) / (visible_pairs(n, causal) * rows / n)
     wall, cpu = clocked(one)

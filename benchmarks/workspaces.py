@@ -37,7 +37,7 @@ def measure_workspace(
 
     def call() -> Any:
         return (
-            torch_fused.backward(grad, q, k, v, out, lse)
+            torch_fused.backward((grad, q, out, lse), (k, v))
             if backward
             else torch_fused.forward(q, k, v)
         )

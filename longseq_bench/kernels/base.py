@@ -11,9 +11,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from longseq_bench import meta_mode
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import torch_fused
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values, or their gradients."""
@@ -35,9 +33,7 @@ class AttentionKernel(Protocol):
         """Return the output and, if kept, the log-sum-exp of the scores."""
         ...
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v."""
         ...
 
@@ -55,24 +51,6 @@ class InPlaceKernel(AttentionKernel, Protocol):
     ) -> Triple:
         """Return the gradients of q, k and v, from the inputs alone; inplace: dq over q."""
         ...
-
-
-class FusedKernel:
-    """One call of torch's fused kernel: every query sees every key, or (causal) those before it."""
-
-    def __init__(self, causal: bool) -> None:
-        self._causal = causal
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
-        """Return the output and the log-sum-exp."""
-        meta_mode.refuse_limited_loops()
-        return torch_fused.forward(q, k, v, self._causal)
-
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
-        """Return the gradients of q, k and v."""
-        return torch_fused.backward(grad_out, q, k, v, out, lse, self._causal)
 
 
 class SplitKernel:
@@ -97,14 +75,14 @@ class SplitKernel:
                 lse[at] = own_lse
         return out, lse
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v."""
+        (grad_out, q, out, lse), (k, v) = queries, keys
         dq = torch.empty_like(q)
         dk, dv = (torch.zeros_like(t, dtype=self._sums) for t in (k, v))
         for at, kv_at, kernel in self._parts:
-            grads = kernel.backward(grad_out[at], q[at], k[kv_at], v[kv_at], out[at], lse[at])
+            own = grad_out[at], q[at], out[at], lse[at]
+            grads = kernel.backward(own, (k[kv_at], v[kv_at]))
             dq[at] = grads[0]
             dk[kv_at] += grads[1]
             dv[kv_at] += grads[2]
@@ -151,4 +129,4 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         q, k, v, out, lse = ctx.saved_tensors
-        return *ctx.kernel.backward(grad_out, q, k, v, out, lse), None
+        return *ctx.kernel.backward((grad_out, q, out, lse), (k, v)), None

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.units import format_bytes
-from longseq_bench.kernels.base import OutputAndLse, Triple
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
 
@@ -103,14 +103,12 @@ class FlexBlocks:
             out, more = self._run(q, k, v, False, return_aux=AuxRequest(lse=True))
             return out, more.lse
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v by autograd, for the softmax over this layout alone."""
-        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        leaves = [t.detach().requires_grad_() for t in (queries[1], *keys)]
         with torch.enable_grad():
             again = self._run(leaves[0], leaves[1], leaves[2], True)
-        dq, dk, dv = torch.autograd.grad(again, leaves, grad_out)
+        dq, dk, dv = torch.autograd.grad(again, leaves, queries[0])
         return dq, dk, dv
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, train: bool, **more: Any) -> Any:

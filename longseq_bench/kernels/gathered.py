@@ -23,7 +23,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.kernels import tiling, torch_fused
-from longseq_bench.kernels.base import OutputAndLse, Triple
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.tiling import ALL, Index, Piece, RowBlock
 from longseq_bench.meta_mode import limited
 from longseq_bench.patterns.block_layout import BlockLayout
@@ -76,14 +76,13 @@ class GatheredBlocksKernel:
             tiling.block_forward(q, k, v, block, out, lse)
         return out, lse
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v, given out and lse of the whole softmax."""
+        q = queries[1]
         self._check(q)
         rows = np.arange(self.layout.rows)
         kernel = tiling.TiledKernel(lambda: self._blocks(rows, q))
-        return kernel.backward(grad_out, q, k, v, out, lse)
+        return kernel.backward(queries, keys)
 
     def _check(self, q: Tensor) -> None:
         if q.shape[2] != self.layout.seq_len:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longseq_bench import meta_mode
 from longseq_bench.kernels import host_memory, tiling, torch_fused
-from longseq_bench.kernels.base import Triple
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.tiling import Piece, RowBlock, Tiling, wide
 
 Call = tuple[slice, slice, Piece]
@@ -32,9 +32,7 @@ class StreamedKernel:
     def __init__(self, tiling: Tiling, device: str) -> None:
         self._tiling, self._copier = tiling, _TileCopier(device)
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         out, lse = host_memory.zeros_like(q), None
         if keep_lse:
@@ -54,10 +52,9 @@ class StreamedKernel:
                 lse[at] = acc_lse
         return out, lse
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v, given out and lse of the whole softmax."""
+        (grad_out, q, out, lse), (k, v) = queries, keys
         dq = host_memory.zeros_like(q)
         dk, dv = (host_memory.zeros_like(t, wide(t)) for t in (k, v))
         for block in meta_mode.limited(self._tiling()):
@@ -66,7 +63,7 @@ class StreamedKernel:
             acc = torch.zeros_like(own[1], dtype=wide(q))
             for (heads, kv_heads, piece), pair in self._keys(block, q, (k, v)):
                 do, q_rows, o, row_lse = (t[:, heads, piece.rows] for t in own)
-                parts = torch_fused.backward(do, q_rows, *pair, o, row_lse, piece.causal)
+                parts = torch_fused.backward((do, q_rows, o, row_lse), pair, piece.causal)
                 acc[:, heads, piece.rows] += parts[0]
                 for total, part in zip((dk, dv), parts[1:], strict=True):
                     total[:, kv_heads, piece.keys] += part.to(total.device, total.dtype)
@@ -74,9 +71,7 @@ class StreamedKernel:
             dq[at] = acc
         return dq, _to_dtype_of(dk, k), _to_dtype_of(dv, v)
 
-    def _keys(
-        self, block: RowBlock, q: Tensor, keys: tuple[Tensor, Tensor]
-    ) -> Iterator[tuple[Call, tuple[Tensor, Tensor]]]:
+    def _keys(self, block: RowBlock, q: Tensor, keys: Pair) -> Iterator[tuple[Call, Pair]]:
         calls = meta_mode.limited(tiling.calls(block, q.shape[1] // keys[0].shape[1]))
         yield from self._copier.copy_pairs(keys, calls)
 
@@ -103,11 +98,9 @@ class _TileCopier:
                 there.copy_(here, non_blocking=True)
         return made
 
-    def copy_pairs(
-        self, keys: tuple[Tensor, Tensor], calls: Iterable[Call]
-    ) -> Iterator[tuple[Call, tuple[Tensor, Tensor]]]:
+    def copy_pairs(self, keys: Pair, calls: Iterable[Call]) -> Iterator[tuple[Call, Pair]]:
         """Yield each call with its keys and values on the device."""
-        pending: tuple[Call, tuple[Tensor, Tensor]] | None = None
+        pending: tuple[Call, Pair] | None = None
         for call in calls:
             started = call, self._start(keys, call)
             if pending is not None:
@@ -117,15 +110,13 @@ class _TileCopier:
         if pending is not None:
             yield self._wait_for(pending)
 
-    def _start(self, keys: tuple[Tensor, Tensor], call: Call) -> tuple[Tensor, Tensor]:
+    def _start(self, keys: Pair, call: Call) -> Pair:
         views = (t[:, call[1], call[2].keys] for t in keys)
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             first, second = (self.copy(t) for t in views)
         return first, second
 
-    def _wait_for(
-        self, pending: tuple[Call, tuple[Tensor, Tensor]]
-    ) -> tuple[Call, tuple[Tensor, Tensor]]:
+    def _wait_for(self, pending: tuple[Call, Pair]) -> tuple[Call, Pair]:
         if self._stream is not None:
             now = torch.cuda.current_stream()
             now.wait_stream(self._stream)

@@ -114,12 +114,10 @@ class SpanAttention:
                 f"attention was prepared for {heads} query heads and {tokens} tokens"
             )
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v, given out and lse of the whole softmax."""
-        queries = (grad_out, q, out, lse)
-        return span_gradients(self._kernel, self._task, queries, (k, v), torch.empty_like(q))
+        dq = torch.empty_like(queries[1])
+        return span_gradients(self._kernel, self._task, queries, keys, dq)
 
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the output over q and return it."""

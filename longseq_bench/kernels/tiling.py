@@ -86,19 +86,18 @@ class TiledKernel:
             block_forward(q, k, v, block, out, lse)
         return torch.zeros_like(q) if out is None else out, lse
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v, summed in wide tensors."""
+        q, (k, v) = queries[1], keys
         dq = dk = dv = None
         for block in limited(self._tiling()):
             if block.covers(q.shape[1]):
-                return torch_fused.backward(grad_out, q, k, v, out, lse, block.pieces[0].causal)
+                return torch_fused.backward(queries, keys, block.pieces[0].causal)
             if dq is None or dk is None or dv is None:
                 dq = torch.zeros_like(q)
                 dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
             acc = _accumulator(dq, block)
-            add_gradients((grad_out, q, out, lse), (k, v), block, acc, (dk, dv))
+            add_gradients(queries, keys, block, acc, (dk, dv))
             _store(dq, block, acc)
             del acc
         if dq is None or dk is None or dv is None:
@@ -205,7 +204,7 @@ def _add_rows(
     for heads, kv_heads, piece in limited(calls(block, group)):
         grad_out, q, out, lse = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
-        parts = torch_fused.backward(grad_out, q, k, v, out, lse, piece.causal, piece.mask)
+        parts = torch_fused.backward((grad_out, q, out, lse), (k, v), piece.causal, piece.mask)
         del grad_out, q, out, k, v
         _add(acc, heads, piece.rows, parts[0])
         _add(d_keys[0], kv_heads, piece.keys, parts[1])

@@ -13,7 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from longseq_bench.meta_mode import device_kind
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.meta_mode import device_kind, refuse_limited_loops
 
 _aten: Any = torch.ops.aten
 _EFFICIENT_ALIGN = 32
@@ -61,16 +62,10 @@ def call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool = False,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    queries: Queries, keys: Pair, causal: bool = False, mask: Tensor | None = None
+) -> Triple:
     """Return the gradients of q, k, v, given the output and log-sum-exp of the whole softmax."""
+    (grad_out, q, out, lse), (k, v) = queries, keys
     bias = None
     if mask is not None:
         # gives a row that sees nothing weights of 0, not of exp(-inf + inf)
@@ -79,7 +74,7 @@ def backward(
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=bias
         )
-        return cast(tuple[Tensor, Tensor, Tensor], grads)
+        return cast(Triple, grads)
     if q.dtype in _HALF and bias is None:
         seed = torch.empty(0, dtype=torch.uint64, device=q.device)
         grads = _aten._scaled_dot_product_flash_attention_backward(
@@ -87,27 +82,7 @@ def backward(
             q.shape[2], k.shape[2], 0.0, causal, seed, seed,
         )  # fmt: skip
         return grads[0], grads[1], grads[2]
-    return _efficient_backward(grad_out, q, k, v, out, lse, causal, bias)
-
-
-def name(device: str, dtype: torch.dtype) -> str:
-    """Return the name of the kernel that `forward` calls for such tensors."""
-    if device == "cpu":
-        return "flash (CPU)"
-    return "flash" if dtype in _HALF else "efficient"
-
-
-def _efficient_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Call the memory-efficient kernel with heads repeated and log-sum-exp padded to 32 rows."""
+    # the memory-efficient kernel takes heads repeated and log-sum-exps padded to 32 rows
     short = -q.shape[2] % _EFFICIENT_ALIGN
     padded = torch.nn.functional.pad(lse, (0, short), value=torch.inf)
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
@@ -117,6 +92,29 @@ def _efficient_backward(
     )  # fmt: skip
     groups = (k.shape[0], k.shape[1], q.shape[1] // k.shape[1], k.shape[2], k.shape[3])
     return dq, dk.reshape(groups).sum(2), dv.reshape(groups).sum(2)
+
+
+class FusedKernel:
+    """An AttentionKernel of one call: every query sees every key, or (causal) those before it."""
+
+    def __init__(self, causal: bool) -> None:
+        self._causal = causal
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output and the log-sum-exp."""
+        refuse_limited_loops()
+        return forward(q, k, v, self._causal)
+
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
+        """Return the gradients of q, k and v."""
+        return backward(queries, keys, self._causal)
+
+
+def name(device: str, dtype: torch.dtype) -> str:
+    """Return the name of the kernel that `forward` calls for such tensors."""
+    if device == "cpu":
+        return "flash (CPU)"
+    return "flash" if dtype in _HALF else "efficient"
 
 
 def _bias(mask: Tensor, q: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from triton.runtime.errors import OutOfResources
 
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.kernels import triton_kernels
-from longseq_bench.kernels.base import OutputAndLse, Triple
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.meta_mode import device_kind, is_meta
 from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
 
@@ -145,14 +145,13 @@ class TritonBlocks:
         self._launch("forward", q, run)
         return out, lse if keep_lse else None
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v.
 
         out, lse: of the whole softmax, of which these keys may be a part. Rows whose lse is -inf
         get zeros.
         """
+        (grad_out, q, out, lse), (k, v) = queries, keys
         self._check(q, k, v)
         self.prepare(q.device, train=True)
         rows, columns = self._rows[q.device], self._columns[q.device]

@@ -164,4 +164,4 @@ def _allocate_library_buffers(w: Workload) -> None:
     q, k, v = (torch.zeros(shape, dtype=getattr(torch, w.dtype)) for _ in range(3))
     out, lse = torch_fused.forward(q, k, v)
     if w.train:
-        torch_fused.backward(out, q, k, v, out, lse)
+        torch_fused.backward((out, q, out, lse), (k, v))

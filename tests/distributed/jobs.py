@@ -139,7 +139,7 @@ def run_exchange(group: Group, plan: Plan, back: bool = False, communicate: bool
             else RingKernel(exchange, seen)
         )
         if back:
-            _, dk, dv = kernel.backward(q, q, k, v, q, q[..., 0])
+            _, dk, dv = kernel.backward((q, q, q, q[..., 0]), (k, v))
             totals = [t.flatten().tolist() for t in (dk, dv)]
         else:
             kernel.forward(q, k, v, False)

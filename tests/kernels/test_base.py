@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels.base import AttentionKernel, FusedKernel, Triple, attend
+from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple, attend
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
+from longseq_bench.kernels.torch_fused import FusedKernel
 from tests.kernels import plain_attention as plain
 
 N, HEADS, D = 12, 4, 16
@@ -32,24 +33,20 @@ def tiles(causal: bool) -> AttentionKernel:
     return TiledKernel(lambda: iter([RowBlock(ALL, EVERY_HEAD, tuple(pieces))]))
 
 
-class Told:
-    """A core that remembers what it was asked and returns numbers that can be told apart."""
+class Recorder:
+    """A kernel that remembers what it was asked and returns numbers that can be told apart."""
 
     def __init__(self) -> None:
         self.kept: list[bool] = []
         self.given: tuple[Tensor, ...] = ()
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         self.kept.append(keep_lse)
         return q + 1, q.new_full(q.shape[:3], 7.0)
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
-        self.given = (grad_out, q, k, v, out, lse)
-        return 2 * q, 3 * k, 4 * v
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
+        self.given = (*keys, *queries)
+        return 2 * queries[1], 3 * keys[0], 4 * keys[1]
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -74,8 +71,8 @@ def test_gradcheck_of_the_fused_kernel_in_float64() -> None:
         assert torch.autograd.gradcheck(run, qkv)
 
 
-def test_gradients_are_those_of_the_core_and_no_others() -> None:
-    kernel = Told()
+def test_gradients_are_those_of_the_kernel_and_no_others() -> None:
+    kernel = Recorder()
     q, k, v = (t.requires_grad_() for t in inputs(2))
     out = attend(q, k, v, kernel, train=True)
     grad_out = torch.randn_like(out)
@@ -83,7 +80,7 @@ def test_gradients_are_those_of_the_core_and_no_others() -> None:
     assert torch.equal(dq, 2 * q)
     assert torch.equal(dk, 3 * k)
     assert torch.equal(dv, 4 * v)
-    for given, want in zip(kernel.given, (grad_out, q, k, v, q + 1), strict=False):
+    for given, want in zip(kernel.given, (k, v, grad_out, q, q + 1), strict=False):
         assert torch.equal(given, want)
     assert kernel.given[-1].eq(7).all()
     assert kernel.kept == [True]
@@ -107,7 +104,7 @@ def test_autocast_changes_nothing_inside() -> None:
 
 def test_forward_alone_keeps_nothing() -> None:
     """No log-sum-exp is asked for, and no graph made, whatever the inputs ask for."""
-    kernel = Told()
+    kernel = Recorder()
     q, k, v = (t.requires_grad_() for t in inputs())
     out = attend(q, k, v, kernel, train=False)
     assert not out.requires_grad

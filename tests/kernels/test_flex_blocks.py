@@ -127,7 +127,7 @@ def test_what_does_not_suit_is_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedError, match="no log-sum-exp on a CPU"):
         flex.forward(q, q, q, True)
     with pytest.raises(UnsupportedError, match="no backward on a CPU"):
-        flex.backward(q, q, q, q, q, q[..., 0])
+        flex.backward((q, q, q, q[..., 0]), (q, q))
     with pytest.raises(UnsupportedError, match="of 100 tokens, q of 90"):
         flex.forward(q[:, :, :90], q, q, False)
     with pytest.raises(UnsupportedError, match="head_dim 16, not 8"):

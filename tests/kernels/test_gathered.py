@@ -77,7 +77,7 @@ def assert_layout(layout: BlockLayout, qkvg: Sequence[Tensor], scores: float = 0
     assert none is None
     assert torch.equal(alone, out)
     for got, like, grad in zip(
-        kernel.backward(grad_out, q, k, v, out, lse), (q, k, v), grads, strict=True
+        kernel.backward((grad_out, q, out, lse), (k, v)), (q, k, v), grads, strict=True
     ):
         assert got.dtype == like.dtype
         assert_near(got, grad, 3 * allowed)

@@ -225,7 +225,7 @@ def test_more_threads_than_key_heads_add_up(monkeypatch: pytest.MonkeyPatch) -> 
         attention = over(layout, 2, native)
         out, lse = attention.forward(q, k, v, True)
         assert lse is not None
-        found.append((out, *attention.backward(grad, q, k, v, out, lse)))
+        found.append((out, *attention.backward((grad, q, out, lse), (k, v))))
     native._pool.cache_clear()
     for one, many in zip(*found, strict=True):
         torch.testing.assert_close(one, many, rtol=1e-4, atol=1e-4)
@@ -268,7 +268,7 @@ def test_what_is_no_number_comes_out_as_none(kernel: Any, fault: str) -> None:
     assert lse is not None
     assert torch.equal(out[0, 0].isfinite().all(1), ~sees)
     assert torch.equal(lse[0, 0].isfinite(), ~sees)
-    dq = attention.backward(grad, q, k, v, out, lse)[0]
+    dq = attention.backward((grad, q, out, lse), (k, v))[0]
     assert torch.equal(dq[0, 0].isfinite().all(1), ~sees)
 
 

@@ -42,29 +42,19 @@ def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("shape", "causal"), [*((s, False) for s in SHAPES), *((s, True) for s in CAUSAL)]
 )
-def test_forward_equals_the_plain_twin(shape: Shape, causal: bool, dtype: torch.dtype) -> None:
-    tensors = inputs(shape, dtype)
+def test_it_equals_the_plain_twin(shape: Shape, causal: bool, dtype: torch.dtype) -> None:
+    q, k, v = tensors = inputs(shape, dtype)
     out, lse = torch_fused.forward(*tensors, causal)
-    want, want_lse = plain_attention.forward(*(t.double() for t in tensors), causal)
+    grad_out = gradient_like(out)
+    leaves = [t.double().requires_grad_() for t in tensors]
+    want, want_lse = plain_attention.forward(*leaves, causal)
     assert (out.dtype, lse.dtype) == (dtype, torch.float64 if dtype.itemsize == 8 else torch.float)
     assert lse.shape == out.shape[:3]
     assert_near(out, want, dtype)
     assert_near(lse, want_lse, dtype)
-
-
-@pytest.mark.parametrize("dtype", ALLOWED)
-@pytest.mark.parametrize(
-    ("shape", "causal"), [*((s, False) for s in SHAPES), *((s, True) for s in CAUSAL)]
-)
-def test_backward_equals_the_plain_twin(shape: Shape, causal: bool, dtype: torch.dtype) -> None:
-    tensors = inputs(shape, dtype)
-    out, lse = torch_fused.forward(*tensors, causal)
-    grad_out = gradient_like(out)
-    leaves = [t.double().requires_grad_() for t in tensors]
-    want, _ = plain_attention.forward(*leaves, causal)
     wanted = torch.autograd.grad(want, leaves, grad_out.double())
     for got, grad in zip(
-        torch_fused.backward(grad_out, *tensors, out, lse, causal), wanted, strict=True
+        torch_fused.backward((grad_out, q, out, lse), (k, v), causal), wanted, strict=True
     ):
         assert got.shape == grad.shape
         assert_near(got, grad, dtype)
@@ -79,7 +69,7 @@ def test_backward_gives_a_part_of_a_larger_softmax() -> None:
     dq, dk, dv = torch.autograd.grad(out, leaves, grad_out.double())
     out, lse = out.detach().float(), lse.detach().float()
     parts = [
-        torch_fused.backward(grad_out, q, k[:, :, own], v[:, :, own], out, lse)
+        torch_fused.backward((grad_out, q, out, lse), (k[:, :, own], v[:, :, own]))
         for own in (slice(0, 30), slice(30, 90))
     ]
     assert_near(parts[0][0] + parts[1][0], dq, torch.float32)
@@ -99,8 +89,9 @@ def test_strided_tokens_and_heads_equal_their_copies(causal: bool) -> None:
     assert torch.equal(lse, want_lse)
     assert torch.equal(out, want)
     grad_out = torch.randn(1, 30, 4, 16).transpose(1, 2)
-    grads = torch_fused.backward(grad_out, *views, out, lse, causal)
-    wanted = torch_fused.backward(grad_out.contiguous(), *copies, want, want_lse, causal)
+    (q, *keys), (q2, *keys2) = views, copies
+    grads = torch_fused.backward((grad_out, q, out, lse), keys, causal)
+    wanted = torch_fused.backward((grad_out.contiguous(), q2, want, want_lse), keys2, causal)
     for got, grad in zip(grads, wanted, strict=True):
         torch.testing.assert_close(got, grad, rtol=1e-6, atol=1e-7)
 
@@ -145,7 +136,8 @@ def definition(tensors: list[Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", MASKED)
 def test_a_mask_hides_what_it_hides_and_no_more(shape: Shape, dtype: torch.dtype) -> None:
-    tensors, mask = inputs(shape, dtype), masked(shape)
+    q, k, v = tensors = inputs(shape, dtype)
+    mask = masked(shape)
     out, lse = torch_fused.forward(*tensors, mask=mask)
     leaves = [t.double().requires_grad_() for t in tensors]
     want, want_lse = definition(leaves, mask)
@@ -155,7 +147,7 @@ def test_a_mask_hides_what_it_hides_and_no_more(shape: Shape, dtype: torch.dtype
     grad_out = gradient_like(out)
     wanted = torch.autograd.grad(want, leaves, grad_out.double())
     for got, grad in zip(
-        torch_fused.backward(grad_out, *tensors, out, lse, mask=mask), wanted, strict=True
+        torch_fused.backward((grad_out, q, out, lse), (k, v), mask=mask), wanted, strict=True
     ):
         assert got.shape == grad.shape
         assert_near(got, grad, dtype)
@@ -186,12 +178,12 @@ def test_rows_that_see_nothing_are_zero_and_weigh_nothing(
     assert torch.isfinite(lse[:, :, seeing]).all()
     whole, whole_lse = torch_fused.forward(q, k, v)
     grad_out = gradient_like(out)
-    grads = torch_fused.backward(grad_out, q, k, v, whole, whole_lse, mask=mask)
+    grads = torch_fused.backward((grad_out, q, whole, whole_lse), (k, v), mask=mask)
     assert not grads[0][:, :, blind].any()
     if not seeing:
         assert not any(grad.any() for grad in grads)
         return
     rows = [t[:, :, seeing].contiguous() for t in (grad_out, q, whole, whole_lse)]
-    wanted = torch_fused.backward(rows[0], rows[1], k, v, rows[2], rows[3], mask=mask[seeing])
+    wanted = torch_fused.backward((rows[0], rows[1], rows[2], rows[3]), (k, v), mask=mask[seeing])
     for got, want in zip((grads[0][:, :, seeing], *grads[1:]), wanted, strict=True):
         assert_near(got, want, dtype)

@@ -30,11 +30,12 @@ from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, TokenOrder, check_tokens
 from longseq_bench.kernels.base import (
     AttentionKernel,
-    FusedKernel,
     OutputAndLse,
+    Queries,
     Triple,
 )
 from longseq_bench.kernels.tiling import InPlaceTiledKernel, wide
+from longseq_bench.kernels.torch_fused import FusedKernel
 from longseq_bench.meta_mode import MAX_STEPS, limited
 
 
@@ -62,19 +63,17 @@ class GatherKernel:
                 self.attention.forward(q, _block_of(gathered, block), block, out, lse)
         return out.to(q.dtype), lse
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: KVPair) -> Triple:
         """Return the gradients of q, k and v; those of gathered keys go back to their owners."""
+        q, (k, v) = queries[1], keys
         dq = torch.zeros_like(q, dtype=wide(q))
-        dkv = wide_zeros((k, v))
-        queries = (grad_out, q, out, lse)
+        dkv = wide_zeros(keys)
         count = self.exchange.blocks.per_rank
         gathered = self.exchange.buffer(k)
 
         for index in limited(range(count), MAX_STEPS):
             transfer = self.exchange.start(k, v, index, gathered)
-            self.attention.backward(queries, (k, v), LocalShare(index, count), dq, dkv)
+            self.attention.backward(queries, keys, LocalShare(index, count), dq, dkv)
             transfer.wait()
             gradients = [torch.zeros_like(t) for t in gathered]
             for block in self.exchange.other_blocks(index):

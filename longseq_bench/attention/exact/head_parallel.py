@@ -24,7 +24,8 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import GatherScatter
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, check_tokens, even_span
-from longseq_bench.kernels.base import AttentionKernel, FusedKernel
+from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.kernels.torch_fused import FusedKernel
 
 
 @implementation("head-parallel")

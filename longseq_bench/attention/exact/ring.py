@@ -58,7 +58,7 @@ from longseq_bench.distributed.token_order import (
     check_tokens,
     positions_of,
 )
-from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Triple
+from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import InPlaceTiledKernel, RowBlock, wide
 
@@ -105,13 +105,11 @@ class RingKernel:
             self.attention.forward(q, kv, block, out, lse)
         return out.to(q.dtype), lse
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: KVPair) -> Triple:
         """Return the gradients of q, k and v. Gradients of a block follow it round the ring."""
+        q, (k, v) = queries[1], keys
         dq = torch.zeros_like(q, dtype=wide(q))
-        dkv = wide_zeros((k, v))
-        queries = (grad_out, q, out, lse)
+        dkv = wide_zeros(keys)
         gradients = None if self.full_queries else RingGradients(self.ring, k, dkv)
         for block, kv in self._visits(k, v):
             if isinstance(block, LocalShare):

@@ -22,7 +22,8 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll, HeadExchange, HeadStage
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, check_tokens
-from longseq_bench.kernels.base import AttentionKernel, FusedKernel, OutputAndLse, Triple
+from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.torch_fused import FusedKernel
 
 
 class UlyssesKernel:
@@ -55,10 +56,9 @@ class UlyssesKernel:
                 kept.append(lse)
         return out, torch.cat(kept, 1) if kept else None
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v."""
+        (grad_out, q, out, lse), (k, v) = queries, keys
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         to_heads = self.exchange.to_heads
         lse_of_stages = torch.split(lse, [q_heads.count for q_heads, _ in self.stages], 1)
@@ -67,10 +67,9 @@ class UlyssesKernel:
                 to_heads(grad_out, q_heads), to_heads(q, q_heads), to_heads(k, kv_heads),
                 to_heads(v, kv_heads), to_heads(out, q_heads),
             )  # fmt: skip
-            grads_full = self.inner.backward(
-                grad_out_full, q_full, k_full, v_full, out_full, stage_lse.contiguous()
-            )
-            del grad_out_full, q_full, k_full, v_full, out_full
+            queries_full = grad_out_full, q_full, out_full, stage_lse.contiguous()
+            grads_full = self.inner.backward(queries_full, (k_full, v_full))
+            del queries_full, grad_out_full, q_full, k_full, v_full, out_full
             for full, grad, heads in zip(
                 grads_full, grads, (q_heads, kv_heads, kv_heads), strict=True
             ):
@@ -91,13 +90,11 @@ class SkippableKernel:
             return self._inner.forward(q, k, v, keep_lse)
         return q, q.new_zeros(q.shape[:3], dtype=torch.float32)
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the inner kernel's gradients; q, k and v if nothing is computed."""
         if self._group.computes:
-            return self._inner.backward(grad_out, q, k, v, out, lse)
-        return q, k, v
+            return self._inner.backward(queries, keys)
+        return queries[1], *keys
 
 
 def head_stages(w: Workload, ranks: int, each: int) -> list[tuple[HeadStage, HeadStage]]:

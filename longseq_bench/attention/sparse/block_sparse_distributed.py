@@ -171,17 +171,16 @@ class FetchKernel:
                 self._kernel.forward(q[:, heads], *keys, out[:, heads], stage_lse, task)
         return out, lse
 
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> Triple:
+    def backward(self, queries: Queries, keys: KVPair) -> Triple:
         """Return the gradients of q, k and v; those of fetched keys go back to their owners."""
+        (grad_out, q, out, lse), (k, v) = queries, keys
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for kv_heads, heads, buffer in self._stages(q, k, v):
             sums = buffer.new_zeros(buffer.shape, dtype=torch.float32)
             if self._group.computes:
-                queries = grad_out[:, heads], q[:, heads], out[:, heads], lse[:, heads]
+                of_heads = grad_out[:, heads], q[:, heads], out[:, heads], lse[:, heads]
                 self._kernel.backward(
-                    queries, _keys_and_values(buffer), dq[:, heads], _keys_and_values(sums),
+                    of_heads, _keys_and_values(buffer), dq[:, heads], _keys_and_values(sums),
                     range(kv_heads.stop - kv_heads.start), self._task(heads),
                 )  # fmt: skip
             returned = buffer.new_empty(len(self._sent_tokens), *buffer.shape[1:])
