@@ -101,8 +101,8 @@ def one_pattern(
     n = inputs[0].shape[2]
     start = time.perf_counter()
     made = make_layout(pattern, n, BLOCK, sparsity, args.causal)
-    kernel = sparse_selection.choose(
-        name, "cpu", args.dtype, sparse_selection.Blocks(BLOCK, HEAD_DIM, args.train)
+    kernel, _ = sparse_selection.choose(
+        name, "cpu", args.dtype, "gathered", sparse_selection.Blocks(BLOCK, HEAD_DIM, args.train)
     )
     built = build_layout_kernel(kernel, (made,), HEADS, HEADS)
     planned = time.perf_counter() - start
@@ -180,7 +180,7 @@ def growth(args: Any) -> bool:
     for n, sparsity in ((131072, 0.99), (524288, 0.9975)):
         inputs = make_inputs(n, args.dtype)
         made = make_layout("local-window", n, BLOCK, sparsity, args.causal)
-        kernel = sparse_selection.choose("auto", "cpu", args.dtype)
+        kernel, _ = sparse_selection.choose("auto", "cpu", args.dtype, "gathered")
         runs[n] = passes(build_layout_kernel(kernel, (made,), HEADS, HEADS), inputs, args.train)
         times[n] = []
     for round_ in range(args.rounds + 1):

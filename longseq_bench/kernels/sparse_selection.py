@@ -23,6 +23,8 @@ SpansOf = Literal["auto", "native", "torch"]
 FASTEST = ("native", "triton", "torch")
 """The order in which auto tries kernels."""
 
+_IN_SPANS = "this pattern is in spans, which only native and torch take"
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -33,35 +35,32 @@ class Blocks:
     train: bool
 
 
-def choose(requested: str, device: str, dtype: str, blocks: Blocks | None = None) -> str:
-    """Return the name of the kernel to use; `auto` is resolved.
+def choose(
+    requested: str, device: str, dtype: str, way: str, blocks: Blocks | None = None
+) -> tuple[str, dict[str, str]]:
+    """Return the name of the kernel to use, and facts for the record: why not a faster one.
 
-    blocks: None for patterns in spans. Raises UnsupportedError with the reason for a kernel that
-    can't be used.
+    way: the use of torch's kernels: gathered, spans or tiles. blocks: None for patterns in spans.
+    Raises UnsupportedError with the reason for a kernel that can't be used.
     """
-    reasons = _reasons(device, dtype, blocks)
+    reasons = {
+        "native": _native_reason(device, dtype),
+        "triton": _triton_reason(device, dtype, blocks) if blocks else _IN_SPANS,
+        "flex": flex_blocks.unavailable_reason(device, blocks.train) if blocks else _IN_SPANS,
+        "torch": None,
+    }
+    name = requested
     if requested == "auto":
-        return next(name for name in FASTEST if reasons[name] is None)
-    if reason := reasons[requested]:
+        name = next(name for name in FASTEST if reasons[name] is None)
+    elif reason := reasons[requested]:
         raise UnsupportedError(f"kernel={requested}: {reason}")
-    return requested
-
-
-def describe(
-    name: str, device: str, dtype: str, requested: str, way: str, blocks: Blocks | None = None
-) -> dict[str, str]:
-    """Return facts for the record: the kernel, and why not a faster one.
-
-    way: the use of torch's kernels: gathered, spans or tiles.
-    """
-    facts = {"kernel": native.name() if name == "native" else name}
-    if name == "torch":
-        facts["kernel"] = f"torch ({way})"
+    facts = {"kernel": f"torch ({way})" if name == "torch" else name}
+    if name == "native":
+        facts["kernel"] = native.name()
     faster = {"cpu": "native", "cuda": "triton"}[device]
-    reason = _reasons(device, dtype, blocks)[faster]
-    if requested == "auto" and name != faster and reason:
+    if requested == "auto" and (reason := reasons[faster]):
         facts[f"not_{faster}"] = reason
-    return facts
+    return name, facts
 
 
 def has_triton() -> bool:
@@ -72,17 +71,6 @@ def has_triton() -> bool:
 def span_kernel(name: str) -> SpanKernel:
     """Return the compiled kernel of spans, or the reference for any other name."""
     return native if name == "native" else spans_reference
-
-
-def _reasons(device: str, dtype: str, blocks: Blocks | None) -> dict[str, str | None]:
-    """Return the reason why each kernel can't be used, or None."""
-    spans = "this pattern is in spans, which only native and torch take"
-    return {
-        "native": _native_reason(device, dtype),
-        "triton": _triton_reason(device, dtype, blocks) if blocks else spans,
-        "flex": flex_blocks.unavailable_reason(device, blocks.train) if blocks else spans,
-        "torch": None,
-    }
 
 
 def _native_reason(device: str, dtype: str) -> str | None:

@@ -238,7 +238,7 @@ class MultiheadBlockSparse(nn.Module):
         self.ran = attention.facts()
         if padded is None:
             return attention.build_kernel(), None
-        name = sparse_selection.choose(self.kernel, q.device.type, dtype)
+        name, _ = sparse_selection.choose(self.kernel, q.device.type, dtype, "spans")
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
         span_kernel = sparse_selection.span_kernel(name)
         spans, kernels, start = spans_of(attention.layouts[0]), [], 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import cpp_build, native, sparse_selection
-from longseq_bench.kernels.sparse_selection import Blocks
+from longseq_bench.kernels import cpp_build, native
+from longseq_bench.kernels.sparse_selection import Blocks, choose
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 BLOCKS = Blocks(128, 64, False)
@@ -158,45 +158,42 @@ def test_auto_is_the_fastest_that_is_here_and_says_why_not(
 ) -> None:
     """Fault 16: a fall-back that hides which algorithm ran."""
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: None)
-    assert sparse_selection.choose("auto", "cpu", "float32", BLOCKS) == "native"
-    assert sparse_selection.choose("auto", "cpu", "bfloat16") == "native"
+    assert choose("auto", "cpu", "float32", "gathered", BLOCKS)[0] == "native"
+    assert choose("auto", "cpu", "bfloat16", "gathered")[0] == "native"
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: "there is no compiler")
-    assert sparse_selection.choose("auto", "cpu", "float32", BLOCKS) == "torch"
-    assert sparse_selection.choose("auto", "cpu", "float32") == "torch"
-    assert sparse_selection.describe("torch", "cpu", "float32", "auto", "gathered", BLOCKS) == {
-        "kernel": "torch (gathered)",
-        "not_native": "there is no compiler",
-    }
+    assert choose("auto", "cpu", "float32", "gathered")[0] == "torch"
+    facts = {"kernel": "torch (gathered)", "not_native": "there is no compiler"}
+    assert choose("auto", "cpu", "float32", "gathered", BLOCKS) == ("torch", facts)
     with pytest.raises(UnsupportedError, match="kernel=native: there is no compiler"):
-        sparse_selection.choose("native", "cpu", "float32")
+        choose("native", "cpu", "float32", "gathered")
 
 
 def test_auto_takes_what_suits_blocks_and_heads_and_says_why_not_triton() -> None:
     """Of an odd block, an odd head_dim, or keys that come in spans."""
     pytest.importorskip("triton")
-    assert sparse_selection.choose("auto", "cuda", "bfloat16", BLOCKS) == "triton"
+    assert choose("auto", "cuda", "bfloat16", "gathered", BLOCKS)[0] == "triton"
     for blocks, reason in (
         (Blocks(100, 64, False), "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
         (Blocks(128, 40, False), "a head_dim of 16 to 256 in steps of 16, not 40"),
         (None, "this pattern is in spans"),
     ):
-        assert sparse_selection.choose("auto", "cuda", "bfloat16", blocks) == "torch"
-        facts = sparse_selection.describe("torch", "cuda", "bfloat16", "auto", "spans", blocks)
-        assert (facts["kernel"], reason in facts["not_triton"]) == ("torch (spans)", True)
+        name, facts = choose("auto", "cuda", "bfloat16", "spans", blocks)
+        assert (name, facts["kernel"]) == ("torch", "torch (spans)")
+        assert reason in facts["not_triton"]
 
 
 def test_flex_says_what_it_lacks_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"kernel=flex: .* there is no g\+\+ or clang"):
-        sparse_selection.choose("flex", "cpu", "float32", BLOCKS)
+        choose("flex", "cpu", "float32", "gathered", BLOCKS)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert sparse_selection.choose("flex", "cpu", "float32", BLOCKS) == "flex"
+    assert choose("flex", "cpu", "float32", "gathered", BLOCKS)[0] == "flex"
     with pytest.raises(UnsupportedError, match="kernel=flex: FlexAttention has no backward"):
-        sparse_selection.choose("flex", "cpu", "float32", Blocks(128, 64, True))
+        choose("flex", "cpu", "float32", "gathered", Blocks(128, 64, True))
 
 
 def test_a_kernel_of_another_device_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="kernel=triton: Triton kernels are for CUDA"):
-        sparse_selection.choose("triton", "cpu", "float32", BLOCKS)
+        choose("triton", "cpu", "float32", "gathered", BLOCKS)
     with pytest.raises(UnsupportedError, match="kernel=native: the compiled kernel is for CPUs"):
-        sparse_selection.choose("native", "cuda", "float32")
+        choose("native", "cuda", "float32", "gathered")

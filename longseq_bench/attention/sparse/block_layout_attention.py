@@ -43,8 +43,10 @@ class LayoutAttention(Attention):
     def prepare(self, device: str) -> None:
         """Choose the kernel."""
         super().prepare(device)
-        self.kernel_name = sparse_selection.choose(
-            self.requested_kernel, device, self.workload.dtype, self.kernel_blocks
+        blocks, dtype = self.kernel_blocks, self.workload.dtype
+        way = "gathered" if blocks else "spans"
+        self.kernel_name, self._kernel_facts = sparse_selection.choose(
+            self.requested_kernel, device, dtype, way, blocks
         )
 
     @property
@@ -73,16 +75,8 @@ class LayoutAttention(Attention):
 
     @override
     def facts(self) -> dict[str, Any]:
-        blocks = self.kernel_blocks
-        facts = sparse_selection.describe(
-            self.kernel_name,
-            self.device,
-            self.workload.dtype,
-            self.requested_kernel,
-            "gathered" if blocks else "spans",
-            blocks,
-        )
-        return {**facts, "kept_blocks": sum(len(layout.indices) for layout in self.layouts)}
+        kept = sum(len(layout.indices) for layout in self.layouts)
+        return {**self._kernel_facts, "kept_blocks": kept}
 
 
 def build_layout_kernel(

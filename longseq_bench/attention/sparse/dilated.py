@@ -31,7 +31,7 @@ from longseq_bench.distributed.token_order import check_tokens, even_span
 from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
-from longseq_bench.kernels.sparse_selection import SpansOf, choose, describe, span_kernel
+from longseq_bench.kernels.sparse_selection import SpansOf, choose, span_kernel
 from longseq_bench.kernels.tiling import RowBlock, TiledKernel
 from longseq_bench.patterns.dilated import DilationRule
 from longseq_bench.patterns.segment_spans import heads_by_sets, segment_spans, sort_walk
@@ -82,7 +82,9 @@ class Dilated(Attention):
         super().prepare(device)
         if self.group.size > 1 and self.requested_kernel == "native":
             raise UnsupportedError("kernel=native runs on one rank; auto on many")
-        self.kernel_name = choose(self.requested_kernel, device, self.workload.dtype)
+        self.kernel_name, self._kernel_facts = choose(
+            self.requested_kernel, device, self.workload.dtype, "tiles"
+        )
         self._spans = None
         if self.group.size == 1 and self.kernel_name == "native":
             self._spans = self._span_attention()
@@ -182,7 +184,7 @@ class Dilated(Attention):
         w = self.workload
         facts: dict[str, Any] = {"kernel": torch_fused.name(self.device, self.torch_dtype)}
         if self.group.size == 1:
-            facts = describe(self.kernel_name, self.device, w.dtype, self.requested_kernel, "tiles")
+            facts = {**self._kernel_facts}
         if longer := [f"{s:,}" for s in self.rule.segments if s > w.seq_len]:
             names = ", ".join(longer)
             facts["segments"] = f"{names} reach beyond {w.seq_len:,} tokens: one segment holds all"
