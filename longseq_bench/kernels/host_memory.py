@@ -66,22 +66,18 @@ def zeros_like(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    count = torch.Size(shape).numel()
-    needed = max(1, count) * torch.empty(0, dtype=dtype).element_size()
-    folder = tempfile.gettempdir()
+    count = max(1, torch.Size(shape).numel())
+    needed = count * dtype.itemsize
     try:
-        handle, path = tempfile.mkstemp(prefix="longseq-", dir=folder)
-        try:
+        with tempfile.TemporaryFile(prefix="longseq-") as file:
             # fail now: writing to a page without space on the disk would raise a signal
-            os.posix_fallocate(handle, 0, needed)
+            os.posix_fallocate(file.fileno(), 0, needed)
+            path = f"/proc/self/fd/{file.fileno()}"
             with _disable_current_modes():
-                flat = torch.from_file(path, shared=True, size=max(1, count), dtype=dtype)
-        finally:
-            os.close(handle)
-            os.unlink(path)
+                flat = torch.from_file(path, shared=True, size=count, dtype=dtype)
     except OSError as error:
         raise UnsupportedError(
-            f"{needed:,} bytes are needed in {folder}: {error.strerror}; set TMPDIR to "
-            f"another folder"
+            f"{needed:,} bytes are needed in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR "
+            "to another folder"
         ) from None
-    return meta_mode.mark_off_device(flat)[:count].view(shape)
+    return meta_mode.mark_off_device(flat)[: torch.Size(shape).numel()].view(shape)

@@ -71,21 +71,27 @@ class BlockLayout:
         """Number of key blocks of each row, (rows,)."""
         return np.diff(self.indptr)
 
+    @property
+    def block_sizes(self) -> Ints:
+        """Tokens of each block, (rows,); the last may be short."""
+        sizes = np.full(self.rows, self.block, dtype=np.int64)
+        sizes[-1] = self.seq_len - (self.rows - 1) * self.block
+        return sizes
+
     @cached_property
     def visible_pairs(self) -> int:
         """Query-key token pairs seen per head, as a Python integer, which can't overflow."""
-        last, size = self.rows - 1, self.block
-        tail = self.seq_len - last * size
-        short_rows = int(self.indptr[-1] - self.indptr[-2])
-        short_keys = int(np.count_nonzero(self.indices == last))
-        both = int(np.count_nonzero(self.row(last) == last))
-        full = len(self.indices) - short_rows - short_keys + both
-        pairs = full * size**2 + (short_rows + short_keys - 2 * both) * size * tail
-        pairs += both * tail**2
+        block, short = self.block, self.rows * self.block - self.seq_len
+        # rows ascend, so only their last entry can be the short block, or their own if causal
+        last_kept = self.indices[self.indptr[1:] - 1]
+        sees_short = last_kept == self.rows - 1
+        keys = block * len(self.indices) - short * int(sees_short.sum())
+        keys_of_last_row = block * int(self.row_lengths[-1]) - short * int(sees_short[-1])
+        pairs = block * keys - short * keys_of_last_row
         if self.causal:
-            # a causal row that keeps its own block ends with it
-            own = int(np.count_nonzero(self.indices[self.indptr[1:] - 1] == np.arange(self.rows)))
-            pairs -= (own - both) * (size * (size - 1) // 2) + both * (tail * (tail - 1) // 2)
+            own, tail = last_kept == np.arange(self.rows), block - short
+            pairs -= int(own[:-1].sum()) * (block * (block - 1) // 2)
+            pairs -= int(own[-1]) * (tail * (tail - 1) // 2)
         return pairs
 
     @property

@@ -5,6 +5,7 @@ The walk follows the Hilbert curve over the grid and skips cells beyond the sequ
 the walk are neighbours on the grid, except where cells are skipped.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,10 +21,7 @@ LARGEST_SIDE = 2**15
 
 def grid_side(n: int) -> int:
     """Return the smallest power of two whose square is at least n."""
-    side = 1
-    while side * side < n:
-        side *= 2
-    return side
+    return 1 << math.isqrt(n - 1).bit_length()
 
 
 def hilbert_order(n: int) -> Cells:

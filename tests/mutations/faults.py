@@ -31,7 +31,7 @@ PACKAGE = "longseq_bench"
 _PATTERNS = (
     Fault("pairs-diagonal", "patterns", "patterns/block_layout.py",
           "Visible pairs of a causal layout miss the diagonal of every block.",
-          "size * (size - 1) // 2", "size * (size + 1) // 2",
+          "(block * (block - 1) // 2)", "(block * (block + 1) // 2)",
           ("tests/patterns/test_block_layout.py",)),
     Fault("short-last-block", "patterns", "patterns/spans.py",
           "The last block counts as a full one, so keys beyond the sequence are read.",

@@ -98,7 +98,10 @@ class BlockSparse(LayoutAttention):
             pattern, w.seq_len, block, sparsity, w.causal, seed, special, window,
         )  # fmt: skip
         self._placement = placement
-        self._ranks_per_node = ranks_per_node or _local_ranks(group.size)
+        # torch sets the variable to the number of ranks on this host
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        on_host = int(local) if local.isdigit() else 0
+        self._ranks_per_node = ranks_per_node or on_host or group.size
         self._exchange = exchange
         self._layout: BlockLayout | None = None
         self._built: AttentionKernel | None = None
@@ -204,9 +207,3 @@ class BlockSparse(LayoutAttention):
         blocks = KVBlocks(sharded.counts, block_tokens(held, held))
         ring = RingExchange(self.group, blocks)
         return RingKernel(ring, SpanBlocks(sharded, self.group, kernel, causal))
-
-
-def _local_ranks(ranks: int) -> int:
-    """Return the number of ranks on this host; all of them if torch does not say."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(local) if local.isdigit() and int(local) else ranks

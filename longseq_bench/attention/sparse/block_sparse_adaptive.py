@@ -100,11 +100,14 @@ class AdaptiveBlockSparse(LayoutAttention):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start = time.perf_counter()
         with torch.no_grad(), disable_autocast(q):
-            pooled = self._pooled(q, k)
-            self._chosen = tuple(self._layout(*pooled, h) for h in range(q.shape[1]))
+            # representatives of blocks: (B, Hq, rows, D) and (B, Hk, rows, D), float32
+            firsts = q[:, :, :: self.block]
+            queries = firsts.float() if self.workload.causal else _means(q, self.block)
+            keys = _means(k, self.block)
+            self._chosen = tuple(self._layout(queries, keys, h) for h in range(q.shape[1]))
         self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
-            return _Learned.apply(q, k, v, *self.matrices, self, pooled)  # type: ignore[no-any-return, no-untyped-call]
+            return _Learned.apply(q, k, v, *self.matrices, self, (queries, keys))  # type: ignore[no-any-return, no-untyped-call]
         w = self.workload
         kernel = build_layout_kernel(self.kernel_name, self._chosen, w.heads, w.kv_heads)
         return attend(q, k, v, kernel, w.train)
@@ -119,24 +122,16 @@ class AdaptiveBlockSparse(LayoutAttention):
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "scorer": self.scorer}
 
-    def _pooled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the representatives of blocks: (B, Hq, rows, D) and (B, Hk, rows, D), float32."""
-        queries = q[:, :, :: self.block].float() if self.workload.causal else _means(q, self.block)
-        return queries, _means(k, self.block)
-
-    def _through(self, pooled: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        if not self.matrices:
-            return pooled
-        return pooled[0] @ self.matrices[0], pooled[1] @ self.matrices[1]
-
     def _layout(self, queries: Tensor, keys: Tensor, head: int) -> BlockLayout:
         w = self.workload
         if is_meta():
             # without scores: a layout with as many blocks
             return make_layout("local-window", w.seq_len, self.block, self.sparsity, w.causal)
         kv = head * w.kv_heads // w.heads
+        q, k = queries[:, head], keys[:, kv]
+        if self.matrices:
+            q, k = q @ self.matrices[0], k @ self.matrices[1]
         # (B, rows, D) as (rows, B D): one product sums over the batch too
-        q, k = self._through((queries[:, head], keys[:, kv]))
         rows, columns = (t.permute(1, 0, 2).flatten(1) for t in (q, k))
         scale = 1 / (math.sqrt(w.head_dim) * w.batch)
 

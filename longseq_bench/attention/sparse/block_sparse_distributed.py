@@ -55,9 +55,7 @@ class ShardedLayout:
     @cached_property
     def sizes(self) -> Ints:
         """Tokens of each block."""
-        sizes = np.full(self.layout.rows, self.layout.block, dtype=np.int64)
-        sizes[-1] = self.layout.seq_len - (self.layout.rows - 1) * self.layout.block
-        return sizes
+        return self.layout.block_sizes
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
