@@ -83,6 +83,13 @@ registers.
 """
 
 
+_KERNELS = {
+    "forward": triton_kernels.forward,
+    "dq": triton_kernels.backward_queries,
+    "dkv": triton_kernels.backward_keys,
+}
+
+
 def select_shape(kernel: str, block: int, head_dim: int, dtype: torch.dtype) -> Shape:
     """Return the first tile to try for `kernel` (forward, dq, dkv), never larger than a block."""
     for widest, found in zip(_WIDEST, _SHAPES.get((kernel, dtype.itemsize), ()), strict=False):
@@ -133,16 +140,7 @@ class TritonBlocks:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[:3] if keep_lse else (1,), dtype=torch.float32, device=q.device)
 
-        def run(tile: Shape) -> None:
-            grid = self._grid(q, tile.queries)
-            triton_kernels.forward[grid](
-                q, k, v, out, lse, *lists,
-                q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3],
-                q.shape[2], self.layouts[0].rows, q.shape[1], q.shape[3] ** -0.5,
-                **self._constants(q, k, tile), KEEP_LSE=keep_lse,
-            )  # fmt: skip
-
-        self._launch("forward", q, run)
+        self._launch("forward", (q, k, v, out, lse), lists, KEEP_LSE=keep_lse)
         return out, lse if keep_lse else None
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
@@ -159,25 +157,9 @@ class TritonBlocks:
         lse = lse.contiguous()
         delta = torch.empty_like(lse)
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-        common = (q.shape[2], self.layouts[0].rows, q.shape[1], q.shape[3] ** -0.5)
-
-        def run_dq(tile: Shape) -> None:
-            triton_kernels.backward_queries[self._grid(q, tile.queries)](
-                q, k, v, out, grad_out, lse, delta, dq, *rows,
-                q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3],
-                grad_out.stride()[:3], dq.stride()[:3], *common, **self._constants(q, k, tile),
-            )  # fmt: skip
-
-        def run_dkv(tile: Shape) -> None:
-            triton_kernels.backward_keys[self._grid(k, tile.keys)](
-                q, k, v, grad_out, lse, delta, dk, dv, *columns,
-                q.stride()[:3], k.stride()[:3], v.stride()[:3], grad_out.stride()[:3],
-                dk.stride()[:3], dv.stride()[:3], *common, **self._constants(q, k, tile),
-            )  # fmt: skip
-
         # dq writes the delta that dkv reads
-        self._launch("dq", q, run_dq)
-        self._launch("dkv", q, run_dkv)
+        self._launch("dq", (q, k, v, out, grad_out, lse, delta, dq), rows)
+        self._launch("dkv", (q, k, v, grad_out, lse, delta, dk, dv), columns)
         return dq, dk, dv
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -226,12 +208,27 @@ class TritonBlocks:
             )
         return (programs,)
 
-    def _launch(self, kernel: str, q: Tensor, run: Callable[[Shape], None]) -> None:
-        """Run a kernel with the largest tile that fits the device's shared memory."""
+    def _launch(
+        self, name: str, tensors: Sequence[Tensor], lists: Triple, **constants: Any
+    ) -> None:
+        """Run a kernel with the largest tile that fits the device's shared memory.
+
+        tensors: q, k and others in the order of the kernel's parameters.
+        """
         if is_meta():
             return
-        key = (kernel, q.shape[3], q.dtype)
-        tile = self._shapes.get(key) or select_shape(kernel, self.block, q.shape[3], q.dtype)
+        q, k, *_ = tensors
+        kernel = _KERNELS[name]
+        strides = [t.stride()[:3] for t in tensors if t.dim() == 4]
+        sizes = (q.shape[2], self.layouts[0].rows, q.shape[1], q.shape[3] ** -0.5)
+
+        def run(tile: Shape) -> None:
+            grid = self._grid(k, tile.keys) if name == "dkv" else self._grid(q, tile.queries)
+            fixed = self._constants(q, k, tile) | constants
+            kernel[grid](*tensors, *lists, *strides, *sizes, **fixed)
+
+        key = (name, q.shape[3], q.dtype)
+        tile = self._shapes.get(key) or select_shape(name, self.block, q.shape[3], q.dtype)
         on_device = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
         with on_device:
             self._shapes[key] = run_fitting(tile, run)
@@ -246,11 +243,9 @@ def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:
         try:
             run(tile)
         except OutOfResources as error:
-            smaller = tile.smaller()
-            if smaller is None:
-                raise KernelLimitError(
-                    f"no tile is small enough for this device: {error}"
-                ) from error
+            if (smaller := tile.smaller()) is None:
+                reason = f"no tile is small enough for this device: {error}"
+                raise KernelLimitError(reason) from error
             tile = smaller
         else:
             return tile
