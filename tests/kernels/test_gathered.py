@@ -1,9 +1,7 @@
 """Block-sparse attention in plain torch: every pattern against the layout's own definition."""
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.gathered import GatheredBlocksKernel
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
+from tests.kernels import plain_attention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,15 +43,7 @@ def inputs(
 def reference(
     layout: BlockLayout, qkv: Sequence[Tensor], grad_out: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Output, log-sum-exp and gradients in float64 by the definition of softmax."""
-    at = np.arange(layout.seq_len)
-    seen = torch.from_numpy(layout.multiplicity(at, at))
-    q, k, v = (leaves := [t.detach().double().requires_grad_() for t in qkv])
-    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    scores = (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(~seen, -math.inf)
-    out = torch.softmax(scores, -1) @ v
-    grads = torch.autograd.grad(out, leaves, grad_out.double())
-    return out.detach(), torch.logsumexp(scores, -1).detach(), grads
+    return plain_attention.gradients(qkv, grad_out, plain_attention.masks([layout]))
 
 
 def assert_near(got: Tensor, want: Tensor, allowed: float) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from longseq_bench.kernels import base, tiling
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, Tiling, kv_heads_of
+from tests.kernels import plain_attention
 
 N, HEADS, D = 60, 4, 16
 EVERY_HEAD = slice(0, HEADS)
@@ -41,12 +42,8 @@ def piece(keys: tiling.Index, rows: tiling.Index = ALL, causal: bool = False) ->
 
 def reference(qkv: Sequence[Tensor], counts: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Float64 softmax over the multiset that `counts` (N, N) or (Hq, N, N) gives."""
-    q, k, v = (leaves := [t.detach().double().requires_grad_() for t in qkv])
-    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    weights = counts * torch.exp(scores - scores.amax(-1, keepdim=True).detach())
-    total = weights.sum(-1, keepdim=True)
-    return weights / total.where(total > 0, 1.0) @ v, leaves
+    leaves = [t.detach().double().requires_grad_() for t in qkv]
+    return plain_attention.forward(*leaves, counts=counts)[0], leaves
 
 
 def assert_tiling(tiles: Tiling, counts: Tensor, qkv: Sequence[Tensor] | None = None) -> None:

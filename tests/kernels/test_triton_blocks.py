@@ -21,6 +21,7 @@ from torch import Tensor
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
+from tests.kernels import plain_attention
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -152,29 +153,10 @@ def inputs(
     return [q, k, v], grad_out
 
 
-def masks(layouts: Sequence[BlockLayout]) -> Tensor:
-    """Which queries see which keys, (layouts, N, N)."""
-    tokens = np.arange(layouts[0].seq_len)
-    return torch.from_numpy(np.stack([one.multiplicity(tokens, tokens) > 0 for one in layouts]))
-
-
-def definition(layouts: Sequence[BlockLayout], tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Masked softmax and its log-sum-exp, by the book."""
-    q, k, v = tensors
-    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(~masks(layouts), -torch.inf)
-    lse = torch.logsumexp(scores, -1)
-    return torch.exp(scores - lse.unsqueeze(-1)) @ v, lse
-
-
 def reference(
     layouts: Sequence[BlockLayout], tensors: Sequence[Tensor], grad_out: Tensor
 ) -> Passed:
-    leaves = [t.double().requires_grad_() for t in tensors]
-    out, lse = definition(layouts, leaves)
-    grads = torch.autograd.grad(out, leaves, grad_out.double())
-    return Passed(out.detach(), lse.detach(), grads)
+    return Passed(*plain_attention.gradients(tensors, grad_out, plain_attention.masks(layouts)))
 
 
 def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
@@ -192,6 +174,18 @@ def assert_passed(got: Passed, want: Passed, dtype: torch.dtype) -> None:
         assert_near(mine, true, dtype)
 
 
+def assert_right(
+    interpreted: Asked,
+    layouts: Sequence[BlockLayout],
+    tensors: Sequence[Tensor],
+    grad_out: Tensor,
+    tile: tuple[int, int] | None = None,
+) -> Passed:
+    got: Passed = interpreted(run, layouts, tensors, grad_out, tile)
+    assert_passed(got, reference(layouts, tensors, grad_out), grad_out.dtype)
+    return got
+
+
 # ---- right ------------------------------------------------------------------------------------
 
 
@@ -202,9 +196,7 @@ def test_every_pattern_equals_its_definition(
 ) -> None:
     special = 16 if pattern in ("global-local", "sink-window") else 0
     layout = make_layout(pattern, 75, 16, 0.5, causal, special=special)
-    tensors, grad_out = inputs(75)
-    got = interpreted(run, [layout], tensors, grad_out)
-    assert_passed(got, reference([layout], tensors, grad_out), torch.float32)
+    assert_right(interpreted, [layout], *inputs(75))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -212,9 +204,7 @@ def test_every_pattern_equals_its_definition(
 def test_heads_of_every_width_and_dtype(interpreted: Asked, dim: int, dtype: torch.dtype) -> None:
     """80 is padded to 128 within the kernel."""
     layout = make_layout("random", 70, 32, 0.3, dim != 64)
-    tensors, grad_out = inputs(70, dtype, dim=dim)
-    got = interpreted(run, [layout], tensors, grad_out)
-    assert_passed(got, reference([layout], tensors, grad_out), dtype)
+    assert_right(interpreted, [layout], *inputs(70, dtype, dim=dim))
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
@@ -224,9 +214,7 @@ def test_tiles_smaller_than_a_block(
 ) -> None:
     """A last block of 43 tokens ends within a tile and leaves another without a token."""
     layout = make_layout("strided", 64 + 43, 64, 0.0, causal)
-    tensors, grad_out = inputs(64 + 43, heads=(1, 1))
-    got = interpreted(run, [layout], tensors, grad_out, tile)
-    assert_passed(got, reference([layout], tensors, grad_out), torch.float32)
+    assert_right(interpreted, [layout], *inputs(64 + 43, heads=(1, 1)), tile)
 
 
 @pytest.mark.parametrize(
@@ -236,18 +224,14 @@ def test_batches_groups_and_lengths(
     interpreted: Asked, heads: tuple[int, int], tokens: int
 ) -> None:
     layout = make_layout("random", tokens, 16, 0.5, heads != (6, 2))
-    tensors, grad_out = inputs(tokens, heads=heads, batch=2)
-    got = interpreted(run, [layout], tensors, grad_out)
-    assert_passed(got, reference([layout], tensors, grad_out), torch.float32)
+    assert_right(interpreted, [layout], *inputs(tokens, heads=heads, batch=2))
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 def test_every_head_may_have_a_layout_of_its_own(interpreted: Asked, causal: bool) -> None:
     names = ["local-window", "random", "strided", "dilated-sparse"]
     layouts = [make_layout(p, 75, 16, 0.4 + 0.1 * i, causal) for i, p in enumerate(names)]
-    tensors, grad_out = inputs(75, heads=(4, 2))
-    got = interpreted(run, layouts, tensors, grad_out)
-    assert_passed(got, reference(layouts, tensors, grad_out), torch.float32)
+    assert_right(interpreted, layouts, *inputs(75, heads=(4, 2)))
 
 
 def by_hand(rows: Sequence[Sequence[int]], tokens: int, block: int, causal: bool) -> BlockLayout:
@@ -264,8 +248,7 @@ def test_rows_without_their_diagonal_and_columns_that_none_sees(
     rows = [[0], [0], [0], [3], [0, 3, 4]] if causal else [[0, 4], [4], [0], [3], [0, 3]]
     layout = by_hand(rows, 75, 16, causal)
     tensors, grad_out = inputs(75)
-    got = interpreted(run, [layout], tensors, grad_out)
-    assert_passed(got, reference([layout], tensors, grad_out), torch.float32)
+    got = assert_right(interpreted, [layout], tensors, grad_out)
     assert not got.grads[1][:, :, 16:32].any()
     assert not got.grads[2][:, :, 16:32].any()
 
@@ -288,7 +271,7 @@ def test_a_changed_key_moves_those_that_see_it_and_no_others(
     v[:, :, 35] += 10
     k[:, :, 35] -= 1
     moved = (interpreted(run, [layout], (q, k, v), grad_out).out != before).any(-1)
-    assert torch.equal(moved, masks([layout])[:, :, 35].expand_as(moved))
+    assert torch.equal(moved, plain_attention.masks([layout])[:, :, 35].expand_as(moved))
 
 
 def test_strides_of_any_kind_equal_their_copies(interpreted: Asked) -> None:
