@@ -58,36 +58,26 @@ def rows_of_frame(frame: pandas.DataFrame) -> list[SweepRow]:
 
 def sweep_json(records: Iterable[Record]) -> dict[str, Any]:
     """Return the document {"schema", "rows"}; NaN and infinity are null."""
-    return sweep_rows_json(sweep_rows(records))
-
-
-def sweep_rows_json(table: Iterable[SweepRow]) -> dict[str, Any]:
-    """Return the document of rows that are made already."""
-    return {"schema": SCHEMA, "rows": _json(table, SweepRow, "sweep")}
+    return rows_json(sweep_rows(records), "sweep")
 
 
 def maxlen_json(records: Iterable[Record]) -> dict[str, Any]:
     """Return the document {"schema", "results"} of searches for the longest length."""
-    return search_rows_json(search_rows(records))
+    return rows_json(search_rows(records), "search")
 
 
-def search_rows_json(table: Iterable[SearchRow]) -> dict[str, Any]:
+def rows_json(table: Iterable[Row], document: Document) -> dict[str, Any]:
     """Return the document of rows that are made already."""
-    return {"schema": SCHEMA, "results": _json(table, SearchRow, "search")}
-
-
-def density_rows_json(table: Iterable[DensityRow]) -> dict[str, Any]:
-    """Return the document {"schema", "results"} of searches for the least sparsity."""
-    return {"schema": SCHEMA, "results": _json(table, DensityRow, "density")}
-
-
-def _json(table: Iterable[Row], row_type: type, document: Document) -> list[dict[str, Any]]:
+    row_type = {"sweep": SweepRow, "search": SearchRow, "density": DensityRow}[document]
     names = [field.name for field in fields_of(row_type).values() if document in field.json]
     values = attrgetter(*names)
-    return [
-        {name: _finite(value) for name, value in zip(names, values(row), strict=True)}
-        for row in table
-    ]
+    return {
+        "schema": SCHEMA,
+        "rows" if document == "sweep" else "results": [
+            {name: _finite(value) for name, value in zip(names, values(row), strict=True)}
+            for row in table
+        ],
+    }
 
 
 def _finite(value: Any) -> Any:

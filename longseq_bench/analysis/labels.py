@@ -4,38 +4,17 @@ import json
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from longseq_bench.analysis.row import R
+from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.model import OptionValue
+from longseq_bench.core.model import OptionValue, Trial
 
 KEEP_WORDS = {"inputs": "recomputed", "nothing": "over its inputs"}
 
 
-class Settings(Protocol):
-    """The fields of a trial or a row that its label needs."""
-
-    @property
-    def implementation(self) -> str:
-        """Name of the implementation."""
-
-    @property
-    def options(self) -> Mapping[str, OptionValue]:
-        """Options of the implementation."""
-
-    @property
-    def fit_only(self) -> bool:
-        """As in Trial."""
-
-    @property
-    def keep(self) -> str:
-        """As in Trial."""
-
-    @property
-    def allocator(self) -> str:
-        """As in Trial."""
+Settings = Trial | Row
+"""The implementation, its options and the other settings that a label names."""
 
 
 def find_labels(settings: Sequence[Settings]) -> list[str]:

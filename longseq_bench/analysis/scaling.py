@@ -5,14 +5,15 @@ Student's t. Computed from rows alone.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 from typing import Literal
 
 import numpy as np
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD
@@ -31,10 +32,9 @@ HIGH_EFFICIENCY = 1.1
 
 def explain_high_efficiency(rows: Sequence[SweepRow]) -> list[str]:
     """Return a sentence that flags the highest efficiency above 110 %; nothing without one."""
-    high = [row for row in rows if (row.efficiency or 0.0) > HIGH_EFFICIENCY]
-    if not high:
+    row = max(rows, key=lambda row: row.efficiency or 0.0, default=None)
+    if row is None or (row.efficiency or 0.0) <= HIGH_EFFICIENCY:
         return []
-    row = max(high, key=lambda one: one.efficiency or 0.0)
     return [
         f"Efficiency above 110 % ({row.label} at {format_tokens(row.tokens)} tokens on "
         f"{row.world_size} ranks: {row.efficiency:.0%}) is more than the ranks explain. "
@@ -92,20 +92,16 @@ class Complexity:
 
 def reached(maxima: Iterable[SearchRow]) -> list[Reached]:
     """Return one item per maximum, grouped by implementation, by ascending ranks."""
-    groups: dict[object, list[SearchRow]] = defaultdict(list)
-    for row in maxima:
-        groups[row.growth_key].append(row)
     found = []
-    for group in groups.values():
+    for group in group_by(maxima, attrgetter("growth_key")).values():
         alone = next((r for r in group if r.world_size == 1), None)
-        for row in sorted(group, key=lambda r: int(r.world_size)):
-            ranks = row.world_size
-            found.append(
-                Reached(
-                    row.label, ranks, row.floor_tokens,
-                    _expected(alone, row), row.max_tokens, row.limited_by,
-                )
-            )  # fmt: skip
+        found += [
+            Reached(
+                row.label, row.world_size, row.floor_tokens, _expected(alone, row), row.max_tokens,
+                row.limited_by,
+            )
+            for row in sorted(group, key=attrgetter("world_size"))
+        ]  # fmt: skip
     return found
 
 
@@ -118,52 +114,42 @@ def _expected(alone: SearchRow | None, row: SearchRow) -> int | None:
 
 def complexities(rows: Iterable[SweepRow]) -> list[Complexity]:
     """Return exponents of time and memory of implementations swept at three lengths or more."""
-    groups: dict[object, list[SweepRow]] = defaultdict(list)
-    for row in rows:
-        if row.status == "ok":
-            groups[row.growth_key].append(row)
+    groups = group_by((row for row in rows if row.status == "ok"), attrgetter("growth_key"))
     return [
-        one
+        fit
         for group in groups.values()
-        for one in (_time(_known(group, "time_s")), _memory(_known(group, "peak_bytes")))
-        if one
+        for fit in (_fit(group, "time", "time_s"), _fit(group, "memory", "peak_bytes"))
+        if fit
     ]
 
 
-def _known(group: Sequence[SweepRow], name: str) -> list[SweepRow]:
-    known = [row for row in group if (value := getattr(row, name)) and value > 0]
-    return known if len({row.tokens for row in known}) >= 3 else []
-
-
-def _time(group: Sequence[SweepRow]) -> Complexity | None:
-    work = [row for row in group if row.flops]
-    logs = [math.log(row.flops or 1) for row in work]
-    formula = None
-    if len({row.tokens for row in work}) >= 2:
-        formula = power_law([[math.log(row.tokens) for row in work]], logs)[0].value
-    return _complexity(group, "time", "time_s", formula)
-
-
-def _memory(group: Sequence[SweepRow]) -> Complexity | None:
-    # a whole score matrix is quadratic; the floor is linear
-    whole = bool(group) and group[0].implementation == STANDARD
-    return _complexity(group, "memory", "peak_bytes", 2.0 if whole else 1.0)
-
-
-def _complexity(
-    group: Sequence[SweepRow], quantity: Literal["time", "memory"], name: str, formula: float | None
+def _fit(
+    group: Sequence[SweepRow], quantity: Literal["time", "memory"], name: str
 ) -> Complexity | None:
-    if not group:
+    known = [row for row in group if (value := getattr(row, name)) and value > 0]
+    if len({row.tokens for row in known}) < 3:
         return None
-    several = len({row.world_size for row in group}) > 1
-    columns = [[math.log(row.tokens) for row in group]]
-    if several:
-        columns.append([math.log(row.world_size) for row in group])
-    fitted = power_law(columns, [math.log(getattr(row, name)) for row in group])
-    of_tokens = fitted[0] if fitted else None
-    of_ranks = fitted[1] if fitted and several else None
+    several = len({row.world_size for row in known}) > 1
+    quantities = ("tokens", "world_size") if several else ("tokens",)
+    columns = [[math.log(getattr(row, x)) for row in known] for x in quantities]
+    fitted = power_law(columns, [math.log(getattr(row, name)) for row in known])
+    of_tokens, of_ranks = [*fitted, None, None][:2]
+    formula = _flops_exponent(known)
+    if quantity == "memory":
+        # a whole score matrix is quadratic; the floor is linear
+        formula = 2.0 if known[0].implementation == STANDARD else 1.0
     shared = -1.0 if several else None
-    return Complexity(group[0].label, quantity, len(group), of_tokens, of_ranks, formula, shared)
+    return Complexity(
+        known[0].label, quantity, len(known), of_tokens, of_ranks, formula, shared
+    )  # fmt: skip
+
+
+def _flops_exponent(rows: Sequence[SweepRow]) -> float | None:
+    work = [(math.log(row.tokens), math.log(row.flops)) for row in rows if row.flops]
+    if len({tokens for tokens, _ in work}) < 2:
+        return None
+    tokens, flops = zip(*work, strict=True)
+    return power_law([tokens], flops)[0].value
 
 
 def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list[Exponent]:

@@ -1,6 +1,5 @@
 """Rows of searches: for the longest length (probe, edge, confirm) and for the least sparsity."""
 
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,14 +51,13 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
     steps = [record for record in records if record.purpose in SEARCH_PURPOSES]
     if len({_search_key(record) for record in steps}) != 1:
         raise ValueError("merge_search takes the probe, edge and confirm records of one search")
-    by_length: dict[int, list[Record]] = defaultdict(list)
-    for record in steps:
-        by_length[record.trial.workload.seq_len].append(record)
+    by_length = group_by(steps, lambda record: record.trial.workload.seq_len)
     passed = [n for n, runs in by_length.items() if has_passed(runs)]
     longest = max(passed, default=0)
     failed = min((n for n in by_length if n > longest), default=None)
     at_maximum = Runs.of([r for r in by_length.get(longest, []) if r.outcome.fits])
     peak = at_maximum.largest("peak")
+    predictions = (r.predicted_tokens for r in steps if r.purpose in ("probe", "edge"))
     return SearchRow(
         **identity(steps[0]),
         **_figures(at_maximum),
@@ -67,7 +65,7 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
         **_failure(by_length[failed] if failed is not None else [], failed),
         **_against_floor(steps[0].trial, longest),
         bytes_per_token=None if peak is None else peak / longest,
-        predicted_tokens=_first_prediction(steps),
+        predicted_tokens=next((n for n in predictions if n is not None), None),
         runs=sum(max(1, r.processes // r.trial.world_size) for r in steps),
         wall_s=sum(r.wall_s for r in steps),
     )
@@ -99,9 +97,7 @@ def density_key(trial: Trial) -> Hashable:
 
 
 def _merge_density(steps: Sequence[Record]) -> DensityRow:
-    by_sparsity: dict[float, list[Record]] = defaultdict(list)
-    for step in steps:
-        by_sparsity[float(str(step.trial.options["sparsity"]))].append(step)
+    by_sparsity = group_by(steps, lambda step: float(str(step.trial.options["sparsity"])))
     good = {s: runs for s, runs in by_sparsity.items() if has_passed(runs)}
     least = min(good, default=None)
     denser = [s for s in by_sparsity if s not in good and (least is None or s < least)]
@@ -146,8 +142,8 @@ def _without_sparsity(trial: Trial) -> dict[str, OptionValue]:
 
 def _failure(runs: Sequence[Record], length: int | None) -> dict[str, Any]:
     """Return what limited a search: the worst run of its first failed length."""
-    outcomes = sorted((r.outcome for r in runs), key=lambda o: SEVERITY.index(o.status))
-    worst = outcomes[0] if outcomes else None
+    outcomes = (record.outcome for record in runs)
+    worst = min(outcomes, key=lambda outcome: SEVERITY.index(outcome.status), default=None)
     return {
         "first_failure": length,
         "limited_by": LIMITED_BY[worst.status] if worst else "ceiling",
@@ -165,8 +161,3 @@ def _against_floor(trial: Trial, longest: int) -> dict[str, Any]:
         "floor_tokens": floor_tokens(trial.workload, trial.memory_budget, trial.world_size),
         "fraction_of_floor": needed / (trial.world_size * trial.memory_budget),
     }
-
-
-def _first_prediction(steps: Sequence[Record]) -> int | None:
-    predictions = (r.predicted_tokens for r in steps if r.purpose in ("probe", "edge"))
-    return next((tokens for tokens in predictions if tokens is not None), None)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from longseq_bench.analysis.fields import fields_of
+from longseq_bench.analysis.fields import Field, fields_of
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import find_labels
 from longseq_bench.analysis.row import identity
@@ -36,13 +36,6 @@ Values = dict[str, Any]
 _MEASURED = [
     field for field in fields_of(SweepRow).values() if field.merge in ("median", "largest")
 ]
-_SIZES = [(f.name, f.measurement) for f in _MEASURED if f.kind in ("bytes", "tokens")]
-_LARGEST = [
-    (f.name, f.measurement)
-    for f in _MEASURED
-    if f.merge == "largest" and f.kind not in ("bytes", "tokens")
-]
-_MEDIANS = [(f.name, f.measurement) for f in _MEASURED if f.merge == "median"]
 
 
 def sweep_rows(records: Iterable[Record]) -> list[SweepRow]:
@@ -95,9 +88,7 @@ def _merge(records: Sequence[Record]) -> SweepRow:
         "status": status,
         "reason": worst.outcome.reason,
         "phase": worst.outcome.phase,
-        **{name: runs.largest(measurement) for name, measurement in _LARGEST},
-        **{name: runs.largest_size(measurement) for name, measurement in _SIZES},
-        **{name: timed.median(measurement) for name, measurement in _MEDIANS},
+        **{field.name: _measured(field, runs, timed) for field in _MEASURED},
         **_timing(timed),
         # layouts are prepared, and timed, also where a pass fails later
         "plan_time_s": runs.median("plan_time"),
@@ -109,6 +100,13 @@ def _merge(records: Sequence[Record]) -> SweepRow:
     values |= _rates(values, workload)
     values |= _against_dense(values, timed)
     return SweepRow(**values)
+
+
+def _measured(field: Field, runs: Runs, timed: Runs) -> float | None:
+    if field.merge == "median":
+        return timed.median(field.measurement)
+    is_size = field.kind in ("bytes", "tokens")
+    return runs.largest_size(field.measurement) if is_size else runs.largest(field.measurement)
 
 
 def _timing(runs: Runs) -> Values:

@@ -59,7 +59,7 @@ def maxlen(
     and the shortest that failed, with what limited it: memory, time, a kernel's limit, numerics.
     Where memory limits, they are within 1 % or 64 tokens. Tokens are those of all ranks together.
     """
-    from longseq_bench.analysis.frames import density_rows_json, maxlen_json
+    from longseq_bench.analysis.frames import maxlen_json, rows_json
     from longseq_bench.analysis.searches import density_rows
     from longseq_bench.cli import session
     from longseq_bench.core.errors import UserError
@@ -90,7 +90,7 @@ def maxlen(
         records = session.run_search(launcher, catalogue, trials, out, schedule)
     if tokens:
         return session.print_records(
-            records, as_json, lambda found: density_rows_json(density_rows(found)), density_brief
+            records, as_json, lambda found: rows_json(density_rows(found), "density"), density_brief
         )
     code = session.print_records(records, as_json, maxlen_json, _maxima)
     _check_time_budget(records)

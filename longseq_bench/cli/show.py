@@ -37,7 +37,7 @@ def show(
     ] = False,
 ) -> int:
     """Show records in the terminal: filtered, sorted, with sparklines. Writes nothing."""
-    from longseq_bench.analysis.frames import search_rows_json, sweep_rows_json
+    from longseq_bench.analysis.frames import rows_json
     from longseq_bench.cli.session import print_answer, print_notes, read_results
     from longseq_bench.cli.show_document import select_rows, show_document
 
@@ -47,7 +47,7 @@ def show(
     chosen = select_rows(records, where or [], sort or [], names, limit)
     return print_answer(
         as_json,
-        lambda: sweep_rows_json(chosen.rows.shown) | search_rows_json(chosen.searches.shown),
+        lambda: rows_json(chosen.rows.shown, "sweep") | rows_json(chosen.searches.shown, "search"),
         lambda: show_document(chosen),
         "a wider terminal, --columns or --json has them",
     )
