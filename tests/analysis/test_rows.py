@@ -27,10 +27,8 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import density_rows, merge_search, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
-from longseq_bench.core import cost
-from longseq_bench.core.cost import standard_bytes
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.model import Outcome, Phase, Record, Status
+from longseq_bench.core.model import Phase, Record, Status
 from longseq_bench.core.stats import median_interval
 from longseq_bench.reports.samples_table import samples_table
 from tests import make
@@ -97,17 +95,6 @@ def test_a_row_holds_what_was_measured() -> None:
     assert (row.status, row.reason, row.causal, row.host) == ("ok", None, True, "alpha")
 
 
-def test_interleaved_rounds_are_one_row() -> None:
-    base = make.trial()
-    rounds = [
-        make.record(base.replace(round=i, seed=i), make.outcome(time=t, peak=p))
-        for i, (t, p) in enumerate([([0.1, 0.2], 5), ([0.6, 0.5], 9), ([0.4, 0.3], 7)])
-    ]
-    row = only(rounds)
-    assert (row.samples, row.time_s, row.peak_bytes) == (6, 0.35, 9)
-    assert (row.time_low_s, row.time_high_s) == (0.1, 0.6)
-
-
 @pytest.mark.parametrize(
     "change", [{"options": {"chunk": 2}}, {"world_size": 2}, {"threads": 2}, {"memory_budget": 9}]
 )
@@ -120,21 +107,6 @@ def test_other_environments_are_other_rows() -> None:
     here, there = make.environment("alpha"), make.environment("alpha", torch="2.12.0")
     found = sweep_rows([make.record(where=here), make.record(where=there)])
     assert [row.fingerprint for row in found] == [here.fingerprint, there.fingerprint]
-
-
-def test_over_ranks_the_slowest_of_each_iteration_and_the_largest_peak() -> None:
-    came_to = Outcome(
-        status="ok",
-        measurements=(
-            make.measurement("time", 1.0, 2.0, 3.0, rank=0),
-            make.measurement("time", 2.0, 1.0, 9.0, rank=1),
-            make.measurement("peak", 10.0, rank=0),
-            make.measurement("peak", 40.0, rank=1),
-        ),
-    )
-    row = only([make.record(make.trial(world_size=2), came_to)])
-    assert (row.time_s, row.time_low_s, row.time_high_s) == (2.0, 2.0, 9.0)
-    assert (row.samples, row.peak_bytes) == (3, 40)
 
 
 # ranks
@@ -445,13 +417,6 @@ def test_rounds_of_one_source_are_merged_and_measured_ones_go_first() -> None:
     assert (row.dense_source, row.dense_time_s) == (None, None)
 
 
-def test_memory_is_set_against_standard_attention_by_formula() -> None:
-    row = only([sparse_run()])
-    expected = standard_bytes(make.trial(seq_len=1000, causal=True, heads=2, head_dim=4).workload)
-    assert (row.dense_peak_bytes, row.dense_memory_source) == (expected, "computed")
-    assert row.memory_reduction == expected / 1000
-
-
 def test_and_measured_where_it_ran_on_the_same_workload_here() -> None:
     sparse = sparse_run()
 
@@ -564,38 +529,6 @@ def test_a_maximum_is_a_bracket_and_what_limited_it() -> None:
     assert (found.predicted_tokens, found.runs, found.wall_s) == (2000, 7, 9.0)
 
 
-def test_the_share_of_the_floor_is_the_floor_at_the_maximum_over_the_budget() -> None:
-    trial = make.trial(memory_budget=64 * MIB, world_size=2, batch=2, heads=4, kv_heads=2)
-    a_token = 2 * 2 * (4 + 2) * 64 * 4
-    found = merge_search([make.step(10_000, of=trial)])
-    assert found.floor_tokens == 2 * 64 * MIB // a_token
-    assert found.fraction_of_floor == 10_000 * a_token / (2 * 64 * MIB)
-    assert cost.floor_bytes(trial.workload) == a_token * trial.workload.seq_len
-    unbounded = merge_search([make.step(10_000, of=trial.replace(memory_budget=None))])
-    assert (unbounded.floor_tokens, unbounded.fraction_of_floor) == (None, None)
-
-
-def test_ranks_at_the_maximum_are_those_of_the_runs_there() -> None:
-    base = make.trial("ring", world_size=2, memory_budget=64 * MIB, repeats=0)
-
-    def step(tokens: int, *peaks: float, purpose: Any = "probe") -> Record:
-        ranks = [{"peak": p, "own_tokens": tokens // 2 + i} for i, p in enumerate(peaks)]
-        return make.record(base.at(tokens), make.on_ranks(*ranks), purpose=purpose)
-
-    steps = [step(1000, 900.0, 900.0), step(2000, 50.0, 70.0), step(3000, 1.0, 1.0)]
-    steps += [step(2000, 60.0, 40.0, purpose="confirm")]
-    steps += [make.record(base.at(3000).replace(round=1), make.outcome("oom"), purpose="confirm")]
-    found = merge_search(steps)
-    assert (found.max_tokens, found.tokens_per_rank) == (2000, 1001)
-    assert (found.rank_peaks, found.peak_bytes) == ([60, 70], 70)
-    assert found.imbalance == 70 / 60
-    assert found.bytes_per_token == 70 / 2000
-    nothing = merge_search([make.record(base, make.outcome("hang"), purpose="probe")])
-    assert [getattr(nothing, n) for n in ("tokens_per_rank", "rank_peaks", "imbalance")] == [
-        None
-    ] * 3
-
-
 def test_a_failure_below_a_passed_length_does_not_lower_the_maximum() -> None:
     records = [make.step(1000), make.step(1500, "crashed"), make.step(2000), make.step(3000, "oom")]
     found = merge_search(records)
@@ -624,16 +557,6 @@ def test_nothing_passed_and_nothing_failed() -> None:
     ceiling = merge_search([make.step(512), make.step(1024)])
     assert (ceiling.max_tokens, ceiling.first_failure) == (1024, None)
     assert (ceiling.limited_by, ceiling.failure_phase) == ("ceiling", None)
-
-
-@pytest.mark.parametrize(
-    ("status", "word"),
-    [("oom", "memory"), ("timeout", "time"), ("hang", "hang"), ("limit", "kernel limit"),
-     ("wrong", "numerics"), ("crashed", "crash"), ("error", "error"),
-     ("unsupported", "unsupported")],
-)  # fmt: skip
-def test_what_limited_it_is_told_in_words(status: Status, word: str) -> None:
-    assert merge_search([make.step(1), make.step(2, status)]).limited_by == word
 
 
 def test_probes_and_timed_confirmations_are_one_search_and_budgets_are_not() -> None:

@@ -98,39 +98,6 @@ def test_what_went_together_has_no_exponents() -> None:
     assert (one.tokens, one.ranks, one.points) == (None, None, 3)
 
 
-def test_intervals_of_two_quantities_are_their_own() -> None:
-    first = [math.log(n) for n in (1, 2, 4, 8, 1, 2, 4, 8)]
-    second = [math.log(p) for p in (1, 1, 1, 1, 4, 4, 4, 4)]
-    noise = [0.05, -0.02, 0.01, -0.04, 0.03, 0.0, -0.05, 0.02]
-    logs = [2 * a - b + e for a, b, e in zip(first, second, noise, strict=True)]
-    one, two = power_law([first, second], logs)
-    assert one.low is not None and one.high is not None  # noqa: PT018
-    assert two.low is not None and two.high is not None  # noqa: PT018
-    # the spread of a slope is s / sqrt(sum of squares about the mean), t(5) = 2.571
-    s = math.sqrt(_residual(first, second, logs) / 5)
-    of_first = 2.571 * s / math.sqrt(sum((x - sum(first) / 8) ** 2 for x in first))
-    of_second = 2.571 * s / math.sqrt(sum((x - sum(second) / 8) ** 2 for x in second))
-    assert one.high - one.value == pytest.approx(of_first, rel=1e-6)
-    assert two.high - two.value == pytest.approx(of_second, rel=1e-6)
-    assert of_first != pytest.approx(of_second, rel=0.05)
-
-
-def _residual(first: list[float], second: list[float], logs: list[float]) -> float:
-    """Both columns are orthogonal about their means, so slopes are those of each alone."""
-
-    def mean(xs: list[float]) -> float:
-        return sum(xs) / len(xs)
-
-    def slope(xs: list[float]) -> float:
-        over = sum((x - mean(xs)) * y for x, y in zip(xs, logs, strict=True))
-        return over / sum((x - mean(xs)) ** 2 for x in xs)
-
-    a, b = slope(first), slope(second)
-    level = mean(logs) - a * mean(first) - b * mean(second)
-    rows = zip(first, second, logs, strict=True)
-    return sum((y - level - a * x - b * z) ** 2 for x, z, y in rows)
-
-
 def test_one_degree_of_freedom_has_the_widest_interval() -> None:
     (one,) = power_law([[0.0, 1.0, 2.0]], [0.0, 1.1, 2.0])
     assert one.high is not None

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports.brief import density_brief, scaling_brief, search_brief, sweep_brief
-from longseq_bench.reports.document import Cell, Document, Spread
+from longseq_bench.reports.brief import scaling_brief, search_brief, sweep_brief
+from longseq_bench.reports.document import Document, Spread
 from tests import make
+from tests.reports.reading import cells
 
 MIB = 2**20
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:117] can't allocate memory: you tried to allocate 9 B"
@@ -30,10 +31,8 @@ def failed(name: str, status: Any, reason: str, **fields: Any) -> Record:
     return make.record(trial, make.outcome(status, reason, "forward"))
 
 
-def rows_of(document: Document, table: int = 0) -> list[dict[str, Cell]]:
-    found = [t for section in document.sections for t in section.tables][table]
-    names = [column.name for column in found.columns]
-    return [dict(zip(names, row, strict=True)) for row in found.rows]
+def rows_of(document: Document) -> list[dict[str, Any]]:
+    return cells(next(table for section in document.sections for table in section.tables))
 
 
 def points_of(document: Document) -> list[str]:
@@ -52,15 +51,6 @@ def test_rows_on_one_rank_have_no_columns_of_ranks() -> None:
     assert ring["Time"].value == pytest.approx(0.2005, rel=1e-3)
     assert ring["× sdpa"] == pytest.approx(0.5)
     assert points_of(found) == []
-
-
-def test_rows_on_several_ranks_say_how_they_scale() -> None:
-    one, two = rows_of(sweep_brief([run("ring", 1, 0.1), run("ring", 2, 0.0625)]))
-    assert (one["Ranks"], two["Ranks"], two["Tokens a rank"]) == (1, 2, 2048)
-    assert two["Speed-up"] == pytest.approx(1.6)
-    assert two["Efficiency"] == pytest.approx(0.8)
-    assert two["Exposed"] == pytest.approx(0.1, rel=0.1)
-    assert (two["Sent a rank"], two["Imbalance"]) == (3 * MIB, pytest.approx(8 / 7))
 
 
 def test_columns_are_in_the_order_of_their_importance() -> None:
@@ -120,31 +110,8 @@ def test_a_search_answers_in_a_row_and_a_sentence() -> None:
     assert bracket == "bracket: wide"
 
 
-def test_searches_on_several_ranks_count_the_tokens_of_all() -> None:
-    def searched(ranks: int) -> list[Record]:
-        base = make.trial("ring", world_size=ranks, memory_budget=64 * MIB, repeats=0)
-        each = [{"peak": (64 - r) * MIB, "own_tokens": 7900} for r in range(ranks)]
-        passed = make.record(base.at(7900 * ranks), make.on_ranks(*each), purpose="probe")
-        full = make.record(base.at(7964 * ranks), make.outcome("oom", "full"), purpose="edge")
-        return [passed, full]
-
-    one, four = rows_of(search_brief(searched(1) + searched(4)))
-    assert [four[k] for k in ("Ranks", "Max tokens", "Tokens a rank")] == [4, 31600, 7900]
-    assert four["Imbalance"] == pytest.approx(64 / 61)
-    assert one["Imbalance"] is None
-
-
 def test_scaling_adds_theory_and_exponents_to_the_rows() -> None:
     swept = [run("ring", n, seq_len=s) for s in (256, 512, 1024) for n in (1, 2)]
     tables = [t for section in scaling_brief(swept).sections for t in section.tables]
     assert tables[0].columns[1].name == "Tokens"
     assert any(column.name == "Tokens ^" for column in tables[-1].columns)
-
-
-def test_a_search_for_the_least_sparsity_has_both_ends() -> None:
-    steps = [
-        make.record(make.trial("block-sparse", options={"sparsity": s}), outcome, purpose="density")
-        for s, outcome in ((0.9, make.outcome("oom", "full")), (0.95, make.measured(0.1)))
-    ]
-    (row,) = rows_of(density_brief(steps))
-    assert (row["Least sparsity"], row["Too dense"]) == ("0.95000", "0.90000")

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 
-import pandas
-
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import FORMATS, KINDS, Source
 from tests import make
@@ -73,9 +71,3 @@ def test_where_dense_times_come_from_comes_back() -> None:
     assert [(row["measurement"], row["dense_source"]) for row in found] == [
         ("time", facts["dense"]), ("dense_time", facts["dense"]), ("time", ""),
     ]  # fmt: skip
-
-
-def test_pandas_reads_it() -> None:
-    frame = pandas.read_csv(io.StringIO(rendered(RECORDS)))
-    assert len(frame) == 5
-    assert frame.query("measurement == 'time'")["median"].tolist() == [0.2]

@@ -3,13 +3,12 @@
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports import documents
-from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.render import html as html_format
 from longseq_bench.reports.render.html import page
 from longseq_bench.reports.wording import join_names, limit_sentences
 from tests import make
 from tests.reports import examples
+from tests.reports.reading import build, section
 
 MOST = 3
 
@@ -18,16 +17,6 @@ MOST = 3
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("wording", "sections.ranks"):
         monkeypatch.setattr(f"longseq_bench.reports.{module}.MOST_SAID", MOST)
-
-
-def summary(records: list[Record]) -> Document:
-    (document,) = documents(records)
-    return document
-
-
-def section(document: Document, title: str) -> Section:
-    (found,) = [s for s in document.sections if s.title == title]
-    return found
 
 
 def hung(seq_len: int, **fields: int) -> Record:
@@ -47,7 +36,7 @@ def test_as_many_sentences_as_are_read_and_none_is_said_of_few() -> None:
 
 def test_of_many_workloads_a_few_are_told_and_each_has_its_table() -> None:
     records = [make.record(make.trial(head_dim=8 * (i + 1))) for i in range(MOST + 4)]
-    document = summary(records)
+    document = build(records)
     points = section(document, "Summary").points
     assert len(points) == 1 + MOST + 1
     assert "4 more" in points[-1]
@@ -68,7 +57,7 @@ def test_a_page_of_many_workloads_is_no_longer_than_one_of_fewer(
 ) -> None:
     monkeypatch.setattr(html_format, "MOST_TABLES", 20)
     monkeypatch.setattr(html_format, "MOST_PLAIN", 50)
-    few, many = (summary(timed(n)).without_charts() for n in (21, 41))
+    few, many = (build(timed(n)).without_charts() for n in (21, 41))
     assert abs(len(page(many)) - len(page(few))) < 1000
     assert "There is 1 more table" in page(few)
     assert "There are 21 more tables" in page(many)
@@ -76,9 +65,9 @@ def test_a_page_of_many_workloads_is_no_longer_than_one_of_fewer(
 
 def test_of_many_hangs_the_first_are_shown() -> None:
     records = [hung(1024 * (i + 1), round=i % 2) for i in range(MOST + 2)]
-    document = summary([*records, hung(1024, round=1, seed=5)])
+    document = build([*records, hung(1024, round=1, seed=5)])
     titles = [s.title for s in document.sections if s.title.startswith("Hang: ")]
     assert len(titles) == MOST
     assert "2 more" in section(document, "Further hangs").points[0]
-    alone = summary(records[:MOST])
+    alone = build(records[:MOST])
     assert "Further hangs" not in [s.title for s in alone.sections]

@@ -36,55 +36,47 @@ TOKENS = 8192
 MIB = 2**20
 
 
-def timed(worth: Worth, status: Status = "ok", n: int = 9, **more: float) -> list[Record]:
+def timed(worth: Worth, n: int = 9, **more: float) -> list[Record]:
     """Each timed at one length."""
-    if status != "ok":
-        return [make.record(make.trial(x, TOKENS), make.outcome(status)) for x in worth]
     return [on_one(name, TOKENS, 1 / value, n, **more) for name, value in worth.items()]
 
 
-def in_memory(worth: Worth, status: Status = "ok") -> list[Record]:
+def in_memory(worth: Worth) -> list[Record]:
     """Each with a peak."""
-    if status != "ok":
-        return timed(worth, status)
     return [on_one(name, TOKENS, 0.1, peak=5 * MIB / value) for name, value in worth.items()]
 
 
-def beside_dense(worth: Worth, status: Status = "ok") -> list[Record]:
+def beside_dense(worth: Worth) -> list[Record]:
     """Each sparse, timed beside dense attention."""
-    if status != "ok":
-        return timed(worth, status)
     flops = 4 * TOKENS**2 * 512 * 0.1
     kept = {"density_achieved": 0.1, "flops": flops, "dense_time": spread(1.0, 8)}
     return [on_one(name, TOKENS, 1 / value, 9, **kept) for name, value in worth.items()]
 
 
-def on_two(worth: Worth, status: Status = "ok") -> list[Record]:
+def on_two(worth: Worth) -> list[Record]:
     """Each on one rank, in a second, and on two."""
     found = []
     for name, value in worth.items():
         one = make.trial(name, TOKENS)
         two = one.replace(world_size=2)
-        bad = make.outcome(status)
-        found.append(make.record(one, took(one, 1.0)))
-        found.append(make.record(two, took_on(two, 1 / value) if status == "ok" else bad))
+        found += [make.record(one, took(one, 1.0)), make.record(two, took_on(two, 1 / value))]
     return found
 
 
-def unevenly(worth: Worth, status: Status = "ok") -> list[Record]:
+def unevenly(worth: Worth) -> list[Record]:
     """Each on two ranks, of which one holds more."""
-    found = []
-    for name, value in worth.items():
-        each = [{"time": spread(1.0, 8), "peak": MIB * more} for more in (1.0, 1 + value)]
-        trial = make.trial(name, TOKENS, world_size=2)
-        bad = make.outcome(status)
-        found.append(make.record(trial, make.on_ranks(*each) if status == "ok" else bad))
-    return found
+    return [
+        make.record(
+            make.trial(name, TOKENS, world_size=2),
+            make.on_ranks(*({"time": spread(1.0, 8), "peak": MIB * n} for n in (1.0, 1 + value))),
+        )
+        for name, value in worth.items()
+    ]
 
 
 def searched(
-    worth: Worth, status: Status = "ok", budget: int = 2**28, density: float | None = None,
-    open_: bool = False, **fields: object,
+    worth: Worth, budget: int = 2**28, density: float | None = None, open_: bool = False,
+    **fields: object,
 ) -> list[Record]:  # fmt: skip
     """Each with a maximum of so many thousand tokens, and a failure a token above it."""
     found = []
@@ -92,32 +84,31 @@ def searched(
         best = round(value * 1000)
         of = make.trial(name, 1, memory_budget=budget, repeats=0, **fields)
         more = {} if density is None else {"density_achieved": density}
-        came_to = make.outcome(status, pass_time=0.1, peak=1e6, **more)
+        came_to = make.outcome(pass_time=0.1, peak=1e6, **more)
         found.append(make.record(of.at(best), came_to, purpose="probe"))
         if not open_:
-            failed = make.outcome("oom", phase="forward")
-            found.append(make.record(of.at(best + 1), failed, purpose="edge"))
+            bad = make.outcome("oom", phase="forward")
+            found.append(make.record(of.at(best + 1), bad, purpose="edge"))
     return found
 
 
-def on_more_ranks(worth: Worth, status: Status = "ok") -> list[Record]:
+def on_more_ranks(worth: Worth) -> list[Record]:
     """Each searched on one rank, to a thousand tokens, and on two."""
-    two = searched(worth, status, world_size=2)
-    return [*searched(dict.fromkeys(worth, 1)), *two]
+    return [*searched(dict.fromkeys(worth, 1)), *searched(worth, world_size=2)]
 
 
-def dilated(worth: Worth, status: Status = "ok") -> list[Record]:
+def dilated(worth: Worth) -> list[Record]:
     """Each with segments, without dilation and so many times as fast with it."""
-    found = []
-    for name, value in worth.items():
-        for rate, time in ((1, 1.0), (2, 1 / value)):
-            options = {"segments": (1024,), "dilation": (rate,)}
-            if status == "ok":
-                found.append(on_one(name, TOKENS, time, options=options))
-            else:
-                trial = make.trial(name, TOKENS, options)
-                found.append(make.record(trial, make.outcome(status)))
-    return found
+    return [
+        on_one(name, TOKENS, time, options={"segments": (1024,), "dilation": (rate,)})
+        for name, value in worth.items()
+        for rate, time in ((1, 1.0), (2, 1 / value))
+    ]
+
+
+def failed(records: Iterable[Record], status: Status = "oom") -> list[Record]:
+    """The same trials, none of them ok."""
+    return [r.model_copy(update={"outcome": make.outcome(status)}) for r in records]
 
 
 def points(section: Callable[[Source], Section]) -> Callable[[Source], Iterable[str]]:
@@ -149,11 +140,14 @@ class Rule(NamedTuple):
     fewest: int = 1
     """How many it takes for one to be named."""
 
-    def best(self, worth: Worth, **more: object) -> str | None:
+    def find(self, records: list[Record]) -> str | None:
         """Who is named, if anyone."""
-        told = "\n".join(self.said(Source(self.rows(worth, **more))))
-        found = re.search(self.named, told)
+        found = re.search(self.named, "\n".join(self.said(Source(records))))
         return found[1] if found else None
+
+    def best(self, worth: Worth, **more: object) -> str | None:
+        """Who is named of rows of this worth."""
+        return self.find(self.rows(worth, **more))
 
 
 RULES = {
@@ -202,7 +196,7 @@ def test_without_the_best_the_next_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_where_all_failed_nobody_is_named(name: str) -> None:
-    assert RULES[name].best(FIRST, status="oom") is None
+    assert RULES[name].find(failed(RULES[name].rows(FIRST))) is None
 
 
 SINGLES = ("fastest", "fastest of a summary")
@@ -356,7 +350,7 @@ def test_a_verdict_follows_its_interval(
         "up": "Slower", "same": "Faster", "down": "Not"
     }  # fmt: skip
     assert all(against in sentence for sentence in rule(Source(rows({"up": 2}))))
-    assert not list(rule(Source(rows({"up": 2}, status="crashed"))))
+    assert not list(rule(Source(failed(rows({"up": 2}), "crashed"))))
 
 
 def pays_from(*ends: float | Status) -> str | None:

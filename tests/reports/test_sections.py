@@ -51,14 +51,6 @@ def test_every_run_that_was_not_ok_has_its_reason_and_equal_ones_are_counted() -
         assert (row["Reason"], row["Phase"]) == (f"why {row['Status']}", "forward")
 
 
-def test_a_trial_that_failed_has_no_time() -> None:
-    failed = make.measured().model_copy(update={"status": "wrong", "reason": "rows sum to 3"})
-    document = build([make.record(came_to=failed), make.record(make.trial("ring"))])
-    row = one_of(rows(document, "Lengths swept"), "sdpa")
-    assert (row["Status"], row["Time"], row["Tokens/s"]) == ("wrong", None, None)
-    assert "rows sum to 3" in words(document)
-
-
 def test_a_figure_that_is_missing_has_its_reason() -> None:
     untimed = make.record(make.trial(repeats=0), make.outcome(pass_time=1.0, flops=1.0))
     blind = make.outcome(time=0.1, flops=1.0, max_error=0.0, facts={"heap": "no clear_refs here"})
@@ -257,19 +249,6 @@ def test_where_no_length_is_twice_another_the_time_of_a_doubling_is_fitted() -> 
     assert not doubled(4096, 131072)
 
 
-def test_a_search_for_the_least_sparsity_has_its_section() -> None:
-    def one(sparsity: float, status: Any) -> Record:
-        of = make.trial("blocks", 2**20, {"sparsity": sparsity}, memory_budget=BUDGET)
-        return make.step(2**20, status, "density", of=of)
-
-    document = build([one(0.99, "ok"), one(0.9, "timeout"), one(0.99, "ok")])
-    (row,) = rows(document, "Least sparsities")
-    assert (row["Least sparsity"], row["Too dense"], row["Limited by"]) == (
-        "0.99000", "0.90000", "time",
-    )  # fmt: skip
-    assert rows(document, "Failures")[0]["Implementation"].startswith("blocks")
-
-
 @pytest.mark.parametrize(
     ("fields", "label"),
     [
@@ -285,14 +264,6 @@ def test_settings_set_a_maximum_apart(fields: dict[str, Any], label: str) -> Non
     shown = {row["Implementation"]: row["Max tokens"] for row in rows(document, "Longest lengths")}
     assert shown == {label: 8000, "ring": 4000}
     assert {row["Implementation"] for row in rows(document, "Failures")} == {label, "ring"}
-
-
-def test_memory_alone_stands_beside_what_was_confirmed() -> None:
-    timed = found(4000, ring(time_budget=30.0))
-    shown = rows(build([*found(8000, ring(fit_only=True)), *timed]), "Longest lengths")
-    assert one_of(shown, "ring")["Memory alone"] == 8000
-    other = rows(build([*found(8000, ring(fit_only=True, causal=True)), *timed]), "Longest lengths")
-    assert "Memory alone" not in other[-1]
 
 
 # ---- published figures, baselines ----------------------------------------------------------------
