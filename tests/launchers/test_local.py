@@ -10,18 +10,9 @@ import psutil
 import pytest
 
 from longseq_bench.core.errors import UnknownNameError
-from longseq_bench.core.model import Outcome
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import kill_orphans
-from tests.make import trial
-
-MIB = 2**20
-
-
-def run(launcher: LocalLauncher, name: str, tokens: int = 2048, **fields: object) -> Outcome:
-    fields.setdefault("repeats", 0)
-    asked = trial(name, tokens, launcher.catalogue().options(name, {}), heads=2, **fields)
-    return launcher.run(asked, lambda phase, part: None).outcome
+from tests.trials import MIB, complete, run
 
 
 def descendants() -> set[int]:
@@ -68,8 +59,7 @@ def test_each_death_is_named(
 def test_who_dies_or_sleeps_in_a_walk_is_not_foreseen(
     launcher: LocalLauncher, name: str, options: dict[str, bool]
 ) -> None:
-    taken = launcher.catalogue().options(name, options)
-    asked, before = trial(name, 2048, taken, heads=2), descendants()
+    asked, before = complete(launcher, name, 2048, options), descendants()
     seen = launcher.dry_run([asked, asked], limit=1.0)
     assert len(seen) == 2
     for one in seen:
@@ -119,17 +109,16 @@ def test_a_shape_error_is_no_lack_of_memory(launcher: LocalLauncher) -> None:
 
 
 def test_a_native_death_under_the_budget_gets_a_second_opinion(launcher: LocalLauncher) -> None:
-    name = "bad-native"
-    asked = trial(name, 2048, heads=2, memory_budget=64 * MIB, repeats=0)
-    launched = launcher.run(asked, lambda phase, part: None)
+    asked = complete(launcher, "bad-native", memory_budget=64 * MIB)
+    launched = launcher.run(asked, print)
     assert launched.outcome.status == "oom"
     assert launched.processes == 2
     assert "killed by SIGSEGV under 64 MiB, passes under" in (launched.outcome.reason or "")
 
 
 def test_a_real_crash_stays_one_after_the_second_opinion(launcher: LocalLauncher) -> None:
-    asked = trial("bad-segfault", 2048, heads=2, memory_budget=64 * MIB, repeats=0)
-    launched = launcher.run(asked, lambda phase, part: None)
+    asked = complete(launcher, "bad-segfault", memory_budget=64 * MIB)
+    launched = launcher.run(asked, print)
     assert (launched.outcome.status, launched.processes) == ("crashed", 2)
 
 
@@ -142,7 +131,7 @@ def test_what_can_not_be_done_is_said_before_anything_runs(launcher: LocalLaunch
 
 def test_phases_are_told_in_order(launcher: LocalLauncher) -> None:
     seen: list[str] = []
-    asked = trial("sdpa", 256, {"backend": "auto"}, heads=2, mode="train", repeats=2)
+    asked = complete(launcher, "sdpa", 256, mode="train", repeats=2)
     launcher.run(asked, lambda phase, part: seen.append(phase))
     order = ["inputs", "plan", "forward", "backward", "check", "time"]
     assert list(dict.fromkeys(seen)) == order

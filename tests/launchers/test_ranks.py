@@ -30,7 +30,7 @@ def asked(name: str, ranks: int = 2, **fields: object) -> Trial:
 
 
 def launch(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object) -> LaunchResult:
-    return launcher.run(asked(name, ranks, **fields), lambda phase, part: None)
+    return launcher.run(asked(name, ranks, **fields), print)
 
 
 def run(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object) -> Outcome:

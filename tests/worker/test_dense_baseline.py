@@ -12,11 +12,10 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.cost import standard_bytes
-from longseq_bench.core.model import Outcome, Workload
+from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.clock import Clock
-from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker import dense_baseline, timing
 from longseq_bench.worker.dense_baseline import (
     OVER_RANKS,
@@ -29,11 +28,9 @@ from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
 from longseq_bench.worker.timing import run_timed_passes
 from tests.make import trial
+from tests.trials import complete, exact, run, run_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-exact = pytest.mark.skipif(
-    HeapPeak.unavailable_reason() is not None, reason="no exact heap peak here"
-)
 SPARSE = {"density_achieved": 0.25}
 
 
@@ -354,18 +351,13 @@ def test_dense_passes_do_not_count_for_the_cap(
 # whole trials
 
 
-def run(launcher: LocalLauncher, name: str, tokens: int = 2048, **fields: Any) -> Outcome:
-    options = launcher.catalogue().options(name, fields.pop("options", {}))
-    asked = trial(name, tokens, options, **{"repeats": 4, "heads": 2, "threads": 1, **fields})
-    return launcher.run(asked, lambda phase, part: None).outcome
-
-
 @pytest.mark.parametrize("name", ["block-sparse", "dilated", "hilbert"])
 @pytest.mark.parametrize("mode", ["forward", "train"])
 def test_a_sparse_trial_has_a_dense_sample_a_repeat(
     launcher: LocalLauncher, name: str, mode: str
 ) -> None:
-    outcome = run(launcher, name, causal=True, mode=mode, kv_heads=1, dtype="bfloat16")
+    shape = {"causal": True, "mode": mode, "kv_heads": 1, "dtype": "bfloat16"}
+    outcome = run(launcher, name, repeats=4, **shape)
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert 2 <= len(outcome.samples("time")) <= 4
     assert len(outcome.samples("dense_time")) == len(outcome.samples("time"))
@@ -376,11 +368,11 @@ def test_a_sparse_trial_has_a_dense_sample_a_repeat(
 
 
 def test_a_search_an_exact_attention_and_several_ranks_have_none(launcher: LocalLauncher) -> None:
-    searched = run(launcher, "dilated", repeats=0)
+    searched = run(launcher, "dilated")
     assert (searched.samples("dense_time"), searched.facts.get("dense")) == ((), None)
-    exactly = run(launcher, "sdpa")
+    exactly = run(launcher, "sdpa", repeats=4)
     assert (exactly.samples("dense_time"), exactly.samples("dense_flops")) == ((), ())
-    several = run(launcher, "dilated", world_size=2)
+    several = run(launcher, "dilated", world_size=2, repeats=4)
     assert (several.status, several.samples("dense_time")) == ("ok", ())
     assert several.facts["dense"] == OVER_RANKS
     assert several.largest("dense_flops") == 2 * 2 * 2048**2 * 64 * 2
@@ -390,8 +382,8 @@ def test_a_search_an_exact_attention_and_several_ranks_have_none(launcher: Local
 @pytest.mark.parametrize("mode", ["forward", "train"])
 def test_the_yardstick_is_not_in_the_peak(launcher: LocalLauncher, mode: str) -> None:
     def peak(repeats: int) -> float:
-        options = {"sparsity": 0.97}
-        outcome = run(launcher, "block-sparse", 8192, repeats=repeats, mode=mode, options=options)
+        fields = {"repeats": repeats, "mode": mode}
+        outcome = run(launcher, "block-sparse", 8192, {"sparsity": 0.97}, **fields)
         return outcome.largest("peak") or 0
 
     assert peak(2) == pytest.approx(peak(0), rel=0.01, abs=2**18)
@@ -403,6 +395,6 @@ def test_the_yardstick_is_not_in_the_peak(launcher: LocalLauncher, mode: str) ->
 def test_standard_attention_takes_what_its_formula_says(
     launcher: LocalLauncher, causal: bool, mode: str, kv_heads: int
 ) -> None:
-    outcome = run(launcher, "dense", repeats=0, causal=causal, mode=mode, kv_heads=kv_heads)
-    shape = trial("dense", 2048, heads=2, causal=causal, mode=mode, kv_heads=kv_heads).workload
-    assert outcome.largest("peak") == pytest.approx(standard_bytes(shape), rel=0.01)
+    of = complete(launcher, "dense", causal=causal, mode=mode, kv_heads=kv_heads)
+    wanted = standard_bytes(of.workload)
+    assert run_trial(launcher, of).largest("peak") == pytest.approx(wanted, rel=0.01)

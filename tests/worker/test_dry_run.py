@@ -8,20 +8,13 @@ import torch
 from longseq_bench.core.model import Trial
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.base import MeterContext
-from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
-from tests.make import trial
-
-MIB = 2**20
-exact = pytest.mark.skipif(
-    HeapPeak.unavailable_reason() is not None, reason="no exact heap peak here"
-)
+from tests.trials import MIB, complete, exact, run_trial
 
 
 def asked(launcher: LocalLauncher, name: str, tokens: int, ranks: int = 1, **fields: Any) -> Trial:
-    options = launcher.catalogue().options(name, fields.pop("options", {}))
-    return trial(name, tokens, options, world_size=ranks, repeats=0, threads=1, **fields)
+    return complete(launcher, name, tokens, heads=8, world_size=ranks, **fields)
 
 
 @exact
@@ -40,7 +33,7 @@ def test_the_peak_is_foreseen(
 ) -> None:
     one = asked(launcher, name, 2048 if name == "dense" else 4096, ranks, mode=mode)
     (seen,) = launcher.dry_run([one])
-    measured = launcher.run(one, lambda phase, part: None).outcome.largest("peak")
+    measured = run_trial(launcher, one).largest("peak")
     assert seen.unsupported is None
     assert seen.peak_bytes == pytest.approx(measured, rel=most)
 
@@ -148,8 +141,8 @@ def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(
     launcher: LocalLauncher,
 ) -> None:
     whole = asked(launcher, "ring", 8192, memory_budget=400 * MIB)
-    measured = launcher.run(whole, lambda phase, part: None).outcome.largest("peak")
-    outcome = launcher.run(whole.replace(fit_only=True), lambda phase, part: None).outcome
+    measured = run_trial(launcher, whole).largest("peak")
+    outcome = run_trial(launcher, whole.replace(fit_only=True))
     assert outcome.status == "ok"
     assert outcome.largest("peak") == pytest.approx(measured, rel=0.03)
     assert outcome.facts["fit_only"] == "loops capped; nothing was checked"
@@ -163,5 +156,5 @@ def test_a_capped_pass_meets_the_budget_as_a_whole_one_does(launcher: LocalLaunc
     (seen,) = launcher.dry_run([one])
     for share, status in ((0.95, "oom"), (1.1, "ok")):
         budget = int(share * seen.peak_bytes)
-        outcome = launcher.run(one.replace(memory_budget=budget), lambda phase, part: None).outcome
+        outcome = run_trial(launcher, one.replace(memory_budget=budget))
         assert outcome.status == status

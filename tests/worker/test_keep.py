@@ -9,20 +9,15 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.model import Keep, Outcome, Trial, Workload
+from longseq_bench.core.model import Keep, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker.inputs import draw_inputs
 from longseq_bench.worker.passes import run_pass
-from tests.make import trial
+from tests.trials import MIB, complete, exact, run, run_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-MIB = 2**20
-exact = pytest.mark.skipif(
-    HeapPeak.unavailable_reason() is not None, reason="no exact heap peak here"
-)
 needs_compiler = pytest.mark.skipif(
     native.unavailable_reason() is not None, reason="no compiler here"
 )
@@ -89,15 +84,6 @@ def test_others_compute_forward_again_and_refuse_to_overwrite(name: str) -> None
             passed(name, {}, "nothing", mode=mode)
 
 
-def asked(launcher: LocalLauncher, name: str, tokens: int, **fields: Any) -> Trial:
-    options = launcher.catalogue().options(name, fields.pop("options", {}))
-    return trial(name, tokens, options, **{"threads": 1, "heads": 4, "repeats": 0, **fields})
-
-
-def run(launcher: LocalLauncher, name: str, tokens: int, **fields: Any) -> Outcome:
-    return launcher.run(asked(launcher, name, tokens, **fields), lambda phase, part: None).outcome
-
-
 @exact
 @pytest.mark.parametrize(
     ("keep", "mode", "tensors"), [("inputs", "train", 7), ("nothing", "train", 6),
@@ -107,8 +93,9 @@ def test_a_trial_takes_as_many_tensors_and_no_more(
     launcher: LocalLauncher, keep: str, mode: str, tensors: int
 ) -> None:
     """Of eight in training, four forward; checked and timed as any other."""
-    of = asked(launcher, "ring", 4096, options={"chunk": 256}, keep=keep, mode=mode, repeats=1)
-    outcome = launcher.run(of, lambda phase, part: None).outcome
+    shape = {"heads": 4, "mode": mode, "repeats": 1}
+    of = complete(launcher, "ring", 4096, {"chunk": 256}, keep=keep, **shape)
+    outcome = run_trial(launcher, of)
     assert (outcome.status, outcome.reason) == ("ok", None)
     whole = 4096 * 4 * 64 * 4
     peak = outcome.largest("peak") or 0
@@ -159,7 +146,7 @@ def test_a_pass_that_only_its_accounting_made_late_is_judged_by_its_own_results(
 def test_a_compressed_transfer_is_compared_with_a_pass_on_the_same_inputs(
     launcher: LocalLauncher,
 ) -> None:
-    outcome = run(launcher, "ring", 512, options={"wire_dtype": "float16"}, keep="nothing")
+    outcome = run(launcher, "ring", 512, {"wire_dtype": "float16"}, keep="nothing")
     assert outcome.status == "ok"
     assert outcome.largest("wire_error") == 0.0
 
@@ -176,10 +163,10 @@ def test_bytes_of_a_recomputed_pass_are_those_of_the_formula(launcher: LocalLaun
 def test_pages_of_mapped_files_are_in_no_peak(
     launcher: LocalLauncher, mode: str, dtype: str
 ) -> None:
-    shape = {"mode": mode, "dtype": dtype, "kv_heads": 1, "memory_budget": 64 * MIB}
-    of = asked(launcher, "ring", 4096, options={"offload": "host"}, **shape)
+    shape = {"heads": 4, "kv_heads": 1, "mode": mode, "dtype": dtype}
+    of = complete(launcher, "ring", 4096, {"offload": "host"}, memory_budget=64 * MIB, **shape)
     (predicted,) = launcher.dry_run([of])
-    outcome = launcher.run(of, lambda phase, part: None).outcome
+    outcome = run_trial(launcher, of)
     assert outcome.status == "ok"
     assert outcome.facts["memory_meter"] == "tensor peak (storages)"
     assert outcome.largest("peak") == pytest.approx(predicted.peak_bytes, rel=0.03)
@@ -197,6 +184,6 @@ def test_a_kernel_that_does_it_in_one_call_cannot_be_cut_short(launcher: LocalLa
 def test_threads_do_not_meet_in_what_is_written_over(
     launcher: LocalLauncher, name: str, mode: str
 ) -> None:
-    shape = {"mode": mode, "threads": 2, "causal": True, "heads": 2, "kv_heads": 1}
+    shape = {"mode": mode, "threads": 2, "causal": True, "kv_heads": 1}
     outcome = run(launcher, name, 1100, keep="nothing", **shape)
     assert (outcome.status, outcome.reason) == ("ok", None)

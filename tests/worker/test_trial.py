@@ -3,22 +3,9 @@
 import pytest
 
 from longseq_bench.core.cost import floor_bytes
-from longseq_bench.core.model import Outcome
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.meters.heap_peak import HeapPeak
 from tests.make import trial
-
-MIB = 2**20
-exact = pytest.mark.skipif(
-    HeapPeak.unavailable_reason() is not None, reason="no exact heap peak here"
-)
-
-
-def run(launcher: LocalLauncher, name: str, tokens: int = 2048, **fields: object) -> Outcome:
-    """One pass in a process of its own; options are the defaults."""
-    fields = {"repeats": 0, "heads": 2, "threads": 1, **fields}
-    asked = trial(name, tokens, launcher.catalogue().options(name, {}), **fields)
-    return launcher.run(asked, lambda phase, part: None).outcome
+from tests.trials import MIB, exact, run
 
 
 @pytest.mark.parametrize("tokens", [300, 3000], ids=["every row", "drawn rows"])
@@ -73,14 +60,8 @@ def test_shares_of_the_pattern_are_measured(launcher: LocalLauncher) -> None:
     assert sparse.largest("density_asked") == pytest.approx(0.1)
     assert sparse.largest("density_achieved") == pytest.approx(0.1, abs=1 / 64)
     assert sparse.largest("zero_rows") == 0
-    asked = trial(
-        "dilated",
-        2048,
-        {"segments": (1024,), "dilation": (2,), "mix": "softmax"},
-        heads=2,
-        repeats=0,
-    )
-    half = launcher.run(asked, lambda phase, part: None).outcome
+    options = {"segments": (1024,), "dilation": (2,), "mix": "softmax"}
+    half = run(launcher, "dilated", 2048, options)
     assert half.status == "ok"
     assert half.largest("uncovered") == half.largest("zero_rows") == 0.5
 
@@ -147,9 +128,7 @@ def test_a_short_warm_up_refuses_nothing_that_the_trial_can_do(
     launcher: LocalLauncher, options: dict[str, object], ranks: int
 ) -> None:
     """Its first length has fewer tokens than these options need."""
-    filled = launcher.catalogue().options("block-sparse", options)
-    asked = trial("block-sparse", 6000, filled, repeats=0, heads=2, threads=1, world_size=ranks)
-    outcome = launcher.run(asked, lambda phase, part: None).outcome
+    outcome = run(launcher, "block-sparse", 6000, options, world_size=ranks)
     assert (outcome.status, outcome.reason) == ("ok", None)
 
 
@@ -165,5 +144,4 @@ def test_what_ran_is_said(launcher: LocalLauncher) -> None:
     """Fault 16: a fall-back would show in the facts."""
     assert run(launcher, "sdpa", 512).facts["backend"] == "flash"
     assert run(launcher, "ring", 512).facts["kernel"] == "flash (CPU)"
-    asked = trial("sdpa", 512, {"backend": "math"}, heads=2, repeats=0)
-    assert launcher.run(asked, lambda phase, part: None).outcome.facts["backend"] == "math"
+    assert run(launcher, "sdpa", 512, {"backend": "math"}).facts["backend"] == "math"
