@@ -136,26 +136,42 @@ def test_a_rank_that_is_done_does_not_make_the_rest_so() -> None:
     assert together.samples("peak") == (10.0,)
 
 
-def test_the_first_word_of_a_rank_counts() -> None:
-    both = supervisor()
-    say(both, 0, outcome())
-    say(both, 1, bad("oom", "no room"))
-    both.add_exit(1, -signal.SIGKILL, "", False, 102.0, 9)
-    assert both.outcome().reason == "rank 1: no room"
-    assert both.signal_number == 0
-
-
 # ---- who is to blame ---------------------------------------------------------------------------
 
+CLOSED = bad("error", "closed", **LOST)
+NO_ROOM = bad("oom", "no room")
+WATCHDOG = "[PG 0 Rank 0] ProcessGroupNCCL's watchdog"
 
-def test_memory_outranks_an_earlier_failure() -> None:
+
+@pytest.mark.parametrize(
+    ("events", "status", "reason", "signal_number"),
+    [
+        # memory outranks earlier failures
+        ([(0, CLOSED), (2, bad("error", "odd")), (1, NO_ROOM)], "oom", "rank 1: no room", 0),
+        ([(0, -signal.SIGSEGV), (1, NO_ROOM)], "oom", "rank 1: no room", 0),
+        # a lost peer is never the cause where another is known
+        ([(0, CLOSED), (1, 3)], "crashed", "rank 1: ended with exit code 3", 0),
+        ([(0, CLOSED), (1, -signal.SIGSEGV)], "crashed", "rank 1: killed by SIGSEGV", 11),
+        ([(0, CLOSED), (2, CLOSED)], "error", "rank 0: closed", 0),
+        # an abort by NCCL's watchdog is a lost peer
+        ([(0, -signal.SIGABRT), (1, -signal.SIGBUS)], "crashed", "rank 1: killed by SIGBUS", 7),
+        # the first word of a rank counts
+        ([(1, NO_ROOM), (1, -signal.SIGKILL)], "oom", "rank 1: no room", 0),
+    ],
+)
+def test_the_cause_is_told_from_its_consequences(
+    events: list[tuple[int, Outcome | int]], status: str, reason: str, signal_number: int
+) -> None:
     three = supervisor(3)
-    say(three, 0, bad("error", "RuntimeError: closed", **LOST), at=1)
-    say(three, 2, bad("error", "ValueError: odd"), at=2)
-    say(three, 1, bad("oom", "no room"), at=3)
-    assert three.outcome().status == "oom"
-    assert three.outcome().reason == "rank 1: no room"
-    assert list(three.outcome().facts["ranks"]) == ["0", "1", "2"]
+    for at, (rank, event) in enumerate(events, 1):
+        if isinstance(event, Outcome):
+            say(three, rank, event, at=at)
+        else:
+            three.add_exit(rank, event, WATCHDOG, False, 101.0, at)
+    found = three.outcome()
+    assert (found.status, found.reason, three.signal_number) == (status, reason, signal_number)
+    assert list(found.facts["ranks"]) == ["0", "1", "2"]
+    assert found.facts.get("lost_peer") == (True if reason.endswith("closed") else None)
 
 
 @pytest.mark.parametrize("status", ["limit", "wrong", "unsupported", "error", "timeout"])
@@ -167,44 +183,12 @@ def test_the_earliest_of_equals_is_the_cause(status: Status) -> None:
     assert (both.outcome().status, both.outcome().reason) == (status, "rank 1: early")
 
 
-def test_a_lost_peer_is_never_the_cause_where_another_is_known() -> None:
-    both = supervisor()
-    say(both, 0, bad("error", "closed", **LOST), at=1)
-    both.add_exit(1, 3, "", False, 101.5, 2)
-    assert both.outcome().reason == "rank 1: ended with exit code 3"
-    assert "lost_peer" not in both.outcome().facts
-
-
-def test_a_lost_peer_is_the_cause_where_no_other_is_known() -> None:
-    both = supervisor()
-    say(both, 0, bad("error", "closed", **LOST))
-    assert both.is_done(101.0 + CAUSE_S)
-    assert both.outcome().reason == "rank 0: closed"
-    assert both.outcome().facts["lost_peer"] is True
-    assert both.outcome().facts["ranks"]["1"] == "no report after start began"
-
-
-def test_a_native_death_is_the_cause_and_its_signal_is_known() -> None:
+def test_a_rank_without_a_report_is_named_with_its_phase() -> None:
     both = supervisor()
     enter(both, "backward", 1)
-    say(both, 0, bad("error", "closed", **LOST), at=1)
-    both.add_exit(1, -signal.SIGSEGV, "", False, 101.2, 2)
-    assert both.signal_number == signal.SIGSEGV
-    assert (both.outcome().status, both.outcome().phase) == ("crashed", "backward")
-
-
-def test_the_signal_of_who_is_not_to_blame_is_not_asked_for() -> None:
-    both = supervisor()
-    both.add_exit(0, -signal.SIGSEGV, "", False, 101.0, 1)
-    say(both, 1, bad("oom", "no room"), at=2)
-    assert both.signal_number == 0
-
-
-def test_an_abort_by_a_watchdog_is_a_lost_peer() -> None:
-    both = supervisor()
-    both.add_exit(0, -signal.SIGABRT, "[PG 0 Rank 0] ProcessGroupNCCL's watchdog", False, 101.0, 1)
-    both.add_exit(1, -signal.SIGBUS, "", False, 101.0, 2)
-    assert both.outcome().reason == "rank 1: killed by SIGBUS"
+    say(both, 0, CLOSED)
+    assert both.is_done(101.0 + CAUSE_S)
+    assert both.outcome().facts["ranks"]["1"] == "no report after backward began"
 
 
 def test_the_kernels_killer_is_memory() -> None:
