@@ -115,26 +115,18 @@ def _read(text: str, place: str) -> dict[str, Hardware]:
 
 
 def _profile(name: str, entry: Any, place: str) -> Hardware:
+    keys = tuple(Hardware.model_fields)
     if not isinstance(entry, dict):
-        raise ConfigError(f"{place}: {name} is no profile; it needs {', '.join(_KEYS)}")
+        raise ConfigError(f"{place}: {name} is no profile; it needs {', '.join(keys)}")
     for key in entry:
-        if key not in _KEYS:
-            raise UnknownNameError("key", str(key), _KEYS, f"{name} of {place}")
-    if missing := [key for key in _KEYS if key not in entry]:
+        if key not in keys:
+            raise UnknownNameError("key", str(key), keys, f"{name} of {place}")
+    if missing := [key for key in keys if key not in entry]:
         raise ConfigError(f"{place}: {name} has no {' and no '.join(missing)}")
     try:
         return Hardware.model_validate(entry)
-    except (ValidationError, UserError) as error:
-        raise ConfigError(f"{place}: {name}: {_first(error)}") from None
-
-
-def _first(error: Exception) -> str:
-    """Return a sentence about the first mistake, with its key."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
-
-
-_KEYS = tuple(Hardware.model_fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        why = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{place}: {name}: {where}: {why}") from None

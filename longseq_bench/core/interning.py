@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from longseq_bench.core.model import Environment, Record
+from longseq_bench.core.model import Record
 
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V")
@@ -29,15 +29,17 @@ class RecordInterner:
 
     def record(self, record: Record) -> Record:
         """Return an equal record that shares its parts with earlier ones."""
-        trial, outcome = record.trial, record.outcome
-        lean = self._made(
+        trial, environment = record.trial, record.environment
+        words = environment.model_dump_json(exclude={"fingerprint"})
+        interned = self._made(
             trial,
             workload=self._once(trial.workload, trial.workload, self._made),
             options=self._once(repr(trial.options), trial.options),
         )
-        came_to = self._made(outcome)
-        where = self._once(_words(record.environment), record.environment, self._made)
-        return self._made(record, trial=lean, outcome=came_to, environment=where)
+        return self._made(
+            record, trial=interned, outcome=self._made(record.outcome),
+            environment=self._once(words, environment, self._made),
+        )  # fmt: skip
 
     def _once(self, key: Hashable, value: V, make: Callable[[V], V] = lambda value: value) -> V:
         known = self._known.get((type(value), key))
@@ -57,10 +59,6 @@ class RecordInterner:
         put(made, "__pydantic_extra__", None)
         put(made, "__pydantic_private__", None)
         return made
-
-
-def _words(environment: Environment) -> str:
-    return environment.model_dump_json(exclude={"fingerprint"})
 
 
 @contextmanager

@@ -196,16 +196,11 @@ class ControlServer:
             ) from None
         return listener
 
-    def link(self, node: int) -> NodeLink | None:
-        """Return the link to a node, lost or not; None if it never connected."""
-        with self._changed:
-            return self._links.get(node)
-
     @property
-    def links(self) -> list[NodeLink]:
+    def links(self) -> dict[int, NodeLink]:
         """Return the links to all nodes that have connected, lost or not."""
         with self._changed:
-            return list(self._links.values())
+            return dict(self._links)
 
     def missing(self, nodes: Iterable[int], patience: float) -> list[int]:
         """Wait for nodes for `patience` seconds; return those that are still away.
@@ -244,7 +239,7 @@ class ControlServer:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for link in (*self.links, *self._former):
+        for link in (*self.links.values(), *self._former):
             link.channel.close()
 
     def _accept(self) -> None:

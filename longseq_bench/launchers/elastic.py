@@ -102,8 +102,8 @@ class ElasticLauncher(LocalLauncher):
             self._log(f"node 0: waiting at {self.site.endpoint} for {self.site.nodes - 1} more")
         if away := self._hub.missing(others, self._patience):
             raise UserError(self._hub.who_is_missing(away, self._patience))
-        hosts = sorted((link.hello.node, link.hello.host) for link in self._hub.links)
-        names = ", ".join([self._hello.host, *(host for _, host in hosts)])
+        hosts = [link.hello.host for _, link in sorted(self._hub.links.items())]
+        names = ", ".join([self._hello.host, *hosts])
         self._log(f"node 0: {self.site.nodes} nodes, {self.site.per} rank(s) on each: {names}")
 
     def _part(self, error: BaseException | None) -> None:
@@ -112,7 +112,7 @@ class ElasticLauncher(LocalLauncher):
         if not self._hub:
             return
         why = str(error) if isinstance(error, (UserError, LauncherError)) else ""
-        links = [link for link in self._hub.links if not link.lost]
+        links = [link for link in self._hub.links.values() if not link.lost]
         for link in links:
             link.channel.send(over=why, interrupted=isinstance(error, KeyboardInterrupt))
         # let them close first, so that the last messages arrive
@@ -131,8 +131,7 @@ class ElasticLauncher(LocalLauncher):
         self._read()
         if why := self._wait_for_nodes(range(1, nodes)):
             return Outcome(status="error", reason=why, phase="start"), 0
-        found = {n: self._hub.link(n) for n in range(1, nodes)} if self._hub else {}
-        links = {node: link for node, link in found.items() if link}
+        links = {node: self._hub.links[node] for node in range(1, nodes)} if self._hub else {}
         self._await_ready(links.values())
         self._runs += 1
         job = HostJob(
@@ -167,7 +166,7 @@ class ElasticLauncher(LocalLauncher):
         self._given_up = (self._given_up - set(nodes)) | set(away)
         if not away:
             return ""
-        link = self._hub.link(away[0])
+        link = self._hub.links.get(away[0])
         why = link.lost if link else ""
         return f"{why or f'node {away[0]} is away'}; the trial waited {patience:.3g} s for it"
 
@@ -181,7 +180,7 @@ class ElasticLauncher(LocalLauncher):
 
     def _read(self) -> None:
         """Process messages of other nodes between trials."""
-        for link in self._hub.links if self._hub else ():
+        for link in self._hub.links.values() if self._hub else ():
             for message in link.channel.receive():
                 _check_interrupted(link, message)
                 if "unable" in message:

@@ -33,7 +33,7 @@ def ready() -> None:
         with defer_interrupts(), block_interrupts():
             forkserver.ensure_running()
         if pid() != before:
-            first = get_context("forkserver").Process(target=_nothing)
+            first = get_context("forkserver").Process()
             first.start()
             first.join()
     except (OSError, EOFError) as error:
@@ -75,7 +75,3 @@ def end(process: BaseProcess, patience: float = 0.0) -> None:
 def pid() -> int:
     """Return the pid of the server that this process started, or 0."""
     return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0
-
-
-def _nothing() -> None:
-    pass

@@ -4,6 +4,7 @@ import fcntl
 import os
 import tempfile
 from multiprocessing.reduction import DupFd
+from operator import methodcaller
 from typing import Any
 
 PRINTED_BYTES = 4000
@@ -28,7 +29,7 @@ class OutputFile:
         return self._file.fileno()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _detach, (DupFd(self.fileno()),)
+        return methodcaller("detach"), (DupFd(self.fileno()),)
 
     def size(self) -> int:
         """Return the number of bytes written so far."""
@@ -44,8 +45,3 @@ class OutputFile:
     def close(self) -> None:
         """Close this end. The process that prints is not affected."""
         self._file.close()
-
-
-def _detach(handle: Any) -> int:
-    """Return the descriptor in the child."""
-    return int(handle.detach())

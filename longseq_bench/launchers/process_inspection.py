@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -65,7 +66,12 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
     starts = {rank: outputs[rank].size() for rank in pids}
     for pid in pids.values():
         with suppress(ProcessLookupError):
-            _request_stack(pid)
+            # to the main thread if possible: it would run on while another thread writes
+            if sys.platform.startswith("linux"):
+                ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
+            else:
+                os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGCONT)
     end, written = time.monotonic() + STACKS_S, starts
     while pids and time.monotonic() < end:
         time.sleep(STACKS_STEP_S)
@@ -73,15 +79,6 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
         if written == before and all(written[rank] > starts[rank] for rank in starts):
             break
     return {r: stack_lines(outputs[r].tail(starts[r], STACK_BYTES)) for r in pids}
-
-
-def _request_stack(pid: int) -> None:
-    """Signal the main thread if possible, or it would run on while another thread writes."""
-    try:
-        ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
-    except AttributeError:
-        os.kill(pid, signal.SIGUSR1)
-    os.kill(pid, signal.SIGCONT)
 
 
 def kill_orphans(server: int | None) -> list[str]:

@@ -80,7 +80,15 @@ class RankSupervisor:
     def add_message(self, rank: int, message: Mapping[str, Any], now: float) -> None:
         """Process a message of a rank (worker/messages.py): a phase or its outcome."""
         if "phase" in message:
-            self._enter(self._ranks[rank], message["phase"], message["part"], now)
+            one, phase = self._ranks[rank], message["phase"]
+            # backward is part of the pass that began with forward
+            if phase != "backward":
+                limit, budget = PHASE_LIMIT_S, self.trial.time_budget
+                if phase in PASSES and budget is not None:
+                    factor = EXACT_FACTOR if message["part"] == "exact" else 1
+                    limit = budget * factor + GRACE_S
+                one.deadline = now + limit
+            one.phase = phase
         elif "outcome" in message:
             outcome = Outcome.model_validate(message["outcome"])
             self.add_outcome(rank, outcome, now, message.get("at", 0))
@@ -108,15 +116,6 @@ class RankSupervisor:
         one = self._ranks[rank]
         if one.outcome is None:
             one.outcome, one.known_s, one.ended_ns = outcome, now, at
-
-    def _enter(self, one: _Rank, phase: Phase, part: str, now: float) -> None:
-        # backward is part of the pass that began with forward
-        if phase != "backward":
-            limit, budget = PHASE_LIMIT_S, self.trial.time_budget
-            if phase in PASSES and budget is not None:
-                limit = budget * (EXACT_FACTOR if part == "exact" else 1) + GRACE_S
-            one.deadline = now + limit
-        one.phase = phase
 
     # ---- how long to wait ----------------------------------------------------------------------
 

@@ -147,14 +147,12 @@ def _make_filler(attention: Attention, device: str, seed: int) -> Fill:
         return fill_in_turn
 
     def fill(tensor: Tensor, name: str, heads: range, tokens: Positions) -> None:
-        part = fingerprint(tokens)
+        held = fingerprint(tokens)
         for i, b in enumerate(attention.shard.batch):
             for j, head in enumerate(heads):
-                tensor[i, j].normal_(generator=_generator(device, seed, name, b, head, part))
+                part = (seed, name, b, head, held)
+                digest = hashlib.blake2b(repr(part).encode(), digest_size=7).digest()
+                generator = torch.Generator(device).manual_seed(int.from_bytes(digest))
+                tensor[i, j].normal_(generator=generator)
 
     return fill
-
-
-def _generator(device: str, *part: object) -> torch.Generator:
-    digest = hashlib.blake2b(repr(part).encode(), digest_size=7).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest))

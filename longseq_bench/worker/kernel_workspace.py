@@ -5,7 +5,6 @@ from importlib.resources import files
 from typing import Any
 
 import yaml
-from torch import Tensor
 
 _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 
@@ -29,7 +28,11 @@ class KernelWorkspace:
         table = _load_table() if self._given_table is None else self._given_table
         given = dict(zip((a.name for a in op._schema.arguments), args, strict=False))
         q, k = given["query"], given["key"]
-        copied = _copied_bytes(given["grad_out"]) if "grad_out" in given else 0
+        grad_out = given.get("grad_out")
+        # torch's CPU kernel copies a gradient (B, Hq, N, D) unless its layout is (B, N, Hq, D)
+        copied = 0
+        if grad_out is not None and not grad_out.transpose(1, 2).is_contiguous():
+            copied = grad_out.nbytes
         dtype = str(q.dtype).removeprefix("torch.")
         row = table.get(name, {}).get(dtype)
         if row is None:
@@ -46,14 +49,6 @@ class KernelWorkspace:
             + b * h * row["row"] * n
             + copied
         )
-
-
-def _copied_bytes(grad_out: Tensor) -> int:
-    """Return the size of the copy that torch's CPU kernel makes of a gradient (B, Hq, N, D).
-
-    It copies unless the memory layout is (B, N, Hq, D).
-    """
-    return 0 if grad_out.transpose(1, 2).is_contiguous() else grad_out.nbytes
 
 
 @cache

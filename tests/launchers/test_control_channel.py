@@ -54,7 +54,7 @@ def come(site: NodeInfo) -> Iterator[Join]:
 
 def link(hub: ControlServer, node: int = 1) -> NodeLink:
     assert hub.missing([node], 5.0) == []
-    found = hub.link(node)
+    found = hub.links.get(node)
     assert found is not None
     return found
 
@@ -127,7 +127,7 @@ def test_a_node_that_comes_again_is_welcome(hub: ControlServer, come: Join) -> N
 
 def test_a_node_that_is_gone_may_be_replaced(hub: ControlServer, come: Join) -> None:
     come(ONE).close()
-    until(lambda: (hub.link(1) or link(hub)).lost)
+    until(lambda: (hub.links.get(1) or link(hub)).lost)
     assert hub.missing([1], 0.05) == [1]
     come(NodeIdentity(1, "gamma", "new", AGREED))
     assert link(hub).hello.host == "gamma"
@@ -135,7 +135,7 @@ def test_a_node_that_is_gone_may_be_replaced(hub: ControlServer, come: Join) -> 
 
 def test_one_that_differs_later_is_refused_alone(hub: ControlServer, come: Join) -> None:
     come(ONE).close()
-    until(lambda: (hub.link(1) or link(hub)).lost)
+    until(lambda: (hub.links.get(1) or link(hub)).lost)
     with pytest.raises(UserError, match="the nodes differ"):
         come(replace(ONE, token="new", agreed={}))
     assert hub.missing([1], 0.05) == [1]
@@ -210,7 +210,7 @@ def test_a_node_that_is_not_heard_is_lost(hub: ControlServer, come: Join, quick:
 
 
 def link_or_lost(hub: ControlServer) -> str:
-    found = hub.link(1)
+    found = hub.links.get(1)
     assert found is not None
     return found.lost
 

@@ -392,7 +392,7 @@ def test_a_connection_that_breaks_ends_the_ranks_on_both_ends(two: Two) -> None:
     begun: list[str] = []
 
     def hang_up(phase: str, part: str) -> None:
-        link = two.node_0._hub and two.node_0._hub.link(1)
+        link = two.node_0._hub and two.node_0._hub.links.get(1)
         if phase == "forward" and not begun and link:
             begun.append(phase)
             link.channel.leave("the test broke it")
