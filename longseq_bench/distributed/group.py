@@ -35,26 +35,19 @@ class Traffic:
 
 
 class Pending:
-    """Transfers in progress. The wait drops their handles, which keep buffers alive."""
+    """Transfers in progress. The wait drops their handles, which keep buffers alive.
 
-    def __init__(self, works: Sequence[Any] = ()) -> None:
-        self._works = list(works)
+    held: in meta mode, the tensor that a real transfer holds until the wait.
+    """
+
+    def __init__(self, works: Sequence[Any] = (), held: Tensor | None = None) -> None:
+        self._works, self._held = list(works), held
 
     def wait(self) -> None:
         """Block until every transfer is done. Raises RuntimeError if a rank is lost."""
         for work in self._works:
             longseq_wait_for_peers(work.wait)
-        self._works.clear()
-
-
-class _MetaTransfer:
-    """A transfer in meta mode: it holds the tensor that a real one would hold until the wait."""
-
-    def __init__(self, held: Tensor) -> None:
-        self._held = held
-
-    def wait(self) -> None:
-        """Return at once."""
+        self._works, self._held = [], None
 
 
 @dataclass(frozen=True)
@@ -141,7 +134,7 @@ class Group:
             return Pending()
         self._add((self.size - 1) * own.nbytes)
         if is_meta():
-            return Pending([_MetaTransfer(own)])
+            return Pending(held=own)
         if device_kind(out) == "cpu":
             return self._pairwise(list(out), [own] * self.size)
         # every backend accepts tensors joined along the first dimension
@@ -181,7 +174,7 @@ class Group:
         row = given[:1].nbytes if given.shape[0] else 0
         self._add((given.shape[0] - own) * row)
         if is_meta():
-            return Pending([_MetaTransfer(given)])
+            return Pending(held=given)
         if device_kind(out) == "cpu":
             parts = torch.split(out, out_sizes or out.shape[0] // self.size)
             sent = torch.split(given, given_sizes or given.shape[0] // self.size)

@@ -9,7 +9,7 @@ of torch.distributed are in Group.exchange and Group.all_gather (distributed/gro
 Shapes: k, v (B, Hk, N, D) of this rank; a block (B, Hk, M, D).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -263,11 +263,12 @@ class GatherExchange:
             transfers.append(self.group.all_gather(gathered, packed))
         return Pending(transfers)
 
-    def other_blocks(self, index: int) -> list[KVBlock]:
-        """Return block `index` of every other rank, in the order in which a ring brings them."""
-        size = self.group.size
-        owners = [(self.group.rank - hop) % size for hop in range(1, size)]
-        return [self.blocks.block(owner, index) for owner in limited(owners, MAX_STEPS)]
+    def other_blocks(self, index: int, gathered: list[Tensor]) -> Iterator[tuple[KVBlock, KVPair]]:
+        """Yield block `index` of every other rank, in the order in which a ring brings them."""
+        for hop in limited(range(1, self.group.size), MAX_STEPS):
+            block = self.blocks.block((self.group.rank - hop) % self.group.size, index)
+            k_block, v_block = (t[block.owner, :, :, : len(block)] for t in gathered)
+            yield block, (k_block, v_block)
 
     def return_gradients(self, gathered: list[Tensor], index: int, totals: KVPair) -> None:
         """Send the gradients of each block to its owner, which adds those of all other ranks."""

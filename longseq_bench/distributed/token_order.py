@@ -35,14 +35,17 @@ def check_tokens(tokens: int, ranks: int) -> None:
 
 @dataclass(frozen=True)
 class TokenOrder:
-    """An assignment of `tokens` tokens to `ranks` ranks.
+    """An assignment of `tokens` tokens to `ranks` ranks, each of which holds one at least.
 
-    Every rank holds a token if there are at least as many tokens as ranks.
+    Raises WorldError for fewer tokens than ranks.
     """
 
     name: OrderName
     tokens: int
     ranks: int
+
+    def __post_init__(self) -> None:
+        check_tokens(self.tokens, self.ranks)
 
     def runs(self, rank: int) -> Runs:
         """Return the positions of a rank's tokens as non-empty runs."""

@@ -57,7 +57,7 @@ class SplitKernel:
     """An AttentionKernel made of one kernel per part of the batch or of the heads.
 
     parts: index of q and of k and v, and the kernel. sums: dtype in which gradients of k and v are
-    summed, if parts share them; None: theirs.
+    summed, if parts share them; None: that of k and v.
     """
 
     def __init__(

@@ -22,11 +22,17 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    keep_lse: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, Nq, D) and log-sum-exp (B, Hq, Nq).
 
     mask: (Nq, Nk), True where a query sees a key. Rows that see nothing get 0 and -inf.
+    keep_lse: False if the log-sum-exp is not needed; it may be empty then.
     """
     bias = None if mask is None else _bias(mask, q)
     if device_kind(q) == "cpu":
@@ -37,7 +43,7 @@ def forward(
         out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
     else:
         k, v = _repeat_heads(q, k), _repeat_heads(q, v)
-        made = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal)
+        made = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, keep_lse, 0.0, causal)
         out, lse = made[0], made[1][..., : q.shape[2]]
     if mask is not None:
         # the kernels return another log-sum-exp for rows that see nothing
@@ -45,20 +51,6 @@ def forward(
         out = out.masked_fill(empty_rows[:, None], 0.0)
         lse = lse.masked_fill(empty_rows, -torch.inf)
     return out, lse
-
-
-def call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Return the output of the same kernel, differentiated by torch."""
-    if device_kind(q) == "cpu":
-        out = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)[0]
-    elif q.dtype in _HALF:
-        out = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
-    else:
-        k, v = _repeat_heads(q, k), _repeat_heads(q, v)
-        out = _aten._scaled_dot_product_efficient_attention(
-            q, k, v, None, q.requires_grad, 0.0, causal
-        )[0]
-    return cast(Tensor, out)
 
 
 def backward(

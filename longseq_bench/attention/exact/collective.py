@@ -25,9 +25,9 @@ from longseq_bench.attention.tiles import (
 from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlock, KVBlocks, KVPair
+from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlocks, KVPair
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import OrderName, TokenOrder, check_tokens
+from longseq_bench.distributed.token_order import OrderName, TokenOrder
 from longseq_bench.kernels.base import (
     AttentionKernel,
     OutputAndLse,
@@ -59,8 +59,8 @@ class GatherKernel:
             if index + 1 < count:
                 next_buffer = buffers[(index + 1) % len(buffers)]
                 transfer = self.exchange.start(k, v, index + 1, next_buffer)
-            for block in self.exchange.other_blocks(index):
-                self.attention.forward(q, _block_of(gathered, block), block, out, lse)
+            for block, kv_block in self.exchange.other_blocks(index, gathered):
+                self.attention.forward(q, kv_block, block, out, lse)
         return out.to(q.dtype), lse
 
     def backward(self, queries: Queries, keys: KVPair) -> Triple:
@@ -76,8 +76,7 @@ class GatherKernel:
             self.attention.backward(queries, keys, LocalShare(index, count), dq, dkv)
             transfer.wait()
             gradients = [torch.zeros_like(t) for t in gathered]
-            for block in self.exchange.other_blocks(index):
-                kv_block = _block_of(gathered, block)
+            for block, kv_block in self.exchange.other_blocks(index, gathered):
                 dkv_block = wide_zeros(kv_block)
                 self.attention.backward(queries, kv_block, block, dq, dkv_block)
                 for target, gradient in zip(gradients, dkv_block, strict=True):
@@ -86,11 +85,6 @@ class GatherKernel:
 
         dk, dv = (total.to(k.dtype) for total in dkv)
         return dq.to(q.dtype), dk, dv
-
-
-def _block_of(gathered: list[Tensor], block: KVBlock) -> KVPair:
-    k_block, v_block = (t[block.owner, :, :, : len(block)] for t in gathered)
-    return k_block, v_block
 
 
 @implementation("collective")
@@ -111,7 +105,6 @@ class Collective(Attention):
         order: Annotated[OrderName, "assignment of tokens to ranks"] = "zigzag",
     ) -> None:
         self.order = TokenOrder(order, workload.seq_len, group.size)
-        check_tokens(workload.seq_len, group.size)
         super().__init__(workload, group)
         self.chunk = chunk
         self.overlaps = chunk is not None

@@ -23,7 +23,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import GatherScatter
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import TokenOrder, check_tokens, even_span
+from longseq_bench.distributed.token_order import TokenOrder, even_span
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.torch_fused import FusedKernel
 
@@ -46,12 +46,11 @@ class HeadParallel(Attention):
         ] = False,
     ) -> None:
         self.sequence_parallel = sequence_parallel
-        self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         check_heads(workload, group.size)
         if sequence_parallel:
-            check_tokens(workload.seq_len, group.size)
+            self.order = TokenOrder("contiguous", workload.seq_len, group.size)
+            self.exchange = GatherScatter(group, self.order.counts)
         super().__init__(workload, group)
-        self.exchange = GatherScatter(group, self.order.counts)
 
     @override
     def build_shard(self) -> Shard:

@@ -55,7 +55,6 @@ from longseq_bench.distributed.token_order import (
     OrderName,
     Runs,
     TokenOrder,
-    check_tokens,
     positions_of,
 )
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
@@ -177,7 +176,6 @@ class Ring(Attention):
         if reason and group.size > 1:
             raise UnsupportedError(reason)
         self.order = TokenOrder(order, workload.seq_len, group.size)
-        check_tokens(workload.seq_len, group.size)
         super().__init__(workload, group)
 
     @override

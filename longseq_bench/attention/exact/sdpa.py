@@ -66,7 +66,7 @@ class Sdpa(Attention):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if is_meta():
             # the kernel of the device, not the one that torch has for meta tensors
-            return torch_fused.call(q, k, v, self.workload.causal)
+            return torch_fused.forward(q, k, v, self.workload.causal, keep_lse=q.requires_grad)[0]
         refuse_limited_loops()
         backend: AbstractContextManager[Any] = (
             nullcontext() if self.backend == "auto" else sdpa_kernel(_BACKENDS[self.backend])

@@ -27,7 +27,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import KVBlocks, RingExchange, block_tokens
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import check_tokens, even_span
+from longseq_bench.distributed.token_order import TokenOrder, even_span
 from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
@@ -63,7 +63,7 @@ class Dilated(Attention):
         ] = "softmax",
         kernel: Annotated[SpansOf, "kernel that computes it; auto: the fastest here"] = "auto",
     ) -> None:
-        check_tokens(workload.seq_len, group.size)
+        self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
         super().__init__(workload, group)
         self.requested_kernel, self.kernel_name = kernel, ""
@@ -74,8 +74,7 @@ class Dilated(Attention):
 
     @override
     def build_shard(self) -> Shard:
-        steps = self._steps(self.group.rank)
-        return Shard.of_tokens(self.workload, np.arange(steps.start, steps.stop))
+        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def prepare(self, device: str) -> None:
         """Choose the kernel, and build the spans of the compiled one."""
@@ -119,30 +118,32 @@ class Dilated(Attention):
 
     def _ring_tiles(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of this rank's queries with a block of keys."""
-        own = self._steps(self.group.rank)
+        (own,) = self.order.runs(self.group.rank)
         if isinstance(block, LocalShare):
             tiles = -(-len(own) // TILE_ROWS)
             first, last = (t * TILE_ROWS for t in even_span(tiles, block.count, block.index))
             rows, keys = own[first:last], own
         else:
-            rows, keys = own, self._steps(block.owner)[block.tokens]
+            (steps,) = self.order.runs(block.owner)
+            rows, keys = own, steps[block.tokens]
         for heads in head_runs(self.workload, min(TILE_ROWS, len(own)), len(own)):
             yield from self.segments.many_ranks(heads, own, rows, keys)
 
     def _exchange(self) -> RingExchange:
         """Return transfers along the walk, as far as the segments of any rank reach."""
-        counts = tuple(len(self._steps(rank)) for rank in range(self.group.size))
-        blocks = KVBlocks(counts, block_tokens(max(counts), max(counts)))
+        held = max(self.order.counts)
+        blocks = KVBlocks(self.order.counts, block_tokens(held, held))
         return RingExchange(self.group, blocks, hops=self._hops())
 
     def _hops(self) -> int:
         """Return the number of hops after which no rank sees a block."""
         size = self.group.size
+        steps = [self.order.runs(rank)[0] for rank in range(size)]
         only_past = self.workload.causal and not self.permuted
 
         def is_visible(hop: int) -> bool:
             return any(
-                self.segments.share_a_segment(self._steps(owner), self._steps((owner + hop) % size))
+                self.segments.share_a_segment(steps[owner], steps[(owner + hop) % size])
                 for owner in range(size)
                 if not only_past or owner + hop < size
             )
@@ -151,10 +152,6 @@ class Dilated(Attention):
             # a rank that is farther away shares no segment either
             return next((hop - 1 for hop in range(1, size) if not is_visible(hop)), size - 1)
         return next((hop for hop in range(size - 1, 0, -1) if is_visible(hop)), 0)
-
-    def _steps(self, rank: int) -> range:
-        """Return the steps of the walk that a rank holds."""
-        return range(*even_span(self.workload.seq_len, self.group.size, rank))
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:

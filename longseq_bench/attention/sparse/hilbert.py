@@ -26,9 +26,9 @@ class Hilbert(Dilated):
         if self.group.size == 1:
             # on one rank tokens keep the order of the sequence
             return Shard.full(self.workload)
-        steps = self._steps(self.group.rank)
-        order = hilbert_order(self.workload.seq_len)
-        return Shard.of_tokens(self.workload, order[steps.start : steps.stop].astype(np.int64))
+        steps = self.order.positions(self.group.rank)
+        walk = hilbert_order(self.workload.seq_len)
+        return Shard.of_tokens(self.workload, walk[steps].astype(np.int64))
 
     def prepare(self, device: str) -> None:
         """Build the walk along the curve."""
