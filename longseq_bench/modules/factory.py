@@ -34,10 +34,10 @@ from longseq_bench.core.errors import (
     UnsupportedError,
     UserError,
 )
-from longseq_bench.core.model import DTYPE_BYTES, Workload
+from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.modules.multihead import MultiheadBlockSparse, RecentCache
+from longseq_bench.modules.multihead import MultiheadBlockSparse, RecentCache, dtype_name
 from longseq_bench.patterns.blocks import check_sparsity
 
 VARIANTS = {
@@ -75,10 +75,9 @@ class SparseAttention:
         """
         _check_tensors(q, k, v)
         train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *self._learned))
-        w = self._workload(self._seq_len(q), q.shape, k.shape[1], q.dtype, train)
-        self.attention = self._prepared(w, q.device)
+        attention = self._prepare(self._seq_len(q), q.shape, k.shape[1], q.dtype, q.device, train)
         q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
-        return self.attention(q, k, v)
+        return attention(q, k, v)
 
     def prepare(
         self,
@@ -103,9 +102,8 @@ class SparseAttention:
             found = ", ".join(f"{name}={size}" for name, size in sizes.items())
             raise UserError(f"{found}: each is 1 or more, and kv_heads divides heads")
         shape = (batch, heads, seq_len, head_dim)
-        w = self._workload(seq_len, shape, sizes["kv_heads"], dtype, train)
-        self.attention = self._prepared(w, torch.device(device))
-        return self.attention.shard
+        device = torch.device(device)
+        return self._prepare(seq_len, shape, sizes["kv_heads"], dtype, device, train).shard
 
     @property
     def shard(self) -> Shard:
@@ -135,20 +133,17 @@ class SparseAttention:
     def _group(self, device: torch.device) -> Group:
         return Group.alone()
 
-    def _workload(
-        self, seq_len: int, shape: Sequence[int], kv_heads: int, dtype: torch.dtype, train: bool
-    ) -> Workload:
-        """Return the workload of all ranks. shape: that of q on this rank."""
-        name = str(dtype).removeprefix("torch.")
-        if name not in DTYPE_BYTES:
-            raise UnsupportedError(f"no kernel takes {name}; {', '.join(DTYPE_BYTES)} are taken")
-        return Workload(
+    def _prepare(
+        self, seq_len: int, shape: Sequence[int], kv_heads: int, dtype: torch.dtype,
+        device: torch.device, train: bool,
+    ) -> Attention:  # fmt: skip
+        """Return the attention for so many tokens of all ranks; shape: that of q on this rank."""
+        w = Workload(
             seq_len=seq_len, batch=shape[0], heads=shape[1], kv_heads=kv_heads, head_dim=shape[3],
-            dtype=name, causal=self._causal, mode="train" if train else "forward",
+            dtype=dtype_name(dtype), causal=self._causal, mode="train" if train else "forward",
         )  # fmt: skip
-
-    def _prepared(self, w: Workload, device: torch.device) -> Attention:
-        return self._cache.get((w, device), lambda: self._build(w, device))
+        self.attention = self._cache.get((w, device), lambda: self._build(w, device))
+        return self.attention
 
     def _build(self, w: Workload, device: torch.device) -> Attention:
         kind = IMPLEMENTATIONS.get(self._name)

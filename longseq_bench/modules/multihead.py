@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from itertools import groupby
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -52,6 +52,14 @@ class RecentCache(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_size": self._size, "_values": OrderedDict()}
+
+
+def dtype_name(dtype: torch.dtype) -> DType:
+    """Return the name of a dtype. Raises UnsupportedError for one without a kernel."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPE_BYTES:
+        raise UnsupportedError(f"no kernel takes {name}; {', '.join(DTYPE_BYTES)} are taken")
+    return name
 
 
 class MultiheadBlockSparse(nn.Module):
@@ -211,11 +219,11 @@ class MultiheadBlockSparse(nn.Module):
         )
         return q, k, v
 
-    def _build(self, seq_len: int, dtype: str, device: str = "") -> BlockSparse:
+    def _build(self, seq_len: int, dtype: DType, device: str = "") -> BlockSparse:
         """Return the attention; with a device prepared for it."""
         w = Workload(
             seq_len=seq_len, heads=self.num_heads, kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim, dtype=cast(DType, dtype), causal=self.causal, mode="train",
+            head_dim=self.head_dim, dtype=dtype, causal=self.causal, mode="train",
         )  # fmt: skip
         attention = BlockSparse(w, Group.alone(), **self._options)
         if device:
@@ -226,9 +234,7 @@ class MultiheadBlockSparse(nn.Module):
         self, q: Tensor, padded: Padded | None
     ) -> tuple[AttentionKernel, Padded | None]:
         """Return the kernel of all rows, and the queries (B, N) that see no key, if any."""
-        dtype = str(q.dtype).removeprefix("torch.")
-        if dtype not in DTYPE_BYTES:
-            raise UnsupportedError(f"no kernel takes {dtype}; {', '.join(DTYPE_BYTES)} are taken")
+        dtype = dtype_name(q.dtype)
         if padded is not None and self.kernel in ("triton", "flex"):
             raise UnsupportedError(f"kernel={self.kernel} leaves no padded keys out; auto does")
         tokens = q.shape[2]
