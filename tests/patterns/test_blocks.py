@@ -4,6 +4,7 @@ import hashlib
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -315,47 +316,38 @@ def test_a_sparsity_that_is_none_is_refused(sparsity: float, hint: str) -> None:
     assert hint in str(caught.value)
 
 
-@pytest.mark.parametrize("block", [0, -3])
-def test_a_block_that_is_none_is_refused(block: int) -> None:
-    with pytest.raises(UserError, match=f"block {block} is too small; the least is 1"):
-        make_layout("strided", 100, block, 0.5, False)
+HAS_NONE = "which has none: global-local and sink-window do"
+TAKES_NONE = "takes no window; global-local, local-window, sink-window and strided do"
 
 
-@pytest.mark.parametrize("pattern", sorted(WITH_SPECIAL))
-def test_globals_that_are_none_are_refused(pattern: str) -> None:
-    with pytest.raises(UnsupportedError, match="globals=101 is more than the sequence's 100 tok"):
-        make_layout(pattern, 100, 10, 0.5, False, 0, 101)
-    assert make_layout(pattern, 100, 10, 0.5, False, 0, 100).rows == 10
+@pytest.mark.parametrize(
+    ("patterns", "options", "says"),
+    [
+        (["strided"], {"block": 0}, "block 0 is too small; the least is 1"),
+        (["strided"], {"block": -3}, "block -3 is too small; the least is 1"),
+        (WITH_SPECIAL, {"special": 101}, "globals=101 is more than the sequence's 100 tokens"),
+        (PATTERNS.keys() - {*WITH_SPECIAL}, {"special": 5}, HAS_NONE),
+        (PATTERNS.keys() - {*WITH_WINDOW}, {"window": 20}, TAKES_NONE),
+        (WITH_WINDOW, {"window": 9}, "window of 9 tokens .* 10 is the smallest"),
+        (WITH_WINDOW, {"window": -20}, "window of -20 tokens .* 10 is the smallest"),
+        (["strided"], {"window": 101}, r"10 blocks is more than the 5 .*; 50 tokens"),
+    ],
+)
+def test_what_a_pattern_cannot_have_is_refused(
+    patterns: Collection[str], options: dict[str, int], says: str
+) -> None:
+    for pattern in patterns:
+        with pytest.raises((UserError, UnsupportedError), match=says):
+            make_layout(pattern, 100, sparsity=0.5, causal=False, **{"block": 10, **options})
 
 
-@pytest.mark.parametrize("pattern", sorted(PATTERNS.keys() - set(WITH_SPECIAL)))
-def test_globals_where_there_are_none_are_refused(pattern: str) -> None:
-    says = f"globals=5 with pattern={pattern}, which has none: global-local and sink-window do"
-    with pytest.raises(UserError, match=says):
-        make_layout(pattern, 100, 10, 0.5, False, special=5)
-
-
-@pytest.mark.parametrize("pattern", sorted(PATTERNS.keys() - set(WITH_WINDOW)))
-def test_a_window_where_there_is_none_to_ask_for_is_refused(pattern: str) -> None:
-    says = "takes no window; global-local, local-window, sink-window and strided do"
-    with pytest.raises(UserError, match=f"{pattern}' {says}"):
-        make_layout(pattern, 100, 10, 0.5, False, window=20)
-
-
-@pytest.mark.parametrize("pattern", WITH_WINDOW)
-@pytest.mark.parametrize("window", [9, 0, -20])
-def test_a_window_below_a_block_is_refused(pattern: str, window: int) -> None:
-    with pytest.raises(UserError, match=rf"window of {window} tokens .* 10 is the smallest"):
-        make_layout(pattern, 100, 10, 0.5, False, window=window)
-    assert make_layout(pattern, 100, 10, 0.5, False, window=10).rows == 10
-
-
-def test_a_window_beyond_what_sparsity_leaves_strided_is_refused() -> None:
-    with pytest.raises(UserError, match=r"11 blocks is more than the 10 .*; 160 tokens"):
-        make_layout("strided", 1600, 16, 0.9, False, window=161)
-    assert make_layout("strided", 1600, 16, 0.9, False, window=160).row(50).tolist() == [
-        *range(45, 55)
-    ]
+def test_the_largest_globals_and_windows_are_taken() -> None:
+    for pattern in WITH_SPECIAL:
+        assert make_layout(pattern, 100, 10, 0.5, False, special=100).rows == 10
+    for pattern in WITH_WINDOW:
+        assert make_layout(pattern, 100, 10, 0.5, False, window=10).rows == 10
+    strided = make_layout("strided", 1600, 16, 0.9, False, window=160)
+    assert strided.row(50).tolist() == [*range(45, 55)]
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.9, 0.999])
