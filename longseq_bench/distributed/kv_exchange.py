@@ -30,11 +30,6 @@ ALIGNMENT = 64
 """Tokens. Kernels are up to a fifth slower on keys that are not a multiple of their vectors."""
 
 
-def block_tokens(shard_tokens: int, limit: int) -> int:
-    """Return the tokens of a block: few relative to the shard, and at most `limit`."""
-    return max(1, min(limit, max(MIN_BLOCK, -(-shard_tokens // BLOCKS_PER_SHARD))))
-
-
 @dataclass(frozen=True)
 class KVBlock:
     """Local tokens start to stop of the rank that owns them."""
@@ -80,6 +75,12 @@ class KVBlocks:
         span = even_span(-(-count // self._unit), self.per_rank, part)
         start, stop = (min(count, self._unit * unit) for unit in span)
         return KVBlock(owner, start, stop)
+
+
+def ring_blocks(counts: tuple[int, ...], limit: int | None = None) -> KVBlocks:
+    """Return the blocks of a ring: few tokens relative to the shards, and at most `limit`."""
+    tokens = max(MIN_BLOCK, -(-max(counts) // BLOCKS_PER_SHARD))
+    return KVBlocks(counts, max(1, min(limit or max(counts), tokens)))
 
 
 class BlockBuffer:

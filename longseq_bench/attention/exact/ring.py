@@ -43,12 +43,11 @@ from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed import deepspeed_transport
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import (
-    KVBlocks,
     KVPair,
     RingBuffers,
     RingExchange,
     RingGradients,
-    block_tokens,
+    ring_blocks,
 )
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import (
@@ -217,8 +216,7 @@ class Ring(Attention):
         return StreamedKernel(tiles, self.device) if self.on_host else InPlaceTiledKernel(tiles)
 
     def _exchange(self) -> RingExchange:
-        counts = self.order.counts
-        blocks = KVBlocks(counts, block_tokens(max(counts), self.chunk))
+        blocks = ring_blocks(self.order.counts, self.chunk)
         wire = None if self.wire is None else getattr(torch, self.wire)
         if self.transport == "deepspeed":
             return deepspeed_transport.DeepspeedRing(self.group, blocks, wire)

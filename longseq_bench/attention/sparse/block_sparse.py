@@ -27,7 +27,7 @@ from longseq_bench.core.cost import Cost, key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import KVBlocks, RingExchange, block_tokens
+from longseq_bench.distributed.kv_exchange import RingExchange, ring_blocks
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
@@ -203,7 +203,5 @@ class BlockSparse(LayoutAttention):
             exchange = "ring" if sharded.sees_nearly_all() else "fetch"
         if exchange == "fetch":
             return FetchKernel(sharded, self.group, kernel, causal)
-        held = max(sharded.counts)
-        blocks = KVBlocks(sharded.counts, block_tokens(held, held))
-        ring = RingExchange(self.group, blocks)
+        ring = RingExchange(self.group, ring_blocks(sharded.counts))
         return RingKernel(ring, SpanBlocks(sharded, self.group, kernel, causal))

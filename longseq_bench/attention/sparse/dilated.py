@@ -25,7 +25,7 @@ from longseq_bench.core.cost import (
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import KVBlocks, RingExchange, block_tokens
+from longseq_bench.distributed.kv_exchange import RingExchange, ring_blocks
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, even_span
 from longseq_bench.kernels import torch_fused
@@ -131,9 +131,7 @@ class Dilated(Attention):
 
     def _exchange(self) -> RingExchange:
         """Return transfers along the walk, as far as the segments of any rank reach."""
-        held = max(self.order.counts)
-        blocks = KVBlocks(self.order.counts, block_tokens(held, held))
-        return RingExchange(self.group, blocks, hops=self._hops())
+        return RingExchange(self.group, ring_blocks(self.order.counts), hops=self._hops())
 
     def _hops(self) -> int:
         """Return the number of hops after which no rank sees a block."""
