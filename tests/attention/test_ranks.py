@@ -140,7 +140,7 @@ def workload(name: str, world: int, tokens: int, grouped: bool = False, **fields
 
 def passed_all(ranks: Ranks, world: int, cases: list[Case]) -> list[list[Passed]]:
     """Of each case, what each rank has after it."""
-    by_rank = [pickle.loads(said) for said in ranks(world, passes, cases)]
+    by_rank = [pickle.loads(answer) for answer in ranks(world, passes, cases)]
     return [list(of_case) for of_case in zip(*by_rank, strict=True)]
 
 
@@ -284,7 +284,7 @@ def test_a_token_or_two_a_rank(ranks: Ranks, name: str, world: int, options: Opt
 def test_a_single_process_sees_the_same(
     name: str, world: int, options: Options, causal: bool
 ) -> None:
-    """Fault 8: whatever the pattern is, it is that of one process, on every rank."""
+    """Fault 8: a pattern is that of one process, on every rank."""
     w = workload(name, world, 67, causal=causal)
     kind = IMPLEMENTATIONS.get(name)
     options = {n: value for n, value in options.items() if n not in ("ulysses", "ring")}
@@ -381,8 +381,8 @@ def test_each_half_of_a_pass_runs_alone(
     """Without computing no kernel is called and everything is sent; without sending everything is
     computed; and neither leaves anything behind."""
     w = workload(name, world, 41, True, causal=True, mode=mode)
-    for said in ranks(world, halves, Case(name, options, w, fine=True)):
-        passed: dict[str, Passed] = pickle.loads(said)
+    for answer in ranks(world, halves, Case(name, options, w, fine=True)):
+        passed: dict[str, Passed] = pickle.loads(answer)
         full = passed["full"]
         assert passed["sending alone"].calls == 0
         assert passed["sending alone"].sent == full.sent
@@ -416,14 +416,14 @@ def test_late_ranks_change_nothing(ranks: Ranks, name: str, world: int, options:
 
 
 def refused(name: str, w: Workload, world: int, **options: Any) -> str:
-    """What is said by a rank; the same on all of them."""
-    said = []
+    """The reason that a rank gives; the same on all of them."""
+    messages = []
     for rank in range(world):
         with pytest.raises(WorldError) as raised:
             IMPLEMENTATIONS.get(name)(w, Group(rank, world), **options)
-        said.append(str(raised.value))
-    assert len({*said}) == 1
-    return said[0]
+        messages.append(str(raised.value))
+    assert len({*messages}) == 1
+    return messages[0]
 
 
 def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
@@ -477,8 +477,8 @@ def test_degrees_not_asked_for_make_up_the_world() -> None:
 )
 def test_fewer_tokens_than_ranks_are_refused(name: str, options: Options) -> None:
     w = Workload(seq_len=3, heads=4)
-    said = refused(name, w, 4, **options)
-    assert re.fullmatch(r"3 tokens( in blocks of \d+)? can't be shared by 4 ranks", said)
+    message = refused(name, w, 4, **options)
+    assert re.fullmatch(r"3 tokens( in blocks of \d+)? can't be shared by 4 ranks", message)
 
 
 def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:

@@ -23,8 +23,8 @@ def test_a_missing_library_is_named_with_what_installs_it(
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
     make, w = IMPLEMENTATIONS.get("ring"), Workload(seq_len=64)
-    said = rf"{library} is not installed; pip install 'longseq-bench\[transports\]'"
-    with pytest.raises(UnsupportedError, match=said):
+    message = rf"{library} is not installed; pip install 'longseq-bench\[transports\]'"
+    with pytest.raises(UnsupportedError, match=message):
         make(w, Group(0, 2), transport=transport)
     # nothing travels on one rank
     make(w, Group.alone(), transport=transport)

@@ -34,7 +34,7 @@ def tiles(causal: bool) -> AttentionKernel:
 
 
 class Recorder:
-    """A kernel that remembers what it was asked and returns numbers that can be told apart."""
+    """A kernel that records its arguments and returns distinct numbers."""
 
     def __init__(self) -> None:
         self.kept: list[bool] = []
@@ -103,7 +103,7 @@ def test_autocast_changes_nothing_inside() -> None:
 
 
 def test_forward_alone_keeps_nothing() -> None:
-    """No log-sum-exp is asked for, and no graph made, whatever the inputs ask for."""
+    """No log-sum-exp is kept and no graph is made, also if inputs require gradients."""
     kernel = Recorder()
     q, k, v = (t.requires_grad_() for t in inputs())
     out = attend(q, k, v, kernel, train=False)

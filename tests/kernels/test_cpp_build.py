@@ -1,4 +1,4 @@
-"""The compiled library: where it is kept, when it is made again, and what is said without it."""
+"""The compiled library: its place, when it is built again, and the reason if it cannot be built."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""FlexAttention over block layouts: its tables beside the layouts, its output beside the book."""
+"""FlexAttention over block layouts: its tables against layouts, its output against the softmax."""
 
 import shutil
 from typing import Any

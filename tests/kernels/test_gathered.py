@@ -203,10 +203,10 @@ def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
     out_bytes = q.untyped_storage().nbytes()
     with Largest((q, k, v)) as seen:
         kernel.forward(q, k, v, False)
-    beside = sorted(seen.sizes.values())
-    assert beside.pop() == out_bytes
+    others = sorted(seen.sizes.values())
+    assert others.pop() == out_bytes
     # gathered keys or values, or the part of the output that they make
-    assert beside[-1] <= gathered.LEAST_ROOM
+    assert others[-1] <= gathered.LEAST_ROOM
 
 
 def test_another_length_is_refused() -> None:

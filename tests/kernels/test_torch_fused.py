@@ -1,4 +1,4 @@
-"""The fused kernels beside their plain twin: output, log-sum-exp, gradients."""
+"""The fused kernels against plain attention: output, log-sum-exp, gradients."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_backward_gives_a_part_of_a_larger_softmax() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_strided_tokens_and_heads_equal_their_copies(causal: bool) -> None:
-    """Tiles hand over views: every third token, every second head, heads beside tokens."""
+    """Tiles hand over views: every third token, every second head, heads next to tokens."""
     whole = inputs((1, 8, 8, 90, 90))
     views = [t[:, 1::2, 2::3] for t in whole]
     views[2] = views[2].transpose(1, 2).contiguous().transpose(1, 2)

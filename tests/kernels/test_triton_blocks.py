@@ -1,4 +1,4 @@
-"""The Triton kernels beside dense masked softmax in float64, on a CPU.
+"""The Triton kernels against dense masked softmax in float64, on a CPU.
 
 They run in Triton's interpreter, in a process of their own: it has to be chosen before triton is
 first imported. What only a compiler can say is asked of the compiler, which needs no device.
@@ -275,7 +275,7 @@ def test_a_changed_key_moves_those_that_see_it_and_no_others(
 
 
 def test_strides_of_any_kind_equal_their_copies(interpreted: Asked) -> None:
-    """Heads beside tokens, every second head, a gradient that is one number seen everywhere."""
+    """Heads next to tokens, every second head, a gradient that is one number seen everywhere."""
     layout = make_layout("random", 75, 16, 0.5, True)
     (q, k, v), _ = inputs(75, heads=(4, 2))
     whole = torch.randn(1, 75, 8, 16)
@@ -410,18 +410,18 @@ def refusals() -> dict[str, str]:
 
 
 def test_what_does_not_suit_is_refused_with_the_reason(interpreted: Asked) -> None:
-    said = interpreted(refusals)
-    assert "block of 16, 32, 64, 128 or 256 tokens, not 24" in said["block"]
-    assert "needs one layout" in said["none"]
-    assert "of the same tokens, block and causality" in said["differ"]
-    assert "head_dim of 16 to 256 in steps of 16, not 8" in said["dim"]
-    assert "not float64" in said["dtype"]
-    assert "one dtype" in said["mixed"]
-    assert "of 48 tokens, q of 40" in said["tokens"]
-    assert "3 key heads don't divide 4" in said["groups"]
-    assert "3 layouts for 4 query heads" in said["heads"]
-    assert "k and v not at all" in said["shapes"]
-    assert "more than the 2147483647" in said["programs"]
+    reasons = interpreted(refusals)
+    assert "block of 16, 32, 64, 128 or 256 tokens, not 24" in reasons["block"]
+    assert "needs one layout" in reasons["none"]
+    assert "of the same tokens, block and causality" in reasons["differ"]
+    assert "head_dim of 16 to 256 in steps of 16, not 8" in reasons["dim"]
+    assert "not float64" in reasons["dtype"]
+    assert "one dtype" in reasons["mixed"]
+    assert "of 48 tokens, q of 40" in reasons["tokens"]
+    assert "3 key heads don't divide 4" in reasons["groups"]
+    assert "3 layouts for 4 query heads" in reasons["heads"]
+    assert "k and v not at all" in reasons["shapes"]
+    assert "more than the 2147483647" in reasons["programs"]
 
 
 def fitted(room: int) -> Any:

@@ -172,15 +172,15 @@ def share(group: Group, w: Workload, options: dict[str, Any]) -> list[Any]:
 
 
 def refused(group: Group) -> list[str]:
-    """What is said of calls that a rank can't make."""
-    attend, said = create("distributed", **BLOCKS), []
+    """The reasons of calls that a rank can't make."""
+    attend, messages = create("distributed", **BLOCKS), []
     tensors = make_inputs(workload(seq_len=64))
     for _ in range(2):
         with pytest.raises(UserError) as caught:
             attend(*tensors)
-        said.append(str(caught.value))
+        messages.append(str(caught.value))
         attend.prepare(96, heads=4)
-    return said
+    return messages
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -217,7 +217,7 @@ def test_distributed_needs_the_ranks_to_be_connected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "said"),
+    ("ratio", "message"),
     [
         (0.1, "write sparsity=0.9"),
         (0.05, "write sparsity=0.95"),
@@ -229,17 +229,17 @@ def test_distributed_needs_the_ranks_to_be_connected() -> None:
     ],
 )
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_the_old_ratio_was_a_density(variant: str, ratio: Any, said: str) -> None:
+def test_the_old_ratio_was_a_density(variant: str, ratio: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
         create(variant, sparsity_ratio=ratio)
     assert str(caught.value).startswith(
         f"there is no option 'sparsity_ratio' in variant={variant}: it meant density"
     )
-    assert str(caught.value).endswith(said)
+    assert str(caught.value).endswith(message)
 
 
 @pytest.mark.parametrize(
-    ("variant", "options", "said"),
+    ("variant", "options", "message"),
     [
         ("adaptve", {}, "unknown variant 'adaptve'; did you mean 'adaptive'?"),
         ("base", {"patern": "strided"}, "unknown option 'patern' in variant=base; did you mean"),
@@ -261,16 +261,16 @@ def test_the_old_ratio_was_a_density(variant: str, ratio: Any, said: str) -> Non
         ("multihead", {"embed_dim": 8, "num_heads": 2, "exchange": "ring"}, "unknown option 'exch"),
     ],
 )  # fmt: skip
-def test_bad_options_say_what_is_wrong(variant: str, options: dict[str, Any], said: str) -> None:
+def test_bad_options_say_what_is_wrong(variant: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         create(variant, **options)
-    assert str(caught.value).startswith(said) or said in str(caught.value)
+    assert str(caught.value).startswith(message) or message in str(caught.value)
     known = isinstance(caught.value, UnknownNameError)
     assert known == str(caught.value).startswith("unknown")
 
 
 @pytest.mark.parametrize(
-    ("shapes", "said"),
+    ("shapes", "message"),
     [
         (((2, 4, 8, 16), (2, 3, 8, 16), (2, 3, 8, 16)), r"\(2, 3, 8, 16\) are not \(B, Hq, N, D\)"),
         (((2, 4, 8, 16), (2, 4, 9, 16), (2, 4, 9, 16)), "are not"),
@@ -280,8 +280,8 @@ def test_bad_options_say_what_is_wrong(variant: str, options: dict[str, Any], sa
         (((2, 4, 8, 16), (2, 0, 8, 16), (2, 0, 8, 16)), "are not"),
     ],
 )
-def test_shapes_that_do_not_fit(shapes: Any, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_shapes_that_do_not_fit(shapes: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         create()(*(torch.zeros(s) for s in shapes))
 
 

@@ -322,7 +322,7 @@ def test_nothing_is_kept_for_a_backward_that_will_not_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"dropout": 0.1}, "dropout=0.1 would need attention weights; 0 is what it takes"),
         ({"num_heads": 5}, "embed_dim=32 is not divisible by num_heads=5"),
@@ -333,8 +333,8 @@ def test_nothing_is_kept_for_a_backward_that_will_not_come() -> None:
         ({"globals": 16}, "globals=16 with pattern=local-window, which has none"),
     ],
 )
-def test_what_cannot_be_made_says_so(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_made_says_so(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         MultiheadBlockSparse(**{"embed_dim": EMBED, "num_heads": HEADS} | options)
 
 
@@ -347,7 +347,7 @@ X = tokens(20)
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "said"),
+    ("given", "error", "message"),
     [
         ({"need_weights": True}, UnsupportedError, "weights of long sequences are never formed"),
         ({"attn_mask": torch.zeros(20, 20)}, UnsupportedError, "the pattern says who sees whom"),
@@ -362,9 +362,9 @@ X = tokens(20)
     ],
 )
 def test_bad_input_says_what_is_wrong(
-    given: dict[str, Any], error: type[Exception], said: str
+    given: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         module()(**{"query": X, "key": X, "value": X} | given)
 
 

@@ -97,10 +97,10 @@ DIGEST = (
 def test_a_draw_is_the_same_in_another_process() -> None:
     """Fault 8: ranks draw layouts apart; they must be one layout."""
     own = hashlib.sha256(make_layout("random", 8192, 32, 0.9, True, 7).indices).hexdigest()
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True
     )
-    assert told.stdout.strip() == own
+    assert done.stdout.strip() == own
 
 
 @each
