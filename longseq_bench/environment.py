@@ -29,8 +29,7 @@ _NAMES = frozenset({
     "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES", "LD_PRELOAD",
 })  # fmt: skip
-_NO_LIMIT = 2**60
-"""Larger limits mean none: cgroup v1 writes a number near 2^63."""
+_NO_LIMIT = 2**60  # larger limits mean none: cgroup v1 writes a number near 2^63
 
 
 @dataclass(frozen=True)

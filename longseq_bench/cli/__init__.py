@@ -64,23 +64,22 @@ def _main(
     pass
 
 
-def _printable(text: str) -> str:
-    """Replace control characters, which a name in a record may contain."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     try:
         with watch_stdout():
-            code = _invoke(arguments)
+            code = int(app(args=list(arguments), prog_name="longseq", standalone_mode=False) or 0)
+            if code == INTERRUPTED:  # newer versions of typer return it for Ctrl-C
+                raise KeyboardInterrupt
             with keep_exit_code(code):
                 return code
     except _UsageError as error:
         error.show()
         return BAD_INPUT
     except (UserError, LauncherError) as error:
-        print(f"longseq: {_printable(str(error))}", file=sys.stderr)
+        # a name in a record may contain control characters
+        text = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(error))
+        print(f"longseq: {text}", file=sys.stderr)
         return BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
         print("longseq: interrupted; every finished record is on disk", file=sys.stderr)
@@ -89,10 +88,3 @@ def run(arguments: Sequence[str]) -> int:
         return end.exit_code
     except StdoutClosed as closed:
         return closed.code
-
-
-def _invoke(arguments: Sequence[str]) -> int:
-    code = app(args=list(arguments), prog_name="longseq", standalone_mode=False)
-    if code == INTERRUPTED:  # newer versions of typer return it for Ctrl-C
-        raise KeyboardInterrupt
-    return int(code or 0)

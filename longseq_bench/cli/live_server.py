@@ -21,10 +21,8 @@ from longseq_bench.search.strategy import Step
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
-HTTP_PORT = 80
-"""Clients leave this port out of the Host header."""
-INTERVAL_FACTOR = 10
-"""Render again after this many times the time that the last rendering took."""
+HTTP_PORT = 80  # clients leave this port out of the Host header
+INTERVAL_FACTOR = 10  # render again after this many times the time that the last rendering took
 LAST_RENDER_S = 2.0
 """After an interrupt, render the last page only if rendering took less than this."""
 VIEWER_S, LAST_VIEW_S = 10.0, 5.0

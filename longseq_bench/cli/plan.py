@@ -17,12 +17,9 @@ if TYPE_CHECKING:
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.search.prediction import Prediction, RateModel
 
-MAX_RANKS = 2**16
-"""The largest world that is considered for a target."""
-
+MAX_RANKS = 2**16  # the largest world that is considered for a target
 DRY_RUN_LIMIT_S = 300.0
-CHECKED_TOKENS = 2**17
-"""A length at which every valid combination of options is valid."""
+CHECKED_TOKENS = 2**17  # a length at which every valid combination of options is valid
 
 
 @options.expand_options

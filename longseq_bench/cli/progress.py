@@ -20,12 +20,8 @@ from longseq_bench.reports import outcome_text
 from longseq_bench.runner import Watcher
 from longseq_bench.search.strategy import Step
 
-START_FLOPS = 1e10
-"""Weight of a process start in the estimate of the time to go, in FLOPs."""
-
-MAX_REASON = 100
-"""Characters of a failure's reason that are shown; the record has all of it."""
-
+START_FLOPS = 1e10  # weight of a process start in the estimate of the time to go, in FLOPs
+MAX_REASON = 100  # characters of a failure's reason that are shown; the record has all of it
 _TIMED_PHASES = ("forward", "backward", "communication", "time")
 _COLOURS = {"ok": "default", "oom": "yellow", "timeout": "yellow", "unsupported": "dim"}
 

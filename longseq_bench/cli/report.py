@@ -11,8 +11,7 @@ import typer
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record
 
-TERMINAL = "terminal"
-"""The format that writes no file."""
+TERMINAL = "terminal"  # the format that writes no file
 CONFIG = "config.yaml"
 
 

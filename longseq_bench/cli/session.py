@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from longseq_bench.core.errors import StoreError, UserError
+from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Device, Record, Trial
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 FAILED = ("wrong", "crashed", "error")
 MEMORY_SHARE = 0.8
-MAX_PAST_RECORDS = 2000
-"""Past records to read for rates."""
-
+MAX_PAST_RECORDS = 2000  # past records to read for rates
 _COARSE, _FINE = 2**30, 64 * 2**20
 
 
@@ -190,7 +188,9 @@ def build_trials(
     shape = workload.workload(catalogue.default_dtype(device))
     budget = parse_bytes(search.memory_budget) if search.memory_budget else None
     time_budget = parse_seconds(search.time_budget)
-    check_device(catalogue, device, shape.dtype, ranks)
+    catalogue.check_device(device)
+    catalogue.check_dtype(device, shape.dtype)
+    catalogue.check_ranks(device, ranks, "--world-size")
     implementations = parse_options(catalogue, search.impl, search.option)
     budget = budget or default_memory(device, out, ranks)
     return [
@@ -365,26 +365,9 @@ def _write_config(config: str, folder: Path) -> None:
 
 def exit_code(records: Iterable[Record]) -> int:
     """Return 3 if a trial ended wrong, crashed or error; else 0."""
-    return 3 if any(r.outcome.status in FAILED for r in records) else 0
+    from longseq_bench.cli import FAILED_TRIALS
 
-
-def check_device(catalogue: Catalogue, device: str, dtype: str, ranks: int = 1) -> None:
-    """Raise UserError if the device is missing, lacks the dtype, or there are too few devices.
-
-    Each rank needs a CUDA device of its own; on a CPU any number of ranks shares the cores.
-    """
-    info = catalogue.devices[device]
-    if info.unavailable:
-        others = [d for d, i in catalogue.devices.items() if not i.unavailable]
-        raise UserError(f"device {device!r} can't be used: {info.unavailable}; here: {others[0]}")
-    if dtype not in info.dtypes:
-        have = ", ".join(info.dtypes)
-        raise UserError(f"{info.name} ({device}) has no {dtype}; it has {have}")
-    if device == "cuda" and ranks > info.count:
-        there = f"there is {info.count}" if info.count == 1 else f"there are {info.count}"
-        raise UserError(
-            f"--world-size {ranks} is more than the CUDA devices here, of which {there}"
-        )
+    return FAILED_TRIALS if any(r.outcome.status in FAILED for r in records) else 0
 
 
 def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:

@@ -38,8 +38,7 @@ from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.outcome_text import describe_failures, name_status
 from longseq_bench.reports.render.sparkline import samples_line
 
-PASSES = "passes"
-"""The name of the column with a sparkline of a row's timed passes."""
+PASSES = "passes"  # the name of the column with a sparkline of a row's timed passes
 MAX_PASSES = 24
 _PASSES_EXPLANATION = (
     "Passes: the time of every pass in the order they ran, over all rounds; ▁ the fastest, █ the "

@@ -11,8 +11,7 @@ from longseq_bench.comparison.trial_matching import MatchedPair
 from longseq_bench.comparison.wording import count, format_percent, join_words, name_row
 from longseq_bench.core.model import Record
 
-MAX_LOAD_DIFFERENCE = 0.5
-"""Difference in load, as a share of the cores, that is reported."""
+MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
 MAX_CPU_TIME_DIFFERENCE = 0.05
 """Relative difference in processor time per second of a pass that is reported."""
 

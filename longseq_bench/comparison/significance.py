@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, variance
 
-MIN_SHARED_ROWS = 4
-"""Rows that are needed to estimate a common variance."""
+MIN_SHARED_ROWS = 4  # rows that are needed to estimate a common variance
 MAX_PRIOR_DEGREES = 40
 
 Pair = tuple[Sequence[float], Sequence[float]]

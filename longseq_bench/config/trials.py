@@ -32,14 +32,13 @@ class SweepConfig:
 
     trials: every combination once, round 0, with all options; rows to compare are adjacent.
     baseline: implementation or label that the others are compared to, or None.
-    rounds: repetitions of the grid, interleaved.  text, source: the file's content and name.
+    rounds: repetitions of the grid, interleaved.  text: the file's content.
     """
 
     trials: tuple[Trial, ...]
     baseline: str | None
     rounds: int
     text: str
-    source: str
 
 
 def load_config(path: str | Path, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
@@ -69,11 +68,10 @@ def parse_config(text: str, name: str, catalogue: Catalogue, ranks: int = 1) -> 
         for name, options in item.items()
     ]
     _check_devices(file, source, catalogue)
-    _check_ranks(file, source, catalogue)
     _check_baseline(file, source)
     _check_size(name, shape, settings, choices)
     trials = tuple(_trials(_workloads(shape, file, source), settings, choices, catalogue, ranks))
-    return SweepConfig(trials, file.baseline, file.rounds, text, name)
+    return SweepConfig(trials, file.baseline, file.rounds, text)
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -105,30 +103,14 @@ def _option_axes(
 
 def _check_devices(file: SweepFile, source: SourceFile, catalogue: Catalogue) -> None:
     for i, device in enumerate(file.device):
-        info = catalogue.devices.get(device)
-        if info is None or info.unavailable:
-            reason = info.unavailable if info else "this machine lists no such device"
-            usable = [name for name, d in catalogue.devices.items() if not d.unavailable]
-            hint = f"; there is {', '.join(usable)}" if usable else ""
-            message = f"device {device} is not available: {reason}{hint}"
-            raise source.error("device", i, message=message)
+        with source.located("device", i):
+            catalogue.check_device(device)
         for j, dtype in enumerate(file.workload.dtype):
-            if info.dtypes and dtype not in info.dtypes:
-                known = ", ".join(info.dtypes)
-                message = f"dtype {dtype} is not available on {device}; it has {known}"
-                raise source.error("workload", "dtype", j, message=message)
-
-
-def _check_ranks(file: SweepFile, source: SourceFile, catalogue: Catalogue) -> None:
-    """Refuse more ranks than CUDA devices; on a CPU any number of ranks shares the cores."""
-    if "cuda" not in file.device:
-        return
-    count = catalogue.devices["cuda"].count
-    for i, ranks in enumerate(file.world_size):
-        if ranks > count and "world_size" in source.data:
-            verb = "is" if count == 1 else "are"
-            message = f"world_size {ranks} is more than the CUDA devices here, of which there "
-            raise source.error("world_size", i, message=f"{message}{verb} {count}")
+            with source.located("workload", "dtype", j):
+                catalogue.check_dtype(device, dtype)
+        for j, ranks in enumerate(file.world_size if "world_size" in source.data else ()):
+            with source.located("world_size", j):
+                catalogue.check_ranks(device, ranks, "world_size")
 
 
 def _check_baseline(file: SweepFile, source: SourceFile) -> None:

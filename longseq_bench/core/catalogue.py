@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from longseq_bench.core.errors import NotIncludedError, UnknownNameError
+from longseq_bench.core.errors import NotIncludedError, UnknownNameError, UserError
 from longseq_bench.core.model import Device, DeviceChoice, DType, Frozen, OptionValue
 from longseq_bench.core.options import OptionSpec, fill
 
@@ -96,3 +96,27 @@ class Catalogue(Frozen):
         info = self.devices.get(device)
         has_bfloat16 = info is not None and "bfloat16" in info.dtypes
         return "bfloat16" if device == "cuda" and has_bfloat16 else "float32"
+
+    def check_device(self, device: str) -> None:
+        """Raise UserError if there is no such device."""
+        info = self.devices.get(device)
+        if info is None or info.unavailable:
+            reason = info.unavailable if info else "this machine lists no such device"
+            usable = [name for name, other in self.devices.items() if not other.unavailable]
+            hint = f"; there is {', '.join(usable)}" if usable else ""
+            raise UserError(f"device {device} is not available: {reason}{hint}")
+
+    def check_dtype(self, device: str, dtype: str) -> None:
+        """Raise UserError if a device does not have a dtype."""
+        known = self.devices[device].dtypes
+        if known and dtype not in known:
+            have = ", ".join(known)
+            raise UserError(f"dtype {dtype} is not available on {device}; it has {have}")
+
+    def check_ranks(self, device: str, ranks: int, option: str) -> None:
+        """Raise UserError for more ranks than CUDA devices; a CPU is shared by any number."""
+        count = self.devices[device].count
+        if device == "cuda" and ranks > count:
+            verb = "is" if count == 1 else "are"
+            many = f"{option} {ranks} is more than the CUDA devices here"
+            raise UserError(f"{many}, of which there {verb} {count}")

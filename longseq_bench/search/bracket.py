@@ -1,15 +1,19 @@
 """Bracket search for the longest length that fits: integers only, no tensors.
 
-Runs are few and expensive, so the search follows a model. Each run reports its loads: the fraction
-of each limit (memory, time) that it used. The model is an expectation of those loads, corrected by
-what runs measured; without one, two small runs give a line. The search jumps to just under the
-length at which the first load would reach 1, learns from that run, and closes a bracket [longest
-that passed, shortest that failed] around the edge. Where the model is wrong the search bisects, so
-it always ends. A failure below a length that passed is ignored.
+Runs are few and expensive. A bracket [longest that passed, shortest that failed] is narrowed:
 
-Memory is nearly the same in every run; time is not. Two rules make the search aware of that. A
-length passes on time if the median of its times is within the limit. And each run near the edge
-gives an estimate of the edge: their spread is how wide a time-limited bracket stays.
+1. Run just under the edge that the model expects, shorter lengths if that fails. Without a model,
+   run two small lengths.
+2. Correct the model by what the runs used: each reports its loads, the fraction of each limit
+   (memory, time) that it used. Two runs without a model give a line.
+3. Run just under the length at which the first load would reach 1. Where the model is wrong twice,
+   bisect, so that the search always ends.
+4. Stop when the bracket is closed (1 % or 64 tokens), or wider if times are noisy. Run the winner
+   again in another process to confirm it.
+
+Memory is nearly the same in every run; time is not. A length passes on time if the median of its
+times is within the limit, and a bracket limited by time stays as wide as the spread of the edges
+that the runs near it imply. A failure below a length that passed is ignored.
 """
 
 import math
@@ -21,44 +25,19 @@ from typing import Literal
 
 Purpose = Literal["probe", "edge", "confirm"]
 
-TOLERANCE_TOKENS = 64
-TOLERANCE_SHARE = 0.01
-MOST_SPREAD = 0.16
-"""The widest tolerance, as a share of the length: noise widens it up to here."""
-
-JUMP = 16
-"""Factor beyond the longest pass up to which a prediction is trusted."""
-
-UNDER = 0.005
-"""Aim this share of the length below a predicted edge: inside the tolerance, and more than the
-usual error of a prediction."""
-
-FALLBACK_SHARES = (1.0, 0.97, 0.9, 0.7, 0.35)
-"""Lengths to try, as shares of the first length expected to pass, while none has passed."""
-
-APART = 1.02
-"""Two lengths closer than this factor define no memory line: their difference is noise."""
-
-NEAR = 1.25
-"""Runs within this factor of the longest pass estimate the time edge."""
-
-LATE_LOAD = 1.05
-"""Assumed time load of a run that was killed at its limit, so that its time is unknown."""
-
-MOST_RUNS = 16
-"""The search stops narrowing after this many runs. A quiet machine needs three to eight."""
-
-MOST_TIME = 4.0
-"""The search stops narrowing a time-limited bracket after this many time limits spent in passes."""
-
-MORE_TIME = 2.0
-"""Time limits added to MOST_TIME while the bracket is wider than noise can explain."""
-
-MOST_CONFIRMATIONS = 4
-"""Further runs to confirm a winner, or the next lower one."""
-
-CONFIRMATIONS = 1
-"""Required passes of the winner in other processes."""
+TOLERANCE_TOKENS, TOLERANCE_SHARE = 64, 0.01
+MOST_SPREAD = 0.16  # the widest tolerance, as a share of the length: noise widens it up to here
+JUMP = 16  # factor beyond the longest pass up to which a prediction is trusted
+UNDER = 0.005  # aim this share below a predicted edge: more than the usual error of a prediction
+FALLBACK_SHARES = (1.0, 0.97, 0.9, 0.7, 0.35)  # of the first length, while none has passed
+APART = 1.02  # two lengths closer than this factor define no memory line: their difference is noise
+NEAR = 1.25  # runs within this factor of the longest pass estimate the time edge
+LATE_LOAD = 1.05  # assumed time load of a run that was killed at its limit
+MOST_RUNS = 16  # stop narrowing after this many; a quiet machine needs three to eight
+MOST_TIME = 4.0  # stop narrowing by time after this many time limits spent in passes
+MORE_TIME = 2.0  # time limits added to MOST_TIME while the bracket is wider than noise can explain
+MOST_CONFIRMATIONS = 4  # further runs to confirm a winner, or the next lower one
+CONFIRMATIONS = 1  # required passes of the winner in other processes
 
 
 @dataclass(frozen=True)
@@ -131,7 +110,7 @@ def find_longest(start: int, ceiling: int, expected: ExpectedLoads | None = None
     start: a length that is probably small enough.  ceiling: the longest length to request.
     """
     state = _State(ceiling, expected)
-    if expected and (first := state.first()):
+    if first := state.first():
         yield from _down_from(state, first)
     shorter = min(start, ceiling, (state.high or start + 1) - 1)
     if not state.loads and not state.hopeless and shorter:
@@ -181,8 +160,8 @@ class _State:
     def high(self) -> int | None:
         """The shortest failed length above it; None if nothing failed there."""
         low = self.low
-        tried = self.failures | self.times.keys()
-        return min((n for n in tried if n > low and not self._passes(n)), default=None)
+        longer = (n for n in self.failures | self.times.keys() if n > low)
+        return min((n for n in longer if not self._passes(n)), default=None)
 
     @property
     def wants_confirmation(self) -> bool:
@@ -200,6 +179,7 @@ class _State:
 
     @property
     def _high_is_late(self) -> bool:
+        """Return True if the bracket ends where only time failed."""
         return self.high is not None and self.high not in self.failures
 
     def learn(self, tokens: int, result: Result) -> None:
@@ -207,13 +187,10 @@ class _State:
         low = self.low
         self.hopeless = self.hopeless or result.hopeless
         self.runs += 1
-        time = result.loads.get("time")
-        if result.late:
-            time = LATE_LOAD if time is None else time
-        elif not result.passed:
-            time = None
+        time = result.loads.get("time", LATE_LOAD if result.late else None)
+        if not result.passed and not result.late:
             self.failures.add(tokens)
-        if time is not None:
+        elif time is not None:
             self.times[tokens].append(time)
             self._spent += min(time, 1.0)
         if not result.passed:
@@ -227,7 +204,7 @@ class _State:
         self.passes[tokens] += 1
         self.loads[tokens] = result.loads
         if self.predicted is None and (edge := self._edge()) is not None:
-            self.predicted = min(edge[1], self.ceiling)
+            self.predicted = min(edge[0], self.ceiling)
 
     # ---- the next length -----------------------------------------------------------------------
 
@@ -236,14 +213,13 @@ class _State:
 
         0 if nothing is expected.
         """
-        expected = self.expected
-        assert expected is not None
-        found = _solve(expected.loads, {}, self.ceiling)
+        if self.expected is None:
+            return 0
+        self.predicted = found = _solve(self.expected.loads, {}, self.ceiling)
         if found is None:
             return 0
-        self.predicted = found
-        cautious = {n: r / (1 - UNDER) for n, r in expected.rough.items()}
-        careful = _solve(expected.loads, cautious, self.ceiling) or 1
+        cautious = {n: r / (1 - UNDER) for n, r in self.expected.rough.items()}
+        careful = _solve(self.expected.loads, cautious, self.ceiling) or 1
         return max(1, min(careful, found if found == self.ceiling else int(found * (1 - UNDER))))
 
     def next(self) -> int | None:
@@ -275,7 +251,7 @@ class _State:
     def _guess(self, low: int, top: int) -> int:
         """Return a length just below the predicted edge, or just above a pass that near to it."""
         width = self._width()
-        limit, edge = self._edge() or ("", 0)
+        edge, limit = self._edge() or (0, "")
         if low == 0:
             return top // 8
         if not edge and self.high is None:
@@ -302,17 +278,17 @@ class _State:
 
     # ---- the model -----------------------------------------------------------------------------
 
-    def _edge(self) -> tuple[str, int] | None:
-        """Return the load that reaches 1 first, and the length at which it does."""
+    def _edge(self) -> tuple[int, str] | None:
+        """Return the length at which the first load reaches 1, and the name of that load."""
         good = sorted(filter(self._passes, self.loads))
         if not good:
             return None
-        edges = [("time", int(median(times)))] if (times := self._time_edges()) else []
-        others = self._corrected(good[-1]) or self._extrapolated(good)
-        edges += [others] if others else []
-        return min(edges, key=lambda one: one[1]) if edges else None
+        edges = [(int(median(times)), "time")] if (times := self._time_edges()) else []
+        if other := self._corrected(good[-1]) or self._extrapolated(good):
+            edges.append(other)
+        return min(edges, default=None)
 
-    def _corrected(self, at: int) -> tuple[str, int] | None:
+    def _corrected(self, at: int) -> tuple[int, str] | None:
         """Find the edge by the expected loads, corrected by what the pass at `at` used.
 
         A load that was not measured is used as expected. Time is left out where runs estimate it.
@@ -332,21 +308,23 @@ class _State:
         if not edge:
             return None
         there = loads(edge)
-        return max(there, key=lambda n: factors.get(n, 1.0) * there[n]), edge
+        return edge, max(there, key=lambda n: factors.get(n, 1.0) * there[n])
 
-    def _extrapolated(self, good: list[int]) -> tuple[str, int] | None:
+    def _extrapolated(self, good: list[int]) -> tuple[int, str] | None:
         """Find the edge by a line through the two longest passes that are not too close.
 
         Memory is piecewise linear and convex in the length, so the longest ones fit best.
         """
         b = good[-1]
-        a = max((n for n in good if n <= b / APART), default=0)
-        edges = []
-        for name, at_b in self.loads[b].items():
-            at_a = self.loads[a].get(name, 0.0) if a else 0.0
-            if name != "time" and 0 < at_a < at_b:
-                edges.append((name, max(1, int(b + (1 - at_b) * (b - a) / (at_b - at_a)))))
-        return min(edges, key=lambda one: one[1], default=None)
+        a = max((n for n in good if n <= b / APART), default=None)
+        if a is None:
+            return None
+        edges = [
+            (max(1, int(b + (1 - at_b) * (b - a) / (at_b - at_a))), name)
+            for name, at_b in self.loads[b].items()
+            if name != "time" and 0 < (at_a := self.loads[a].get(name, 0.0)) < at_b
+        ]
+        return min(edges, default=None)
 
     def _time_edges(self) -> list[float]:
         """Return the edge by each run near it: the length at which its time would reach 1."""

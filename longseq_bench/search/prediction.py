@@ -8,12 +8,12 @@ machine where there are any (RateModel), else from a profile (core/hardware.py).
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.core.cost import (
@@ -26,33 +26,20 @@ from longseq_bench.core.cost import (
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction
 
-Term = Literal["compute", "memory bandwidth", "communication"]
 DryRun = Callable[[Sequence[Trial]], list[DryRunEstimate]]
 """A launcher's `dry_run`: the predicted cost of each trial, by a dry run."""
 
 GRID = (0.02, 0.2, 0.5, 0.8, 0.9, 0.96, 1.0)
 """Lengths of dry runs, as shares of the floor's length: memory is nearly linear in between, and
 most edges are near the end."""
-
-REFINED, NEAR, CLOSE = 6, 0.002, 1.07
-"""Most further dry runs at the edge of the curve; how near to it (as a share) one must be, or how
-close (as a factor) those on both sides, to stop."""
-
-LEAST_TREND = 0.5
-"""The least growth of memory beyond the last length, as a share of its mean growth before."""
-
-TOUCHES = 2.0
-"""The least moves of each byte of the peak: written once and read once."""
-
-WALKED_FROM, BEYOND = 4096, 4.0
-"""Tokens per rank that always have a dry run; the factor beyond the time limit up to which longer
-lengths have one."""
-
-ROUGH_GUESS = 6.0
-"""The factor by which a rate from a profile may be wrong."""
-
-ROUGH_RECORD = 1.3
-"""The factor by which a rate from records of this machine may be wrong."""
+REFINED = 6  # most further dry runs at the edge of the curve, until one is near to it
+NEAR, CLOSE = 0.002, 1.07  # near: by this share, or between two lengths apart by this factor
+LEAST_TREND = 0.5  # least growth of memory beyond the last length, as a share of the mean before
+TOUCHES = 2.0  # the least moves of each byte of the peak: written once and read once
+WALKED_FROM = 4096  # tokens per rank that always have a dry run
+BEYOND = 4.0  # factor beyond the time limit up to which longer lengths have a dry run
+ROUGH_GUESS = 6.0  # the factor by which a rate from a profile may be wrong
+ROUGH_RECORD = 1.3  # the factor by which a rate from records of this machine may be wrong
 
 
 @dataclass(frozen=True)
@@ -151,7 +138,7 @@ class RateModel:
         outcome, trial = record.outcome, record.trial
         if outcome.status != "ok" or trial.device != self.hardware.device:
             return
-        flops, seconds = outcome.largest("flops"), took(record)
+        flops, seconds = outcome.largest("flops"), pass_seconds(record)
         sent, apart = outcome.largest("bytes_sent"), per_iteration(record, "communication_time")
         if seconds and flops:
             # compute and communication grow differently: use the time without communication
@@ -214,12 +201,11 @@ class Times:
         return max(self.compute, self.memory) + self.exposed
 
     @property
-    def limit(self) -> Term:
+    def limit(self) -> str:
         """The part that takes most of the time."""
-        terms: dict[Term, float] = {
-            "compute": self.compute, "memory bandwidth": self.memory, "communication": self.exposed,
-        }  # fmt: skip
-        return max(terms, key=lambda name: terms[name])
+        parts = {"compute": self.compute, "memory bandwidth": self.memory}
+        parts["communication"] = self.exposed
+        return max(parts, key=lambda name: parts[name])
 
 
 def predict_times(
@@ -332,11 +318,7 @@ def find_smallest_world(
 
 def find_edge(found: Curve, budget: int, ceiling: int) -> int:
     """Return the longest length whose peak on a curve is within the budget; 0 without any."""
-    low, high = 0, ceiling
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if found.peak(middle) <= budget else (low, middle - 1)
-    return low
+    return bisect_right(range(1, ceiling + 1), budget, key=lambda n: math.ceil(found.peak(n)))
 
 
 # ---- accuracy ----------------------------------------------------------------------------------
@@ -368,18 +350,17 @@ def find_accuracy(records: Iterable[Record]) -> list[Accuracy]:
     kinds: dict[Kind, tuple[list[float], list[float]]] = {}
     missed: Counter[Kind] = Counter()
     for record in records:
-        trial, foreseen = record.trial, record.foreseen
+        outcome, trial, foreseen = record.outcome, record.trial, record.foreseen
         if foreseen is None or trial.fit_only:
             continue
         memory, time = kinds.setdefault(_kind(trial), ([], []))
         fits = foreseen.peak_bytes and foreseen.peak_bytes <= (trial.memory_budget or 0)
-        missed[_kind(trial)] += bool(fits and record.outcome.status == "oom")
-        if record.outcome.status != "ok":
+        missed[_kind(trial)] += bool(fits and outcome.status == "oom")
+        if outcome.status != "ok":
             continue
-        peak, seconds = record.outcome.largest("peak"), took(record)
-        if peak and foreseen.peak_bytes:
+        if foreseen.peak_bytes and (peak := outcome.largest("peak")):
             memory.append(foreseen.peak_bytes / peak - 1)
-        if seconds and foreseen.seconds:
+        if foreseen.seconds and (seconds := pass_seconds(record)):
             time.append(foreseen.seconds / seconds - 1)
     return [
         Accuracy(*key, tuple(memory), tuple(time), missed[key])
@@ -396,7 +377,7 @@ def _kind(trial: Trial) -> Kind:
     return trial.implementation, w.mode, trial.world_size, trial.device, w.dtype, trial.keep
 
 
-def took(record: Record) -> float | None:
+def pass_seconds(record: Record) -> float | None:
     """Return the seconds of a pass on its slowest rank; None where only a slower pass was timed.
 
     The median of timed passes, else the pass of a search that ran with the usual heap: exact
@@ -480,14 +461,14 @@ class Predictor:
         for trial in trials:
             alike.setdefault(trial.implementation, []).append(trial)
         # one call per implementation: one that dies in its dry run affects no other
-        walked = {
-            trial.key: None if seen.unsupported else self._of(trial, seen)
+        predictions = {
+            trial.key: TrialPrediction(
+                peak_bytes=seen.peak_bytes,
+                seconds=predict_times(trial, seen, self._rates).total,
+                rate=self._rates.rate(trial).source,
+            )
             for group in alike.values()
             for trial, seen in zip(group, self._dry_run(group), strict=True)
+            if not seen.unsupported
         }
-        return [walked[trial.key] for trial in trials]
-
-    def _of(self, trial: Trial, seen: DryRunEstimate) -> TrialPrediction:
-        took = predict_times(trial, seen, self._rates).total
-        source = self._rates.rate(trial).source
-        return TrialPrediction(peak_bytes=seen.peak_bytes, seconds=took, rate=source)
+        return [predictions.get(trial.key) for trial in trials]

@@ -18,22 +18,17 @@ from longseq_bench.core.model import Purpose, Record, Trial, TrialPrediction
 from longseq_bench.search.bracket import ExpectedLoads, Result, find_longest
 from longseq_bench.search.prediction import ROUGH_GUESS, Predictor
 
-FIRST_TOKENS = 2048
-"""The longest first length of a search: a pass of it takes milliseconds."""
-
+FIRST_TOKENS = 2048  # the longest first length of a search: a pass of it takes milliseconds
 CEILING_TOKENS = 2**30
 
 PREDICTED_SPARSITY = 0.999
 """The sparsity whose time is predicted; the time of others is scaled from it."""
 
-DENSITY_STEPS = 2**22
-"""Resolution of the search for the lowest sparsity: steps of a density of 1."""
-
+DENSITY_STEPS = 2**22  # resolution of the search for the lowest sparsity: steps of a density of 1
 LENGTH_DIVISORS, TIMED_PASSES = (8, 4, 2), 7
 """Lengths of a scaling study, as parts of the shortest maximum, and timed passes at each."""
 
-HOPELESS = ("unsupported", "error")
-"""Statuses that no shorter length would change."""
+HOPELESS = ("unsupported", "error")  # statuses that no shorter length would change
 
 
 @dataclass(frozen=True)

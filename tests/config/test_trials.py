@@ -128,7 +128,7 @@ def test_what_is_not_written_is_left_to_the_trial() -> None:
         workload=found.workload.model_validate({"seq_len": 1024}),
     )
     read = parse_config(SHORT, "sweep.yaml", CATALOGUE)
-    assert (read.rounds, read.baseline, read.text, read.source) == (3, None, SHORT, "sweep.yaml")
+    assert (read.rounds, read.baseline, read.text) == (3, None, SHORT)
     assert parse_config(SHORT + "rounds: 5\n", "sweep.yaml", CATALOGUE).rounds == 5
 
 
@@ -477,7 +477,6 @@ def test_load_reads_a_file_and_names_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("\ufeff" + EXAMPLE, encoding="utf-8")
     read = load_config(path, CATALOGUE)
-    assert read.source == str(path)
     assert (read.trials, read.text) == (trials(EXAMPLE), EXAMPLE)
     path.write_text("tokens: 12q\n" + TAIL)
     with pytest.raises(ConfigError, match=r"mine\.yaml:1: tokens '12q'"):
