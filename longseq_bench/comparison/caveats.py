@@ -1,7 +1,7 @@
 """Find causes of a difference other than the code: load, order, shared records, bad samples."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from longseq_bench.analysis.runs import per_iteration
@@ -50,9 +50,9 @@ def _shared_records(pairs: Sequence[MatchedPair]) -> Iterator[str]:
     for pair in pairs:
         if not {r.started_at for r in pair.a}.isdisjoint(r.started_at for r in pair.b):
             # compared as text, because NaN is not equal to itself
-            ours, theirs = ({r.model_dump_json() for r in side} for side in (pair.a, pair.b))
-            shared += bool(ours & theirs)
-            equal += ours == theirs
+            in_a, in_b = ({r.model_dump_json() for r in side} for side in (pair.a, pair.b))
+            shared += bool(in_a & in_b)
+            equal += in_a == in_b
     if equal == len(pairs):
         yield f"The records compared are the same on both sides: {alone}."
     elif shared:
@@ -75,7 +75,7 @@ def _invalid_times(compared: Compared) -> Iterator[str]:
         for pair, row in compared if not row.fit_only
     }  # fmt: skip
     if names := [name for name, both in counts.items() if any(both)]:
-        in_a, in_b = (sum(both[i] for both in counts.values()) for i in (0, 1))
+        in_a, in_b = map(sum, zip(*counts.values(), strict=True))
         yield (
             f"Left out of the times: {count(in_a, 'process', 'processes')} of A and {in_b} of B "
             f"({join_words(names)}), with a pass whose time is not a finite number above zero."
@@ -120,20 +120,18 @@ def _load(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
 
 def _cpu_time(compared: Compared) -> Iterator[str]:
     """Report a change of the processor time per second of a pass: less if other work took it."""
-    rate: Callable[[Sequence[Record]], float | None] = _cpu_time_per_second
-    ratios = [
-        rate_b / rate_a for p, _ in compared if (rate_a := rate(p.a)) and (rate_b := rate(p.b))
-    ]
+
+    def rate(runs: Sequence[Record]) -> float:
+        used, seconds = (
+            [x for r in runs for x in per_iteration(r, name)] for name in ("cpu_time", "time")
+        )
+        return median(used) / median(seconds) if used and seconds and median(seconds) else 0.0
+
+    rates = [(rate(pair.a), rate(pair.b)) for pair, _ in compared]
+    ratios = [rate_b / rate_a for rate_a, rate_b in rates if rate_a and rate_b]
     if ratios and abs(change := median(ratios) - 1) > MAX_CPU_TIME_DIFFERENCE:
         yield (
             f"With B a pass had {format_percent(abs(change))} {'less' if change < 0 else 'more'} "
             "processor time a second than with A (in the middle trial): it waited, or ran on "
             "another number of cores."
         )
-
-
-def _cpu_time_per_second(runs: Sequence[Record]) -> float | None:
-    used, took = (
-        [x for r in runs for x in per_iteration(r, name)] for name in ("cpu_time", "time")
-    )
-    return median(used) / median(took) if used and took and median(took) else None

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.comparison.model import (
     Comparison,
     LengthComparison,
@@ -34,8 +35,8 @@ from longseq_bench.reports.document import (
 from longseq_bench.reports.groups import (
     capitalize_first,
     describe_workload,
-    group_by_workload,
     has_several_ranks,
+    table_key,
 )
 from longseq_bench.reports.outcome_text import describe_outcome
 
@@ -82,7 +83,7 @@ def processes_table(result: Comparison) -> Table:
 
 _Compared = TypeVar("_Compared", bound=TimeComparison | MemoryComparison | LengthComparison)
 
-
+_LABEL = ValueColumn("Implementation", "text", lambda one: one.row.label, 10)
 _TOKENS = ValueColumn("Tokens", "tokens", lambda one: one.row.tokens, 9)
 _RANKS = ValueColumn("Ranks", "count", lambda one: one.row.world_size, 9)
 _TIMES = (
@@ -217,10 +218,7 @@ def _describe_side(letter: str, name: str, index: int, result: Comparison) -> st
 
 
 def _by_workload(items: Sequence[_Compared]) -> list[list[_Compared]]:
-    by_row = {id(one.row): one for one in items}
-    return [
-        [by_row[id(row)] for row in rows] for rows in group_by_workload(one.row for one in items)
-    ]
+    return list(group_by(items, lambda one: table_key(one.row)).values())
 
 
 def _table(items: Sequence[Any], columns: Sequence[ValueColumn]) -> list[Table]:
@@ -231,15 +229,11 @@ def _tables(items: Sequence[_Compared], fields: Sequence[ValueColumn]) -> list[T
     """Return one table per workload; columns without any value are left out."""
     tables = []
     for group in _by_workload(items):
-        first = group[0].row
-        every = [
-            ValueColumn("Implementation", "text", lambda one: one.row.label, 10),
-            *([] if is_search(first) else [_TOKENS]),
-            *([_RANKS] if has_several_ranks(one.row for one in group) else []),
-            *fields,
-        ]
-        title = capitalize_first(describe_workload(first, defaultdict(str)))
-        tables.append(build_table(title, every, group))
+        rows = [one.row for one in group]
+        tokens = [] if is_search(rows[0]) else [_TOKENS]
+        ranks = [_RANKS] if has_several_ranks(rows) else []
+        title = capitalize_first(describe_workload(rows[0], defaultdict(str)))
+        tables.append(build_table(title, [_LABEL, *tokens, *ranks, *fields], group))
     return tables
 
 

@@ -48,26 +48,22 @@ def estimate_ratios(pairs: Sequence[Pair], level: float = 0.05) -> list[RatioEst
     prior = _common_variance(rows) if len(rows) >= MIN_SHARED_ROWS else (0, 0.0)
     errors = [row.standard_error(*prior) for row in rows]
     p_values = [
-        _p_value(row.difference, error, degrees)
+        two_sided(row.difference / error, degrees) if error else float(row.difference == 0)
         for row, (error, degrees) in zip(rows, errors, strict=True)
     ]
-    estimates = []
-    for row, (error, degrees), p_value, adjusted in zip(
-        rows, errors, p_values, adjust_by_holm(p_values), strict=True
-    ):
-        margin = error * quantile(level, degrees)
-        estimates.append(
-            RatioEstimate(
-                ratio=math.exp(row.difference),
-                low=_exp(row.difference - margin),
-                high=_exp(row.difference + margin),
-                p_value=p_value,
-                adjusted_p=adjusted,
-                detectable=_exp(error * quantile(level / len(rows), degrees)) - 1,
-                degrees_of_freedom=degrees,
-            )
+    tested = zip(rows, errors, p_values, adjust_by_holm(p_values), strict=True)
+    return [
+        RatioEstimate(
+            ratio=math.exp(row.difference),
+            low=_exp(row.difference - error * quantile(level, degrees)),
+            high=_exp(row.difference + error * quantile(level, degrees)),
+            p_value=p_value,
+            adjusted_p=adjusted,
+            detectable=_exp(error * quantile(level / len(rows), degrees)) - 1,
+            degrees_of_freedom=degrees,
         )
-    return estimates
+        for row, (error, degrees), p_value, adjusted in tested
+    ]
 
 
 def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
@@ -195,9 +191,3 @@ def _log_variance(degrees: int) -> float:
 def _exp(log: float) -> float:
     """Return e**log; with two processes a side an interval may exceed the largest float."""
     return math.exp(min(log, 700.0))
-
-
-def _p_value(difference: float, error: float, degrees: int) -> float:
-    if error == 0:
-        return 1.0 if difference == 0 else 0.0
-    return two_sided(difference / error, degrees)

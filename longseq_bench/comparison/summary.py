@@ -75,29 +75,25 @@ def _times(result: Comparison) -> Iterator[str]:
     verdicts = Counter(t.verdict for t in result.times)
     parts = []
     if decided := len(result.times) - verdicts["undecided"]:
+        known = [
+            max(t.estimate.detectable, result.least)
+            for t in result.times if t.estimate and t.verdict == "same"
+        ]  # fmt: skip
+        smallest = ""
+        if known:
+            low, high = format_detectable(min(known)), format_detectable(max(known))
+            span = low if low == high else f"{low.removesuffix(' %')} to {high}"
+            smallest = f" (the smallest detectable difference is {span})"
         parts.append(
             f"B is slower in {verdicts['slower'] or 'none'} of {count_trials(decided)}, faster in "
             f"{verdicts['faster'] or 'none'}; {verdicts['same'] or 'none'} the same within noise"
-            f"{_smallest_detectable(result)}"
+            f"{smallest}"
         )
     if undecided := verdicts["undecided"]:
         reasons = join_words(list(dict.fromkeys(t.reason for t in result.times if t.reason)))
         parts.append(f"{count_trials(undecided)} undecided: {reasons}")
     if parts:
         yield "; ".join(parts) + "."
-
-
-def _smallest_detectable(result: Comparison) -> str:
-    """Return the range of the smallest detectable differences of the same trials."""
-    known = [
-        max(t.estimate.detectable, result.least)
-        for t in result.times if t.estimate and t.verdict == "same"
-    ]  # fmt: skip
-    if not known:
-        return ""
-    low, high = format_detectable(min(known)), format_detectable(max(known))
-    span = low if low == high else f"{low.removesuffix(' %')} to {high}"
-    return f" (the smallest detectable difference is {span})"
 
 
 def _memory_and_lengths(result: Comparison) -> Iterator[str]:
