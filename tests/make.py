@@ -5,8 +5,9 @@ about and fill in the rest; `on_ranks(...)` is an outcome of several. Times are 
 bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from longseq_bench.core.model import (
@@ -21,6 +22,7 @@ from longseq_bench.core.model import (
     Trial,
     Workload,
 )
+from longseq_bench.store import RECORDS
 
 GIB = 2**30
 
@@ -175,3 +177,11 @@ def step(
     return record(
         base.at(seq_len), outcome(status, said, where, **samples), purpose=purpose, **fields
     )
+
+
+def write_records(folder: str | Path, records: Iterable[Record]) -> Path:
+    """Write records into a results folder, and return the folder."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    lines = (one.model_dump_json(by_alias=True) + "\n" for one in records)
+    (Path(folder) / RECORDS).write_text("".join(lines))
+    return Path(folder)

@@ -23,6 +23,7 @@ from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS, load
 from tests import make
+from tests.cli.commands import Capture, document
 from tests.make import record, step, trial
 
 TINY = """\
@@ -59,26 +60,12 @@ RESULT = {
 }  # fmt: skip
 BUDGET_8MIB = ("--memory-budget", "8MiB", "--heads", "8", "--head-dim", "64", "--threads", "1")
 
-Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own to stand in: what is written by default goes under it."""
-    monkeypatch.chdir(tmp_path)
-
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
     return path
-
-
-def document(capfd: Capture, *arguments: str | Path, code: int = 0) -> Any:
-    """The one JSON document that a command prints on stdout, where nothing else may stand."""
-    assert run([str(a) for a in arguments]) == code
-    return json.loads(capfd.readouterr().out)
 
 
 def files(folder: Path) -> set[str]:
@@ -106,9 +93,8 @@ READING = [
 
 def printed_to(stdout: int, command: tuple[str, ...]) -> tuple[int, str]:
     """The exit code of a command over few records whose stdout is this file, and its stderr."""
-    kept = "".join(record(trial(round=i)).model_dump_json(by_alias=True) + "\n" for i in range(2))
-    Path("kept.jsonl").write_text(kept)
-    sides = ["kept.jsonl"] * (2 if command[0] == "compare" else 1)
+    make.write_records(Path("kept"), [record(trial(round=i)) for i in range(2)])
+    sides = ["kept"] * (2 if command[0] == "compare" else 1)
     asked = [sys.executable, "-m", "longseq_bench", command[0], *sides, *command[1:]]
     done = subprocess.run(asked, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
     return done.returncode, done.stderr
@@ -163,42 +149,11 @@ def test_every_option_has_help_with_its_default() -> None:
     assert [n for n, told in stated.items() if not told and n not in ("--version", "--help")] == []
 
 
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        ("sweep", ["--out", "--dry-run", "--json"]),
-        ("maxlen", ["--impl", "--option", "--memory-budget", "--time-budget", "--dtype", "--heads",
-                    "--head-dim", "--batch", "--causal", "--mode", "--device", "--world-size",
-                    "--json"]),
-        ("report", ["--format", "--out", "--baseline", "--json"]),
-        ("list", ["--json"]),
-        ("doctor", ["--json"]),
-    ],
-)  # fmt: skip
-def test_each_command_explains_its_options(
-    command: str, options: list[str], capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    assert run([command, "--help"]) == 0
-    told = capfd.readouterr().out
-    assert [name for name in options if name not in told] == []
-
-
-def test_paragraphs_of_help_are_wrapped_to_the_terminal(
-    capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run(["sweep", "--help"]) == 0
-    lines = [line.strip() for line in capfd.readouterr().out.splitlines()]
-    start = next(i for i, line in enumerate(lines) if line.startswith("A list in the config"))
-    assert [len(line) > 70 for line in lines[start : start + 2]] == [True, True]
-
-
 # ---- list, doctor ------------------------------------------------------------------------------
 
 
 def test_list_says_options_with_defaults_and_why_one_is_not_here(capfd: Capture) -> None:
-    told = document(capfd, "list", "--json")
+    told = document(capfd, "list")
     assert told["schema"] == 1
     known = told["implementations"]
     built_in = {name for name, entry in known.items() if entry["source"] == "built-in"}
@@ -222,7 +177,7 @@ def test_list_for_people_names_the_same(capfd: Capture, monkeypatch: pytest.Monk
 
 
 def test_doctor_says_what_this_machine_has(capfd: Capture) -> None:
-    told = document(capfd, "doctor", "--json")
+    told = document(capfd, "doctor")
     assert told["schema"] == 1
     assert told["environment"]["cores"] >= 1
     cores = told["environment"]["cores"]
@@ -271,7 +226,7 @@ def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
     assert ran == [(turn, name) for turn in (0, 1) for name in ("sdpa", "ring", "ring")]
 
     kept = (tmp_path / "out" / RECORDS).read_bytes()
-    assert document(capfd, "sweep", tiny, "--out", "out", "--json") == told
+    assert document(capfd, "sweep", tiny, "--out", "out") == told
     assert (tmp_path / "out" / RECORDS).read_bytes() == kept
 
 
@@ -293,7 +248,7 @@ def test_a_sweep_goes_by_default_to_a_new_folder_under_results(
 def test_a_dry_run_lists_the_trials_and_writes_nothing(
     tiny: Path, tmp_path: Path, capfd: Capture
 ) -> None:
-    told = document(capfd, "sweep", tiny, "--dry-run", "--out", "out", "--json")
+    told = document(capfd, "sweep", tiny, "--dry-run", "--out", "out")
     listed = [(t["implementation"], t["options"].get("chunk")) for t in told["trials"]]
     assert listed == [("sdpa", None), ("ring", 32), ("ring", 64)]
     assert run(["sweep", str(tiny), "--dry-run"]) == 0
@@ -304,7 +259,7 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(
 
 @pytest.mark.parametrize("config", sorted((Path(__file__).parents[2] / "configs").iterdir()))
 def test_every_config_of_ours_is_a_sweep(config: Path, capfd: Capture) -> None:
-    told = document(capfd, "sweep", config, "--dry-run", "--json")
+    told = document(capfd, "sweep", config, "--dry-run")
     assert told["trials"]
     ranks = {trial["world_size"] for trial in told["trials"]}
     assert ranks == {"parallel": {1, 2}, "hilbert": {1, 2}, "ring-transports": {2}}.get(
@@ -346,7 +301,7 @@ def test_a_search_ends_with_a_bracket_that_its_records_hold(tmp_path: Path, capf
 
 def test_up_to_a_ceiling_nothing_need_fail(tmp_path: Path, capfd: Capture) -> None:
     told = document(
-        capfd, "maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--ceiling", "64", "--out", "out", "--json"
+        capfd, "maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--ceiling", "64", "--out", "out"
     )
     (found,) = told["results"]
     assert (found["max_tokens"], found["first_failure"]) == (64, None)
@@ -359,8 +314,7 @@ def test_an_option_goes_to_every_implementation_that_has_it(capfd: Capture) -> N
     told = document(
         capfd, "maxlen", "--impl", "ring", "--impl", "sdpa", "--impl", "block-sparse",
         "-o", "chunk=32", "-o", "sparsity=0.5", "-o", "block=32", *BUDGET_8MIB,
-        "--ceiling", "64", "--json",
-    )  # fmt: skip
+        "--ceiling", "64")  # fmt: skip
     options = {found["implementation"]: found["options"] for found in told["results"]}
     assert list(options) == ["ring", "sdpa", "block-sparse"]
     assert options["ring"]["chunk"] == 32
@@ -454,7 +408,7 @@ def test_the_default_device_of_a_config_is_cuda_where_it_works(
     monkeypatch.setattr("longseq_bench.cli.session.make_launcher", OneGpu)
     text = "memory_budget: 64MiB\ntokens: 64\nimplementations: ring\n" + lines
     Path("auto.yaml").write_text(text)
-    (one,) = document(capfd, "sweep", "auto.yaml", "--dry-run", "--json")["trials"]
+    (one,) = document(capfd, "sweep", "auto.yaml", "--dry-run")["trials"]
     assert (one["device"], one["workload"]["dtype"]) == (device, dtype)
 
 
@@ -462,7 +416,7 @@ def test_the_default_device_of_a_config_is_cuda_where_it_works(
 def test_a_sweep_over_ranks_has_speed_ups(tmp_path: Path, capfd: Capture) -> None:
     grid = "tokens: 64\nimplementations: ring\nworld_size: [1, 2, 4]\nrounds: 2\n"
     (tmp_path / "ranks.yaml").write_text("memory_budget: 64MiB\n" + grid)
-    rows = document(capfd, "sweep", "ranks.yaml", "--out", "out", "--json")["rows"]
+    rows = document(capfd, "sweep", "ranks.yaml", "--out", "out")["rows"]
     assert [set(row) for row in rows] == [ROW] * 3
     assert [(row["world_size"], row["tokens_per_rank"]) for row in rows] == [
         (1, 64), (2, 32), (4, 16),
@@ -472,7 +426,7 @@ def test_a_sweep_over_ranks_has_speed_ups(tmp_path: Path, capfd: Capture) -> Non
     ran = [(r.trial.round, r.trial.world_size) for r in load(tmp_path / "out").records]
     assert ran == [(turn, ranks) for turn in (0, 1) for ranks in (1, 2, 4)]
     assert "## Ranks" in (tmp_path / "out" / "report.md").read_text()
-    told = document(capfd, "sweep", "ranks.yaml", "--dry-run", "--json")
+    told = document(capfd, "sweep", "ranks.yaml", "--dry-run")
     assert [t["world_size"] for t in told["trials"]] == [1, 2, 4]
 
 
@@ -511,8 +465,7 @@ def test_what_is_asked_for_is_what_is_run(tmp_path: Path, capfd: Capture) -> Non
         capfd, "maxlen", "--impl", "ring", "--causal", "--mode", "train", "--dtype", "bfloat16",
         "--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--batch", "2", "--seed", "7",
         "--memory-budget", "16MiB", "--time-budget", "1min", "--ceiling", "32", "--threads", "1",
-        "--out", "out", "--json",
-    )  # fmt: skip
+        "--out", "out")  # fmt: skip
     assert (told["results"][0]["mode"], told["results"][0]["dtype"]) == ("train", "bfloat16")
     ran = load(tmp_path / "out").records[0].trial
     w = ran.workload
@@ -561,10 +514,7 @@ def results(tmp_path: Path) -> Path:
         step(1064, "oom", "edge", of=asked),
         step(1000, purpose="confirm", of=asked.replace(round=1)),
     ]
-    folder = tmp_path / "kept"
-    folder.mkdir()
-    (folder / RECORDS).write_text("".join(r.model_dump_json(by_alias=True) + "\n" for r in kept))
-    return folder
+    return make.write_records(tmp_path / "kept", kept)
 
 
 def test_a_report_is_written_beside_the_records(results: Path, capfd: Capture) -> None:
@@ -589,7 +539,7 @@ def test_a_report_goes_where_and_as_what_it_is_asked(
 
 
 def test_a_report_as_json_has_rows_and_maxima(results: Path, capfd: Capture) -> None:
-    told = document(capfd, "report", results / RECORDS, "--json")
+    told = document(capfd, "report", results / RECORDS)
     assert (set(told), told["schema"]) == ({"schema", "rows", "results"}, 1)
     assert [set(row) for row in told["rows"]] == [ROW] * 4
     (found,) = told["results"]
@@ -632,9 +582,9 @@ def test_records_that_are_named_twice_are_read_once(
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / RECORDS).write_bytes((results / RECORDS).read_bytes())
-    alone = document(capfd, "report", results / RECORDS, "--json")
+    alone = document(capfd, "report", results / RECORDS)
     again = (results, results / RECORDS, tmp_path / "link")
-    assert document(capfd, "report", *again, "--json") == alone
+    assert document(capfd, "report", *again) == alone
     assert run(["report", str(results), str(copy), "--json"]) == 0
     said = capfd.readouterr()
     assert json.loads(said.out) == alone

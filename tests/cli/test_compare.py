@@ -13,17 +13,17 @@ from longseq_bench.cli import run
 from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS
 from tests import make
+from tests.cli.commands import Capture
+from tests.make import write_records
 
-Capture = pytest.CaptureFixture[str]
 STEADY = (0.100, 0.101, 0.099, 0.1005, 0.0995)
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     for name, by in (("old", 1.0), ("again", 1.001), ("slow", 1.1)):
-        keep(name, [r for n in (64, 128) for r in rounds(by, seq_len=n)])
+        write_records(name, [r for n in (64, 128) for r in rounds(by, seq_len=n)])
 
 
 def rounds(by: float = 1.0, commit: str = "abc1234", **fields: Any) -> list[Record]:
@@ -34,12 +34,6 @@ def rounds(by: float = 1.0, commit: str = "abc1234", **fields: Any) -> list[Reco
         )
         for i, t in enumerate(STEADY)
     ]  # fmt: skip
-
-
-def keep(folder: str, records: list[Record]) -> None:
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    lines = (record.model_dump_json(by_alias=True) + "\n" for record in records)
-    (Path(folder) / RECORDS).write_text("".join(lines))
 
 
 def told(capfd: Capture, *arguments: str, code: int = 0) -> str:
@@ -97,7 +91,9 @@ def test_a_share_that_may_mean_two_things_is_refused(
 
 def test_machines_are_refused_unless_told(capfd: Capture) -> None:
     where = make.environment("beta", cpu="Other CPU")
-    keep("far", [r.model_copy(update={"environment": where}) for r in rounds(2.0, seq_len=64)])
+    make.write_records(
+        Path("far"), [r.model_copy(update={"environment": where}) for r in rounds(2.0, seq_len=64)]
+    )
     said = told(capfd, "old", "far", code=2)
     assert "different machines (host alpha and beta; CPU Test CPU and Other CPU); --across" in said
     said = told(capfd, "old", "far", "--across")
@@ -108,7 +104,7 @@ def test_machines_are_refused_unless_told(capfd: Capture) -> None:
 def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> None:
     slow = rounds(2.0, seq_len=128)
     moved = [r.model_copy(update={"environment": make.environment("beta")}) for r in slow]
-    keep("mixed", rounds(seq_len=64) + moved)
+    write_records("mixed", rounds(seq_len=64) + moved)
     said = told(capfd, "old", "mixed")
     assert (
         "1 trial is in both, but on different machines (host alpha and beta): not compared" in said
@@ -128,7 +124,7 @@ def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> Non
 
 
 def test_no_trial_in_common_is_bad_input(capfd: Capture) -> None:
-    keep("other", rounds(seq_len=999))
+    write_records("other", rounds(seq_len=999))
     said = told(capfd, "old", "other", code=2)
     assert "in common: A has sdpa at 64, 128 tokens; B has sdpa at 999 tokens" in said
     assert "results nowhere do not exist" in told(capfd, "old", "nowhere", code=2)
@@ -138,8 +134,8 @@ def test_no_trial_in_common_is_bad_input(capfd: Capture) -> None:
 
 
 def commits() -> None:
-    keep("results/one", rounds(1.0, "aaa111") + rounds(1.3, "bbb222"))
-    keep("results/deep/two", rounds(1.3, "aab333-dirty", seq_len=64))
+    write_records("results/one", rounds(1.0, "aaa111") + rounds(1.3, "bbb222"))
+    write_records("results/deep/two", rounds(1.3, "aab333-dirty", seq_len=64))
 
 
 def test_a_side_may_be_a_commit(capfd: Capture) -> None:
@@ -168,12 +164,14 @@ def test_a_commit_that_is_not_there_names_those_that_are(
 
 
 def test_a_commit_written_out_is_not_the_one_that_goes_on(capfd: Capture) -> None:
-    keep("both", rounds(1.0, "aaa111", seq_len=64) + rounds(1.3, "aaa111-dirty", seq_len=64))
+    make.write_records(
+        Path("both"), rounds(1.0, "aaa111", seq_len=64) + rounds(1.3, "aaa111-dirty", seq_len=64)
+    )
     assert "B is slower in 1 of 1 trial" in told(capfd, "both@aaa111", "both@aaa111-d")
 
 
 def test_a_folder_with_an_at_in_its_name_is_that_folder(capfd: Capture) -> None:
-    keep("my@abc", rounds(seq_len=64))
+    write_records("my@abc", rounds(seq_len=64))
     assert "1 the same" in told(capfd, "my@abc", "old")
 
 
@@ -215,7 +213,7 @@ def test_the_json_document(capfd: Capture) -> None:
 
 
 def test_names_are_shown_as_they_are(capfd: Capture) -> None:
-    keep("odd", rounds(implementation="x[red]|<y"))
+    write_records("odd", rounds(implementation="x[red]|<y"))
     assert "x[red]|<y 4k" in told(capfd, "odd", "odd")
 
 

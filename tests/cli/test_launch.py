@@ -9,6 +9,7 @@ import pytest
 
 from longseq_bench.cli import run
 from longseq_bench.store import RECORDS, load
+from tests.cli.commands import Capture
 from tests.launchers.nodes import Nodes
 
 TINY = """\
@@ -23,13 +24,6 @@ threads: 1
 DEADLY = TINY.replace("256", "[256, 4k]").replace(": ring", ": [rank-kills-itself, ring]")
 WAITS = TINY.replace("256", "[256, 4k]").replace(": ring", ": rank-waits")
 NEWER = "import longseq_bench; longseq_bench.__version__ = '9.9'"
-
-Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

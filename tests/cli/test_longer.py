@@ -1,6 +1,5 @@
 """`maxlen` with what goes longer, and its table: by a machine that follows formulas."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ from longseq_bench.cli import run
 from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.model import Trial
 from longseq_bench.store import load
+from tests.cli.commands import Capture, document
 from tests.cli.test_cli import Ranks
-
-Capture = pytest.CaptureFixture[str]
 
 
 def held(trial: Trial) -> float:
@@ -21,15 +19,13 @@ def held(trial: Trial) -> float:
 
 
 @pytest.fixture(autouse=True)
-def _simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longseq_bench.cli.session.make_launcher", lambda: Ranks(peak=held))
 
 
 def found(capfd: Capture, *arguments: str) -> list[dict[str, Any]]:
-    asked = ["maxlen", "--impl", "ring", "--memory-budget", "64MiB", "--out", "out", "--json"]
-    assert run([*asked, *arguments]) == 0
-    results: list[dict[str, Any]] = json.loads(capfd.readouterr().out)["results"]
+    asked = ("maxlen", "--impl", "ring", "--memory-budget", "64MiB", "--out", "out")
+    results: list[dict[str, Any]] = document(capfd, *asked, *arguments)["results"]
     return results
 
 
@@ -53,15 +49,10 @@ def test_memory_alone_stands_beside_the_longest_that_was_run(capfd: Capture) -> 
     assert "nothing was computed there" in " ".join(capfd.readouterr().out.split())
 
 
-def test_what_has_no_sparsity_is_refused(capfd: Capture) -> None:
-    asked = ["maxlen", "--impl", "ring", "--memory-budget", "4GiB"]
-    assert run([*asked, "--sparsity", "auto", "--target", "64k"]) == 2
-    assert "ring has no sparsity" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
+        (["--sparsity", "auto", "--target", "64k"], "ring has no sparsity"),
         (["--keep", "inputs"], "--keep inputs is for --mode train"),
         (["--target", "1M"], "--target is for --sparsity auto"),
         (["--sparsity", "auto"], "--sparsity auto needs --target"),
@@ -73,9 +64,9 @@ def test_what_has_no_sparsity_is_refused(capfd: Capture) -> None:
         (["--allocator", "mine"], "--allocator"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: Capture) -> None:
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capfd: Capture) -> None:
     assert run(["maxlen", "--impl", "ring", "--memory-budget", "64MiB", *arguments]) == 2
-    assert said in " ".join(capfd.readouterr().err.split())
+    assert sentence in " ".join(capfd.readouterr().err.split())
 
 
 def test_figures_of_others_stand_beside_by_their_file(capfd: Capture) -> None:

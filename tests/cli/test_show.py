@@ -4,7 +4,6 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -18,13 +17,13 @@ from longseq_bench.cli import run
 from longseq_bench.cli.row_filter import FIELDS, parse_condition, sort_rows
 from longseq_bench.core.model import Record
 from longseq_bench.reports.render.sparkline import Scale, bar, samples_line, slots_of
-from longseq_bench.store import RECORDS
 from tests import make
+from tests.cli.commands import Capture, document, refusal
+from tests.make import write_records
 
 MIB = 2**20
 ROOT = Path(__file__).parents[2]
 REAL = ("quickstart", "parallel", "extreme", "hilbert")
-Capture = pytest.CaptureFixture[str]
 
 
 def mixed() -> list[Record]:
@@ -45,29 +44,11 @@ def mixed() -> list[Record]:
     ]
 
 
-def written(folder: Path, records: list[Record]) -> Path:
-    lines = (record.model_dump_json(by_alias=True) + "\n" for record in records)
-    (folder / RECORDS).write_text("".join(lines))
-    return folder
-
-
 def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
     code = run(["show", *map(str, arguments)])
     said = capfd.readouterr()
     assert (code, said.err) == (0, ""), said.err
     return said.out.splitlines()
-
-
-def document(capfd: Capture, *arguments: str | Path) -> dict[str, Any]:
-    return dict(json.loads("\n".join(shown(capfd, *arguments, "--json"))))
-
-
-def refusal(capfd: Capture, *arguments: str | Path) -> str:
-    code = run(["show", *map(str, arguments)])
-    said = capfd.readouterr()
-    assert (code, said.out) == (2, "")
-    (line,) = said.err.strip().splitlines()
-    return line.removeprefix("longseq: ")
 
 
 # ---- which rows --------------------------------------------------------------------------------
@@ -192,13 +173,13 @@ def test_every_field_of_rows_and_maxima_can_be_asked_for() -> None:
 def test_a_mistake_is_one_sentence(
     tmp_path: Path, capfd: Capture, arguments: list[str], sentence: str
 ) -> None:
-    assert refusal(capfd, written(tmp_path, mixed()), *arguments) == sentence
+    assert refusal(capfd, "show", write_records(tmp_path, mixed()), *arguments) == sentence
 
 
 def test_all_conditions_hold_and_it_says_of_how_many(tmp_path: Path, capfd: Capture) -> None:
-    folder = written(tmp_path, mixed())
+    folder = write_records(tmp_path, mixed())
     both = ["--where", "impl=ring", "--where", "tokens>4k"]
-    (row,) = document(capfd, folder, *both)["rows"]
+    (row,) = document(capfd, "show", folder, *both)["rows"]
     assert (row["implementation"], row["tokens"]) == ("ring", 8192)
     told = " ".join(" ".join(shown(capfd, folder, *both)).split())
     counts = "7 records read: 6 ok, 1 oom. 7 rows, of which 1 matches impl=ring and tokens>4k."
@@ -207,16 +188,18 @@ def test_all_conditions_hold_and_it_says_of_how_many(tmp_path: Path, capfd: Capt
 
 
 def test_nothing_that_matches_is_said(tmp_path: Path, capfd: Capture) -> None:
-    told = shown(capfd, written(tmp_path, mixed()), "--where", "causal=yes")
+    told = shown(capfd, write_records(tmp_path, mixed()), "--where", "causal=yes")
     assert told == ["7 records read: 6 ok, 1 oom. 7 rows, of which none matches causal=yes."]
 
 
 def test_json_is_that_of_the_report_filtered_and_sorted(tmp_path: Path, capfd: Capture) -> None:
     records = mixed()
-    folder = written(tmp_path, records)
+    folder = write_records(tmp_path, records)
     whole = json.loads(json.dumps(sweep_json(records)))
-    assert document(capfd, folder) == {**whole, "results": []}
-    some = document(capfd, folder, "--where", "impl=sdpa", "--sort", "-time", "--limit", "2")
+    assert document(capfd, "show", folder) == {**whole, "results": []}
+    some = document(
+        capfd, "show", folder, "--where", "impl=sdpa", "--sort", "-time", "--limit", "2"
+    )
     assert some["rows"] == [whole["rows"][1], whole["rows"][0]]
 
 
@@ -232,19 +215,19 @@ def searched() -> list[Record]:
 
 
 def test_searches_have_a_table_of_their_own(tmp_path: Path, capfd: Capture) -> None:
-    folder = written(tmp_path, [*mixed(), *searched()])
+    folder = write_records(tmp_path, [*mixed(), *searched()])
     told = shown(capfd, folder, "--where", "tokens>=4k")
     counts = "7 rows, of which 4 match tokens>=4k. 2 searches, of which 1 matches tokens>=4k."
     assert counts in " ".join(told)
     (at,) = [i for i, line in enumerate(told) if line == "Longest lengths"]
     assert any(line.split()[:4] == ["ring", "4k", "8k", "time"] for line in told[at:])
-    found = document(capfd, folder, "--where", "limited_by=memory")
+    found = document(capfd, "show", folder, "--where", "limited_by=memory")
     assert [row["max_tokens"] for row in found["results"]] == [1024]
     assert found["rows"] == []
 
 
 def test_what_searches_do_not_have_leaves_them_out(tmp_path: Path, capfd: Capture) -> None:
-    folder = written(tmp_path, [*mixed(), *searched()])
+    folder = write_records(tmp_path, [*mixed(), *searched()])
     told = shown(capfd, folder, "--where", "status!=ok")
     assert "2 searches left out: searches have no status." in " ".join(told)
     assert not any(line.startswith("Longest") for line in told)
@@ -272,7 +255,7 @@ def test_equal_rows_keep_their_order_and_a_second_field_breaks_ties() -> None:
 
 
 def test_a_limit_says_how_many_are_left(tmp_path: Path, capfd: Capture) -> None:
-    told = shown(capfd, written(tmp_path, mixed()), "--sort", "-time", "--limit", "2")
+    told = shown(capfd, write_records(tmp_path, mixed()), "--sort", "-time", "--limit", "2")
     assert told[0].endswith("7 rows. 5 rows more not shown (--limit).")
     labels = [line.split()[0] for line in told if "±" in line]
     assert labels == ["ring", "sdpa"]
@@ -362,7 +345,7 @@ def test_rows_keep_the_records_they_are_made_from() -> None:
 def test_passes_are_in_order_of_time_and_series_over_lengths(
     tmp_path: Path, capfd: Capture
 ) -> None:
-    told = shown(capfd, written(tmp_path, rounds()))
+    told = shown(capfd, write_records(tmp_path, rounds()))
     assert any(line.split()[:6] == ["sdpa", "1k", "1.75", "s", "±43", "%"] and "▁▅██" in line
                for line in told)  # fmt: skip
     (series,) = [line.split() for line in told if "→" in line]
@@ -371,15 +354,15 @@ def test_passes_are_in_order_of_time_and_series_over_lengths(
 
 
 def test_a_series_is_whole_though_its_rows_are_not(tmp_path: Path, capfd: Capture) -> None:
-    told = shown(capfd, written(tmp_path, rounds()), "--limit", "1")
+    told = shown(capfd, write_records(tmp_path, rounds()), "--limit", "1")
     assert any("1.75 s → 4 s" in line for line in told)
     assert told[0].endswith("2 rows more not shown (--limit).")
 
 
 def test_machines_are_told_apart_where_there_are_several(tmp_path: Path, capfd: Capture) -> None:
     one, other = make.record(), make.record(where=make.environment("beta"))
-    assert not any("machine" in line for line in shown(capfd, written(tmp_path, [one])))
-    told = " ".join(" ".join(shown(capfd, written(tmp_path, [one, other]))).split())
+    assert not any("machine" in line for line in shown(capfd, write_records(tmp_path, [one])))
+    told = " ".join(" ".join(shown(capfd, write_records(tmp_path, [one, other]))).split())
     for record in (one, other):
         environment = record.environment
         assert f"machine {environment.host} {environment.fingerprint[:6]}" in told
@@ -390,7 +373,7 @@ def test_failures_alone_are_shown(tmp_path: Path, capfd: Capture) -> None:
         make.record(make.trial("sdpa", n), make.outcome("oom", "full", "forward"))
         for n in (1024, 2048)
     ]
-    told = shown(capfd, written(tmp_path, failed))
+    told = shown(capfd, write_records(tmp_path, failed))
     assert "• sdpa at 1k and 1 more: out of memory in forward" in told
     assert not any("→" in line for line in told)
 
@@ -411,14 +394,15 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_cut(
     assert any(line.startswith("no room for") for line in told) or width > 60 or name == "extreme"
     if name != "quickstart":
         return
-    medians = [f"{row['time_s'] * 1e3:.3g} ms" for row in document(capfd, folder)["rows"]]
+    medians = [f"{row['time_s'] * 1e3:.3g} ms" for row in document(capfd, "show", folder)["rows"]]
     times = [line for line in told if "k  " in line and " ms" in line]
     assert len(times) == len(medians) == 21
     assert all(median in line for median, line in zip(medians, times, strict=True))
 
 
 def test_columns_are_those_asked_for(tmp_path: Path, capfd: Capture) -> None:
-    told = shown(capfd, written(tmp_path, mixed()), "--columns", "tokens,causal,option.chunk,time",
+    folder = write_records(tmp_path, mixed())
+    told = shown(capfd, folder, "--columns", "tokens,causal,option.chunk,time",
                  "--where", "tokens>=4k", "--where", "ranks=1", "--where", "impl=ring")  # fmt: skip
     at = next(i for i, line in enumerate(told) if "option.chunk" in line)
     assert told[at].split() == ["Implementation", "tokens", "causal", "option.chunk", "time"]
@@ -427,7 +411,7 @@ def test_columns_are_those_asked_for(tmp_path: Path, capfd: Capture) -> None:
 
 
 def test_a_label_that_is_asked_for_stands_there_once(tmp_path: Path, capfd: Capture) -> None:
-    folder = written(tmp_path, [*mixed(), make.step(1000), make.step(1010, "oom")])
+    folder = write_records(tmp_path, [*mixed(), make.step(1000), make.step(1010, "oom")])
     told = shown(capfd, folder, "--columns", "label,tokens", "--where", "ranks=1")
     heads = [line.split() for line in told if line.startswith("Implementation")]
     assert heads == [["Implementation", "tokens"]] * 3
@@ -442,7 +426,7 @@ def test_a_narrow_terminal_names_options_of_this_command(
 ) -> None:
     """Reports name --format, which show does not have."""
     monkeypatch.setenv("COLUMNS", "20")
-    said = " ".join(" ".join(shown(capfd, written(tmp_path, mixed()))).split())
+    said = " ".join(" ".join(shown(capfd, write_records(tmp_path, mixed()))).split())
     assert "no room for Tokens" in said
     assert "no room for the chart, time, failed" in said
     assert said.count("a wider terminal, --columns or --json has them") == said.count("no room")
@@ -461,7 +445,7 @@ def test_hostile_names_are_text(tmp_path: Path, capfd: Capture) -> None:
         make.record(where=make.environment(HOSTILE)),
         make.step(1024, of=make.trial(HOSTILE, memory_budget=MIB)),
     ]
-    folder = written(tmp_path, records)
+    folder = write_records(tmp_path, records)
     told = "\n".join(shown(capfd, folder, "--columns", "tokens,host,reason,option.order,passes"))
     assert not {c for c in told if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"} - {"\n"}
     flat = "".join(told.split())

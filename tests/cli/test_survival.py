@@ -18,6 +18,7 @@ import pytest
 from longseq_bench.cli import run
 from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS, TORN, load
+from tests.cli.commands import Capture
 
 MARK = "LONGSEQ_TEST_RUN"
 """A variable that every process of a command inherits, so that what it leaves can be told."""
@@ -33,8 +34,6 @@ DEADLY = TAIL + (
 )
 PATIENCE_S = 60
 SOON_S = 10
-
-Capture = pytest.CaptureFixture[str]
 
 
 @dataclass
@@ -73,11 +72,6 @@ class Sweep:
         for process in self.processes():
             process.kill()
         self.process.wait()
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

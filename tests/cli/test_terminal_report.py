@@ -31,11 +31,11 @@ from longseq_bench.reports.document import (
 from longseq_bench.reports.render.terminal import print_document
 from longseq_bench.store import RECORDS, load
 from tests import make
+from tests.cli.commands import Capture
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 REAL = ("quickstart", "parallel")
 WIDTHS = (60, 80, 120)
-Capture = pytest.CaptureFixture[str]
 
 
 def printed(document: Document, width: int) -> list[str]:
@@ -323,8 +323,7 @@ def test_hostile_text_is_text_on_a_terminal_with_colours() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / RECORDS).write_text(make.record().model_dump_json(by_alias=True) + "\n")
-    return tmp_path
+    return make.write_records(tmp_path, [make.record()])
 
 
 def test_terminal_prints_and_writes_nothing(folder: Path, capfd: Capture) -> None:
@@ -353,24 +352,3 @@ def test_columns_is_the_width_where_there_is_no_terminal(
         assert run(["report", str(folder), "--format", "terminal"]) == 0
         widest.append(max(map(len, capfd.readouterr().out.splitlines()[:20])))
     assert widest[0] <= 60 < widest[1] <= 100
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--format", "terminal", "--json"],
-         "--format terminal and --json would both print on stdout; ask for one"),
-        (["--format", "termnal"], "unknown report format 'termnal'; did you mean 'terminal'?"),
-        (["--format", ","], "--format names one at least; write --format md,csv"),
-        (["--kind", ","], "--kind names one at least; write --kind summary"),
-        (["--kind", "sumary", "--format", "terminal"],
-         "unknown report kind 'sumary'; did you mean 'summary'?"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_sentence_and_nothing_is_written(
-    folder: Path, capfd: Capture, arguments: list[str], sentence: str
-) -> None:
-    code = run(["report", str(folder), *arguments])
-    said = capfd.readouterr()
-    assert (code, said.out, said.err) == (2, "", f"longseq: {sentence}\n")
-    assert [path.name for path in folder.iterdir()] == [RECORDS]

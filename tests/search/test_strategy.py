@@ -176,7 +176,7 @@ def test_what_ended_a_search_is_what_its_record_says() -> None:
     assert {(o.status, o.fits) for o in above} == {("crashed", None)}
 
 
-def test_a_search_and_its_answer_judge_time_alike(tmp_path: Path) -> None:
+def test_a_search_and_its_answer_judge_time_alike() -> None:
     """200 noisy time-limited searches: the bracket of the records is that of the search."""
     for seed in range(200):
         draw = random.Random(seed)
@@ -417,10 +417,10 @@ def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_p
     assert sum(r.purpose == "measure" for r in records) == 3 * 4 * 2
 
 
-def test_ten_thousand_simulated_searches_end_at_a_length_that_was_run(tmp_path: Path) -> None:
+def test_thousands_of_simulated_searches_end_at_a_length_that_was_run() -> None:
     """Limits at random, noisy, not monotone, and predictions off by up to 3 times."""
     draw = random.Random(5)
-    for _ in range(10_000):
+    for _ in range(4_000):
         off = 3 ** draw.uniform(-1, 1)
         fixed, noise = draw.uniform(0, 0.3), draw.choice([0.0, 0.0, 0.02])
         bump, period = draw.choice([0.0, 0.05]), draw.randint(50, 900)
