@@ -7,7 +7,7 @@ Formats import this module when they draw: its name keeps the registry from impo
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,6 @@ LETTER, LINE, MOST_LINES = 6, 13, 6
 """For the names of bars: width of a letter (px), height of a line (px), maximum number of lines."""
 MOST_TICKS = 9
 """Maximum number of lengths or ranks for which each gets its own tick."""
-HOWS = ("linear", "log")
 
 _LABELS: dict[Kind, str] = {
     "tokens": "v >= 1048576 ? format(v / 1048576, '.3~r') + 'M' : "
@@ -76,7 +75,8 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
         wheel = "wheel![event.ctrlKey || event.metaKey]"
         zoom = alt.selection_interval(name="zoom", bind="scales", zoom=wheel)
         layers[0] = layers[0].add_params(zoom)
-    whole = alt.layer(*layers, *_guides(chart, held)).add_params(alt.param(name="hidden", value=[]))
+    guides = [] if chart.shape == "bars" else _guides(chart, held)
+    whole = alt.layer(*layers, *guides).add_params(alt.param(name="hidden", value=[]))
     whole = whole.properties(
         height=height, width="container" if page else WIDTH, description=chart.said
     )
@@ -97,17 +97,17 @@ def colours(chart: Chart) -> dict[str, tuple[str, list[int]]]:
 def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
     """Return scale and labels, "linear" and "log", of the axes ("x", "y") that can be both."""
     chart = _clean(chart)
-    rows = _rows(chart)
-    values = {
-        "x": [row["x"] for row in rows],
-        "y": [row[end] for row in rows for end in ("y", "lo") if row[end] is not None],
-    }
-    channels = {"x": alt.X, "y": alt.Y}
-    return {
-        name: {how: _written(channel, name, chart, how == "log", rows) for how in HOWS}
-        for name, channel in channels.items()
-        if chart.shape != "bars" and values[name] and min(values[name]) > 0
-    }
+    ends = {"x": [p.x for p in chart.points], "y": [p.y for p in chart.points]}
+    ends["y"] += [p.low for p in chart.points if p.low is not None]
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, values in ends.items():
+        if chart.shape != "bars" and values and min(values) > 0:
+            for how in ("linear", "log"):
+                begun = replace(getattr(chart, name), log=how == "log")
+                made = _axis(name, replace(chart, **{name: begun})).to_dict()
+                parts = {part: made[part] for part in ("scale", "axis")}
+                found.setdefault(name, {})[how] = parts
+    return found
 
 
 def left_out(chart: Chart) -> int:
@@ -137,10 +137,9 @@ def _shown(chart: Chart) -> list[str]:
 
 def _plot(chart: Chart, held: Held, legend: bool) -> list[alt.Chart]:
     """Draw lines or dots with intervals, and a cross at the top for each failed length."""
-    rows = _rows(chart)
-    x, y = _axis(alt.X, "x:Q", chart, rows), _axis(alt.Y, "y:Q", chart, rows)
+    x, y = _axis("x", chart), _axis("y", chart)
     colour, dash, shape = _scales(chart, legend)
-    base = _chart(rows, held).encode(x=x, color=colour)
+    base = _chart(_rows(chart), held).encode(x=x, color=colour)
     dots = base.mark_point(filled=True, size=46, opacity=1).encode(y=y, shape=shape, tooltip=TIP)
     bounds = base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("lo:Q"), y2="hi:Q")
     layers = [dots, bounds.transform_filter("isValid(datum.lo)")]
@@ -148,7 +147,8 @@ def _plot(chart: Chart, held: Held, legend: bool) -> list[alt.Chart]:
         layers.insert(0, base.mark_line(strokeWidth=1.8).encode(y=y, strokeDash=dash))
     # without `sort` Vega-Lite writes the names into an expression
     offset = alt.YOffset("row:Q", scale=None, sort="ascending")
-    return [*layers, *_crosses(chart, held, x=x, y=alt.value(0), yOffset=offset, color=colour)]
+    crosses = _crosses(chart, held, x=x, y=alt.value(0), yOffset=offset, color=colour)
+    return [*layers, *crosses]
 
 
 def _crosses(chart: Chart, held: Held, **encoding: Any) -> list[alt.Chart]:
@@ -232,9 +232,7 @@ def _lines_of(letters: int) -> str:
 
 
 def _guides(chart: Chart, held: Held) -> list[alt.Chart]:
-    """Draw guides as dashed lines with their names at the ends; bars have them as ticks already."""
-    if chart.shape == "bars":
-        return []
+    """Draw guides as dashed lines with their names at the ends."""
     lines = []
     for guide in chart.guides:
         rows = [{"x": p.x, "y": p.y, "s": guide.name} for p in guide.points]
@@ -278,9 +276,7 @@ def _clean(chart: Chart) -> Chart:
         )
         return Point(words(p.series), float(p.x), float(p.y), low, high, words(p.words))
 
-    points = [
-        p for p in chart.points if p.series in shown and drawable(p.x) and drawable(p.y)
-    ]  # fmt: skip
+    points = [p for p in chart.points if p.series in shown and drawable(p.x) and drawable(p.y)]
     return replace(
         chart,
         title=words(chart.title),
@@ -309,11 +305,10 @@ def _chart(rows: list[dict[str, Any]], held: Held) -> alt.Chart:
     return alt.Chart(alt.NamedData(name=name))
 
 
-def _axis(channel: Any, field: str, chart: Chart, rows: Sequence[dict[str, Any]]) -> Any:
-    across = field[0] == "x"
-    axis = chart.x if across else chart.y
-    values = [row[field[0]] for row in rows]
-    failed = [m.x for m in chart.failures] if across else []
+def _axis(name: str, chart: Chart) -> Any:
+    """Return the channel of "x" or "y" with its scale and labels."""
+    across = name == "x"
+    axis, values = getattr(chart, name), [getattr(p, name) for p in chart.points]
     kind: dict[str, Any] = {"type": "linear", "zero": False, "nice": False, "padding": 12}
     if axis.log and values and min(values) > 0:
         kind = kind | {"type": "log", "base": 2 if axis.kind == "tokens" else 10}
@@ -326,28 +321,17 @@ def _axis(channel: Any, field: str, chart: Chart, rows: Sequence[dict[str, Any]]
     label = alt.Axis(labelExpr=words, title=axis.name, labelOverlap=True)
     if crosses and across:
         label.grid = False  # else it would be as long as that range, and end above the axis
-    run = sorted({*values, *failed})
+    run = sorted({*values, *(m.x for m in chart.failures if across)})
     exact = run if len(run) <= MOST_TICKS else sorted(set(values))
     if axis.kind in ("tokens", "count") and across and len(exact) <= MOST_TICKS:
         label.values = exact
     elif kind["type"] == "log" and axis.kind in ("tokens", "bytes"):
-        label.values = _powers(values) or alt.Undefined
-    return channel(field, scale=alt.Scale(**kind), axis=label)
-
-
-def _powers(values: Sequence[float]) -> list[int]:
-    """Return powers of two among and next to the values; none if fewer than two fit."""
-    first, last = math.ceil(math.log2(min(values))), math.floor(math.log2(max(values)))
-    return [2**i for i in range(max(first - 1, 0), last + 2)] if first < last else []
-
-
-def _written(
-    channel: Any, name: str, chart: Chart, log: bool, rows: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """Return an axis of a chart ("x" or "y") with this initial scale."""
-    begun = replace(getattr(chart, name), log=log)
-    made = _axis(channel, f"{name}:Q", replace(chart, **{name: begun}), rows).to_dict()
-    return {part: made[part] for part in ("scale", "axis")}
+        # powers of two among and next to the values
+        first, last = math.ceil(math.log2(min(values))), math.floor(math.log2(max(values)))
+        powers = [2**i for i in range(max(first - 1, 0), last + 2)]
+        label.values = powers if first < last else alt.Undefined
+    channel = alt.X if across else alt.Y
+    return channel(f"{name}:Q", scale=alt.Scale(**kind), axis=label)
 
 
 def _label(kind: Kind, log: bool) -> str:

@@ -3,6 +3,7 @@
 Names and reasons are printed literally: markup and escape sequences in them have no effect.
 """
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -29,7 +30,6 @@ from longseq_bench.reports.render.sparkline import Scale, Slots, bar, scale_of, 
 from longseq_bench.reports.render.terminal_table import (
     MIN_LABEL,
     MIN_WORDS,
-    NO_WRAP,
     Priority,
     TerminalColumn,
     TerminalTable,
@@ -180,23 +180,16 @@ def _print_lines(chart: Chart, screen: Console, hint: str) -> None:
         for guide in chart.guides
     ]
     ends = [*(passed for passed, _ in each), *(guide.points for guide in chart.guides)]
-    failures = [_failures(chart, failed) for _, failed in each]
     empty = [""] * len(guides)
+    failures = [*(_failures(chart, failed) for _, failed in each), *empty]
     columns = [
-        _words("", [*chart.series, *guides], 9, MIN_LABEL),
+        _column(0, Column("", priority=9), [*chart.series, *guides]),
         TerminalColumn("", [Text(line) for line in (*lines, *empty)], True, (4,), slots.count),
-        _words(chart.y.name, [_ends(chart, one) for one in ends], 3, NO_WRAP),
-        *([_words("failed", [*failures, *empty], 2)] if chart.failures else []),
+        _column(2, Column(chart.y.name, "count", 3), [_ends(chart, one) for one in ends]),
+        *([_column(3, Column("failed", priority=2), failures)] if chart.failures else []),
     ]
     screen.print(TerminalTable(columns, hint))
     _print_sentence(_legend(chart, slots, scale), screen, style="dim")
-
-
-def _words(
-    heading: str, cells: Iterable[str], priority: int, min_width: int = MIN_WORDS
-) -> TerminalColumn:
-    texts = [plain(cell) for cell in cells]
-    return TerminalColumn(one_line(heading), texts, True, (priority,), min_width)
 
 
 def _failures(chart: Chart, marks: Iterable[Mark]) -> str:
@@ -230,33 +223,22 @@ def _legend(chart: Chart, slots: Slots, scale: Scale | None) -> str:
 
 def _print_bars(chart: Chart, screen: Console, hint: str) -> None:
     """Print bars from 0, each with its figure, and the guides in columns of their own."""
+    y, rest = chart.y, len(chart.failures)
     names = [*(p.series for p in chart.points), *(m.series for m in chart.failures)]
-    figures = [*(_figure(chart, p) for p in chart.points), *([MISSING] * len(chart.failures))]
-    width = screen.width - max(map(len, figures)) - 2 * MIN_LABEL
-    width = max(MIN_SLOTS, min(MAX_BAR, width))
-    scale = scale_of(p.y for p in chart.points)
-    drawn = [bar(p.y, scale.high if scale else 0.0, width) for p in chart.points]
-    guides = [{p.series: p.y for p in guide.points} for guide in chart.guides]
-    failed = [*([""] * len(chart.points)), *(m.words for m in chart.failures)]
+    cells = [
+        p.y if p.low is None or p.high is None else Spread(p.y, p.low, p.high) for p in chart.points
+    ]
+    figures = _column(2, Column(y.name, y.kind, 4), [*cells, *[None] * rest])
+    width = max(MIN_SLOTS, min(MAX_BAR, screen.width - figures.width - 2 * MIN_LABEL))
+    largest = max((p.y for p in chart.points if math.isfinite(p.y)), default=0.0)
+    bars = [*(Text(bar(p.y, largest, width)) for p in chart.points), *[Text()] * rest]
+    guides = [(guide.name, {p.series: p.y for p in guide.points}) for guide in chart.guides]
+    failed = [*[""] * len(chart.points), *(m.words for m in chart.failures)]
     columns = [
-        _words("", names, 9, MIN_LABEL),
-        TerminalColumn("", [Text(one) for one in (*drawn, *([""] * len(chart.failures)))], True,
-                       (2,), MAX_BAR),
-        TerminalColumn(one_line(chart.y.name), [Text(figure) for figure in figures], priority=(4,)),
-        *(
-            TerminalColumn(
-                one_line(guide.name),
-                [plain(format_cell(values.get(name), chart.y.kind)) for name in names],
-                priority=(1,),
-            )
-            for guide, values in zip(chart.guides, guides, strict=True)
-        ),
-        *([_words("failed", failed, 1)] if chart.failures else []),
-    ]  # fmt: skip
+        _column(0, Column("", priority=9), names),
+        TerminalColumn("", bars, True, (2,), MAX_BAR),
+        figures,
+        *(_column(3, Column(n, y.kind, 1), [at.get(name) for name in names]) for n, at in guides),
+        *([_column(4, Column("failed", priority=1), failed)] if rest else []),
+    ]
     screen.print(TerminalTable(columns, hint))
-
-
-def _figure(chart: Chart, point: Point) -> str:
-    bounded = point.low is not None and point.high is not None
-    cell = Spread(point.y, point.low or 0.0, point.high or 0.0) if bounded else point.y
-    return format_cell(cell, chart.y.kind)

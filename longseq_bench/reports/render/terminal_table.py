@@ -14,7 +14,6 @@ from longseq_bench.reports.render.terminal_text import plain
 GAP = 2
 MIN_LABEL, MIN_WORDS = 20, 12
 """Minimum widths to which the first column and other text columns wrap between words."""
-NO_WRAP = 1000
 MAX_WORD = 32
 """Words up to this width are broken only if nothing else makes enough room."""
 
