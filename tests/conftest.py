@@ -26,16 +26,25 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get
 
 SHARED = {"reports": "html", "comparison": "html"}
 """Folders whose tests share a worker: they share the scripts of a page."""
+LONG = (
+    "attention/test_ranks", "html", "kernels/test_flex_blocks", "attention/test_contract",
+    "kernels/test_triton_blocks", "worker/test_dry_run", "tests/test_testing", "worker/test_keep",
+    "worker/test_ranks", "cli/test_plan", "launchers/test_elastic", "search/test_strategy",
+    "search/test_bracket", "cli/test_launch", "launchers/test_hosts", "cli/test_survival",
+)  # fmt: skip
+"""Groups that start first, so that the workers end together."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of one file on one worker: they share fixtures, ports and signals."""
+    groups = {}
     for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            folder = item.path.parent.name
-            group = SHARED.get(folder, f"{folder}/{item.path.stem}")
-            item.add_marker(pytest.mark.xdist_group(group))
+        folder = item.path.parent.name
+        groups[item] = SHARED.get(folder, f"{folder}/{item.path.stem}")
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    order = {group: i for i, group in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(groups[item], len(LONG)))
 
 
 @pytest.fixture(scope="session")
