@@ -26,24 +26,12 @@ from longseq_bench.store import RECORDS
 
 GIB = 2**30
 
-UNITS = {
-    "time": "s",
-    "cpu_time": "s",
-    "compute_time": "s",
-    "communication_time": "s",
-    "pass_time": "s",
-    "plan_time": "s",
-    "peak": "B",
-    "peak_bound": "B",
-    "reserved": "B",
-    "device_memory": "B",
-    "floor": "B",
-    "bytes_sent": "B",
-    "bytes_formula": "B",
-    "flops": "FLOP",
-    "dense_time": "s",
-    "dense_flops": "FLOP",
+_NAMES = {
+    "s": "time cpu_time compute_time communication_time pass_time plan_time dense_time",
+    "B": "peak peak_bound reserved device_memory floor bytes_sent bytes_formula",
+    "FLOP": "flops dense_flops",
 }
+UNITS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
 
 _WORKLOAD = {"seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode"}
 
@@ -55,28 +43,21 @@ def trial(
     **fields: Any,
 ) -> Trial:
     """A Trial; keywords go to the Workload or the Trial, wherever they belong."""
-    workload = {k: v for k, v in fields.items() if k in _WORKLOAD}
-    rest = {k: v for k, v in fields.items() if k not in _WORKLOAD}
+    workload = {k: fields.pop(k) for k in _WORKLOAD & fields.keys()}
     return Trial(
         implementation=implementation,
         options=dict(options or {}),
         workload=Workload(seq_len=seq_len, **workload),
-        **rest,
+        **fields,
     )
 
 
 def environment(host: str = "alpha", **fields: Any) -> Environment:
     """An Environment of a two-core machine without a GPU."""
     known: dict[str, Any] = {
-        "os": "Linux 6.1",
-        "cpu": "Test CPU",
-        "cores": 2,
-        "memory_bytes": 8 * GIB,
-        "python": "3.11.9",
-        "torch": "2.13.0",
-        "longseq": "0.1.0",
-        "commit": "abc1234",
-    }
+        "os": "Linux 6.1", "cpu": "Test CPU", "cores": 2, "memory_bytes": 8 * GIB,
+        "python": "3.11.9", "torch": "2.13.0", "longseq": "0.1.0", "commit": "abc1234",
+    }  # fmt: skip
     return Environment(host=host, **{**known, **fields})
 
 

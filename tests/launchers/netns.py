@@ -26,9 +26,9 @@ def unavailable_reason() -> str | None:
 
 
 class Hosts:
-    """A pair of hosts with the addresses `addresses`; rate: of the cable, as tc writes it."""
+    """A pair of hosts with the addresses `addresses`, and a cable of 100 Mbit/s."""
 
-    def __init__(self, rate: str = "") -> None:
+    def __init__(self) -> None:
         tag = uuid.uuid4().hex[:6]
         subnet = f"10.77.{int(tag[:2], 16)}"
         self.names = [f"longseq-{tag}-{i}" for i in range(2)]
@@ -44,11 +44,10 @@ class Hosts:
                 _do("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth")
                 _do("ip", "-n", name, "link", "set", "lo", "up")
                 _do("ip", "-n", name, "link", "set", "eth", "up")
-                if rate:
-                    _do(
-                        "tc", "-n", name, "qdisc", "add", "dev", "eth", "root", "tbf",
-                        "rate", rate, "burst", "128kb", "latency", "50ms",
-                    )  # fmt: skip
+                _do(
+                    "tc", "-n", name, "qdisc", "add", "dev", "eth", "root", "tbf",
+                    "rate", "100mbit", "burst", "128kb", "latency", "50ms",
+                )  # fmt: skip
         except BaseException:
             self.close()
             raise

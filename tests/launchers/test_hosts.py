@@ -35,7 +35,7 @@ MAXLEN = (
 
 @pytest.fixture
 def hosts() -> Iterator[netns.Hosts]:
-    hosts = netns.Hosts(rate="100mbit")
+    hosts = netns.Hosts()
     yield hosts
     hosts.close()
 

@@ -28,10 +28,14 @@ LONG = 2048
 """The warm-up is at most 1024 tokens, so a fault at this length shows in the trial itself."""
 
 
-class Sound(Attention):
-    """What each of them would be without its fault."""
+class ForTests(Attention):
+    """An attention that no report describes."""
 
     summary = "for tests"
+
+
+class Sound(ForTests):
+    """What each of them would be without its fault."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.shape[2] >= LONG:
@@ -45,6 +49,11 @@ class Sound(Attention):
 class KillsItself(Sound):
     def fault(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Stops(Sound):
+    def fault(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class Exits(Sound):
@@ -120,30 +129,24 @@ class Refuses(Sound):
             raise UnsupportedError("odd lengths need odd=true")
 
 
-class OverHeads(Attention):
+class OverHeads(ForTests):
     """Fault 1: attention over heads instead of tokens."""
-
-    summary = "for tests"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         return scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
-class BlockSoftmax(Attention):
+class BlockSoftmax(ForTests):
     """Fault 2: one softmax a block of keys, summed."""
-
-    summary = "for tests"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         parts = zip(k.split(128, 2), v.split(128, 2), strict=True)
         return torch.stack([scaled_dot_product_attention(q, a, b) for a, b in parts]).sum(0)
 
 
-class Leak(Attention):
+class Leak(ForTests):
     """Fault 3: one key of the future is seen."""
-
-    summary = "for tests"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n = q.shape[2]
@@ -151,10 +154,8 @@ class Leak(Attention):
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-class Nan(Attention):
+class Nan(ForTests):
     """Fault 3: one NaN late in the sequence."""
-
-    summary = "for tests"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = scaled_dot_product_attention(q, k, v)
@@ -162,29 +163,23 @@ class Nan(Attention):
         return out
 
 
-class BlockDiagonal(Attention):
+class BlockDiagonal(ForTests):
     """Fault 4: a "simulated ring" in which each rank sees its own keys only."""
-
-    summary = "for tests"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         shards = zip(*(t.split(t.shape[2] // 2, 2) for t in (q, k, v)), strict=True)
         return torch.cat([scaled_dot_product_attention(*s) for s in shards], 2)
 
 
-class Gradient(Attention):
+class Gradient(ForTests):
     """The output is right, one gradient is not."""
-
-    summary = "for tests"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return scaled_dot_product_attention(q, k + (k.detach() - k) * 0.5, v)
 
 
-class FarKey(Attention):
+class FarKey(ForTests):
     """Fault 1: the first key is never seen."""
-
-    summary = "for tests"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return scaled_dot_product_attention(q, k[:, :, 1:], v[:, :, 1:])
@@ -239,8 +234,7 @@ class RankLeavesShared(OnRankOne):
 
 
 class RankStops(OnRankOne):
-    def fault(self) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
+    fault = Stops.fault
 
 
 class RankWaits(OnRankOne):
@@ -281,8 +275,3 @@ class RankCountsThreads(OnRankOne):
 
     def fault(self) -> None:
         raise ValueError(f"{torch.get_num_threads()} thread(s)")
-
-
-class Stops(Sound):
-    def fault(self) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)

@@ -268,8 +268,7 @@ def asked(name: str = "spread", tokens: int = LONG, options: Options | None = No
     return trial(name, tokens, options, **{**known, **fields})
 
 
-@worlds
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("how", "world"), [*((how, 3) for how in HOWS), ("heads", 4)])
 def test_every_rank_keeps_its_own_measurements(ranks: Ranks, how: str, world: int) -> None:
     wanted = asked(tokens=SHORT, options={"how": how}, mode="train", repeats=2)
     outcomes = ranks(world, tried, wanted)
@@ -290,19 +289,16 @@ def test_a_rank_alone_has_one_kind_of_timed_pass() -> None:
     assert outcome.samples("compute_time") == outcome.samples("communication_time") == ()
 
 
-@worlds
-def test_bytes_are_those_of_the_checked_pass_alone(ranks: Ranks, world: int) -> None:
-    outcomes = ranks(world, tried, asked(repeats=3))
-    for rank, outcome in enumerate(outcomes):
-        held = (LONG * (rank + 1) // world) - (LONG * rank // world)
+def test_bytes_are_those_of_the_checked_pass_alone(ranks: Ranks) -> None:
+    for rank, outcome in enumerate(ranks(3, tried, asked(repeats=3))):
+        held = (LONG * (rank + 1) // 3) - (LONG * rank // 3)
         assert outcome.samples("bytes_sent") == (2 * 4 * 2 * held * 8 * 4,)
 
 
-@worlds
 @pytest.mark.parametrize("fault", ["out", "nan", "dk", "parameter", "nan gradient"])
-def test_all_ranks_say_wrong(ranks: Ranks, fault: str, world: int) -> None:
+def test_all_ranks_say_wrong(ranks: Ranks, fault: str) -> None:
     options = {"how": HOW.get(fault, "contiguous"), "fault": fault}
-    outcomes = ranks(world, tried, asked(options=options, mode="train", repeats=2))
+    outcomes = ranks(3, tried, asked(options=options, mode="train", repeats=2))
     assert len({(o.status, o.reason, o.phase) for o in outcomes}) == 1
     assert outcomes[0].status == "wrong"
     assert outcomes[0].samples("time") == ()
@@ -457,11 +453,10 @@ def test_passes_settle_by_the_slowest_rank_of_each(ranks: Ranks) -> None:
 # ---- compressed transfers ----------------------------------------------------------------------
 
 
-@worlds
-def test_what_a_compressed_transfer_moves_is_measured(ranks: Ranks, world: int) -> None:
-    plain = ranks(world, tried, asked("ring"))
+def test_what_a_compressed_transfer_moves_is_measured(ranks: Ranks) -> None:
+    plain = ranks(3, tried, asked("ring"))
     assert all(o.samples("wire_error") == () for o in plain)
-    packed = ranks(world, tried, asked("ring", options={"wire_dtype": "bfloat16"}))
+    packed = ranks(3, tried, asked("ring", options={"wire_dtype": "bfloat16"}))
     moved = {o.largest("wire_error") for o in packed}
     assert len(moved) == 1
     assert 1e-4 < (moved.pop() or 0) < 0.1
