@@ -62,10 +62,6 @@ def or_missing(section: Section, what: str, *commands: str) -> Section:
 def recommendations_section(*rules: Iterable[str], title: str = "Recommendations") -> Section:
     """Return a section with the first sentences of each rule, in the order of the rules."""
     points = [sentence for rule in rules for sentence in limit_sentences(rule)]
-    said = (
-        "Each follows from rows of this report, which stand in its brackets; other rows would give "
-        "other sentences."
-    )
     if points:
-        return Section(title, [said], points)
+        return Section(title, ["Each follows from the rows in its brackets."], points)
     return or_missing(Section(title), "pair of rows that a choice could rest on", SEARCH, SWEEP)

@@ -16,9 +16,8 @@ from longseq_bench.reports.document import Section
 HALF = 0.5
 """Share of the time above which communication is the bottleneck."""
 _SAID = (
-    "Of trials on several ranks. Communication where more than half of the time is what it adds to "
-    "computing alone, compute where less is; either where the intervals leave both possible. Of a "
-    "search: what the first failure lacked."
+    "Communication: it adds more than half of the time; compute: it adds less; either: the "
+    "intervals allow both. Of a search: what the first failure lacked."
 )
 
 

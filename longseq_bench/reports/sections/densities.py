@@ -25,8 +25,8 @@ def against_length(source: Source) -> Section:
     """Build the section on the longest length per sparsity, and the least sparsity per length."""
     tables, least = list(_lengths(source)), least_sparse(source)
     said = (
-        "Longest ok is a search's maximum, or the longest length of a sweep that was ok; lengths "
-        "between those of a sweep were not tried. First failure is the shortest failed one above."
+        "Longest ok: a search's maximum, or the longest length of a sweep that was ok; lengths "
+        "between those of a sweep were not tried. First failure: the shortest failed one above."
     )
     section = Section(
         "Sparsity against length",

@@ -20,11 +20,10 @@ _COLUMNS = (
     Column("By formula"),
 )  # fmt: skip
 _SAID = (
-    "The time at twice the tokens over the time at the tokens; ± is the farther end of what the "
-    "intervals of both leave possible. 2× is linear, 4× quadratic. The exponent is fitted to all "
-    "lengths of the implementation, with its 95 % interval; by formula it is that of the FLOPs. "
-    "Where no length was timed together with its double, the time is fitted: 2 to the power of the "
-    "exponent, if the longest length is at least twice the shortest."
+    "Time at twice the tokens over the time at the tokens; ± is the farther end that both "
+    "intervals allow. 2× is linear, 4× quadratic. The exponent is fitted to all lengths, with its "
+    "95 % interval; by formula it is that of the FLOPs. Fitted: 2 to the power of the exponent, "
+    "where no length was timed together with its double."
 )
 _MOST = 1000.0
 """Limit of the exponent, so that 2 to its power is finite."""

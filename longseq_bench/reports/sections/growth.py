@@ -13,11 +13,10 @@ from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import group_by_workload
 
 _FITTED = (
-    "Exponents of a power law in tokens and ranks, fitted in logarithms to the medians of time and "
-    "to the peaks of a rank, with 95 % intervals, as if what is left over were noise. By formula: "
-    "time, of the FLOPs stated, shared by the ranks; memory, of the floor, of dense its scores. "
-    "Ranks of a CPU share its cores, so their time need not shrink. A dash where tokens and ranks "
-    "went together."
+    "Exponents of a power law in tokens and ranks, fitted in logarithms to median times and peaks "
+    "of a rank, with 95 % intervals. By formula: time, of the FLOPs, shared by the ranks; memory, "
+    "of the floor, of dense its scores. Ranks of a CPU share its cores, so their time need not "
+    "shrink. A dash: tokens and ranks grew together."
 )
 
 
@@ -63,8 +62,8 @@ def format_exponent(one: Exponent | None) -> str | None:
 def least_sparse(source: Source) -> Section:
     """The searches for the least sparsity."""
     said = (
-        "Least sparsity is the least that passed at that length: most of its runs were in time and "
-        "none failed otherwise. Too dense is the largest that failed below it."
+        "Least sparsity: the least that passed at that length, most of its runs in time and none "
+        "failed otherwise. Too dense: the largest that failed below it."
     )
     tables = source.tables(density_rows(source.records), _SPARSITIES)
     return Section("Least sparsities", [said], tables=tables)

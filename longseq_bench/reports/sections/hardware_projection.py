@@ -11,9 +11,8 @@ from longseq_bench.reports.document import Section
 
 _SAID = (
     "Computed, not measured: the memory of one device over the bytes a token of a search here that "
-    "memory ended on one rank. As if a kernel there held what it holds here, which "
-    "needs not be so; neither its time nor its kernels' limits are in it. longseq plan predicts "
-    "these too."
+    "memory ended on one rank, as if a kernel there held as much. Time and kernels' limits are not "
+    "in it; longseq plan predicts these too."
 )
 
 

@@ -26,14 +26,13 @@ _LENGTHS: Columns = (
 def lengths(source: Source) -> Section:
     """Build a table and charts of all measured rows, per workload."""
     said = [
-        "Time is the median; ± is the farther end of its 95 % interval (with fewer than 6 samples, "
-        "of their range). Over ranks, time is the slowest rank's and memory the largest. "
-        "A dash is a value that was not measured; Failures says why."
+        "Time: median of the slowest rank; ± is the farther end of its 95 % interval (with fewer "
+        "than 6 samples, of their range). A dash: not measured; Failures says why."
     ]
     if source.baseline:
         said.append(
-            f"Speed is the time of {source.baseline} over the row's, on the same workload, and on "
-            "as many ranks where it was run so, else on the fewest."
+            f"Speed: time of {source.baseline} over the row's on the same workload, on as many "
+            "ranks where it ran so, else on the fewest."
         )
     makers = section_charts.time, section_charts.memory, section_charts.throughput
     return Section(

@@ -24,37 +24,29 @@ def _explain(source: Source) -> Iterator[str]:
     """Explain the columns, and the settings that keep a maximum from being compared with others."""
     rows = source.maxima
     yield (
-        "Max tokens is the longest length that passed: most of its runs were in time and none "
-        "failed otherwise. First failure is the shortest failed length above it. "
-        "Fraction of floor: the bytes that no exact attention can do without at that "
-        "length, over the budget. Confirmations are further passes in fresh processes."
+        "Max tokens: the longest length that passed, most of its runs in time and none failed "
+        "otherwise. First failure: the shortest failed length above it. Fraction of floor: the "
+        "bytes that no exact attention can do without at that length, over the budget. "
+        "Confirmations: further passes in fresh processes."
     )
     if has_several_ranks(rows):
         yield (
-            "With several ranks: max tokens are those of all ranks, tokens a rank the most that "
-            "one holds; the floor is set against the budgets of all ranks together; budget, peak "
-            "and bytes/token (peak over all tokens) are a rank's, imbalance is the largest peak "
-            "over the least."
+            "With several ranks: max tokens and the floor are of all ranks together; tokens a "
+            "rank, budget, peak and bytes/token (peak over all tokens) are of the rank with most."
         )
     if any(row.fit_only for row in rows):
         yield (
-            "Fits only, and memory alone: passes whose loops were cut short, under the same "
-            "budget; whether memory is there is known, and nothing was checked or timed."
+            "Fits only, and memory alone: loops were cut short under the same budget; nothing was "
+            "checked or timed."
         )
     if any(row.keep == "inputs" for row in rows):
-        yield (
-            "Recomputed: between forward and backward only q, k and v are kept; what forward left "
-            "is computed again."
-        )
+        yield "Recomputed: only q, k and v are kept between forward and backward."
     if any(row.keep == "nothing" for row in rows):
-        yield (
-            "Over its inputs: results lie where inputs did that are no longer needed, so it takes "
-            "less than the floor, which counts both."
-        )
+        yield "Over its inputs: results overwrite inputs, so it takes less than the floor."
     if any(row.offloads for row in rows):
         yield (
-            "Offloaded: q, k, v and the output lie in the host's memory, so the device's budget "
-            "and the floor don't bound their length."
+            "Offloaded: q, k, v and the output lie in the host's memory, so neither the device's "
+            "budget nor the floor bounds their length."
         )
     if source.elsewhere and any(row.published_tokens is not None for row in rows):
         yield f"Elsewhere: {source.elsewhere.source}."

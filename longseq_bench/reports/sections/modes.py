@@ -30,10 +30,9 @@ BY_LENGTH = ("oom", "timeout", "limit")
 """Statuses of a trial that is too long; they don't mean that its results are wrong."""
 
 _SAID = (
-    "Works: trials were ok, so their output (in training their gradients too) passed the check "
-    "against a float64 reference, but for those that their length ended (out of memory or time, a "
-    "kernel's limit); partly: some ended otherwise. The error is the largest of any of its "
-    "outputs, over lengths and masks. What the records have no trial of is not in this table."
+    "Works: output (in training gradients too) passed the check against float64 in all trials, but "
+    "for those that were too long (out of memory or time, a kernel's limit); partly: some ended "
+    "otherwise. The error is the largest of any output, over lengths and masks."
 )
 _mode_of = attrgetter("label", "world_size", "dtype", "mode")
 

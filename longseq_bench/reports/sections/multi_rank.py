@@ -30,8 +30,8 @@ def batches(source: Source) -> Section:
         for worst in uneven
     ]
     said = (
-        "Memory is the peak of each rank, from the first to the last; imbalance the largest over "
-        "the least. Time is the slowest rank's."
+        "Memory: peak of each rank, from the first to the last; imbalance: the largest over the "
+        "least. Time: of the slowest rank."
     )
     section = Section(
         "Batch, length, time and memory",
@@ -83,10 +83,7 @@ def against_one(source: Source) -> Section:
     )  # fmt: skip
     section = Section(
         "Single against many",
-        [
-            "The same total work on one rank and on several. Ranks of a CPU share its cores and "
-            "its memory; threads a rank say how many of the cores each has."
-        ],
+        ["The same total work on one rank and on several. Ranks of a CPU share its cores."],
         [said for group in group_by_workload(grown) for said in most_grown(group)],
         [
             *source.tables(swept, swept_columns),

@@ -50,8 +50,8 @@ def each_rank(source: Source) -> Section:
     swept = [row for row in several if any(getattr(row, name) is not None for name in known)]
     found = [r for r in source.maxima if r.world_size > 1 and r.rank_peaks is not None]
     said = (
-        "From the first rank to the last. Time is the rank's median, peak its largest; sent is "
-        "what it was counted to send in one pass, beside what it should send by formula."
+        "From the first rank to the last: median time, largest peak, bytes counted in one pass "
+        "and by formula."
     )
     return Section(
         "Ranks",
@@ -114,11 +114,10 @@ def explain_rank_columns(rows: Sequence[SweepRow]) -> list[str]:
     if not has_several_ranks(rows):
         return []
     return [
-        "With several ranks: tokens and tokens/s are those of all ranks, tokens a rank the most "
-        "that one holds. Compute and communication only are passes with the other half switched "
-        "off; exposed is the share of the time that communication adds to computing alone. "
-        "Speed-up is the time of the same trial on one rank, where that was run, over the row's; "
-        "efficiency is that over the ranks. Sent a rank is counted, peak memory is a rank's, both "
-        "of the rank with most; imbalance is the largest peak over the least.",
+        "With several ranks: tokens and tokens/s are of all ranks; tokens a rank, sent (counted) "
+        "and peak memory of the rank with most. Compute and communication only: passes with the "
+        "other half switched off; exposed: the share of the time that communication adds to "
+        "computing. Speed-up: time of the same trial on one rank over the row's; efficiency: that "
+        "over the ranks. Imbalance: largest peak over the least.",
         *explain_high_efficiency(rows),
     ]

@@ -17,10 +17,9 @@ ALONG, CURVE = "dilated", "hilbert"
 """Implementations with the same segments and rates: along the sequence, and along the curve."""
 
 _SAID = (
-    "Speed of dilation: the time of the same segments with every rate 1 over the row's. Dilation "
-    "also sees fewer pairs: beside it stands how many times as many pairs are seen without. Pairs "
-    "seen is the share of the pairs that dense attention sees; uncovered the share of (token, "
-    "head) pairs that see nothing."
+    "Speed of dilation: time of the same segments with every rate 1 over the row's; pairs without: "
+    "how many times as many pairs they see. Pairs seen: the share of dense attention's pairs; "
+    "uncovered: the share of (token, head) pairs that see nothing."
 )
 
 

@@ -14,21 +14,14 @@ from longseq_bench.reports.groups import has_several_ranks, longest_shared
 from longseq_bench.reports.wording import describe_best, find_ties, limit_sentences
 
 _SAID = (
-    "Density is the share of the visible blocks (of the query-key pairs, where a pattern has no "
-    "blocks) that is kept; of pairs, a pair seen twice counts twice. Plan time is of the pass "
-    "under the memory budget, and in no other time but where a pattern is chosen by its inputs. "
-    "Dense time is that of torch's dense attention on the same inputs, its passes in turn with the "
-    "sparse ones; where a whole pass would take too long it is computed from some of its rows. "
-    "Share of ideal is dense time times the density of work (of pairs, and a module's projections) "
-    "over the time, with what the intervals of both leave possible: 100 % where what is skipped "
-    "costs nothing. Memory reduction is the peak of standard attention, with its whole "
-    "score matrix, over the row's: measured where the implementation dense was run on the same "
-    "workload, else computed by formula."
+    "Density: share of the visible blocks (of pairs, where a pattern has no blocks) that is kept; "
+    "of pairs, one seen twice counts twice. Plan time is in no other time, but where a pattern is "
+    "chosen by its inputs. Dense time: torch's dense attention on the same inputs, in turn with "
+    "the sparse passes; computed from some of its rows where a pass would take too long. Share of "
+    "ideal: dense time times the density of work over the time, with its interval; 100 % where "
+    "what is skipped costs nothing. Memory reduction: peak of standard attention over the row's."
 )
-_ONE_RANK = (
-    "Dense time and memory reduction are of one rank: over several, each holds only a part of the "
-    "inputs."
-)
+_ONE_RANK = "Dense time and memory reduction are of one rank: of several, each holds only a part."
 
 
 def sparse(source: Source) -> Section:

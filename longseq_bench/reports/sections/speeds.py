@@ -35,11 +35,10 @@ def relative(source: Source) -> Section:
         tables.append(build_table(capitalize_first(where), columns, at, keep_empty=True))
         points += _describe(at, speed, base, where)
     said = (
-        f"Relative speed is the time of {base} over the row's, on as many ranks where it ran so, "
-        "else on the fewest; relative memory is the row's peak of a rank over that of the baseline "
-        "on the fewest. Both only of outputs that passed the check. Pairs seen: the share of the "
-        "pairs that dense attention sees, where it is less. The length is the longest of those "
-        "that most implementations were ok at."
+        "At the longest length that most implementations were ok at. Relative speed: time of "
+        f"{base} over the row's, on as many ranks where it ran so, else on the fewest. Relative "
+        "memory: the row's peak of a rank over that of the baseline on the fewest. Pairs seen: "
+        "the share of dense attention's pairs, where it is less."
     )
     makers = section_charts.time, section_charts.memory, section_charts.roofline
     section = Section(

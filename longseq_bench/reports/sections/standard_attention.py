@@ -23,9 +23,8 @@ _BY_SPARSITY: Columns = (
     "time_s", "peak_bytes", *_STANDARD,
 )  # fmt: skip
 _SAID = (
-    "Peak memory beside that of standard attention on the same workload: measured where the "
-    "implementation dense ran on it, else computed by formula from two score matrices beside the "
-    "floor, in training three."
+    "Standard attention's memory is measured where the implementation dense ran on the same "
+    "workload, else computed by formula: two score matrices beside the floor, in training three."
 )
 
 

@@ -32,13 +32,12 @@ _COLUMNS = (
     Column("Its evidence"), Column("Its maximum"),
 )  # fmt: skip
 _SAID = (
-    "The lengths of use cases are chosen by this report. An approach is named where a search "
-    "found a maximum of at least that length, or a sweep ran it there. Of those that were timed "
-    "more than once it is the fastest at the shortest length that is long enough, or all that "
-    "can't be told from it; else the one that reached farthest. Of sparse attention only what "
-    "skips least is looked at, to within a tenth of its density; it does not compute what exact "
-    "attention does, and whether it serves is not measured here. Its maximum is a search's, or "
-    "the longest length swept where that is longer."
+    "The lengths of use cases are assumed. An approach is named where it was searched or swept to "
+    "that length: the fastest at the shortest such length that was timed more than once, with all "
+    "that can't be told from it; else the one that reached farthest. Of sparse attention only what "
+    "skips least is compared, to within a tenth of its density; it does not compute what exact "
+    "attention does, and its quality is not measured here. A maximum is a search's, or the longest "
+    "length swept where that is longer."
 )
 _but_budgets = attrgetter(
     *(name for name in SAME_TABLE if name not in ("memory_budget", "time_budget", "fit_only"))
