@@ -123,15 +123,10 @@ class Ranks:
         world = self._worlds.get(size) or World(size)
         self._worlds[size] = world
         results, texts = world.run((function, arguments))
-        raised = [text is not None for text in texts]
-        if any(raised) and not _alike(texts):
+        # if all ranks raised the same, at the same place, none waits for another
+        if len(set(texts)) > 1:
             self._worlds.pop(size).close()
         return results, texts
-
-
-def _alike(texts: Sequence[str | None]) -> bool:
-    """Whether all ranks raised the same, at the same place: then none waits for another."""
-    return len(set(texts)) == 1
 
 
 # ---- in the processes --------------------------------------------------------------------------

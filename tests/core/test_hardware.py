@@ -9,17 +9,11 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware, profile, profiles, this_cpu
 
 GOOD = {
-    "name": "A card",
-    "device": "cuda",
-    "memory": "16GiB",
-    "flops": {"float16": 1e14},
-    "bandwidth": 1e12,
-    "reaches": {"forward": 0.5, "train": 0.4},
-    "per_node": 4,
+    "name": "A card", "device": "cuda", "memory": "16GiB", "flops": {"float16": 1e14},
+    "bandwidth": 1e12, "reaches": {"forward": 0.5, "train": 0.4}, "per_node": 4,
     "inside": {"latency": 1e-5, "bandwidth": 1e10},
-    "between": {"latency": 2e-5, "bandwidth": 1e9},
-    "source": "made up",
-}
+    "between": {"latency": 2e-5, "bandwidth": 1e9}, "source": "made up",
+}  # fmt: skip
 
 
 @pytest.fixture

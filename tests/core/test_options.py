@@ -106,7 +106,7 @@ def test_what_can_not_be_read_names_the_option_and_its_owner(
 
 
 def test_a_choice_that_is_not_there_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown order 'zigzagg'.*did you mean 'zigzag'"):
+    with pytest.raises(UnknownNameError, match=r"unknown order 'zigzagg' in ring; .*'zigzag'"):
         fill(SPECS, {"order": "zigzagg"}, "ring")
 
 
@@ -143,8 +143,3 @@ def test_zero_is_a_whole_number_as_text_too() -> None:
 def test_what_no_option_means_is_refused(kind: Kind, raw: Any) -> None:
     with pytest.raises(UserError, match=r"option x=.* in ring"):
         OptionSpec(name="x", kind=kind).coerce(raw, "ring")
-
-
-def test_a_bad_choice_names_its_owner() -> None:
-    with pytest.raises(UnknownNameError, match="in ring"):
-        fill(SPECS, {"order": "zigzagg"}, "ring")

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,8 +25,7 @@ from longseq_bench.launchers.elastic import ElasticLauncher, _Run, split
 from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.rank_supervisor import RankSupervisor
-from tests.launchers.test_local import descendants
-from tests.launchers.test_ranks import asked, opened
+from tests.launchers.test_ranks import asked
 
 FOLLOWER = """
 import sys
@@ -49,17 +47,6 @@ OnPhase = Callable[[str, str], None]
 
 def ignore(phase: str, part: str) -> None:
     pass
-
-
-@pytest.fixture
-def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No process, file, port or open file of node 0 that was not there before."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before, descriptors = descendants(), opened()
-    yield
-    assert descendants() <= before
-    assert opened() == descriptors
-    assert list(tmp_path.iterdir()) == []
 
 
 def run(node_0: ElasticLauncher, of: Trial, on_phase: OnPhase = ignore) -> Outcome:

@@ -4,9 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
-import psutil
 import pytest
 
 from longseq_bench.core.errors import UnknownNameError
@@ -15,22 +13,11 @@ from longseq_bench.launchers.process_inspection import kill_orphans
 from tests.trials import MIB, complete, run
 
 
-def descendants() -> set[int]:
-    """Processes below this one, without its resource tracker and those that are just ending."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # ended meanwhile, or not yet reaped
-            if "resource_tracker" not in " ".join(process.cmdline()):
-                found.add(process.pid)
-    return found
-
-
-def test_a_sound_trial_is_ok_and_leaves_nothing(launcher: LocalLauncher) -> None:
-    assert run(launcher, "sdpa").status == "ok"
-    before = descendants()
+def test_a_sound_trial_is_ok_and_leaves_nothing(
+    launcher: LocalLauncher, nothing_left: None
+) -> None:
     outcome = run(launcher, "sdpa")
     assert (outcome.status, outcome.reason) == ("ok", None)
-    assert descendants() <= before
 
 
 @pytest.mark.parametrize(
@@ -57,14 +44,13 @@ def test_each_death_is_named(
     [("bad-sleeps", {"walks": True}), ("bad-exits", {})],
 )
 def test_who_dies_or_sleeps_in_a_walk_is_not_foreseen(
-    launcher: LocalLauncher, name: str, options: dict[str, bool]
+    launcher: LocalLauncher, nothing_left: None, name: str, options: dict[str, bool]
 ) -> None:
-    asked, before = complete(launcher, name, 2048, options), descendants()
+    asked = complete(launcher, name, 2048, options)
     seen = launcher.dry_run([asked, asked], limit=1.0)
     assert len(seen) == 2
     for one in seen:
         assert "died, or did not end within 1 s" in (one.unsupported or ""), one
-    assert descendants() <= before
 
 
 def test_what_is_below_other_processes_is_nobodys_to_end(launcher: LocalLauncher) -> None:
@@ -79,21 +65,18 @@ def test_what_is_below_other_processes_is_nobodys_to_end(launcher: LocalLauncher
         other.wait()
 
 
-def test_a_sleeper_is_ended_at_its_limit(launcher: LocalLauncher) -> None:
-    before, start = descendants(), time.monotonic()
+def test_a_sleeper_is_ended_at_its_limit(launcher: LocalLauncher, nothing_left: None) -> None:
+    start = time.monotonic()
     outcome = run(launcher, "bad-sleeps", time_budget=0.3)
     assert (outcome.status, outcome.phase) == ("timeout", "forward")
     assert "0.3 s" in (outcome.reason or "")
     assert time.monotonic() - start < 10
-    assert descendants() <= before
 
 
-def test_a_grandchild_is_ended_and_told(launcher: LocalLauncher) -> None:
-    before = descendants()
+def test_a_grandchild_is_ended_and_told(launcher: LocalLauncher, nothing_left: None) -> None:
     outcome = run(launcher, "bad-grandchild")
     assert outcome.status == "ok"
     assert "left 1 process(es) behind, killed: python" in (outcome.reason or "")
-    assert descendants() <= before
 
 
 def test_an_eater_is_out_of_memory(launcher: LocalLauncher) -> None:

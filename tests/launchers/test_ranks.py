@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -16,7 +16,6 @@ from longseq_bench.launchers import local, rank_supervisor
 from longseq_bench.launchers.base import LaunchResult
 from longseq_bench.launchers.exit_status import find_nccl_files
 from longseq_bench.launchers.local import LocalLauncher
-from tests.launchers.test_local import descendants
 from tests.make import trial
 
 MIB = 2**20
@@ -35,25 +34,6 @@ def launch(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object)
 
 def run(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object) -> Outcome:
     return launch(launcher, name, ranks, **fields).outcome
-
-
-@pytest.fixture
-def nothing_left(
-    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """No process, file, port or open file that was not there before."""
-    launcher.catalogue()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before, descriptors = descendants(), opened()
-    yield
-    assert descendants() <= before
-    assert opened() == descriptors
-    assert list(tmp_path.iterdir()) == []
-
-
-def opened() -> int:
-    """Pipes, sockets and files of this process, those at which it listens too."""
-    return psutil.Process().num_fds()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -126,14 +106,6 @@ def test_a_native_death_of_one_rank_gets_a_second_opinion(launcher: LocalLaunche
     assert launched.processes == 4
     said = launched.outcome.reason or ""
     assert "rank 1: killed by SIGSEGV under 64 MiB, passes under" in said
-
-
-def test_a_process_that_a_rank_leaves_is_ended_and_told(
-    launcher: LocalLauncher, nothing_left: None
-) -> None:
-    outcome = run(launcher, "rank-grandchild")
-    assert outcome.status == "ok"
-    assert "left 1 process(es) behind, killed: python" in (outcome.reason or "")
 
 
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no such folder here")
@@ -227,33 +199,33 @@ def test_ranks_share_the_cores(launcher: LocalLauncher, ranks: int) -> None:
     assert outcome.reason == "rank 1: ValueError: 3 thread(s)"
 
 
+WRONG = {"segments": (64,), "dilation": (1, 2)}
+
+
 def over(ranks: int, **fields: object) -> Trial:
     return trial("ulysses", 4096, world_size=ranks, **fields)
 
 
-def test_ranks_that_suit_no_trial_are_a_mistake(launcher: LocalLauncher) -> None:
-    with pytest.raises(UserError, match="ulysses: 8 heads can't be split over 3 ranks"):
-        launcher.check([over(3)])
-    with pytest.raises(UserError, match="ulysses: 8 heads can't be split over 3 ranks"):
-        launcher.check([over(1), trial("ulysses", 4096, {"stage": 2}, world_size=3)])
-
-
-def test_ranks_that_suit_some_trial_are_none(launcher: LocalLauncher) -> None:
-    launcher.check([over(4), over(3)])
-    launcher.check([over(3), over(4)])
-    launcher.check([over(3), over(3, heads=6)])
-    launcher.check([over(3, heads=8), over(3, heads=6), over(3, heads=8)])
-
-
-def test_too_few_tokens_for_the_ranks_is_no_mistake(launcher: LocalLauncher) -> None:
-    """A search begins anywhere: its trials come with one token."""
-    launcher.check([trial("ring", 1, world_size=4), trial("ulysses", 2, world_size=4)])
-
-
-def test_options_are_looked_at_whatever_the_ranks(launcher: LocalLauncher) -> None:
-    wrong = {"segments": (64,), "dilation": (1, 2)}
-    with pytest.raises(UserError, match="give one rate per segment"):
-        launcher.check([over(4), trial("dilated", 64, wrong, world_size=2)])
+@pytest.mark.parametrize(
+    ("trials", "mistake"),
+    [
+        ([over(3)], "ulysses: 8 heads can't be split over 3 ranks"),
+        ([over(1), trial("ulysses", 4096, {"stage": 2}, world_size=3)], "8 heads can't be split"),
+        # options are checked with any number of ranks
+        ([over(4), trial("dilated", 64, WRONG, world_size=2)], "give one rate per segment"),
+        # ranks that suit some trial
+        ([over(3), over(4)], None),
+        ([over(4), over(3)], None),
+        ([over(3, heads=8), over(3, heads=6), over(3, heads=8)], None),
+        # a search begins anywhere: its trials come with one token
+        ([trial("ring", 1, world_size=4), trial("ulysses", 2, world_size=4)], None),
+    ],
+)
+def test_ranks_that_suit_no_trial_are_a_mistake(
+    launcher: LocalLauncher, trials: list[Trial], mistake: str | None
+) -> None:
+    with pytest.raises(UserError, match=mistake) if mistake else nullcontext():
+        launcher.check(trials)
 
 
 def test_the_meeting_place_is_this_host_only(launcher: LocalLauncher) -> None:

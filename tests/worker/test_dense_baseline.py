@@ -32,6 +32,7 @@ from tests.trials import complete, exact, run, run_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SPARSE = {"density_achieved": 0.25}
+A_PART = "computed from 1,024 of 4,096 rows"
 
 
 class Silent:
@@ -140,18 +141,12 @@ def test_a_part_is_scaled_by_the_visible_pairs(bench: Bench, causal: bool, pairs
     log = turned(DenseBaseline(*made(n=4096, causal=causal), "cpu", 1, 0.0), sparse_s=1e-9)
     scaled = 0.5 * pairs / (1024 * 4096)
     assert samples_of(log.measurements, "dense_time") == pytest.approx([scaled] * 3)
-    assert log.facts["dense"] == "computed from 1,024 of 4,096 rows"
+    assert log.facts["dense"] == A_PART
     # the calibration, a warm-up and three passes: never causal, as a part is no triangle
     assert [c["is_causal"] for c in bench.calls] == [False] * 6
     assert {(c["q"].shape[2], c["k"].shape[2], c["v"].shape[2]) for c in bench.calls} == {
         (1024, 4096, 4096)
     }
-
-
-def test_a_whole_pass_is_run_where_the_trial_has_time_for_it(bench: Bench) -> None:
-    for cap, source in ((0.0, "computed from 1,024 of 4,096 rows"), (1e9, "measured")):
-        log = turned(DenseBaseline(*made(n=4096), "cpu", 1, cap), sparse_s=1e-9)
-        assert log.facts["dense"] == source
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -167,20 +162,21 @@ def test_a_whole_pass_is_the_workloads_own(bench: Bench, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sparse_s", "source"),
-    [(0.51, "measured"), (0.49, "computed from 1,024 of 4,096 rows")],
+    ("causal", "sparse_s", "cap", "source"),
+    [
+        (False, 0.51, 0.0, "measured"),
+        (False, 0.49, 0.0, A_PART),
+        (True, 0.26, 0.0, "measured"),
+        (True, 0.24, 0.0, A_PART),
+        (False, 1e-9, 1e9, "measured"),
+    ],
 )
-def test_a_whole_pass_is_run_up_to_four_times_the_sparse_ones(
-    bench: Bench, sparse_s: float, source: str
+def test_a_whole_pass_may_take_four_times_the_sparse_one_or_the_cap(
+    bench: Bench, causal: bool, sparse_s: float, cap: float, source: str
 ) -> None:
-    """The calibration says 0.5 s for a quarter of the pairs, so 2 s for all."""
-    assert turned(DenseBaseline(*made(n=4096), "cpu", 0, 0.0), sparse_s).facts["dense"] == source
-
-
-def test_causality_halves_what_a_whole_pass_is_expected_to_take(bench: Bench) -> None:
-    attention, one = made(n=4096, causal=True)
-    assert turned(DenseBaseline(attention, one, "cpu", 0, 0.0), 0.26).facts["dense"] == "measured"
-    assert "computed" in turned(DenseBaseline(attention, one, "cpu", 0, 0.0), 0.24).facts["dense"]
+    """The calibration says 0.5 s for a quarter of the pairs, so 2 s for all, or 1 s if causal."""
+    baseline = DenseBaseline(*made(n=4096, causal=causal), "cpu", 0, cap)
+    assert turned(baseline, sparse_s).facts["dense"] == source
 
 
 def test_keys_of_the_calibration_are_few(bench: Bench) -> None:
@@ -230,7 +226,7 @@ def test_a_module_is_set_beside_dense_attention_in_the_same_module(bench: Bench)
 def test_a_whole_pass_that_fails_gives_way_to_a_part(bench: Bench) -> None:
     bench.fails = lambda rows: rows == 4096
     log = turned(DenseBaseline(*made(n=4096), "cpu", 1, 0.0), sparse_s=100)
-    assert log.facts["dense"] == "computed from 1,024 of 4,096 rows"
+    assert log.facts["dense"] == A_PART
     assert samples_of(log.measurements, "dense_time") == [2.0] * 3
 
 
@@ -266,15 +262,6 @@ def test_only_what_skips_pairs_has_a_yardstick(shares: dict[str, float], has_one
     assert "dense" not in log.facts
 
 
-def test_over_several_ranks_there_is_none_and_the_reason_is_noted() -> None:
-    attention, one = made()
-    attention.group = Group(0, 2)
-    log = MeasurementLog()
-    log.add("density_achieved", "1", 0.5)
-    assert dense_baseline_for(attention, one, "cpu", 1, 0.0, log) is None
-    assert log.facts["dense"] == OVER_RANKS
-
-
 # taking turns
 
 
@@ -283,11 +270,7 @@ def timed_with(
 ) -> tuple[MeasurementLog, Silent]:
     """`timed` on an attention that writes down its passes and does nothing else."""
     attention, one = made(n=4096)
-
-    def run_pass(*_: Any) -> None:
-        bench.log.append("sparse")
-
-    monkeypatch.setattr(timing, "run_pass", run_pass)
+    monkeypatch.setattr(timing, "run_pass", lambda *_: bench.log.append("sparse"))
     log, sender = MeasurementLog(), Silent()
     for name, share in shares.items():
         log.add(name, "1", share)

@@ -1,0 +1,34 @@
+"""What tests of launchers share: nothing of a trial may stay."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from longseq_bench.launchers.local import LocalLauncher
+
+
+def descendants() -> set[int]:
+    """Processes below this one, without its resource tracker and those that are just ending."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # ended meanwhile, or not yet reaped
+            if "resource_tracker" not in " ".join(process.cmdline()):
+                found.add(process.pid)
+    return found
+
+
+@pytest.fixture
+def nothing_left(
+    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """No process, file, port or open file that was not there before."""
+    launcher.catalogue()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before, descriptors = descendants(), psutil.Process().num_fds()
+    yield
+    assert descendants() <= before
+    assert psutil.Process().num_fds() == descriptors
+    assert list(tmp_path.iterdir()) == []
