@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.units import parse_share
+
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record
 
@@ -63,8 +66,6 @@ def compare(
     from longseq_bench.comparison.document import comparison_document, terminal_document
     from longseq_bench.comparison.json_document import json_document
     from longseq_bench.comparison.summary import check_gate, find_regressions
-    from longseq_bench.core.errors import UserError
-    from longseq_bench.core.units import parse_share
     from longseq_bench.reports import write_documents
 
     wanted = [name.strip() for name in (formats or "").split(",") if name.strip()]
@@ -110,8 +111,6 @@ def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
 
     Raises UserError that names the commits of the records.
     """
-    from longseq_bench.core.errors import UserError
-
     known = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
     matching = [c for c in known if c == commit] or [
         c for c in known if commit and (c.startswith(commit) or _is_longer(commit, c))

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from longseq_bench.core.errors import LauncherError
+
 
 def doctor(
     as_json: Annotated[
@@ -15,7 +17,6 @@ def doctor(
 
     from longseq_bench.cli.documents import findings_document
     from longseq_bench.cli.session import print_answer, print_lines
-    from longseq_bench.core.errors import LauncherError
     from longseq_bench.doctor import examine
     from longseq_bench.environment import collect
     from longseq_bench.launchers.local import LocalLauncher

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longseq_bench.core.errors import UnknownNameError
+from longseq_bench.core.units import format_tokens
+
 if TYPE_CHECKING:
     from longseq_bench.core.cluster_env import NodeInfo
     from longseq_bench.core.model import Outcome, Trial
@@ -81,7 +84,6 @@ def _parse(command: list[str]) -> Any:
     from typer.main import get_command
 
     from longseq_bench.cli import app
-    from longseq_bench.core.errors import UnknownNameError
 
     name, *arguments = command
     if name not in COMMANDS:
@@ -103,7 +105,6 @@ def _lead(site: NodeInfo, hello: NodeIdentity, patience: float, parsed: Any) -> 
 
 def _follow(site: NodeInfo, hello: NodeIdentity, patience: float) -> int:
     """Run the trials that node 0 sends and print a line for each."""
-    from longseq_bench.core.units import format_tokens
     from longseq_bench.launchers.follower import Follower
 
     def report(number: int, trial: Trial, outcome: Outcome) -> None:

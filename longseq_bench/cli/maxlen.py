@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longseq_bench.cli import options
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.units import format_seconds, parse_tokens
 
 if TYPE_CHECKING:
     from longseq_bench.analysis.search_row import SearchRow
@@ -62,7 +64,6 @@ def maxlen(
     from longseq_bench.analysis.frames import maxlen_json, rows_json
     from longseq_bench.analysis.searches import density_rows
     from longseq_bench.cli import session
-    from longseq_bench.core.errors import UserError
     from longseq_bench.reports.brief import density_brief
     from longseq_bench.search import strategy
 
@@ -104,8 +105,6 @@ def _parse_sparsity_target(
 
     Raises UserError where one of the two options is missing.
     """
-    from longseq_bench.core.errors import UserError
-
     if sparsity is None and target is None:
         return None
     if sparsity is None:
@@ -121,9 +120,6 @@ def _parse_sparsity_target(
 
 def _parse_ceiling(text: str | None, ranks: int) -> int | None:
     """Return the ceiling in tokens. Raises UserError for fewer tokens than ranks."""
-    from longseq_bench.core.errors import UserError
-    from longseq_bench.core.units import parse_tokens
-
     tokens = parse_tokens(text) if text else None
     if tokens is not None and tokens < ranks:
         least = f"with --world-size {ranks} the least is {ranks}"
@@ -142,8 +138,6 @@ def _maxima(records: list[Record]) -> Document:
 
 def bracket_sentence(row: SearchRow) -> str | None:
     """Describe the bracket of the edge and its width; None without a bracket."""
-    from longseq_bench.core.units import format_seconds
-
     passed, failed = row.max_tokens, row.first_failure
     if not passed or not failed:
         return None
@@ -158,7 +152,6 @@ def bracket_sentence(row: SearchRow) -> str | None:
 def _check_time_budget(records: list[Record]) -> None:
     """Raise UserError if the time budget was shorter than every run."""
     from longseq_bench.analysis.searches import search_rows
-    from longseq_bench.core.errors import UserError
 
     for row in search_rows(records):
         if row.max_tokens == 0 and row.limited_by == "time":

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.units import format_tokens, parse_tokens
+
 if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.model import OptionValue, Workload
@@ -152,9 +155,6 @@ def parse_target(text: str | None) -> int | None:
 
     Raises UserError for an unreadable number, or more tokens than any machine could hold.
     """
-    from longseq_bench.core.errors import UserError
-    from longseq_bench.core.units import format_tokens, parse_tokens
-
     tokens = parse_tokens(text) if text else None
     if tokens is not None and tokens > MOST_TOKENS:
         raise UserError(f"--target {text} is more than {format_tokens(MOST_TOKENS)}, the most")

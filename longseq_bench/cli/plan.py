@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longseq_bench.cli import options
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.units import format_bytes, format_tokens, parse_bytes
 
 if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
@@ -71,10 +73,8 @@ def plan(
     comes from records of this machine if there are any, else from a profile of the hardware.
     """
     from longseq_bench.cli import predictions, session
-    from longseq_bench.core.errors import UserError
     from longseq_bench.core.hardware import HERE
     from longseq_bench.core.model import Trial
-    from longseq_bench.core.units import parse_bytes
     from longseq_bench.search.prediction import RateModel, find_accuracy
 
     if records and not records.is_dir():
@@ -119,8 +119,6 @@ def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
 
     A world or length that is impossible appears in the table instead, among the possible ones.
     """
-    from longseq_bench.core.errors import UserError
-
     for trial in trials:
         checked = trial.at(CHECKED_TOKENS * trial.world_size)
         try:
@@ -159,8 +157,6 @@ def _predict(
 
 def _check_target(predictions: list[Prediction | str], trials: list[Trial], tokens: int) -> None:
     """Raise UserError if the target fits with no implementation on the ranks given."""
-    from longseq_bench.core.errors import UserError
-    from longseq_bench.core.units import format_bytes, format_tokens
     from longseq_bench.search.prediction import Prediction
 
     known = [one for one in predictions if isinstance(one, Prediction)]

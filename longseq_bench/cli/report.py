@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longseq_bench.core.errors import UnknownNameError, UserError
+
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record
 
@@ -91,7 +93,6 @@ def _wanted(text: str, as_json: bool) -> list[str]:
 
     Raises UserError for an unknown format, and if two would print on stdout.
     """
-    from longseq_bench.core.errors import UnknownNameError, UserError
     from longseq_bench.reports.base import FORMATS
 
     known, names = [*FORMATS.names(), TERMINAL], _names(text, "--format md,csv")
@@ -104,8 +105,6 @@ def _wanted(text: str, as_json: bool) -> list[str]:
 
 
 def _names(text: str, example: str) -> list[str]:
-    from longseq_bench.core.errors import UserError
-
     names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
     if not names:
         raise UserError(f"{example.split()[0]} names one at least; write {example}")

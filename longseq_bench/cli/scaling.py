@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longseq_bench.cli import options
+from longseq_bench.core.errors import UserError
 
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record
@@ -47,8 +48,6 @@ def scaling(
 
 def _parse_world_sizes(text: str) -> list[int]:
     """Return the numbers of ranks, ascending. Raises UserError for anything else."""
-    from longseq_bench.core.errors import UserError
-
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise UserError(f"--world-sizes: {text!r} is no list of numbers of ranks, like 1,2,4")

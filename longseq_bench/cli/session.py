@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from rich.console import Console
+
+from longseq_bench import environment
+from longseq_bench.cli import FAILED_TRIALS
+from longseq_bench.cli.options import SearchOptions, WorkloadOptions, parse_options
+from longseq_bench.cli.progress import ProgressLines, SearchProgress
+from longseq_bench.cli.stdout import keep_exit_code, stop_writing
+from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError
+from longseq_bench.core.hardware import Hardware, profiles, this_cpu
 from longseq_bench.core.model import Device, Record, Trial
+from longseq_bench.core.units import parse_bytes, parse_seconds
+from longseq_bench.launchers.base import Launcher, create_launcher
+from longseq_bench.reports import write_report
+from longseq_bench.reports.document import Document
+from longseq_bench.reports.render.terminal import print_document
+from longseq_bench.reports.render.terminal_text import plain
+from longseq_bench.runner import run_schedule
+from longseq_bench.search.prediction import Predictor, RateModel
+from longseq_bench.search.strategy import Schedule
+from longseq_bench.store import RECORDS, Store, load
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from longseq_bench.cli.live_server import LivePage
-    from longseq_bench.cli.options import SearchOptions, WorkloadOptions
-    from longseq_bench.cli.progress import ProgressLines
-    from longseq_bench.core.catalogue import Catalogue
-    from longseq_bench.core.hardware import Hardware
-    from longseq_bench.launchers.base import Launcher
-    from longseq_bench.reports.document import Document
-    from longseq_bench.search.prediction import Predictor
-    from longseq_bench.search.strategy import Schedule
 
 FAILED = ("wrong", "crashed", "error")
 MEMORY_SHARE = 0.8
@@ -67,20 +78,16 @@ def use_launch_target(target: LaunchTarget) -> Iterator[None]:
 
 def make_launcher() -> Launcher:
     """Return the launcher of this command's trials."""
-    import os
-
-    from longseq_bench.launchers.base import create_launcher
-
     if target := _target.get():
         return target.make_launcher()
     return create_launcher(os.environ.get(LAUNCHER_VARIABLE, "local"))
 
 
 @contextmanager
-def open_launcher(doing: str = "looking at this machine …") -> Iterator[tuple[Launcher, Catalogue]]:
+def open_launcher() -> Iterator[tuple[Launcher, Catalogue]]:
     """Start the launcher and ask for its catalogue, with a status line on a terminal."""
     with make_launcher() as launcher:
-        with console(stderr=True).status(doing):
+        with console(stderr=True).status("looking at this machine …"):
             catalogue = launcher.catalogue()
         yield launcher, catalogue
 
@@ -93,9 +100,6 @@ def default_ranks() -> int:
 
 def console(stderr: bool = False) -> Console:
     """Return a rich console on stdout or stderr."""
-    from rich.console import Console
-
-    from longseq_bench.cli.stdout import stop_writing
 
     class Piped(Console):
         def on_broken_pipe(self) -> None:  # on stderr; rich would exit with its own code
@@ -111,8 +115,6 @@ def print_json(document: Any) -> None:
 
 def print_lines(lines: Iterable[str], style: str = "") -> None:
     """Print lines on stderr; markup in them is shown, not obeyed."""
-    from longseq_bench.reports.render.terminal_text import plain
-
     screen = console(stderr=True)
     for line in lines:
         screen.print(plain(line, style))
@@ -131,9 +133,6 @@ def print_answer(
 
     hint: where to find the columns that a narrow terminal has no room for.
     """
-    from longseq_bench.cli.stdout import keep_exit_code
-    from longseq_bench.reports.render.terminal import print_document
-
     with keep_exit_code(code):
         if as_json:
             print_json(data())
@@ -153,8 +152,6 @@ def print_records(
 
 def default_out() -> Path:
     """Return a new folder under results/, named by date and machine."""
-    import platform
-
     host = re.sub(r"[^A-Za-z0-9.]+", "-", platform.node()) or "machine"
     return Path("results") / f"{datetime.now():%Y-%m-%dT%H%M%S}-{host}"
 
@@ -166,8 +163,6 @@ def make_predictor(
 
     Records in `out` are left out: a search that is resumed there has to make the same requests.
     """
-    from longseq_bench.search.prediction import Predictor, RateModel
-
     past = past_records(Path("results"), out)
     return Predictor(launcher.dry_run, RateModel(hardware_here(catalogue, device), past))
 
@@ -180,9 +175,6 @@ def build_trials(
 
     Raises UserError for a device, dtype, name or option that is not here.
     """
-    from longseq_bench.cli.options import parse_options
-    from longseq_bench.core.units import parse_bytes, parse_seconds
-
     ranks = max(worlds)
     device = catalogue.resolve_device(search.device, ranks)
     shape = workload.workload(catalogue.default_dtype(device))
@@ -221,8 +213,6 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     A folder without records of its own means all folders below it. Raises StoreError if there
     are none.
     """
-    from longseq_bench.store import load
-
     loaded = [load(file) for file in record_files(paths)]
     records, copies = _drop_copies([one.records for one in loaded])
     notes = [note for one in loaded for note in one.notes]
@@ -236,8 +226,6 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
 
     Raises StoreError for a path that cannot be searched.
     """
-    from longseq_bench.store import RECORDS
-
     files: dict[Path, Path] = {}
     for path in paths:
         try:
@@ -256,23 +244,20 @@ def _drop_copies(files: list[list[Record]]) -> tuple[list[Record], int]:
     def moment(record: Record) -> tuple[object, ...]:  # rarely equal, and cheaper than a record
         return record.started_at, record.wall_s, record.trial.implementation, record.trial.round
 
-    kept, copies = list(files[0]) if files else [], 0
-    known: dict[tuple[object, ...], list[Record]] = {}
-    for earlier, later in pairwise(files):
-        for record in earlier:
-            known.setdefault(moment(record), []).append(record)
-        new = [record for record in later if record not in known.get(moment(record), ())]
-        copies += len(later) - len(new)
+    kept, copies = [], 0
+    known: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
+    for records in files:
+        new = [record for record in records if record not in known[moment(record)]]
+        copies += len(records) - len(new)
         kept += new
+        for record in new:
+            known[moment(record)].append(record)
     return kept, copies
 
 
 def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
     """Return records of this machine below a folder, newest files first, up to a limit."""
-    from longseq_bench.environment import collect
-    from longseq_bench.store import RECORDS, load
-
-    here, found = collect().fingerprint, []
+    here, found = environment.collect().fingerprint, []
     paths = [
         p for p in folder.rglob(RECORDS) if skip is None or p.parent.resolve() != skip.resolve()
     ]
@@ -288,10 +273,7 @@ def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
 
 def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     """Return the profile of this machine's device, found by its name, or a guess."""
-    from longseq_bench.core.hardware import profiles, this_cpu
-    from longseq_bench.environment import collect
-
-    info, here = catalogue.devices[device], collect()
+    info, here = catalogue.devices[device], environment.collect()
     cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
     if device == "cpu":
         return cpu
@@ -311,8 +293,6 @@ def run_search(
     make_schedule: Callable[[Predictor], Schedule],
 ) -> list[Record]:  # fmt: skip
     """Run a search over the trials, with progress lines, and write its report."""
-    from longseq_bench.cli.progress import SearchProgress
-
     predictor = make_predictor(launcher, catalogue, trials[0].device, out)
     heading = describe_devices(catalogue, trials)
     watcher = SearchProgress(console(stderr=True), trials, heading)
@@ -333,11 +313,6 @@ def run_and_report(
     config: a sweep's YAML, which is copied there too.  live: a page that is served meanwhile.
     Raises StoreError for a folder that cannot be used.
     """
-    from longseq_bench.environment import collect
-    from longseq_bench.reports import write_report
-    from longseq_bench.runner import run_schedule
-    from longseq_bench.store import Store
-
     with Store(out or default_out()) as store:
         print_notes(store.notes)
         if config is not None:
@@ -345,7 +320,9 @@ def run_and_report(
         with watcher, live or nullcontext():
             watchers = [watcher, live] if live else [watcher]
             command = shlex.join(["longseq", *sys.argv[1:]])
-            records = run_schedule(schedule, launcher, store, collect, watchers, command)
+            records = run_schedule(
+                schedule, launcher, store, environment.collect, watchers, command
+            )
         paths = write_report(
             records, store.folder, beside=False, baseline=baseline, notes=store.notes
         )
@@ -365,8 +342,6 @@ def _write_config(config: str, folder: Path) -> None:
 
 def exit_code(records: Iterable[Record]) -> int:
     """Return 3 if a trial ended wrong, crashed or error; else 0."""
-    from longseq_bench.cli import FAILED_TRIALS
-
     return FAILED_TRIALS if any(r.outcome.status in FAILED for r in records) else 0
 
 
@@ -376,9 +351,6 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
     On a CPU, the ranks of a host share it. A folder with records keeps their budget, so that a
     resumed run makes the same trials, unless that is more than the machine has for these ranks.
     """
-    from longseq_bench.environment import free_memory
-    from longseq_bench.store import load
-
     try:
         earlier = load(out).records if out else []
     except StoreError:
@@ -392,6 +364,6 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
         if here == 1 or here * budget <= record.environment.memory_bytes:
             return budget
 
-    free = int(free_memory(device) * MEMORY_SHARE) // here
+    free = int(environment.free_memory(device) * MEMORY_SHARE) // here
     step = _COARSE if free >= 4 * _COARSE else _FINE
     return max(step, free // step * step)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longseq_bench.cli import options
+from longseq_bench.core.errors import UserError
 
 if TYPE_CHECKING:
     from longseq_bench.cli.live_server import LivePage
@@ -50,7 +51,6 @@ def sweep(
     from longseq_bench.cli import session
     from longseq_bench.cli.progress import SweepProgress
     from longseq_bench.config.trials import load_config
-    from longseq_bench.core.errors import UserError
     from longseq_bench.reports.brief import sweep_brief
     from longseq_bench.search import strategy
 
@@ -114,7 +114,6 @@ def _check_baseline(config: SweepConfig) -> None:
 def _make_live_page(watcher: SweepProgress, baseline: str | None, port: int) -> LivePage:
     """Return a page of the sweep that prints its address when it is served."""
     from longseq_bench.cli.live_server import LivePage
-    from longseq_bench.core.errors import UserError
     from longseq_bench.reports import documents
     from longseq_bench.reports.document import Document
     from longseq_bench.reports.render.html import page
