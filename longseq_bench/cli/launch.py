@@ -66,14 +66,19 @@ def launch(
     """
     import os
 
+    from longseq_bench.cli.session import LaunchTarget, use_launch_target
     from longseq_bench.core import cluster_env
+    from longseq_bench.launchers.base import LaunchSettings, create_launcher
 
     site = cluster_env.site(os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint)
     parsed = _parse(command)
-    hello = _hello(site, command, parsed.params.get("config"))
+    identity = _identify(site, command, parsed.params.get("config"))
     if site.node:
-        return _follow(site, hello, rdzv_timeout)
-    return _lead(site, hello, rdzv_timeout, parsed)
+        return _follow(site, identity, rdzv_timeout)
+    settings = LaunchSettings(site, identity, rdzv_timeout, _print)
+    target = LaunchTarget(lambda: create_launcher("elastic", settings), site.ranks, site.per)
+    with use_launch_target(target), parsed:
+        return int(parsed.command.invoke(parsed) or 0)
 
 
 def _parse(command: list[str]) -> Any:
@@ -92,18 +97,7 @@ def _parse(command: list[str]) -> Any:
     return found.commands[name].make_context(f"longseq {name}", arguments)
 
 
-def _lead(site: NodeInfo, hello: NodeIdentity, patience: float, parsed: Any) -> int:
-    """Run the command on node 0, with its trials on all hosts."""
-    from longseq_bench.cli.session import LaunchTarget, use_launch_target
-    from longseq_bench.launchers.base import LaunchSettings, create_launcher
-
-    settings = LaunchSettings(site, hello, patience, _print)
-    stage = LaunchTarget(lambda: create_launcher("elastic", settings), site.ranks, site.per)
-    with use_launch_target(stage), parsed:
-        return int(parsed.command.invoke(parsed) or 0)
-
-
-def _follow(site: NodeInfo, hello: NodeIdentity, patience: float) -> int:
+def _follow(site: NodeInfo, identity: NodeIdentity, patience: float) -> int:
     """Run the trials that node 0 sends and print a line for each."""
     from longseq_bench.launchers.follower import Follower
 
@@ -112,17 +106,17 @@ def _follow(site: NodeInfo, hello: NodeIdentity, patience: float) -> int:
         why = f": {outcome.reason}" if outcome.reason else ""
         _print(f"node {site.node}: trial {number}, {label}: {outcome.status}{why}")
 
-    Follower(site, hello, patience, _print, report).follow()
+    Follower(site, identity, patience, _print, report).follow()
     return 0
 
 
 def _print(text: str) -> None:
-    from longseq_bench.cli.session import console
+    from longseq_bench.cli.session import print_lines
 
-    console(stderr=True).print(text, markup=False)
+    print_lines([text])
 
 
-def _hello(site: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
+def _identify(site: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
     """Return the identity of this node and the versions that all nodes must have in common."""
     import hashlib
     import platform
@@ -147,7 +141,6 @@ def _hello(site: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
         try:
             text = Path(config).read_bytes()
         except OSError:
-            # the command itself reports this error
-            text = b""
+            text = b""  # the command itself reports this error
         agreed["the hash of the config"] = hashlib.sha256(text).hexdigest()[:12]
     return NodeIdentity(site.node, socket.gethostname(), uuid.uuid4().hex, agreed)
