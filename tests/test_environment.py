@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,13 +138,6 @@ def test_free_memory_is_the_less_of_system_and_cgroup(monkeypatch: pytest.Monkey
     monkeypatch.setattr(environment, "cgroup_memory", lambda: None)
     assert free_memory("cpu") == 800
     assert collect().memory_bytes == 1000
-
-
-def test_free_memory_is_quick() -> None:
-    started = time.process_time()
-    free = free_memory("cpu")
-    assert time.process_time() - started < 0.2
-    assert 0 < free <= psutil.virtual_memory().total
 
 
 # ---- GPUs --------------------------------------------------------------------------------------

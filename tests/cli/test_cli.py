@@ -165,15 +165,9 @@ def test_list_says_options_with_defaults_and_why_one_is_not_here(capfd: Capture)
     assert chunk["help"]
     assert "no_such_name" in known["bad-import"]["unavailable"]["cpu"]
     assert "cpu" not in known["sdpa"]["unavailable"]
-
-
-def test_list_for_people_names_the_same(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
     assert run(["list"]) == 0
     told = capfd.readouterr().out
-    assert "block-sparse" in told
-    assert "chunk=" in told
-    assert "no_such_name" in told
+    assert all(word in told for word in ("block-sparse", "chunk=", "no_such_name"))
 
 
 def test_doctor_says_what_this_machine_has(capfd: Capture) -> None:

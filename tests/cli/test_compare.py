@@ -89,18 +89,6 @@ def test_a_share_that_may_mean_two_things_is_refused(
     )
 
 
-def test_machines_are_refused_unless_told(capfd: Capture) -> None:
-    where = make.environment("beta", cpu="Other CPU")
-    make.write_records(
-        Path("far"), [r.model_copy(update={"environment": where}) for r in rounds(2.0, seq_len=64)]
-    )
-    said = told(capfd, "old", "far", code=2)
-    assert "different machines (host alpha and beta; CPU Test CPU and Other CPU); --across" in said
-    said = told(capfd, "old", "far", "--across")
-    assert "B is slower in 1 of 1 trial," in said
-    assert "host alpha beta CPU Test CPU Other CPU" in said
-
-
 def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> None:
     slow = rounds(2.0, seq_len=128)
     moved = [r.model_copy(update={"environment": make.environment("beta")}) for r in slow]
@@ -121,13 +109,6 @@ def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> Non
     document = json.loads(capfd.readouterr().out)
     assert [what["tokens"] for what in document["unlike_machines"]] == [128]
     assert document["only_a"] == document["only_b"] == []
-
-
-def test_no_trial_in_common_is_bad_input(capfd: Capture) -> None:
-    write_records("other", rounds(seq_len=999))
-    said = told(capfd, "old", "other", code=2)
-    assert "in common: A has sdpa at 64, 128 tokens; B has sdpa at 999 tokens" in said
-    assert "results nowhere do not exist" in told(capfd, "old", "nowhere", code=2)
 
 
 # ---- commits -----------------------------------------------------------------------------------
@@ -210,11 +191,6 @@ def test_the_json_document(capfd: Capture) -> None:
     assert row["ratio"] == pytest.approx(1.1)
     assert row["verdict"] == "slower"
     assert row["low"] < 1.1 < row["high"]
-
-
-def test_names_are_shown_as_they_are(capfd: Capture) -> None:
-    write_records("odd", rounds(implementation="x[red]|<y"))
-    assert "x[red]|<y 4k" in told(capfd, "odd", "odd")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -379,14 +379,6 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
         load_config(tmp_path, CATALOGUE)
 
 
-def test_the_quickstart_is_a_config() -> None:
-    path = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-    read = load_config(path, CATALOGUE)
-    assert len(read.trials) == 7 * 3
-    assert {t.implementation for t in read.trials} == set(CATALOGUE.implementations)
-    assert read.baseline == "sdpa"
-
-
 # ---- options on the command line ---------------------------------------------------------------
 
 

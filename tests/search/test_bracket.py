@@ -48,7 +48,7 @@ def run(
     """Play a search to its end; a search that does not end is a failure."""
     search, seen = find_longest(start, ceiling, expected), Seen(Bracket(0, None, None, 0))
     ask = next(search)
-    for _ in range(MOST_RUNS + 10):
+    for _ in range(MOST_RUNS + MOST_CONFIRMATIONS):
         assert 1 <= ask.tokens <= ceiling
         seen.asks.append(ask)
         answer = machine(ask.tokens)
@@ -186,11 +186,6 @@ def test_few_runs_where_memory_is_linear() -> None:
         assert len(run(lambda n, edge=edge: loads_of(n, n / edge, 0)).asks) <= 8
 
 
-def test_runs_are_bounded_even_without_loads() -> None:
-    for seed in range(200):
-        assert len(run(mute(random.Random(seed))).asks) <= MOST_RUNS + MOST_CONFIRMATIONS
-
-
 def test_everything_fits_up_to_the_ceiling() -> None:
     seen = run(lambda n: loads_of(n, n / 10**12, 0), ceiling=100_003)
     assert seen.bracket.passed == 100_003
@@ -252,11 +247,6 @@ def test_a_winner_that_fails_its_confirmation_is_no_winner() -> None:
     assert seen.bracket.passed <= 9000
     assert seen.bracket.confirmations == 1
     assert_promises(seen)
-
-
-def test_time_may_be_what_limits() -> None:
-    seen = run(lambda n: loads_of(n, n / 10**9, (n / 50_000) ** 2))
-    assert 49_500 <= seen.bracket.passed <= 50_000
 
 
 def test_what_was_expected_is_told_before_the_edge_is_run() -> None:

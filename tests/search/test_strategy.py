@@ -218,17 +218,6 @@ def searched() -> Schedule:
     return maxlen([make.trial("ring", memory_budget=64 * MIB, repeats=0)])
 
 
-def test_a_simulated_search_finds_the_edge_of_its_formula(tmp_path: Path) -> None:
-    """The launcher's memory is 1.05 times the floor."""
-    records, _ = driven(searched(), SimulatedLauncher(), tmp_path)
-    passed = [r for r in records if r.outcome.status == "ok"]
-    best = max(passed, key=lambda r: r.trial.workload.seq_len)
-    share = floor_bytes(best.trial.workload) / (64 * MIB)
-    assert 0.99 / 1.05 <= share <= 1 / 1.05
-    assert [r.purpose for r in records][-1] == "confirm"
-    assert records[-1].trial.at(1) == best.trial.at(1).replace(round=1)
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
 def test_a_simulated_search_on_ranks_goes_as_far_as_their_memory_together(
     ranks: int, tmp_path: Path
