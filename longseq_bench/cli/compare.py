@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longseq_bench.cli import options
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.units import parse_share
 
@@ -46,9 +47,7 @@ def compare(
     across: Annotated[
         bool, typer.Option("--across", help="Compare trials of different machines too.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Compare two sets of results, trial by trial: times, memory, longest lengths.
 
@@ -68,7 +67,7 @@ def compare(
     from longseq_bench.comparison.summary import check_gate, find_regressions
     from longseq_bench.reports import write_documents
 
-    wanted = [name.strip() for name in (formats or "").split(",") if name.strip()]
+    wanted = options.split_names(formats)
     if out is not None and not wanted:
         raise UserError("--out needs --format, the files to write: --format md,json,html")
     max_error, min_change = parse_share(level, "--level"), parse_share(least, "--least")
@@ -112,8 +111,9 @@ def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
     Raises UserError that names the commits of the records.
     """
     known = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
+    is_hash = set(commit) <= set(hexdigits)  # a long one may continue the recorded one
     matching = [c for c in known if c == commit] or [
-        c for c in known if commit and (c.startswith(commit) or _is_longer(commit, c))
+        c for c in known if commit and (c.startswith(commit) or (is_hash and commit.startswith(c)))
     ]
     if not matching:
         more = ", …" if len(known) > MAX_COMMITS_NAMED else ""
@@ -126,9 +126,3 @@ def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
         several = " or ".join(matching)
         raise UserError(f"commit {commit!r} in {place} may be {several}; write it in full")
     return [r for r in records if r.environment.commit == matching[0]]
-
-
-def _is_longer(given: str, recorded: str) -> bool:
-    """Return True if the given hash continues the recorded one, which is shortened."""
-    longer = len(given) > len(recorded) and given.startswith(recorded)
-    return longer and set(given) <= set(hexdigits)

@@ -1,17 +1,10 @@
 """`longseq doctor`: check this machine, and print remedies for what is missing."""
 
-from typing import Annotated
-
-import typer
-
+from longseq_bench.cli import options
 from longseq_bench.core.errors import LauncherError
 
 
-def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout. Default: a table.")
-    ] = False,
-) -> int:
+def doctor(as_json: options.AsJson = False) -> int:
     """Check this machine: what it has, what is missing, and how to fix it."""
     from dataclasses import asdict
 

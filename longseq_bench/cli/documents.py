@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from longseq_bench.cli.progress import format_option, format_options
-from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.model import Environment, Trial
 from longseq_bench.reports.document import Column, Document, Section, Table
 from longseq_bench.reports.groups import capitalize_first
@@ -17,29 +17,24 @@ if TYPE_CHECKING:
 
 def catalogue_document(catalogue: Catalogue) -> Document:
     """Return a section per implementation: summary, options, and the reason if unavailable."""
-    sections = [
-        _entry_section(name, entry, catalogue) for name, entry in catalogue.implementations.items()
-    ]
+    sections = []
+    for name, entry in catalogue.implementations.items():
+        unavailable = [
+            f"Not on {device}: {reason}"
+            for device, reason in entry.unavailable.items()
+            if not catalogue.devices[device].unavailable
+        ]
+        rows = [
+            (
+                f"{spec.name}={format_option(spec.default)}",
+                spec.help + (f" ({', '.join(spec.choices)})" if spec.choices else ""),
+            )
+            for spec in entry.options
+        ]
+        table = Table("", (Column("Option and default"), Column("Meaning")), tuple(rows))
+        summary = [capitalize_first(entry.summary), *unavailable]
+        sections.append(Section(name, summary, tables=[table] if rows else []))
     return Document("list", "", [], sections)
-
-
-def _entry_section(name: str, entry: Entry, catalogue: Catalogue) -> Section:
-    unavailable = [
-        f"Not on {device}: {reason}"
-        for device, reason in entry.unavailable.items()
-        if not catalogue.devices[device].unavailable
-    ]
-    options = tuple(
-        (
-            f"{spec.name}={format_option(spec.default)}",
-            spec.help + (f" ({', '.join(spec.choices)})" if spec.choices else ""),
-        )
-        for spec in entry.options
-    )
-    table = Table("", (Column("Option and default"), Column("Meaning")), options)
-    return Section(
-        name, [capitalize_first(entry.summary), *unavailable], tables=[table] if options else []
-    )
 
 
 def trials_document(trials: Sequence[Trial], rounds: int) -> Document:

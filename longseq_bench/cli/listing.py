@@ -1,15 +1,9 @@
 """`longseq list`: implementations, their options, and the reasons why some can't run here."""
 
-from typing import Annotated
-
-import typer
+from longseq_bench.cli import options
 
 
-def listing(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-) -> int:
+def listing(as_json: options.AsJson = False) -> int:
     """List implementations with options, defaults, help, and the reason if one is unavailable."""
     from longseq_bench.cli.documents import catalogue_document
     from longseq_bench.cli.session import print_answer

@@ -33,10 +33,7 @@ Out = Annotated[
     typer.Option(help="Folder for records and report. Default: a new one under results/."),
 ]
 AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json", help="Print one JSON document on stdout, progress on stderr. Default: a table."
-    ),
+    bool, typer.Option("--json", help="Print one JSON document on stdout. Default: a table.")
 ]
 
 
@@ -148,6 +145,11 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
     expanded.__annotations__ = {p.name: p.annotation for p in parameters}
     expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return expanded
+
+
+def split_names(text: str | None) -> list[str]:
+    """Return the names of a list that is separated by commas, each once."""
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
 
 
 def parse_target(text: str | None) -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longseq_bench.cli import options
 from longseq_bench.core.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _wanted(text: str, as_json: bool) -> list[str]:
 
 
 def _names(text: str, example: str) -> list[str]:
-    names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
+    names = options.split_names(text)
     if not names:
         raise UserError(f"{example.split()[0]} names one at least; write {example}")
     return names

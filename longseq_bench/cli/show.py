@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from longseq_bench.cli import options
+
 
 def show(
     results: Annotated[list[Path], typer.Argument(help="Results folders or records.jsonl files.")],
@@ -32,9 +34,7 @@ def show(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of rows. Default: all.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the same rows as one JSON document on stdout.")
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Show records in the terminal: filtered, sorted, with sparklines. Writes nothing."""
     from longseq_bench.analysis.frames import rows_json
@@ -43,7 +43,7 @@ def show(
 
     records, notes = read_results(results)
     print_notes(notes)
-    names = [name.strip() for name in (columns or "").split(",") if name.strip()]
+    names = options.split_names(columns)
     chosen = select_rows(records, where or [], sort or [], names, limit)
     return print_answer(
         as_json,

@@ -108,7 +108,7 @@ class Comparison:
     least: the smallest relative difference in time that is reported.
     failed_alike: trials that ended with the same status, not ok, on both sides.
     other_machines: trials of both sides that ran on different machines and are not compared.
-    pairs: the matched records of trials; search_pairs: those of searches.
+    records: those compared, of A and of B.
     """
 
     a: str

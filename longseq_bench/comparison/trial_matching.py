@@ -27,8 +27,8 @@ _Key = Callable[[Record], Hashable]
 class MatchedPair:
     """The runs of one trial, or of one search, on both sides."""
 
-    a: tuple[Record, ...]
-    b: tuple[Record, ...]
+    a: Sequence[Record]
+    b: Sequence[Record]
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Matching:
     different_machines: pairs that match in all but their machine; they are in no other field.
     """
 
-    pairs: tuple[MatchedPair, ...]
-    different_machines: tuple[MatchedPair, ...]
-    only_a: tuple[tuple[Record, ...], ...]
-    only_b: tuple[tuple[Record, ...], ...]
+    pairs: Sequence[MatchedPair]
+    different_machines: Sequence[MatchedPair]
+    only_a: Sequence[Sequence[Record]]
+    only_b: Sequence[Sequence[Record]]
 
 
 def match_trials(a: Sequence[Record], b: Sequence[Record], across: bool = False) -> Matching:
@@ -98,14 +98,13 @@ def _match(
         by_key_a, by_key_b = ({key(g[0]): g for g in sorted(side, key=_ended)} for side in left)
         matched = [(group, by_key_b[k]) for k, group in by_key_a.items() if k in by_key_b]
         target = elsewhere if key in keys and not across else pairs
-        target += [MatchedPair(tuple(one), tuple(other)) for one, other in matched]
+        target += [MatchedPair(*groups) for groups in matched]
         taken = {id(group) for pair in matched for group in pair}
         left = [[g for g in side if id(g) not in taken] for side in left]
     order = {id(record): i for i, record in enumerate(a)}
     for found in (pairs, elsewhere):
         found.sort(key=lambda pair: order[id(pair.a[0])])
-    alone = (tuple(tuple(g) for g in side) for side in left)
-    return Matching(tuple(pairs), tuple(elsewhere), *alone)
+    return Matching(pairs, elsewhere, *left)
 
 
 def _group(records: Sequence[Record], key: _Key) -> list[list[Record]]:

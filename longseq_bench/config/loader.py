@@ -25,7 +25,7 @@ MAX_DEPTH = 8
 YamlPath = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class SourceFile:
     """A parsed YAML file with the line of every key and value.
 
@@ -87,10 +87,10 @@ def parse_yaml(text: str, name: str) -> SourceFile:
     except RecursionError:
         raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
     source = SourceFile(name)
-    data = _read_node(node, (), source) if node else None
-    if data is None:
+    source.data = _read_node(node, (), source) if node else None
+    if source.data is None:
         raise ConfigError(f"{name} is empty; {EXAMPLE}")
-    return SourceFile(name, data, source.values, source.keys)
+    return source
 
 
 def validate(source: SourceFile) -> SweepFile:
@@ -105,13 +105,17 @@ def validate(source: SourceFile) -> SweepFile:
 
 
 def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
+    """Return dicts, lists, null and decimal whole numbers; other scalars as they are written."""
     source.values[path] = node.start_mark.line + 1
     if len(path) > MAX_DEPTH:  # an alias may hold itself
         raise source.error(*path, message="not valid YAML: nested too deeply")
     if isinstance(node, yaml.SequenceNode):
         return [_read_node(item, (*path, i), source) for i, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        return _read_scalar(node)
+        if node.tag == "tag:yaml.org,2002:null":
+            return None
+        whole = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[+-]?[0-9]+", node.value)
+        return int(node.value) if whole else str(node.value)
     found: dict[str, Any] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
@@ -127,15 +131,6 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
         source.keys[inner] = line
         found[key.value] = _read_node(value, inner, source)
     return found
-
-
-def _read_scalar(node: yaml.Node) -> int | str | None:
-    """Return what YAML means by null and by decimal numbers; anything else as it is written."""
-    if node.tag == "tag:yaml.org,2002:null":
-        return None
-    if node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[+-]?[0-9]+", node.value):
-        return int(node.value)
-    return str(node.value)
 
 
 # ---- sentences ---------------------------------------------------------------------------------
