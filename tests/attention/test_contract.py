@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.attention import tiles
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
@@ -94,11 +95,10 @@ class TestBuiltIns(ImplementationContract):
     ) -> None:
         w = make_workload(300, causal=causal, kv_heads=2, batch=1, mode="train")
         untiled = run_pass(implementation, options, w)
+        monkeypatch.setattr(tiles, "MIN_TILE_BYTES", 1024)
         for name in [n for n in sys.modules if n.startswith("longseq_bench.attention.")]:
             if hasattr(sys.modules[name], "TILE_ROWS"):
                 monkeypatch.setattr(sys.modules[name], "TILE_ROWS", 40)
-            if hasattr(sys.modules[name], "SMALLEST_TILE_BYTES"):
-                monkeypatch.setattr(sys.modules[name], "SMALLEST_TILE_BYTES", 1024)
         for one, other in zip(untiled, run_pass(implementation, options, w), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
 
