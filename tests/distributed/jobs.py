@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -133,11 +133,8 @@ def run_exchange(group: Group, plan: Plan, back: bool = False, communicate: bool
     totals: list[list[float]] = []
     with watched(group) as watch, group.only(communicate=communicate):
         seen = Recorder(plan, group.rank, communicate, watch)
-        kernel = (
-            GatherKernel(exchange, seen)
-            if isinstance(exchange, GatherExchange)
-            else RingKernel(exchange, seen)
-        )
+        gathers = isinstance(exchange, GatherExchange)
+        kernel: Any = GatherKernel(exchange, seen) if gathers else RingKernel(exchange, seen)
         if back:
             _, dk, dv = kernel.backward((q, q, q, q[..., 0]), (k, v))
             totals = [t.flatten().tolist() for t in (dk, dv)]
@@ -343,20 +340,13 @@ def collectives(group: Group) -> dict[str, Any]:
 def muted(group: Group) -> list[int]:
     """Bytes counted with communication off, and whether it is on again even after an error."""
     with group.only(communicate=False):
-        collectives_sent = [sent for _, sent in _counted_only(group)]
-    try:
-        with group.only(compute=False, communicate=False):
-            assert not group.computes
-            raise KeyError
-    except KeyError:
-        pass
-    return [*collectives_sent, int(group.computes), int(group.traffic.communicates)]
-
-
-def _counted_only(group: Group) -> list[tuple[list[list[float]], int]]:
-    found = collectives(group)
+        found = collectives(group)
     names = ("exchange", "all_gather", "reduce_scatter", "all_to_all", "uneven")
-    return [found[name] for name in names]
+    with suppress(KeyError), group.only(compute=False, communicate=False):
+        assert not group.computes
+        raise KeyError
+    sent = [found[name][1] for name in names]
+    return [*sent, int(group.computes), int(group.traffic.communicates)]
 
 
 def parts(group: Group, split: list[list[int]]) -> dict[str, Any]:
