@@ -30,7 +30,7 @@ from longseq_bench.core.hardware import Hardware, profiles, this_cpu
 from longseq_bench.core.model import Device, Record, Trial
 from longseq_bench.core.units import parse_bytes, parse_seconds
 from longseq_bench.launchers.base import Launcher, create_launcher
-from longseq_bench.reports import write_report
+from longseq_bench.reports import documents, write_documents
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.render.terminal import print_document
 from longseq_bench.reports.render.terminal_text import plain
@@ -323,9 +323,8 @@ def run_and_report(
             records = run_schedule(
                 schedule, launcher, store, environment.collect, watchers, command
             )
-        paths = write_report(
-            records, store.folder, beside=False, baseline=baseline, notes=store.notes
-        )
+        made = documents(records, baseline=baseline, notes=store.notes)
+        paths = write_documents(made, store.folder, beside=False)
     print_lines(f"wrote {path}" for path in [store.path, *paths])
     print_lines([f"charts and a page: longseq report {store.folder} --format md,html"])
     return records

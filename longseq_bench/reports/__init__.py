@@ -16,37 +16,26 @@ if TYPE_CHECKING:
     from longseq_bench.reports.document import Document
     from longseq_bench.reports.published_results import PublishedResults
 
-__all__ = ["documents", "write_documents", "write_report"]
+__all__ = ["documents", "write_documents"]
 
 ALL, AUTO = "all", "auto"
 """Names that mean several kinds: every kind, and every kind that the records have rows for."""
 
 
-def write_report(
-    records: Sequence[Record],
+def write_documents(
+    made: Sequence[Document],
     out_dir: str | Path,
     formats: Sequence[str] = ("md", "csv"),
-    kinds: Sequence[str] = ("summary",),
     beside: bool = True,
-    **given: object,
 ) -> list[Path]:
     """Write reports in each format into `out_dir`; return the paths of the main files.
 
     The folder is created if it is missing. A summary is `report.<format>`, another kind is
     `<kind>.<format>`. Some formats put charts and tables into a folder next to the main file.
     beside: write this folder too.
-    given: baseline, notes, elsewhere, configs, as `documents` takes them.
-    Raises UnknownNameError for an unknown kind, format or baseline, and StoreError if there is no
-    record or `out_dir` can't be written. All reports are rendered before the first is written.
+    Raises UnknownNameError for an unknown format, and StoreError if `out_dir` can't be written.
+    All reports are rendered before the first is written.
     """
-    made = documents(records, kinds, **given)  # type: ignore[arg-type]
-    return write_documents(made, out_dir, formats, beside)
-
-
-def write_documents(
-    made: Sequence[Document], out_dir: str | Path, formats: Sequence[str], beside: bool = True
-) -> list[Path]:
-    """Write documents in each format into `out_dir`, as `write_report` does."""
     from longseq_bench.reports.base import FORMATS
 
     renderers = {name: FORMATS.get(name) for name in formats}

@@ -3,13 +3,15 @@
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
 from longseq_bench.core.model import Record
-from longseq_bench.reports import documents, write_report
+from longseq_bench.reports import documents, write_documents
 from longseq_bench.reports.base import FORMATS, KINDS, Source
 from tests import make
 
@@ -57,34 +59,40 @@ def test_a_format_writes_every_kind_the_same_way_twice(format_name: str, name: s
         assert not any(re.search(r"\bnan\b", t) for n, t in first.items() if n[-4:] != "html")
 
 
+def write(
+    records: list[Record], folder: Path, formats: Sequence[str] = ("md", "csv"), **given: Any
+) -> list[Path]:
+    return write_documents(documents(records, **given), folder, formats)
+
+
 def test_the_files_are_named_for_their_format(tmp_path: Path) -> None:
-    written = write_report(SETS["mixed"], tmp_path / "new" / "folder", notes=["Said so."])
+    written = write(SETS["mixed"], tmp_path / "new" / "folder", notes=["Said so."])
     assert [path.relative_to(tmp_path).as_posix() for path in written] == [
         "new/folder/report.md", "new/folder/report.csv",
     ]  # fmt: skip
     assert "Said so." in written[0].read_text()
     assert written[1].read_text().count("\n") >= 3
-    (only,) = write_report(SETS["mixed"], tmp_path, formats=["csv"])
+    (only,) = write(SETS["mixed"], tmp_path, formats=["csv"])
     assert only.read_text() == written[1].read_text()
 
 
 def test_mistakes_are_named_before_anything_is_written(tmp_path: Path) -> None:
     records, folder = SETS["one row"], tmp_path / "out"
     with pytest.raises(UnknownNameError, match=r"report format 'cvs'; did you mean 'csv'"):
-        write_report(records, folder, formats=["md", "cvs"])
+        write(records, folder, formats=["md", "cvs"])
     with pytest.raises(UnknownNameError, match=r"report kind 'sumary'; did you mean 'summary'"):
-        write_report(records, folder, kinds=["sumary"])
+        write(records, folder, kinds=["sumary"])
     with pytest.raises(UnknownNameError, match=r"baseline 'sdap' in the results; did you mean"):
-        write_report(records, folder, baseline="sdap")
+        write(records, folder, baseline="sdap")
     with pytest.raises(StoreError, match="no record to report on"):
-        write_report([], folder)
+        write([], folder)
     assert not folder.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=f"report folder {tmp_path}/file can't be written"):
-        write_report(SETS["one row"], tmp_path / "file")
+        write(SETS["one row"], tmp_path / "file")
 
 
 def test_reports_need_neither_torch_nor_pandas() -> None:
@@ -102,7 +110,7 @@ def test_only_what_an_earlier_report_wrote_is_removed(tmp_path: Path) -> None:
     charts.mkdir()
     for name in ("mine.svg", "99-old-chart.svg", "07-notes.txt"):
         (charts / name).write_text("kept")
-    write_report(SETS["ranks"], tmp_path, formats=["md"])
+    write(SETS["ranks"], tmp_path, formats=["md"])
     left = {path.name for path in charts.iterdir()}
     assert {"mine.svg", "07-notes.txt"} < left
     assert "99-old-chart.svg" not in left
@@ -132,6 +140,6 @@ def test_a_format_of_another_package_that_makes_no_files_is_named(
 ) -> None:
     monkeypatch.setitem(FORMATS._things, "odd", lambda document: made)
     with pytest.raises(UserError, match="report format 'odd'"):
-        write_report(SETS["one row"], tmp_path / "out", formats=["odd"])
+        write(SETS["one row"], tmp_path / "out", formats=["odd"])
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.txt").exists()

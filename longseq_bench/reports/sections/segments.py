@@ -1,10 +1,11 @@
 """Segments and dilation: time and maxima by configuration, and the cost of the curve."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import attrgetter
 
 from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.cost import ratio
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.assemble import or_missing
 from longseq_bench.reports.base import Source
@@ -27,17 +28,20 @@ def segments(source: Source) -> Section:
     """Build the section on maxima and times by segments and dilation, with dilation's effect."""
     rows = [row for row in source.rows if _segmented(row) and row.status == "ok"]
     found = [row for row in source.maxima if _segmented(row) and row.is_full_pass]
-    twins = _Twins(rows)
+    twins = _twins(rows, lambda row: _key(row, dilation=1))
+
+    def speed(row: SweepRow) -> Spread | float | None:
+        return time_ratio(twins[id(row)], row) if id(row) in twins else None
+
     columns: Columns = (
         *_CONFIGURATION, "tokens", "time_s", "tokens_per_s",
         ValueColumn("Pairs seen", "share", attrgetter("token_density")), "uncovered",
-        ValueColumn("Speed of dilation", "ratio", twins.speed),
-        ValueColumn("Pairs without, times", "ratio", twins.pairs_ratio),
+        ValueColumn("Speed of dilation", "ratio", speed),
+        ValueColumn("Pairs without, times", "ratio", lambda row: _more_pairs(row, twins)),
     )  # fmt: skip
-    tables = [
-        *source.tables(found, _MAXIMA, "longest lengths: "), *source.tables(rows, columns)
-    ]  # fmt: skip
     effects = (_effect(group, twins, where) for where, group in source.workloads(rows))
+    maxima = source.tables(found, _MAXIMA, "longest lengths: ")
+    tables = [*maxima, *source.tables(rows, columns)]
     return or_missing(
         Section("Segments and dilation", [_SAID], list(filter(None, effects)), tables),
         "attention with segments",
@@ -54,57 +58,39 @@ def _text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _rates(row: SweepRow) -> list[int]:
-    value = row.options["dilation"]
-    return list(value) if isinstance(value, list | tuple) else [int(str(value))]
-
-
-def _twin_key(row: SweepRow, implementation: str, options: Mapping[str, object]) -> Hashable:
+def _key(row: SweepRow, implementation: str = "", dilation: int | None = None) -> Hashable:
+    """Return a key of a row, or of its twin with another implementation or one rate for all."""
+    options: dict[str, object] = dict(row.options)
+    if dilation is not None:
+        options["dilation"] = [dilation] * len(_text(options["dilation"]).split(", "))
     same = table_key(row), row.tokens, row.world_size, row.keep, row.allocator
-    return implementation, same, *sorted((name, _text(value)) for name, value in options.items())
+    named = sorted((name, _text(value)) for name, value in options.items())
+    return implementation or row.implementation, same, *named
 
 
-class _Twins:
-    """Timed rows, to find those that differ from a row in dilation or implementation only."""
-
-    def __init__(self, rows: Iterable[SweepRow]) -> None:
-        timed = (row for row in rows if row.time_s)
-        self._timed = {_twin_key(row, row.implementation, row.options): row for row in timed}
-
-    def along_curve(self, row: SweepRow) -> SweepRow | None:
-        """Return the same segments along the curve."""
-        return self._timed.get(_twin_key(row, CURVE, row.options))
-
-    def undilated(self, row: SweepRow) -> SweepRow | None:
-        """Return the twin with all rates 1; None if there is none or the rates are all 1."""
-        rates = _rates(row)
-        if not row.time_s or all(rate == 1 for rate in rates):
-            return None
-        options = {**row.options, "dilation": [1] * len(rates)}
-        return self._timed.get(_twin_key(row, row.implementation, options))
-
-    def speed(self, row: SweepRow) -> Spread | float | None:
-        """Return the time without dilation over the time."""
-        without = self.undilated(row)
-        return time_ratio(without, row) if without else None
-
-    def pairs_ratio(self, row: SweepRow) -> float | None:
-        """Return the pairs seen without dilation over those seen."""
-        without = self.undilated(row)
-        if without is None or without.token_density is None or not row.token_density:
-            return None
-        return without.token_density / row.token_density
+def _twins(
+    rows: Iterable[SweepRow], twin_key: Callable[[SweepRow], Hashable]
+) -> dict[int, SweepRow]:
+    """Return the other row that has the twin's key, by the id of the row; both were timed."""
+    timed = {_key(row): row for row in rows if row.time_s}
+    pairs = ((row, timed.get(twin_key(row), row)) for row in timed.values())
+    return {id(row): twin for row, twin in pairs if twin is not row}
 
 
-def _effect(group: list[SweepRow], twins: _Twins, where: str) -> str | None:
+def _more_pairs(row: SweepRow, twins: Mapping[int, SweepRow]) -> float | None:
+    """Return the pairs seen without dilation over those seen."""
+    return ratio(twins[id(row)].token_density, row.token_density) if id(row) in twins else None
+
+
+def _effect(group: list[SweepRow], twins: Mapping[int, SweepRow], where: str) -> str | None:
     """Name the configuration with the highest speed-up by dilation."""
-    speeds = [(speed, row) for row in group if (speed := twins.speed(row))]
+    speeds = [(time_ratio(twins[id(row)], row), row) for row in group if id(row) in twins]
     # a single sample has no bound
     sure = [(s.value, row) for s, row in speeds if isinstance(s, Spread) and s.low > 1]
     if not sure:
         return f"Dilation brings no speed that can be told ({where})." if speeds else None
     faster, row = max(sure, key=lambda pair: pair[0])
-    fewer, bare = twins.pairs_ratio(row), row.uncovered
+    fewer, bare = _more_pairs(row, twins), row.uncovered
     seen = f" and sees {format_ratio(fewer)} fewer pairs" if fewer else ""
     unseen = f", {format_share(bare)} of (token, head) pairs see nothing" if bare else ""
     return (
@@ -116,14 +102,8 @@ def _effect(group: list[SweepRow], twins: _Twins, where: str) -> str | None:
 def curve(source: Source) -> Section:
     """Compare the same segments along the curve and along the sequence."""
     rows = [row for row in source.rows if _segmented(row) and row.time_s]
-    twins = _Twins(rows)
-    pairs = {
-        id(row): other
-        for row in rows
-        if row.implementation == ALONG
-        if (other := twins.along_curve(row))
-    }
-    along = [row for row in rows if id(row) in pairs]
+    pairs = _twins(rows, lambda row: _key(row, CURVE))
+    along = [row for row in rows if row.implementation == ALONG and id(row) in pairs]
     columns: Columns = (
         *_CONFIGURATION[1:], "tokens",
         ValueColumn("Along the sequence", "seconds", time_with_interval),
