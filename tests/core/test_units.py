@@ -1,6 +1,7 @@
 """Quantities, both ways."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,30 +20,23 @@ from longseq_bench.core.units import (
     parse_tokens,
 )
 
-
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [("4096", 4096), ("4k", 4096), (" 4 K ", 4096), ("1.5M", 3 * 2**19), ("1e3", 1000), (7, 7)],
-)
-def test_tokens_are_read(text: str | int, tokens: int) -> None:
-    assert parse_tokens(text) == tokens
-    assert type(parse_tokens(text)) is int
+format_flops = partial(format_rate, what="FLOP/s")
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
-    [("1024", 1024), ("512MiB", 2**29), ("7.9GiB", 8482560410), ("8GB", 8 * 10**9), ("1 kb", 1000)],
-)
-def test_bytes_are_read(text: str, count: int) -> None:
-    assert parse_bytes(text) == count
-    assert type(parse_bytes(text)) is int
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [(60, 60), ("60s", 60), ("500ms", 0.5), ("2min", 120), ("1h", 3600)]
-)
-def test_seconds_are_read(text: str | int, seconds: float) -> None:
-    assert parse_seconds(text) == seconds
+    ("parse", "text", "value"),
+    [
+        (parse_tokens, "4096", 4096), (parse_tokens, "4k", 4096), (parse_tokens, " 4 K ", 4096),
+        (parse_tokens, "1.5M", 3 * 2**19), (parse_tokens, "1e3", 1000), (parse_tokens, 7, 7),
+        (parse_bytes, "1024", 1024), (parse_bytes, "512MiB", 2**29), (parse_bytes, "1 kb", 1000),
+        (parse_bytes, "7.9GiB", 8482560410), (parse_bytes, "8GB", 8 * 10**9),
+        (parse_seconds, 60, 60.0), (parse_seconds, "60s", 60.0), (parse_seconds, "500ms", 0.5),
+        (parse_seconds, "2min", 120.0), (parse_seconds, "1h", 3600.0),
+    ],
+)  # fmt: skip
+def test_quantities_are_read(parse: Callable[[Any], float], text: Any, value: float) -> None:
+    assert parse(text) == value
+    assert type(parse(text)) is type(value)
 
 
 @pytest.mark.parametrize("parse", [parse_tokens, parse_bytes, parse_seconds])
@@ -91,14 +85,6 @@ def test_seconds_come_back_to_three_digits(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "text"),
-    [(1, "1"), (1000, "1,000"), (1024, "1k"), (1536, "1,536"), (131072, "128k"), (2**20, "1M")],
-)
-def test_tokens_are_shortened_only_where_exact(tokens: int, text: str) -> None:
-    assert format_tokens(tokens) == text
-
-
-@pytest.mark.parametrize(
     ("count", "text"),
     [
         (0, "0 B"),
@@ -115,35 +101,23 @@ def test_bytes_never_fall_below_the_digits(count: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("format_", "value", "text"),
     [
-        (0, "0 s"),
-        (2.5e-9, "2.5 ns"),
-        (1.234e-5, "12.3 µs"),
-        (0.0715, "71.5 ms"),
-        (8.1, "8.1 s"),
-        (150, "2 min 30 s"),
-        (3599.9, "1 h 00 min"),
-        (7325, "2 h 02 min"),
+        # tokens are shortened only where exact
+        (format_tokens, 1, "1"), (format_tokens, 1000, "1,000"), (format_tokens, 1024, "1k"),
+        (format_tokens, 1536, "1,536"), (format_tokens, 2**20, "1M"),
+        (format_seconds, 0, "0 s"), (format_seconds, 2.5e-9, "2.5 ns"),
+        (format_seconds, 1.234e-5, "12.3 µs"), (format_seconds, 0.0715, "71.5 ms"),
+        (format_seconds, 8.1, "8.1 s"), (format_seconds, 150, "2 min 30 s"),
+        (format_seconds, 3599.9, "1 h 00 min"), (format_seconds, 7325, "2 h 02 min"),
+        (format_flops, 253e9, "253 GFLOP/s"), (format_flops, 1.5e3, "1.5 kFLOP/s"),
+        (format_flops, 0.5, "0.5 FLOP/s"),
+        (format_share, 0, "0.0 %"), (format_share, 1, "100.0 %"), (format_share, 0.5, "50.0 %"),
+        (format_share, 0.99999, "99.999 %"), (format_share, 1e-5, "0.001 %"),
     ],
-)
-def test_seconds_are_written_by_size(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"), [(253e9, "253 GFLOP/s"), (1.5e3, "1.5 kFLOP/s"), (0.5, "0.5 FLOP/s")]
-)
-def test_rates_have_decimal_prefixes(rate: float, text: str) -> None:
-    assert format_rate(rate, "FLOP/s") == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(0, "0.0 %"), (1, "100.0 %"), (0.5, "50.0 %"), (0.99999, "99.999 %"), (1e-5, "0.001 %")],
-)
-def test_shares(share: float, text: str) -> None:
-    assert format_share(share) == text
+)  # fmt: skip
+def test_quantities_are_written(format_: Callable[[Any], str], value: float, text: str) -> None:
+    assert format_(value) == text
 
 
 @settings(max_examples=100, deadline=None)

@@ -54,9 +54,7 @@ def come(site: NodeInfo) -> Iterator[Join]:
 
 def link(hub: ControlServer, node: int = 1) -> NodeLink:
     assert hub.missing([node], 5.0) == []
-    found = hub.links.get(node)
-    assert found is not None
-    return found
+    return hub.links[node]
 
 
 def heard(channel: Channel) -> list[dict[str, object]]:
@@ -127,7 +125,7 @@ def test_a_node_that_comes_again_is_welcome(hub: ControlServer, come: Join) -> N
 
 def test_a_node_that_is_gone_may_be_replaced(hub: ControlServer, come: Join) -> None:
     come(ONE).close()
-    until(lambda: (hub.links.get(1) or link(hub)).lost)
+    until(lambda: 1 in hub.links and hub.links[1].lost)
     assert hub.missing([1], 0.05) == [1]
     come(NodeIdentity(1, "gamma", "new", AGREED))
     assert link(hub).hello.host == "gamma"
@@ -135,7 +133,7 @@ def test_a_node_that_is_gone_may_be_replaced(hub: ControlServer, come: Join) -> 
 
 def test_one_that_differs_later_is_refused_alone(hub: ControlServer, come: Join) -> None:
     come(ONE).close()
-    until(lambda: (hub.links.get(1) or link(hub)).lost)
+    until(lambda: 1 in hub.links and hub.links[1].lost)
     with pytest.raises(UserError, match="the nodes differ"):
         come(replace(ONE, token="new", agreed={}))
     assert hub.missing([1], 0.05) == [1]
@@ -204,15 +202,9 @@ def test_a_node_that_is_not_heard_is_lost(hub: ControlServer, come: Join, quick:
     channel = come(ONE)
     assert not link(hub).lost
     channel.send = lambda **message: None  # type: ignore[method-assign]
-    until(lambda: link_or_lost(hub))
-    assert link_or_lost(hub).startswith("no word from node 1 (beta) for ")
+    until(lambda: hub.links[1].lost)
+    assert hub.links[1].lost.startswith("no word from node 1 (beta) for ")
     assert hub.missing([1], 0.05) == [1]
-
-
-def link_or_lost(hub: ControlServer) -> str:
-    found = hub.links.get(1)
-    assert found is not None
-    return found.lost
 
 
 def test_a_node_that_computes_is_not_lost(hub: ControlServer, come: Join, quick: None) -> None:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -75,32 +76,25 @@ def test_a_world_that_can_not_be_shared(ranks: int, said: str) -> None:
 # ---- a node that may be lost -------------------------------------------------------------------
 
 
-class Quiet:
-    """A channel that was last heard so long ago."""
-
-    gone = ""
-    seconds = 0.0
-
-    def silent_s(self) -> float:
-        return self.seconds
-
-
-def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: LocalLauncher) -> None:
+def test_a_node_is_in_doubt_until_the_supervisor_knows_that_it_is_lost(
+    launcher: LocalLauncher,
+) -> None:
     """Also where it becomes lost by the clock between the two looks at it."""
     of = asked("ring")
     order = HostJob("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
-    quiet = Quiet()
-    link = NodeLink(NodeIdentity(1, "beta", "one"), quiet)  # type: ignore[arg-type]
+    seconds = 0.0
+    channel = Mock(gone="", silent_s=lambda: seconds)
+    link = NodeLink(NodeIdentity(1, "beta", "one"), channel)
     ranks = HostRanks(launcher._context)
     run = _Run(order, RankSupervisor(of, 0.0), ranks, {1: link}, "alpha", ignore)
     run.supervisor.add_outcome(
         0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1
     )
-    quiet.seconds = elastic.SILENT_S - 0.1
+    seconds = elastic.SILENT_S - 0.1
     assert not run._in_doubt()
-    quiet.seconds = control_channel.LOST_S - 0.1
+    seconds = control_channel.LOST_S - 0.1
     run._fail_lost_nodes()
-    quiet.seconds = control_channel.LOST_S + 0.1
+    seconds = control_channel.LOST_S + 0.1
     assert run._in_doubt()
     run._fail_lost_nodes()
     assert not run._in_doubt()
@@ -112,7 +106,7 @@ def test_a_node_is_in_doubt_until_the_crew_knows_that_it_is_lost(launcher: Local
 
 @pytest.fixture(scope="module")
 def alone(launcher: LocalLauncher) -> Iterator[ElasticLauncher]:
-    """HostRanks 0 of one, with two ranks; in the fork server of the session."""
+    """Node 0 of one, with two ranks; in the fork server of the session."""
     with ElasticLauncher(NodeInfo(1, 2), NodeIdentity(0, "alpha", "zero"), PATIENCE_S) as node_0:
         # what stays open from here on is there
         run(node_0, asked("ring", 1))
@@ -228,7 +222,7 @@ def test_a_world_of_no_launch_is_unsupported(alone: ElasticLauncher) -> None:
 
 
 class Two:
-    """HostRanks 0 in this process, node 1 in one of its own."""
+    """Node 0 in this process, node 1 in one of its own."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
@@ -238,14 +232,14 @@ class Two:
         self.start()
 
     def start(self) -> None:
-        """HostRanks 1, another one each time."""
+        """Start node 1, another one each time."""
         self.node_1 = subprocess.Popen(
             [sys.executable, "-c", FOLLOWER, str(self._port), uuid.uuid4().hex],
             stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
     def theirs(self) -> list[psutil.Process]:
-        """HostRanks 1's agents and ranks, if a trial is under way: its fork server's children."""
+        """Node 1's agents and ranks, if a trial is under way: its fork server's children."""
         below = psutil.Process(self.node_1.pid).children()
         return [child for server in below for child in server.children(recursive=True)]
 
@@ -379,10 +373,9 @@ def test_a_connection_that_breaks_ends_the_ranks_on_both_ends(two: Two) -> None:
     begun: list[str] = []
 
     def hang_up(phase: str, part: str) -> None:
-        link = two.node_0._hub and two.node_0._hub.links.get(1)
-        if phase == "forward" and not begun and link:
+        if phase == "forward" and not begun and two.node_0._hub:
             begun.append(phase)
-            link.channel.leave("the test broke it")
+            two.node_0._hub.links[1].channel.leave("the test broke it")
 
     outcome = two.run(asked("rank-waits", time_budget=60), hang_up)
     assert outcome.status == "error"

@@ -11,6 +11,7 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.testing.definition import Tensors, make_inputs, make_output_gradient
 from longseq_bench.worker.check import Errors, check, zero_row_share
 from longseq_bench.worker.inputs import SAMPLED_ROWS, WHOLE_ROWS, checked_rows
 
@@ -45,19 +46,12 @@ def errors_of(attention: Attention, rows: Tensor, seed: int = 0) -> Errors:
     return check(attention, qkv, out, rows, grad_out, grads)
 
 
-def inputs(w: Workload, rows: Tensor, seed: int) -> tuple[tuple[Tensor, ...], Tensor]:
+def inputs(w: Workload, rows: Tensor, seed: int) -> tuple[Tensors, Tensor]:
     """q, k, v, and an output gradient that is zero outside `rows`."""
-    draw = torch.Generator().manual_seed(seed)
-    dtype = getattr(torch, w.dtype)
-
-    def normal(heads: int) -> Tensor:
-        shape = (w.batch, heads, w.seq_len, w.head_dim)
-        return torch.randn(shape, generator=draw).to(dtype)
-
-    qkv = tuple(normal(h).requires_grad_(w.train) for h in (w.heads, w.kv_heads, w.kv_heads))
-    grad_out = torch.zeros(w.batch, w.heads, w.seq_len, w.head_dim, dtype=dtype)
-    grad_out[:, :, rows] = normal(w.heads)[:, :, rows]
-    return qkv, grad_out
+    whole = make_output_gradient(w)
+    grad_out = torch.zeros_like(whole)
+    grad_out[:, :, rows] = whole[:, :, rows]
+    return make_inputs(w, seed), grad_out
 
 
 @pytest.mark.parametrize("tokens", [SHORT, LONG])
