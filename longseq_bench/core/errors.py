@@ -31,12 +31,10 @@ class UnknownNameError(UserError):
     """A name that is not in a list of known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], place: str = "") -> None:
-        self.kind, self.name, self.known = kind, name, sorted(known)
-        self.nearest = nearest(name, self.known)
+        names = sorted(known)
+        self.nearest = nearest(name, names)
         where = f" in {place}" if place else ""
-        hint = (
-            f"did you mean {self.nearest!r}?" if self.nearest else f"known: {', '.join(self.known)}"
-        )
+        hint = f"did you mean {self.nearest!r}?" if self.nearest else f"known: {', '.join(names)}"
         super().__init__(f"unknown {kind} {name!r}{where}; {hint}")
 
 
@@ -44,7 +42,7 @@ class NotIncludedError(UnknownNameError):
     """A well-known name that is not included; carries the nearest name that is."""
 
     def __init__(self, kind: str, name: str, nearest: str, place: str = "") -> None:
-        self.kind, self.name, self.known, self.nearest = kind, name, [nearest], nearest
+        self.nearest = nearest
         where = f" in {place}" if place else ""
         UserError.__init__(
             self,

@@ -24,7 +24,7 @@ import psutil
 
 from longseq_bench.core.cluster_env import LOOPBACK
 from longseq_bench.core.errors import LauncherError
-from longseq_bench.launchers import _agent_entry, fork_server
+from longseq_bench.launchers import _child_entry, fork_server
 from longseq_bench.launchers.exit_status import (
     find_nccl_files,
     kernel_kills,
@@ -109,7 +109,7 @@ class HostRanks:
         self._agent_output = OutputFile()
         own_end, agent_end = socketpair()
         self._process = self._context.Process(
-            target=_agent_entry.enter,
+            target=_child_entry.enter_agent,
             args=(json.dumps(asdict(job)), agent_events, agent_end, self._agent_output),
         )
         self._open: dict[Any, int | None] = {one.pipe: r for r, one in self._ranks.items()}
