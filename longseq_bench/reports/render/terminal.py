@@ -5,8 +5,7 @@ Names and reasons are printed literally: markup and escape sequences in them hav
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from rich.console import Console
@@ -23,7 +22,6 @@ from longseq_bench.reports.document import (
     Point,
     Section,
     Spread,
-    Table,
     format_cell,
 )
 from longseq_bench.reports.render.sparkline import Scale, Slots, bar, scale_of, slots_of
@@ -60,68 +58,54 @@ def print_documents(documents: Iterable[Document], screen: Console) -> None:
 
 def print_document(document: Document, screen: Console, hint: str = HINT) -> None:
     """Print a report; hint: where to find what a narrow terminal leaves out."""
-    if document.title:
-        _print_heading(document.title, "═", screen)
-    for i, paragraph in enumerate(document.paragraphs):
+    paragraphs = [_wrap(paragraph, screen) for paragraph in document.paragraphs]
+    parts = [_part(document.title, "═", paragraphs, screen)]
+    parts += [_part(s.title, "─", _blocks(s, screen, hint), screen) for s in document.sections]
+    for i, part in enumerate(filter(None, parts)):
         if i:
             screen.print()
-        _print_sentence(paragraph, screen)
-    for i, section in enumerate(document.sections):
-        if i or document.title or document.paragraphs:
-            screen.print()
-        print_section(section, screen, hint)
+        for line in part:
+            # code is not wrapped, so that it can be copied; all else is as wide as the screen
+            screen.print(line, soft_wrap=True)
 
 
-def print_section(section: Section, screen: Console, hint: str = HINT) -> None:
-    """Print a heading, and below it blocks with an empty line between."""
-    if section.title:
-        _print_heading(section.title, "─", screen)
-    blocks: list[Callable[[], None]] = [
-        *(partial(_print_sentence, p, screen) for p in section.paragraphs),
-        *([partial(_print_points, section.points, screen)] if section.points else []),
-        *(partial(_print_chart, chart, screen, hint) for chart in section.charts),
-        *(partial(_print_table, table, screen, hint) for table in section.tables),
-        *([partial(_print_code, section.code, screen)] if section.code else []),
-    ]
-    for i, print_block in enumerate(blocks):
-        if i:
-            screen.print()
-        print_block()
+Lines = list[Text | TerminalTable]
 
 
-def _print_heading(title: str, line: str, screen: Console) -> None:
-    text = plain(title, "bold")
-    screen.print(text)
-    screen.print(Text(line * min(text.cell_len, screen.width), "dim"))
+def _part(title: str, underline: str, blocks: Iterable[Lines], screen: Console) -> Lines:
+    """Return a heading, and below it blocks with an empty line between."""
+    lines: Lines = []
+    for block in blocks:
+        lines += [Text(), *block] if lines else block
+    if not title:
+        return lines
+    heading = plain(title, "bold")
+    return [heading, Text(underline * min(heading.cell_len, screen.width), "dim"), *lines]
 
 
-def _print_sentence(sentence: str, screen: Console, mark: str = "", style: str = "") -> None:
-    """Print a sentence in lines that are not too long; the lines after the mark are indented."""
-    text = plain(sentence, style)
+def _blocks(section: Section, screen: Console, hint: str) -> Iterator[Lines]:
+    yield from (_wrap(paragraph, screen) for paragraph in section.paragraphs)
+    if section.points:
+        yield [line for point in section.points for line in _wrap(point, screen, "• ")]
+    yield from (_chart_lines(chart, screen, hint) for chart in section.charts)
+    for table in section.tables:
+        cells = zip(*table.rows, strict=True) if table.rows else [()] * len(table.columns)
+        pairs = enumerate(zip(table.columns, cells, strict=True))
+        columns = [_column(i, column, some) for i, (column, some) in pairs]
+        title = _wrap(table.title, screen, style="bold") if table.title else []
+        yield [*title, TerminalTable(columns, hint)]
+    if section.code:
+        yield [Text(remove_control(line.expandtabs())) for line in section.code]
+
+
+def _wrap(sentence: str, screen: Console, mark: str = "", style: str = "") -> Lines:
+    """Return a sentence in lines that are not too long; those after the mark are indented."""
     width = max(1, min(MAX_LINE, screen.width) - len(mark))
-    for i, line in enumerate(text.wrap(screen, width, overflow="fold")):
+    lines: Lines = []
+    for line in plain(sentence, style).wrap(screen, width, overflow="fold"):
         line.rstrip()
-        screen.print(Text(mark if i == 0 else " " * len(mark)).append(line))
-
-
-def _print_points(points: Sequence[str], screen: Console) -> None:
-    for point in points:
-        _print_sentence(point, screen, "• ")
-
-
-def _print_code(lines: Sequence[str], screen: Console) -> None:
-    for line in lines:
-        # unwrapped, so that it can be copied: a terminal folds lines that are too long
-        screen.print(Text(remove_control(line.expandtabs())), soft_wrap=True)
-
-
-def _print_table(table: Table, screen: Console, hint: str) -> None:
-    if table.title:
-        _print_sentence(table.title, screen, style="bold")
-    columns = [
-        _column(i, column, [row[i] for row in table.rows]) for i, column in enumerate(table.columns)
-    ]
-    screen.print(TerminalTable(columns, hint))
+        lines.append(Text(" " * len(mark) if lines else mark).append(line))
+    return lines
 
 
 def _column(i: int, column: Column, cells: Sequence[object]) -> TerminalColumn:
@@ -153,18 +137,21 @@ def _priority(i: int, column: Column, cells: Sequence[object]) -> Priority:
     return (-0.25 if any(isinstance(cell, Spread) for cell in cells) else -0.5, -i)
 
 
-def _print_chart(chart: Chart, screen: Console, hint: str) -> None:
-    """Print a sparkline per series, or a bar each, with its figures."""
-    _print_sentence(chart.title, screen, style="bold")
+def _chart_lines(chart: Chart, screen: Console, hint: str) -> Lines:
+    """Return a sparkline per series, or a bar each, with its figures."""
+    lines = _wrap(chart.title, screen, style="bold")
     if chart.said:
-        _print_sentence(chart.said, screen, style="dim")
-    if chart.series and chart.shape == "bars":
-        _print_bars(chart, screen, hint)
-    elif chart.series:
-        _print_lines(chart, screen, hint)
+        lines += _wrap(chart.said, screen, style="dim")
+    if not chart.series:
+        return lines
+    if chart.shape == "bars":
+        return [*lines, TerminalTable(_bar_columns(chart, screen), hint)]
+    columns, legend = _sparklines(chart, screen)
+    return [*lines, TerminalTable(columns, hint), *_wrap(legend, screen, style="dim")]
 
 
-def _print_lines(chart: Chart, screen: Console, hint: str) -> None:
+def _sparklines(chart: Chart, screen: Console) -> tuple[list[TerminalColumn], str]:
+    """Return the columns of a chart of lines, and what their characters mean."""
     scale = scale_of((p.y for p in chart.points), chart.y.log)
     xs = [*(p.x for p in chart.points), *(m.x for m in chart.failures)]
     slots = slots_of(xs, max(MIN_SLOTS, (screen.width - 2 * MIN_LABEL) // 2))
@@ -188,8 +175,7 @@ def _print_lines(chart: Chart, screen: Console, hint: str) -> None:
         _column(2, Column(chart.y.name, "count", 3), [_ends(chart, one) for one in ends]),
         *([_column(3, Column("failed", priority=2), failures)] if chart.failures else []),
     ]
-    screen.print(TerminalTable(columns, hint))
-    _print_sentence(_legend(chart, slots, scale), screen, style="dim")
+    return columns, _legend(chart, slots, scale)
 
 
 def _failures(chart: Chart, marks: Iterable[Mark]) -> str:
@@ -221,8 +207,8 @@ def _legend(chart: Chart, slots: Slots, scale: Scale | None) -> str:
     return " · ".join(words)
 
 
-def _print_bars(chart: Chart, screen: Console, hint: str) -> None:
-    """Print bars from 0, each with its figure, and the guides in columns of their own."""
+def _bar_columns(chart: Chart, screen: Console) -> list[TerminalColumn]:
+    """Return bars from 0, each with its figure, and the guides in columns of their own."""
     y, rest = chart.y, len(chart.failures)
     names = [*(p.series for p in chart.points), *(m.series for m in chart.failures)]
     cells = [
@@ -234,11 +220,10 @@ def _print_bars(chart: Chart, screen: Console, hint: str) -> None:
     bars = [*(Text(bar(p.y, largest, width)) for p in chart.points), *[Text()] * rest]
     guides = [(guide.name, {p.series: p.y for p in guide.points}) for guide in chart.guides]
     failed = [*[""] * len(chart.points), *(m.words for m in chart.failures)]
-    columns = [
+    return [
         _column(0, Column("", priority=9), names),
         TerminalColumn("", bars, True, (2,), MAX_BAR),
         figures,
         *(_column(3, Column(n, y.kind, 1), [at.get(name) for name in names]) for n, at in guides),
         *([_column(4, Column("failed", priority=1), failed)] if rest else []),
     ]
-    screen.print(TerminalTable(columns, hint))
