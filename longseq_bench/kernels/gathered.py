@@ -132,29 +132,29 @@ class GatheredBlocksKernel:
             for at in range(0, len(batch.keys), step):
                 rows = range(at, min(at + step, len(batch.keys)))
                 tokens = self._tokens(batch.first + rows.start, batch.first + rows.stop)
-                made, made_lse = self._rows_forward(
-                    batch, rows, q[heads, tokens], k[of_keys], v[of_keys], space
-                )
+                keys = k[of_keys], v[of_keys]
+                made, made_lse = self._rows_forward(batch, rows, q[heads], keys, tokens, space)
                 out[heads, tokens] = made.transpose(0, 1).flatten(1, 2)
                 if lse is not None:
                     lse[heads, tokens] = made_lse.transpose(0, 1).flatten(1, 2)
 
     def _rows_forward(
-        self, batch: _Batch, rows: range, q: Tensor, k: Tensor, v: Tensor, space: _Space
+        self, batch: _Batch, rows: range, q: Tensor, keys: Pair, tokens: slice, space: _Space
     ) -> tuple[Tensor, Tensor]:
-        """Return the output (rows, Hq, block, D) and log-sum-exp of some rows of a batch."""
-        block = self.layout.block
-        queries = torch.unflatten(q, 1, (len(rows), block)).transpose(0, 1)
+        """Return the output (rows, Hq, block, D) and log-sum-exp of some rows of a batch.
+
+        tokens: those of the rows.
+        """
+        queries, own_k, own_v = (
+            torch.unflatten(t[:, tokens], 1, (len(rows), self.layout.block)).transpose(0, 1)
+            for t in (q, *keys)
+        )
         parts: list[tuple[Tensor, Tensor]] = []
         if batch.keys.shape[1]:
-            keys, values = (self._keys(batch, rows, t, space, i) for i, t in enumerate((k, v)))
-            parts.append(torch_fused.forward(queries, keys, values))
+            k, v = (self._keys(batch, rows, t, space, i) for i, t in enumerate(keys))
+            parts.append(torch_fused.forward(queries, k, v))
         if self.layout.causal:
-            own = self._tokens(batch.first + rows.start, batch.first + rows.stop)
-            k, v = (
-                torch.unflatten(t[:, own], 1, (len(rows), block)).transpose(0, 1) for t in (k, v)
-            )
-            parts.append(torch_fused.forward(queries, k, v, causal=True))
+            parts.append(torch_fused.forward(queries, own_k, own_v, causal=True))
         if len(parts) == 1:
             return parts[0]
         (out, lse), (other, other_lse) = parts

@@ -7,6 +7,7 @@ nor the output. On a CPU tiles are views of mapped files and nothing is copied.
 Shapes: as in kernels/tiling.py; q, k, v, out and the gradients are on the host.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -101,14 +102,12 @@ class _TileCopier:
     def copy_pairs(self, keys: Pair, calls: Iterable[Call]) -> Iterator[tuple[Call, Pair]]:
         """Yield each call with its keys and values on the device."""
         pending: tuple[Call, Pair] | None = None
-        for call in calls:
-            started = call, self._start(keys, call)
+        for call in itertools.chain(calls, [None]):
+            started = (call, self._start(keys, call)) if call else None
             if pending is not None:
                 yield self._wait_for(pending)
             pending = started
             del started
-        if pending is not None:
-            yield self._wait_for(pending)
 
     def _start(self, keys: Pair, call: Call) -> Pair:
         views = (t[:, call[1], call[2].keys] for t in keys)

@@ -105,16 +105,14 @@ def choose_degrees(
     Raises:
         WorldError: the product of the degrees is not the world size.
     """
-    if ulysses is None and ring is None:
-        ulysses = max(d for d in divisors(size) if workload.kv_heads % d == 0)
+    given = {"ulysses": ulysses, "ring": ring}
     if ulysses is None:
-        ulysses = size // ring if ring and size % ring == 0 else 0
+        most = max(d for d in divisors(size) if workload.kv_heads % d == 0)
+        ulysses = size // ring if ring else most
     if ring is None:
-        ring = size // ulysses if ulysses and size % ulysses == 0 else 0
+        ring = size // ulysses
     if ulysses * ring != size:
-        degrees = " and ".join(
-            f"{name} {degree}" for name, degree in (("ulysses", ulysses), ("ring", ring)) if degree
-        )
+        degrees = " and ".join(f"{name} {degree}" for name, degree in given.items() if degree)
         raise WorldError(
             f"{degrees} do not make up {size} ranks; ulysses · ring must be the world size"
         )

@@ -34,7 +34,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import attend, disable_autocast, refuse_second_derivative
-from longseq_bench.kernels.spans import HeadSpans, SpanTask, span_gradients
+from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, span_gradients
 from longseq_bench.meta_mode import device_for, is_meta
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import check_sparsity, make_layout
@@ -154,10 +154,9 @@ class _Learned(torch.autograd.Function):
         ctx.layouts = attention.layouts
         parts = [HeadSpans(spans_of(layout), [h]) for h, layout in enumerate(ctx.layouts)]
         ctx.task = SpanTask(parts, attention.workload.causal)
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        whole = SpanAttention(ctx.kernel, ctx.task, (q.shape[1], q.shape[2]))
         with disable_autocast(q):
-            ctx.kernel.forward(q, k, v, out, lse, ctx.task)
+            out, lse = whole.forward(q, k, v, True)
         ctx.save_for_backward(q, k, v, w_q, w_k, out, lse, *pooled)
         return out
 
