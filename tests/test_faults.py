@@ -86,7 +86,7 @@ CAUGHT: dict[int, list[str]] = {
         "search.test_bracket:test_steps_are_finer_than_8192_tokens",
     ],
     13: [
-        "attention.test_ranks:test_a_batch_smaller_than_the_ranks_is_refused",
+        "attention.test_refusals:test_a_batch_smaller_than_the_ranks_is_refused",
         "attention.test_contract:test_what_cannot_run_here_says_why",
     ],
     14: ["attention.test_ranks:test_partitioned_queries_save_work_and_full_ones_do_not"],

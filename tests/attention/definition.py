@@ -23,3 +23,4 @@ def is_built_in(name: str) -> bool:
 
 
 REGISTERED = [name for name in IMPLEMENTATIONS.names() if is_built_in(name)]
+MANY = [name for name in REGISTERED if IMPLEMENTATIONS.get(name).many_ranks]

@@ -8,7 +8,6 @@ what a single process sees.
 import hashlib
 import itertools
 import pickle
-import re
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.exact import fairscale_shards
-from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed import deepspeed_transport
 from longseq_bench.distributed.group import Group
@@ -31,7 +29,7 @@ from longseq_bench.testing.definition import (
     relative_error,
 )
 from longseq_bench.worker.check import TOLERANCE
-from tests.attention.definition import REGISTERED, SEGMENTS
+from tests.attention.definition import MANY, SEGMENTS
 from tests.attention.jobs import Case, Passed, delayed, halves, passes, take
 from tests.ranks import Ranks
 
@@ -96,8 +94,6 @@ def options_at(name: str, world: int) -> list[Options]:
 
 FINEST: dict[str, Options] = {"block-sparse": {"block": 4}}
 """Of those that give a rank nothing smaller than a block."""
-
-MANY = [name for name in REGISTERED if IMPLEMENTATIONS.get(name).many_ranks]
 
 
 def named(name: str, world: int, options: Options) -> Any:
@@ -412,73 +408,7 @@ def test_late_ranks_change_nothing(ranks: Ranks, name: str, world: int, options:
     assert ranks(world, delayed, Case(name, options, w), 20) == [[]] * world
 
 
-# ---- what can't be spread ----------------------------------------------------------------------
-
-
-def refused(name: str, w: Workload, world: int, **options: Any) -> str:
-    """The reason that a rank gives; the same on all of them."""
-    messages = []
-    for rank in range(world):
-        with pytest.raises(WorldError) as raised:
-            IMPLEMENTATIONS.get(name)(w, Group(rank, world), **options)
-        messages.append(str(raised.value))
-    assert len({*messages}) == 1
-    return messages[0]
-
-
-def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
-    """Fault 13: batch 1 under data parallelism reported as a speed-up."""
-    for batch, world in ((1, 2), (3, 4)):
-        w = Workload(seq_len=64, batch=batch)
-        reason = f"a batch of {batch} can't be split over {world}: each needs a row of it"
-        assert reason in refused("ddp", w, world)
-    with pytest.raises(WorldError, match="a batch of 1 can't be split over 2: each needs a row"):
-        IMPLEMENTATIONS.get("data-parallel")(Workload(seq_len=64), Group.alone(), devices=2)
-
-
-def test_what_splits_a_batch_does_not_split_it_again() -> None:
-    for inner in ("ddp", "data-parallel"):
-        with pytest.raises(UserError, match=f"inner={inner} splits a batch itself"):
-            IMPLEMENTATIONS.get("ddp")(Workload(seq_len=64, batch=4), Group(0, 2), inner=inner)
-
-
-def test_heads_that_do_not_divide_are_refused() -> None:
-    w = Workload(seq_len=64, heads=6)
-    wanted = "6 heads can't be split over 4 ranks, but over 1, 2, 3, 6"
-    assert refused("ulysses", w, 4) == refused("head-parallel", w, 4) == wanted
-    assert refused("usp", w, 4, ulysses=4) == wanted
-    grouped = Workload(seq_len=64, heads=8, kv_heads=2)
-    assert refused("ulysses", grouped, 4) == "2 kv_heads can't be split over 4 ranks, but over 1, 2"
-
-
-def test_degrees_that_are_not_the_world_are_refused() -> None:
-    w = Workload(seq_len=64, heads=8)
-    asked = refused("usp", w, 4, ulysses=2, ring=3)
-    assert asked.startswith("ulysses 2 and ring 3 do not make up 4 ranks")
-    assert refused("usp", w, 4, ulysses=3).startswith("ulysses 3 do")
-    assert refused("usp", w, 4, ring=3).startswith("ring 3 do")
-
-
-def test_degrees_not_asked_for_make_up_the_world() -> None:
-    def degrees(world: int, kv_heads: int, **asked: int) -> tuple[int, int]:
-        w = Workload(seq_len=64, heads=12, kv_heads=kv_heads)
-        usp: Any = IMPLEMENTATIONS.get("usp")(w, Group(0, world), **asked)
-        return usp.ulysses, usp.ring
-
-    assert [degrees(world, 12) for world in (2, 3, 4, 8)] == [(2, 1), (3, 1), (4, 1), (4, 2)]
-    assert [degrees(world, 2) for world in (2, 3, 4, 8)] == [(2, 1), (1, 3), (2, 2), (2, 4)]
-    assert degrees(8, 12, ring=4) == degrees(8, 12, ulysses=2) == (2, 4)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [(n, {}) for n in MANY if n not in ("ddp", "head-parallel")]
-    + [("head-parallel", {"sequence_parallel": True}), ("ring", {"queries": "full"})],
-)
-def test_fewer_tokens_than_ranks_are_refused(name: str, options: Options) -> None:
-    w = Workload(seq_len=3, heads=4)
-    message = refused(name, w, 4, **options)
-    assert re.fullmatch(r"3 tokens( in blocks of \d+)? can't be shared by 4 ranks", message)
+# ---- shards --------------------------------------------------------------------------------------
 
 
 def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:
@@ -492,19 +422,3 @@ def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:
                 assert getattr(shard, field) == getattr(one.shard, field)
             assert shard.queries.tolist() == one.shard.queries.tolist()
             assert shard.keys.tolist() == one.shard.keys.tolist()
-
-
-@pytest.mark.parametrize("name", ["dilated", "hilbert"])
-def test_the_compiled_kernel_is_refused_where_it_would_not_be_the_one_that_runs(name: str) -> None:
-    attention = IMPLEMENTATIONS.get(name)(Workload(seq_len=4096), Group(0, 2), kernel="native")
-    with pytest.raises(UnsupportedError, match="kernel=native runs on one rank; auto on many"):
-        attention.prepare("cpu")
-
-
-@pytest.mark.parametrize("name", ["ddp", "data-parallel"])
-def test_a_module_inside_a_module_is_refused(name: str) -> None:
-    """It would be projected twice."""
-    with pytest.raises(UserError, match="inner=block-sparse-multihead has projections itself"):
-        IMPLEMENTATIONS.get(name)(
-            Workload(seq_len=64, batch=2), Group.alone(), inner="block-sparse-multihead"
-        )

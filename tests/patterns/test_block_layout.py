@@ -71,9 +71,16 @@ def test_runs_are_the_row_in_its_fewest_pieces(one: BlockLayout) -> None:
         assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(runs))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(layouts())
-def test_row_lengths_are_the_lengths_of_the_rows(one: BlockLayout) -> None:
+def test_the_transpose_lists_who_sees_each_key_block(one: BlockLayout) -> None:
+    """Also those of a key block that nobody sees."""
+    indptr, queries = one.transpose()
+    for key in range(one.rows):
+        seen_by = [i for i in range(one.rows) if key in one.row(i)]
+        assert queries[indptr[key] : indptr[key + 1]].tolist() == seen_by
+    assert queries.dtype == np.int32
+    assert len(indptr) == one.rows + 1
     assert one.row_lengths.tolist() == [len(one.row(i)) for i in range(one.rows)]
 
 
@@ -113,3 +120,17 @@ def test_a_layout_that_is_none_is_refused(
 
 def test_a_row_may_start_below_the_end_of_the_one_before() -> None:
     assert layout([[2], [0, 1], [0]], 12, 4).row(1).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "indptr", "message"),
+    [
+        (24, [0, 2, 1, 3], "falls at row 1"),
+        (24, [1, 2, 3, 3], "from 1 to 3; 3 kept"),
+        (24, [0, 1, 2, 5], "from 0 to 5; 3 kept"),
+        (0, [0], "layout of 0 tokens"),
+    ],
+)
+def test_a_bad_indptr_is_named(seq_len: int, indptr: list[int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BlockLayout(seq_len, 8, False, np.array(indptr), np.array([0, 1, 2], dtype=np.int32))

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
-from longseq_bench.patterns.block_layout import BlockLayout
+from longseq_bench.patterns import blocks
+from longseq_bench.patterns.block_layout import BlockLayout, Ints
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, WITH_WINDOW, make_layout
 
 NAMES = sorted(PATTERNS)
@@ -81,6 +82,12 @@ def test_a_layout_is_the_same_again(pattern: str) -> None:
     assert np.array_equal(one.indptr, two.indptr)
 
 
+@pytest.mark.parametrize("seed", [-5, 2**64 - 1, 2**70])
+def test_any_whole_number_is_a_seed(seed: int) -> None:
+    one, two = (make_layout("random", 50, 1, 0.8, False, s) for s in (seed, seed % 2**64))
+    assert np.array_equal(one.indices, two.indices)
+
+
 def test_another_seed_draws_another_layout() -> None:
     drawn = {
         make_layout("random", 4096, 32, 0.8, True, seed).indices.tobytes() for seed in (0, 1, 2)
@@ -111,10 +118,25 @@ def test_chunks_of_rows_do_not_show(
     """Rows are computed a chunk at a time; a row does not depend on its chunk."""
     special = special_of(pattern, 40)
     whole = make_layout(pattern, 3000, 16, 0.7, causal, 3, special)
-    monkeypatch.setattr("longseq_bench.patterns.blocks.CHUNK", 500)
+    monkeypatch.setattr(blocks, "CHUNK", 500)
     cut = make_layout(pattern, 3000, 16, 0.7, causal, 3, special)
     assert np.array_equal(whole.indices, cut.indices)
     assert np.array_equal(whole.indptr, cut.indptr)
+
+
+def test_no_table_is_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells: list[int] = []
+    rule = PATTERNS["global-local"]
+
+    def watched(rows: blocks.LayoutRows) -> Ints:
+        cells.append(rows.i.size * rows.k.size)
+        return rule(rows)
+
+    monkeypatch.setitem(PATTERNS, "global-local", watched)
+    monkeypatch.setattr(blocks, "CHUNK", 200)
+    make_layout("global-local", 100, 1, 0.9, False, special=3)
+    # rows that see all go two at a time and then one, the others twenty at a time
+    assert cells == [200, 100, 200, 200, 200, 200, 170]
 
 
 def test_local_window_keeps_the_nearest() -> None:
@@ -325,6 +347,7 @@ TAKES_NONE = "takes no window; global-local, local-window, sink-window and strid
     [
         (["strided"], {"block": 0}, "block 0 is too small; the least is 1"),
         (["strided"], {"block": -3}, "block -3 is too small; the least is 1"),
+        (["random"], {"seq_len": 0}, "sequence of 0 tokens"),
         (WITH_SPECIAL, {"special": 101}, "globals=101 is more than the sequence's 100 tokens"),
         (PATTERNS.keys() - {*WITH_SPECIAL}, {"special": 5}, HAS_NONE),
         (PATTERNS.keys() - {*WITH_WINDOW}, {"window": 20}, TAKES_NONE),
@@ -338,7 +361,9 @@ def test_what_a_pattern_cannot_have_is_refused(
 ) -> None:
     for pattern in patterns:
         with pytest.raises((UserError, UnsupportedError), match=says):
-            make_layout(pattern, 100, sparsity=0.5, causal=False, **{"block": 10, **options})
+            make_layout(
+                pattern, sparsity=0.5, causal=False, **{"seq_len": 100, "block": 10, **options}
+            )
 
 
 def test_the_largest_globals_and_windows_are_taken() -> None:

@@ -74,6 +74,11 @@ def test_a_rate_of_one_covers_every_token() -> None:
     assert DilationRule((16, 64), (1, 4), 4).uncovered_share(1000) == 0
 
 
+def test_a_very_long_sequence_is_counted_by_its_period() -> None:
+    assert DilationRule((1024, 2048), (2, 4), 8).uncovered_share(2**40) == 0.5
+    assert DilationRule((1024,), (2,), 1).visible_pairs(2**40, False) == 2**30 * 512**2
+
+
 def test_offsets_rotate_so_that_heads_cover_every_token() -> None:
     """As many heads as the rate: every token is covered by exactly one."""
     rule = DilationRule((64,), (4,), 4)
