@@ -13,7 +13,6 @@ from torch import Tensor
 
 import longseq_bench
 from longseq_bench import create_block_sparse_attention as create
-from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -45,15 +44,9 @@ def passed(attend: Any, w: Workload, qkv: Tensors | None = None) -> list[Tensor]
     return [out.detach(), *torch.autograd.grad(out, qkv, make_output_gradient(w))]
 
 
-def has(variant: str) -> bool:
-    return VARIANTS[variant] in IMPLEMENTATIONS.names()
-
-
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 @pytest.mark.parametrize("variant", ["base", "adaptive"])
 def test_it_is_the_implementation_of_that_name(variant: str, causal: bool) -> None:
-    if not has(variant):
-        pytest.skip(f"{VARIANTS[variant]} is not registered")
     attend = create(variant, causal=causal, **BLOCKS)
     for fields in ({}, {"seq_len": 33}, {"heads": 2, "batch": 1}, {"mode": "forward"}):
         w = workload(causal=causal, **fields)
@@ -116,8 +109,6 @@ def test_copies_and_pickles_compute_the_same() -> None:
 
 
 def test_what_a_scorer_learns_is_one_for_all_shapes() -> None:
-    if not has("adaptive"):
-        pytest.skip("block-sparse-adaptive is not registered")
     attend = create("adaptive", scorer="learned", **BLOCKS)
     assert attend.parameters() == ()
     attend.prepare(64, heads=4, head_dim=16)
