@@ -29,19 +29,6 @@ def samples_table(records: Sequence[Record]) -> Table:
 
 
 def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
-    known = _identity(record)
-    if not record.outcome.measurements:
-        yield (*known, *[None] * len(_OF_MEASUREMENT))
-    for measurement in record.outcome.measurements:
-        samples = measurement.samples
-        yield (
-            *known, measurement.name, measurement.unit, measurement.rank, len(samples),
-            median(samples) if samples else None, min(samples, default=None),
-            max(samples, default=None), " ".join(map(repr, samples)),
-        )  # fmt: skip
-
-
-def _identity(record: Record) -> tuple[Cell, ...]:
     trial, outcome, environment = record.trial, record.outcome, record.environment
     named = {
         "started_at": record.started_at,
@@ -64,4 +51,13 @@ def _identity(record: Record) -> tuple[Cell, ...]:
         "phase": outcome.phase,
         "dense_source": outcome.facts.get("dense") if outcome.samples("dense_time") else None,
     }
-    return tuple(named[name] for name in _OF_RECORD)
+    known = tuple(named[name] for name in _OF_RECORD)
+    if not outcome.measurements:
+        yield (*known, *[None] * len(_OF_MEASUREMENT))
+    for measurement in outcome.measurements:
+        samples = measurement.samples
+        yield (
+            *known, measurement.name, measurement.unit, measurement.rank, len(samples),
+            median(samples) if samples else None, min(samples, default=None),
+            max(samples, default=None), " ".join(map(repr, samples)),
+        )  # fmt: skip

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from longseq_bench.analysis.row import require
-from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_share, format_tokens
+from longseq_bench.core.units import format_share
 from longseq_bench.reports.assemble import SWEEP_RANKS, or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
+from longseq_bench.reports.sections.findings import describe_limit
 
 HALF = 0.5
 """Share of the time above which communication is the bottleneck."""
@@ -61,13 +61,6 @@ def _evidence(row: SweepRow) -> str:
     return f"{words} ({low} to {high})"
 
 
-def _first_failure(row: SearchRow) -> str:
-    if row.first_failure is None:
-        return "no longer length failed"
-    phase = f" in {row.failure_phase}" if row.failure_phase else ""
-    return f"{format_tokens(row.first_failure)} failed{phase}"
-
-
 _SWEPT: Columns = (
     "label", "world_size", "tokens", "time_s", "compute_time_s", "communication_time_s",
     "exposed_share", ValueColumn("Bottleneck", "text", find_bottleneck),
@@ -76,5 +69,5 @@ _SWEPT: Columns = (
 _SEARCHED: Columns = (
     "label", "world_size", ValueColumn("Tokens", "tokens", lambda row: row.max_tokens or None),
     ValueColumn("Bottleneck", "text", attrgetter("limited_by")),
-    ValueColumn("By", "text", _first_failure),
+    ValueColumn("By", "text", describe_limit),
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """Longest lengths on other hardware, computed from the bytes per token measured here."""
 
+from functools import partial
+
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.core.hardware import Hardware, profiles
@@ -24,7 +26,11 @@ def projected(source: Source) -> Section:
         if row.world_size == 1 and row.limited_by == "memory" and row.bytes_per_token
         if row.is_full_pass and not row.offloads
     ]
-    columns: Columns = ("label", "bytes_per_token", *map(_column, profiles().values()))
+    others = [
+        ValueColumn(f"{one.name}, {format_bytes(one.memory)}", "tokens", partial(_tokens, one))
+        for one in profiles().values()
+    ]
+    columns: Columns = ("label", "bytes_per_token", *others)
     return or_missing(
         Section("On other hardware, computed", [_SAID], tables=source.tables(known, columns)),
         "search on one rank that memory ended",
@@ -32,8 +38,5 @@ def projected(source: Source) -> Section:
     )
 
 
-def _column(hardware: Hardware) -> ValueColumn:
-    def tokens(row: SearchRow) -> int:
-        return int(hardware.memory / require(row.bytes_per_token))
-
-    return ValueColumn(f"{hardware.name}, {format_bytes(hardware.memory)}", "tokens", tokens)
+def _tokens(hardware: Hardware, row: SearchRow) -> int:
+    return int(hardware.memory / require(row.bytes_per_token))

@@ -1,6 +1,7 @@
 """Trials on several ranks: the figures of each rank, and the stacks of those that hung."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from longseq_bench.analysis.grouping import group_by
@@ -67,7 +68,8 @@ def each_rank(source: Source) -> Section:
 def hangs(source: Source) -> Iterator[Section]:
     """Build a section per hung trial with the stack of each rank; the first MOST_SAID trials."""
     hung = (r for r in source.records if r.outcome.status == "hang" and _stacks(r))
-    trials = group_by(hung, lambda r: (r.trial.key_without("round", "seed"), _machine(r)))
+    machine = attrgetter("environment.fingerprint")
+    trials = group_by(hung, lambda r: (r.trial.key_without("round", "seed"), machine(r)))
     first = [records[0] for records in trials.values()]
     for record in first[:MOST_SAID]:
         trial, outcome = record.trial, record.outcome
@@ -82,10 +84,6 @@ def hangs(source: Source) -> Iterator[Section]:
     if more := len(first[MOST_SAID:]):
         said = [f"{more:,} more trials hung; the records have where their ranks stood."]
         yield Section("Further hangs", points=said)
-
-
-def _machine(record: Record) -> str:
-    return record.environment.fingerprint
 
 
 def _stacks(record: Record) -> Mapping[str, Any]:

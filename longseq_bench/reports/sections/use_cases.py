@@ -90,7 +90,9 @@ def _approach(
         at = group_by_density(r for r in timed if r.tokens == shortest)[0]
         at.sort(key=lambda r: require(r.time_s))
         best = find_ties(at, "time_low_s", "time_high_s")
-        words = ", ".join(f"{format_time(r)}{_peak(r)}{_density(r)}" for r in best)
+        peaks = [f", peak {format_bytes(r.peak_bytes)}" if r.peak_bytes else "" for r in best]
+        pairs = zip(best, peaks, strict=True)
+        words = ", ".join(f"{format_time(r)}{peak}{_density(r)}" for r, peak in pairs)
         alike = "; they can't be told apart" if len(best) > 1 else ""
         return best, f"ran at {format_tokens(shortest)}: {words}{alike}"
     if reached:
@@ -113,15 +115,9 @@ def _maximum(name: str, swept: Sequence[SweepRow], found: Sequence[SearchRow]) -
 
 
 def _tokens(row: SearchRow) -> str:
-    budget = row.memory_budget
-    return f"{row.max_tokens:,} tokens" + (
-        f" under {format_bytes(budget)} a rank" if budget else ""
-    )
+    budget = f" under {format_bytes(row.memory_budget)} a rank" if row.memory_budget else ""
+    return f"{row.max_tokens:,} tokens{budget}"
 
 
 def _density(row: Row) -> str:
     return f", density {format_share(row.density)}" if row.is_sparse else ""
-
-
-def _peak(row: SweepRow) -> str:
-    return f", peak {format_bytes(row.peak_bytes)}" if row.peak_bytes else ""
