@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,16 +36,27 @@ LONG = (
 """Groups that start first, so that the workers end together."""
 
 
-@pytest.hookimpl(tryfirst=True)
+def group_of(nodeid: str) -> str:
+    """The group of a test: tests of one file share fixtures, ports and signals."""
+    path = Path(nodeid.partition("::")[0])
+    return SHARED.get(path.parent.name, f"{path.parent.name}/{path.stem}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run the tests of a group on one worker. (xdist's own groups need pytest before 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return GroupScheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of one file on one worker: they share fixtures, ports and signals."""
-    groups = {}
-    for item in items:
-        folder = item.path.parent.name
-        groups[item] = SHARED.get(folder, f"{folder}/{item.path.stem}")
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
     order = {group: i for i, group in enumerate(LONG)}
-    items.sort(key=lambda item: order.get(groups[item], len(LONG)))
+    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(LONG)))
 
 
 @pytest.fixture(scope="session")
