@@ -324,7 +324,7 @@ def run_and_report(
                 schedule, launcher, store, environment.collect, watchers, command
             )
         made = documents(records, baseline=baseline, notes=store.notes)
-        paths = write_documents(made, store.folder, beside=False)
+        paths = write_documents(made, store.folder, attachments=False)
     print_lines(f"wrote {path}" for path in [store.path, *paths])
     print_lines([f"charts and a page: longseq report {store.folder} --format md,html"])
     return records

@@ -26,13 +26,13 @@ def write_documents(
     made: Sequence[Document],
     out_dir: str | Path,
     formats: Sequence[str] = ("md", "csv"),
-    beside: bool = True,
+    attachments: bool = True,
 ) -> list[Path]:
     """Write reports in each format into `out_dir`; return the paths of the main files.
 
     The folder is created if it is missing. A summary is `report.<format>`, another kind is
     `<kind>.<format>`. Some formats put charts and tables into a folder next to the main file.
-    beside: write this folder too.
+    attachments: write this folder too.
     Raises UnknownNameError for an unknown format, and StoreError if `out_dir` can't be written.
     All reports are rendered before the first is written.
     """
@@ -40,10 +40,10 @@ def write_documents(
 
     renderers = {name: FORMATS.get(name) for name in formats}
     reports = []
-    for document in made if beside else [document.without_charts() for document in made]:
+    for document in made if attachments else [document.without_charts() for document in made]:
         for name, render in renderers.items():
             files = _checked(name, render(document))
-            reports.append(files if beside else dict(list(files.items())[:1]))
+            reports.append(files if attachments else dict(list(files.items())[:1]))
     try:
         return [_write(Path(out_dir), files) for files in reports]
     except OSError as error:

@@ -55,8 +55,8 @@ def or_missing(section: Section, what: str, *commands: str) -> Section:
     """
     if section.has_content:
         return replace(section, points=limit_sentences(section.points))
-    said = [f"There is no {what} among these records. To have it:"]
-    return Section(section.title, said, code=commands, is_missing=True)
+    about = [f"There is no {what} among these records. To have it:"]
+    return Section(section.title, about, code=commands, is_missing=True)
 
 
 def recommendations_section(*rules: Iterable[str], title: str = "Recommendations") -> Section:

@@ -88,7 +88,7 @@ def extreme(source: Source) -> Document:
         or_missing(lengths.lengths(source), "sweep", SWEEP),
         densities.against_length(source),
         doubling.doubling(source),
-        standard_attention.beside_standard(source),
+        standard_attention.against_standard(source),
         use_cases.uses(source),
         hardware_projection.projected(source),
     ]

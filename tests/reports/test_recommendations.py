@@ -25,7 +25,7 @@ from longseq_bench.reports.sections.recommendations import (
 )
 from longseq_bench.reports.sections.segments import curve, segments
 from longseq_bench.reports.sections.sparse import sparse
-from longseq_bench.reports.sections.standard_attention import beside_standard
+from longseq_bench.reports.sections.standard_attention import against_standard
 from longseq_bench.reports.sections.use_cases import uses
 from tests import make
 from tests.reports.examples import on_one, spread, took, took_on
@@ -436,7 +436,7 @@ def test_where_all_failed_the_section_says_what_to_run(kind: str) -> None:
     assert "There is no pair of rows" in section.paragraphs[0]
 
 
-@pytest.mark.parametrize("section", [uses, segments, curve, against_one, beside_standard])
+@pytest.mark.parametrize("section", [uses, segments, curve, against_one, against_standard])
 def test_a_section_without_rows_says_what_to_run(section: Callable[[Source], Section]) -> None:
     assert section(Source(FAILED)).is_missing
     assert section(Source(FAILED)).code

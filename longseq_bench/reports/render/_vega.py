@@ -44,7 +44,7 @@ _LABELS: dict[Kind, str] = {
 
 
 TIP, GREY = [alt.Tooltip("w:N", title=" ")], "#888888"
-Held = dict[str, list[dict[str, Any]]]
+Datasets = dict[str, list[dict[str, Any]]]
 """Rows of a chart, by the names that its layers use."""
 LEAST = 1e-250
 
@@ -62,20 +62,20 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
     page: for an HTML page: as wide as its container, without title and legend, which the page
     writes itself. Its parameter `hidden` lists the series that are not shown.
     """
-    chart, held = _clean(chart), Held()
+    chart, datasets = _clean(chart), Datasets()
     height = HEIGHT
     if chart.shape == "bars":
         room = 260 if page else 420
-        layers = _bars(chart, held, room)
+        layers = _bars(chart, datasets, room)
         height = max(BAR, LINE * _lines(chart, room) + 6) * max(len(_shown(chart)), 2)
     else:
-        layers = _plot(chart, held, legend=not page)
+        layers = _plot(chart, datasets, legend=not page)
     layers = [layer.transform_filter("indexof(hidden, datum.s) < 0") for layer in layers]
     if page and chart.shape != "bars":
         wheel = "wheel![event.ctrlKey || event.metaKey]"
         zoom = alt.selection_interval(name="zoom", bind="scales", zoom=wheel)
         layers[0] = layers[0].add_params(zoom)
-    guides = [] if chart.shape == "bars" else _guides(chart, held)
+    guides = [] if chart.shape == "bars" else _guides(chart, datasets)
     whole = alt.layer(*layers, *guides).add_params(alt.param(name="hidden", value=[]))
     whole = whole.properties(
         height=height, width="container" if page else WIDTH, description=chart.said
@@ -85,7 +85,7 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
         whole = whole.configure_legend(labelLimit=320, symbolStrokeWidth=2, symbolLimit=0)
     whole = whole.configure_title(anchor="start", limit=900)
     # a test checks it against the schema; a check here would double the time of many charts
-    return {**whole.to_dict(validate=False), "datasets": held}
+    return {**whole.to_dict(validate=False), "datasets": datasets}
 
 
 def colours(chart: Chart) -> dict[str, tuple[str, list[int]]]:
@@ -135,11 +135,11 @@ def _shown(chart: Chart) -> list[str]:
     return chart.series[:MOST_SERIES]
 
 
-def _plot(chart: Chart, held: Held, legend: bool) -> list[alt.Chart]:
+def _plot(chart: Chart, datasets: Datasets, legend: bool) -> list[alt.Chart]:
     """Draw lines or dots with intervals, and a cross at the top for each failed length."""
     x, y = _axis("x", chart), _axis("y", chart)
     colour, dash, shape = _scales(chart, legend)
-    base = _chart(_rows(chart), held).encode(x=x, color=colour)
+    base = _chart(_rows(chart), datasets).encode(x=x, color=colour)
     dots = base.mark_point(filled=True, size=46, opacity=1).encode(y=y, shape=shape, tooltip=TIP)
     bounds = base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("lo:Q"), y2="hi:Q")
     layers = [dots, bounds.transform_filter("isValid(datum.lo)")]
@@ -147,11 +147,11 @@ def _plot(chart: Chart, held: Held, legend: bool) -> list[alt.Chart]:
         layers.insert(0, base.mark_line(strokeWidth=1.8).encode(y=y, strokeDash=dash))
     # without `sort` Vega-Lite writes the names into an expression
     offset = alt.YOffset("row:Q", scale=None, sort="ascending")
-    crosses = _crosses(chart, held, x=x, y=alt.value(0), yOffset=offset, color=colour)
+    crosses = _crosses(chart, datasets, x=x, y=alt.value(0), yOffset=offset, color=colour)
     return [*layers, *crosses]
 
 
-def _crosses(chart: Chart, held: Held, **encoding: Any) -> list[alt.Chart]:
+def _crosses(chart: Chart, datasets: Datasets, **encoding: Any) -> list[alt.Chart]:
     """Draw a cross for each failure; those of one length are below each other."""
     rows = _cross_rows(chart)
     marks = [
@@ -161,7 +161,7 @@ def _crosses(chart: Chart, held: Held, **encoding: Any) -> list[alt.Chart]:
     ]
     if not marks:
         return []
-    crosses = _chart(marks[:MOST_POINTS], held).encode(**encoding, tooltip=TIP)
+    crosses = _chart(marks[:MOST_POINTS], datasets).encode(**encoding, tooltip=TIP)
     return [crosses.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1)]
 
 
@@ -171,7 +171,7 @@ def _cross_rows(chart: Chart) -> dict[str, int]:
     return {s: 6 + 8 * (i % 8) for i, s in enumerate(s for s in failed if s in shown)}
 
 
-def _bars(chart: Chart, held: Held, room: int) -> list[alt.Chart]:
+def _bars(chart: Chart, datasets: Datasets, room: int) -> list[alt.Chart]:
     """Make a bar per series with its interval, a tick per guide, and a cross per failure.
 
     room: width for the names (px).
@@ -181,16 +181,16 @@ def _bars(chart: Chart, held: Held, room: int) -> list[alt.Chart]:
     y = alt.Y("s:N", sort=None, title=None, axis=_names(chart, room))
     label = alt.Axis(labelExpr=_label(chart.y.kind, log=False), title=chart.y.name)
     x = alt.X("y:Q", axis=label, scale=alt.Scale(zero=True))
-    base = _chart(rows, held).encode(y=y)
+    base = _chart(rows, datasets).encode(y=y)
     layers = [base.mark_bar(height=BAR * 0.55).encode(x=x, color=colour, tooltip=TIP)]
     if any(row["lo"] is not None for row in rows):
         bounded = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5)
         layers.append(bounded.encode(x=alt.X("lo:Q"), x2="hi:Q"))
     for guide in chart.guides:
         limits = [_row(chart, p) for p in guide.points if p.series in _shown(chart)]
-        ticks = _chart(limits, held).encode(y=y, x=alt.X("y:Q", axis=label), tooltip=TIP)
+        ticks = _chart(limits, datasets).encode(y=y, x=alt.X("y:Q", axis=label), tooltip=TIP)
         layers.append(ticks.mark_tick(thickness=2.5, height=BAR * 0.9, color=GREY))
-    return [*layers, *_crosses(chart, held, x=alt.value(8), y=y, color=colour)]
+    return [*layers, *_crosses(chart, datasets, x=alt.value(8), y=y, color=colour)]
 
 
 def _names(chart: Chart, room: int) -> alt.Axis:
@@ -231,14 +231,14 @@ def _lines_of(letters: int) -> str:
     return rf"(.{{1,{letters}}})(?:\s+|$)|(.{{{letters}}})"
 
 
-def _guides(chart: Chart, held: Held) -> list[alt.Chart]:
+def _guides(chart: Chart, datasets: Datasets) -> list[alt.Chart]:
     """Draw guides as dashed lines with their names at the ends."""
     lines = []
     for guide in chart.guides:
         rows = [{"x": p.x, "y": p.y, "s": guide.name} for p in guide.points]
-        base = _chart(rows, held).encode(x="x:Q", y="y:Q")
+        base = _chart(rows, datasets).encode(x="x:Q", y="y:Q")
         lines.append(base.mark_line(strokeDash=[4, 4], color=GREY, strokeWidth=1.5))
-        last = _chart(rows[-1:], held).encode(x="x:Q", y="y:Q", text="s:N")
+        last = _chart(rows[-1:], datasets).encode(x="x:Q", y="y:Q", text="s:N")
         lines.append(last.mark_text(align="right", dy=-7, color=GREY))
     return lines
 
@@ -298,10 +298,10 @@ def _clean(chart: Chart) -> Chart:
     )
 
 
-def _chart(rows: list[dict[str, Any]], held: Held) -> alt.Chart:
+def _chart(rows: list[dict[str, Any]], datasets: Datasets) -> alt.Chart:
     """A chart with its rows kept separately: Altair would copy and check them at every step."""
-    name = f"rows {len(held)}"
-    held[name] = rows
+    name = f"rows {len(datasets)}"
+    datasets[name] = rows
     return alt.Chart(alt.NamedData(name=name))
 
 

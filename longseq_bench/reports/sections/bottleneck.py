@@ -15,7 +15,7 @@ from longseq_bench.reports.sections.findings import describe_limit
 
 HALF = 0.5
 """Share of the time above which communication is the bottleneck."""
-_SAID = (
+_ABOUT = (
     "Communication: it adds more than half of the time; compute: it adds less; either: the "
     "intervals allow both. Of a search: what the first failure lacked."
 )
@@ -36,7 +36,7 @@ def bottleneck(source: Source) -> Section:
         for where, group in source.workloads(found)
     ]
     what = "trial on several ranks whose communication was timed apart"
-    return or_missing(Section("Bottlenecks", [_SAID], points, tables), what, SWEEP_RANKS)
+    return or_missing(Section("Bottlenecks", [_ABOUT], points, tables), what, SWEEP_RANKS)
 
 
 def _count(workload: str, found: Iterable[str]) -> str:

@@ -24,13 +24,13 @@ _LENGTHS = (
 def against_length(source: Source) -> Section:
     """Build the section on the longest length per sparsity, and the least sparsity per length."""
     tables, least = list(_lengths(source)), least_sparse(source)
-    said = (
+    about = (
         "Longest ok: a search's maximum, or the longest length of a sweep that was ok; lengths "
         "between those of a sweep were not tried. First failure: the shortest failed one above."
     )
     section = Section(
         "Sparsity against length",
-        [said, *(least.paragraphs if least.tables else [])],
+        [about, *(least.paragraphs if least.tables else [])],
         tables=[*tables, *least.tables],
         charts=section_charts.shares(source, [r for r in source.rows if r.is_sparse]),
     )

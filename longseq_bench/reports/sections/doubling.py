@@ -19,7 +19,7 @@ _COLUMNS = (
     Column("Time is", "ratio"), Column("Which is"), Column("Exponent of tokens"),
     Column("By formula"),
 )  # fmt: skip
-_SAID = (
+_ABOUT = (
     "Time at twice the tokens over the time at the tokens; ± is the farther end that both "
     "intervals allow. 2× is linear, 4× quadratic. The exponent is fitted to all lengths, with its "
     "95 % interval; by formula it is that of the FLOPs. Fitted: 2 to the power of the exponent, "
@@ -56,7 +56,7 @@ def doubling(source: Source) -> Section:
             points.append(_describe(fit, own, lengths, times, where))
         if rows:
             tables.append(Table(source.title(group[0]), _COLUMNS, tuple(rows)))
-    section = Section("Time a doubling", [_SAID], points, tables)
+    section = Section("Time a doubling", [_ABOUT], points, tables)
     return or_missing(section, "length timed together with twice that length", SWEEP)
 
 

@@ -27,12 +27,12 @@ def over_ranks(source: Source) -> Section:
         for group in group_by_workload(source.maxima)
         if len({row.world_size for row in group}) > 1
     ]
-    said = (
+    about = (
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
         "maximum on one rank times the ranks, where memory limited both."
     )
     pictures = section_charts.over_ranks(source)
-    return Section("Longest lengths over ranks", [said], tables=tables, charts=pictures)
+    return Section("Longest lengths over ranks", [about], tables=tables, charts=pictures)
 
 
 def exponents(source: Source) -> Section:
@@ -61,12 +61,12 @@ def format_exponent(one: Exponent | None) -> str | None:
 
 def least_sparse(source: Source) -> Section:
     """The searches for the least sparsity."""
-    said = (
+    about = (
         "Least sparsity: the least that passed at that length, most of its runs in time and none "
         "failed otherwise. Too dense: the largest that failed below it."
     )
     tables = source.tables(density_rows(source.records), _SPARSITIES)
-    return Section("Least sparsities", [said], tables=tables)
+    return Section("Least sparsities", [about], tables=tables)
 
 
 def _format_sparsity(value: float | None, rounded: Callable[[float], int]) -> str | None:

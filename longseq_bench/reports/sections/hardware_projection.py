@@ -11,7 +11,7 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
 
-_SAID = (
+_ABOUT = (
     "Computed, not measured: the memory of one device over the bytes a token of a search here that "
     "memory ended on one rank, as if a kernel there held as much. Time and kernels' limits are not "
     "in it; longseq plan predicts these too."
@@ -32,7 +32,7 @@ def projected(source: Source) -> Section:
     ]
     columns: Columns = ("label", "bytes_per_token", *others)
     return or_missing(
-        Section("On other hardware, computed", [_SAID], tables=source.tables(known, columns)),
+        Section("On other hardware, computed", [_ABOUT], tables=source.tables(known, columns)),
         "search on one rank that memory ended",
         "longseq maxlen --impl ring --memory-budget 64MiB",
     )

@@ -25,19 +25,19 @@ _LENGTHS: Columns = (
 
 def lengths(source: Source) -> Section:
     """Build a table and charts of all measured rows, per workload."""
-    said = [
+    about = [
         "Time: median of the slowest rank; ± is the farther end of its 95 % interval (with fewer "
         "than 6 samples, of their range). A dash: not measured; Failures says why."
     ]
     if source.baseline:
-        said.append(
+        about.append(
             f"Speed: time of {source.baseline} over the row's on the same workload, on as many "
             "ranks where it ran so, else on the fewest."
         )
     makers = section_charts.time, section_charts.memory, section_charts.throughput
     return Section(
         "Lengths swept",
-        said + explain_rank_columns(source.rows) + section_charts.cut(source.rows, 3),
+        about + explain_rank_columns(source.rows) + section_charts.cut(source.rows, 3),
         tables=source.tables(source.rows, _LENGTHS),
         charts=section_charts.charts(source, source.rows, *makers),
     )

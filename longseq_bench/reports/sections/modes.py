@@ -29,7 +29,7 @@ _GAINS: Columns = (
 BY_LENGTH = ("oom", "timeout", "limit")
 """Statuses of a trial that is too long; they don't mean that its results are wrong."""
 
-_SAID = (
+_ABOUT = (
     "Works: output (in training gradients too) passed the check against float64 in all trials, but "
     "for those that were too long (out of memory or time, a kernel's limit); partly: some ended "
     "otherwise. The error is the largest of any output, over lengths and masks."
@@ -46,7 +46,7 @@ def modes(source: Source) -> Section:
         cells = tuple(_cells(some) for some in group_by(rows, _mode_of).values())
         tables.append(Table(title, _MODES, cells))
         points += _works(rows, title)
-    section = Section("Modes run here", [_SAID], points, tables)
+    section = Section("Modes run here", [_ABOUT], points, tables)
     return or_missing(section, "sweep", SWEEP_RANKS, "longseq list")
 
 
@@ -90,13 +90,13 @@ def gains(source: Source) -> Section:
     known = [row for row in source.rows if row.world_size > 1 and row.speedup is not None]
     in_order = attrgetter("label", "tokens")
     groups = [sorted(group, key=in_order) for group in group_by_workload(known)]
-    said = (
+    about = (
         "Against the same trial on one rank; at least and at most are what the intervals of both "
         "times leave possible."
     )
     section = Section(
         "Speed-up and efficiency by length",
-        [said, *section_charts.cut(known)],
+        [about, *section_charts.cut(known)],
         tables=[table for group in groups for table in source.tables(group, _GAINS)],
         charts=section_charts.charts(source, known, section_charts.pays),
     )

@@ -29,13 +29,13 @@ def batches(source: Source) -> Section:
         f"tokens, the largest peak {format_ratio(worst.imbalance or 1.0)} the least."
         for worst in uneven
     ]
-    said = (
+    about = (
         "Memory: peak of each rank, from the first to the last; imbalance: the largest over the "
         "least. Time: of the slowest rank."
     )
     section = Section(
         "Batch, length, time and memory",
-        [said, *section_charts.cut(several)],
+        [about, *section_charts.cut(several)],
         points,
         source.tables(several, _BATCHES),
         charts=section_charts.charts(source, several, section_charts.each_peak),
@@ -84,7 +84,7 @@ def against_one(source: Source) -> Section:
     section = Section(
         "Single against many",
         ["The same total work on one rank and on several. Ranks of a CPU share its cores."],
-        [said for group in group_by_workload(grown) for said in most_grown(group)],
+        [about for group in group_by_workload(grown) for about in most_grown(group)],
         [
             *source.tables(swept, swept_columns),
             *source.tables(grown, found_columns, "longest lengths: "),

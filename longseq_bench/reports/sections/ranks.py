@@ -50,13 +50,13 @@ def each_rank(source: Source) -> Section:
     several = [row for row in source.rows if row.world_size > 1]
     swept = [row for row in several if any(getattr(row, name) is not None for name in known)]
     found = [r for r in source.maxima if r.world_size > 1 and r.rank_peaks is not None]
-    said = (
+    about = (
         "From the first rank to the last: median time, largest peak, bytes counted in one pass "
         "and by formula."
     )
     return Section(
         "Ranks",
-        [said, *section_charts.cut(source.rows)],
+        [about, *section_charts.cut(source.rows)],
         tables=[
             *source.tables(swept, _SWEPT),
             *source.tables(found, _FOUND, "at the maximum: "),
@@ -82,8 +82,8 @@ def hangs(source: Source) -> Iterator[Section]:
             code=list(_equal_stacks(_stacks(record))),
         )
     if more := len(first[MOST_SAID:]):
-        said = [f"{more:,} more trials hung; the records have where their ranks stood."]
-        yield Section("Further hangs", points=said)
+        about = [f"{more:,} more trials hung; the records have where their ranks stood."]
+        yield Section("Further hangs", points=about)
 
 
 def _stacks(record: Record) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from longseq_bench.reports.wording import format_range
 ALONG, CURVE = "dilated", "hilbert"
 """Implementations with the same segments and rates: along the sequence, and along the curve."""
 
-_SAID = (
+_ABOUT = (
     "Speed of dilation: time of the same segments with every rate 1 over the row's; pairs without: "
     "how many times as many pairs they see. Pairs seen: the share of dense attention's pairs; "
     "uncovered: the share of (token, head) pairs that see nothing."
@@ -43,7 +43,7 @@ def segments(source: Source) -> Section:
     maxima = source.tables(found, _MAXIMA, "longest lengths: ")
     tables = [*maxima, *source.tables(rows, columns)]
     return or_missing(
-        Section("Segments and dilation", [_SAID], list(filter(None, effects)), tables),
+        Section("Segments and dilation", [_ABOUT], list(filter(None, effects)), tables),
         "attention with segments",
         "longseq sweep configs/hilbert.yaml",
         "longseq maxlen --impl dilated --impl hilbert -o segments=4096,8192 -o dilation=1,2",

@@ -13,7 +13,7 @@ from longseq_bench.reports.document import Section, format_ratio
 from longseq_bench.reports.groups import has_several_ranks, longest_shared
 from longseq_bench.reports.wording import describe_best, find_ties, limit_sentences
 
-_SAID = (
+_ABOUT = (
     "Density: share of the visible blocks (of pairs, where a pattern has no blocks) that is kept; "
     "of pairs, one seen twice counts twice. Plan time is in no other time, but where a pattern is "
     "chosen by its inputs. Dense time: torch's dense attention on the same inputs, in turn with "
@@ -31,7 +31,7 @@ def sparse(source: Source) -> Section:
     points = [_best(group, where) for where, group in source.workloads(shares)]
     return Section(
         "Sparse attention",
-        [_SAID, *[_ONE_RANK] * has_several_ranks(rows)],
+        [_ABOUT, *[_ONE_RANK] * has_several_ranks(rows)],
         limit_sentences(points),
         source.tables(rows, _COLUMNS),
         charts=section_charts.shares(source, rows),

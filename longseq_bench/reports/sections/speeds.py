@@ -34,7 +34,7 @@ def relative(source: Source) -> Section:
         columns = _columns(speed, _reference_peak(at, label))
         tables.append(build_table(capitalize_first(where), columns, at, keep_empty=True))
         points += _describe(at, speed, base, where)
-    said = (
+    about = (
         "At the longest length that most implementations were ok at. Relative speed: time of "
         f"{base} over the row's, on as many ranks where it ran so, else on the fewest. Relative "
         "memory: the row's peak of a rank over that of the baseline on the fewest. Pairs seen: "
@@ -43,7 +43,7 @@ def relative(source: Source) -> Section:
     makers = section_charts.time, section_charts.memory, section_charts.roofline
     section = Section(
         "Time, memory, relative speed",
-        [said, *section_charts.cut(source.rows, 3)],
+        [about, *section_charts.cut(source.rows, 3)],
         points,
         tables,
         charts=section_charts.charts(source, source.rows, *makers) if tables else (),
@@ -106,10 +106,10 @@ def _describe(
 def on_ranks(source: Source) -> Section:
     """Build a table of the trials that were ok: a row per label, a column per number of ranks."""
     worlds = sorted({row.world_size for row in source.rows})
-    said = "How many of the trials on so many ranks were ok; Failures has the reasons."
+    about = "How many of the trials on so many ranks were ok; Failures has the reasons."
     together = group_by(source.rows, attrgetter("fingerprint", "device", "mode")).values()
     tables = [_worlds(source, rows, worlds) for rows in together] if worlds != [1] else []
-    section = Section("What works on many ranks", [said], tables=tables)
+    section = Section("What works on many ranks", [about], tables=tables)
     return or_missing(section, "trial on several ranks", SWEEP_RANKS)
 
 

@@ -22,13 +22,13 @@ _BY_SPARSITY: Columns = (
                 lambda row: None if row.token_density is None else 1 - row.token_density),
     "time_s", "peak_bytes", *_STANDARD,
 )  # fmt: skip
-_SAID = (
+_ABOUT = (
     "Standard attention's memory is measured where the implementation dense ran on the same "
     "workload, else computed by formula: two score matrices beside the floor, in training three."
 )
 
 
-def beside_standard(source: Source) -> Section:
+def against_standard(source: Source) -> Section:
     """Build a table per workload of the rows on one rank whose peak is known."""
     known = [
         row
@@ -57,7 +57,7 @@ def by_sparsity(source: Source) -> Section:
 
 def _section(title: str, rows: list[SweepRow], columns: Columns, source: Source) -> Section:
     points = [_at_longest(group, where) for where, group in source.workloads(rows)]
-    return Section(title, [_SAID], points, source.tables(rows, columns))
+    return Section(title, [_ABOUT], points, source.tables(rows, columns))
 
 
 def _at_longest(group: list[SweepRow], where: str) -> str:

@@ -31,7 +31,7 @@ _COLUMNS = (
     Column("Its evidence"), Column("Its maximum"), Column("Sparse attention"),
     Column("Its evidence"), Column("Its maximum"),
 )  # fmt: skip
-_SAID = (
+_ABOUT = (
     "The lengths of use cases are assumed. An approach is named where it was searched or swept to "
     "that length: the fastest at the shortest such length that was timed more than once, with all "
     "that can't be told from it; else the one that reached farthest. Of sparse attention only what "
@@ -57,7 +57,7 @@ def uses(source: Source) -> Section:
             title = source.title(replace(group[0], memory_budget=None, time_budget=None))
             tables.append(Table(title, _COLUMNS, rows))
     return or_missing(
-        Section("Use case, approach, maximum", [_SAID], tables=tables),
+        Section("Use case, approach, maximum", [_ABOUT], tables=tables),
         f"length of {format_tokens(USES[0][1])} tokens or more",
         SEARCH,
     )
