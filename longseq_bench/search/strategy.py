@@ -15,7 +15,8 @@ from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.searches import merge_search
 from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.model import Purpose, Record, Trial, TrialPrediction
-from longseq_bench.search.bracket import ExpectedLoads, Result, find_longest
+from longseq_bench.search.bracket import Result, find_longest
+from longseq_bench.search.edge_model import ExpectedLoads
 from longseq_bench.search.prediction import ROUGH_GUESS, Predictor
 
 FIRST_TOKENS = 2048  # the longest first length of a search: a pass of it takes milliseconds

@@ -13,17 +13,17 @@ import pytest
 
 from longseq_bench.search.bracket import (
     CONFIRMATIONS,
-    MOST_CONFIRMATIONS,
-    MOST_RUNS,
+    MAX_CONFIRMATIONS,
+    MAX_RUNS,
     TOLERANCE_SHARE,
     TOLERANCE_TOKENS,
     Bracket,
-    ExpectedLoads,
     Request,
     Result,
     find_longest,
     tolerance,
 )
+from longseq_bench.search.edge_model import ExpectedLoads
 
 Machine = Callable[[int], Result]
 CEILING = 2**30
@@ -48,7 +48,7 @@ def run(
     """Play a search to its end; a search that does not end is a failure."""
     search, seen = find_longest(start, ceiling, expected), Seen(Bracket(0, None, None, 0))
     ask = next(search)
-    for _ in range(MOST_RUNS + MOST_CONFIRMATIONS):
+    for _ in range(MAX_RUNS + MAX_CONFIRMATIONS):
         assert 1 <= ask.tokens <= ceiling
         seen.asks.append(ask)
         answer = machine(ask.tokens)
@@ -71,7 +71,7 @@ def assert_promises(seen: Seen, ceiling: int = CEILING, share: float = 0.16) -> 
     assert got.passed == max(winners, default=0)
     assert got.failed == min((n for n in seen.failed if n > got.passed), default=None)
     assert got.confirmations == max(0, seen.passed.count(got.passed) - 1)
-    if len(seen.asks) < MOST_RUNS:
+    if len(seen.asks) < MAX_RUNS:
         assert_closed(seen, ceiling, share)
 
 

@@ -1,0 +1,205 @@
+"""Estimates of the edge of a search: the length at which its runs reach a limit.
+
+A load is the fraction of a limit (memory, time) that a run uses; the edge is where the first load
+reaches 1. Memory is nearly the same in every run, time is not: each run near the edge gives its own
+estimate of the time edge, and their spread says how noisy the machine is.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median, median_high
+
+MIN_LENGTH_RATIO = 1.02  # lengths closer than this factor define no memory line: only noise differs
+NEAR_EDGE = 1.25  # runs within this factor of the longest pass estimate the time edge
+MARGIN = 0.005  # start this share below a predicted edge: more than the usual error of a prediction
+
+
+@dataclass(frozen=True)
+class ExpectedLoads:
+    """Loads expected before any run.
+
+    loads: the fraction of each limit at a length, growing with the length; unknown loads are left
+    out.  rough: the factor by which a load may be wrong, where that is more than a few percent; the
+    search starts at a length that is certain to fit within that factor.
+    """
+
+    loads: Callable[[int], Mapping[str, float]]
+    rough: Mapping[str, float] = field(default_factory=dict)
+
+
+class History:
+    """The results of the runs so far, by length.
+
+    loads: of the last pass.  times: load of time of every run that did not fail otherwise.
+    passes: number of passes.  failures: lengths that failed for another reason than time.
+    """
+
+    def __init__(self) -> None:
+        self.loads: dict[int, Mapping[str, float]] = {}
+        self.times: defaultdict[int, list[float]] = defaultdict(list)
+        self.passes: Counter[int] = Counter()
+        self.failures: set[int] = set()
+
+    def is_passing(self, tokens: int) -> bool:
+        """Return True if a run of this length passed and none failed, by its median time."""
+        times = self.times.get(tokens)
+        in_time = not times or median_high(times) <= 1
+        return tokens in self.loads and tokens not in self.failures and in_time
+
+    def is_tied(self, tokens: int) -> bool:
+        """Return True if one run passed and one was late: a third decides the median."""
+        times = self.times.get(tokens, [])
+        return tokens not in self.failures and len(times) == 2 and min(times) <= 1 < max(times)
+
+    @property
+    def low(self) -> int:
+        """The longest length that passes; 0 if there is none. A later failure can lower it."""
+        return max(filter(self.is_passing, self.loads), default=0)
+
+    @property
+    def high(self) -> int | None:
+        """The shortest failed length above it; None if nothing failed there."""
+        low = self.low
+        longer = (n for n in self.failures | self.times.keys() if n > low)
+        return min((n for n in longer if not self.is_passing(n)), default=None)
+
+
+class EdgeModel:
+    """Predicts the edge: before any run from the expected loads, then corrected by the runs."""
+
+    def __init__(self, history: History, expected: ExpectedLoads | None, ceiling: int) -> None:
+        self.history, self.expected, self.ceiling = history, expected, ceiling
+        self._time_edges_of_runs: dict[tuple[int, float], int] = {}
+
+    def expected_edge(self) -> tuple[int | None, int]:
+        """Return the edge by the expected loads alone, and the first length to run below it.
+
+        (None, 0) without expected loads. The first length is certain to fit by rough loads.
+        """
+        if self.expected is None:
+            return None, 0
+        edge = _find_edge(self.expected.loads, {}, self.ceiling)
+        if edge is None:
+            return None, 0
+        cautious = {name: rough / (1 - MARGIN) for name, rough in self.expected.rough.items()}
+        first = _find_edge(self.expected.loads, cautious, self.ceiling) or 1
+        below = edge if edge == self.ceiling else int(edge * (1 - MARGIN))
+        return edge, max(1, min(first, below))
+
+    def edge(self) -> tuple[int, str] | None:
+        """Return the length at which the first load reaches 1, and the name of that load."""
+        passing = sorted(filter(self.history.is_passing, self.history.loads))
+        if not passing:
+            return None
+        edges = [(int(median(times)), "time")] if (times := self.time_edges()) else []
+        if other := self._corrected(passing[-1]) or self._extrapolated(passing):
+            edges.append(other)
+        return min(edges, default=None)
+
+    def _corrected(self, longest: int) -> tuple[int, str] | None:
+        """Find the edge by the expected loads, corrected by the loads of the longest pass.
+
+        A load that was not measured is used as expected. Time is left out where runs estimate it.
+        """
+        if self.expected is None:
+            return None
+        expected, timed = self.expected.loads, bool(self.time_edges())
+
+        def loads(tokens: int) -> Mapping[str, float]:
+            return {k: x for k, x in expected(tokens).items() if k != "time" or not timed}
+
+        used, before = self.history.loads[longest], loads(longest)
+        factors = {n: used[n] / x for n, x in before.items() if used.get(n) and x > 0}
+        if not factors and not timed:
+            return None
+        edge = _find_edge(loads, factors, self.ceiling)
+        if not edge:
+            return None
+        at_edge = loads(edge)
+        return edge, max(at_edge, key=lambda n: factors.get(n, 1.0) * at_edge[n])
+
+    def _extrapolated(self, passing: list[int]) -> tuple[int, str] | None:
+        """Find the edge by a line through the two longest passes that are not too close.
+
+        Memory is piecewise linear and convex in the length, so the longest ones fit best.
+        """
+        b = passing[-1]
+        a = max((n for n in passing if n <= b / MIN_LENGTH_RATIO), default=None)
+        if a is None:
+            return None
+        loads = self.history.loads
+        edges = [
+            (max(1, int(b + (1 - at_b) * (b - a) / (at_b - at_a))), name)
+            for name, at_b in loads[b].items()
+            if name != "time" and 0 < (at_a := loads[a].get(name, 0.0)) < at_b
+        ]
+        return min(edges, default=None)
+
+    def time_edges(self) -> list[float]:
+        """Return the edge by each run near it: the length at which its time would reach 1."""
+        low, times = self.history.low, self.history.times
+        near = [n for n in times if low / NEAR_EDGE <= n <= low * NEAR_EDGE]
+        exponent = self._time_exponent()
+        found = [self._time_edge(n, t, exponent) for n in near for t in times[n] if t > 0]
+        return [edge for edge in found if edge is not None]
+
+    def _time_edge(self, tokens: int, time: float, exponent: float | None) -> float | None:
+        """Return the edge by one run; None where nothing shows how time grows."""
+        expected = self.expected
+        if expected and (before := expected.loads(tokens).get("time", 0.0)) > 0:
+            if (tokens, time) not in self._time_edges_of_runs:
+                factor, loads = {"time": time / before}, expected.loads
+                edge = _find_edge(lambda n: {"time": loads(n)["time"]}, factor, self.ceiling)
+                self._time_edges_of_runs[tokens, time] = edge or 1
+            return self._time_edges_of_runs[tokens, time]
+        return max(1.0, tokens * time ** (-1 / exponent)) if exponent else None
+
+    def _time_exponent(self) -> float | None:
+        """Return the power of the length by which time grows up to the longest pass.
+
+        Values outside 0.5 to 3 are noise: attention's time grows between linear and quadratic.
+        """
+        times, b = self.history.times, self.history.low
+        passing = [n for n in times if self.history.is_passing(n)]
+        a = max((n for n in passing if n <= b / NEAR_EDGE), default=min(passing, default=b))
+        if a == b or not times.get(b):
+            return None
+        at_a, at_b = median(times[a]), median(times[b])
+        if not 0 < at_a < at_b:
+            return None
+        return min(3.0, max(0.5, math.log(at_b / at_a) / math.log(b / a)))
+
+
+def _find_edge(
+    loads: Callable[[int], Mapping[str, float]], factors: Mapping[str, float], ceiling: int
+) -> int | None:
+    """Find the longest length at which no load times its factor exceeds 1, within 0.1 %.
+
+    The ceiling if none does so there; None if no load is known. Evaluates few lengths.
+    """
+
+    def load(n: int) -> float:
+        return max((x * factors.get(k, 1.0) for k, x in loads(n).items()), default=0.0)
+
+    low, high = 1, ceiling
+    at_low, at_high = load(low), load(high)
+    if at_high <= 0:
+        return None
+    if at_high <= 1:
+        return ceiling
+    if at_low > 1:
+        return 1
+    for turn in range(60):
+        if high - low <= max(1, low // 1000):
+            break
+        # interpolate in logarithms; bisect now and then, so that it ends
+        share = math.log(1 / max(at_low, 1e-12)) / math.log(at_high / max(at_low, 1e-12))
+        middle = low * (high / low) ** (0.5 if turn % 4 == 3 else share)
+        at = max(low + 1, min(high - 1, round(middle)))
+        if (at_middle := load(at)) <= 1:
+            low, at_low = at, at_middle
+        else:
+            high, at_high = at, at_middle
+    return low
