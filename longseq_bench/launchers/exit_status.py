@@ -12,7 +12,6 @@ The module also reads stack dumps, and removes shared memory that killed ranks l
 import os
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -139,15 +138,11 @@ def remove_nccl_files(before: set[Path]) -> None:
     NCCL removes them itself, unless its process is killed.
     """
     if new := find_nccl_files() - before:
-        for path in new - set(_opened()):
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                new -= {Path(mapped.path) for mapped in process.memory_maps()}
+            with suppress(psutil.Error, OSError):
+                new -= {Path(file.path) for file in process.open_files()}
+        for path in new:
             with suppress(OSError):
                 path.unlink()
-
-
-def _opened() -> Iterator[Path]:
-    """Yield the files that a running process has mapped or open."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            yield from (Path(mapped.path) for mapped in process.memory_maps())
-        with suppress(psutil.Error, OSError):
-            yield from (Path(file.path) for file in process.open_files())

@@ -22,7 +22,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker.inputs import Triple
-from longseq_bench.worker.reference import CheckedRows, Gradients, Reference
+from longseq_bench.worker.reference import CheckedRows, Gradients, Reference, Sum
 from longseq_bench.worker.shard_coverage import all_gather, all_reduce_max
 
 TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 8e-3}
@@ -45,14 +45,7 @@ class Errors:
     largest: dict[str, float] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
 
-    def add(
-        self,
-        name: str,
-        got: Tensor,
-        want: Tensor,
-        squares: Tensor | None = None,
-        magnitude: float | None = None,
-    ) -> None:
+    def add(self, name: str, got: Tensor, want: Sum, magnitude: float | None = None) -> None:
         """Compare rows (tokens, D) with the reference.
 
         NaN or infinity in `got` is an infinite error. A row that is zero in the reference is
@@ -62,7 +55,6 @@ class Errors:
             name: of the tensor, one of NAMES.
             got: the implementation's rows.
             want: the reference's rows.
-            squares: sums of squares of the terms of each element before they cancel.
             magnitude: the largest of the tensor, if `want` is only a part of it.
         """
         if not len(got):
@@ -71,10 +63,10 @@ class Errors:
         if not torch.isfinite(got).all():
             self.largest[name] = math.inf
             return
-        scale = _scale(want, squares)
-        largest = float(want.abs().max()) if magnitude is None else magnitude
+        scale = _scale(want)
+        largest = float(want.value.abs().max()) if magnitude is None else magnitude
         scale = scale.where(scale > 0, max(largest, _TINY))
-        self.raise_to(name, float(((got - want).abs().amax(-1) / scale).max()))
+        self.raise_to(name, float(((got - want.value).abs().amax(-1) / scale).max()))
 
     def raise_to(self, name: str, error: float) -> None:
         """Record an error of a tensor."""
@@ -135,7 +127,7 @@ def check(
             backward = _Backward(reference, grads, errors)
         for batch in reference.slabs():
             wanted = reference.forward(batch)
-            _at_rows(errors, "out", reference, out, wanted, wanted.out)
+            _at_rows(errors, "out", reference, out, wanted, Sum(wanted.out))
             if backward and grad_out is not None:
                 backward.add(wanted, grad_out)
         if backward:
@@ -174,13 +166,13 @@ class _Backward:
             for n, (name, want) in enumerate(zip(("dk", "dv"), wanted, strict=True)):
                 got = self._grads[n + 1][i, j, chunk.at].cpu().double()
                 place = n, chunk.b, chunk.head
-                self._errors.add(name, got, want.value, want.squares, math.inf)
-                stray = got[_scale(want.value, want.squares) == 0].abs()
+                self._errors.add(name, got, want, math.inf)
+                stray = got[_scale(want) == 0].abs()
                 if stray.numel():
                     self._strays[place] = self._strays[place].maximum(stray.max())
                 self._largest[place] = self._largest[place].maximum(want.value.abs().max())
         dq = gradients.close()
-        _at_rows(self._errors, "dq", reference, self._grads[0], rows, dq.value, dq.squares)
+        _at_rows(self._errors, "dq", reference, self._grads[0], rows, dq)
         for name, sums in gradients.matrices.items():
             self._matrices[name] = self._matrices.get(name, 0) + sums
 
@@ -194,28 +186,22 @@ class _Backward:
         for name, sums in self._matrices.items():
             value, squares = group.all_sum(sums) if name in ("k", "v") else sums
             got = parameters.get(name, torch.full_like(value, math.nan))
-            self._errors.add(PARAMETERS[name], got, value, squares)
+            self._errors.add(PARAMETERS[name], got, Sum(value, squares))
 
 
 def _at_rows(
-    errors: Errors,
-    name: str,
-    reference: Reference,
-    got: Tensor,
-    rows: CheckedRows,
-    want: Tensor,
-    squares: Tensor | None = None,
+    errors: Errors, name: str, reference: Reference, got: Tensor, rows: CheckedRows, want: Sum
 ) -> None:
     """Compare the checked rows that this rank holds of a tensor that is sharded like q."""
     for b, head in reference.own_queries(rows.batch):
         at = b - rows.batch.start, head
-        magnitude = float(want[at].abs().max())
-        own = None if squares is None else squares[at][reference.which]
-        found = reference.own_rows(got, b, head)
-        errors.add(name, found, want[at][reference.which], own, magnitude)
+        magnitude = float(want.value[at].abs().max())
+        squares = None if want.squares is None else want.squares[at][reference.which]
+        own = Sum(want.value[at][reference.which], squares)
+        errors.add(name, reference.own_rows(got, b, head), own, magnitude)
 
 
-def _scale(want: Tensor, squares: Tensor | None) -> Tensor:
+def _scale(want: Sum) -> Tensor:
     """Return the magnitude by which the error of each row is divided."""
-    scale = want.abs().amax(-1)
-    return scale if squares is None else scale.maximum(squares.sqrt().amax(-1))
+    scale = want.value.abs().amax(-1)
+    return scale if want.squares is None else scale.maximum(want.squares.sqrt().amax(-1))

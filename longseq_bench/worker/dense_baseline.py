@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from longseq_bench.attention.base import Attention
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, visible_pairs
+from longseq_bench.core.model import Trial
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
@@ -170,12 +171,7 @@ class DenseBaseline:
 
 
 def dense_baseline_for(
-    attention: Attention,
-    one: Pass,
-    device: str,
-    warm_ups: int,
-    time_cap: float,
-    log: MeasurementLog,
+    attention: Attention, one: Pass, trial: Trial, warm_ups: int, log: MeasurementLog
 ) -> DenseBaseline | None:
     """Return the baseline of an attention that is sparse according to the log, else None.
 
@@ -186,4 +182,4 @@ def dense_baseline_for(
     if attention.group.size > 1:
         log.facts["dense"] = OVER_RANKS
         return None
-    return DenseBaseline(attention, one, device, warm_ups, time_cap)
+    return DenseBaseline(attention, one, trial.device, warm_ups, trial.time_cap)

@@ -35,7 +35,7 @@ SLAB_ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class Sum:
-    """A gradient, and the sums of squares of its terms if these may cancel."""
+    """A tensor, and the sums of squares of the terms of each element if these may cancel."""
 
     value: Tensor
     squares: Tensor | None = None

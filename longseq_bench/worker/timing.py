@@ -49,7 +49,7 @@ def run_timed_passes(
     halves = {name: clock_for(trial.device) for name in _HALVES if group.size > 1}
     extra = available_meters("extra", MeterContext(trial.device, attention.on_host))
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
-    dense = dense_baseline_for(attention, one, trial.device, warm_ups, trial.time_cap, log)
+    dense = dense_baseline_for(attention, one, trial, warm_ups, log)
     for _ in range(warm_ups):
         sender.start_phase("time", "warm-up")
         run_pass(attention, one)

@@ -14,6 +14,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.testing.definition import Tensors, make_inputs, make_output_gradient
 from longseq_bench.worker.check import Errors, check, zero_row_share
 from longseq_bench.worker.inputs import SAMPLED_ROWS, WHOLE_ROWS, checked_rows
+from longseq_bench.worker.reference import Sum
 
 SHORT, LONG = 300, 3000
 WRONG: dict[str, tuple[type[Attention], dict[str, Any]]] = {
@@ -160,10 +161,10 @@ def test_a_row_that_sees_nothing_must_be_zero() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_is_infinitely_wrong(value: float) -> None:
     errors = Errors()
-    errors.add("out", torch.tensor([[1.0, value]]), torch.ones(1, 2).double())
+    errors.add("out", torch.tensor([[1.0, value]]), Sum(torch.ones(1, 2).double()))
     assert errors.worst == math.inf
     assert errors.over_tolerance("bfloat16") is not None
-    errors.add("out", torch.ones(1, 2), torch.ones(1, 2).double())
+    errors.add("out", torch.ones(1, 2), Sum(torch.ones(1, 2).double()))
     assert errors.worst == math.inf
 
 

@@ -258,7 +258,7 @@ def test_only_what_skips_pairs_has_a_yardstick(shares: dict[str, float], has_one
     log = MeasurementLog()
     for name, share in shares.items():
         log.add(name, "1", share)
-    assert (dense_baseline_for(*made(), "cpu", 1, 0.0, log) is not None) == has_one
+    assert (dense_baseline_for(*made(), trial("dilated"), 1, log) is not None) == has_one
     assert "dense" not in log.facts
 
 
