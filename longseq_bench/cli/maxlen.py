@@ -128,7 +128,6 @@ def _parse_ceiling(text: str | None, ranks: int) -> int | None:
 
 
 def _maxima(records: list[Record]) -> Document:
-    """Return the table of maxima and the width of each bracket."""
     from longseq_bench.analysis.searches import search_rows
     from longseq_bench.reports.brief import search_brief
 

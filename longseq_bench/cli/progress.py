@@ -45,7 +45,6 @@ _FIELDS = ("world_size", "dtype", "mode", "causal", "device", "shape")
 
 
 def _field(trial: Trial, name: str) -> str:
-    """Return a field of a trial in words."""
     w = trial.workload
     match name:
         case "world_size":

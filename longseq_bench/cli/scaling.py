@@ -55,7 +55,6 @@ def _parse_world_sizes(text: str) -> list[int]:
 
 
 def _study_json(records: list[Record]) -> dict[str, Any]:
-    """Return maxima and times over ranks, with the exponents that fit them."""
     from dataclasses import asdict
 
     from longseq_bench.analysis.frames import sweep_json

@@ -1,4 +1,7 @@
-"""Parts that commands share: launcher, devices, results folders, past records, exit codes."""
+"""Parts that commands share: launcher, devices, results folders, past records, exit codes.
+
+Commands that only read records import this too, so psutil (`environment`) is imported in functions.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 
-from longseq_bench import environment
 from longseq_bench.cli import FAILED_TRIALS
 from longseq_bench.cli.options import SearchOptions, WorkloadOptions, parse_options
 from longseq_bench.cli.progress import ProgressLines, SearchProgress
@@ -257,7 +259,9 @@ def _drop_copies(files: list[list[Record]]) -> tuple[list[Record], int]:
 
 def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
     """Return records of this machine below a folder, newest files first, up to a limit."""
-    here, found = environment.collect().fingerprint, []
+    from longseq_bench.environment import collect
+
+    here, found = collect().fingerprint, []
     paths = [
         p for p in folder.rglob(RECORDS) if skip is None or p.parent.resolve() != skip.resolve()
     ]
@@ -273,7 +277,9 @@ def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
 
 def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     """Return the profile of this machine's device, found by its name, or a guess."""
-    info, here = catalogue.devices[device], environment.collect()
+    from longseq_bench.environment import collect
+
+    info, here = catalogue.devices[device], collect()
     cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
     if device == "cpu":
         return cpu
@@ -313,6 +319,8 @@ def run_and_report(
     config: a sweep's YAML, which is copied there too.  live: a page that is served meanwhile.
     Raises StoreError for a folder that cannot be used.
     """
+    from longseq_bench.environment import collect
+
     with Store(out or default_out()) as store:
         print_notes(store.notes)
         if config is not None:
@@ -320,9 +328,7 @@ def run_and_report(
         with watcher, live or nullcontext():
             watchers = [watcher, live] if live else [watcher]
             command = shlex.join(["longseq", *sys.argv[1:]])
-            records = run_schedule(
-                schedule, launcher, store, environment.collect, watchers, command
-            )
+            records = run_schedule(schedule, launcher, store, collect, watchers, command)
         made = documents(records, baseline=baseline, notes=store.notes)
         paths = write_documents(made, store.folder, attachments=False)
     print_lines(f"wrote {path}" for path in [store.path, *paths])
@@ -350,6 +356,8 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
     On a CPU, the ranks of a host share it. A folder with records keeps their budget, so that a
     resumed run makes the same trials, unless that is more than the machine has for these ranks.
     """
+    from longseq_bench.environment import free_memory
+
     try:
         earlier = load(out).records if out else []
     except StoreError:
@@ -363,6 +371,6 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
         if here == 1 or here * budget <= record.environment.memory_bytes:
             return budget
 
-    free = int(environment.free_memory(device) * MEMORY_SHARE) // here
+    free = int(free_memory(device) * MEMORY_SHARE) // here
     step = _COARSE if free >= 4 * _COARSE else _FINE
     return max(step, free // step * step)

@@ -224,7 +224,6 @@ def _describe_machines(pairs: Sequence[MatchedPair]) -> str:
 
 
 def _contents(records: Sequence[Record]) -> str:
-    """Return the implementations and lengths of the records, as text."""
     names = join_words(list(dict.fromkeys(r.trial.implementation for r in records)))
     lengths = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
     if not lengths:

@@ -238,7 +238,6 @@ def _tables(items: Sequence[_Compared], fields: Sequence[ValueColumn]) -> list[T
 
 
 def _chart(times: Sequence[TimeComparison], number: int) -> Chart:
-    """Draw ratios with their intervals over lengths."""
     points = []
     for t in times:
         low, high = (t.estimate.low, t.estimate.high) if t.estimate else (None, None)

@@ -149,7 +149,6 @@ _SENTENCES = {
 
 
 def _explain(error: ErrorDetails, source: SourceFile) -> ConfigError:
-    """Turn an error of pydantic into one sentence."""
     path, kind, value = error["loc"], error["type"], error["input"]
     label, context = _label(path), error.get("ctx", {})
     if kind == "missing":
@@ -191,7 +190,6 @@ def _explain_key(path: YamlPath) -> str:
 
 
 def _label(path: YamlPath) -> str:
-    """Name a part of the file in words."""
     match path:
         case ():
             return "the config"

@@ -27,15 +27,6 @@ def _sound(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("sound.yaml").write_text(SOUND)
 
 
-def usage_refusal(capfd: Capture, *arguments: str) -> str:
-    """The last line of a refusal by the command line's own grammar, under its usage."""
-    code = run(arguments)
-    said = capfd.readouterr()
-    assert "Traceback" not in said.err
-    assert (code, said.out) == (2, "")
-    return said.err.strip().splitlines()[-1]
-
-
 def state(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, the lock aside, and what it holds."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
@@ -156,7 +147,10 @@ def test_what_the_grammar_refuses_says_what_is_possible(
     arguments: list[str], sentence: str, tmp_path: Path, capfd: Capture
 ) -> None:
     before = state(tmp_path)
-    assert sentence in usage_refusal(capfd, *arguments)
+    assert run(arguments) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert sentence in printed.err.strip().splitlines()[-1]
     assert state(tmp_path) == before
 
 
@@ -337,11 +331,9 @@ def test_a_kept_config_that_is_no_text_does_not_stop_a_report(capfd: Capture) ->
     [
         ("bad-nan", "wrong", "check", "not finite", 3),
         ("bad-far-key", "wrong", "check", "off the float64 reference", 3),
-        ("bad-exits", "crashed", "forward", "ended with exit code 3", 3),
         ("bad-shape", "error", "forward", "shapes cannot be multiplied", 3),
         ("bad-limit", "limit", "forward", "grid of 70000 blocks exceeds 65535", 0),
         ("bad-import", "unsupported", "start", "no_such_name", 0),
-        ("bad-eats", "oom", "forward", "can't allocate memory", 0),
     ],
 )
 def test_a_trial_that_ended_badly_is_told_and_gives_the_exit_code(

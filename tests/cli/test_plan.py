@@ -175,7 +175,8 @@ def test_options_of_a_world_are_taken_in_that_world(capfd: Capture) -> None:
 
 
 def test_what_lies_on_the_host_is_planned_as_far_as_it_can_be_walked(capfd: Capture) -> None:
-    asked = ("plan", "--impl", "ring", "-o", "offload=host", *H200, "--memory", "4GiB")
+    asked = ("plan", "--impl", "ring", "-o", "offload=host", "-o", "chunk=1M", *H200,
+             "--memory", "4GiB")  # fmt: skip
     (row,) = document(capfd, *asked)["results"]
     assert row["fits"]
     assert row["fraction_of_floor"] >= 0.9

@@ -90,7 +90,6 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
         ("exposed=20%", [3]),
         ("exposed<0.1", []),
         ("efficiency>=80%", [0, 1, 2, 4]),
-        ("speed-up>=2x", "unknown field 'speed-up' in --where; did you mean 'speedup'?"),
         ("speedup<=1×", [0, 1, 2, 4]),
         ("rate>20G", [0]),
         ("effective_flops>20GFLOP/s", [0]),
@@ -103,13 +102,8 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
         ("option.order=none", [0, 1, 4]),
     ],
 )
-def test_an_expression_chooses_rows(expression: str, places: list[int] | str) -> None:
+def test_an_expression_chooses_rows(expression: str, places: list[int]) -> None:
     rows = sweep_rows(mixed())
-    if isinstance(places, str):
-        with pytest.raises(Exception, match=r"unknown field") as caught:
-            parse_condition(expression, rows)
-        assert str(caught.value) == places
-        return
     holds = parse_condition(expression, rows).holds
     assert [i for i, row in enumerate(rows) if holds(row)] == places
 
@@ -141,6 +135,7 @@ def test_every_field_of_rows_and_maxima_can_be_asked_for() -> None:
     ("arguments", "sentence"),
     [
         (["--where", "tokns=4k"], "unknown field 'tokns' in --where; did you mean 'tokens'?"),
+        (["--where", "speed-up>2"], "unknown field 'speed-up' in --where; did you mean 'speedup'?"),
         (["--sort", "-pek"], "unknown field 'pek' in --sort; did you mean 'peak'?"),
         (["--columns", "time,statsu"],
          "unknown field 'statsu' in --columns; did you mean 'status'?"),

@@ -409,7 +409,7 @@ def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_p
 def test_thousands_of_simulated_searches_end_at_a_length_that_was_run() -> None:
     """Limits at random, noisy, not monotone, and predictions off by up to 3 times."""
     draw = random.Random(5)
-    for _ in range(4_000):
+    for _ in range(2_500):
         off = 3 ** draw.uniform(-1, 1)
         fixed, noise = draw.uniform(0, 0.3), draw.choice([0.0, 0.0, 0.02])
         bump, period = draw.choice([0.0, 0.05]), draw.randint(50, 900)
