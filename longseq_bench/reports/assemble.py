@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SECTIONS, Source
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.samples_table import samples_table
 from longseq_bench.reports.sections.failures import failures
@@ -28,7 +28,7 @@ SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
 def build_document(
     kind: str, title: str, source: Source, own: Sequence[Section], suited: bool = True
 ) -> Document:
-    """Build a report: its own sections, then dates, machines, failures and commands to repeat it.
+    """Build a report: its own and registered sections, failures, machines, commands to repeat it.
 
     suited: the records have rows for this kind.
     """
@@ -36,13 +36,17 @@ def build_document(
         failures(source), *hangs(source), hardware(source), how_it_ran(source), reproduce(source),
         *configs(source),
     ]  # fmt: skip
+    added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]
+    broken = {name: reason for name in added if (reason := SECTIONS.unavailable_reason(name))}
+    registered = [SECTIONS.get(name)(source) for name in added if name not in broken]
     notes = [f"Note: {note}" for note in source.notes]
+    notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     records = source.records  # the data keeps only these, not the source's tables
     return Document(
         kind,
         title,
         [dates(source.records), *describe_machines(source), *notes],
-        [section for section in (*own, *ending) if section.has_content],
+        [section for section in (*own, *registered, *ending) if section.has_content],
         lambda: samples_table(records),
         suited=suited,
     )

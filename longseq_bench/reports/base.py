@@ -1,10 +1,11 @@
-"""The two contracts of a report: a kind makes the content, a format writes it.
+"""The contracts of a report: sections make the content of a kind, a format writes it.
 
 kind     Source -> Document; @KINDS.register("summary")
+section  Source -> Section;  @SECTIONS.register("summary.name"), at the end of the kind `summary`
 format   Document -> Files;  @FORMATS.register("md"), the name is the main file's suffix
 
-Neither uses a device. Other packages add kinds and formats through the entry-point groups
-`longseq_bench.report_kinds` and `longseq_bench.report_formats`.
+None of them uses a device. Other packages add theirs through the entry-point groups
+`longseq_bench.report_kinds`, `longseq_bench.report_sections` and `longseq_bench.report_formats`.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.columns import Columns, row_table
-from longseq_bench.reports.document import Column, Document, Table
+from longseq_bench.reports.document import Column, Document, Section, Table
 from longseq_bench.reports.groups import capitalize_first, describe_workload, group_by_workload
 from longseq_bench.reports.published_results import PublishedResults
 
@@ -132,6 +133,9 @@ class Source:
 
 KINDS: Registry[Callable[[Source], Document]] = Registry(
     "report kind", "longseq_bench.reports", "longseq_bench.report_kinds"
+)
+SECTIONS: Registry[Callable[[Source], Section]] = Registry(
+    "report section", "longseq_bench.reports.sections", "longseq_bench.report_sections"
 )
 FORMATS: Registry[Callable[[Document], Files]] = Registry(
     "report format", "longseq_bench.reports.render", "longseq_bench.report_formats"
