@@ -33,32 +33,29 @@ _STACK_BYTES = 512 * 1024
 _NO_MEMORY = 1
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("batch", "head", "token")),
-    ]
-
-
-_NUMBERS = ("dtype", "dim", "batches", "group", "causal", "wide", "merge")
-_TENSORS = ("q", "k", "v", "out", "lse", "grad", "dq", "dk", "dv")
 _STEP_ARRAYS = ("q_row", "k_row", "q_at", "k_at")
 _SPAN_ARRAYS = ("tile_start", "tile_count", "runs", "start", "count", "step")
 
 
+def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *_fields(ctypes.c_int64, "batch", "head", "token")]
+
+
 class _Problem(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _NUMBERS),
-        *((name, _Tensor) for name in _TENSORS),
-        *((name, ctypes.c_void_p) for name in _STEP_ARRAYS),
-        ("tiles", ctypes.c_int64),
-        ("tile_step", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in _SPAN_ARRAYS),
+        *_fields(ctypes.c_int64, "dtype", "dim", "batches", "group", "causal", "wide", "merge"),
+        *_fields(_Tensor, "q", "k", "v", "out", "lse", "grad", "dq", "dk", "dv"),
+        *_fields(ctypes.c_void_p, *_STEP_ARRAYS),
+        *_fields(ctypes.c_int64, "tiles", "tile_step"),
+        *_fields(ctypes.c_void_p, *_SPAN_ARRAYS),
         ("heads", ctypes.c_int64),
         ("head", ctypes.c_void_p),
-        ("kv_heads", ctypes.c_int64),
-        ("parts", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("kv_head", "counter", "locks", "bias")),
+        *_fields(ctypes.c_int64, "kv_heads", "parts"),
+        *_fields(ctypes.c_void_p, "kv_head", "counter", "locks", "bias"),
     ]
 
 

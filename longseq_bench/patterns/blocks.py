@@ -123,8 +123,9 @@ def make_layout(
     check_pattern(pattern, sparsity)
     check_lengths(seq_len, block)
     check_special(pattern, seq_len, special)
+    check_window(pattern, block, window)
     rows, own = -(-seq_len // block), -(-special // block)
-    wide = None if window is None else min(rows, _window_blocks(pattern, block, window))
+    wide = None if window is None else min(rows, -(-window // block))
     full = own if pattern == "global-local" else 0
     counts, visible = kept_counts(rows, sparsity, causal), _visible(rows, causal)
     stride = 0
@@ -161,11 +162,8 @@ def check_special(pattern: str, seq_len: int, special: int) -> None:
 
 def check_window(pattern: str, block: int, window: int | None) -> None:
     """Raise UserError for a window smaller than a block or in a pattern without one."""
-    if window is not None:
-        _window_blocks(pattern, block, window)
-
-
-def _window_blocks(pattern: str, block: int, window: int) -> int:
+    if window is None:
+        return
     if pattern not in WITH_WINDOW:
         raise UserError(
             f"pattern {pattern!r} takes no window; "
@@ -175,7 +173,6 @@ def _window_blocks(pattern: str, block: int, window: int) -> int:
         raise UserError(
             f"a window of {window} tokens is smaller than a block; {block} is the smallest"
         )
-    return -(-window // block)
 
 
 def _stride(rows: int, block: int, sparsity: float, kept: int, window: int | None) -> int:
