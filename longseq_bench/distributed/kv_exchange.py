@@ -222,15 +222,15 @@ class RingGradients:
         self._current, ring, last = current, self._ring, self._last
         if last is None:
             return
-        is_home = last.hop == ring.hops
-        block = ring.block_at(RingStep(last.index, 0 if is_home else last.hop + 1))
-        if is_home:
+        goes_home = last.hop == ring.hops
+        block = ring.block_at(RingStep(last.index, 0 if goes_home else last.hop + 1))
+        if goes_home:
             self._targets = [total[:, :, block.tokens] for total in self._totals]
         elif current is not None:
             self._targets = current
         sent = self._leaving.view(len(ring.block_at(last)))
         received = self._arriving.view(len(block))
-        self._transfer = ring.send_and_receive(sent, received, -ring.hops if is_home else 1)
+        self._transfer = ring.send_and_receive(sent, received, -ring.hops if goes_home else 1)
 
     def collect(self) -> None:
         """Add what arrived; the gradients of the current block are complete and leave next."""
