@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,7 +30,7 @@ def sample_processes(pids: Mapping[int, int], several: bool) -> dict[int, Proces
 
     several: also measure who works, for 0.5 s. A rank that waits for a core on a busy host works.
     """
-    start, readings = time.monotonic(), [_read_processes(pids)]
+    readings, start = [_read_processes(pids)], time.monotonic()
     for _ in range(SAMPLES if several else 1):
         time.sleep(SAMPLE_S / SAMPLES if several else 0.0)
         readings.append(_read_processes(pids))
@@ -66,12 +65,7 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
     starts = {rank: outputs[rank].size() for rank in pids}
     for pid in pids.values():
         with suppress(ProcessLookupError):
-            # to the main thread if possible: it would run on while another thread writes
-            if sys.platform.startswith("linux"):
-                ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
-            else:
-                os.kill(pid, signal.SIGUSR1)
-            os.kill(pid, signal.SIGCONT)
+            _request_stack(pid)
     end, written = time.monotonic() + STACKS_S, starts
     while pids and time.monotonic() < end:
         time.sleep(STACKS_STEP_S)
@@ -79,6 +73,15 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
         if written == before and all(written[rank] > starts[rank] for rank in starts):
             break
     return {r: stack_lines(outputs[r].tail(starts[r], STACK_BYTES)) for r in pids}
+
+
+def _request_stack(pid: int) -> None:
+    """Signal the main thread if possible, or it would run on while another thread writes."""
+    try:
+        ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
+    except AttributeError:  # macOS, and glibc before 2.30
+        os.kill(pid, signal.SIGUSR1)
+    os.kill(pid, signal.SIGCONT)
 
 
 def kill_orphans(server: int | None) -> list[str]:

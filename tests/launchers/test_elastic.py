@@ -50,6 +50,17 @@ def ignore(phase: str, part: str) -> None:
     pass
 
 
+def in_forward(action: Callable[[], object]) -> OnPhase:
+    """Act once, when forward begins."""
+    left = [action]
+
+    def on_phase(phase: str, part: str) -> None:
+        if phase == "forward" and left:
+            left.pop()()
+
+    return on_phase
+
+
 def run(node_0: ElasticLauncher, of: Trial, on_phase: OnPhase = ignore) -> Outcome:
     return node_0.run(of, on_phase).outcome
 
@@ -315,13 +326,12 @@ def test_ranks_share_the_cores_of_their_own_host(two: Two) -> None:
 
 
 def test_a_cut_that_heals_in_time_costs_nothing(two: Two) -> None:
-    def pause(phase: str, part: str) -> None:
-        if phase == "forward":
-            two.node_1.send_signal(signal.SIGSTOP)
-            time.sleep(0.5)
-            two.node_1.send_signal(signal.SIGCONT)
+    def pause() -> None:
+        two.node_1.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        two.node_1.send_signal(signal.SIGCONT)
 
-    assert two.run(asked("ring"), pause).status == "ok"
+    assert two.run(asked("ring"), in_forward(pause)).status == "ok"
 
 
 def test_a_silent_node_ends_its_trial_and_not_the_next(
@@ -329,13 +339,7 @@ def test_a_silent_node_ends_its_trial_and_not_the_next(
 ) -> None:
     """As where the cable is cut: nothing is closed, and nothing comes."""
     monkeypatch.setattr(control_channel, "LOST_S", 2.0)
-    begun: list[str] = []
-
-    def stop(phase: str, part: str) -> None:
-        if phase == "forward" and not begun:
-            begun.append(phase)
-            two.node_1.send_signal(signal.SIGSTOP)
-
+    stop = in_forward(lambda: two.node_1.send_signal(signal.SIGSTOP))
     outcome = two.run(asked("rank-waits", time_budget=60), stop)
     two.node_1.send_signal(signal.SIGCONT)
     assert outcome.status == "error"
@@ -351,18 +355,15 @@ def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
     monkeypatch.setattr(rank_supervisor, "CAUSE_S", 1.5)
     monkeypatch.setattr(control_channel, "LOST_S", 4.0)
     monkeypatch.setattr(elastic, "SILENT_S", 1.2)
-    begun: list[str] = []
 
-    def lose(phase: str, part: str) -> None:
-        if phase == "forward" and not begun:
-            begun.append(phase)
-            two.node_1.send_signal(signal.SIGSTOP)
-            for process in two.theirs():
-                with suppress(psutil.NoSuchProcess):  # a rank ends with its agent
-                    process.kill()
+    def lose() -> None:
+        two.node_1.send_signal(signal.SIGSTOP)
+        for process in two.theirs():
+            with suppress(psutil.NoSuchProcess):  # a rank ends with its agent
+                process.kill()
 
     try:
-        outcome = two.run(asked("rank-waits", time_budget=60), lose)
+        outcome = two.run(asked("rank-waits", time_budget=60), in_forward(lose))
     finally:
         two.node_1.send_signal(signal.SIGCONT)
     assert outcome.facts["ranks"]["0"].startswith("error in forward: ")
@@ -370,13 +371,9 @@ def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
 
 
 def test_a_connection_that_breaks_ends_the_ranks_on_both_ends(two: Two) -> None:
-    begun: list[str] = []
-
-    def hang_up(phase: str, part: str) -> None:
-        if phase == "forward" and not begun and two.node_0._hub:
-            begun.append(phase)
-            two.node_0._hub.links[1].channel.leave("the test broke it")
-
+    assert two.node_0._hub
+    channel = two.node_0._hub.links[1].channel
+    hang_up = in_forward(lambda: channel.leave("the test broke it"))
     outcome = two.run(asked("rank-waits", time_budget=60), hang_up)
     assert outcome.status == "error"
     end = time.monotonic() + SOON_S
@@ -389,10 +386,7 @@ def test_a_connection_that_breaks_ends_the_ranks_on_both_ends(two: Two) -> None:
 def test_a_node_that_is_gone_is_waited_for_once_and_may_be_replaced(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kill(phase: str, part: str) -> None:
-        two.node_1.kill()
-
-    outcome = two.run(asked("rank-waits", time_budget=60), kill)
+    outcome = two.run(asked("rank-waits", time_budget=60), in_forward(two.node_1.kill))
     assert outcome.status == "error"
     assert re.fullmatch(
         r"rank 1 \(host beta\): node 1 \(beta\) is gone: "
@@ -409,14 +403,7 @@ def test_a_node_that_is_gone_is_waited_for_once_and_may_be_replaced(
 
 def test_ctrl_c_on_one_node_is_ctrl_c_on_all(two: Two) -> None:
     """The last test of these: node 1 has ended."""
-
-    sent: list[str] = []
-
-    def interrupt(phase: str, part: str) -> None:
-        if not sent:  # phases follow each other closely: a second would meet it at its end
-            sent.append(phase)
-            two.node_1.send_signal(signal.SIGINT)
-
+    interrupt = in_forward(lambda: two.node_1.send_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt, match="on node 1"):
         two.run(asked("rank-waits", time_budget=60), interrupt)
     assert two.node_1.wait(SOON_S) == 130
