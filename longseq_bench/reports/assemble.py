@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from longseq_bench.reports.base import SECTIONS, Source
+from longseq_bench.reports.base import SEARCH, SECTIONS, SWEEP, Source
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.samples_table import samples_table
 from longseq_bench.reports.sections.failures import failures
@@ -17,12 +17,6 @@ from longseq_bench.reports.sections.provenance import (
 )
 from longseq_bench.reports.sections.ranks import hangs
 from longseq_bench.reports.wording import limit_sentences
-
-SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
-SWEEP = "longseq sweep configs/quickstart.yaml"
-SWEEP_RANKS = "longseq sweep configs/parallel.yaml"
-SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
-"""Commands that make rows of a kind; they need only files of the checkout."""
 
 
 def build_document(
@@ -39,6 +33,7 @@ def build_document(
     added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]
     broken = {name: reason for name in added if (reason := SECTIONS.unavailable_reason(name))}
     registered = [SECTIONS.get(name)(source) for name in added if name not in broken]
+    sections = map(_complete, (*own, *registered, *ending))
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     records = source.records  # the data keeps only these, not the source's tables
@@ -46,26 +41,25 @@ def build_document(
         kind,
         title,
         [dates(source.records), *describe_machines(source), *notes],
-        [section for section in (*own, *registered, *ending) if section.has_content],
+        [section for section in sections if section.has_content],
         lambda: samples_table(records),
         suited=suited,
     )
 
 
-def or_missing(section: Section, what: str, *commands: str) -> Section:
-    """Return the section, its sentences limited; without rows, name the commands that make them.
-
-    what: words for the missing rows.
-    """
+def _complete(section: Section) -> Section:
+    """Return the section, its sentences limited; without rows, name the commands that make them."""
+    if not section.missing:
+        return section
     if section.has_content:
         return replace(section, points=limit_sentences(section.points))
-    about = [f"There is no {what} among these records. To have it:"]
-    return Section(section.title, about, code=commands, is_missing=True)
+    rows, *commands = section.missing
+    about = [f"There is no {rows} among these records. To have it:"]
+    return Section(section.title, about, code=commands)
 
 
 def recommendations_section(*rules: Iterable[str], title: str = "Recommendations") -> Section:
     """Return a section with the first sentences of each rule, in the order of the rules."""
-    points = [sentence for rule in rules for sentence in limit_sentences(rule)]
-    if points:
+    if points := [sentence for rule in rules for sentence in limit_sentences(rule)]:
         return Section(title, ["Each follows from the rows in its brackets."], points)
-    return or_missing(Section(title), "pair of rows that a choice could rest on", SEARCH, SWEEP)
+    return Section(title, missing=("pair of rows that a choice could rest on", SEARCH, SWEEP))

@@ -131,6 +131,12 @@ class Source:
         }
 
 
+SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
+SWEEP = "longseq sweep configs/quickstart.yaml"
+SWEEP_RANKS = "longseq sweep configs/parallel.yaml"
+SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
+"""Commands that make rows of a kind; they need only files of the checkout."""
+
 KINDS: Registry[Callable[[Source], Document]] = Registry(
     "report kind", "longseq_bench.reports", "longseq_bench.report_kinds"
 )

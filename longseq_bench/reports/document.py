@@ -155,8 +155,8 @@ class Section:
     tables: Sequence[Table] = ()
     code: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    is_missing: bool = False
-    """True if its rows are missing; the section then says what to run."""
+    missing: Sequence[str] = ()
+    """Words for its rows where it has none, then the commands that make them."""
 
     @property
     def has_content(self) -> bool:

@@ -1,14 +1,6 @@
 """The kinds of reports: each is a title and a list of sections."""
 
-from longseq_bench.reports.assemble import (
-    SCALING,
-    SEARCH,
-    SWEEP,
-    SWEEP_RANKS,
-    build_document,
-    or_missing,
-    recommendations_section,
-)
+from longseq_bench.reports.assemble import build_document, recommendations_section
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.sections import (
@@ -45,7 +37,8 @@ def summary(source: Source) -> Document:
         growth.exponents(source),
         ranks.each_rank(source),
     ]
-    return build_document("summary", "How long a sequence attention takes here", source, sections)
+    known = [section for section in sections if section.has_content]
+    return build_document("summary", "How long a sequence attention takes here", source, known)
 
 
 @KINDS.register("capabilities")
@@ -59,7 +52,7 @@ def capabilities(source: Source) -> Document:
         gains,
         recommendations_section(*begins, title="Where it begins to pay"),
     ]
-    return build_document("capabilities", "What works here", source, sections, not gains.is_missing)
+    return build_document("capabilities", "What works here", source, sections, gains.has_content)
 
 
 @KINDS.register("devices")
@@ -69,11 +62,11 @@ def devices(source: Source) -> Document:
     sections = [
         recommendations_section(rules.ranks_pay(source)),
         batch,
-        or_missing(ranks.each_rank(source), "trial on several ranks", SWEEP_RANKS),
+        ranks.each_rank(source),
         standard_attention.by_sparsity(source),
         multi_rank.against_one(source),
     ]
-    return build_document("devices", "Many devices", source, sections, not batch.is_missing)
+    return build_document("devices", "Many devices", source, sections, batch.has_content)
 
 
 @KINDS.register("extreme")
@@ -84,8 +77,8 @@ def extreme(source: Source) -> Document:
     ]
     sections = [
         recommendations_section(*advice),
-        or_missing(maxima.maxima(source), "search for the longest length", SEARCH),
-        or_missing(lengths.lengths(source), "sweep", SWEEP),
+        maxima.maxima(source),
+        lengths.lengths(source),
         densities.against_length(source),
         doubling.doubling(source),
         standard_attention.against_standard(source),
@@ -102,7 +95,7 @@ def implementations(source: Source) -> Document:
     advice = rules.fastest(source), rules.longest(source), rules.ranks_pay(source)
     sections = [
         speeds.relative(source),
-        or_missing(growth.exponents(source), "implementation timed at three lengths", SCALING),
+        growth.exponents(source),
         speeds.on_ranks(source),
         recommendations_section(*advice),
     ]
@@ -119,10 +112,10 @@ def scaling(source: Source) -> Document:
         recommendations_section(rules.longest(source), rules.ranks_pay(source)),
         dilation,
         segments.curve(source),
-        or_missing(lengths.over_ranks(source), "trial on several ranks", SWEEP_RANKS),
-        or_missing(found, "search on several numbers of ranks", SCALING),
-        or_missing(growth.exponents(source), "implementation timed at three lengths", SCALING),
+        lengths.over_ranks(source),
+        found,
+        growth.exponents(source),
         bottleneck.bottleneck(source),
     ]
-    suits = found.has_content or not dilation.is_missing
+    suits = found.has_content or dilation.has_content
     return build_document("scaling", "Scaling", source, sections, suits)

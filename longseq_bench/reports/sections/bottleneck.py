@@ -7,8 +7,7 @@ from operator import attrgetter
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share
-from longseq_bench.reports.assemble import SWEEP_RANKS, or_missing
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.sections.findings import describe_limit
@@ -35,8 +34,8 @@ def bottleneck(source: Source) -> Section:
         _count(f"longest lengths: {where}", (str(row.limited_by) for row in group))
         for where, group in source.workloads(found)
     ]
-    what = "trial on several ranks whose communication was timed apart"
-    return or_missing(Section("Bottlenecks", [_ABOUT], points, tables), what, SWEEP_RANKS)
+    missing = "trial on several ranks whose communication was timed apart", SWEEP_RANKS
+    return Section("Bottlenecks", [_ABOUT], points, tables, missing=missing)
 
 
 def _count(workload: str, found: Iterable[str]) -> str:

@@ -7,7 +7,6 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.assemble import or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn
 from longseq_bench.reports.document import Cell, Column, Section, Table
@@ -28,17 +27,18 @@ def against_length(source: Source) -> Section:
         "Longest ok: a search's maximum, or the longest length of a sweep that was ok; lengths "
         "between those of a sweep were not tried. First failure: the shortest failed one above."
     )
-    section = Section(
+    tables += least.tables
+    sparse = [row for row in source.rows if row.is_sparse]
+    return Section(
         "Sparsity against length",
         [about, *(least.paragraphs if least.tables else [])],
-        tables=[*tables, *least.tables],
-        charts=section_charts.shares(source, [r for r in source.rows if r.is_sparse]),
-    )
-    return or_missing(
-        section if section.tables else Section(section.title),
-        "sparse attention with a sparsity of its own",
-        "longseq maxlen --impl block-sparse -o sparsity=0.99",
-        "longseq maxlen --impl block-sparse --sparsity auto --target 1M",
+        tables=tables,
+        charts=section_charts.shares(source, sparse) if tables else (),
+        missing=(
+            "sparse attention with a sparsity of its own",
+            "longseq maxlen --impl block-sparse -o sparsity=0.99",
+            "longseq maxlen --impl block-sparse --sparsity auto --target 1M",
+        ),
     )
 
 

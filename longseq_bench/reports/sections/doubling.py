@@ -7,8 +7,7 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.scaling import Complexity, complexities
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports.assemble import SWEEP, or_missing
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SWEEP, Source
 from longseq_bench.reports.columns import time_ratio
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_ratio
 from longseq_bench.reports.sections.growth import format_exponent, format_formula
@@ -56,8 +55,8 @@ def doubling(source: Source) -> Section:
             points.append(_describe(fit, own, lengths, times, where))
         if rows:
             tables.append(Table(source.title(group[0]), _COLUMNS, tuple(rows)))
-    section = Section("Time a doubling", [_ABOUT], points, tables)
-    return or_missing(section, "length timed together with twice that length", SWEEP)
+    missing = "length timed together with twice that length", SWEEP
+    return Section("Time a doubling", [_ABOUT], points, tables, missing=missing)
 
 
 def _pairs(rows: Sequence[SweepRow]) -> Iterator[tuple[SweepRow, SweepRow]]:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from longseq_bench.analysis.scaling import Exponent, complexities, reached
 from longseq_bench.analysis.searches import density_rows
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SCALING, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import group_by_workload
@@ -31,8 +31,13 @@ def over_ranks(source: Source) -> Section:
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
         "maximum on one rank times the ranks, where memory limited both."
     )
-    pictures = section_charts.over_ranks(source)
-    return Section("Longest lengths over ranks", [about], tables=tables, charts=pictures)
+    return Section(
+        "Longest lengths over ranks",
+        [about],
+        tables=tables,
+        charts=section_charts.over_ranks(source),
+        missing=("search on several numbers of ranks", SCALING),
+    )
 
 
 def exponents(source: Source) -> Section:
@@ -42,7 +47,8 @@ def exponents(source: Source) -> Section:
         for group in group_by_workload(source.rows)
         if (fits := complexities(group))
     ]
-    return Section("How time and memory grow", [_FITTED], tables=tables)
+    missing = "implementation timed at three lengths", SCALING
+    return Section("How time and memory grow", [_FITTED], tables=tables, missing=missing)
 
 
 def format_formula(value: float | None) -> str | None:

@@ -6,7 +6,6 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.core.hardware import Hardware, profiles
 from longseq_bench.core.units import format_bytes
-from longseq_bench.reports.assemble import or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
@@ -31,11 +30,10 @@ def projected(source: Source) -> Section:
         for one in profiles().values()
     ]
     columns: Columns = ("label", "bytes_per_token", *others)
-    return or_missing(
-        Section("On other hardware, computed", [_ABOUT], tables=source.tables(known, columns)),
-        "search on one rank that memory ended",
-        "longseq maxlen --impl ring --memory-budget 64MiB",
-    )
+    tables = source.tables(known, columns)
+    command = "longseq maxlen --impl ring --memory-budget 64MiB"
+    missing = "search on one rank that memory ended", command
+    return Section("On other hardware, computed", [_ABOUT], tables=tables, missing=missing)
 
 
 def _tokens(hardware: Hardware, row: SearchRow) -> int:

@@ -4,7 +4,7 @@ from functools import partial
 
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SWEEP, SWEEP_RANKS, Source
 from longseq_bench.reports.columns import LEAST_PEAK, Columns, ValueColumn, optional
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import table_key
@@ -40,6 +40,7 @@ def lengths(source: Source) -> Section:
         about + explain_rank_columns(source.rows) + section_charts.cut(source.rows, 3),
         tables=source.tables(source.rows, _LENGTHS),
         charts=section_charts.charts(source, source.rows, *makers),
+        missing=("sweep", SWEEP),
     )
 
 
@@ -52,4 +53,5 @@ def over_ranks(source: Source) -> Section:
         [*explain_rank_columns(source.rows), *section_charts.cut(source.rows)],
         tables=source.tables(rows, _LENGTHS),
         charts=section_charts.charts(source, source.rows, section_charts.speedup),
+        missing=("trial on several ranks", SWEEP_RANKS),
     )

@@ -8,8 +8,7 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.assemble import SWEEP_RANKS, or_missing
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Cell, Column, Section, Table
 from longseq_bench.reports.groups import group_by_workload
@@ -46,8 +45,8 @@ def modes(source: Source) -> Section:
         cells = tuple(_cells(some) for some in group_by(rows, _mode_of).values())
         tables.append(Table(title, _MODES, cells))
         points += _works(rows, title)
-    section = Section("Modes run here", [_ABOUT], points, tables)
-    return or_missing(section, "sweep", SWEEP_RANKS, "longseq list")
+    missing = "sweep", SWEEP_RANKS, "longseq list"
+    return Section("Modes run here", [_ABOUT], points, tables, missing=missing)
 
 
 def _cells(rows: Sequence[SweepRow]) -> tuple[Cell, ...]:
@@ -94,10 +93,10 @@ def gains(source: Source) -> Section:
         "Against the same trial on one rank; at least and at most are what the intervals of both "
         "times leave possible."
     )
-    section = Section(
+    return Section(
         "Speed-up and efficiency by length",
         [about, *section_charts.cut(known)],
         tables=[table for group in groups for table in source.tables(group, _GAINS)],
         charts=section_charts.charts(source, known, section_charts.pays),
+        missing=("trial timed on one rank and on several", SWEEP_RANKS),
     )
-    return or_missing(section, "trial timed on one rank and on several", SWEEP_RANKS)

@@ -6,8 +6,7 @@ from operator import attrgetter
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.assemble import SCALING, SWEEP_RANKS, or_missing
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SCALING, SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
 from longseq_bench.reports.document import Section, format_ratio
 from longseq_bench.reports.groups import group_by_workload
@@ -33,14 +32,14 @@ def batches(source: Source) -> Section:
         "Memory: peak of each rank, from the first to the last; imbalance: the largest over the "
         "least. Time: of the slowest rank."
     )
-    section = Section(
+    return Section(
         "Batch, length, time and memory",
         [about, *section_charts.cut(several)],
         points,
         source.tables(several, _BATCHES),
         charts=section_charts.charts(source, several, section_charts.each_peak),
+        missing=("trial on several ranks", SWEEP_RANKS),
     )
-    return or_missing(section, "trial on several ranks", SWEEP_RANKS)
 
 
 def against_one(source: Source) -> Section:
@@ -81,7 +80,7 @@ def against_one(source: Source) -> Section:
         ValueColumn("Max on all", "tokens", attrgetter("max_tokens")),
         ValueColumn("Times as long", "ratio", times), "limited_by",
     )  # fmt: skip
-    section = Section(
+    return Section(
         "Single against many",
         ["The same total work on one rank and on several. Ranks of a CPU share its cores."],
         [about for group in group_by_workload(grown) for about in most_grown(group)],
@@ -89,5 +88,5 @@ def against_one(source: Source) -> Section:
             *source.tables(swept, swept_columns),
             *source.tables(grown, found_columns, "longest lengths: "),
         ],
+        missing=("trial that ran on one rank and on several", SWEEP_RANKS, SCALING),
     )
-    return or_missing(section, "trial that ran on one rank and on several", SWEEP_RANKS, SCALING)

@@ -7,13 +7,13 @@ from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import ratio
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports.assemble import or_missing
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_ratio, time_with_interval
 from longseq_bench.reports.document import Section, Spread, format_ratio
 from longseq_bench.reports.groups import table_key
 from longseq_bench.reports.wording import format_range
 
+SWEEP_SEGMENTS = "longseq sweep configs/hilbert.yaml"
 ALONG, CURVE = "dilated", "hilbert"
 """Implementations with the same segments and rates: along the sequence, and along the curve."""
 
@@ -41,12 +41,16 @@ def segments(source: Source) -> Section:
     )  # fmt: skip
     effects = (_effect(group, twins, where) for where, group in source.workloads(rows))
     maxima = source.tables(found, _MAXIMA, "longest lengths: ")
-    tables = [*maxima, *source.tables(rows, columns)]
-    return or_missing(
-        Section("Segments and dilation", [_ABOUT], list(filter(None, effects)), tables),
-        "attention with segments",
-        "longseq sweep configs/hilbert.yaml",
-        "longseq maxlen --impl dilated --impl hilbert -o segments=4096,8192 -o dilation=1,2",
+    return Section(
+        "Segments and dilation",
+        [_ABOUT],
+        list(filter(None, effects)),
+        [*maxima, *source.tables(rows, columns)],
+        missing=(
+            "attention with segments",
+            SWEEP_SEGMENTS,
+            "longseq maxlen --impl dilated --impl hilbert -o segments=4096,8192 -o dilation=1,2",
+        ),
     )
 
 
@@ -116,10 +120,8 @@ def curve(source: Source) -> Section:
         ends = format_range(ratios, format_ratio)
         points.append(f"The curve takes {ends} the time of the sequence ({where}).")
     title = "Along the curve and along the sequence"
-    section = Section(title, points=points, tables=source.tables(along, columns))
-    return or_missing(
-        section, "pair of the same segments along both", "longseq sweep configs/hilbert.yaml"
-    )
+    missing = "pair of the same segments along both", SWEEP_SEGMENTS
+    return Section(title, points=points, tables=source.tables(along, columns), missing=missing)
 
 
 _CONFIGURATION: Columns = (

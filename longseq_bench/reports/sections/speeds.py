@@ -9,8 +9,7 @@ from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.assemble import SWEEP, SWEEP_RANKS, or_missing
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SWEEP, SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Column, Section, Table, format_ratio
 from longseq_bench.reports.groups import capitalize_first, group_by_workload, split_by_sparsity
@@ -41,14 +40,14 @@ def relative(source: Source) -> Section:
         "the share of dense attention's pairs, where it is less."
     )
     makers = section_charts.time, section_charts.memory, section_charts.roofline
-    section = Section(
+    return Section(
         "Time, memory, relative speed",
         [about, *section_charts.cut(source.rows, 3)],
         points,
         tables,
         charts=section_charts.charts(source, source.rows, *makers) if tables else (),
+        missing=("timed trial", SWEEP),
     )
-    return or_missing(section, "timed trial", SWEEP)
 
 
 def baseline_of(source: Source) -> str:
@@ -109,8 +108,8 @@ def on_ranks(source: Source) -> Section:
     about = "How many of the trials on so many ranks were ok; Failures has the reasons."
     together = group_by(source.rows, attrgetter("fingerprint", "device", "mode")).values()
     tables = [_worlds(source, rows, worlds) for rows in together] if worlds != [1] else []
-    section = Section("What works on many ranks", [about], tables=tables)
-    return or_missing(section, "trial on several ranks", SWEEP_RANKS)
+    missing = "trial on several ranks", SWEEP_RANKS
+    return Section("What works on many ranks", [about], tables=tables, missing=missing)
 
 
 def _worlds(source: Source, rows: Sequence[SweepRow], worlds: Sequence[int]) -> Table:

@@ -6,8 +6,7 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD
 from longseq_bench.core.units import format_bytes, format_tokens
-from longseq_bench.reports.assemble import SWEEP, or_missing
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SWEEP, Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.sections.densities import SPARSITY, sparsity_of
@@ -36,8 +35,8 @@ def against_standard(source: Source) -> Section:
         if row.memory_reduction is not None and row.implementation != STANDARD
     ]
     columns = ("label", "tokens", "peak_bytes", *_STANDARD)
-    section = _section("Memory against standard attention", known, columns, source)
-    return or_missing(section, "swept peak on one rank", SWEEP)
+    missing = "swept peak on one rank", SWEEP
+    return _section("Memory against standard attention", known, columns, source, missing)
 
 
 def by_sparsity(source: Source) -> Section:
@@ -48,16 +47,15 @@ def by_sparsity(source: Source) -> Section:
         for row in sorted(group, key=lambda row: (row.tokens, sparsity_of(row)))
         if row.memory_reduction is not None
     ]
-    return or_missing(
-        _section("Memory by sparsity", known, _BY_SPARSITY, source),
-        "peak of sparse attention on one rank",
-        "longseq sweep configs/sparsity.yaml",
-    )
+    missing = "peak of sparse attention on one rank", "longseq sweep configs/sparsity.yaml"
+    return _section("Memory by sparsity", known, _BY_SPARSITY, source, missing)
 
 
-def _section(title: str, rows: list[SweepRow], columns: Columns, source: Source) -> Section:
+def _section(
+    title: str, rows: list[SweepRow], columns: Columns, source: Source, missing: tuple[str, str]
+) -> Section:
     points = [_at_longest(group, where) for where, group in source.workloads(rows)]
-    return Section(title, [_ABOUT], points, source.tables(rows, columns))
+    return Section(title, [_ABOUT], points, source.tables(rows, columns), missing=missing)
 
 
 def _at_longest(group: list[SweepRow], where: str) -> str:

@@ -9,8 +9,7 @@ from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
-from longseq_bench.reports.assemble import SEARCH, or_missing
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import SEARCH, Source
 from longseq_bench.reports.columns import format_time
 from longseq_bench.reports.document import Cell, Column, Section, Table
 from longseq_bench.reports.groups import SAME_TABLE, group_by_density
@@ -56,11 +55,8 @@ def uses(source: Source) -> Section:
         if any(row[2] or row[5] for row in rows):
             title = source.title(replace(group[0], memory_budget=None, time_budget=None))
             tables.append(Table(title, _COLUMNS, rows))
-    return or_missing(
-        Section("Use case, approach, maximum", [_ABOUT], tables=tables),
-        f"length of {format_tokens(USES[0][1])} tokens or more",
-        SEARCH,
-    )
+    missing = f"length of {format_tokens(USES[0][1])} tokens or more", SEARCH
+    return Section("Use case, approach, maximum", [_ABOUT], tables=tables, missing=missing)
 
 
 def _use(
