@@ -1,6 +1,5 @@
 """One rank against several: batch, length, time, memory of each rank, and maxima."""
 
-from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from longseq_bench.analysis.search_row import SearchRow
@@ -8,7 +7,7 @@ from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SCALING, SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
-from longseq_bench.reports.document import Section, format_ratio
+from longseq_bench.reports.document import Section, Table, format_ratio
 from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.sections.findings import index_one_rank, most_uneven
 from longseq_bench.reports.sections.ranks import rank_column
@@ -44,49 +43,51 @@ def batches(source: Source) -> Section:
 
 def against_one(source: Source) -> Section:
     """Compare one rank with several: times and peaks of sweeps, maxima of searches."""
-    timed = index_one_rank(row for row in source.rows if row.time_s)
-    found = index_one_rank(source.maxima)
-    swept = [row for row in source.rows if row.speedup and row.world_size > 1]
-    grown = [
-        row
-        for row in source.maxima
-        if row.world_size > 1 and row.is_full_pass
-        if (one := found.get(row.ranks_key)) and one.max_tokens
-    ]
-
-    def times(row: SearchRow) -> float:
-        return row.max_tokens / found[row.ranks_key].max_tokens
-
-    def most_grown(rows: Sequence[SearchRow]) -> Iterator[str]:
-        row = max(rows, key=times)
-        if times(row) > 1:
-            yield (
-                f"Ranks lengthen {row.label} most ({source.workload(row)}): {row.world_size} ranks "
-                f"take {row.max_tokens:,} tokens, one takes {found[row.ranks_key].max_tokens:,}: "
-                f"{format_ratio(times(row))}, {format_share(times(row) / row.world_size)} "
-                "of as many times as there are ranks."
-            )
-
-    swept_columns: Columns = (
-        "label", "tokens", "world_size",
-        ValueColumn("Time on one", "seconds", lambda r: time_with_interval(timed[r.ranks_key])),
-        "time_s", "speedup", "efficiency",
-        ValueColumn("Peak on one", "bytes", lambda row: timed[row.ranks_key].peak_bytes),
-        ValueColumn("Peak of a rank", "bytes", attrgetter("peak_bytes")), "exposed_share",
-    )  # fmt: skip
-    found_columns: Columns = (
-        "label", "world_size",
-        ValueColumn("Max on one rank", "tokens", lambda row: found[row.ranks_key].max_tokens),
-        ValueColumn("Max on all", "tokens", attrgetter("max_tokens")),
-        ValueColumn("Times as long", "ratio", times), "limited_by",
-    )  # fmt: skip
+    maxima, points = _maxima(source)
     return Section(
         "Single against many",
         ["The same total work on one rank and on several. Ranks of a CPU share its cores."],
-        [about for group in group_by_workload(grown) for about in most_grown(group)],
-        [
-            *source.tables(swept, swept_columns),
-            *source.tables(grown, found_columns, "longest lengths: "),
-        ],
+        points,
+        [*_times(source), *maxima],
         missing=("trial that ran on one rank and on several", SWEEP_RANKS, SCALING),
     )
+
+
+def _times(source: Source) -> list[Table]:
+    alone = index_one_rank(row for row in source.rows if row.time_s)
+    columns: Columns = (
+        "label", "tokens", "world_size",
+        ValueColumn("Time on one", "seconds", lambda r: time_with_interval(alone[r.ranks_key])),
+        "time_s", "speedup", "efficiency",
+        ValueColumn("Peak on one", "bytes", lambda row: alone[row.ranks_key].peak_bytes),
+        ValueColumn("Peak of a rank", "bytes", attrgetter("peak_bytes")), "exposed_share",
+    )  # fmt: skip
+    known = (row for row in source.rows if row.speedup and row.world_size > 1)
+    return source.tables(known, columns)
+
+
+def _maxima(source: Source) -> tuple[list[Table], list[str]]:
+    """Return tables of maxima on several ranks, and a sentence on the most lengthened of each."""
+    alone = {k: row for k, row in index_one_rank(source.maxima).items() if row.max_tokens}
+    several = [row for row in source.maxima if row.world_size > 1 and row.is_full_pass]
+    known = [row for row in several if row.ranks_key in alone]
+
+    def times(row: SearchRow) -> float:
+        return row.max_tokens / alone[row.ranks_key].max_tokens
+
+    columns: Columns = (
+        "label", "world_size",
+        ValueColumn("Max on one rank", "tokens", lambda row: alone[row.ranks_key].max_tokens),
+        ValueColumn("Max on all", "tokens", attrgetter("max_tokens")),
+        ValueColumn("Times as long", "ratio", times), "limited_by",
+    )  # fmt: skip
+    most = [max(group, key=times) for _, group in source.workloads(known)]
+    points = [
+        f"Ranks lengthen {row.label} most ({source.workload(row)}): {row.world_size} ranks take "
+        f"{row.max_tokens:,} tokens, one takes {alone[row.ranks_key].max_tokens:,}: "
+        f"{format_ratio(times(row))}, {format_share(times(row) / row.world_size)} of as many times "
+        "as there are ranks."
+        for row in most
+        if times(row) > 1
+    ]
+    return source.tables(known, columns, "longest lengths: "), points
