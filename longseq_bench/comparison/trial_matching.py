@@ -5,11 +5,11 @@ measured, not the trial. Searches match even if they ran different lengths. Mach
 hardware; their software may differ, because a comparison is often about software.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.searches import SEARCH_PURPOSES
 from longseq_bench.core.model import Record
 
@@ -51,13 +51,18 @@ def match_trials(a: Sequence[Record], b: Sequence[Record], across: bool = False)
     across: match trials of different machines too, where the same machine has none.
     """
     in_a, in_b = ([r for r in side if r.purpose == "measure"] for side in (a, b))
-    return _match(in_a, in_b, [_trial_key, _trial_key_without_budgets], across)
+    keys: list[_Key] = [
+        lambda r: r.trial.model_copy(update=_REPETITION).key,
+        lambda r: r.trial.model_copy(update=_REPETITION | _NO_BUDGETS).key,
+    ]
+    return _match(in_a, in_b, keys, across)
 
 
 def match_searches(a: Sequence[Record], b: Sequence[Record], across: bool = False) -> Matching:
     """Match the searches for the longest length, each with its budgets."""
     in_a, in_b = ([r for r in side if r.purpose in SEARCH_PURPOSES] for side in (a, b))
-    return _match(in_a, in_b, [_search_key], across)
+    keys: list[_Key] = [lambda r: r.trial.at(1).model_copy(update=_REPETITION).key]
+    return _match(in_a, in_b, keys, across)
 
 
 def find_differences(
@@ -87,15 +92,19 @@ def _match(
     Where a side has several groups of a key, the one measured last is taken.
     """
     machine = _machine_number([*a, *b])
+
+    def last(group: Sequence[Record]) -> str:
+        return max(record.started_at for record in group)
+
     same: list[_Key] = [
         lambda r: (keys[0](r), r.environment.fingerprint),
         *(lambda r, key=key: (key(r), machine(r)) for key in keys),
     ]
-    left = [_group(side, same[0]) for side in (a, b)]
+    left = [list(group_by(side, same[0]).values()) for side in (a, b)]
     pairs: list[MatchedPair] = []
     elsewhere: list[MatchedPair] = []
     for key in (*same, *keys):
-        by_key_a, by_key_b = ({key(g[0]): g for g in sorted(side, key=_ended)} for side in left)
+        by_key_a, by_key_b = ({key(g[0]): g for g in sorted(side, key=last)} for side in left)
         matched = [(group, by_key_b[k]) for k, group in by_key_a.items() if k in by_key_b]
         target = elsewhere if key in keys and not across else pairs
         target += [MatchedPair(*groups) for groups in matched]
@@ -105,17 +114,6 @@ def _match(
     for found in (pairs, elsewhere):
         found.sort(key=lambda pair: order[id(pair.a[0])])
     return Matching(pairs, elsewhere, *left)
-
-
-def _group(records: Sequence[Record], key: _Key) -> list[list[Record]]:
-    groups: dict[Hashable, list[Record]] = defaultdict(list)
-    for record in records:
-        groups[key(record)].append(record)
-    return list(groups.values())
-
-
-def _ended(group: Sequence[Record]) -> str:
-    return max(record.started_at for record in group)
 
 
 def _machine_number(records: Sequence[Record]) -> Callable[[Record], int]:
@@ -128,15 +126,3 @@ def _machine_number(records: Sequence[Record]) -> Callable[[Record], int]:
         if numbers[fingerprint] == len(machines):
             machines.append(one)
     return lambda record: numbers[record.environment.fingerprint]
-
-
-def _trial_key(record: Record) -> Hashable:
-    return record.trial.model_copy(update=_REPETITION).key
-
-
-def _trial_key_without_budgets(record: Record) -> Hashable:
-    return record.trial.model_copy(update=_REPETITION | _NO_BUDGETS).key
-
-
-def _search_key(record: Record) -> Hashable:
-    return record.trial.at(1).model_copy(update=_REPETITION).key
