@@ -115,15 +115,14 @@ def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
     try:
         path.write_text("5")
     except OSError as error:
-        remedy = "peaks come from slower accounting; on Linux run outside the sandbox for exact"
+        remedy = "peaks come from slower accounting; on Linux, run outside the sandbox"
         return Finding(name, "note", f"{path} can't be written: {error.strerror}", remedy)
     return Finding(name, "ok", f"{path} resets the peak")
 
 
 def _nvml(environment: Environment) -> Finding:
     if environment.gpus:
-        found = f"driver {environment.driver}, {', '.join(environment.gpus)}"
-        return Finding("nvml", "ok", found)
+        return Finding("nvml", "ok", f"driver {environment.driver}, {', '.join(environment.gpus)}")
     found = read_gpus().reason or "no GPU"
     return Finding("nvml", "note", found, "no GPU is measured; with one, install NVIDIA's driver")
 
@@ -195,9 +194,8 @@ def _compiler() -> Finding:
 
 
 def _results(folder: Path) -> Finding:
-    nearest = folder.absolute()
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
+    path = folder.absolute()
+    nearest = next(place for place in (path, *path.parents) if place.exists())
     if not nearest.is_dir():
         return Finding("results", "missing", f"{nearest} is a file, not a folder", "move it away")
     if not os.access(nearest, os.W_OK | os.X_OK):

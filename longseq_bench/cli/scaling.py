@@ -13,8 +13,6 @@ from longseq_bench.core.errors import UserError
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record
 
-ROUNDS = 1
-
 
 @options.expand_options
 def scaling(
@@ -41,7 +39,7 @@ def scaling(
     with open_launcher() as (launcher, catalogue):
         trials = build_trials(catalogue, search, workload, out, worlds)
         launcher.check(trials)
-        schedule = partial(strategy.scaling, trials, ROUNDS)
+        schedule = partial(strategy.scaling, trials, 1)
         records = run_search(launcher, catalogue, trials, out, schedule)
     return print_records(records, as_json, _study_json, scaling_brief)
 
