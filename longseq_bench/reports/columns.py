@@ -25,8 +25,9 @@ SEARCH_FIELDS = (
 )  # fmt: skip
 _RANK_FIELDS = frozenset({
     "world_size", "speedup", "efficiency", "tokens_per_rank", "imbalance", "bytes_sent",
-    "exposed_share",
+    "exposed_share", "compute_time_s", "communication_time_s",
 })  # fmt: skip
+"""Fields whose columns are shown only where rows ran on several ranks."""
 _EXPLAINED = (
     "speedup", "exposed_share", "efficiency", "token_density", "share_of_ideal",
     "fraction_of_floor", "fits_tokens",
@@ -80,15 +81,14 @@ def time_ratio(over: SweepRow, under: SweepRow) -> Spread | float:
 
 def field_column(row_type: type, name: str) -> ValueColumn:
     """Return the column of a field that a row class declares."""
-    declared = fields_of(row_type)[name]
+    declared, of_ranks = fields_of(row_type)[name], name in _RANK_FIELDS
     value = time_with_interval if name == "time_s" else attrgetter(name)
-    return ValueColumn(declared.heading, declared.kind, value)
+    return ValueColumn(declared.heading, declared.kind, value, None, of_ranks, optional=of_ranks)
 
 
-def optional(row_type: type, *names: str, of_ranks: bool = False) -> list[ValueColumn]:
+def optional(row_type: type, *names: str) -> list[ValueColumn]:
     """Return columns of fields that are left out where no row has a value."""
-    columns = (field_column(row_type, name) for name in names)
-    return [replace(column, of_ranks=of_ranks, optional=True) for column in columns]
+    return [replace(field_column(row_type, name), optional=True) for name in names]
 
 
 LEAST_PEAK = ValueColumn(
@@ -132,7 +132,7 @@ def terminal_columns(
     for i, name in enumerate(names):
         column = (others or {}).get(name)
         if column is None:
-            column = replace(field_column(row_type, name), of_ranks=name in _RANK_FIELDS)
+            column = field_column(row_type, name)
             column = replace(column, value=_TERMINAL_VALUES.get(name, column.value))
         found.append(replace(column, priority=len(names) - i))
     return found

@@ -1,7 +1,5 @@
 """Swept lengths: one table per workload, one row per trial."""
 
-from functools import partial
-
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SWEEP, SWEEP_RANKS, Source
@@ -10,12 +8,10 @@ from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import table_key
 from longseq_bench.reports.sections.ranks import explain_rank_columns
 
-_of_ranks = partial(optional, SweepRow, of_ranks=True)
 _LENGTHS: Columns = (
-    "label", "tokens", *_of_ranks("world_size", "tokens_per_rank"), "status", "time_s",
-    "samples", *_of_ranks("compute_time_s", "communication_time_s", "exposed_share", "speedup",
-                            "efficiency", "bytes_sent"),
-    "peak_bytes", LEAST_PEAK, *_of_ranks("imbalance"), "tokens_per_s", "effective_flops",
+    "label", "tokens", "world_size", "tokens_per_rank", "status", "time_s", "samples",
+    "compute_time_s", "communication_time_s", "exposed_share", "speedup", "efficiency",
+    "bytes_sent", "peak_bytes", LEAST_PEAK, "imbalance", "tokens_per_s", "effective_flops",
     "max_error", *optional(SweepRow, "wire_error", "density_asked", "density_achieved"),
     ValueColumn("Uncovered", "share", lambda row: row.uncovered or None, optional=True),
     ValueColumn("Zero rows", "share", lambda row: row.zero_rows or None, optional=True),

@@ -61,11 +61,8 @@ def _over_published(row: SearchRow) -> float | None:
 
 
 _MAXIMA: Columns = (
-    "label", *optional(SearchRow, "world_size", of_ranks=True), "max_tokens",
-    *optional(SearchRow, "fits_tokens", "published_tokens"),
-    ValueColumn("Times that", "ratio", _over_published, optional=True),
-    *optional(SearchRow, "tokens_per_rank", of_ranks=True), "first_failure", "limited_by",
-    "failure_phase", "fraction_of_floor", "peak_bytes", LEAST_PEAK,
-    *optional(SearchRow, "imbalance", of_ranks=True), "bytes_per_token", "predicted_tokens",
-    "runs", "confirmations",
+    "label", "world_size", "max_tokens", *optional(SearchRow, "fits_tokens", "published_tokens"),
+    ValueColumn("Times that", "ratio", _over_published, optional=True), "tokens_per_rank",
+    "first_failure", "limited_by", "failure_phase", "fraction_of_floor", "peak_bytes", LEAST_PEAK,
+    "imbalance", "bytes_per_token", "predicted_tokens", "runs", "confirmations",
 )  # fmt: skip
