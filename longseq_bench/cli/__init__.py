@@ -4,8 +4,10 @@
 130 interrupted
 """
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import cleandoc
 from typing import Any
 
 import typer
@@ -33,20 +35,25 @@ app = typer.Typer(
     help="Measure how long a sequence an attention can take on this hardware, and how fast.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(sweep)
-app.command()(maxlen)
-app.command(context_settings={"allow_interspersed_args": False})(launch)
-app.command()(plan)
-app.command()(scaling)
-app.command()(report)
-app.command()(show)
-app.command()(compare)
-app.command("list")(listing)
-app.command()(schema)
-app.command()(doctor)
+
+
+def _add(command: Callable[..., int], name: str | None = None, **settings: Any) -> None:
+    """Add a command; lines of a paragraph of its help are joined: a terminal wraps them."""
+    help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
+    app.command(name, help=help_text, **settings)(command)
+
+
+for _command in (sweep, maxlen):
+    _add(_command)
+_add(launch, context_settings={"allow_interspersed_args": False})
+for _command in (plan, scaling, report, show, compare):
+    _add(_command)
+_add(listing, "list")
+_add(schema)
+_add(doctor)
 
 
 def _version(wanted: bool) -> None:

@@ -149,6 +149,16 @@ def test_every_option_has_help_with_its_default() -> None:
     assert [n for n, told in stated.items() if not told and n not in ("--version", "--help")] == []
 
 
+def test_help_fills_the_lines_of_a_terminal(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["sweep", "--help"]) == 0
+    lines = [line.strip() for line in capfd.readouterr().out.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line.startswith("A list in the config"))
+    assert [len(line) > 70 for line in lines[start : start + 2]] == [True, True]
+
+
 # ---- list, doctor ------------------------------------------------------------------------------
 
 
