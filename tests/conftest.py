@@ -12,7 +12,7 @@ import pytest
 from longseq_bench.launchers.local import LocalLauncher
 from tests.ranks import Ranks
 
-# under a shell that ignores it for what it runs beside itself, no test of it could pass
+# under a shell that ignores it for what it runs in the background, no test of it could pass
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

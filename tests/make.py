@@ -153,10 +153,10 @@ def step(
     samples: dict[str, Any] = {}
     if status == "ok":
         samples = {"pass_time": 0.2, "peak": peak if peak is not None else seq_len * 1024.0}
-    said = reason if reason or status == "ok" else f"{status} at {seq_len}"
+    given = reason if reason or status == "ok" else f"{status} at {seq_len}"
     where = None if status == "ok" else phase
     return record(
-        base.at(seq_len), outcome(status, said, where, **samples), purpose=purpose, **fields
+        base.at(seq_len), outcome(status, given, where, **samples), purpose=purpose, **fields
     )
 
 

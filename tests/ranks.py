@@ -38,12 +38,12 @@ LIMIT_S = 120.0
 
 
 class RanksFailed(AssertionError):
-    """Some rank raised. texts: what each said, None where it ended well."""
+    """Some rank raised. texts: of each exception, None where it ended well."""
 
     def __init__(self, texts: Sequence[str | None]) -> None:
         self.texts = list(texts)
-        said = [f"rank {r}: {t}" for r, t in enumerate(texts) if t is not None]
-        super().__init__("\n".join(said))
+        raised = [f"rank {r}: {t}" for r, t in enumerate(texts) if t is not None]
+        super().__init__("\n".join(raised))
 
 
 class World:
@@ -52,18 +52,18 @@ class World:
     def __init__(self, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="longseq-ranks-")
         ends = [Pipe() for _ in range(size)]
-        theirs = [there.fileno() for _, there in ends]
+        descriptors = [there.fileno() for _, there in ends]
         store = os.path.join(self._folder.name, "store")
-        code = f"from tests.ranks import serve; serve({theirs!r}, {store!r})"
+        code = f"from tests.ranks import serve; serve({descriptors!r}, {store!r})"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=ROOT, pass_fds=theirs, start_new_session=True
+            [sys.executable, "-c", code], cwd=ROOT, pass_fds=descriptors, start_new_session=True
         )
         self._pipes = [here for here, _ in ends]
         for _, there in ends:
             there.close()
 
     def run(self, job: tuple[Any, ...]) -> tuple[list[Any], list[str | None]]:
-        """What each rank returned, and what each that raised said."""
+        """What each rank returned, and the text of each exception."""
         for pipe in self._pipes:
             pipe.send(job)
         results: list[Any] = [None] * len(self._pipes)
@@ -109,7 +109,7 @@ class Ranks:
     def failures(
         self, world: int, function: Callable[..., Any], *arguments: Any
     ) -> list[str | None]:
-        """What each rank's exception said, with where it was raised; None where none was."""
+        """The text of each rank's exception, with where it was raised; None where none was."""
         return self._run(world, function, arguments)[1]
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from longseq_bench.testing import ImplementationContract
 
 
 def contract(kind):
-    class WithGroups(kind):  # theirs take as many KV heads as heads
+    class WithGroups(kind):  # these take as many KV heads as heads
         def __call__(self, q, k, v):
             k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
             return super().__call__(q, k, v)

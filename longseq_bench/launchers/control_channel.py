@@ -219,7 +219,7 @@ class ControlServer:
                 # no event announces that a node is lost
                 self._changed.wait(min(BEAT_S, max(0.01, end - time.monotonic())))
 
-    def who_is_missing(self, away: Iterable[int], patience: float) -> str:
+    def describe_missing(self, away: Iterable[int], patience: float) -> str:
         """Return a sentence about nodes that did not connect, and what to check."""
         names = ", ".join(str(node) for node in away)
         came = self.site.nodes - len(list(away))
@@ -274,11 +274,11 @@ class ControlServer:
 
     def _refusal(self, hello: NodeIdentity) -> str:
         """Return why a node can't take part, or an empty string."""
-        ours, theirs = self.hello.agreed, hello.agreed
+        own, other = self.hello.agreed, hello.agreed
         if found := [
-            f"{name} is {ours.get(name)} on {self.hello} and {theirs.get(name)} on {hello}"
-            for name in {**ours, **theirs}
-            if ours.get(name) != theirs.get(name)
+            f"{name} is {own.get(name)} on {self.hello} and {other.get(name)} on {hello}"
+            for name in {**own, **other}
+            if own.get(name) != other.get(name)
         ]:
             refusal = "the nodes differ: " + "; ".join(found)
             # if another node with this rank was accepted before, only this one is refused

@@ -101,7 +101,7 @@ class ElasticLauncher(LocalLauncher):
         if self._hub.missing(others, control_channel.RETRY_S):
             self._log(f"node 0: waiting at {self.site.endpoint} for {self.site.nodes - 1} more")
         if away := self._hub.missing(others, self._patience):
-            raise UserError(self._hub.who_is_missing(away, self._patience))
+            raise UserError(self._hub.describe_missing(away, self._patience))
         hosts = [link.hello.host for _, link in sorted(self._hub.links.items())]
         names = ", ".join([self._hello.host, *hosts])
         self._log(f"node 0: {self.site.nodes} nodes, {self.site.per} rank(s) on each: {names}")

@@ -84,7 +84,7 @@ def test_a_config_says_how_many_ranks(capfd: Capture) -> None:
 def test_a_sweep_in_which_a_rank_dies(nodes: Nodes) -> None:
     Path("sweep.yaml").write_text(DEADLY)
     nodes.start("sweep", "sweep.yaml", "--out", "out")
-    assert nodes.wait() == [3, 0], nodes.said(0)
+    assert nodes.wait() == [3, 0], nodes.err(0)
     found = load("out").records
     assert [(r.trial.implementation, r.outcome.status) for r in found] == [
         ("rank-kills-itself", "ok"),
@@ -95,7 +95,7 @@ def test_a_sweep_in_which_a_rank_dies(nodes: Nodes) -> None:
     assert {(r.trial.world_size, r.processes) for r in found} == {(2, 2)}
     assert found[2].outcome.reason == "rank 1 (node 1): killed by SIGKILL"
     assert [m.rank for m in found[3].outcome.measurements if m.name == "peak"] == [0, 1]
-    told = nodes.said(1).splitlines()
+    told = nodes.err(1).splitlines()
     assert "joined node 0" in told[0]
     assert [line.split(":")[1].split(",")[0] for line in told[1:]] == [
         f" trial {i}" for i in range(1, 5)
@@ -112,10 +112,10 @@ def test_ctrl_c_on_one_node_ends_both(nodes: Nodes, node: int) -> None:
     records = Path("out") / RECORDS
     nodes.wait_until(lambda: records.exists() and records.read_text().count("\n") == 1)
     os.killpg(nodes.processes[node].pid, signal.SIGINT)
-    assert nodes.wait() == [130, 130], nodes.said(1)
+    assert nodes.wait() == [130, 130], nodes.err(1)
     for i in range(2):
-        assert nodes.said(i).splitlines()[-1].startswith("longseq: interrupted")
-        assert "Traceback" not in nodes.said(i)
+        assert nodes.err(i).splitlines()[-1].startswith("longseq: interrupted")
+        assert "Traceback" not in nodes.err(i)
     assert [r.outcome.status for r in load("out").records] == ["ok"]
     assert nodes.left() == []
 
@@ -126,8 +126,8 @@ def test_nodes_of_another_version_are_refused(tmp_path: Path) -> None:
     nodes.start("sweep", "sweep.yaml")
     assert nodes.wait() == [2, 2]
     for i in range(2):
-        assert "the nodes differ: longseq is 0" in nodes.said(i)
-        assert "and 9.9" in nodes.said(i)
+        assert "the nodes differ: longseq is 0" in nodes.err(i)
+        assert "and 9.9" in nodes.err(i)
     assert nodes.left() == []
 
 
@@ -139,8 +139,8 @@ def test_nodes_with_another_config_are_refused(tmp_path: Path) -> None:
     nodes.start("sweep", "sweep.yaml")
     assert nodes.wait() == [2, 2]
     for i in range(2):
-        assert "the nodes differ: the hash of the config is" in nodes.said(i)
-        assert "the command" not in nodes.said(i)
+        assert "the nodes differ: the hash of the config is" in nodes.err(i)
+        assert "the command" not in nodes.err(i)
 
 
 @pytest.mark.parametrize(("node", "said"), [(0, "missing: node 1"), (1, "(connection refused)")])
@@ -149,9 +149,9 @@ def test_a_rendezvous_that_does_not_answer(tmp_path: Path, node: int, said: str)
     nodes = Nodes(tmp_path, timeout=1)
     nodes.start("sweep", "sweep.yaml", nodes=[node])
     assert nodes.wait() == [2]
-    assert said in nodes.said(node)
-    assert "within 1 s" in nodes.said(node)
-    assert "127.0.0.1:" in nodes.said(node)
-    assert "firewall" in nodes.said(node)
+    assert said in nodes.err(node)
+    assert "within 1 s" in nodes.err(node)
+    assert "127.0.0.1:" in nodes.err(node)
+    assert "firewall" in nodes.err(node)
     assert not list(tmp_path.glob("results/*"))
     assert nodes.left() == []

@@ -111,7 +111,7 @@ def test_what_is_given_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "given", "said"),
+    ("environ", "given", "message"),
     [
         ({}, {"nodes": 2}, "--nnodes 2 needs --node-rank, on each node its own: 0 to 1"),
         ({}, {"nodes": 2, "node": 1}, "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
@@ -127,6 +127,8 @@ def test_what_is_given_wins() -> None:
         ({**SRUN, "SLURM_NODELIST": ""}, {}, "SLURM_JOB_NODELIST is not set"),
     ],
 )
-def test_what_makes_no_sense(environ: Mapping[str, str], given: dict[str, int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_makes_no_sense(
+    environ: Mapping[str, str], given: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
         site(environ, **given)

@@ -54,7 +54,7 @@ def test_a_file_of_ones_own_adds_and_replaces(own: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"memory": None, "inside": None}, "card has no memory and no inside"),
         ({"memry": 1}, "unknown key 'memry' in card of .*; did you mean 'memory'"),
@@ -71,20 +71,20 @@ def test_a_file_of_ones_own_adds_and_replaces(own: Path) -> None:
     ],
 )
 def test_a_mistake_in_a_profile_is_named_with_its_key(
-    own: Path, changes: dict[str, object], said: str
+    own: Path, changes: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         profile("card", write(own, **changes))
     assert "mine.yaml" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("- a", "profiles by name are wanted"), ("a: [", "mine.yaml"), ("card: 3", "card is no prof")],
 )
-def test_what_is_no_file_of_profiles_is_refused(own: Path, text: str, said: str) -> None:
+def test_what_is_no_file_of_profiles_is_refused(own: Path, text: str, message: str) -> None:
     own.write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         profiles(own)
 
 

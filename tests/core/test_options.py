@@ -85,7 +85,7 @@ def test_what_is_written_becomes_a_value(name: str, raw: Any, value: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "raw", "said"),
+    ("name", "raw", "message"),
     [
         ("chunk", "many", "is not a whole number from 1 up (write 1024 or 1k)"),
         ("chunk", 1.5, "is not a whole number"),
@@ -98,11 +98,11 @@ def test_what_is_written_becomes_a_value(name: str, raw: Any, value: Any) -> Non
     ],
 )
 def test_what_can_not_be_read_names_the_option_and_its_owner(
-    name: str, raw: Any, said: str
+    name: str, raw: Any, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         fill(SPECS, {name: raw}, "ring")
-    assert str(caught.value).startswith(f"option {name}={raw!r} in ring {said}")
+    assert str(caught.value).startswith(f"option {name}={raw!r} in ring {message}")
 
 
 def test_a_choice_that_is_not_there_names_the_nearest() -> None:

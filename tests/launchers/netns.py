@@ -67,7 +67,7 @@ class Hosts:
             _do("ip", "-n", name, "link", "set", "eth", "up")
 
     def close(self) -> None:
-        """Remove both, and whatever still runs on them."""
+        """Remove both, and what still runs on them."""
         for name in self.names:
             found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
             for pid in found.stdout.split():

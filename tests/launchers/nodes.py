@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 MARK = "LONGSEQ_TEST_RUN"
-"""A variable that every process of a launch inherits, so that what it leaves can be told."""
+"""A variable that every process of a launch inherits, so that what it leaves can be found."""
 
 PATIENCE_S, SOON_S = 60, 15
 
@@ -53,7 +53,7 @@ class Nodes:
         for i in nodes:
             launch = ["launch", "--nnodes", "2", "--node-rank", str(i), *self._flags, "--"]
             code = RUN.format(self._before[i])
-            with (self._folder / f"out{i}").open("wb") as out, self._said(i).open("wb") as err:
+            with (self._folder / f"out{i}").open("wb") as out, self._err_file(i).open("wb") as err:
                 self.processes.append(
                     subprocess.Popen(
                         self._on(i, [sys.executable, "-c", code, *launch, *command]),
@@ -70,18 +70,18 @@ class Nodes:
     def wait_until(self, happened: Callable[[], object]) -> None:
         end = time.monotonic() + PATIENCE_S
         while not happened():
-            assert time.monotonic() < end, f"{self.said(0)}\n{self.said(1)}"
+            assert time.monotonic() < end, f"{self.err(0)}\n{self.err(1)}"
             time.sleep(0.02)
 
     def out(self, node: int) -> str:
         """What a node has written on stdout."""
         return (self._folder / f"out{node}").read_text()
 
-    def said(self, node: int) -> str:
+    def err(self, node: int) -> str:
         """And on stderr."""
-        return self._said(node).read_text()
+        return self._err_file(node).read_text()
 
-    def _said(self, node: int) -> Path:
+    def _err_file(self, node: int) -> Path:
         return self._folder / f"err{node}"
 
     def left(self) -> list[str]:

@@ -93,14 +93,14 @@ def test_whoever_waits_for_a_node_goes_on_when_it_comes(hub: ControlServer, come
 
 def test_nodes_that_differ_are_refused_on_both_sides(hub: ControlServer, come: Join) -> None:
     other = replace(ONE, agreed={**AGREED, "torch": "2.12.1", "python": "3.12"})
-    with pytest.raises(UserError, match="node 0 refused: the nodes differ") as theirs:
+    with pytest.raises(UserError, match="node 0 refused: the nodes differ") as on_node_1:
         come(other)
-    with pytest.raises(UserError, match="the nodes differ") as ours:
+    with pytest.raises(UserError, match="the nodes differ") as on_node_0:
         hub.missing([1], 5.0)
-    for said in (str(theirs.value), str(ours.value)):
-        assert "torch is 2.13.0 on node 0 (alpha) and 2.12.1 on node 1 (beta)" in said
-        assert "python is None on node 0 (alpha) and 3.12 on node 1 (beta)" in said
-        assert "the command" not in said
+    for text in (str(on_node_1.value), str(on_node_0.value)):
+        assert "torch is 2.13.0 on node 0 (alpha) and 2.12.1 on node 1 (beta)" in text
+        assert "python is None on node 0 (alpha) and 3.12 on node 1 (beta)" in text
+        assert "the command" not in text
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
@@ -110,7 +110,7 @@ def test_a_rank_that_is_taken_or_none_is_refused(hub: ControlServer, come: Join,
         come(NodeIdentity(rank, "gamma", "other", AGREED))
     assert link(hub).hello == ONE
     assert not link(hub).lost
-    assert f"refused: gamma came as node {rank}" in hub.who_is_missing([2], 1.0)
+    assert f"refused: gamma came as node {rank}" in hub.describe_missing([2], 1.0)
 
 
 def test_a_node_that_comes_again_is_welcome(hub: ControlServer, come: Join) -> None:
@@ -157,19 +157,19 @@ def test_a_stranger_is_kept_out_and_keeps_nobody_out(
 
 def test_node_0_says_who_did_not_come(hub: ControlServer, come: Join, site: NodeInfo) -> None:
     come(ONE)
-    said = hub.who_is_missing(hub.missing([1, 2], 0.05), 0.05)
-    assert f"2 of 3 nodes came to {site.endpoint} within 0.05 s; missing: node 2" in said
-    assert "firewall" in said
-    assert "--rdzv-endpoint" in said
+    text = hub.describe_missing(hub.missing([1, 2], 0.05), 0.05)
+    assert f"2 of 3 nodes came to {site.endpoint} within 0.05 s; missing: node 2" in text
+    assert "firewall" in text
+    assert "--rdzv-endpoint" in text
 
 
 def test_the_others_say_where_nobody_answers(site: NodeInfo) -> None:
     with pytest.raises(LauncherError) as error:
         connect_to_node_0(site, ONE, 0.1)
-    said = str(error.value)
-    assert f"no answer from node 0 at {site.endpoint} within 0.1 s (connection refused)" in said
-    assert "firewall" in said
-    assert "the same on every node" in said
+    text = str(error.value)
+    assert f"no answer from node 0 at {site.endpoint} within 0.1 s (connection refused)" in text
+    assert "firewall" in text
+    assert "the same on every node" in text
 
 
 def test_something_else_listens_there(site: NodeInfo) -> None:

@@ -36,7 +36,7 @@ from longseq_bench.core.cluster_env import NodeInfo
 site = NodeInfo(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
 hello = NodeIdentity(1, "beta", sys.argv[2])
 try:
-    Follower(site, hello, 20.0, print, lambda *told: print(*told)).follow()
+    Follower(site, hello, 20.0, print, lambda *outcome: print(*outcome)).follow()
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -76,11 +76,11 @@ def test_a_smaller_world_takes_the_first_nodes(ranks: int, nodes: int, per: int)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"),
+    ("ranks", "message"),
     [(6, "no whole number of nodes with 4 each"), (16, "more than the 12 of this launch")],
 )
-def test_a_world_that_can_not_be_shared(ranks: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_world_that_can_not_be_shared(ranks: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         split(ranks, NodeInfo(3, 4))
 
 
@@ -249,7 +249,7 @@ class Two:
             stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
-    def theirs(self) -> list[psutil.Process]:
+    def processes_of_node_1(self) -> list[psutil.Process]:
         """Node 1's agents and ranks, if a trial is under way: its fork server's children."""
         below = psutil.Process(self.node_1.pid).children()
         return [child for server in below for child in server.children(recursive=True)]
@@ -277,7 +277,7 @@ def test_two_nodes_share_a_trial(two: Two, nothing_left: None) -> None:
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert outcome.facts["hosts"] == ["alpha", "beta"]
     assert {m.rank for m in outcome.measurements} == {0, 1}
-    assert two.theirs() == []
+    assert two.processes_of_node_1() == []
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_rank_of_the_other_node_is_named(two: Two, name: str, status: str, rea
     outcome = two.run(asked(name))
     assert (outcome.status, outcome.reason, outcome.phase) == (status, reason, "forward")
     assert "onnection" in outcome.facts["ranks"]["0"]
-    assert two.theirs() == []
+    assert two.processes_of_node_1() == []
 
 
 def test_a_rank_that_is_stopped_there_is_seen_from_here(two: Two) -> None:
@@ -303,7 +303,7 @@ def test_a_rank_that_is_stopped_there_is_seen_from_here(two: Two) -> None:
     assert "misbehaving" in stacks["1"][0]
     assert any(line.endswith(WAIT_FOR_PEERS) for line in stacks["0"])
     assert not any("elastic_ranks" in line for line in stacks["1"])
-    assert two.theirs() == []
+    assert two.processes_of_node_1() == []
 
 
 def test_what_a_rank_there_leaves_behind_is_killed_and_told(two: Two) -> None:
@@ -311,7 +311,7 @@ def test_what_a_rank_there_leaves_behind_is_killed_and_told(two: Two) -> None:
     assert outcome.status == "ok"
     assert "left 1 process(es) behind, killed: python" in (outcome.reason or "")
     assert "on beta" in (outcome.reason or "")
-    assert two.theirs() == []
+    assert two.processes_of_node_1() == []
 
 
 def test_a_world_of_one_runs_here_alone(two: Two) -> None:
@@ -345,7 +345,7 @@ def test_a_silent_node_ends_its_trial_and_not_the_next(
     assert outcome.status == "error"
     assert "rank 1 (host beta): no word from node 1 (beta) for " in (outcome.reason or "")
     assert two.run(asked("ring")).status == "ok"
-    assert two.theirs() == []
+    assert two.processes_of_node_1() == []
 
 
 def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
@@ -358,7 +358,7 @@ def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
 
     def lose() -> None:
         two.node_1.send_signal(signal.SIGSTOP)
-        for process in two.theirs():
+        for process in two.processes_of_node_1():
             with suppress(psutil.NoSuchProcess):  # a rank ends with its agent
                 process.kill()
 
@@ -377,9 +377,9 @@ def test_a_connection_that_breaks_ends_the_ranks_on_both_ends(two: Two) -> None:
     outcome = two.run(asked("rank-waits", time_budget=60), hang_up)
     assert outcome.status == "error"
     end = time.monotonic() + SOON_S
-    while two.theirs() and time.monotonic() < end:
+    while two.processes_of_node_1() and time.monotonic() < end:
         time.sleep(0.05)
-    assert two.theirs() == []
+    assert two.processes_of_node_1() == []
     assert two.run(asked("ring")).status == "ok"
 
 

@@ -65,10 +65,10 @@ def test_a_lost_peer_is_no_lack_of_memory() -> None:
 
 
 def test_only_an_abort_by_nccl_is_the_end_of_a_peer() -> None:
-    said = "[PG ID 0 Rank 0] ProcessGroupNCCL's watchdog got stuck"
-    assert outcome_of_exit(-signal.SIGABRT, "time", said, False).facts["lost_peer"] is True
+    printed = "[PG ID 0 Rank 0] ProcessGroupNCCL's watchdog got stuck"
+    assert outcome_of_exit(-signal.SIGABRT, "time", printed, False).facts["lost_peer"] is True
     assert "lost_peer" not in outcome_of_exit(-signal.SIGABRT, "time", "free()", False).facts
-    assert "lost_peer" not in outcome_of_exit(-signal.SIGSEGV, "time", said, False).facts
+    assert "lost_peer" not in outcome_of_exit(-signal.SIGSEGV, "time", printed, False).facts
 
 
 DUMPED = """something it printed

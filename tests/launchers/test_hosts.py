@@ -58,21 +58,21 @@ def test_a_trial_whose_cable_is_cut_ends_named_and_the_next_is_ok(
     # long enough for the ranks of the second trial, which waits for ever, to be under way
     time.sleep(3)
     hosts.cut()
-    nodes.wait_until(lambda: records.read_text().count("\n") == 2 and "lost" in nodes.said(1))
+    nodes.wait_until(lambda: records.read_text().count("\n") == 2 and "lost" in nodes.err(1))
     hosts.mend()
     assert nodes.wait() == [3, 0]
     found = load(tmp_path / "out").records
     assert [r.outcome.status for r in found] == ["ok", "error", "ok"]
     assert "rank 1 (node 1): no word from node 1 (" in (found[1].outcome.reason or "")
     assert found[0].outcome.facts["hosts"] == found[2].outcome.facts["hosts"]
-    assert "lost node 0 (no word for 3 s)" in nodes.said(1)
-    assert nodes.said(1).count(f"joined node 0 ({found[0].environment.host})") == 2
+    assert "lost node 0 (no word for 3 s)" in nodes.err(1)
+    assert nodes.err(1).count(f"joined node 0 ({found[0].environment.host})") == 2
     assert nodes.left() == []
 
 
 def test_a_search_over_two_hosts(nodes: Nodes) -> None:
     nodes.start(*MAXLEN)
-    assert nodes.wait() == [0, 0], nodes.said(0)
+    assert nodes.wait() == [0, 0], nodes.err(0)
     (found,) = json.loads(nodes.out(0))["results"]
     assert (found["world_size"], found["max_tokens"], found["limited_by"]) == (2, 6144, "ceiling")
     assert nodes.left() == []

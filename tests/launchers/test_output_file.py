@@ -30,18 +30,18 @@ def test_whoever_reads_moves_nobody_who_prints(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = OutputFile()
-    theirs = os.dup(output._file.fileno())
-    os.write(theirs, b"one ")
+    writer = os.dup(output._file.fileno())
+    os.write(writer, b"one ")
     with monkeypatch.context() as meanwhile:
         # the rest of it is printed while it is read
         meanwhile.setattr(OutputFile, "size", lambda self: 2)
         assert output.tail() == "on"
-    os.write(theirs, b"two ")
+    os.write(writer, b"two ")
     assert output.tail() == "one two "
     assert output.tail(start=4) == "two "
     assert output.tail(most=2) == "o "
     assert output.size() == 8
-    os.close(theirs)
+    os.close(writer)
     output.close()
 
 

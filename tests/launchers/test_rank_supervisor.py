@@ -49,10 +49,10 @@ def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) 
 def test_one_rank_speaks_for_itself() -> None:
     one = supervisor(1)
     assert not one.is_done(100.0)
-    said = bad("error", "it broke", traceback=["x"])
-    say(one, 0, said)
+    failed = bad("error", "it broke", traceback=["x"])
+    say(one, 0, failed)
     assert one.is_done(101.0)
-    assert one.outcome() == said
+    assert one.outcome() == failed
     assert one.signal_number == 0
 
 

@@ -1,4 +1,4 @@
-"""Several ranks in one trial: whatever one of them does is named, and nothing of it stays."""
+"""Several ranks in one trial: what one of them does is named, and nothing of it stays."""
 
 import os
 import socket
@@ -104,8 +104,8 @@ def test_a_native_death_of_one_rank_gets_a_second_opinion(launcher: LocalLaunche
     launched = launch(launcher, "rank-native", memory_budget=64 * MIB)
     assert launched.outcome.status == "oom"
     assert launched.processes == 4
-    said = launched.outcome.reason or ""
-    assert "rank 1: killed by SIGSEGV under 64 MiB, passes under" in said
+    reason = launched.outcome.reason or ""
+    assert "rank 1: killed by SIGSEGV under 64 MiB, passes under" in reason
 
 
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no such folder here")
@@ -113,19 +113,19 @@ def test_shared_memory_of_a_killed_rank_is_removed(
     launcher: LocalLauncher, nothing_left: None
 ) -> None:
     """NCCL can't remove its own when its process is killed; what another has open is not ours."""
-    theirs = Path(f"/dev/shm/nccl-test-{os.getpid()}-held")
+    held_file = Path(f"/dev/shm/nccl-test-{os.getpid()}-held")
     held, before = list[int](), find_nccl_files()
 
-    def open_theirs(phase: str, part: str) -> None:
+    def open_held_file(phase: str, part: str) -> None:
         if not held:
-            held.append(os.open(theirs, os.O_CREAT))
+            held.append(os.open(held_file, os.O_CREAT))
 
     try:
-        outcome = launcher.run(asked("rank-leaves-shared"), open_theirs).outcome
+        outcome = launcher.run(asked("rank-leaves-shared"), open_held_file).outcome
         assert outcome.reason == "rank 1: killed by SIGKILL"
-        assert theirs.exists()
+        assert held_file.exists()
     finally:
-        theirs.unlink()
+        held_file.unlink()
         os.close(held[0])
     assert not find_nccl_files() - before
 

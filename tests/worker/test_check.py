@@ -62,9 +62,9 @@ def test_wrong_ones_are_caught(fault: str, dtype: Any, tokens: int) -> None:
     make, fields = WRONG[fault]
     if fault == "nan" and tokens == LONG:
         pytest.skip("one value in a row that is not drawn: the trial looks at every value itself")
-    said = gated(make, tokens, dtype=dtype, **fields).over_tolerance(dtype)
-    assert said is not None
-    assert "off the float64 reference" in said
+    reason = gated(make, tokens, dtype=dtype, **fields).over_tolerance(dtype)
+    assert reason is not None
+    assert "off the float64 reference" in reason
 
 
 @pytest.mark.parametrize("tokens", [SHORT, LONG])

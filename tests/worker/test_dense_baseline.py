@@ -36,13 +36,13 @@ A_PART = "computed from 1,024 of 4,096 rows"
 
 
 class Silent:
-    """A MessageSender that keeps what it was told."""
+    """A MessageSender that keeps its messages."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.sent: list[tuple[str, str]] = []
 
     def start_phase(self, phase: str, part: str = "") -> None:
-        self.told.append((phase, part))
+        self.sent.append((phase, part))
 
 
 class Bench:
@@ -284,15 +284,15 @@ def test_sparse_and_dense_take_turns_each_under_a_clock_of_its_own(
     log, sender = timed_with(bench, monkeypatch, SPARSE, repeats=3)
     sparse, dense = "clock 0 starts|sparse|clock 0 stops", "clock 1 starts|dense|clock 1 stops"
     calibrated = "|".join(["clock 2 starts|dense|clock 2 stops"] * 2)
-    told = "|".join(bench.log)
-    assert told == "|".join(
+    order = "|".join(bench.log)
+    assert order == "|".join(
         ["sparse", sparse, calibrated, "dense", dense, sparse, dense, sparse, dense]
     )
     assert samples_of(log.measurements, "time") == [0.5] * 3
     assert len(samples_of(log.measurements, "dense_time")) == 3
     # what may outlast the time budget is not in a phase that it covers, and what follows is
-    assert [phase for phase, part in sender.told if "dense" in part] == ["check"] * 3
-    assert sender.told[-1] == ("time", "")
+    assert [phase for phase, part in sender.sent if "dense" in part] == ["check"] * 3
+    assert sender.sent[-1] == ("time", "")
 
 
 def test_a_single_repeat_has_no_warm_up_of_either(
@@ -306,7 +306,7 @@ def test_what_is_not_sparse_is_timed_alone(bench: Bench, monkeypatch: pytest.Mon
     log, sender = timed_with(bench, monkeypatch, {}, repeats=3)
     assert "dense" not in bench.log
     assert "dense" not in log.facts
-    assert all(phase == "time" for phase, _ in sender.told)
+    assert all(phase == "time" for phase, _ in sender.sent)
 
 
 def test_dense_passes_do_not_count_for_the_cap(

@@ -122,15 +122,15 @@ def test_the_table_is_by_threads_rows_and_elements_and_says_what_it_lacks() -> N
     table = {"_scaled_dot_product_flash_attention_for_cpu": {"float32": row}}
     q, k = torch.empty(2, 4, 1000, 8, device="meta"), torch.empty(2, 2, 50, 8, device="meta")
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    told = KernelWorkspace(3, table)
+    workspace = KernelWorkspace(3, table)
     expected = 3 * (100 + 8) + 2 * 4 * 8 * (2 * 1000 + 5 * 50) + 3 * k.numel() + 7 * 2 * 4 * 1000
-    assert told(op, (q, k, k), {}) == expected
-    assert told(op, (q[:, :, :700], k, k), {}) == (
+    assert workspace(op, (q, k, k), {}) == expected
+    assert workspace(op, (q[:, :, :700], k, k), {}) == (
         3 * (10 + 8) + 2 * 4 * 8 * (2 * 700 + 5 * 50) + 3 * k.numel() + 7 * 2 * 4 * 700
     )
-    assert (told.unknown, told(torch.ops.aten.mul.Tensor, (q, q), {})) == (set(), 0)
-    assert told(op, (q.bfloat16(), k.bfloat16(), k.bfloat16()), {}) == 0
-    assert told.unknown == {"_scaled_dot_product_flash_attention_for_cpu bfloat16"}
+    assert (workspace.unknown, workspace(torch.ops.aten.mul.Tensor, (q, q), {})) == (set(), 0)
+    assert workspace(op, (q.bfloat16(), k.bfloat16(), k.bfloat16()), {}) == 0
+    assert workspace.unknown == {"_scaled_dot_product_flash_attention_for_cpu bfloat16"}
 
 
 # ---- memory alone ------------------------------------------------------------------------------

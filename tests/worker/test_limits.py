@@ -112,8 +112,8 @@ def test_the_peak_is_what_was_needed_at_most(
 def test_the_allocator_is_set_whatever_the_environment_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", said.append)
+    settings: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
     limits.use_allocator("expandable")
     limits.use_allocator("default")
-    assert said == ["expandable_segments:True", "expandable_segments:False"]
+    assert settings == ["expandable_segments:True", "expandable_segments:False"]

@@ -302,8 +302,8 @@ def test_all_ranks_say_wrong(ranks: Ranks, fault: str) -> None:
     assert len({(o.status, o.reason, o.phase) for o in outcomes}) == 1
     assert outcomes[0].status == "wrong"
     assert outcomes[0].samples("time") == ()
-    told = "not finite" if fault.startswith("nan") else "on rank"
-    assert told in (outcomes[0].reason or "")
+    reason = "not finite" if fault.startswith("nan") else "on rank"
+    assert reason in (outcomes[0].reason or "")
 
 
 def test_the_slowest_rank_is_late_for_all(ranks: Ranks) -> None:
@@ -360,7 +360,7 @@ def overdrawn(group: Group, enforced: bool) -> Outcome | None:
 
 
 def test_a_budget_that_nothing_enforces_is_over_for_all(ranks: Ranks) -> None:
-    """What is enforced was not exceeded, whatever the mark of the heap says."""
+    """What is enforced was not exceeded, even if the mark of the heap is higher."""
     for outcome in ranks(3, overdrawn, False):
         assert outcome.status == "oom"
         assert "the peak was 2000000 bytes" in outcome.reason
@@ -371,7 +371,7 @@ def test_a_budget_that_nothing_enforces_is_over_for_all(ranks: Ranks) -> None:
 
 
 class Scripted(Clock):
-    """A clock that reads what it is told, and log when it ran."""
+    """A clock that reads scripted times and logs when it ran."""
 
     walls: Iterator[float]
     events: list[Any]

@@ -99,7 +99,7 @@ def test_the_peak_is_above_the_floor_and_below_its_budget(launcher: LocalLaunche
 
 @exact
 def test_a_need_just_over_the_budget_is_out_of_memory(launcher: LocalLauncher) -> None:
-    """The need of a moment counts: 32 MiB beside the inputs."""
+    """The need of a moment counts: 32 MiB and the inputs."""
     held = 0.75 * floor_bytes(trial("sdpa", 4096, heads=4).workload)
     need = int(32 * MIB + held)
     over = run(launcher, "bad-spends", 4096, heads=4, memory_budget=need - MIB)
@@ -133,7 +133,7 @@ def test_a_short_warm_up_refuses_nothing_that_the_trial_can_do(
 
 
 def test_samples_of_both_clocks_are_kept(launcher: LocalLauncher) -> None:
-    """Fault 17: processor time beside wall time, every sample of both."""
+    """Fault 17: processor time and wall time, every sample of both."""
     outcome = run(launcher, "sdpa", 512, repeats=8)
     assert 2 <= len(outcome.samples("time")) <= 8
     assert len(outcome.samples("cpu_time")) == len(outcome.samples("time"))
