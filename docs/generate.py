@@ -142,7 +142,7 @@ def generate_fields() -> str:
         ("Every row", Row),
         ("Rows of a sweep", SweepRow),
         ("Rows of a search for the longest length", SearchRow),
-        ("Rows of a search for the least sparsity", DensityRow),
+        ("Rows of a search for the minimum sparsity", DensityRow),
     ):
         fields = [f for name, f in fields_of(kind).items() if kind is Row or name not in common]
         rows = [(f"`{f.name}`", f.heading, UNITS[f.kind], f.help, f.merge) for f in fields]

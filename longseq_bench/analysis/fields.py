@@ -13,7 +13,7 @@ Kind = Literal[
     "text", "tokens", "bytes", "seconds", "flop_rate", "share", "count", "ratio", "error", "flag",
     "list", "options",
 ]  # fmt: skip
-"""The sort of quantity; it decides the unit and how a value is written and parsed."""
+"""The kind of quantity; it decides the unit and how a value is formatted and parsed."""
 
 Merge = Literal["same", "worst", "median", "largest", "each rank", "search", "derived"]
 """The rule that merges the values of several rounds and ranks into one.
@@ -60,7 +60,7 @@ def declare(
     """Declare a field of a row dataclass; the arguments are those of Field.
 
     measurement defaults to the name of the field where the merge rule needs one.
-    default: value of rows that are made without one; fields have none unless it is given.
+    default: value of rows built without this field; a field without a default is required.
     """
     given = (heading, kind, help, merge, measurement, tuple(json), in_frame)
     return dataclasses.field(default=default, metadata={"declaration": given})

@@ -10,7 +10,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import OptionValue, Trial
 
-KEEP_WORDS = {"inputs": "recomputed", "nothing": "over its inputs"}
+KEEP_WORDS = {"inputs": "recomputed", "nothing": "in place"}
 
 
 Settings = Trial | Row
@@ -30,7 +30,7 @@ def find_labels(settings: Sequence[Settings]) -> list[str]:
 
 
 def with_labels(rows: Sequence[R]) -> list[R]:
-    """Return the rows with the labels that tell them apart."""
+    """Return the rows with labels that name their differing options."""
     return set_labels(rows, iter(find_labels(rows)))
 
 
@@ -41,10 +41,10 @@ def set_labels(rows: Iterable[R], labels: Iterator[str]) -> list[R]:
 
 
 def settings_suffix(settings: Settings) -> str:
-    """Return words for settings that make a figure not comparable: " (fits only)"."""
+    """Return the settings that make a figure not comparable: " (fit only)"."""
     words = []
     if settings.fit_only:
-        words.append("fits only")
+        words.append("fit only")
     if settings.keep != "all":
         words.append(KEEP_WORDS[settings.keep])
     if settings.allocator == "expandable":

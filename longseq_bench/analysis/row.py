@@ -39,7 +39,9 @@ class Row:
     world_size: int = declare("Ranks", "count", "Number of ranks.", "same")
     device: Device = declare("Device", "text", "Device type of every rank.", "same")
     dtype: DType = declare("Dtype", "text", "Element type of q, k and v.", "same")
-    mode: Mode = declare("Mode", "text", "forward, train or decode.", "same")
+    mode: Mode = declare(
+        "Mode", "text", "Kind of pass: forward, or train (forward and backward).", "same"
+    )
     causal: bool = declare("Causal", "flag", "Whether the mask is causal.", "same")
     batch: int = declare("Batch", "count", "Batch size.", "same")
     heads: int = declare("Heads", "count", "Number of query heads.", "same")
@@ -54,11 +56,11 @@ class Row:
         json=SEARCHES,
     )  # fmt: skip
     threads: int | None = declare(
-        "Threads", "count", "CPU threads of one rank; none: chosen by torch.", "same",
+        "Threads", "count", "CPU threads per rank; none: chosen by torch.", "same",
         json=DENSITY,
     )  # fmt: skip
     fit_only: bool = declare(
-        "Fits only", "flag", "Loops were cut short: memory is known, nothing was timed or checked.",
+        "Fit only", "flag", "Loops were shortened: memory is known, nothing was timed or checked.",
         "same", json=SEARCHES,
     )  # fmt: skip
     keep: Keep = declare(
@@ -67,10 +69,10 @@ class Row:
     )  # fmt: skip
     allocator: Allocator = declare("Allocator", "text", "CUDA allocator mode.", "same")
     peak_bytes: int | None = declare(
-        "Peak memory", "bytes", "Peak memory of the rank with most.", "largest", measurement="peak"
+        "Peak memory", "bytes", "Largest peak memory of any rank.", "largest", measurement="peak"
     )
     tokens_per_rank: int | None = declare(
-        "Tokens a rank", "tokens", "Most query tokens that one rank holds.", "largest",
+        "Tokens per rank", "tokens", "Largest number of query tokens on one rank.", "largest",
         measurement="own_tokens", json=SWEEP_AND_SEARCH, default=None,
     )  # fmt: skip
     rank_peaks: Sequence[int | None] | None = declare(
@@ -78,16 +80,16 @@ class Row:
         measurement="peak", json=SWEEP_AND_SEARCH, default=None,
     )  # fmt: skip
     imbalance: float | None = declare(
-        "Imbalance", "ratio", "Largest peak over the least; none with one rank.",
+        "Imbalance", "ratio", "Largest peak divided by the smallest; none with one rank.",
         json=SWEEP_AND_SEARCH, default=None,
     )  # fmt: skip
     alloc_retries: float | None = declare(
         "Allocator retries", "count",
-        "Times that CUDA's allocator freed its cache and tried again, the most of any run.",
+        "Number of times CUDA's allocator freed its cache and retried; largest of any run.",
         "largest", json=SWEEP_AND_SEARCH, default=None,
     )  # fmt: skip
     density_achieved: float | None = declare(
-        "Density achieved", "share",
+        "Achieved density", "share",
         "Share of the visible blocks (or pairs, for patterns without blocks) that is kept.",
         "largest", json=SWEEP, default=None,
     )  # fmt: skip
@@ -97,7 +99,7 @@ class Row:
     host: str = declare("Host", "text", "Name of the machine.", "same", json=DENSITY)
     label: str = declare(
         "Implementation", "text",
-        "Implementation with those of its options that differ among the rows.",
+        "Implementation, with the options that differ among the rows.",
         json=DENSITY, default="",
     )  # fmt: skip
 
@@ -113,7 +115,7 @@ class Row:
 
     @property
     def is_sparse(self) -> bool:
-        """True if the pattern skips any pair that dense attention sees."""
+        """True if the pattern skips any pair that dense attention computes."""
         return self.density_achieved is not None and self.density_achieved < 1
 
     @property
@@ -170,10 +172,7 @@ T = TypeVar("T")
 
 
 def require(value: T | None) -> T:
-    """Return a value of a row that was selected for having it.
-
-    Raises ValueError where it was not measured after all.
-    """
+    """Return a value that the row must have. Raises ValueError if it was not measured."""
     if value is None:
         raise ValueError("the row was not selected for having this value")
     return value

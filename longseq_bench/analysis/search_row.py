@@ -1,4 +1,4 @@
-"""Rows of searches: for the longest length that fits, and for the least sparsity."""
+"""Rows of searches: for the longest length that fits, and for the minimum sparsity."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -16,50 +16,53 @@ class SearchResult(Row):
         "Limited by", "text", "What ended the search: memory, time, hang, ...", "search"
     )
     confirmations: int = declare(
-        "Confirmations", "count", "Further passes at the result, in fresh processes.", "search"
+        "Confirmations", "count", "Further passes of the result, in fresh processes.", "search"
     )
     runs: int = declare("Runs", "count", "Runs of the search, retries included.", "search")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRow(SearchResult):
-    """A search for the longest length: a bracket and what limited it.
+    """A search for the longest length: a bracket and its limit.
 
-    Tokens are those of all ranks; the budget, the peak and bytes per token are one rank's.
+    Tokens are those of all ranks. Budget and peak are those of one rank.
     """
 
     max_tokens: int = declare(
         "Max tokens",
         "tokens",
-        "Longest length that passed: most runs in time, none failed otherwise; 0: none.",
+        "Longest length that passed: most of its runs met the time limit, and none failed for "
+        "another reason; 0: none.",
         "search",
     )
     first_failure: int | None = declare(
-        "First failure", "tokens", "Shortest failed length above the longest.", "search"
+        "First failure", "tokens", "Shortest failed length above Max tokens.", "search"
     )
-    failure_phase: Phase | None = declare("Phase", "text", "Where the first failure ended.")
+    failure_phase: Phase | None = declare("Phase", "text", "Phase of the first failure.")
     failure_reason: str | None = declare(
-        "Reason", "text", "Why the first failure ended.", json=NONE
+        "Reason", "text", "Reason of the first failure.", json=NONE
     )
     floor_tokens: int | None = declare(
-        "Floor", "tokens", "Tokens whose floor fills the budgets of all ranks together."
+        "Floor", "tokens", "Length whose floor fills the memory budgets of all ranks."
     )
     fraction_of_floor: float | None = declare(
-        "Fraction of floor", "share", "Floor bytes at the longest length over the budget."
+        "Fraction of floor",
+        "share",
+        "Bytes that any exact attention needs at Max tokens, divided by the budgets of all ranks.",
     )
     bytes_per_token: float | None = declare(
-        "Bytes/token", "bytes", "Peak memory over the tokens of all ranks."
+        "Bytes/token", "bytes", "Peak memory divided by the tokens of all ranks."
     )
     predicted_tokens: int | None = declare(
         "Predicted", "tokens", "Longest length predicted before the first run.", "search"
     )
     wall_s: float = declare("Wall time", "seconds", "Duration of all runs together.", "search")
     fits_tokens: int | None = declare(
-        "Memory alone", "tokens", "Longest length of the same search with loops cut short.",
+        "Fits in memory", "tokens", "Longest length of the same search with --fit-only.",
         default=None,
     )  # fmt: skip
     published_tokens: int | None = declare(
-        "Elsewhere", "count", "Longest length that a published source gives.", json=NONE,
+        "Published max", "tokens", "Longest length in the published source.", json=NONE,
         in_frame=False, default=None,
     )  # fmt: skip
 
@@ -77,19 +80,20 @@ class SearchRow(SearchResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DensityRow(SearchResult):
-    """A search for the least sparsity with which a length fits."""
+    """A search for the minimum sparsity with which a length fits."""
 
     tokens: int = declare("Tokens", "tokens", "Sequence length of all ranks together.", "same")
     least_sparsity: float | None = declare(
-        "Least sparsity",
+        "Minimum sparsity",
         "share",
-        "Least sparsity that passed: most runs in time, none failed otherwise.",
+        "Lowest sparsity that passed: most of its runs met the time limit, and none failed for "
+        "another reason.",
         "search",
     )
     too_dense: float | None = declare(
-        "Too dense", "share", "Largest sparsity below it that failed.", "search"
+        "Highest failed sparsity", "share", "Highest sparsity below it that failed.", "search"
     )
     time_s: float | None = declare(
-        "Time", "seconds", "Median time of a pass at the least sparsity.", "median",
+        "Time", "seconds", "Median time of a pass at the minimum sparsity.", "median",
         measurement="time",
     )  # fmt: skip

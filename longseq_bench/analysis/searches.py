@@ -1,4 +1,4 @@
-"""Rows of searches: for the longest length (probe, edge, confirm) and for the least sparsity."""
+"""Rows of searches: for the longest length (probe, edge, confirm) and for the minimum sparsity."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -82,7 +82,7 @@ def has_passed(runs: Sequence[Record]) -> bool:
 
 
 def density_rows(records: Iterable[Record]) -> list[DensityRow]:
-    """Return one row a search for the least sparsity (purpose density), in file order."""
+    """Return one row a search for the minimum sparsity (purpose density), in file order."""
     steps = (record for record in records if record.purpose == "density")
     groups = group_by(
         steps, lambda record: (density_key(record.trial), record.environment.fingerprint)
@@ -91,7 +91,7 @@ def density_rows(records: Iterable[Record]) -> list[DensityRow]:
 
 
 def density_key(trial: Trial) -> Hashable:
-    """Return a key that is equal for the trials of one search for the least sparsity."""
+    """Return a key that is equal for the trials of one search for the minimum sparsity."""
     options = repr(sorted(_without_sparsity(trial).items()))
     return options, trial.key_without("repeats", "round", "options")
 

@@ -15,74 +15,74 @@ class SweepRow(Row):
 
     tokens: int = declare("Tokens", "tokens", "Sequence length of all ranks together.", "same")
     status: Status = declare("Status", "text", "How the trial ended.", "worst")
-    reason: str | None = declare("Reason", "text", "Why it ended so.", "worst")
-    phase: Phase | None = declare("Phase", "text", "Where it ended.", "worst")
+    reason: str | None = declare("Reason", "text", "Reason of a failure.", "worst")
+    phase: Phase | None = declare("Phase", "text", "Phase in which it failed.", "worst")
     time_s: float | None = declare(
-        "Time", "seconds", "Median time of a pass, of the slowest rank.", "median",
+        "Time", "seconds", "Median time of a pass on the slowest rank.", "median",
         measurement="time",
     )  # fmt: skip
     time_low_s: float | None = declare("Time, low", "seconds", "Lower bound of the time.")
     time_high_s: float | None = declare("Time, high", "seconds", "Upper bound of the time.")
-    samples: int = declare("Samples", "count", "Timed passes.")
+    samples: int = declare("Samples", "count", "Number of timed passes.")
     cpu_time_s: float | None = declare(
-        "CPU time", "seconds", "Processor time of a pass, of the slowest rank.", "median",
+        "CPU time", "seconds", "Median processor time of a pass; largest of any rank.", "median",
         measurement="cpu_time",
     )  # fmt: skip
     plan_time_s: float | None = declare(
-        "Plan time", "seconds", "Time to prepare layouts, not part of the time.", "median",
+        "Preparation time", "seconds", "Time to prepare layouts; not part of Time.", "median",
         measurement="plan_time",
     )  # fmt: skip
     tokens_per_s: float | None = declare("Tokens/s", "count", "Tokens of all ranks per second.")
     flops: float | None = declare(
-        "FLOPs", "count", "FLOPs of the pairs seen, and of a module's projections.", "largest"
+        "FLOPs", "count", "FLOPs of the computed pairs and of a module's projections.", "largest"
     )
     max_error: float | None = declare(
         "Max error", "error", "Largest error of any output against float64.", "largest"
     )
     density_asked: float | None = declare(
-        "Density asked", "share", "Density that the options ask for.", "largest"
+        "Requested density", "share", "Density requested by the options.", "largest"
     )
     compute_time_s: float | None = declare(
         "Compute only", "seconds", "Time of a pass with communication switched off.", "median",
         measurement="compute_time",
     )  # fmt: skip
     communication_time_s: float | None = declare(
-        "Communication only", "seconds", "Time of a pass with computing switched off.", "median",
+        "Communication only", "seconds", "Time of a pass with computation switched off.", "median",
         measurement="communication_time",
     )  # fmt: skip
     exposed_share: float | None = declare(
         "Exposed", "share",
-        "Share of the time that communication adds to computing: 1 - compute time / time.",
+        "Share of the time that communication adds to computation: 1 - compute time / time.",
     )  # fmt: skip
     bytes_sent: int | None = declare(
-        "Sent a rank", "bytes", "Bytes counted in a pass, of the rank that sends most.", "largest"
+        "Bytes sent per rank", "bytes", "Bytes counted in a pass; largest of any rank.", "largest"
     )
     bytes_formula: int | None = declare(
-        "By formula", "bytes", "Bytes that a pass sends by formula, of the largest rank.",
+        "By formula", "bytes", "Bytes sent in a pass by formula; largest of any rank.",
         "largest",
     )  # fmt: skip
     wire_error: float | None = declare(
-        "Wire error", "error", "Change of the output by a compressed transfer.", "largest"
+        "Wire error", "error", "Change of the output caused by compressed transfers.", "largest"
     )
     rank_times: Sequence[float | None] | None = declare(
         "Time of each rank", "seconds", "Median time of each rank.", "each rank",
         measurement="time",
     )  # fmt: skip
     speedup: float | None = declare(
-        "Speed-up", "ratio", "Time of the same trial on one rank over the row's.", default=None
+        "Speed-up", "ratio", "Time on one rank divided by the row's time.", default=None
     )
     efficiency: float | None = declare(
-        "Efficiency", "share", "Speed-up over the number of ranks.", default=None
+        "Efficiency", "share", "Speed-up divided by the number of ranks.", default=None
     )
-    effective_flops: float | None = declare("Effective FLOP/s", "flop_rate", "FLOPs over time.")
-    sparsity_asked: float | None = declare("Sparsity asked", "share", "1 - density asked.")
+    effective_flops: float | None = declare("Effective FLOP/s", "flop_rate", "FLOPs / Time.")
+    sparsity_asked: float | None = declare("Requested sparsity", "share", "1 - Requested density.")
     token_density: float | None = declare(
         "Density of pairs", "share",
-        "Share of the query-key pairs of dense attention that is seen; a pair seen twice counts "
+        "Computed share of the query-key pairs of dense attention; a pair computed twice counts "
         "twice.",
     )  # fmt: skip
     uncovered: float | None = declare(
-        "Uncovered", "share", "Share of the (token, head) pairs that see nothing.", "largest"
+        "Uncovered", "share", "Share of the (token, head) pairs without any key.", "largest"
     )
     dense_time_s: float | None = declare(
         "Dense time", "seconds", "Time of torch's dense attention on the same inputs."
@@ -94,14 +94,14 @@ class SweepRow(Row):
         "Dense time, high", "seconds", "Upper bound of the dense time."
     )
     dense_source: str | None = declare(
-        "Dense time is", "text", "measured, or computed from which part."
+        "Source of dense time", "text", "measured, or computed from the named part."
     )
     speed_over_dense: float | None = declare(
-        "Speed over dense", "ratio", "Dense time over the row's time."
+        "Speed over dense", "ratio", "Dense time divided by the row's time."
     )
     share_of_ideal: float | None = declare(
         "Share of ideal", "share",
-        "Dense time × density of the work over time: 100 % where skipping costs nothing.",
+        "Dense time × density of the work / time; 100 %: skipped work costs nothing.",
     )  # fmt: skip
     share_low: float | None = declare(
         "Share of ideal, low", "share", "Lower bound of the share of ideal."
@@ -113,21 +113,21 @@ class SweepRow(Row):
         "Dense FLOPs", "count", "FLOPs of dense attention in the same module.", "largest"
     )
     dense_peak_bytes: int | None = declare(
-        "Standard attention's", "bytes",
+        "Standard attention memory", "bytes",
         "Peak memory of standard attention, with its full score matrix, on one device.",
     )  # fmt: skip
     dense_memory_source: str | None = declare(
-        "Standard memory is", "text", "measured or computed.", default=None
+        "Source of standard memory", "text", "measured or computed.", default=None
     )
     memory_reduction: float | None = declare(
         "Memory reduction", "ratio",
-        "Standard attention's peak over the row's; none over several ranks.", default=None,
+        "Standard attention memory divided by the row's peak; one rank only.", default=None,
     )  # fmt: skip
     zero_rows: float | None = declare(
         "Zero rows", "share", "Share of the output rows that are zero.", "largest", json=NONE
     )
     rank_bytes: Sequence[int | None] | None = declare(
-        "Sent by each rank", "bytes", "Bytes counted in a pass, of each rank.", "each rank",
+        "Bytes sent by each rank", "bytes", "Bytes counted in a pass, of each rank.", "each rank",
         measurement="bytes_sent", json=NONE,
     )  # fmt: skip
     rank_formulas: Sequence[int | None] | None = declare(
@@ -151,8 +151,8 @@ class SweepRow(Row):
         "Speed-up, high", "ratio", "Upper bound of the speed-up.", json=NONE, default=None
     )
     speed: float | None = declare(
-        "Speed", "ratio", "Time of the baseline over the row's.", json=NONE, in_frame=False,
-        default=None,
+        "Speed", "ratio", "Time of the baseline divided by the row's time.", json=NONE,
+        in_frame=False, default=None,
     )  # fmt: skip
 
     @property

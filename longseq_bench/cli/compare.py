@@ -23,41 +23,53 @@ def compare(
     a: Annotated[
         str, typer.Argument(help="Results folder or file; PATH@COMMIT: its records of one commit.")
     ],
-    b: Annotated[
-        str, typer.Argument(help="The results to compare with A, written in the same way.")
-    ],
+    b: Annotated[str, typer.Argument(help="Results to compare with A, in the same notation.")],
     formats: Annotated[
         str | None,
-        typer.Option("--format", help="Also write files, separated by commas: md,json,html,csv."),
+        typer.Option(
+            "--format",
+            help="Formats of files to write, separated by commas: md,json,html,csv. Default: none.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for these files. Default: the current folder.")
     ] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(help="End with exit code 4 if anything is worse by this share (5% or 0.05)."),
+        typer.Option(
+            help="End with exit code 4 if anything is worse by this share: 5% or 0.05. "
+            "Default: no check."
+        ),
     ] = None,
     level: Annotated[
         str,
         typer.Option(help="Family-wise error rate: the chance of any false `slower` or `faster`."),
     ] = "5%",
-    least: Annotated[
-        str, typer.Option(help="Smallest difference in time that is reported.")
+    min_difference: Annotated[
+        str,
+        typer.Option(
+            "--min-difference", "--least", help="Smallest difference in time that is reported."
+        ),
     ] = "1%",
     across: Annotated[
-        bool, typer.Option("--across", help="Compare trials of different machines too.")
+        bool,
+        typer.Option(
+            "--across-machines",
+            "--across",
+            help="Also compare trials of different machines. Default: one machine only.",
+        ),
     ] = False,
     as_json: options.AsJson = False,
 ) -> int:
     """Compare two sets of results, trial by trial: times, memory, longest lengths.
 
     A trial is slower or faster only if its processes differ by more than their noise, tested for
-    all trials together. Use three rounds a side or more.
+    all trials together. Use three or more rounds per side.
 
     Trials of both sides that ran on different machines are listed, not compared; with --fail-on
-    they are an error (exit code 2). --across compares them.
+    they are an error (exit code 2). --across-machines compares them.
 
-    PATH@COMMIT takes the records of one commit below a folder, @COMMIT those below results/.
+    PATH@COMMIT: the records of one commit below a folder; @COMMIT: those below results/.
     """
     from longseq_bench.cli import REGRESSED
     from longseq_bench.cli.session import print_answer, print_lines, print_notes
@@ -69,8 +81,9 @@ def compare(
 
     wanted = options.split_names(formats)
     if out is not None and not wanted:
-        raise UserError("--out needs --format, the files to write: --format md,json,html")
-    max_error, min_change = parse_share(level, "--level"), parse_share(least, "--least")
+        raise UserError("--out needs --format; write --format md,json,html")
+    max_error = parse_share(level, "--level")
+    min_change = parse_share(min_difference, "--min-difference")
     gate = parse_share(fail_on, "--fail-on") if fail_on is not None else None
     (records_a, notes_a), (records_b, notes_b) = _read(a), _read(b)
     result = compare_records(records_a, records_b, (a, b), max_error, min_change, across)
@@ -124,5 +137,7 @@ def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
         )
     if len(matching) > 1:
         several = " or ".join(matching)
-        raise UserError(f"commit {commit!r} in {place} may be {several}; write it in full")
+        raise UserError(
+            f"commit {commit!r} is ambiguous in {place}: {several}; write the full hash"
+        )
     return [r for r in records if r.environment.commit == matching[0]]

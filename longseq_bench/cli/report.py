@@ -26,7 +26,8 @@ def report(
     formats: Annotated[
         str,
         typer.Option(
-            "--format", help="Formats, separated by commas: html,md,csv,json; terminal prints."
+            "--format",
+            help="Formats, separated by commas: html,md,csv,json; terminal: print, write no file.",
         ),
     ] = "md,csv",
     out: Annotated[
@@ -37,18 +38,28 @@ def report(
         str,
         typer.Option(
             help="Kinds of report, separated by commas: summary, extreme, devices, scaling, "
-            "capabilities, implementations; all; auto: those with rows."
+            "capabilities, implementations; all: every kind; auto: kinds for which there are "
+            "records."
         ),
     ] = "summary",
     baseline: Annotated[
         str | None,
         typer.Option(help="Implementation whose speed is 1. Default: the one in the config."),
     ] = None,
-    beside: Annotated[
-        Path | None, typer.Option(help="YAML file of published maxima, for a column of their own.")
+    published: Annotated[
+        Path | None,
+        typer.Option(
+            "--published",
+            "--beside",
+            help="YAML file with published maximum lengths, for an extra column. Default: none.",
+        ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print rows and maxima as one JSON document on stdout.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print rows and maxima as one JSON document on stdout. Default: files only.",
+        ),
     ] = False,
 ) -> int:
     """Write reports from records, or print them; every number comes from the records."""
@@ -76,7 +87,7 @@ def report(
         html.prepare()
     with gc_disabled():
         made = documents(
-            records, kinds, baseline, notes, read(beside) if beside else None,
+            records, kinds, baseline, notes, read(published) if published else None,
             configs,
         )  # fmt: skip
         files = [name for name in wanted if name != TERMINAL]
@@ -101,14 +112,14 @@ def _wanted(text: str, as_json: bool) -> list[str]:
         if name not in known:
             raise UnknownNameError("report format", name, known)
     if as_json and TERMINAL in names:
-        raise UserError("--format terminal and --json would both print on stdout; ask for one")
+        raise UserError("--format terminal and --json both print on stdout; leave one out")
     return names
 
 
 def _names(text: str, example: str) -> list[str]:
     names = options.split_names(text)
     if not names:
-        raise UserError(f"{example.split()[0]} names one at least; write {example}")
+        raise UserError(f"{example.split()[0]} is empty; write {example}")
     return names
 
 

@@ -193,7 +193,7 @@ def _describe_records(chosen: Selection) -> Iterator[str]:
         if left := len(part.matching) - len(part.shown):
             yield f"{_count(left, one, many)} more not shown (--limit)"
     if steps := sum(record.purpose == "density" for record in chosen.records):
-        yield f"{_count(steps, 'record')} of searches for the least sparsity: longseq report"
+        yield f"{_count(steps, 'record')} of searches for the minimum sparsity: longseq report"
 
 
 def _count(count: int, one: str, many: str = "") -> str:

@@ -38,14 +38,14 @@ def find_caveats(
         commits = list(dict.fromkeys(c for r in side if (c := r.environment.commit)))
         if len(commits) > 1:
             named = join_words(commits)
-            yield f"{name} has records of {len(commits)} commits, taken together: {named}."
+            yield f"{name} has records of {len(commits)} commits, merged: {named}."
     if skipped := sum(r.purpose == "density" for r in (*a, *b)):
-        yield f"Searches for the least sparsity are not compared ({skipped} records)."
+        yield f"Searches for the minimum sparsity are not compared ({skipped} records)."
 
 
 def _shared_records(pairs: Sequence[MatchedPair]) -> Iterator[str]:
-    """Report records that are on both sides, which a comparison can't tell apart."""
-    alone = "a run shows no difference to itself"
+    """Report records that are on both sides."""
+    alone = "identical records can't differ"
     shared = equal = 0
     for pair in pairs:
         if not {r.started_at for r in pair.a}.isdisjoint(r.started_at for r in pair.b):
@@ -54,7 +54,7 @@ def _shared_records(pairs: Sequence[MatchedPair]) -> Iterator[str]:
             shared += bool(in_a & in_b)
             equal += in_a == in_b
     if equal == len(pairs):
-        yield f"The records compared are the same on both sides: {alone}."
+        yield f"The compared records are the same on both sides: {alone}."
     elif shared:
         yield (
             f"{shared} of {count(len(pairs), 'trial or search', 'trials and searches')} "
@@ -78,7 +78,7 @@ def _invalid_times(compared: Compared) -> Iterator[str]:
         in_a, in_b = map(sum, zip(*counts.values(), strict=True))
         yield (
             f"Left out of the times: {count(in_a, 'process', 'processes')} of A and {in_b} of B "
-            f"({join_words(names)}), with a pass whose time is not a finite number above zero."
+            f"({join_words(names)}). The time of a pass is not a finite number above zero."
         )
 
 
@@ -90,8 +90,8 @@ def _common_shift(times: Sequence[TimeComparison], least: float) -> Iterator[str
     if all(0.5 <= x / middle <= 2 for x in logs):
         shift = f"{format_percent(math.expm1(abs(middle)))} {'slower' if middle > 0 else 'faster'}"
         yield (
-            f"All {len(logs)} trials moved together: B is {shift} in the middle one. "
-            "A common shift is as likely caused by the machine as by the code."
+            f"All {len(logs)} trials changed by a similar ratio; by the median B is {shift}. "
+            "The cause may be the machine rather than the code."
         )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def _order(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
         other = "AB".replace(first, "")
         yield (
             f"All of {first} was measured before {other} (A from {min(times_a)}, B from "
-            f"{min(times_b)}): a drift of the machine in between is part of the ratios."
+            f"{min(times_b)}): the ratios include any drift of the machine."
         )
 
 
@@ -114,7 +114,7 @@ def _load(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
     if abs(load_a - load_b) > MAX_LOAD_DIFFERENCE * a[0].environment.cores:
         yield (
             f"The machine's load was {load_a:.1f} with A and {load_b:.1f} with B (1 minute, "
-            "median): other work may have disturbed one of them."
+            "median): other work may have slowed one of them."
         )
 
 
@@ -131,7 +131,7 @@ def _cpu_time(compared: Compared) -> Iterator[str]:
     ratios = [rate_b / rate_a for rate_a, rate_b in rates if rate_a and rate_b]
     if ratios and abs(change := median(ratios) - 1) > MAX_CPU_TIME_DIFFERENCE:
         yield (
-            f"With B a pass had {format_percent(abs(change))} {'less' if change < 0 else 'more'} "
-            "processor time a second than with A (in the middle trial): it waited, or ran on "
-            "another number of cores."
+            f"CPU time per second of a pass is {format_percent(abs(change))} "
+            f"{'lower' if change < 0 else 'higher'} with B than with A (median trial): "
+            f"{'B' if change < 0 else 'A'} waited, or ran on a different number of cores."
         )

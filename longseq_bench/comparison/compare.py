@@ -72,7 +72,8 @@ def compare(
     machines = _describe_machines([*trials.different_machines, *searches.different_machines])
     if not pairs and machines:
         raise UserError(
-            f"A and B were measured on different machines{machines}; --across compares them anyway"
+            f"A and B were measured on different machines{machines}; --across-machines compares "
+            "them anyway"
         )
     if not pairs:
         in_common = f"A has {_contents(a)}; B has {_contents(b)}"
@@ -133,9 +134,9 @@ def _compare_times(
             if estimate.adjusted_p > level or abs(math.log(estimate.ratio)) < math.log1p(least):
                 verdict = "same"
         elif len(a) == len(b) == 1:
-            reason = f"one process a side; {MORE_ROUNDS}"
+            reason = f"one process per side; {MORE_ROUNDS}"
         else:
-            reason = f"{'A' if len(a) == 1 else 'B'} has one process only; {MORE_ROUNDS}"
+            reason = f"{'A' if len(a) == 1 else 'B'} has only one process; {MORE_ROUNDS}"
         note = _differing_budgets(pair)
         yield TimeComparison(row, a, b, a_s, b_s, b_s / a_s, estimate, verdict, reason, note)
 
@@ -174,7 +175,7 @@ def _compare_maxima(pair: MatchedPair, row: SearchRow) -> LengthComparison:
     shorter, longer = sorted((a.max_tokens, b.max_tokens))
     if "time" in (a.limited_by, b.limited_by) and longer < (1 + TIME_TOLERANCE) * shorter:
         share = format_percent(TIME_TOLERANCE)
-        reason = f"limited by time: one search a side can't tell {share} from noise"
+        reason = f"limited by time: with one search per side, {share} may be noise"
         return LengthComparison(row, a, b, ratio, "undecided", reason)
     verdict: Literal["longer", "shorter"] = "longer" if b.max_tokens > a.max_tokens else "shorter"
     return LengthComparison(row, a, b, ratio, verdict)

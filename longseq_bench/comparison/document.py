@@ -152,12 +152,12 @@ def _details(result: Comparison) -> Iterator[Section]:
     yield Section(
         "Times",
         [
-            "A and B are geometric means over processes; a process counts with its median pass on "
-            f"its slowest rank. Low and high: the {sure} interval of the ratio, by Student's t on "
-            "logarithms. p: corrected for all rows together (Holm). Slower and faster: p is at "
-            f"most {format_percent(result.level)} and the change at least "
+            "A and B: geometric mean over processes of the median pass on the slowest rank. "
+            f"Low and high: the {sure} interval of the ratio (Student's t on logarithms). "
+            "p: corrected for all rows (Holm). Slower and faster: p is at most "
+            f"{format_percent(result.level)} and the change at least "
             f"{format_percent(result.least)}; same: within noise. Detectable: the smallest "
-            "difference that this many processes could tell from noise."
+            "difference that this number of processes can distinguish from noise."
         ],
         tables=_tables(result.times, _TIMES),
         charts=[
@@ -168,8 +168,8 @@ def _details(result: Comparison) -> Iterator[Section]:
     yield Section(
         "Peak memory",
         [
-            "Peaks are the largest over ranks and processes. More and less: all processes of one "
-            "side lie at least 1 % beyond all of the other."
+            "Largest peak over ranks and processes. More: every process of B needs at least 1 % "
+            "more than every process of A; less: the reverse."
         ],
         tables=_tables(result.peaks, _PEAKS),
     )
@@ -177,17 +177,17 @@ def _details(result: Comparison) -> Iterator[Section]:
         "Longest lengths",
         [
             "A and B: the longest length that passed; fails at: the shortest failed length above "
-            "it. Overlapping brackets are the same."
+            "it. Same: the brackets overlap."
         ],
         tables=_tables(result.maxima, _MAXIMA),
     )
-    yield Section("Ended differently", tables=_table(result.status_changes, _STATUS_CHANGES))
+    yield Section("Different status", tables=_table(result.status_changes, _STATUS_CHANGES))
     unmatched = [
         f"Only in {name}: {_name_with_kind(row)}"
         for name, rows in (("A", result.only_a), ("B", result.only_b))
         for row in rows
     ]
-    yield Section("In one of them only", points=unmatched)
+    yield Section("Only in A or only in B", points=unmatched)
     yield Section(
         "In both, on different machines",
         [f"Not compared, because the machines differ{result.machine_differences}:"],
@@ -248,7 +248,7 @@ def _chart(times: Sequence[TimeComparison], number: int) -> Chart:
     return Chart(
         f"ratios {number}",
         f"B over A: {describe_workload(times[0].row, defaultdict(str))}",
-        f"Times of B over those of A with their intervals: {len(points)} trials, of which "
+        f"Times of B divided by those of A, with intervals: {len(points)} trials, of which "
         f"{decided} are slower or faster.",
         Axis("tokens", "tokens", log=True),
         Axis("time, B over A", "ratio"),

@@ -44,7 +44,8 @@ def check_gate(result: Comparison) -> None:
     if result.other_machines:
         raise UserError(
             f"{count_rows(result.other_machines)} in both, but on different machines"
-            f"{result.machine_differences}; --fail-on would ignore that, --across compares them"
+            f"{result.machine_differences}; --fail-on would ignore them, --across-machines "
+            "compares them"
         )
 
 
@@ -55,11 +56,12 @@ def describe_gate(result: Comparison, share: float) -> list[str]:
     sentences = sentences or [f"Nothing was found to be worse by {limit}."]
     if missing := len(result.only_a):
         verb = "is" if missing == 1 else "are"
-        sentences.append(f"{missing} of A's {verb} not in B and not checked.")
+        trials = count(missing, "trial or search", "trials and searches")
+        sentences.append(f"{trials} of A {verb} not in B and {verb} not checked.")
     if blind := count_undetectable(result, share):
         sentences.append(
-            f"In {blind} of {len(result.times)} timed trials {limit} could not be told from "
-            "noise; more rounds would help."
+            f"In {blind} of {len(result.times)} timed trials a slow-down of {limit} could not be "
+            "detected; more rounds would help."
         )
     return sentences
 
@@ -119,12 +121,12 @@ def _unmatched(result: Comparison) -> Iterator[str]:
         words = {
             "no longer ok": changes["broken"],
             "ok only in B": changes["mended"],
-            "failed in another way": changes["otherwise"],
+            "failed differently": changes["otherwise"],
         }
         parts = ", ".join(f"{n} {word}" for word, n in words.items() if n)
-        yield f"Trials that ended differently: {parts}."
+        yield f"Trials with a different status: {parts}."
     if result.failed_alike:
-        yield f"{count_trials(result.failed_alike)} failed in both the same way."
+        yield f"{count_trials(result.failed_alike)} failed in the same way in both."
     for name, rows in (("A", result.only_a), ("B", result.only_b)):
         if rows:
             found = count(len(rows), "trial or search is", "trials or searches are")
@@ -132,5 +134,5 @@ def _unmatched(result: Comparison) -> Iterator[str]:
     if result.other_machines:
         yield (
             f"{count_rows(result.other_machines)} in both, but on different machines"
-            f"{result.machine_differences}: not compared; --across compares them."
+            f"{result.machine_differences}: not compared; --across-machines compares them."
         )

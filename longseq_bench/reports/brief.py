@@ -54,7 +54,7 @@ def search_brief(records: Sequence[Record], brackets: Sequence[str] = ()) -> Doc
 
 
 def density_brief(records: Sequence[Record]) -> Document:
-    """Return the searches for the least sparsity."""
+    """Return the searches for the minimum sparsity."""
     return Document("density", "", [], [_untitled(least_sparse(Source(records)))])
 
 

@@ -174,7 +174,7 @@ _SORTS = {
     "maxima-over-inputs": ("Max tokens", "Longest lengths with results written over inputs"),
     "maxima-fits": (
         "Tokens that fit",
-        "Longest lengths that fit, memory alone, nothing checked or timed",
+        "Longest lengths that fit in memory (fit only: not checked or timed)",
     ),
 }
 """Sorts of maxima, confirmed ones first: name of the axis, and start of the title if it differs.

@@ -693,7 +693,7 @@ def test_the_samples_say_what_sets_a_run_apart() -> None:
     assert (row["fit_only"], row["keep"], row["allocator"]) == (True, "nothing", "default")
 
 
-# searches for the least sparsity
+# searches for the minimum sparsity
 
 
 def test_runs_of_one_search_for_the_least_sparsity_differ_in_nothing_else() -> None:

@@ -292,11 +292,11 @@ def test_results_without_a_record_are_refused_by_report_and_filled_by_sweep(
         ([f"kept/{RECORDS}x"], f"results kept/{RECORDS}x do not exist; did you mean kept/"),
         (["bare"], f"results folder bare holds no {RECORDS}"),
         (["kept", "--format", "md,cvs"], "unknown report format 'cvs'; did you mean 'csv'?"),
-        (["kept", "--format", ""], "--format names one at least; write --format md,csv"),
-        (["kept", "--kind", ","], "--kind names one at least; write --kind summary"),
+        (["kept", "--format", ""], "--format is empty; write --format md,csv"),
+        (["kept", "--kind", ","], "--kind is empty; write --kind summary"),
         (
             ["kept", "--format", "terminal", "--json"],
-            "--format terminal and --json would both print on stdout; ask for one",
+            "--format terminal and --json both print on stdout; leave one out",
         ),
         (["kept", "--kind", "sumary"], "unknown report kind 'sumary'; did you mean 'summary'?"),
         (

@@ -58,7 +58,7 @@ def test_slower_is_exit_code_4_only_if_asked(capfd: Capture) -> None:
     told(capfd, "old", "slow", "--fail-on", "0.05", code=4)
     told(capfd, "old", "slow", "--fail-on", "20%")
     assert "B is slower in 2 of 2 trials" in told(capfd, "old", "slow")
-    assert "B is slower in none" in told(capfd, "old", "slow", "--least", "50%")
+    assert "B is slower in none" in told(capfd, "old", "slow", "--min-difference", "50%")
     told(capfd, "slow", "old", "--fail-on", "5%")
 
 
@@ -75,7 +75,7 @@ def test_the_gate_holds_without_a_reader(
     assert run(["compare", "old", "again", "--fail-on", "5%", *more]) == 0
 
 
-@pytest.mark.parametrize("name", ["--fail-on", "--level", "--least"])
+@pytest.mark.parametrize("name", ["--fail-on", "--level", "--min-difference"])
 @pytest.mark.parametrize(
     ("share", "said"),
     [("5", "is not between"), ("0", "is not between"), ("-1%", "is not"), ("nan", "is not between"),
@@ -101,10 +101,10 @@ def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> Non
     asked = ("old", "mixed", "--fail-on", "5%", "--format", "md", "--out", "made")
     assert told(capfd, *asked, code=2) == (
         "longseq: 1 trial is in both, but on different machines (host alpha and beta); --fail-on "
-        "would ignore that, --across compares them"
+        "would ignore them, --across-machines compares them"
     )
     assert not Path("made").exists()
-    told(capfd, *asked, "--across", code=4)
+    told(capfd, *asked, "--across-machines", code=4)
     assert run(["compare", "old", "mixed", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     assert [what["tokens"] for what in document["unlike_machines"]] == [128]
@@ -132,7 +132,7 @@ def test_a_side_may_be_a_commit(capfd: Capture) -> None:
     ("side", "said"),
     [
         ("@fff", "results has no record of commit 'fff'; known: aab333-dirty, aaa111, bbb222"),
-        ("@aa", "commit 'aa' in results may be aab333-dirty or aaa111; write it in full"),
+        ("@aa", "commit 'aa' is ambiguous in results: aab333-dirty or aaa111; write the full hash"),
         ("results/one@", "results/one has no record of commit ''; known: aaa111, bbb222"),
         ("nowhere@aaa", "results nowhere do not exist"),
     ],

@@ -33,7 +33,7 @@ def test_inputs_that_are_spent_take_it_below_the_floor_and_say_so(capfd: Capture
     (row,) = found(capfd, "--keep", "nothing")
     assert (row["keep"], row["allocator"]) == ("nothing", "default")
     assert row["fraction_of_floor"] == pytest.approx(1 / 0.8, rel=0.02)
-    assert "ring (over its inputs)" in Path("out/report.md").read_text()
+    assert "ring (in place)" in Path("out/report.md").read_text()
     assert {r.trial.keep for r in load(Path("out")).records} == {"nothing"}
 
 
@@ -44,7 +44,7 @@ def test_memory_alone_stands_beside_the_longest_that_was_run(capfd: Capture) -> 
     assert run(["report", "out"]) == 0
     text = Path("out/report.md").read_text()
     assert "memory holds" in text
-    assert "ring (fits only) takes" not in text
+    assert "ring (fit only) takes" not in text
     assert run(["maxlen", "--impl", "ring", "--memory-budget", "64MiB", "--fit-only"]) == 0
     assert "nothing was computed there" in " ".join(capfd.readouterr().out.split())
 
@@ -74,6 +74,6 @@ def test_figures_of_others_stand_beside_by_their_file(capfd: Capture) -> None:
     Path("others.yaml").write_text(
         "source: a report\nmaxima: [{implementation: ring, tokens: 100}]\n"
     )
-    assert run(["report", "out", "--beside", "others.yaml"]) == 0
-    assert "| Elsewhere |" in Path("out/report.md").read_text()
-    assert run(["report", "out", "--beside", "nowhere.yaml"]) == 2
+    assert run(["report", "out", "--published", "others.yaml"]) == 0
+    assert "| Published max |" in Path("out/report.md").read_text()
+    assert run(["report", "out", "--published", "nowhere.yaml"]) == 2

@@ -164,7 +164,7 @@ def test_a_plan_says_what_is_kept_and_fits_a_narrow_terminal(
     assert "…" not in plain
     assert " 64 " in plain
     assert run(["plan", "--impl", "ring", *SMALL, "--keep", "nothing"]) == 0
-    assert "ring (over its inputs)" in capfd.readouterr().out
+    assert "ring (in place)" in capfd.readouterr().out
 
 
 def test_options_of_a_world_are_taken_in_that_world(capfd: Capture) -> None:

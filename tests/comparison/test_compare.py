@@ -111,7 +111,7 @@ def test_all_rows_are_tested_together() -> None:
 
 @pytest.mark.parametrize(
     ("of_a", "of_b", "reason"),
-    [(1, 1, "one process a side"), (1, 5, "A has one process only"), (5, 1, "B has one process")],
+    [(1, 1, "one process per side"), (1, 5, "A has only one process"), (5, 1, "B has only one")],
 )
 def test_one_process_decides_nothing(of_a: int, of_b: int, reason: str) -> None:
     found = compare(rounds(times=STEADY[:of_a]), rounds(times=times(3)[:of_b]))
@@ -182,7 +182,9 @@ UNLIKE = [
 @pytest.mark.parametrize("field", UNLIKE)
 def test_unlike_machines_are_refused_unless_told(field: dict[str, Any]) -> None:
     b = rounds(times=times(2), where=make.environment("alpha", **field))
-    with pytest.raises(UserError, match=r"measured on different machines \(.* and .*\); --across"):
+    with pytest.raises(
+        UserError, match=r"measured on different machines \(.* and .*\); --across-machines"
+    ):
         compare(rounds(), b)
     found = compare(rounds(), b, across=True)
     assert only(found).verdict == "slower"
@@ -215,10 +217,11 @@ def test_what_is_in_both_on_unlike_machines_is_in_neither_alone() -> None:
     ]  # fmt: skip
     assert summarize(found)[-1] == (
         "2 trials and 1 search are in both, but on different machines (host alpha and beta; CPU "
-        "Test CPU and Other CPU; host alpha and gamma): not compared; --across compares them."
+        "Test CPU and Other CPU; host alpha and gamma): not compared; --across-machines compares "
+        "them."
     )
     with pytest.raises(
-        UserError, match=r"\(host alpha and beta; .*\); --fail-on would ignore that"
+        UserError, match=r"\(host alpha and beta; .*\); --fail-on would ignore them"
     ):
         check_gate(found)
     text = FORMATS.get("md")(comparison_document(found))["compare.md"]
@@ -280,7 +283,7 @@ def search(passed: int, failed: int | None, how: Any = "oom", **fields: Any) -> 
 def test_maxima_by_their_brackets(a: list[Record], b: list[Record], verdict: str) -> None:
     (row,) = compare(a, b).maxima
     assert row.verdict == verdict
-    assert ("one search a side" in row.reason) == (verdict == "undecided")
+    assert ("one search per side" in row.reason) == (verdict == "undecided")
 
 
 def test_searches_with_unlike_budgets_are_not_the_same() -> None:
@@ -307,7 +310,7 @@ def test_what_no_longer_runs_is_broken_and_has_no_time() -> None:
     assert compare(rounds(), rounds() + failed("wrong", round=9)).times == ()
     alike = compare(failed("oom"), failed("oom"))
     assert (alike.status_changes, alike.failed_alike) == ((), 1)
-    assert "1 trial failed in both the same way." in summarize(alike)
+    assert "1 trial failed in the same way in both." in summarize(alike)
 
 
 # ---- the gate ----------------------------------------------------------------------------------
@@ -341,7 +344,7 @@ def test_the_gate_says_where_it_is_blind() -> None:
     found = compare(rounds(times=wide), rounds(times=wide))
     assert describe_gate(found, 0.05) == [
         "Nothing was found to be worse by 5 %.",
-        "In 1 of 1 timed trials 5 % could not be told from noise; more rounds would help.",
+        "In 1 of 1 timed trials a slow-down of 5 % could not be detected; more rounds would help.",
     ]
     assert len(describe_gate(compare(rounds(), rounds()), 0.05)) == 1
 
@@ -359,14 +362,14 @@ def notes(a: list[Record], b: list[Record]) -> str:
 
 def test_the_same_records_on_both_sides_are_told() -> None:
     a = [*swept(1, 1), *search(1000, 1010)]
-    alone = "The records compared are the same on both sides: a run shows no difference to itself."
+    alone = "The compared records are the same on both sides: identical records can't differ."
     assert compare(a, a).caveats == (alone,)
     copied = [Record.model_validate_json(r.model_dump_json(by_alias=True)) for r in a]
     assert compare(a, copied[::-1]).caveats == (alone,)
     bad = rounds(times=(math.nan, math.inf, 0.1))
     assert alone in compare(bad, [r.model_copy() for r in bad]).caveats
     mixed = [*swept(1, 1.1), *search(1000, 1010)]
-    assert "2 of 3 trials and searches have records that are on both sides: a" in notes(a, mixed)
+    assert "2 of 3 trials and searches have records that are on both sides: i" in notes(a, mixed)
     more = rounds() + rounds(times=(0.1,), at="2026-11-22T09:00:00Z")
     assert "1 of 1 trial or search has records that are on both sides" in notes(rounds(), more)
     assert "both sides" not in notes(swept(1, 1), swept(1.1, 1.1))
@@ -386,17 +389,19 @@ def test_times_that_are_none_are_left_out_and_told(odd: float) -> None:
     found = compare(a, b)
     assert [len(t.b_rounds) for t in found.times] == [3, 5]
     assert (
-        "Left out of the times: 0 processes of A and 7 of B (sdpa at 4k, sdpa at 64), with a pass "
-        "whose time is not a finite number above zero."
+        "Left out of the times: 0 processes of A and 7 of B (sdpa at 4k, sdpa at 64). The time of "
+        "a pass is not a finite number above zero."
     ) in found.caveats
     assert "Left out" not in notes(a, a)
 
 
 def test_a_shift_of_all_rows_is_told() -> None:
     a = swept(1, 1, 1)
-    assert "All 3 trials moved together: B is 10 % slower" in notes(a, swept(1.1, 1.12, 1.09))
-    assert "moved together" not in notes(a, swept(1.1, 1.12, 0.99))
-    assert "moved together" not in notes(a, a)
+    assert "All 3 trials changed by a similar ratio; by the median B is 10 % slower" in notes(
+        a, swept(1.1, 1.12, 1.09)
+    )
+    assert "similar ratio" not in notes(a, swept(1.1, 1.12, 0.99))
+    assert "similar ratio" not in notes(a, a)
 
 
 def test_the_machine_is_told_where_it_was_busy() -> None:
@@ -408,7 +413,7 @@ def test_the_machine_is_told_where_it_was_busy() -> None:
         r.model_copy(update={"outcome": make.measured(t, samples=5, cpu_time=[t] * 5)})
         for r, t in zip(rounds(), STEADY, strict=True)
     ]
-    assert "50 % less processor time a second" in notes(rounds(), waited)
+    assert "CPU time per second of a pass is 50 % lower with B" in notes(rounds(), waited)
     assert "processor" not in notes(rounds(), rounds())
 
 
@@ -423,7 +428,7 @@ def test_several_commits_and_what_is_left_out_are_told() -> None:
     mixed = rounds(times=STEADY[:2]) + rounds(
         times=STEADY[2:], where=make.environment("alpha", commit="fff")
     )
-    assert "B has records of 2 commits, taken together: abc1234, fff." in notes(rounds(), mixed)
+    assert "B has records of 2 commits, merged: abc1234, fff." in notes(rounds(), mixed)
     density = make.record(make.trial(options={"sparsity": 0.9}), purpose="density")
     assert "not compared (1 records)" in notes(rounds(), [*rounds(), density])
 
@@ -468,20 +473,20 @@ def test_the_document_holds_every_comparison() -> None:
     found = sections(comparison_document(everything(), 0.05))
     assert list(found) == [
         "Summary", "Worse by 5 % or more", "Times", "Peak memory", "Longest lengths",
-        "Ended differently", "In one of them only", "How they were measured",
+        "Different status", "Only in A or only in B", "How they were measured",
     ]  # fmt: skip
     slow, same, once = rows_of(found["Times"])
     assert (slow["Implementation"], slow["Tokens"], slow["Verdict"]) == (HOSTILE, 64, "slower")
     assert slow["Change"] == pytest.approx(0.2)
     assert slow["Low"] < slow["Ratio"] < slow["High"]  # type: ignore[operator]
     assert (same["Verdict"], once["Verdict"]) == ("same", "undecided")
-    assert "one process a side" in str(once["Note"])
+    assert "one process per side" in str(once["Note"])
     assert {row["Verdict"] for row in rows_of(found["Peak memory"])} == {"more", "same"}
     (search,) = rows_of(found["Longest lengths"])
     assert [search[k] for k in ("A", "A fails at", "B", "B fails at")] == [1000, 1010, 900, 910]
-    (change,) = rows_of(found["Ended differently"])
+    (change,) = rows_of(found["Different status"])
     assert (change["A"], change["B"], change["Verdict"]) == ("ok", "wrong: wrong!", "broken")
-    assert found["In one of them only"].points == ["Only in B: ring on 2 ranks at 4k"]
+    assert found["Only in A or only in B"].points == ["Only in B: ring on 2 ranks at 4k"]
     assert any("no longer ok: wrong" in point for point in found["Worse by 5 % or more"].points)
 
 
@@ -505,7 +510,7 @@ def test_running_out_of_memory_is_three_words() -> None:
     full = [make.record(make.trial(), make.outcome("oom", said))]
     found = compare(rounds(), full)
     assert regressions(found, 0.05) == ["sdpa at 4k is no longer ok: out of memory"]
-    (row,) = rows_of(sections(comparison_document(found))["Ended differently"])
+    (row,) = rows_of(sections(comparison_document(found))["Different status"])
     assert row["B"] == "out of memory"
 
 

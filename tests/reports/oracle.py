@@ -6,7 +6,7 @@ labels are written out again, so that an error in one of the two shows where the
 Book       everything of one set of records
 Swept      one measured trial, its rounds together
 Search     one search for the longest length
-Sparsity   one search for the least sparsity
+Sparsity   one search for the minimum sparsity
 Fit        how time or memory grows
 """
 
@@ -318,7 +318,7 @@ class Search(Trials):
 
 
 class Sparsity(Trials):
-    """One search for the least sparsity with which a length fits."""
+    """One search for the minimum sparsity with which a length fits."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         super().__init__(records)
@@ -456,9 +456,9 @@ def set_labels(trials: Sequence[Trials]) -> None:
             if len(values[one.implementation, name]) > 1
         ]
         special = [
-            *["fits only"] * one.trial.fit_only,
+            *["fit only"] * one.trial.fit_only,
             *["recomputed"] * (one.trial.keep == "inputs"),
-            *["over its inputs"] * (one.trial.keep == "nothing"),
+            *["in place"] * (one.trial.keep == "nothing"),
             *["expandable segments"] * (one.trial.allocator == "expandable"),
             *["offloaded"] * (one.options.get("offload", "none") != "none"),
         ]

@@ -198,7 +198,7 @@ def written(chart: Chart) -> list[str]:
 
 def test_names_of_bars_that_begin_alike_stay_apart() -> None:
     long = "ring order=zigzag queries=partitioned transport=p2p wire_dtype=null"
-    names = f"{long} (fits only), bfloat16, no time limit", f"{long}, bfloat16, 30 s a pass"
+    names = f"{long} (fit only), bfloat16, no time limit", f"{long}, bfloat16, 30 s a pass"
     told = written(bars(*names))
     assert not [text for text in told if "…" in text]
     for name in names:

@@ -67,7 +67,7 @@ SWEPT: Figures = {
     "Tokens": lambda r: r.tokens,
     "Ranks": lambda r: r.ranks,
     "Batch": lambda r: r.workload.batch,
-    "Tokens a rank": lambda r: build_document(r.most("own_tokens")),
+    "Tokens per rank": lambda r: build_document(r.most("own_tokens")),
     "Status": lambda r: r.status,
     "Time": spread,
     "Samples": lambda r: len(r.times),
@@ -78,8 +78,7 @@ SWEPT: Figures = {
     "At least": lambda r: r.speedup_ends[0],
     "At most": lambda r: r.speedup_ends[1],
     "Efficiency": lambda r: over(r.speedup, r.ranks),
-    "Sent a rank": lambda r: build_document(r.most("bytes_sent")),
-    "Bytes sent a rank": lambda r: build_document(r.most("bytes_sent")),
+    "Bytes sent per rank": lambda r: build_document(r.most("bytes_sent")),
     "Peak memory": lambda r: r.peak,
     "Peak of a rank": lambda r: r.peak,
     "Least peak": lambda r: r.least_peak,
@@ -88,30 +87,30 @@ SWEPT: Figures = {
     "Effective FLOP/s": lambda r: over(r.most("flops"), r.time),
     "Max error": most("max_error"),
     "Wire error": most("wire_error"),
-    "Density asked": most("density_asked"),
-    "Density achieved": most("density_achieved"),
+    "Requested density": most("density_asked"),
+    "Achieved density": most("density_achieved"),
     "Uncovered": most("uncovered"),
     "Zero rows": most("zero_rows"),
     "Speed": lambda r: r.speed,
     "Density of pairs": lambda r: r.pairs_seen,
     "Pairs seen": lambda r: r.pairs_seen if r.sparse else None,
     "Sparsity of pairs": lambda r: None if r.pairs_seen is None else 1 - r.pairs_seen,
-    "Plan time": lambda r: middle(r.planning),
+    "Preparation time": lambda r: middle(r.planning),
     "Dense time": lambda r: r.dense and r.dense[1],
-    "Dense time is": lambda r: r.dense and r.dense[0],
+    "Source of dense time": lambda r: r.dense and r.dense[0],
     "Speed over dense": lambda r: r.dense and over(r.dense[1], r.time),
     "Share of ideal": ideal_text,
     "Memory reduction": lambda r: r.saving,
     "Times less": lambda r: r.saving,
-    "Standard memory is": lambda r: None if r.saving is None else r.standard[1],
+    "Source of standard memory": lambda r: None if r.saving is None else r.standard[1],
     "Which is": lambda r: r.standard[1],
-    "Standard attention's": lambda r: r.standard[0],
+    "Standard attention memory": lambda r: r.standard[0],
     "Time on one": lambda r: r.alone and spread(r.alone),
     "Peak on one": lambda r: r.alone and r.alone.peak,
     "Memory of each rank": lambda r: joined(r.rank_peaks, format_bytes),
     "Peak of each rank": lambda r: joined(r.rank_peaks, format_bytes),
     "Time of each rank": lambda r: joined(r.rank_times, format_seconds),
-    "Sent by each rank": largest_of_each("bytes_sent"),
+    "Bytes sent by each rank": largest_of_each("bytes_sent"),
     "By formula": largest_of_each("bytes_formula"),
 }
 SEARCHES: Figures = {
@@ -123,8 +122,8 @@ SEARCHES: Figures = {
     "Max on all": lambda s: s.tokens,
     "Max on one rank": lambda s: s.alone and s.alone.tokens,
     "Times as long": lambda s: s.alone and over(s.tokens, s.alone.tokens),
-    "Memory alone": lambda s: s.memory_alone,
-    "Tokens a rank": lambda s: build_document(max_of(s.at, "own_tokens")),
+    "Fits in memory": lambda s: s.memory_alone,
+    "Tokens per rank": lambda s: build_document(max_of(s.at, "own_tokens")),
     "First failure": lambda s: s.failed,
     "Limited by": lambda s: s.limited_by,
     "Bottleneck": lambda s: s.limited_by,
@@ -155,8 +154,8 @@ SPARSITIES: Figures = {
     "Tokens": lambda s: s.tokens,
     "Time": spread,
     "Peak memory": lambda s: s.peak,
-    "Least sparsity": lambda s: sparsity_text(s.least, math.ceil),
-    "Too dense": lambda s: sparsity_text(s.too_dense, math.floor),
+    "Minimum sparsity": lambda s: sparsity_text(s.least, math.ceil),
+    "Highest failed sparsity": lambda s: sparsity_text(s.too_dense, math.floor),
     "Limited by": lambda s: s.limited_by,
     "Confirmations": lambda s: s.confirmations,
     "Runs": lambda s: len(s.records),
@@ -204,7 +203,7 @@ def agrees(cell: Any, figure: Any) -> bool:
 def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
     """What the rows of a table are, and its figures by heading; none of tables of words."""
     headings = {column.name for column in table.columns}
-    if headings & {"Least sparsity"}:
+    if headings & {"Minimum sparsity"}:
         return book.sparsities, SPARSITIES
     of_searches = "Bottleneck" in headings and table.title.startswith("Longest lengths")
     if of_searches or headings & {"Max tokens", "Found", "Max on all", "Bytes/token"}:
@@ -225,7 +224,8 @@ WORDS = {
 OF_PAIRS = {
     "Twice", "Time is", "Exponent of tokens", "Relative speed", "Relative memory", "Sparsity",
     "Speed of dilation", "Pairs without, times", "Along the sequence", "Along the curve",
-    "The curve takes", "Bottleneck", "By", "Segments", "Dilation", "Elsewhere", "Times that",
+    "The curve takes", "Bottleneck", "By", "Segments", "Dilation", "Published max",
+    "Ratio to published",
 }  # fmt: skip
 """Headings of what two rows give, or of options: below, and in other files."""
 

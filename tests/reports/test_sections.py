@@ -184,7 +184,7 @@ def test_facts_of_trials_are_shown_and_measurements_among_them_are_not() -> None
 
 
 def test_columns_of_ranks_are_there_where_some_trial_has_several() -> None:
-    ranks = {"Ranks", "Exposed", "Speed-up", "Sent a rank", "Imbalance"}
+    ranks = {"Ranks", "Exposed", "Speed-up", "Bytes sent per rank", "Imbalance"}
     plain = [make.record(), make.step(1024), make.step(2048, "oom")]
     for title in ("Lengths swept", "Longest lengths"):
         assert not ranks & set(rows(build(plain), title)[0])
@@ -192,7 +192,7 @@ def test_columns_of_ranks_are_there_where_some_trial_has_several() -> None:
     more = make.measured(ranks=2, uncovered=0.25, compute_time=0.08, bytes_sent=3.0)
     both = [*plain, make.record(make.trial("d", world_size=2), more)]
     one, two = rows(build(both), "Lengths swept")
-    assert {"Ranks", "Exposed", "Sent a rank", "Imbalance", "Uncovered"} <= set(two)
+    assert {"Ranks", "Exposed", "Bytes sent per rank", "Imbalance", "Uncovered"} <= set(two)
     assert (one["Ranks"], one["Exposed"], one["Uncovered"]) == (1, None, None)
     assert "Wire error" not in two
 
@@ -252,9 +252,9 @@ def test_where_no_length_is_twice_another_the_time_of_a_doubling_is_fitted() -> 
 @pytest.mark.parametrize(
     ("fields", "label"),
     [
-        ({"fit_only": True}, "ring (fits only)"),
+        ({"fit_only": True}, "ring (fit only)"),
         ({"keep": "inputs", "mode": "train"}, "ring (recomputed)"),
-        ({"keep": "nothing"}, "ring (over its inputs)"),
+        ({"keep": "nothing"}, "ring (in place)"),
         ({"allocator": "expandable"}, "ring (expandable segments)"),
     ],
 )
@@ -279,7 +279,10 @@ def test_published_figures_stand_beside_ours_with_their_source() -> None:
     other = make.trial("ring", 1, {"chunk": 32}, memory_budget=BUDGET)
     document = build([*found(8000, of), *found(9000, other)], elsewhere=beside)
     shown = rows(document, "Longest lengths")
-    assert [(r["Elsewhere"], r["Times that"]) for r in shown] == [(4000, 2.0), (None, None)]
+    assert [(r["Published max"], r["Ratio to published"]) for r in shown] == [
+        (4000, 2.0),
+        (None, None),
+    ]
     assert "a report of 2025" in words(document)
 
 

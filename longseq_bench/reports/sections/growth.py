@@ -66,13 +66,13 @@ def format_exponent(one: Exponent | None) -> str | None:
 
 
 def least_sparse(source: Source) -> Section:
-    """The searches for the least sparsity."""
+    """Build a table per workload of the searches for the minimum sparsity."""
     about = (
-        "Least sparsity: the least that passed at that length, most of its runs in time and none "
-        "failed otherwise. Too dense: the largest that failed below it."
+        "Minimum sparsity: the lowest that passed at that length: most of its runs met the time "
+        "limit, and none failed for another reason. Highest failed sparsity: below the minimum."
     )
     tables = source.tables(density_rows(source.records), _SPARSITIES)
-    return Section("Least sparsities", [about], tables=tables)
+    return Section("Minimum sparsity", [about], tables=tables)
 
 
 def _format_sparsity(value: float | None, rounded: Callable[[float], int]) -> str | None:
@@ -100,7 +100,11 @@ _COMPLEXITY = (
 _SPARSITIES: Columns = (
     "label", "world_size", "tokens",
     # rounded so that what is shown passed, or failed, as well
-    ValueColumn("Least sparsity", "text", lambda r: _format_sparsity(r.least_sparsity, math.ceil)),
-    ValueColumn("Too dense", "text", lambda r: _format_sparsity(r.too_dense, math.floor)),
+    ValueColumn(
+        "Minimum sparsity", "text", lambda r: _format_sparsity(r.least_sparsity, math.ceil)
+    ),
+    ValueColumn(
+        "Highest failed sparsity", "text", lambda r: _format_sparsity(r.too_dense, math.floor)
+    ),
     "limited_by", "time_s", "peak_bytes", "confirmations", "runs",
 )  # fmt: skip

@@ -22,35 +22,36 @@ def maxima(source: Source) -> Section:
 
 
 def _explain(source: Source) -> Iterator[str]:
-    """Explain the columns, and the settings that keep a maximum from being compared with others."""
+    """Explain the columns, and the settings that make maxima not comparable."""
     rows = source.maxima
     yield (
-        "Max tokens: the longest length that passed, most of its runs in time and none failed "
-        "otherwise. First failure: the shortest failed length above it. Fraction of floor: the "
-        "bytes that no exact attention can do without at that length, over the budget. "
-        "Confirmations: further passes in fresh processes."
+        "Max tokens: the longest length that passed: most of its runs met the time limit, and "
+        "none failed for another reason. First failure: the shortest failed length above it. "
+        "Fraction of floor: the bytes that any exact attention needs at Max tokens, divided by "
+        "the budget. Confirmations: further passes in fresh processes."
     )
     if has_several_ranks(rows):
         yield (
-            "With several ranks: max tokens and the floor are of all ranks together; tokens a "
-            "rank, budget, peak and bytes/token (peak over all tokens) are of the rank with most."
+            "With several ranks: Max tokens and the floor are those of all ranks together. Tokens "
+            "per rank and Peak memory are the largest of any rank. Bytes/token: Peak memory "
+            "divided by the tokens of all ranks."
         )
     if any(row.fit_only for row in rows):
         yield (
-            "Fits only, and memory alone: loops were cut short under the same budget; nothing was "
-            "checked or timed."
+            "Fit only, and Fits in memory: loops were shortened, under the same memory budget. "
+            "Outputs and times were not checked."
         )
     if any(row.keep == "inputs" for row in rows):
         yield "Recomputed: only q, k and v are kept between forward and backward."
     if any(row.keep == "nothing" for row in rows):
-        yield "Over its inputs: results overwrite inputs, so it takes less than the floor."
+        yield "In place: outputs overwrite inputs; the floor counts both."
     if any(row.offloads for row in rows):
         yield (
-            "Offloaded: q, k, v and the output lie in the host's memory, so neither the device's "
-            "budget nor the floor bounds their length."
+            "Offloaded: q, k, v and the output are in the host's memory, so the device's budget "
+            "and the floor do not limit their length."
         )
     if source.elsewhere and any(row.published_tokens is not None for row in rows):
-        yield f"Elsewhere: {source.elsewhere.source}."
+        yield f"Published max: {source.elsewhere.source}."
 
 
 def _over_published(row: SearchRow) -> float | None:
@@ -62,7 +63,7 @@ def _over_published(row: SearchRow) -> float | None:
 
 _MAXIMA: Columns = (
     "label", "world_size", "max_tokens", *optional(SearchRow, "fits_tokens", "published_tokens"),
-    ValueColumn("Times that", "ratio", _over_published, optional=True), "tokens_per_rank",
+    ValueColumn("Ratio to published", "ratio", _over_published, optional=True), "tokens_per_rank",
     "first_failure", "limited_by", "failure_phase", "fraction_of_floor", "peak_bytes", LEAST_PEAK,
     "imbalance", "bytes_per_token", "predicted_tokens", "runs", "confirmations",
 )  # fmt: skip

@@ -22,8 +22,7 @@ _MODES = (
 _GAINS: Columns = (
     "label", "tokens", "world_size", "time_s", "speedup",
     ValueColumn("At least", "ratio", attrgetter("speedup_low")),
-    ValueColumn("At most", "ratio", attrgetter("speedup_high")), "efficiency",
-    ValueColumn("Bytes sent a rank", "bytes", attrgetter("bytes_sent")),
+    ValueColumn("At most", "ratio", attrgetter("speedup_high")), "efficiency", "bytes_sent",
 )  # fmt: skip
 BY_LENGTH = ("oom", "timeout", "limit")
 """Statuses of a trial that is too long; they don't mean that its results are wrong."""

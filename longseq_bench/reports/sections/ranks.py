@@ -39,7 +39,8 @@ _PEAKS = rank_column("Peak of each rank", "rank_peaks")
 _SWEPT: Columns = (
     "label", "tokens", "world_size", "status",
     rank_column("Time of each rank", "rank_times", format_seconds), _PEAKS,
-    rank_column("Sent by each rank", "rank_bytes"), rank_column("By formula", "rank_formulas"),
+    rank_column("Bytes sent by each rank", "rank_bytes"),
+    rank_column("By formula", "rank_formulas"),
 )  # fmt: skip
 _FOUND: Columns = ("label", "max_tokens", "world_size", _PEAKS)
 

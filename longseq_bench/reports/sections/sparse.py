@@ -80,6 +80,6 @@ _COLUMNS: Columns = (
     "density_achieved", "token_density", "uncovered", "plan_time_s", "time_s", "effective_flops",
     "dense_time_s", "dense_source", "speed_over_dense",
     ValueColumn("Share of ideal", "text", _share_words), "peak_bytes", "memory_reduction",
-    ValueColumn("Standard memory is", "text",
+    ValueColumn("Source of standard memory", "text",
                 lambda row: None if row.memory_reduction is None else row.dense_memory_source),
 )  # fmt: skip
