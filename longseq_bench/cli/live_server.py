@@ -176,11 +176,11 @@ def _listen(
     try:
         return Server((ADDRESS, port), Handler)
     except OverflowError:
-        raise UserError(f"--port {port} is no port; ports are 1 to 65535") from None
+        raise UserError(f"--port {port} is out of range; use 1 to 65535") from None
     except OSError as error:
         raise UserError(
-            f"--port {port} on {ADDRESS} can't be used ({error.strerror}); name another, or leave "
-            "--port out for a free one"
+            f"--port {port} on {ADDRESS} can't be used ({error.strerror}); choose another, or "
+            "remove --port to use a free one"
         ) from None
 
 

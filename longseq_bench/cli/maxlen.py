@@ -25,13 +25,17 @@ def maxlen(
         int | None,
         typer.Option(
             min=1,
-            help="Ranks that share a sequence; on cuda each has a device. Default: 1; under "
-            "`longseq launch` all.",
+            help="Ranks that share a sequence; on cuda each has a device. Default: 1, or all ranks "
+            "of the launch under `longseq launch`.",
         ),
     ] = None,
     ceiling: Annotated[
         str | None,
-        typer.Option(help="Longest length to try, in tokens: 1M. Default: twice the floor."),
+        typer.Option(
+            help="Longest length to try, in tokens: 1M. Default and maximum: twice the length "
+            "whose q, k, v and output (in training also gradients) fill the budget. With "
+            "offload=host: 1G, without a maximum."
+        ),
     ] = None,
     sparsity: Annotated[
         str | None,
@@ -42,14 +46,14 @@ def maxlen(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Tokens that have to fit, with --sparsity auto: 1M. Default: none."),
+        typer.Option(help="Tokens that must fit, with --sparsity auto: 1M. Default: none."),
     ] = None,
     fit_only: Annotated[
         bool,
         typer.Option(
             "--fit-only",
-            help="Also search the longest length that fits in memory: loops are cut short, "
-            "results are not checked. Default: whole passes only.",
+            help="Also search for the longest length that fits in memory: loops are shortened, "
+            "outputs are not checked. Default: complete passes only.",
         ),
     ] = False,
     out: options.Out = None,
@@ -59,7 +63,8 @@ def maxlen(
 
     The result is a bracket: the longest length that passed and was confirmed in a fresh process,
     and the shortest that failed, with what limited it: memory, time, a kernel's limit, numerics.
-    Where memory limits, they are within 1 % or 64 tokens. Tokens are those of all ranks together.
+    If memory is the limit, the two lengths differ by at most 1 % or 64 tokens, whichever is larger
+    (more if runs contradict each other). Tokens are those of all ranks together.
     """
     from longseq_bench.analysis.frames import maxlen_json, rows_json
     from longseq_bench.analysis.searches import density_rows
@@ -71,16 +76,21 @@ def maxlen(
     most = _parse_ceiling(ceiling, ranks)
     tokens = _parse_sparsity_target(sparsity, target, search.option or [])
     if tokens and most:
-        raise UserError("--ceiling is for a search of tokens; --target says how many there are")
+        raise UserError(
+            "--ceiling can't be combined with --target, which fixes the length; remove --ceiling"
+        )
     if tokens and fit_only:
-        raise UserError("--fit-only looks at memory, which no sparsity changes; leave it out")
+        raise UserError(
+            "--fit-only can't be combined with --sparsity auto: memory hardly depends on "
+            "sparsity; remove --fit-only"
+        )
     with session.open_launcher() as (launcher, catalogue):
         trials = session.build_trials(catalogue, search, workload, out, [ranks])
         launcher.check(trials)
         if tokens:
             for trial in trials:
                 if "sparsity" not in trial.options:
-                    raise UserError(f"{trial.implementation} has no sparsity; block-sparse has")
+                    raise UserError(f"{trial.implementation} has no sparsity; use block-sparse")
             trials = [trial.at(tokens) for trial in trials]
             schedule = partial(strategy.find_min_sparsity, trials)
         else:
@@ -108,13 +118,13 @@ def _parse_sparsity_target(
     if sparsity is None and target is None:
         return None
     if sparsity is None:
-        raise UserError("--target is for --sparsity auto; a search goes to --ceiling at most")
+        raise UserError("--target needs --sparsity auto; to limit other searches use --ceiling")
     if sparsity != "auto":
-        raise UserError(f"--sparsity {sparsity}: only auto; a value is an option, -o sparsity=0.99")
+        raise UserError(f"--sparsity {sparsity}: must be auto; for a value use -o sparsity=0.99")
     if target is None:
-        raise UserError("--sparsity auto needs --target, the tokens that have to fit")
+        raise UserError("--sparsity auto needs --target, the number of tokens that must fit")
     if any(word.startswith("sparsity=") for word in assignments):
-        raise UserError("--sparsity auto searches what -o sparsity sets; leave one of them out")
+        raise UserError("--sparsity auto and -o sparsity both set the sparsity; remove one")
     return options.parse_target(target)
 
 
@@ -122,8 +132,8 @@ def _parse_ceiling(text: str | None, ranks: int) -> int | None:
     """Return the ceiling in tokens. Raises UserError for fewer tokens than ranks."""
     tokens = parse_tokens(text) if text else None
     if tokens is not None and tokens < ranks:
-        least = f"with --world-size {ranks} the least is {ranks}"
-        raise UserError(f"--ceiling {text} is less than a token a rank; {least}")
+        problem = f"--ceiling {text} is smaller than --world-size {ranks}"
+        raise UserError(f"{problem}; use at least {ranks}")
     return tokens
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.model import OptionValue, Workload
 
-MOST_TOKENS = 2**40
+MAX_TOKENS = 2**40
 
 ImplementationOptions = Annotated[
     list[str] | None,
@@ -50,7 +50,7 @@ class SearchOptions:
         str | None,
         typer.Option(
             help="Memory that a rank may allocate, in bytes: 7.9GiB, 512MiB. Default: 80 % of "
-            "what is free, shared by the ranks of a host."
+            "the free memory, on cpu divided by the ranks of a host."
         ),
     ] = None
     time_budget: Annotated[
@@ -62,11 +62,11 @@ class SearchOptions:
     ] = "auto"
     allocator: Annotated[
         Literal["default", "expandable"],
-        typer.Option(help="Allocator of a cuda device; expandable: segments that grow."),
+        typer.Option(help="CUDA allocator of torch; expandable: expandable segments."),
     ] = "default"
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="CPU threads per rank. Default: the cores, shared by the ranks."),
+        typer.Option(min=1, help="CPU threads per rank. Default: cores of a host / its ranks."),
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0
 
@@ -103,14 +103,14 @@ class WorkloadOptions:
         Literal["all", "inputs", "nothing"],
         typer.Option(
             help="Tensors kept by a pass. all: as autograd keeps them. inputs: train by "
-            "recomputation, keeping q, k, v alone. nothing: outputs overwrite inputs (in place)."
+            "recomputation; only q, k, v are kept. nothing: outputs overwrite inputs (in place)."
         ),
     ] = "all"
 
     def workload(self, default_dtype: str) -> Workload:
         """Return the workload with a length of one token.
 
-        Raises UserError for options that no trial can have together.
+        Raises UserError for options that can't be combined.
         """
         from pydantic import ValidationError
 
@@ -118,7 +118,7 @@ class WorkloadOptions:
         from longseq_bench.core.model import Workload
 
         if self.keep == "inputs" and self.mode == "forward":
-            raise UserError("--keep inputs is for --mode train; a forward alone keeps nothing more")
+            raise UserError("--keep inputs needs --mode train: only a backward pass recomputes")
         shape = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "keep"}
         try:
             return Workload(**{**shape, "seq_len": 1, "dtype": self.dtype or default_dtype})
@@ -158,8 +158,8 @@ def parse_target(text: str | None) -> int | None:
     Raises UserError for an unreadable number, or more tokens than any machine could hold.
     """
     tokens = parse_tokens(text) if text else None
-    if tokens is not None and tokens > MOST_TOKENS:
-        raise UserError(f"--target {text} is more than {format_tokens(MOST_TOKENS)}, the most")
+    if tokens is not None and tokens > MAX_TOKENS:
+        raise UserError(f"--target {text} is too large; at most {format_tokens(MAX_TOKENS)}")
     return tokens
 
 

@@ -42,7 +42,7 @@ def plan(
     memory: Annotated[
         str | None,
         typer.Option(
-            help="Memory budget of a rank, in bytes: 139GiB. Default: all that the profile has."
+            help="Memory budget of a rank, in bytes: 139GiB. Default: all memory of the profile."
         ),
     ] = None,
     target: Annotated[
@@ -53,7 +53,7 @@ def plan(
     workload: options.WorkloadOptions,
     hardware: Annotated[
         Path | None,
-        typer.Option(help="YAML file with further hardware profiles. Default: built-in ones only."),
+        typer.Option(help="YAML file with more hardware profiles. Default: built-in ones only."),
     ] = None,
     records: Annotated[
         Path | None,
@@ -78,13 +78,13 @@ def plan(
     from longseq_bench.search.prediction import RateModel, find_accuracy
 
     if records and not records.is_dir():
-        raise UserError(f"--records {records}: there is no such folder")
+        raise UserError(f"--records {records}: no such folder")
     past = session.past_records(records or Path("results"))
     known = find_accuracy(past)
     if accuracy:
         return predictions.print_accuracy(known, as_json)
     if not impl:
-        raise UserError("--impl: name an implementation to plan for; longseq list names them")
+        raise UserError("--impl is missing; name an implementation of `longseq list`")
     budget, tokens = parse_bytes(memory) if memory else None, options.parse_target(target)
     with session.open_launcher() as (launcher, catalogue):
         profile = _find_hardware(catalogue, gpu, hardware)
@@ -171,7 +171,7 @@ def _check_target(predictions: list[Prediction | str], trials: list[Trial], toke
     problem = f"{format_tokens(tokens)} tokens don't fit in {budget} on {ranks} rank(s)"
     if not fitting:
         most = max(ranks, MAX_RANKS)
-        raise UserError(f"{problem}; no world of up to {most:,} ranks was predicted to hold them")
+        raise UserError(f"{problem}; by prediction, up to {most:,} ranks are not enough")
     best = min(fitting, key=lambda one: one.trial.world_size)
     raise UserError(
         f"{problem}; {best.trial.implementation} fits them with "

@@ -15,9 +15,9 @@ from longseq_bench.reports.document import Cell, Document, Section
 from longseq_bench.search.prediction import Accuracy, Prediction
 
 _EXPLANATION = (
-    "Predicted; nothing was run. Tokens are those of all ranks together. Peak and sent: of the "
+    "Predicted; nothing was run. Tokens are those of all ranks together. Peak and Sent: of the "
     "rank with most, per pass. Exposed: time that communication adds to a pass. Past error: median "
-    "of predicted over measured on this machine, minus one."
+    "of predicted / measured - 1 on this machine."
 )
 
 
@@ -50,7 +50,7 @@ def predictions_json(
     made: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
     known: Sequence[Accuracy],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the same as data, in SI units."""
+    """Return the predictions as data, in SI units."""
     return {
         "schema": 1,
         "predicted": True,
@@ -64,13 +64,13 @@ def print_accuracy(known: Sequence[Accuracy], as_json: bool) -> int:
     """Print the errors of past predictions. Raises UserError if no record has a prediction."""
     if not known:
         raise UserError(
-            "no record of this machine keeps what was predicted for it; run longseq maxlen or "
-            "sweep, or name their folder with --records"
+            "no record of this machine has a prediction; run longseq maxlen or sweep first, or "
+            "give their folder with --records"
         )
     table = build_table("", _ACCURACY_COLUMNS, known)
     explanation = (
-        "Errors are predicted over measured, minus one: the median, and the one farthest from 0. "
-        "Missed: runs that were predicted to fit and ran out of memory."
+        "Errors: predicted / measured - 1, median and largest. "
+        "Missed: runs that were predicted to fit but ran out of memory."
     )
     sections = [Section("", tables=[table]), Section("", [explanation])]
     return print_answer(
@@ -107,10 +107,10 @@ def _columns(known: Sequence[Accuracy]) -> list[ValueColumn]:
         ValueColumn("Ranks", "count", lambda one: one.trial.world_size, 7),
         ValueColumn("Tokens", "tokens", _tokens, 9),
         ValueColumn(
-            "Of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
+            "Fraction of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
         ),
         ValueColumn("Peak", "bytes", lambda one: one.seen.peak_bytes, 8),
-        ValueColumn("A pass", "seconds", lambda one: one.times.total, 8),
+        ValueColumn("Time per pass", "seconds", lambda one: one.times.total, 8),
         ValueColumn("Sent", "bytes", of_ranks(lambda one: one.seen.bytes_sent), 3),
         ValueColumn("Exposed", "seconds", of_ranks(lambda one: one.times.exposed), 2),
         ValueColumn("Limit", "text", lambda one: one.times.limit, 5),
@@ -135,9 +135,9 @@ _ACCURACY_COLUMNS = (
     ValueColumn("Ranks", "count", lambda one: one.world_size, 2),
     ValueColumn("Runs", "count", lambda one: max(len(one.memory_errors), len(one.time_errors)), 2),
     ValueColumn("Memory error", "count", lambda one: _median(one.memory_errors), 3),
-    ValueColumn("Farthest", "count", lambda one: _farthest(one.memory_errors), 1),
+    ValueColumn("Largest memory error", "count", lambda one: _largest(one.memory_errors), 1),
     ValueColumn("Time error", "count", lambda one: _median(one.time_errors), 3),
-    ValueColumn("Farthest", "count", lambda one: _farthest(one.time_errors), 1),
+    ValueColumn("Largest time error", "count", lambda one: _largest(one.time_errors), 1),
     ValueColumn("Missed", "count", lambda one: one.missed, 2),
 )
 
@@ -146,7 +146,7 @@ def _median(errors: Sequence[float]) -> str:
     return f"{100 * median(errors):+.1f} %" if errors else "—"
 
 
-def _farthest(errors: Sequence[float]) -> str:
+def _largest(errors: Sequence[float]) -> str:
     return f"{100 * max(errors, key=abs):+.1f} %" if errors else "—"
 
 
@@ -155,10 +155,10 @@ def _notes(one: Prediction, trial: Trial) -> list[str]:
     notes = [f"{name}: time from {one.rate.source}"]
     if one.trial.world_size != trial.world_size:
         ranks = one.trial.world_size
-        notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is of {ranks}")
+        notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is for {ranks}")
     if one.seen.untabled:
         kernels = ", ".join(one.seen.untabled)
-        notes.append(f"{name}: the workspace of {kernels} is not known and not counted")
+        notes.append(f"{name}: the workspace of {kernels} is unknown and not counted")
     return notes
 
 

@@ -46,7 +46,7 @@ FIELDS: dict[str, Field] = {
     for field in fields_of(row_type).values()
     if field.in_frame and field.merge != "each rank" and field.kind not in ("list", "options")
 }
-"""Fields that rows can be chosen and sorted by; lists are not among them."""
+"""Fields by which rows can be filtered and sorted; lists are left out."""
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
@@ -134,7 +134,7 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
     kind = "option" if field.startswith(OPTION) else FIELDS[field].kind
     if sign == "~":
         if kind not in ("text", "option"):
-            raise UserError(f"{where}: {field} is no text; ~ looks for a part of text")
+            raise UserError(f"{where}: ~ works on text only, and {field} is not text")
         part = raw.casefold()
         return Condition(field, lambda value: part in _text(value).casefold())
     if kind == "option":
@@ -182,7 +182,7 @@ def _parse_value(field: Field, raw: str, where: str) -> Any:
     units, hint = _UNITS[field.kind]
     match = _NUMBER.fullmatch(raw)
     if match is None or match[2].lower() not in units:
-        raise UserError(f"{where}: {raw!r} is no number; {hint}")
+        raise UserError(f"{where}: {raw!r} is not a number; {hint}")
     return float(match[1]) * units[match[2].lower()]
 
 
@@ -192,7 +192,7 @@ def _option_test(sign: str, raw: str, where: str) -> Callable[[Any], bool]:
         with suppress(ValueError):
             return _comparison(sign, parse(raw))
     if sign not in ("=", "!="):
-        raise UserError(f"{where}: {raw!r} is no number; write 64 or 1k")
+        raise UserError(f"{where}: {raw!r} is not a number; write 64 or 1k")
 
     def test(value: Any) -> bool:
         same = format_option(value) == (raw if isinstance(value, str) else raw.lower())

@@ -19,16 +19,16 @@ def scaling(
     search: options.SearchOptions,
     workload: options.WorkloadOptions,
     world_sizes: Annotated[
-        str, typer.Option(help="Numbers of ranks to compare, with commas: 1,2,4.")
+        str, typer.Option(help="Numbers of ranks to compare, separated by commas: 1,2,4.")
     ] = "1,2",
     out: options.Out = None,
     as_json: options.AsJson = False,
 ) -> int:
     """Measure how the longest length and the time of a pass scale with ranks and tokens.
 
-    Searches the longest length for each number of ranks. Then times an eighth, a quarter and half
-    of the shortest of them on all numbers of ranks. The table compares theory (the floor of all
-    ranks), expectation (one rank's length times the ranks) and measurement, and fits the exponents
+    Search for the longest length on each number of ranks. Let L be the shortest of these. Then time
+    L/8, L/4 and L/2 on every number of ranks. Tables compare theory (the floor of all ranks),
+    expectation (one rank's length times the ranks) and measurement, and give the fitted exponents
     of tokens and ranks.
     """
     from longseq_bench.cli.session import build_trials, open_launcher, print_records, run_search
@@ -48,7 +48,7 @@ def _parse_world_sizes(text: str) -> list[int]:
     """Return the numbers of ranks, ascending. Raises UserError for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise UserError(f"--world-sizes: {text!r} is no list of numbers of ranks, like 1,2,4")
+        raise UserError(f"--world-sizes: {text!r} is not a list of numbers of ranks such as 1,2,4")
     return sorted({int(part) for part in parts})
 
 

@@ -89,7 +89,7 @@ def make_launcher() -> Launcher:
 def open_launcher() -> Iterator[tuple[Launcher, Catalogue]]:
     """Start the launcher and ask for its catalogue, with a status line on a terminal."""
     with make_launcher() as launcher:
-        with console(stderr=True).status("looking at this machine …"):
+        with console(stderr=True).status("checking this machine …"):
             catalogue = launcher.catalogue()
         yield launcher, catalogue
 
@@ -116,7 +116,7 @@ def print_json(document: Any) -> None:
 
 
 def print_lines(lines: Iterable[str], style: str = "") -> None:
-    """Print lines on stderr; markup in them is shown, not obeyed."""
+    """Print lines on stderr; markup in them is printed as it is."""
     screen = console(stderr=True)
     for line in lines:
         screen.print(plain(line, style))
@@ -163,7 +163,7 @@ def make_predictor(
 ) -> Predictor:
     """Return a predictor of trials on this machine that learns from its records below results/.
 
-    Records in `out` are left out: a search that is resumed there has to make the same requests.
+    Records in `out` are ignored: a search that is resumed there must make the same requests.
     """
     past = past_records(Path("results"), out)
     return Predictor(launcher.dry_run, RateModel(hardware_here(catalogue, device), past))
@@ -219,7 +219,7 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     records, copies = _drop_copies([one.records for one in loaded])
     notes = [note for one in loaded for note in one.notes]
     if copies:
-        notes.append(f"{copies} records are there more than once, as copies; each is taken once")
+        notes.append(f"duplicate records ignored: {copies}")
     return records, notes
 
 

@@ -42,8 +42,8 @@ def sweep(
 ) -> int:
     """Run every combination of a config, interleaved, and report.
 
-    A list in the config is an axis of the grid: tokens, dtype, mode, world_size (ranks of a trial,
-    each with the memory budget to itself), an implementation's options.
+    A list in the config is an axis of the grid: tokens, dtype, mode, world_size (number of ranks;
+    every rank gets the full memory budget), an implementation's options.
 
     Run it again with the same --out to continue where it stopped: finished trials are kept.
     """
@@ -55,9 +55,9 @@ def sweep(
     from longseq_bench.search import strategy
 
     if port is not None and not live:
-        raise UserError("--port is for --live, which is not given; add --live")
+        raise UserError("--port needs --live; add --live")
     if dry_run and live:
-        raise UserError("--dry-run runs nothing that --live could show; leave one of them out")
+        raise UserError("--live can't be combined with --dry-run, which runs nothing; remove one")
     with session.open_launcher() as (launcher, catalogue):
         loaded = _set_budgets(load_config(config, catalogue, session.default_ranks()), out)
         trials, baseline = loaded.trials, loaded.baseline
@@ -85,7 +85,7 @@ def sweep(
 def _set_budgets(config: SweepConfig, out: Path | None) -> SweepConfig:
     """Give trials without a memory budget the machine's default, so that none can exhaust it.
 
-    All get the same, by the most ranks of any, so that trials on few and many ranks compare.
+    All get the budget of the trial with most ranks, so that they are comparable.
     """
     from dataclasses import replace
 

@@ -74,7 +74,7 @@ def state(folder: Path) -> dict[str, bytes]:
         (["--impl", "sdpa", "--heads", "8", "--kv-heads", "3"],
          "heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8"),
         (["--impl", "ring", "--world-size", "4", "--ceiling", "3"],
-         "--ceiling 3 is less than a token a rank; with --world-size 4 the least is 4"),
+         "--ceiling 3 is smaller than --world-size 4; use at least 4"),
     ],
 )  # fmt: skip
 def test_a_search_that_can_not_be_is_refused(

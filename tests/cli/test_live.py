@@ -235,7 +235,7 @@ def test_a_port_in_use_is_named(live: LivePage) -> None:
     port = port_of(live)
     with pytest.raises(UserError, match=rf"--port {port} on 127\.0\.0\.1 can't be used.*in use"):
         LivePage(draw, str, port)
-    with pytest.raises(UserError, match="--port 70000 is no port; ports are 1 to 65535"):
+    with pytest.raises(UserError, match="--port 70000 is out of range; use 1 to 65535"):
         LivePage(draw, str, 70000)
 
 
@@ -255,10 +255,10 @@ def test_a_port_in_use_ends_a_sweep_before_it_begins(
     assert "can't be used" in capsys.readouterr().err
     assert not out.exists()
     assert run([*arguments, "--port", "8000"]) == 2
-    assert "--port is for --live, which is not given" in capsys.readouterr().err
+    assert "--port needs --live" in capsys.readouterr().err
     for more in ([], ["--port", "80"]):
         assert run([*arguments, "--dry-run", "--live", *more]) == 2
-        said = "--dry-run runs nothing that --live could show; leave one of them out"
+        said = "--live can't be combined with --dry-run, which runs nothing; remove one"
         assert said in capsys.readouterr().err
 
 

@@ -149,20 +149,20 @@ def test_every_field_of_rows_and_maxima_can_be_asked_for() -> None:
          "500ms or 2min"),
         (["--where", "peak>-1"], "--where 'peak>-1': bytes '-1' can't be read; write 512MiB or "
          "7.9GiB"),
-        (["--where", "exposed>much"], "--where 'exposed>much': 'much' is no number; write 0.5 or "
-         "50%"),
+        (["--where", "exposed>much"], "--where 'exposed>much': 'much' is not a number; write 0.5 "
+         "or 50%"),
         (["--where", "status=okay"],
          "unknown status 'okay' in --where 'status=okay'; did you mean 'ok'?"),
         (["--where", "dtype=bfloat"],
          "unknown dtype 'bfloat' in --where 'dtype=bfloat'; did you mean 'bfloat16'?"),
         (["--where", "status>ok"], "--where 'status>ok': status has no order; compare it with = or "
          "!="),
-        (["--where", "time~5"], "--where 'time~5': time_s is no text; ~ looks for a part of text"),
+        (["--where", "time~5"], "--where 'time~5': ~ works on text only, and time_s is not text"),
         (["--where", "time<none"], "--where 'time<none': a missing value has no order; compare it "
          "with = or !="),
         (["--where", "causal=maybe"], "--where 'causal=maybe': 'maybe' is neither yes nor no"),
-        (["--where", "option.chunk>x"], "--where 'option.chunk>x': 'x' is no number; write 64 or "
-         "1k"),
+        (["--where", "option.chunk>x"], "--where 'option.chunk>x': 'x' is not a number; write 64 "
+         "or 1k"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(
