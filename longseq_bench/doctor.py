@@ -40,7 +40,7 @@ class Finding:
 def examine(
     catalogue: Catalogue | None, environment: Environment, results: Path = Path("results")
 ) -> list[Finding]:
-    """Everything that decides what can be measured here.
+    """Check everything that decides what can be measured on this machine.
 
     catalogue: None if the implementations could not be listed.
     results: the folder that records go to; it need not exist yet.
@@ -103,8 +103,8 @@ def _data_limit() -> Finding:
     """Check RLIMIT_DATA, the hard CPU budget; it counts private anonymous memory on Linux only."""
     name = "memory budget on cpu"
     if platform.system() == "Linux":
-        return Finding(name, "ok", "RLIMIT_DATA holds a trial to its budget")
-    found = f"{platform.system()} has no RLIMIT_DATA that counts mappings"
+        return Finding(name, "ok", "RLIMIT_DATA enforces the budget of a trial")
+    found = f"{platform.system()} has no RLIMIT_DATA that counts mapped memory"
     remedy = "a budget is checked after the pass rather than enforced; use Linux"
     return Finding(name, "note", found, remedy)
 
@@ -124,13 +124,13 @@ def _nvml(environment: Environment) -> Finding:
     if environment.gpus:
         return Finding("nvml", "ok", f"driver {environment.driver}, {', '.join(environment.gpus)}")
     found = read_gpus().reason or "no GPU"
-    return Finding("nvml", "note", found, "no GPU is measured; with one, install NVIDIA's driver")
+    return Finding("nvml", "note", found, "to measure a GPU, install NVIDIA's driver")
 
 
 def _cuda(catalogue: Catalogue | None) -> Finding:
     info = catalogue.devices.get("cuda") if catalogue else None
     if info is None:
-        return Finding("cuda", "note", "not asked, the devices could not be listed")
+        return Finding("cuda", "note", "unknown, the devices could not be listed")
     if info.unavailable:
         remedy = "trials run on the cpu; for cuda, install a CUDA build of torch and a driver"
         return Finding("cuda", "note", info.unavailable, remedy)
@@ -142,7 +142,7 @@ def _ranks(catalogue: Catalogue | None, environment: Environment) -> Finding:
     found = f"any number on cpu, where they share {environment.cores} cores"
     info = catalogue.devices.get("cuda") if catalogue else None
     if info is not None and not info.unavailable:
-        found += f"; up to {info.count} on cuda, one a device"
+        found += f"; up to {info.count} on cuda, one per device"
     return Finding("ranks of a trial", "ok", found)
 
 
@@ -160,7 +160,7 @@ def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
     try:
         size = shutil.disk_usage(path)
     except OSError:
-        return Finding(name, "note", f"there is no {path}", "ranks talk over sockets instead")
+        return Finding(name, "note", f"there is no {path}", "ranks use sockets instead")
     found = f"{format_bytes(size.free)} of {format_bytes(size.total)} free in {path}"
     remedy = "start the container with --shm-size=8g for many ranks"
     return _check(name, size.total >= LEAST_SHARED_MEMORY, found, remedy)
@@ -172,7 +172,7 @@ def _threads(environment: Environment) -> Finding:
     if not threads.isdigit():
         return Finding("threads", "ok", f"{cores} cores, torch chooses")
     found = f"OMP_NUM_THREADS is {threads} on {cores} cores"
-    remedy = f"set it to {cores} or less: threads wait in turn"
+    remedy = f"set it to {cores} or less; more threads than cores wait"
     return _check("threads", int(threads) <= cores, found, remedy)
 
 
@@ -188,7 +188,7 @@ def _compiler() -> Finding:
     named = os.environ.get("CXX")
     words = (name.split() for name in ([named] if named else ["c++", "g++", "clang++"]))
     path = next((path for word in words if word and (path := shutil.which(word[0]))), None)
-    found = path or (f"CXX={named} is not there" if named else "none on PATH")
+    found = path or (f"CXX={named} was not found" if named else "none was found on PATH")
     remedy = "optional: install g++ or clang++ for implementations that torch compiles on cpu"
     return _check("c++ compiler", path is not None, found, remedy)
 
@@ -240,8 +240,8 @@ def _remedy(entry: Entry, reasons: dict[str, str]) -> str:
     if module := re.search(r"No module named '(\w+)", "\n".join(reasons.values())):
         return f"pip install {module[1]}"
     if entry.source != "built-in":
-        return f"ask whoever made it: it comes from {entry.source}"
-    return "leave it out, or run it where the reason does not hold"
+        return f"ask its author; it comes from {entry.source}"
+    return "leave it out, or run it on another device or machine"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -85,8 +85,8 @@ def free_memory(device: Device) -> int:
         shown = gpus.free[index : index + 1] if first not in ("", "-1") else ()
         if shown and shown[0] is not None:
             return shown[0]
-        reason = gpus.reason or "CUDA_VISIBLE_DEVICES shows no GPU whose memory NVML knows"
-        raise UserError(f"no free memory to read on cuda: {reason}")
+        reason = gpus.reason or "CUDA_VISIBLE_DEVICES shows no GPU with a memory size from NVML"
+        raise UserError(f"the free memory of cuda can't be read: {reason}")
     available, limit = psutil.virtual_memory().available, cgroup_memory()
     return max(0, min(available, limit[1])) if limit else available
 
@@ -107,7 +107,7 @@ def read_gpus() -> Gpus:
             names=tuple(_text(pynvml.nvmlDeviceGetName(h)) for h in handles),
             free=tuple(_free_on(h) for h in handles),
             driver=_text(pynvml.nvmlSystemGetDriverVersion()),
-            reason=None if handles else "NVML: it sees no GPU",
+            reason=None if handles else "NVML finds no GPU",
         )
     except pynvml.NVMLError as error:
         return Gpus(reason=f"NVML: {error}")

@@ -70,7 +70,7 @@ def limited(items: Iterable[T], most: int = MAX_TILES) -> Iterator[T]:
 def refuse_limited_loops() -> None:
     """Raise UnsupportedError if loops are limited on real data: for passes that are no loop."""
     if _state.loops_limited and not _state.device:
-        raise UnsupportedError("one kernel call does all of it: its pass can't be cut short")
+        raise UnsupportedError("fit_only: the pass is one kernel call without loops to shorten")
 
 
 def device_kind(tensor: Any) -> str:

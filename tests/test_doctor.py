@@ -140,7 +140,7 @@ def test_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     there["clang++"] = "/usr/bin/clang++"
     assert finding("c++ compiler").found == "/usr/bin/clang++"
     monkeypatch.setenv("CXX", "mycc -v")
-    assert finding("c++ compiler").found == "CXX=mycc -v is not there"
+    assert finding("c++ compiler").found == "CXX=mycc -v was not found"
 
 
 def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_implementations_that_can_not_run_here_say_why() -> None:
     assert found["ring"] == Finding(
         "ring", "note", "not on cpu: No module named 'deepspeed.comm'", "pip install deepspeed"
     )
-    assert found["mine"].remedy == "ask whoever made it: it comes from my-plugin"
+    assert found["mine"].remedy == "ask its author; it comes from my-plugin"
     assert found["flex"].found == "not on cpu: needs cuda"
     assert not {"sdpa", "flash"} & set(found), "a device that is not there is its own finding"
 

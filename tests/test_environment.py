@@ -194,7 +194,7 @@ def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.names, found.driver) == ((), None)
     assert found.reason == "NVML: NVML Shared Library Not Found"
     assert collect().gpus == ()
-    with pytest.raises(UserError, match="no free memory to read on cuda: NVML: NVML Shared"):
+    with pytest.raises(UserError, match="the free memory of cuda can't be read: NVML: NVML Shared"):
         free_memory("cuda")
 
 
@@ -205,7 +205,7 @@ def test_a_gpu_without_memory_of_its_own_keeps_its_name(monkeypatch: pytest.Monk
     two_gpus(monkeypatch, nvmlDeviceGetMemoryInfo=unsupported)
     assert read_gpus() == Gpus(names=("Old", "New"), free=(None, None), driver="580.1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UserError, match="whose memory NVML knows"):
+    with pytest.raises(UserError, match="with a memory size from NVML"):
         free_memory("cuda")
 
 

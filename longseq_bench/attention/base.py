@@ -69,7 +69,7 @@ class Attention(ABC):
         The group may not be connected yet: build what needs the other ranks in `prepare`.
         """
         if group.size > 1 and not self.many_ranks:
-            raise WorldError(f"runs on one rank; ddp spreads a batch of it over {group.size}")
+            raise WorldError(f"runs on one rank, not {group.size}; ddp splits a batch over ranks")
         self.workload, self.group = workload, group
         self.shard = self.build_shard()
 
@@ -199,8 +199,8 @@ class Attention(ABC):
 
 
 _NO_INPLACE = (
-    "this needs its inputs to the end; on one rank ring and collective with a chunk don't, nor, on "
-    "a CPU, do block-sparse, dilated and hilbert"
+    "not supported here, the inputs are read until the end of the pass; on one rank it is "
+    "supported by ring, by collective with chunk, and on a CPU by block-sparse, dilated and hilbert"
 )
 
 IMPLEMENTATIONS: Registry[type[Attention]] = Registry(

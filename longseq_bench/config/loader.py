@@ -67,7 +67,7 @@ def read_text(path: Path) -> str:
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder, not a config; {_suggest_file(path)}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}), so no config") from None
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
 
@@ -137,7 +137,7 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
 
 _SENTENCES = {
     "too_short": "{label} is an empty list, so there is nothing to run",
-    "greater_than_equal": "{label} {input} is too small; the least is {ge}",
+    "greater_than_equal": "{label} {input} is too small; the minimum is {ge}",
     "int_parsing": "{label} {input!r} is not a whole number",
     "int_type": "{label} {input!r} is not a whole number",
     "bool_parsing": "{label} {input!r} is neither true nor false",

@@ -103,15 +103,15 @@ class Catalogue(Frozen):
         if info is None or info.unavailable:
             reason = info.unavailable if info else "this machine lists no such device"
             usable = [name for name, other in self.devices.items() if not other.unavailable]
-            hint = f"; there is {', '.join(usable)}" if usable else ""
+            hint = f"; available: {', '.join(usable)}" if usable else ""
             raise UserError(f"device {device} is not available: {reason}{hint}")
 
     def check_dtype(self, device: str, dtype: str) -> None:
         """Raise UserError if a device does not have a dtype."""
         known = self.devices[device].dtypes
         if known and dtype not in known:
-            have = ", ".join(known)
-            raise UserError(f"dtype {dtype} is not available on {device}; it has {have}")
+            have = " or ".join(known)
+            raise UserError(f"dtype {dtype} is not available on {device}; use {have}")
 
     def check_ranks(self, device: str, ranks: int, option: str) -> None:
         """Raise UserError for more ranks than CUDA devices; a CPU is shared by any number."""

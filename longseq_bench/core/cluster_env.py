@@ -28,7 +28,7 @@ class RankInfo:
     """One rank among `size`; rank 0 serves a store at address:port.
 
     store_is_up: another process serves the store, for example torch's agent.
-    here: ranks on this host, if they are not all ranks.
+    here: number of ranks on this host; 0 if all ranks are on it.
     """
 
     rank: int = 0
@@ -83,7 +83,7 @@ def site(
     if node is None:
         if nodes != default.nodes:
             raise UserError(
-                f"--nnodes {nodes} needs --node-rank, on each node its own: 0 to {nodes - 1}"
+                f"--nnodes {nodes} needs --node-rank, different on each node: 0 to {nodes - 1}"
             )
         node = default.node
     if not 0 <= node < nodes:
@@ -95,7 +95,7 @@ def site(
     if around:
         return NodeInfo(nodes, per, node, around.host, around.port)
     raise UserError(
-        f"--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, an address of node 0 that all reach"
+        f"--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, an address of node 0 for all nodes"
     )
 
 
@@ -153,8 +153,8 @@ def _under_srun(environ: Mapping[str, str]) -> NodeInfo:
 def _only_one_here(environ: Mapping[str, str], name: str, who: str, remedy: str) -> None:
     if _number(environ, name) > 0:
         raise UserError(
-            f"{who} started several longseq launch on this host, of which one is enough: {remedy}, "
-            "and --nproc-per-node for the ranks"
+            f"{who} started several longseq launch on this host; start one per host ({remedy}) and "
+            "set the number of ranks with --nproc-per-node"
         )
 
 
@@ -168,7 +168,7 @@ def first_host(nodes: str, name: str) -> str:
     items = _ITEMS.findall(first)
     host = _ITEMS.sub(lambda found: re.split("[-,]", found[1])[0], first)
     if not re.fullmatch(r"[\w.-]+", host) or not all(_NUMBERS.fullmatch(i) for i in items):
-        raise UserError(f"{name} is {nodes!r}, which is no list of hosts such as n[03-05,9],gpu1")
+        raise UserError(f"{name} is {nodes!r}, not a list of hosts such as n[03-05,9],gpu1")
     return host
 
 
@@ -189,13 +189,13 @@ def _derived(job: str) -> int:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = _needed(environ, name)
     if not re.fullmatch(r"-?[0-9]+", text):
-        raise UserError(f"{name} is {text!r}, which is no whole number")
+        raise UserError(f"{name} is {text!r}, not a whole number")
     return int(text)
 
 
 def _needed(environ: Mapping[str, str], name: str) -> str:
     if not (value := environ.get(name, "").strip()):
-        raise UserError(f"{name} is not set, though this process was started as one of several")
+        raise UserError(f"{name} is not set, but this process is one of several; set it")
     return value
 
 
@@ -204,5 +204,7 @@ def _endpoint(text: str) -> tuple[str, int]:
     found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]\s]+))(?::(\d+))?", text.strip())
     port = int(found[3] or DEFAULT_PORT) if found else 0
     if not found or not 0 < port < 2**16:
-        raise UserError(f"--rdzv-endpoint {text!r} can't be read; write HOST:PORT, as node0:29400")
+        raise UserError(
+            f"--rdzv-endpoint {text!r} can't be read; write HOST:PORT, e.g. node0:29400"
+        )
     return found[1] or found[2], port

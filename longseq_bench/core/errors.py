@@ -10,7 +10,7 @@ LongseqError                what a caller may catch
 │   ├── StoreError          a results folder or file that can't be used
 │   └── OutputError         stdout can't be written; exit code 2 as well
 ├── UnsupportedError        an implementation can't do this workload; status `unsupported`
-│   └── WorldError          it can't be spread over so many ranks
+│   └── WorldError          it can't run on this number of ranks
 ├── KernelLimitError        a launch or index limit of a kernel, not memory; status `limit`
 └── LauncherError           processes could not be started at all
 """
@@ -46,7 +46,7 @@ class NotIncludedError(UnknownNameError):
         where = f" in {place}" if place else ""
         UserError.__init__(
             self,
-            f"{kind} {name!r}{where} is not included; the nearest here is {nearest!r}, and a "
+            f"{kind} {name!r}{where} is not included; the nearest one is {nearest!r}, and a "
             "plug-in can add it (docs/extending.md)",
         )
 
@@ -93,7 +93,7 @@ class UnsupportedError(LongseqError):
 
 
 class WorldError(UnsupportedError):
-    """An implementation can't spread this workload over this many ranks.
+    """An implementation can't run this workload on this number of ranks.
 
     If no world size of a command fits, it is the user's mistake.
     """

@@ -57,14 +57,14 @@ class Hardware(Frozen):
         return value
 
     def link(self, ranks: int) -> Link:
-        """The slowest network that a ring over so many ranks crosses."""
+        """The slowest network that a ring over this number of ranks crosses."""
         return self.inside if ranks <= self.per_node else self.between
 
     def rate(self, dtype: DType, mode: Mode) -> float:
         """Return the FLOP/s of fused attention. Raises UserError if the dtype is not supported."""
         if dtype not in self.flops:
             known = ", ".join(self.flops)
-            raise UserError(f"{self.name} has no {dtype} here; its profile has {known}")
+            raise UserError(f"the profile of {self.name} has no {dtype}; it has {known}")
         return self.flops[dtype] * self.reaches[mode]
 
 
@@ -77,7 +77,7 @@ def this_cpu(name: str, cores: int, memory: int) -> Hardware:
         flops={"float32": flops, "bfloat16": flops / 2, "float16": flops / 2},
         bandwidth=1e10, reaches={"forward": 1.0, "train": 1.0}, per_node=cores,
         inside=Link(latency=1e-4, bandwidth=5e8), between=between,
-        source="a guess by its cores",
+        source="estimated from its number of cores",
     )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def profiles(own: Path | None = None) -> dict[str, Hardware]:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"{own} can't be read: {why}") from None
         if HERE in found:
-            raise ConfigError(f"{own}: {HERE} is this machine's processor; name it otherwise")
+            raise ConfigError(f"{own}: {HERE} is this machine's processor; use another name")
     return found
 
 
@@ -110,14 +110,14 @@ def _read(text: str, place: str) -> dict[str, Hardware]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{place}: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{place}: profiles by name are wanted, not {type(data).__name__}")
+        raise ConfigError(f"{place}: expected names with profiles, not {type(data).__name__}")
     return {str(name).lower(): _profile(str(name), entry, place) for name, entry in data.items()}
 
 
 def _profile(name: str, entry: Any, place: str) -> Hardware:
     keys = tuple(Hardware.model_fields)
     if not isinstance(entry, dict):
-        raise ConfigError(f"{place}: {name} is no profile; it needs {', '.join(keys)}")
+        raise ConfigError(f"{place}: {name} is not a profile; it needs {', '.join(keys)}")
     for key in entry:
         if key not in keys:
             raise UnknownNameError("key", str(key), keys, f"{name} of {place}")

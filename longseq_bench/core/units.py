@@ -54,7 +54,7 @@ def parse_share(text: str, what: str) -> float:
     try:
         value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     except ValueError:
-        raise UnitError(f"{what} {text!r} is no share; write 5% or 0.05") from None
+        raise UnitError(f"{what} {text!r} is not a fraction; write 5% or 0.05") from None
     if not 0 < value < 1:
         raise UnitError(f"{what} {text!r} is not between 0 and 100 %; write 5% or 0.05")
     return value

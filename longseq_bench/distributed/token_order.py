@@ -30,7 +30,7 @@ def even_span(total: int, parts: int, part: int) -> tuple[int, int]:
 def check_tokens(tokens: int, ranks: int) -> None:
     """Raise WorldError if there are fewer tokens than ranks."""
     if tokens < ranks:
-        raise WorldError(f"{tokens} tokens can't be shared by {ranks} ranks")
+        raise WorldError(f"{tokens} tokens are too few for {ranks} ranks; each needs at least one")
 
 
 @dataclass(frozen=True)

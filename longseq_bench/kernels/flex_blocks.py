@@ -99,7 +99,7 @@ class FlexBlocks:
             if not keep_lse:
                 return self._run(q, k, v, False), None
             if q.device.type == "cpu":
-                raise UnsupportedError("FlexAttention gives no log-sum-exp on a CPU")
+                raise UnsupportedError("FlexAttention does not return the log-sum-exp on a CPU")
             out, more = self._run(q, k, v, False, return_aux=AuxRequest(lse=True))
             return out, more.lse
 
@@ -113,11 +113,11 @@ class FlexBlocks:
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, train: bool, **more: Any) -> Any:
         if q.shape[2] != self.seq_len:
-            raise UnsupportedError(f"the layout is of {self.seq_len} tokens, q of {q.shape[2]}")
+            raise UnsupportedError(f"q has {q.shape[2]} tokens, but the layout has {self.seq_len}")
         if len(self.layouts) not in (1, q.shape[1]):
             raise UnsupportedError(f"{len(self.layouts)} layouts for {q.shape[1]} query heads")
         if q.shape[3] < 16:
-            raise UnsupportedError(f"FlexAttention needs head_dim 16, not {q.shape[3]}")
+            raise UnsupportedError(f"FlexAttention needs head_dim >= 16, not {q.shape[3]}")
         if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise UnsupportedError(f"FlexAttention has no kernel for {q.dtype}")
         options = tile_options(self.block, q.shape[3], q.dtype) if q.is_cuda else {}
@@ -156,8 +156,8 @@ class FlexBlocks:
         size = 4 * heads * rows * widest
         if size > SMALL and heads * rows * widest > MOST_PADDING * max(kept, heads * rows):
             raise UnsupportedError(
-                f"FlexAttention pads all {rows} rows to the widest, {widest} blocks: "
-                f"{format_bytes(size)} for {kept} blocks that are kept"
+                f"FlexAttention pads all {rows} rows to the widest ({widest} blocks): its table "
+                f"would take {format_bytes(size)} for {kept} kept blocks"
             )
         wide = rows if device.type == "cpu" else widest
         storage = np.zeros(heads * rows * widest + wide - widest, dtype=np.int32)

@@ -86,7 +86,7 @@ class GatheredBlocksKernel:
 
     def _check(self, q: Tensor) -> None:
         if q.shape[2] != self.layout.seq_len:
-            raise UserError(f"{q.shape[2]} tokens, but the layout is of {self.layout.seq_len}")
+            raise UserError(f"q has {q.shape[2]} tokens, but the layout has {self.layout.seq_len}")
 
     @cached_property
     def _batches(self) -> tuple[list[_Batch], NDArray[np.int64]]:

@@ -63,13 +63,13 @@ class _Problem(ctypes.Structure):
 def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     """Return the reason why this kernel can't be used here, or None."""
     if dtype not in DTYPES:
-        return f"the compiled kernel takes no {dtype}"
+        return f"the compiled kernel does not support {dtype}"
     try:
         found = _library()
     except UnsupportedError as error:
         return str(error)
     if dtype == torch.float16 and not found.has_float16():
-        return "the compiler here has no float16"
+        return "the compiler of this machine does not support float16"
     return None
 
 
@@ -141,9 +141,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise UnsupportedError(f"the compiled kernel is not available: {reason}")
     if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
         given = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
-        raise UnsupportedError(f"the compiled kernel takes q, k, v of one dtype on a CPU: {given}")
+        raise UnsupportedError(f"the compiled kernel needs q, k, v of one dtype on a CPU: {given}")
     if any(t.stride(-1) != 1 for t in (q, k, v)):
-        raise UnsupportedError("the compiled kernel needs head_dim of q, k and v contiguous")
+        raise UnsupportedError("the compiled kernel needs q, k and v with contiguous head_dim")
 
 
 def _problem(q: Tensor, k: Tensor, task: SpanTask) -> _Problem:

@@ -23,7 +23,7 @@ SpansOf = Literal["auto", "native", "torch"]
 FASTEST = ("native", "triton", "torch")
 """The order in which auto tries kernels."""
 
-_IN_SPANS = "this pattern is in spans, which only native and torch take"
+_IN_SPANS = "only kernel=native and kernel=torch support this pattern"
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ def add_gradients(queries: Queries, keys: Pair, block: RowBlock, acc: Tensor, d_
 def _add_rows(
     own: Queries, keys: Pair, group: int, block: RowBlock, acc: Tensor, d_keys: Pair
 ) -> None:
-    """Do as `add_gradients`; own holds the block's rows and heads only."""
+    """Do as `add_gradients`; `own` has only the rows and heads of the block."""
     for heads, kv_heads, piece in limited(calls(block, group)):
         grad_out, q, out, lse = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)

@@ -42,7 +42,7 @@ def unavailable_reason(block: int, head_dim: int, dtype: torch.dtype) -> str | N
     if head_dim % 16 or not 16 <= head_dim <= 256:
         return f"Triton's tiles need a head_dim of 16 to 256 in steps of 16, not {head_dim}"
     if dtype not in DTYPES:
-        return f"the Triton kernels take float16, bfloat16 or float32, not {str(dtype)[6:]}"
+        return f"the Triton kernels support float16, bfloat16, float32, not {str(dtype)[6:]}"
     return None
 
 
@@ -169,16 +169,16 @@ class TritonBlocks:
         if k.shape != v.shape or (k.shape[0], *k.shape[2:]) != (batch, tokens, dim):
             raise UnsupportedError(
                 f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: "
-                "they may differ in heads only, and k and v not at all"
+                "k and v need the same shape, and q may differ in heads only"
             )
         if tokens != self.seq_len:
-            raise UnsupportedError(f"the layout is of {self.seq_len} tokens, q of {tokens}")
+            raise UnsupportedError(f"q has {tokens} tokens, but the layout has {self.seq_len}")
         if heads % k.shape[1]:
             raise UnsupportedError(f"{k.shape[1]} key heads don't divide {heads} query heads")
         if len(self.layouts) not in (1, heads):
             raise UnsupportedError(f"{len(self.layouts)} layouts for {heads} query heads")
         if {k.dtype, v.dtype} != {q.dtype}:
-            raise UnsupportedError("q, k and v need one dtype")
+            raise UnsupportedError("q, k and v need the same dtype")
         if device_kind(q) != "cuda" and not triton.knobs.runtime.interpret:
             raise UnsupportedError(f"the Triton kernels need a CUDA device, not {q.device.type}")
 
@@ -203,8 +203,8 @@ class TritonBlocks:
         programs = self.layouts[0].rows * parts * owner.shape[0] * owner.shape[1]
         if programs > MAX_PROGRAMS:
             raise KernelLimitError(
-                f"{programs} programs of {tokens} tokens are more than the {MAX_PROGRAMS} "
-                "that one launch takes"
+                f"{programs} programs of {tokens} tokens are more than the maximum of one "
+                f"launch, {MAX_PROGRAMS}"
             )
         return (programs,)
 

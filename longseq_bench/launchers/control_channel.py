@@ -158,7 +158,7 @@ class NodeLink:
         if self.channel.gone:
             return f"{self.hello} is gone: {self.channel.gone}"
         silent = self.channel.silent_s()
-        return f"no word from {self.hello} for {silent:.0f} s" if silent > LOST_S else ""
+        return f"no message from {self.hello} for {silent:.0f} s" if silent > LOST_S else ""
 
 
 class ControlServer:
@@ -224,7 +224,7 @@ class ControlServer:
         names = ", ".join(str(node) for node in away)
         came = self.site.nodes - len(list(away))
         text = (
-            f"{came} of {self.site.nodes} nodes came to {self.site.endpoint} within "
+            f"{came} of {self.site.nodes} nodes connected to {self.site.endpoint} within "
             f"{patience:.3g} s; missing: node {names}"
         )
         if self._refused:
@@ -261,12 +261,12 @@ class ControlServer:
                 connection.send_bytes(json.dumps(answer).encode())
                 if not refusal:
                     if known := self._links.get(hello.node):
-                        known.channel.leave("it lost its connection and came again")
+                        known.channel.leave("it lost its connection and connected again")
                         self._former.append(known)
                     self._links[hello.node] = NodeLink(hello, Channel(accepted, connection))
                 self._changed.notify_all()
         except (OSError, EOFError, AuthenticationError, ValueError, TypeError) as error:
-            refusal = f"a connection that could not say who it is ({describe_error(error)})"
+            refusal = f"a connection that did not identify itself ({describe_error(error)})"
             self._refused = [*self._refused[-3:], refusal]
         if refusal:
             connection.close()
@@ -289,8 +289,8 @@ class ControlServer:
         if not (0 < hello.node < self.site.nodes) or taken:
             holder = known.hello if known else self.hello
             refusal = (
-                f"{hello.host} came as node {hello.node}, which is {holder.host} already; every "
-                f"node needs a --node-rank of its own"
+                f"{hello.host} connected with --node-rank {hello.node}, which {holder.host} has "
+                f"already; give every node a different --node-rank"
             )
             self._refused.append(refusal)
             return refusal
@@ -320,9 +320,9 @@ def connect_to_node_0(
             log(f"node {hello.node}: joined node 0 ({name}) at {site.endpoint}")
             return channel
         except AuthenticationError:
-            why = f"it has another key: {KEY_VARIABLE} has to be the same on every node"
+            why = f"its key differs: {KEY_VARIABLE} must be the same on every node"
         except (EOFError, ValueError, BlockingIOError):
-            why = "what listens there does not answer as longseq does"
+            why = "another program seems to listen at this address"
         except OSError as error:
             why = describe_error(error)
         if time.monotonic() >= end:

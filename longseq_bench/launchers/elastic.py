@@ -168,7 +168,7 @@ class ElasticLauncher(LocalLauncher):
             return ""
         link = self._hub.links.get(away[0])
         why = link.lost if link else ""
-        return f"{why or f'node {away[0]} is away'}; the trial waited {patience:.3g} s for it"
+        return f"{why or f'node {away[0]} is missing'}; the trial waited {patience:.3g} s for it"
 
     def _await_ready(self, links: Iterable[NodeLink]) -> None:
         """Wait until the other nodes have torch loaded. Raises LauncherError if one can't."""
@@ -204,8 +204,8 @@ def split(ranks: int, site: NodeInfo) -> tuple[int, int]:
         )
     if ranks % site.per:
         raise ValueError(
-            f"{ranks} ranks are no whole number of nodes with {site.per} each; up to {site.per}, "
-            f"or a multiple of it, can be run"
+            f"{ranks} ranks do not fill nodes of {site.per} ranks; use up to {site.per}, or a "
+            f"multiple of {site.per}"
         )
     return ranks // site.per, site.per
 

@@ -53,7 +53,7 @@ class Follower:
                 during = f" in trial {self._trials}" if self._ranks.handles else ""
                 self._ranks.end()
                 me, why = self._hello.node, channel.gone
-                self._log(f"node {me}: lost node 0 ({why}){during}; looking for it")
+                self._log(f"node {me}: lost node 0 ({why}){during}; connecting again")
                 channel.close()
                 channel = self._join()
         except KeyboardInterrupt:
@@ -87,7 +87,7 @@ class Follower:
                     return message
                 self._obey(channel, message)
             if channel.silent_s() > control_channel.LOST_S:
-                channel.close(channel.gone or f"no word for {control_channel.LOST_S:.0f} s")
+                channel.close(channel.gone or f"no message for {control_channel.LOST_S:.0f} s")
                 return None
 
     def _obey(self, channel: Channel, message: dict[str, Any]) -> None:

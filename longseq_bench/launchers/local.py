@@ -136,7 +136,7 @@ class LocalLauncher(Launcher):
             larger = max(trial.memory_budget, min(larger, here))
         again, _ = self._attempt(trial.replace(memory_budget=larger, repeats=0), on_phase)
         if again.status != "ok":
-            reason = f"{first.reason}; with {format_bytes(larger)} it ended {again.status} too"
+            reason = f"{first.reason}; with {format_bytes(larger)} it ended with {again.status} too"
             return first.model_copy(update={"reason": reason})
         reason = (
             f"{first.reason} under {format_bytes(trial.memory_budget)}, passes under "

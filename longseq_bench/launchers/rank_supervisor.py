@@ -261,7 +261,7 @@ class RankSupervisor:
         root = self.failed[0] if self.failed else 0
         chosen = self._ranks[root].outcome
         if chosen is None:
-            raise ValueError("the trial is still going on")
+            raise ValueError("the trial is still running")
         return root, chosen
 
     def _report(self, rank: int) -> str:

@@ -74,7 +74,7 @@ class SimulatedLauncher(Launcher):
         tokens, ranks = trial.workload.seq_len, trial.world_size
         facts = {"launcher": "simulated"}
         if tokens < ranks:
-            reason = f"{tokens} tokens can't be shared by {ranks} ranks"
+            reason = f"{tokens} tokens are too few for {ranks} ranks"
             return Outcome(status="unsupported", reason=reason, phase="start", facts=facts)
         if trial.memory_budget and peak > trial.memory_budget:
             return Outcome(status="oom", reason="simulated", phase="forward", facts=facts)

@@ -100,7 +100,7 @@ class SparseAttention:
         sizes |= {"kv_heads": kv_heads or heads, "head_dim": head_dim}
         if min(sizes.values()) < 1 or heads % sizes["kv_heads"]:
             found = ", ".join(f"{name}={size}" for name, size in sizes.items())
-            raise UserError(f"{found}: each is 1 or more, and kv_heads divides heads")
+            raise UserError(f"{found}: each must be at least 1, and kv_heads must divide heads")
         shape = (batch, heads, seq_len, head_dim)
         device = torch.device(device)
         return self._prepare(seq_len, shape, sizes["kv_heads"], dtype, device, train).shard
@@ -112,7 +112,7 @@ class SparseAttention:
         `shard.queries` are the positions of its tokens. Raises UserError before.
         """
         if self.attention is None:
-            raise UserError("shard: what this rank holds is known after prepare(seq_len=...)")
+            raise UserError("shard is known after prepare(seq_len=...) or a first call")
         return self.attention.shard
 
     def parameters(self) -> tuple[Tensor, ...]:
@@ -137,7 +137,7 @@ class SparseAttention:
         self, seq_len: int, shape: Sequence[int], kv_heads: int, dtype: torch.dtype,
         device: torch.device, train: bool,
     ) -> Attention:  # fmt: skip
-        """Return the attention for so many tokens of all ranks; shape: that of q on this rank."""
+        """Return the attention for `seq_len` tokens of all ranks; shape: of q on this rank."""
         w = Workload(
             seq_len=seq_len, batch=shape[0], heads=shape[1], kv_heads=kv_heads, head_dim=shape[3],
             dtype=dtype_name(dtype), causal=self._causal, mode="train" if train else "forward",
@@ -156,22 +156,22 @@ class SparseAttention:
             learned, needed = ((m[0].shape, m[0].device) for m in (self._learned, own))
             if learned != needed:
                 raise UserError(
-                    f"what was learned for heads of {learned[0][0]} on {learned[1]} is no use for "
-                    f"heads of {needed[0][0]} on {needed[1]}; create another attention for those"
+                    f"the learned scorer has head_dim {learned[0][0]} on {learned[1]}, the inputs "
+                    f"have {needed[0][0]} on {needed[1]}; create another attention for them"
                 )
             attention.matrices = self._learned
         return cast(Attention, attention)
 
 
 class SpreadAttention(SparseAttention):
-    """The same over all ranks of torch.distributed, each with its shard of the tokens.
+    """Sparse attention over all ranks of torch.distributed, each with its shard of the tokens.
 
         shard = attend.prepare(seq_len=131072, heads=8, head_dim=64)
         mine = torch.from_numpy(shard.queries)
         out = attend(q[:, :, mine], k[:, :, mine], v[:, :, mine])    # out[:, :, mine] of one rank
 
-    Every rank calls prepare, attend and backward, in the same order and with the same options;
-    the tensors of all ranks require gradients, or those of none.
+    Every rank calls prepare, attend and backward, in the same order and with the same options.
+    Either the tensors of all ranks require gradients, or none do.
     """
 
     def __init__(self, implementation: str, options: dict[str, Any], causal: bool) -> None:
@@ -184,14 +184,14 @@ class SpreadAttention(SparseAttention):
     def _seq_len(self, q: Tensor) -> int:
         if self.attention is None:
             raise UserError(
-                "call prepare(seq_len=...) first, with the tokens of all ranks together: a rank's "
-                "shard doesn't tell them"
+                "call prepare(seq_len=...) first; seq_len is the total over all ranks, which can't "
+                "be inferred from one shard"
             )
         held, seq_len = len(self.attention.shard.queries), self.attention.workload.seq_len
         if q.shape[2] != held:
             raise UserError(
                 f"q has {q.shape[2]} tokens, but this rank holds {held} of the {seq_len} prepared; "
-                "take shard.queries of the whole, or prepare another seq_len"
+                "pass the tokens of shard.queries, or prepare another seq_len"
             )
         return seq_len
 
@@ -253,7 +253,7 @@ def create_block_sparse_attention(
     _check_value(bool, "causal", causal, owner)
     for name in RANK_OPTIONS:
         if name in options and not distributed:
-            raise UserError(f"{name} is an option of variant=distributed; {owner} is on one rank")
+            raise UserError(f"{name} is an option of variant=distributed; {owner} runs on one rank")
     options["sparsity"] = sparsity
     kind = IMPLEMENTATIONS.get(VARIANTS[variant])
     _check(kind, options, owner, ("causal",))
@@ -284,12 +284,13 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     alike = alike and q.shape[2:] == k.shape[2:] and bool(q.numel() and k.numel())
     if not alike or q.shape[1] % k.shape[1]:
         raise UserError(
-            f"q, k, v {shapes} are not (B, Hq, N, D) and twice (B, Hk, N, D), Hk dividing Hq"
+            "q must be (B, Hq, N, D), k and v (B, Hk, N, D), none empty, Hk a divisor of Hq; "
+            f"got {shapes}"
         )
     kinds = {(t.dtype, t.device) for t in (q, k, v)}
     if len(kinds) > 1:
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise UserError(f"q, k and v are of different kinds: {found}")
+        raise UserError(f"q, k and v need the same dtype and device; got {found}")
 
 
 def _check(

@@ -58,7 +58,7 @@ def dtype_name(dtype: torch.dtype) -> DType:
     """Return the name of a dtype. Raises UnsupportedError for one without a kernel."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPE_BYTES:
-        raise UnsupportedError(f"no kernel takes {name}; {', '.join(DTYPE_BYTES)} are taken")
+        raise UnsupportedError(f"dtype {name} is not supported; use {', '.join(DTYPE_BYTES)}")
     return name
 
 
@@ -104,7 +104,7 @@ class MultiheadBlockSparse(nn.Module):
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(embed_dim, num_heads, kv_heads)
         if dropout:
-            raise UserError(f"dropout={dropout:g} would need attention weights; 0 is what it takes")
+            raise UserError(f"dropout={dropout:g} is not supported (no attention weights); use 0")
         check_lengths(1, block)
         super().__init__()
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads
@@ -179,15 +179,16 @@ class MultiheadBlockSparse(nn.Module):
     def _refuse(self, need_weights: bool, attn_mask: Tensor | None, is_causal: bool) -> None:
         if need_weights:
             raise UnsupportedError(
-                "need_weights=True: the weights of long sequences are never formed; "
+                "need_weights=True is not supported: attention weights are never computed; "
                 "need_weights=False returns (output, None)"
             )
         if attn_mask is not None:
             raise UnsupportedError(
-                "attn_mask: the pattern says who sees whom; key_padding_mask leaves keys out"
+                "attn_mask is not supported: the pattern is the mask; to exclude keys use "
+                "key_padding_mask"
             )
         if is_causal and not self.causal:
-            raise UserError("is_causal=True for a module that was made with causal=False")
+            raise UserError("is_causal=True, but the module was created with causal=False")
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         shapes = [tuple(t.shape) for t in (query, key, value)]
@@ -197,11 +198,11 @@ class MultiheadBlockSparse(nn.Module):
             raise UserError(f"query, key, value {found} are not {wanted} with E={self.embed_dim}")
         if len({*shapes}) > 1:
             raise UnsupportedError(
-                f"query, key, value {', '.join(map(str, shapes))} differ: it does self-attention, "
-                "which has one length"
+                f"query, key and value have different shapes {', '.join(map(str, shapes))}; "
+                "only self-attention is supported"
             )
         if not query.numel():
-            raise UserError(f"query {shapes[0]} has nothing to attend to")
+            raise UserError(f"query {shapes[0]} is empty")
 
     def _batch_first(self, t: Tensor) -> Tensor:
         if t.dim() == 2:
@@ -236,7 +237,7 @@ class MultiheadBlockSparse(nn.Module):
         """Return the kernel of all rows, and the queries (B, N) that see no key, if any."""
         dtype = dtype_name(q.dtype)
         if padded is not None and self.kernel in ("triton", "flex"):
-            raise UnsupportedError(f"kernel={self.kernel} leaves no padded keys out; auto does")
+            raise UnsupportedError(f"kernel={self.kernel} does not support padding; use auto")
         tokens = q.shape[2]
         attention = self._layouts.get(
             (tokens, dtype, q.device), lambda: self._build(tokens, dtype, q.device.type)
@@ -266,7 +267,7 @@ class MultiheadBlockSparse(nn.Module):
 def _check_heads(embed_dim: int, heads: int, kv_heads: int) -> None:
     if min(embed_dim, heads, kv_heads) < 1:
         raise UserError(
-            f"embed_dim={embed_dim}, num_heads={heads}, num_kv_heads={kv_heads}: each is 1 or more"
+            f"embed_dim={embed_dim}, num_heads={heads}, num_kv_heads={kv_heads}: each must be >= 1"
         )
     if embed_dim % heads:
         raise UserError(f"embed_dim={embed_dim} is not divisible by num_heads={heads}")
@@ -288,7 +289,7 @@ def _padded_keys(mask: Tensor | None, unbatched: bool, keys: Tensor) -> Padded |
             raise UnsupportedError("key_padding_mask of floats may hold 0 and -inf only")
         mask = ignored
     if mask.dtype != torch.bool:
-        raise UserError(f"key_padding_mask is {mask.dtype}; bool is what it takes, True: ignored")
+        raise UserError(f"key_padding_mask must be bool (True: ignored), not {mask.dtype}")
     found: Padded = mask.detach().cpu().numpy()
     return found if found.any() else None
 

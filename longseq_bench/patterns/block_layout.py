@@ -35,31 +35,32 @@ class BlockLayout:
     def __post_init__(self) -> None:
         if self.seq_len < 1 or self.block < 1:
             raise UserError(
-                f"a layout of {self.seq_len} tokens in blocks of {self.block} needs one of each"
+                f"a layout needs 1 token or more and a block of 1 or more, not {self.seq_len} and "
+                f"{self.block}"
             )
         counts = np.diff(self.indptr)
         if len(counts) != self.rows:
-            raise UserError(f"layout has {len(counts)} rows; {self.rows} blocks need as many")
+            raise UserError(f"layout has {len(counts)} rows, but {self.rows} blocks")
         if self.indptr[0] != 0 or self.indptr[-1] != len(self.indices):
             raise UserError(
                 f"layout indptr runs from {self.indptr[0]} to {self.indptr[-1]}; "
-                f"{len(self.indices)} kept blocks need 0 to {len(self.indices)}"
+                f"it must run from 0 to {len(self.indices)}, the number of kept blocks"
             )
         if len(falling := np.flatnonzero(counts < 0)):
-            raise UserError(f"layout indptr falls at row {falling[0]}; it must only rise")
+            raise UserError(f"layout indptr decreases at row {falling[0]}; it must not")
         if len(empty := np.flatnonzero(counts == 0)):
-            raise UserError(f"layout leaves query block {empty[0]} with nothing to see")
+            raise UserError(f"layout row {empty[0]} is empty; it needs at least one block")
         # rows ascend, so the first and last entries are their ranges
         rising = self.indices[1:] > self.indices[:-1]
         rising[self.indptr[1:-1] - 1] = True
         if not rising.all():
             where = int(np.searchsorted(self.indptr, np.argmin(rising), side="right")) - 1
-            raise UserError(f"layout row {where} is not ascending and free of repeats")
+            raise UserError(f"layout row {where} must be strictly ascending")
         lowest, highest = self.indices[self.indptr[:-1]], self.indices[self.indptr[1:] - 1]
         beyond = highest > (np.arange(self.rows) if self.causal else self.rows - 1)
         if len(bad := np.flatnonzero((lowest < 0) | beyond)):
             key = lowest[bad[0]] if lowest[bad[0]] < 0 else highest[bad[0]]
-            raise UserError(f"layout row {bad[0]} sees key block {key}, which it must not")
+            raise UserError(f"layout row {bad[0]} must not contain key block {key}")
 
     @property
     def rows(self) -> int:
@@ -149,7 +150,6 @@ def common_sizes(layouts: Sequence[BlockLayout]) -> tuple[int, int, bool]:
     sizes = {(layout.seq_len, layout.block, layout.causal) for layout in layouts}
     if len(sizes) != 1:
         raise UnsupportedError(
-            "a kernel needs one layout, or one per query head of the same tokens, block and "
-            "causality"
+            "a kernel needs at least one layout, all with the same tokens, block and causality"
         )
     return sizes.pop()

@@ -83,7 +83,7 @@ def check_lengths(seq_len: int, block: int) -> None:
     """Raise UserError for fewer than one token in the sequence or in a block."""
     if block < 1:
         raise UserError(
-            f"block {block} is too small; the least is 1, and 64 or 128 suit most kernels"
+            f"block {block} is too small; the minimum is 1, and 64 or 128 suit most kernels"
         )
     if seq_len < 1:
         raise UserError(f"a sequence of {seq_len} tokens has no layout; use 1 token or more")
@@ -153,11 +153,11 @@ def check_special(pattern: str, seq_len: int, special: int) -> None:
     """Raise UserError for a pattern without special tokens, UnsupportedError for too many."""
     if special and pattern not in WITH_SPECIAL:
         raise UserError(
-            f"globals={special} with pattern={pattern}, which has none: "
-            f"{' and '.join(WITH_SPECIAL)} do"
+            f"globals={special} is not supported by pattern={pattern}; "
+            f"use {' or '.join(WITH_SPECIAL)}"
         )
     if special > seq_len:
-        raise UnsupportedError(f"globals={special} is more than the sequence's {seq_len} tokens")
+        raise UnsupportedError(f"globals={special} is more than the {seq_len} tokens there are")
 
 
 def check_window(pattern: str, block: int, window: int | None) -> None:
@@ -166,12 +166,12 @@ def check_window(pattern: str, block: int, window: int | None) -> None:
         return
     if pattern not in WITH_WINDOW:
         raise UserError(
-            f"pattern {pattern!r} takes no window; "
-            f"{', '.join(WITH_WINDOW[:-1])} and {WITH_WINDOW[-1]} do"
+            f"window is not supported by pattern={pattern}; "
+            f"use {', '.join(WITH_WINDOW[:-1])} or {WITH_WINDOW[-1]}"
         )
     if window < block:
         raise UserError(
-            f"a window of {window} tokens is smaller than a block; {block} is the smallest"
+            f"a window of {window} tokens is smaller than a block; the minimum is {block}"
         )
 
 
@@ -184,8 +184,8 @@ def _stride(rows: int, block: int, sparsity: float, kept: int, window: int | Non
         return min(rows + 1, max(2, round(2 / (1 - sparsity))))
     if window > kept:
         raise UserError(
-            f"a window of {window} blocks is more than the {kept} that sparsity {sparsity:g} keeps "
-            f"a row; {kept * block} tokens are the widest"
+            f"a window of {window} blocks is more than the {kept} blocks per row that sparsity "
+            f"{sparsity:g} keeps; the maximum is {kept * block} tokens"
         )
     return max(2, -(-rows // max(kept - window, 1)))
 

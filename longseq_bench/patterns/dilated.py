@@ -64,7 +64,7 @@ class DilationRule:
                 f"{self.dilation}: give one rate per segment, as in segments=1024,2048 dilation=1,2"
             )
         if min(self.segments) < 1 or min(self.dilation) < 1:
-            raise UserError("segments and dilation are whole numbers from 1 up")
+            raise UserError("segments and dilation must be whole numbers of at least 1")
         if self.mix == "groups" and self.heads < len(self.segments):
             raise UserError(
                 f"mix=groups needs a head per pair: {len(self.segments)} pairs, {self.heads} heads"

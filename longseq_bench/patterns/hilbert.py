@@ -30,7 +30,7 @@ def hilbert_order(n: int) -> Cells:
     Raises UserError for n < 1, UnsupportedError for n > 2^30, the limit of int32.
     """
     if n < 1:
-        raise UserError(f"a walk through {n} tokens has no step; use 1 token or more")
+        raise UserError(f"a Hilbert walk needs at least 1 token, not {n}")
     side = grid_side(n)
     if side > LARGEST_SIDE:
         raise UnsupportedError(

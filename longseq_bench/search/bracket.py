@@ -249,7 +249,7 @@ class _BracketSearch:
         return max(low + 1, min(self._guess(low, high), high - self._width() // 2))
 
     def _guess(self, low: int, top: int) -> int:
-        """Return a length between low and top: just below the predicted edge if it is there."""
+        """Return a length between low and top: just below the predicted edge if that is between."""
         if low == 0:
             return top // 8
         edge, limit = self.model.edge() or (0, "")

@@ -80,7 +80,7 @@ def _run_forward_only(attention: Attention, one: Pass) -> None:
 def unsupported_setting(trial: Trial) -> str | None:
     """Return why a setting has no meaning for this trial, or None."""
     if trial.keep == "inputs" and not trial.workload.train:
-        return "keep=inputs needs mode=train; a forward alone keeps nothing more"
+        return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
     if trial.allocator != "default" and trial.device != "cuda":
         return f"allocator={trial.allocator} needs device=cuda"
     return None

@@ -66,7 +66,7 @@ def find_gap(w: Workload, queries: Sequence[Holding], keys: Sequence[Holding]) -
             held = {one.tokens for one in holdings if one.holds(b, head)}
             if _modulo([sum(n) for n in zip(*held, strict=True)] or [0, 0, 0]) != complete:
                 where = f"row {b} of the batch, head {head}"
-                return f"the ranks' parts of {name} don't make up all tokens ({where})"
+                return f"the shards of {name} do not cover every token once ({where})"
     return None
 
 

@@ -41,7 +41,7 @@ def state(folder: Path) -> dict[str, bytes]:
     [
         (["--impl", "spda"], "unknown implementation 'spda' in --impl; did you mean 'sdpa'?"),
         (["--impl", "flash_attn"],
-         "implementation 'flash_attn' in --impl is not included; the nearest here is 'sdpa', and "
+         "implementation 'flash_attn' in --impl is not included; the nearest one is 'sdpa', and "
          "a plug-in can add it (docs/extending.md)"),
         (["--impl", "ring", "-o", "chnk=64"],
          "unknown option 'chnk' in ring; did you mean 'chunk'?"),
@@ -56,15 +56,15 @@ def state(folder: Path) -> dict[str, bytes]:
          "there is no option 'sparsity_ratio' in block-sparse: it meant density, the fraction "
          "of the blocks that is kept; write sparsity=0.9"),
         (["--impl", "block-sparse", "-o", "window=64"],
-         "block-sparse: a window of 64 tokens is smaller than a block; 128 is the smallest"),
+         "block-sparse: a window of 64 tokens is smaller than a block; the minimum is 128"),
         (["--impl", "block-sparse", "-o", "pattern=random", "-o", "globals=64"],
-         "block-sparse: globals=64 with pattern=random, which has none: global-local and "
-         "sink-window do"),
+         "block-sparse: globals=64 is not supported by pattern=random; use global-local or "
+         "sink-window"),
         (["--impl", "dilated", "-o", "segments=512", "-o", "dilation=1,2"],
          "dilated: 1 segments (512,) but 2 rates (1, 2): give one rate per segment, as in "
          "segments=1024,2048 dilation=1,2"),
         (["--impl", "block-sparse-adaptive", "-o", "scorer=learned", "-o", "kernel=flex"],
-         "block-sparse-adaptive: kernel=flex gives a learned scorer no gradients; auto does"),
+         "block-sparse-adaptive: kernel=flex can't train scorer=learned; use kernel=auto"),
         (["--impl", "sdpa", "--ceiling", "12q"],
          "tokens '12q' can't be read; write 4096, 4k or 1M"),
         (["--impl", "sdpa", "--memory-budget", "-3GiB"],
@@ -122,7 +122,7 @@ def _cuda_is_here() -> bool:
 def test_a_device_that_is_not_here_is_refused(capfd: Capture) -> None:
     said = refusal(capfd, "maxlen", "--impl", "sdpa", "--device", "cuda", "--out", "out")
     assert said.startswith("device cuda is not available: ")
-    assert said.endswith("; there is cpu")
+    assert said.endswith("; available: cpu")
     Path("gpu.yaml").write_text(SOUND + "device: cuda\n")
     said = refusal(capfd, "sweep", "gpu.yaml", "--out", "out")
     assert said.startswith("gpu.yaml:7: device cuda is not available: ")

@@ -79,7 +79,7 @@ def test_the_gate_holds_without_a_reader(
 @pytest.mark.parametrize(
     ("share", "said"),
     [("5", "is not between"), ("0", "is not between"), ("-1%", "is not"), ("nan", "is not between"),
-     ("much", "is no share; write 5% or 0.05")],
+     ("much", "is not a fraction; write 5% or 0.05")],
 )  # fmt: skip
 def test_a_share_that_may_mean_two_things_is_refused(
     name: str, share: str, said: str, capfd: Capture

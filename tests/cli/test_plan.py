@@ -83,7 +83,7 @@ def test_what_cannot_be_planned_says_why_beside_what_can(capfd: Capture) -> None
         (["--impl", "ring", "--gpu", "h20"], "unknown hardware 'h20'; did you mean 'h200'?"),
         (["--impl", "rng", "--gpu", "h200"], "unknown implementation 'rng' in --impl; did you"),
         ([], "--impl is missing"),
-        (["--impl", "ring", *SHAPE, "--gpu", "gtx1080"], "NVIDIA GTX 1080 has no bfloat16 here"),
+        (["--impl", "ring", *SHAPE, "--gpu", "gtx1080"], "profile of NVIDIA GTX 1080 has no bfl"),
         (["--impl", "ring", "--hardware", "none.yaml", "--gpu", "x"], "none.yaml can't be read"),
         (["--impl", "ring", "--target", "many"], "many"),
         (["--impl", "ring", "--keep", "inputs"], "--keep inputs needs --mode train"),

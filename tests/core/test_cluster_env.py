@@ -86,7 +86,7 @@ def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
 
 @pytest.mark.parametrize("nodes", ["n[03-05", "n]3[", "n[]", "n[a-b]", ",n1", "n1 n2", "n[1--2]"])
 def test_a_text_that_is_no_list_of_hosts_is_refused(nodes: str) -> None:
-    with pytest.raises(UserError, match=r"SLURM_NODELIST is .* no list of hosts"):
+    with pytest.raises(UserError, match=r"SLURM_NODELIST is .* not a list of hosts"):
         site(SRUN | {"SLURM_NODELIST": nodes})
 
 
@@ -113,17 +113,17 @@ def test_what_is_given_wins() -> None:
 @pytest.mark.parametrize(
     ("environ", "given", "message"),
     [
-        ({}, {"nodes": 2}, "--nnodes 2 needs --node-rank, on each node its own: 0 to 1"),
+        ({}, {"nodes": 2}, "--nnodes 2 needs --node-rank, different on each node: 0 to 1"),
         ({}, {"nodes": 2, "node": 1}, "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
         ({}, {"nodes": 2, "node": 2}, "--node-rank 2 is not one of --nnodes 2: 0 to 1"),
         ({}, {"node": 1}, "--node-rank 1 is not one of --nnodes 1"),
         (SRUN, {"nodes": 3}, "--nnodes 3 needs --node-rank"),
-        ({**SRUN, "SLURM_LOCALID": "1"}, {}, "srun started several .* --ntasks-per-node=1"),
+        ({**SRUN, "SLURM_LOCALID": "1"}, {}, "srun started several .*--ntasks-per-node=1"),
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, {}, "mpirun started several"),
         ({**TORCHRUN, "LOCAL_RANK": "1"}, {}, "torchrun started several"),
         ({**MPIRUN, "MASTER_ADDR": ""}, {}, "MASTER_ADDR is not set"),
         ({**MPIRUN, "MASTER_PORT": "70000"}, {}, "MASTER_PORT is 70000; ports are 1 to 65535"),
-        ({**SRUN, "SLURM_NODEID": "1_0"}, {}, "SLURM_NODEID is '1_0', which is no whole number"),
+        ({**SRUN, "SLURM_NODEID": "1_0"}, {}, "SLURM_NODEID is '1_0', not a whole number"),
         ({**SRUN, "SLURM_NODELIST": ""}, {}, "SLURM_JOB_NODELIST is not set"),
     ],
 )

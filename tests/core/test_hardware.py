@@ -42,7 +42,7 @@ def test_the_rate_is_the_share_of_the_dtypes_peak() -> None:
     card = Hardware.model_validate(GOOD)
     assert (card.rate("float16", "forward"), card.rate("float16", "train")) == (5e13, 4e13)
     assert card.memory == 16 * 2**30
-    with pytest.raises(UserError, match="A card has no bfloat16 here; its profile has float16"):
+    with pytest.raises(UserError, match="the profile of A card has no bfloat16; it has float16"):
         card.rate("bfloat16", "forward")
 
 
@@ -80,7 +80,7 @@ def test_a_mistake_in_a_profile_is_named_with_its_key(
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("- a", "profiles by name are wanted"), ("a: [", "mine.yaml"), ("card: 3", "card is no prof")],
+    [("- a", "expected names with profiles"), ("a: [", "mine.yaml"), ("card: 3", "card is not a")],
 )
 def test_what_is_no_file_of_profiles_is_refused(own: Path, text: str, message: str) -> None:
     own.write_text(text)
@@ -107,4 +107,4 @@ def test_a_file_that_is_no_text_and_a_name_that_is_taken_are_refused(own: Path) 
 def test_a_cpu_is_guessed_by_its_cores() -> None:
     one, two = (this_cpu("a processor", cores, 2**30) for cores in (1, 2))
     assert two.rate("float32", "forward") == 2 * one.rate("float32", "forward")
-    assert "guess" in one.source
+    assert "estimated" in one.source

@@ -175,7 +175,7 @@ def test_auto_takes_what_suits_blocks_and_heads_and_says_why_not_triton() -> Non
     for blocks, reason in (
         (Blocks(100, 64, False), "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
         (Blocks(128, 40, False), "a head_dim of 16 to 256 in steps of 16, not 40"),
-        (None, "this pattern is in spans"),
+        (None, "only kernel=native and kernel=torch"),
     ):
         name, facts = choose("auto", "cuda", "bfloat16", "spans", blocks)
         assert (name, facts["kernel"]) == ("torch", "torch (spans)")

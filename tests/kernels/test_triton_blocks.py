@@ -361,16 +361,16 @@ def refusals() -> dict[str, str]:
 def test_what_does_not_suit_is_refused_with_the_reason(interpreted: Asked) -> None:
     reasons = interpreted(refusals)
     assert "block of 16, 32, 64, 128 or 256 tokens, not 24" in reasons["block"]
-    assert "needs one layout" in reasons["none"]
-    assert "of the same tokens, block and causality" in reasons["differ"]
+    assert "needs at least one layout" in reasons["none"]
+    assert "all with the same tokens, block and causality" in reasons["differ"]
     assert "head_dim of 16 to 256 in steps of 16, not 8" in reasons["dim"]
     assert "not float64" in reasons["dtype"]
-    assert "one dtype" in reasons["mixed"]
-    assert "of 48 tokens, q of 40" in reasons["tokens"]
+    assert "the same dtype" in reasons["mixed"]
+    assert "q has 40 tokens, but the layout has 48" in reasons["tokens"]
     assert "3 key heads don't divide 4" in reasons["groups"]
     assert "3 layouts for 4 query heads" in reasons["heads"]
-    assert "k and v not at all" in reasons["shapes"]
-    assert "more than the 2147483647" in reasons["programs"]
+    assert "k and v need the same shape" in reasons["shapes"]
+    assert "more than the maximum of one launch, 2147483647" in reasons["programs"]
 
 
 def fitted(room: int) -> Any:

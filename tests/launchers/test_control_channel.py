@@ -106,11 +106,13 @@ def test_nodes_that_differ_are_refused_on_both_sides(hub: ControlServer, come: J
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_a_rank_that_is_taken_or_none_is_refused(hub: ControlServer, come: Join, rank: int) -> None:
     come(ONE)
-    with pytest.raises(UserError, match=f"gamma came as node {rank}"):
+    with pytest.raises(UserError, match=f"gamma connected with --node-rank {rank}, which"):
         come(NodeIdentity(rank, "gamma", "other", AGREED))
     assert link(hub).hello == ONE
     assert not link(hub).lost
-    assert f"refused: gamma came as node {rank}" in hub.describe_missing([2], 1.0)
+    assert f"refused: gamma connected with --node-rank {rank}, which" in hub.describe_missing(
+        [2], 1.0
+    )
 
 
 def test_a_node_that_comes_again_is_welcome(hub: ControlServer, come: Join) -> None:
@@ -118,7 +120,7 @@ def test_a_node_that_comes_again_is_welcome(hub: ControlServer, come: Join) -> N
     before = link(hub)
     come(ONE)
     until(lambda: before.lost)
-    assert before.lost == "node 1 (beta) is gone: it lost its connection and came again"
+    assert before.lost == "node 1 (beta) is gone: it lost its connection and connected again"
     assert not link(hub).lost
     until(lambda: first.gone)
 
@@ -148,7 +150,7 @@ def test_a_stranger_is_kept_out_and_keeps_nobody_out(
         silent.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert not link(hub).lost
     monkeypatch.setenv(control_channel.KEY_VARIABLE, "another")
-    with pytest.raises(LauncherError, match="LONGSEQ_KEY has to be the same on every node"):
+    with pytest.raises(LauncherError, match="LONGSEQ_KEY must be the same on every node"):
         connect_to_node_0(site, NodeIdentity(2, "gamma", "two", AGREED), 0.1)
 
 
@@ -158,7 +160,7 @@ def test_a_stranger_is_kept_out_and_keeps_nobody_out(
 def test_node_0_says_who_did_not_come(hub: ControlServer, come: Join, site: NodeInfo) -> None:
     come(ONE)
     text = hub.describe_missing(hub.missing([1, 2], 0.05), 0.05)
-    assert f"2 of 3 nodes came to {site.endpoint} within 0.05 s; missing: node 2" in text
+    assert f"2 of 3 nodes connected to {site.endpoint} within 0.05 s; missing: node 2" in text
     assert "firewall" in text
     assert "--rdzv-endpoint" in text
 
@@ -175,7 +177,7 @@ def test_the_others_say_where_nobody_answers(site: NodeInfo) -> None:
 def test_something_else_listens_there(site: NodeInfo) -> None:
     with (
         socket.create_server((site.host, site.port)),
-        pytest.raises(LauncherError, match="what listens there does not answer as longseq does"),
+        pytest.raises(LauncherError, match="another program seems to listen at this address"),
     ):
         connect_to_node_0(site, ONE, 0.3)
 
@@ -203,7 +205,7 @@ def test_a_node_that_is_not_heard_is_lost(hub: ControlServer, come: Join, quick:
     assert not link(hub).lost
     channel.send = lambda **message: None  # type: ignore[method-assign]
     until(lambda: hub.links[1].lost)
-    assert hub.links[1].lost.startswith("no word from node 1 (beta) for ")
+    assert hub.links[1].lost.startswith("no message from node 1 (beta) for ")
     assert hub.missing([1], 0.05) == [1]
 
 

@@ -77,7 +77,7 @@ def test_a_smaller_world_takes_the_first_nodes(ranks: int, nodes: int, per: int)
 
 @pytest.mark.parametrize(
     ("ranks", "message"),
-    [(6, "no whole number of nodes with 4 each"), (16, "more than the 12 of this launch")],
+    [(6, "do not fill nodes of 4 ranks"), (16, "more than the 12 of this launch")],
 )
 def test_a_world_that_can_not_be_shared(ranks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -109,7 +109,7 @@ def test_a_node_is_in_doubt_until_the_supervisor_knows_that_it_is_lost(
     assert run._in_doubt()
     run._fail_lost_nodes()
     assert not run._in_doubt()
-    assert "no word from node 1 (beta)" in (run.supervisor.outcome().reason or "")
+    assert "no message from node 1 (beta)" in (run.supervisor.outcome().reason or "")
 
 
 # ---- one node ----------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_a_silent_node_ends_its_trial_and_not_the_next(
     outcome = two.run(asked("rank-waits", time_budget=60), stop)
     two.node_1.send_signal(signal.SIGCONT)
     assert outcome.status == "error"
-    assert "rank 1 (host beta): no word from node 1 (beta) for " in (outcome.reason or "")
+    assert "rank 1 (host beta): no message from node 1 (beta) for " in (outcome.reason or "")
     assert two.run(asked("ring")).status == "ok"
     assert two.processes_of_node_1() == []
 
@@ -367,7 +367,7 @@ def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
     finally:
         two.node_1.send_signal(signal.SIGCONT)
     assert outcome.facts["ranks"]["0"].startswith("error in forward: ")
-    assert "rank 1 (host beta): no word from node 1 (beta) for " in (outcome.reason or "")
+    assert "rank 1 (host beta): no message from node 1 (beta) for " in (outcome.reason or "")
 
 
 def test_a_connection_that_breaks_ends_the_ranks_on_both_ends(two: Two) -> None:

@@ -63,9 +63,9 @@ def test_a_trial_whose_cable_is_cut_ends_named_and_the_next_is_ok(
     assert nodes.wait() == [3, 0]
     found = load(tmp_path / "out").records
     assert [r.outcome.status for r in found] == ["ok", "error", "ok"]
-    assert "rank 1 (node 1): no word from node 1 (" in (found[1].outcome.reason or "")
+    assert "rank 1 (node 1): no message from node 1 (" in (found[1].outcome.reason or "")
     assert found[0].outcome.facts["hosts"] == found[2].outcome.facts["hosts"]
-    assert "lost node 0 (no word for 3 s)" in nodes.err(1)
+    assert "lost node 0 (no message for 3 s)" in nodes.err(1)
     assert nodes.err(1).count(f"joined node 0 ({found[0].environment.host})") == 2
     assert nodes.left() == []
 

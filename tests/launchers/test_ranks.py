@@ -186,7 +186,7 @@ def test_one_process_that_is_stopped_is_a_hang(launcher: LocalLauncher, nothing_
 def test_what_can_not_be_spread_is_unsupported(launcher: LocalLauncher, nothing_left: None) -> None:
     outcome = run(launcher, "sdpa", threads=None)
     assert (outcome.status, outcome.phase) == ("unsupported", "start")
-    assert outcome.reason == "runs on one rank; ddp spreads a batch of it over 2"
+    assert outcome.reason == "runs on one rank, not 2; ddp splits a batch over ranks"
     assert outcome.measurements == ()
 
 

@@ -99,16 +99,16 @@ def test_pairs_beyond_int64_are_counted() -> None:
 @pytest.mark.parametrize(
     ("rows", "causal", "message"),
     [
-        ([[0], [], [2]], False, "query block 1 with nothing to see"),
-        ([[0], [1]], False, "layout has 2 rows; 3 blocks need as many"),
-        ([[0], [1, 1], [2]], False, "row 1 is not ascending and free of repeats"),
-        ([[0], [1], [2, 0]], False, "row 2 is not ascending"),
-        ([[0, 2, 1], [0], [2]], False, "row 0 is not ascending"),
-        ([[0], [1], [0, 2, 2]], False, "row 2 is not ascending"),
-        ([[0], [3], [2]], False, "row 1 sees key block 3, which it must not"),
-        ([[0], [0, 1], [2, 3]], False, "row 2 sees key block 3, which it must not"),
-        ([[0], [-1, 0], [2]], False, "row 1 sees key block -1"),
-        ([[0], [1, 2], [2]], True, "row 1 sees key block 2, which it must not"),
+        ([[0], [], [2]], False, "row 1 is empty"),
+        ([[0], [1]], False, "layout has 2 rows, but 3 blocks"),
+        ([[0], [1, 1], [2]], False, "row 1 must be strictly ascending"),
+        ([[0], [1], [2, 0]], False, "row 2 must be strictly ascending"),
+        ([[0, 2, 1], [0], [2]], False, "row 0 must be strictly ascending"),
+        ([[0], [1], [0, 2, 2]], False, "row 2 must be strictly ascending"),
+        ([[0], [3], [2]], False, "row 1 must not contain key block 3"),
+        ([[0], [0, 1], [2, 3]], False, "row 2 must not contain key block 3"),
+        ([[0], [-1, 0], [2]], False, "row 1 must not contain key block -1"),
+        ([[0], [1, 2], [2]], True, "row 1 must not contain key block 2"),
     ],
 )
 def test_a_layout_that_is_none_is_refused(
@@ -125,10 +125,10 @@ def test_a_row_may_start_below_the_end_of_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("seq_len", "indptr", "message"),
     [
-        (24, [0, 2, 1, 3], "falls at row 1"),
-        (24, [1, 2, 3, 3], "from 1 to 3; 3 kept"),
-        (24, [0, 1, 2, 5], "from 0 to 5; 3 kept"),
-        (0, [0], "layout of 0 tokens"),
+        (24, [0, 2, 1, 3], "decreases at row 1"),
+        (24, [1, 2, 3, 3], "from 1 to 3; it must run from 0 to 3"),
+        (24, [0, 1, 2, 5], "from 0 to 5; it must run from 0 to 3"),
+        (0, [0], "not 0 and"),
     ],
 )
 def test_a_bad_indptr_is_named(seq_len: int, indptr: list[int], message: str) -> None:

@@ -338,22 +338,22 @@ def test_a_sparsity_that_is_none_is_refused(sparsity: float, hint: str) -> None:
     assert hint in str(caught.value)
 
 
-HAS_NONE = "which has none: global-local and sink-window do"
-TAKES_NONE = "takes no window; global-local, local-window, sink-window and strided do"
+HAS_NONE = "use global-local or sink-window"
+TAKES_NONE = "use global-local, local-window, sink-window or strided"
 
 
 @pytest.mark.parametrize(
     ("patterns", "options", "says"),
     [
-        (["strided"], {"block": 0}, "block 0 is too small; the least is 1"),
-        (["strided"], {"block": -3}, "block -3 is too small; the least is 1"),
+        (["strided"], {"block": 0}, "block 0 is too small; the minimum is 1"),
+        (["strided"], {"block": -3}, "block -3 is too small; the minimum is 1"),
         (["random"], {"seq_len": 0}, "sequence of 0 tokens"),
-        (WITH_SPECIAL, {"special": 101}, "globals=101 is more than the sequence's 100 tokens"),
+        (WITH_SPECIAL, {"special": 101}, "globals=101 is more than the 100 tokens"),
         (PATTERNS.keys() - {*WITH_SPECIAL}, {"special": 5}, HAS_NONE),
         (PATTERNS.keys() - {*WITH_WINDOW}, {"window": 20}, TAKES_NONE),
-        (WITH_WINDOW, {"window": 9}, "window of 9 tokens .* 10 is the smallest"),
-        (WITH_WINDOW, {"window": -20}, "window of -20 tokens .* 10 is the smallest"),
-        (["strided"], {"window": 101}, r"10 blocks is more than the 5 .*; 50 tokens"),
+        (WITH_WINDOW, {"window": 9}, "window of 9 tokens .* the minimum is 10"),
+        (WITH_WINDOW, {"window": -20}, "window of -20 tokens .* the minimum is 10"),
+        (["strided"], {"window": 101}, r"10 blocks is more than the 5 .* 50 tokens"),
     ],
 )
 def test_what_a_pattern_cannot_have_is_refused(

@@ -71,7 +71,7 @@ def test_the_walk_is_the_one_made_step_by_step(n: int) -> None:
 
 
 def test_no_tokens_have_no_walk() -> None:
-    with pytest.raises(UserError, match="0 tokens"):
+    with pytest.raises(UserError, match="at least 1 token, not 0"):
         hilbert_order(0)
 
 

@@ -243,7 +243,7 @@ def test_a_simulated_trial_on_ranks_shares_work_and_memory() -> None:
     assert three.samples("time") == tuple([one.samples("time")[0] / 3] * 3)
     assert three.samples("own_tokens") == (334, 333, 333)
     few = SimulatedLauncher().run(asked.at(2), lambda *_: None).outcome
-    assert (few.status, few.reason) == ("unsupported", "2 tokens can't be shared by 3 ranks")
+    assert (few.status, few.reason) == ("unsupported", "2 tokens are too few for 3 ranks")
 
 
 def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_keys_that_nobody_sees_have_no_gradient(ranks: Ranks, how: str, world: i
 
 def test_tokens_that_nobody_holds_are_an_error(ranks: Ranks) -> None:
     for text in ranks.failures(3, gated, workload(), {"fault": "gap"}):
-        assert "don't make up all tokens" in (text or "")
+        assert "do not cover every token once" in (text or "")
 
 
 def test_nothing_as_long_as_the_sequence_is_brought_together(ranks: Ranks) -> None:

@@ -26,7 +26,7 @@ class DataParallel(BatchSplit):
         workload: Workload,
         group: Group,
         *,
-        inner: Annotated[str, "implementation of each device, with its defaults"] = "sdpa",
+        inner: Annotated[str, "implementation on each device, with its default options"] = "sdpa",
         devices: Annotated[int | None, "number of CUDA devices; none: all"] = None,
     ) -> None:
         self.devices = devices or max(1, torch.cuda.device_count())
@@ -37,7 +37,7 @@ class DataParallel(BatchSplit):
     def unavailable_reason(cls, device: str) -> str | None:
         if device == "cuda":
             return None
-        return "splits over CUDA devices of one process; on a CPU ddp splits a batch over ranks"
+        return "needs CUDA devices; on a CPU use ddp, which splits the batch over ranks"
 
     def prepare(self, device: str) -> None:
         """Build the module for the share of one device."""

@@ -37,18 +37,18 @@ class BatchSplit(ProjectedAttention):
     def __init__(self, workload: Workload, group: Group, inner: str, parts: int) -> None:
         if workload.batch < parts:
             raise WorldError(
-                f"a batch of {workload.batch} can't be split over {parts}: "
-                "each needs a row of it, and nothing would be faster"
+                f"a batch of {workload.batch} can't be split into {parts} parts: "
+                "each rank or device needs at least one sequence"
             )
         if inner in BATCH_SPLITTERS:
-            raise UserError(f"inner={inner} splits a batch itself; name an attention")
+            raise UserError(f"inner={inner} already splits the batch; choose another, such as sdpa")
         if inner in WITH_PROJECTIONS:
-            raise UserError(f"inner={inner} has projections itself; name an attention without")
+            raise UserError(f"inner={inner} already has projections; choose another, such as sdpa")
         self._inner_name = inner
         super().__init__(workload, group, IMPLEMENTATIONS.get(inner)(workload, Group.alone()))
 
     def build_module(self, device: str, batch: int) -> Projected:
-        """Return the module for so many rows of the batch, its inner attention prepared."""
+        """Return the module for `batch` sequences; its inner attention is prepared."""
         super().prepare(device)
         w = self.workload.model_copy(update={"batch": batch})
         attention = IMPLEMENTATIONS.get(self._inner_name)(w, Group.alone())
@@ -73,7 +73,7 @@ class BatchSplit(ProjectedAttention):
 class Ddp(BatchSplit):
     """Batch split over ranks by DistributedDataParallel."""
 
-    summary = "batch split over ranks, parameters' gradients averaged (DistributedDataParallel)"
+    summary = "batch split over ranks, gradients of parameters averaged (DistributedDataParallel)"
     many_ranks = True
 
     def __init__(
@@ -81,7 +81,7 @@ class Ddp(BatchSplit):
         workload: Workload,
         group: Group,
         *,
-        inner: Annotated[str, "implementation of each rank, with its defaults"] = "sdpa",
+        inner: Annotated[str, "implementation on each rank, with its default options"] = "sdpa",
     ) -> None:
         super().__init__(workload, group, inner, group.size)
 

@@ -91,7 +91,7 @@ class GatherKernel:
 class Collective(Attention):
     """Exact attention of local query rows to gathered keys and values."""
 
-    summary = "all keys and values gathered, own query rows; on one rank nothing is gathered"
+    summary = "all-gather of keys and values; each rank computes its own queries; exact"
     many_ranks = True
 
     def __init__(

@@ -14,7 +14,7 @@ from longseq_bench.meta_mode import refuse_limited_loops
 class Dense(Attention):
     """softmax(q kᵀ / √D) v with the scores (B, Hq, N, N) materialised."""
 
-    summary = "scores materialised, O(n²) memory: what reports call standard attention"
+    summary = "standard attention: all scores are in memory, O(n²)"
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

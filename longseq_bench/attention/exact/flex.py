@@ -27,20 +27,18 @@ _compile_s: dict[str, float] = {}
 class Flex(Attention):
     """torch.nn.attention.flex_attention, compiled."""
 
-    summary = "FlexAttention, compiled by torch (no training on a CPU); compile time kept apart"
+    summary = "FlexAttention, compiled by torch (no training on a CPU); compile time is recorded"
 
     def __init__(
         self,
         workload: Workload,
         group: Group,
         *,
-        block: Annotated[int, "tokens of a block of the causal mask"] = 128,
+        block: Annotated[int, "block size of the causal mask, in tokens"] = 128,
     ) -> None:
         super().__init__(workload, group)
-        if group.size > 1:
-            raise UnsupportedError("flex runs on one rank")
         if workload.head_dim < 16:
-            raise UnsupportedError(f"FlexAttention needs head_dim 16, not {workload.head_dim}")
+            raise UnsupportedError(f"FlexAttention needs head_dim >= 16, not {workload.head_dim}")
         self.block = block
         self._mask: Any = None
 
@@ -56,7 +54,7 @@ class Flex(Attention):
         if reason := unavailable_reason(device, w.train):
             raise UnsupportedError(reason)
         if is_meta():
-            raise UnsupportedError("what torch compiles can't be walked without data")
+            raise UnsupportedError("code compiled by torch can't run on meta tensors")
         if w.causal:
             self._mask = self._causal_mask(device)
         if device not in _compile_s:

@@ -1,6 +1,6 @@
 """Heads split over ranks, each with the full sequence (tensor parallelism, arXiv 1909.08053).
 
-Alone, nothing travels: q, k and v come split by heads from a tensor-parallel projection. With
+Attention sends nothing: q, k and v come split by heads from a tensor-parallel projection. With
 `sequence_parallel`, tokens are split outside of attention, gathered before it and scattered after
 it (arXiv 2205.05198): memory between layers falls with the number of ranks, that of attention does
 not.
@@ -32,7 +32,7 @@ from longseq_bench.kernels.torch_fused import FusedKernel
 class HeadParallel(Attention):
     """Exact attention, each rank for its heads."""
 
-    summary = "heads split over ranks, each with the whole sequence (model parallel); exact"
+    summary = "heads split over ranks, each rank with the whole sequence (tensor parallel); exact"
     many_ranks = True
     overlaps = False
 
@@ -42,7 +42,7 @@ class HeadParallel(Attention):
         group: Group,
         *,
         sequence_parallel: Annotated[
-            bool, "split tokens outside: gather them before, scatter them after (Megatron)"
+            bool, "tokens are split outside: gather before attention, scatter after it (Megatron)"
         ] = False,
     ) -> None:
         self.sequence_parallel = sequence_parallel

@@ -79,7 +79,7 @@ class RingKernel:
     def _visits(self, k: Tensor, v: Tensor) -> Iterator[tuple[Block, KVPair]]:
         """Yield each block that visits this rank and, in between, shares of work with its own keys.
 
-        While the caller computes with one of them, the next block is on its way.
+        While the caller computes with one of them, the next block is transferred.
         """
         steps = self.ring.steps()
         first_step, *next_steps = [*steps, None]
@@ -131,7 +131,7 @@ class RingKernel:
 class Ring(Attention):
     """Exact attention, block by block, merged by log-sum-exp."""
 
-    summary = "keys and values travel in blocks, merged by log-sum-exp; exact, memory at the floor"
+    summary = "blocks of keys and values pass from rank to rank; exact, minimal memory"
     many_ranks = True
 
     def __init__(
@@ -139,7 +139,7 @@ class Ring(Attention):
         workload: Workload,
         group: Group,
         *,
-        chunk: Annotated[int, "most keys of a step, in tokens"] = 4 * TILE_ROWS,
+        chunk: Annotated[int, "maximum keys per step, in tokens"] = 4 * TILE_ROWS,
         order: Annotated[OrderName, "assignment of tokens to ranks"] = "zigzag",
         queries: Annotated[
             Literal["partitioned", "full"],
@@ -148,12 +148,12 @@ class Ring(Attention):
         ] = "partitioned",
         transport: Annotated[
             Literal["p2p", "deepspeed", "fairscale"],
-            "p2p: asynchronous send and receive; deepspeed: its blocking send and receive; "
-            "fairscale: a module with projections, sharded by its FullyShardedDataParallel",
+            "p2p: asynchronous send and receive; deepspeed: DeepSpeed's blocking ones; "
+            "fairscale: a module with projections in FairScale's FullyShardedDataParallel",
         ] = "p2p",
         wire_dtype: Annotated[
             Literal["float32", "bfloat16", "float16"] | None,
-            "dtype in which keys and values travel; none: their own",
+            "dtype in which keys and values are sent; none: that of the workload",
         ] = None,
         offload: Annotated[
             Literal["none", "host"],

@@ -49,7 +49,7 @@ class Sdpa(Attention):
         super().prepare(device)
         if is_meta():
             if self.backend not in ("auto", "flash"):
-                raise UnsupportedError(f"backend={self.backend} can't be walked without data")
+                raise UnsupportedError(f"backend={self.backend} can't run on meta tensors")
             return
         w = self.workload
         q, k = (

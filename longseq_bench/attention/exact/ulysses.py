@@ -116,8 +116,8 @@ def check_heads(workload: Workload, ranks: int) -> None:
     w = workload
     for name, heads in (("heads", w.heads), ("kv_heads", w.kv_heads)):
         if heads % ranks:
-            fits = ", ".join(map(str, divisors(heads)))
-            raise WorldError(f"{heads} {name} can't be split over {ranks} ranks, but over {fits}")
+            fits = ", ".join(map(str, divisors(w.kv_heads)))
+            raise WorldError(f"{heads} {name} can't be split over {ranks} ranks; possible: {fits}")
 
 
 def exchange_bytes(exchange: HeadExchange, w: Workload) -> int:

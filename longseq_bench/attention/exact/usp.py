@@ -48,9 +48,9 @@ class Usp(Attention):
         workload: Workload,
         group: Group,
         *,
-        ulysses: Annotated[int | None, "ranks that share heads; none: as many as possible"] = None,
-        ring: Annotated[int | None, "ranks of a ring; none: world size / ulysses"] = None,
-        chunk: Annotated[int, "most keys of a step of the ring, in tokens"] = 4 * TILE_ROWS,
+        ulysses: Annotated[int | None, "ranks per Ulysses group; none: most possible"] = None,
+        ring: Annotated[int | None, "ranks per ring; none: world size / ulysses"] = None,
+        chunk: Annotated[int, "maximum keys per step of a ring, in tokens"] = 4 * TILE_ROWS,
         order: Annotated[OrderName, "assignment of tokens to groups of ranks"] = "zigzag",
     ) -> None:
         self.ulysses, self.ring = choose_degrees(workload, group.size, ulysses, ring)

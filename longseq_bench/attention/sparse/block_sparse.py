@@ -51,20 +51,20 @@ DEFAULT_GLOBALS = 128
 # options that block-sparse and block-sparse-multihead share
 PatternOption = Annotated[PatternName, "pattern of the kept blocks"]
 SparsityOption = Annotated[float, "fraction of the visible blocks that is skipped, in [0, 1)"]
-BlockOption = Annotated[int, "tokens of a block"]
+BlockOption = Annotated[int, "block size in tokens"]
 GlobalsOption = Annotated[
     int | None, "global or sink tokens (global-local, sink-window); none: 128", 0
 ]
-WindowOption = Annotated[int | None, "tokens of the window; none: the window follows from sparsity"]
+WindowOption = Annotated[int | None, "window width in tokens; none: it follows from sparsity"]
 SeedOption = Annotated[int, "seed of pattern=random", 0]
-KernelOption = Annotated[sparse_selection.Kernel, "kernel that computes it; auto: the fastest here"]
+KernelOption = Annotated[sparse_selection.Kernel, "kernel; auto: the fastest one available"]
 
 
 @implementation("block-sparse")
 class BlockSparse(LayoutAttention):
     """Attention over the blocks of a layout."""
 
-    summary = "each block of queries sees some blocks of keys, by a named pattern"
+    summary = "each query block sees the key blocks of a named pattern"
     many_ranks = True
 
     def __init__(
@@ -80,11 +80,11 @@ class BlockSparse(LayoutAttention):
         seed: SeedOption = 0,
         kernel: KernelOption = "auto",
         placement: Annotated[Placement, "assignment of rows to ranks"] = "node-local",
-        ranks_per_node: Annotated[int, "for placement=hierarchical; 0: those of this host", 0] = 0,
+        ranks_per_node: Annotated[int, "ranks per node (hierarchical); 0: as here", 0] = 0,
         exchange: Annotated[
             Literal["auto", "fetch", "ring"],
-            "fetch: each rank fetches the key blocks it sees; ring: all blocks travel; auto: ring "
-            "if a rank sees more than half of the others' keys",
+            "fetch: each rank fetches the key blocks it sees; ring: all blocks go round a ring; "
+            "auto: ring if a rank sees more than half of the other ranks' keys",
         ] = "auto",
     ) -> None:
         check_pattern(pattern, sparsity)
@@ -109,7 +109,8 @@ class BlockSparse(LayoutAttention):
         self.requested_density = None if window and pattern != "strided" else 1 - sparsity
         if group.size > -(-w.seq_len // block):
             raise WorldError(
-                f"{w.seq_len} tokens in blocks of {block} can't be shared by {group.size} ranks"
+                f"{w.seq_len} tokens in blocks of {block} are too few for {group.size} ranks; "
+                "each rank needs at least one block"
             )
         super().__init__(workload, group, kernel)
 
@@ -138,7 +139,7 @@ class BlockSparse(LayoutAttention):
         for name in ("_sharded", "_rank_kernel"):
             vars(self).pop(name, None)
         if self.group.size > 1 and self.requested_kernel not in ("auto", "native", "torch"):
-            raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; auto on many")
+            raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; use auto")
         super().prepare(device)
         w = self.workload
         self._built = (
@@ -180,11 +181,11 @@ class BlockSparse(LayoutAttention):
         pattern, _, block, *_, special, window = self._layout_options
         ignored = {}
         if self.requested_density is None:
-            ignored["sparsity"] = f"not used: window={window} says what is kept"
+            ignored["sparsity"] = f"not used: window={window} determines the kept blocks"
         wanted, kept = -(-special // block), int(np.median(self.layouts[0].row_lengths))
         if wanted >= kept and pattern in WITH_SPECIAL:
             ignored["globals"] = (
-                f"most rows keep {kept} block(s), {kept - 1} of them global of {wanted} asked for"
+                f"most rows keep {kept} block(s), of which {kept - 1} global; requested: {wanted}"
             )
         return ignored
 

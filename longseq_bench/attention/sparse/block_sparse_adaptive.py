@@ -50,9 +50,7 @@ _INIT_NOISE = 0.1
 class AdaptiveBlockSparse(LayoutAttention):
     """Attention over the blocks with the highest scores."""
 
-    summary = (
-        "each block of queries sees the key blocks that score highest, chosen a head at a time"
-    )
+    summary = "each query block sees the key blocks with the highest scores, chosen for each head"
 
     def __init__(
         self,
@@ -62,7 +60,7 @@ class AdaptiveBlockSparse(LayoutAttention):
         sparsity: SparsityOption = 0.9,
         block: BlockOption = 128,
         scorer: Annotated[
-            Scorer, "means: score the means of blocks; learned: pass them through learned matrices"
+            Scorer, "means: scores of block means; learned: learned matrices are applied first"
         ] = "means",
         seed: Annotated[int, "seed of the learned scorer's initial matrices", 0] = 0,
         kernel: KernelOption = "auto",
@@ -70,7 +68,7 @@ class AdaptiveBlockSparse(LayoutAttention):
         check_sparsity(sparsity)
         super().__init__(workload, group, kernel)
         if scorer == "learned" and kernel not in ("auto", "native", "torch"):
-            raise UserError(f"kernel={kernel} gives a learned scorer no gradients; auto does")
+            raise UserError(f"kernel={kernel} can't train scorer=learned; use kernel=auto")
         self.block, self.sparsity, self.requested_density = block, sparsity, 1 - sparsity
         self.scorer, self._seed = scorer, seed
         self.matrices: tuple[Tensor, ...] = ()
@@ -80,7 +78,7 @@ class AdaptiveBlockSparse(LayoutAttention):
     def layouts(self) -> tuple[BlockLayout, ...]:
         """The layouts of the last call, one per query head."""
         if not self._chosen:
-            raise RuntimeError("an adaptive pattern is chosen by a call; there was none yet")
+            raise RuntimeError("the layouts of an adaptive pattern exist only after a call")
         return self._chosen
 
     def prepare(self, device: str) -> None:

@@ -195,7 +195,7 @@ class FetchKernel:
         return SpanTask(parts, self._causal, self._steps)
 
     def _stages(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield key heads, their query heads and the buffer; the next stage is on its way."""
+        """Yield key heads, their query heads and the buffer; the next stage is transferred."""
         heads, group = k.shape[1], q.shape[1] // k.shape[1]
         count = -(-heads // MAX_STAGES)
         stages = [slice(at, min(at + count, heads)) for at in range(0, heads, count)]

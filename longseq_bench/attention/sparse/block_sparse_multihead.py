@@ -30,7 +30,7 @@ class BlockSparseMultihead(ProjectedAttention):
     heads, and take Hq times the FLOPs.
     """
 
-    summary = "block-sparse as a module: q, k, v and the output pass through a matrix each"
+    summary = "block-sparse with linear projections of q, k, v and the output"
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class BlockSparseMultihead(ProjectedAttention):
     ) -> None:
         if group.size > 1:
             raise WorldError(
-                "runs on one rank; ddp spreads a batch of it, as inner=block-sparse with "
-                f"projections of its own, over {group.size}"
+                f"runs on one rank, not {group.size}; to split a batch over ranks use ddp with "
+                "inner=block-sparse, which has the same projections"
             )
         inner = BlockSparse(
             workload, group, pattern=pattern, sparsity=sparsity, block=block, globals=globals,

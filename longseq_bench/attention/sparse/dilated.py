@@ -43,7 +43,7 @@ Mix = Literal["softmax", "groups"]
 class Dilated(Attention):
     """Segments and dilation along the sequence."""
 
-    summary = "LongNet: segments thinned by a rate, mixed by their softmax denominators"
+    summary = "LongNet: every rate-th token of a segment; several pairs (segment, rate)"
     many_ranks = True
 
     permuted = False
@@ -55,13 +55,13 @@ class Dilated(Attention):
         group: Group,
         *,
         segments: Annotated[
-            tuple[int, ...], "tokens of a segment, one number for each pair (segment, rate)"
+            tuple[int, ...], "segment lengths in tokens, one for each pair (segment, rate)"
         ] = (1024, 2048),
-        dilation: Annotated[tuple[int, ...], "rate of each pair"] = (1, 2),
+        dilation: Annotated[tuple[int, ...], "dilation rate of each pair"] = (1, 2),
         mix: Annotated[
             Mix, "softmax: every head mixes all pairs; groups: each head uses one pair"
         ] = "softmax",
-        kernel: Annotated[SpansOf, "kernel that computes it; auto: the fastest here"] = "auto",
+        kernel: Annotated[SpansOf, "kernel; auto: the fastest one available"] = "auto",
     ) -> None:
         self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
@@ -80,7 +80,7 @@ class Dilated(Attention):
         """Choose the kernel, and build the spans of the compiled one."""
         super().prepare(device)
         if self.group.size > 1 and self.requested_kernel == "native":
-            raise UnsupportedError("kernel=native runs on one rank; auto on many")
+            raise UnsupportedError("kernel=native runs on one rank; use auto")
         self.kernel_name, self._kernel_facts = choose(
             self.requested_kernel, device, self.workload.dtype, "tiles"
         )
@@ -182,5 +182,5 @@ class Dilated(Attention):
             facts = {**self._kernel_facts}
         if longer := [f"{s:,}" for s in self.rule.segments if s > w.seq_len]:
             names = ", ".join(longer)
-            facts["segments"] = f"{names} reach beyond {w.seq_len:,} tokens: one segment holds all"
+            facts["segments"] = f"{names} exceed {w.seq_len:,} tokens: one segment holds all"
         return facts

@@ -86,7 +86,7 @@ class SegmentTiles:
                         yield self._tokens(first + offset, end, pair.rate), own
 
     def _pieces(self, rows: Tokens, tokens: Tokens, heads: slice) -> Iterator[Piece]:
-        """Yield what the rows of a block see of one set: the keys before them, and the triangle."""
+        """Yield the pieces of one set for a row block: earlier keys, and a causal triangle."""
         first = bisect_left(tokens, int(rows[0]))
         last = bisect_left(tokens, int(rows[-1]) + 1)
         if first >= last:
