@@ -55,7 +55,7 @@ CAUGHT: dict[int, list[str]] = {
     ],
     6: ["patterns.test_hilbert:test_the_map_is_a_permutation"],
     7: [
-        "patterns.test_blocks:test_every_row_keeps_what_was_asked",
+        "patterns.test_blocks:test_every_row_keeps_the_requested_number_of_blocks",
         "attention.test_contract:test_asked_density_is_met_within_a_block_a_row",
         "worker.test_trial:test_shares_of_the_pattern_are_measured",
     ],
@@ -65,7 +65,7 @@ CAUGHT: dict[int, list[str]] = {
         "attention.test_ranks:test_ranks_together_equal_the_reference",
     ],
     9: [
-        "patterns.test_dilated:test_groups_leave_tokens_uncovered_and_say_so",
+        "patterns.test_dilated:test_groups_count_uncovered_tokens",
         "attention.test_contract:TestBuiltIns.test_shares_equal_enumeration",
         "worker.test_trial:test_shares_of_the_pattern_are_measured",
     ],

@@ -21,7 +21,7 @@ class BlockLayout:
     """Compressed rows: row i sees key blocks indices[indptr[i]:indptr[i+1]], ascending.
 
     indptr (rows + 1) int64, indices (kept blocks) int32. The last block may be short. Causal rows
-    hold no block after their own, of which only the lower triangle is seen.
+    have no block after their own; of their own block only the lower triangle is visible.
 
     Raises UserError for a row that is empty, out of order, or sees a block it must not see.
     """
@@ -35,8 +35,7 @@ class BlockLayout:
     def __post_init__(self) -> None:
         if self.seq_len < 1 or self.block < 1:
             raise UserError(
-                f"a layout needs 1 token or more and a block of 1 or more, not {self.seq_len} and "
-                f"{self.block}"
+                f"a layout needs seq_len >= 1 and block >= 1, not {self.seq_len} and {self.block}"
             )
         counts = np.diff(self.indptr)
         if len(counts) != self.rows:
@@ -50,7 +49,7 @@ class BlockLayout:
             raise UserError(f"layout indptr decreases at row {falling[0]}; it must not")
         if len(empty := np.flatnonzero(counts == 0)):
             raise UserError(f"layout row {empty[0]} is empty; it needs at least one block")
-        # rows ascend, so the first and last entries are their ranges
+        # rows ascend, so their first and last entries are their lowest and highest blocks
         rising = self.indices[1:] > self.indices[:-1]
         rising[self.indptr[1:-1] - 1] = True
         if not rising.all():
@@ -81,7 +80,7 @@ class BlockLayout:
 
     @cached_property
     def visible_pairs(self) -> int:
-        """Query-key token pairs seen per head, as a Python integer, which can't overflow."""
+        """Visible query-key token pairs per head, as a Python integer, which can't overflow."""
         block, short = self.block, self.rows * self.block - self.seq_len
         # rows ascend, so only their last entry can be the short block, or their own if causal
         last_kept = self.indices[self.indptr[1:] - 1]
@@ -97,12 +96,12 @@ class BlockLayout:
 
     @property
     def density(self) -> float:
-        """Token pairs seen, over those of dense attention with the same mask."""
+        """Visible token pairs, divided by those of dense attention with the same mask."""
         return self.visible_pairs / dense_pairs(self.seq_len, self.causal)
 
     @property
     def block_density(self) -> float:
-        """Blocks kept over blocks visible."""
+        """Kept blocks divided by visible blocks."""
         visible = self.rows * (self.rows + 1) // 2 if self.causal else self.rows**2
         return len(self.indices) / visible
 
@@ -121,10 +120,10 @@ class BlockLayout:
     def transpose(self) -> tuple[Ints, NDArray[np.int32]]:
         """Return compressed columns: the query blocks that see each key block, ascending.
 
-        Returns (indptr, indices): indptr (rows + 1) int64, indices (kept blocks) int32. This is no
-        BlockLayout, as a column may be empty.
+        Returns indptr (rows + 1) int64 and indices (kept blocks) int32. They don't form a
+        BlockLayout, because a column may be empty.
         """
-        # key and query in one integer: all differ, so the fastest sort will do
+        # key and query in one integer: all differ, so the sort need not be stable
         pairs = self.indices.astype(np.int64) << 32
         pairs |= np.repeat(np.arange(self.rows, dtype=np.int32), self.row_lengths)
         pairs.sort()
@@ -133,13 +132,13 @@ class BlockLayout:
 
     def multiplicity(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
         """Return True where a query sees a key, (queries, keys), from global positions, int64."""
-        seen = np.zeros((len(q_positions), len(k_positions)), dtype=np.bool_)
+        visible = np.zeros((len(q_positions), len(k_positions)), dtype=np.bool_)
         key_blocks, query_blocks = k_positions // self.block, q_positions // self.block
         for i in np.unique(query_blocks):
-            seen[query_blocks == i] = np.isin(key_blocks, self.row(int(i)))
+            visible[query_blocks == i] = np.isin(key_blocks, self.row(int(i)))
         if self.causal:
-            seen &= k_positions[None, :] <= q_positions[:, None]
-        return seen
+            visible &= k_positions[None, :] <= q_positions[:, None]
+        return visible
 
 
 def common_sizes(layouts: Sequence[BlockLayout]) -> tuple[int, int, bool]:

@@ -1,8 +1,7 @@
 """Block-sparse patterns: the key blocks that each query block keeps.
 
 Every pattern keeps exactly the requested number of blocks per row, the diagonal block included. It
-is computed for many rows at once in integers, so it is the same on every machine. Letters: i the
-row, m the blocks visible to it (i + 1 if causal, else all), c the blocks it keeps.
+is computed for many rows at once in integers, so it is the same on every machine.
 
 A kernel reads key blocks that neighbouring rows share once: `strided` has the same columns in all
 rows, and the levels of `hierarchical` lie on multiples of their strides.
@@ -37,15 +36,17 @@ _FRACTION = 32
 
 @dataclass(frozen=True)
 class LayoutRows:
-    """Rows of a layout as columns (rows, 1), and k = 0 ... widest - 1 as a row.
+    """Rows of a layout, the columns (rows, 1) of a table of the blocks they keep.
 
-    special: global or sink blocks.  stride: of `strided`.  window: least blocks of its window.
+    row: index of the row.  visible: blocks it may see (row + 1 if causal, else all).  kept: blocks
+    it keeps.  slot: (1, widest), the columns 0 ... widest - 1 of the table.
+    special: global or sink blocks.  stride, window: stride and minimum window of `strided`.
     """
 
-    i: Ints
-    m: Ints
-    c: Ints
-    k: Ints
+    row: Ints
+    visible: Ints
+    kept: Ints
+    slot: Ints
     seed: int
     special: int
     stride: int
@@ -53,10 +54,11 @@ class LayoutRows:
 
 
 Pattern = Callable[[LayoutRows], Ints]
-"""Returns key blocks (rows, widest), ascending; entries at k >= c are ignored."""
+"""Returns key blocks (rows, widest), ascending; entries at slot >= kept are ignored."""
 
 Side = Callable[[Ints, Ints, Ints, Ints], Ints]
-"""side(i, j, count, room): the j-th nearest of `count` blocks before i, at most `room` away."""
+"""side(row, nth, count, room): of `count` blocks before a row, at most `room` away, the nth nearest
+(the nearest is 0)."""
 
 
 def check_sparsity(sparsity: float) -> None:
@@ -90,9 +92,9 @@ def check_lengths(seq_len: int, block: int) -> None:
 
 
 def kept_counts(rows: int, sparsity: float, causal: bool) -> Ints:
-    """Return the blocks per row, (rows,): (1 - sparsity) of the visible, rounded, 1 or more."""
-    m = _visible(rows, causal)
-    counts: Ints = np.clip(np.rint((1 - sparsity) * m).astype(np.int64), 1, m)
+    """Return the blocks per row, (rows,): (1 - sparsity) of the visible, rounded, at least 1."""
+    visible = _visible(rows, causal)
+    counts: Ints = np.clip(np.rint((1 - sparsity) * visible).astype(np.int64), 1, visible)
     return counts
 
 
@@ -113,10 +115,10 @@ def make_layout(
     special: global or sink tokens (global-local, sink-window). Rows of global tokens keep all
     visible blocks. A row that keeps too few blocks for all special ones keeps the diagonal first.
     seed: any integer, taken modulo 2^64; used by `random` only.
-    window: full width in tokens, rounded up to blocks; None: what sparsity leaves. With
+    window: full width in tokens, rounded up to blocks; None: it follows from sparsity. With
     `local-window`, `sink-window` and `global-local` it replaces sparsity: a row keeps the special
-    blocks and the window. With `strided` it is the least width of the window within sparsity; the
-    columns get the remaining blocks.
+    blocks and the window. With `strided` it is the minimum width of the window; the columns get the
+    other blocks that sparsity keeps.
 
     Raises UnknownNameError for the pattern, UserError for other arguments.
     """
@@ -124,24 +126,31 @@ def make_layout(
     check_lengths(seq_len, block)
     check_special(pattern, seq_len, special)
     check_window(pattern, block, window)
-    rows, own = -(-seq_len // block), -(-special // block)
-    wide = None if window is None else min(rows, -(-window // block))
-    full = own if pattern == "global-local" else 0
+    rows, special_blocks = -(-seq_len // block), -(-special // block)
+    window_blocks = None if window is None else min(rows, -(-window // block))
+    full_rows = special_blocks if pattern == "global-local" else 0
     counts, visible = kept_counts(rows, sparsity, causal), _visible(rows, causal)
     stride = 0
     if pattern == "strided":
-        stride = _stride(rows, block, sparsity, int(counts[-1]), wide)
-    elif wide is not None:
-        counts = np.minimum(visible, own + wide)
-    counts[:full] = visible[:full]
+        stride = _stride(rows, block, sparsity, int(counts[-1]), window_blocks)
+    elif window_blocks is not None:
+        counts = np.minimum(visible, special_blocks + window_blocks)
+    counts[:full_rows] = visible[:full_rows]
     indptr = np.concatenate(([0], np.cumsum(counts)))
     indices = np.empty(indptr[-1], dtype=np.int32)
-    for start, stop in _chunks(counts, full):
-        i = np.arange(start, stop)[:, None]
-        m, c = visible[start:stop, None], counts[start:stop, None]
-        k = np.arange(int(c.max()))[None, :]
-        table = PATTERNS[pattern](LayoutRows(i, m, c, k, seed, own, stride, wide or 1))
-        indices[indptr[start] : indptr[stop]] = table[k < c]
+    for start, stop in _chunks(counts, full_rows):
+        kept = counts[start:stop, None]
+        part = LayoutRows(
+            row=np.arange(start, stop)[:, None],
+            visible=visible[start:stop, None],
+            kept=kept,
+            slot=np.arange(int(kept.max()))[None, :],
+            seed=seed,
+            special=special_blocks,
+            stride=stride,
+            window=window_blocks or 1,
+        )
+        indices[indptr[start] : indptr[stop]] = PATTERNS[pattern](part)[part.slot < kept]
     return BlockLayout(seq_len, block, causal, indptr, indices)
 
 
@@ -157,7 +166,9 @@ def check_special(pattern: str, seq_len: int, special: int) -> None:
             f"use {' or '.join(WITH_SPECIAL)}"
         )
     if special > seq_len:
-        raise UnsupportedError(f"globals={special} is more than the {seq_len} tokens there are")
+        raise UnsupportedError(
+            f"globals={special} is more than the {seq_len} tokens of the sequence"
+        )
 
 
 def check_window(pattern: str, block: int, window: int | None) -> None:
@@ -176,7 +187,7 @@ def check_window(pattern: str, block: int, window: int | None) -> None:
 
 
 def _stride(rows: int, block: int, sparsity: float, kept: int, window: int | None) -> int:
-    """Return the stride: its multiples get half of the kept blocks, or what a window leaves.
+    """Return the stride; its multiples get half of the kept blocks, or those outside a window.
 
     It is at least 2, so that blocks remain between the columns.
     """
@@ -190,57 +201,62 @@ def _stride(rows: int, block: int, sparsity: float, kept: int, window: int | Non
     return max(2, -(-rows // max(kept - window, 1)))
 
 
-def _chunks(counts: Ints, full: int) -> Iterator[tuple[int, int]]:
+def _chunks(counts: Ints, full_rows: int) -> Iterator[tuple[int, int]]:
     """Yield start and stop of rows whose table has at most CHUNK cells, or of one row.
 
-    The first `full` rows, which see everything, are wider and not mixed with the others.
+    The first `full_rows` rows, which see everything, are wider and not mixed with the others.
     """
-    for first, end in ((0, full), (full, len(counts))):
+    for first, end in ((0, full_rows), (full_rows, len(counts))):
         step = max(1, CHUNK // int(counts[first:end].max(initial=1)))
         for start in range(first, end, step):
             yield start, min(end, start + step)
 
 
 def _window(rows: LayoutRows, width: Ints, first: Ints) -> Ints:
-    """Return the start of a window of `width` blocks around i, `first` or later."""
-    return np.clip(_before(rows, rows.i, width), first, rows.m - width)
+    """Return the start of a window of `width` blocks around the row, not before `first`."""
+    return np.clip(_window_start(rows, rows.row, width), first, rows.visible - width)
 
 
-def _before(rows: LayoutRows, at: Ints, width: Ints) -> Ints:
-    """Return the start of `width` blocks that end with `at` if causal, else lie around it."""
-    return at - np.where(rows.m == rows.i + 1, width - 1, width // 2)
+def _window_start(rows: LayoutRows, center: Ints, width: Ints) -> Ints:
+    """Return the start of `width` blocks that end at the center if causal, else lie around it."""
+    return center - np.where(rows.visible == rows.row + 1, width - 1, width // 2)
 
 
 def _local_window(rows: LayoutRows) -> Ints:
-    return _window(rows, rows.c, np.zeros_like(rows.i)) + rows.k
+    return _window(rows, rows.kept, np.zeros_like(rows.row)) + rows.slot
 
 
 def _special_and_window(rows: LayoutRows) -> Ints:
     """Keep the first blocks, then a window; the diagonal has priority over special blocks."""
-    special = np.minimum(rows.special, rows.c - 1)
-    start = _window(rows, rows.c - special, special)
-    return rows.k + np.where(rows.k < special, 0, start - special)
+    special = np.minimum(rows.special, rows.kept - 1)
+    start = _window(rows, rows.kept - special, special)
+    return rows.slot + np.where(rows.slot < special, 0, start - special)
 
 
 def _strided(rows: LayoutRows) -> Ints:
-    """Keep the multiples of the stride, the same for all rows, and a window of blocks between them.
+    """Keep columns (multiples of the stride, the same for all rows) and a window between them.
 
     A row that keeps too few blocks for its window and all visible multiples has the first of those.
-    The blocks between multiples are numbered: the u-th is block u + (multiples before it). So a
-    window of r of them, with the multiples inside, is one run, and the count is exact.
+    The window is chosen among the blocks outside the columns, which are numbered without gaps:
+    number u is block u + (columns before it). With the columns inside, it is one run of blocks.
+
+    Example: 100 blocks, stride 20, not causal; row 50 keeps 10 blocks. The columns are 0, 20, 40,
+    60 and 80. Row 50 has number 47, after 3 columns; the window has numbers 45 ... 49, blocks 48
+    ... 52. The row keeps 0, 20, 40, 48 ... 52, 60, 80.
     """
     stride = rows.stride
-    columns = np.minimum(-(-rows.m // stride), np.maximum(rows.c - rows.window, 0))
-    r = rows.c - columns
-    number = rows.i - np.minimum(-(-rows.i // stride), columns)
-    first = np.clip(_before(rows, number, r), 0, rows.m - columns - r)
+    columns = np.minimum(-(-rows.visible // stride), np.maximum(rows.kept - rows.window, 0))
+    width = rows.kept - columns
+    row_number = rows.row - np.minimum(-(-rows.row // stride), columns)
+    outside = rows.visible - columns
+    first = np.clip(_window_start(rows, row_number, width), 0, outside - width)
+    last = first + width - 1
     columns_before = np.minimum(first // (stride - 1) + 1, columns)
-    last = first + r - 1
-    run_end = r + np.minimum(last // (stride - 1) + 1, columns)
+    run_end = width + np.minimum(last // (stride - 1) + 1, columns)
     return np.where(
-        rows.k < columns_before,
-        rows.k * stride,
-        np.where(rows.k < run_end, first + rows.k, (rows.k - r) * stride),
+        rows.slot < columns_before,
+        rows.slot * stride,
+        np.where(rows.slot < run_end, first + rows.slot, (rows.slot - width) * stride),
     )
 
 
@@ -249,15 +265,15 @@ def _random(rows: LayoutRows) -> Ints:
 
     Draws never collide. A draw depends only on the seed, the row and its index.
     """
-    width = (rows.c + 1) // 2
-    start = _window(rows, width, np.zeros_like(rows.i))
-    others, room = np.maximum(rows.c - width, 1), rows.m - width
-    low = (rows.k - width) * room // others
-    high = (rows.k - width + 1) * room // others
-    at = low + (_uniform(rows) * np.maximum(high - low, 1)).astype(np.int64)
-    drawn = np.where(at < start, at, at + width)
-    table = np.where(rows.k < width, start + rows.k, drawn)
-    table[rows.k >= rows.c] = np.iinfo(np.int64).max
+    width = (rows.kept + 1) // 2
+    start = _window(rows, width, np.zeros_like(rows.row))
+    draws, room = np.maximum(rows.kept - width, 1), rows.visible - width
+    low = (rows.slot - width) * room // draws
+    high = (rows.slot - width + 1) * room // draws
+    number = low + (_uniform(rows) * np.maximum(high - low, 1)).astype(np.int64)
+    block = np.where(number < start, number, number + width)
+    table = np.where(rows.slot < width, start + rows.slot, block)
+    table[rows.slot >= rows.kept] = np.iinfo(np.int64).max
     table.sort(axis=1)
     return table
 
@@ -265,38 +281,39 @@ def _random(rows: LayoutRows) -> Ints:
 def _both_sides(side: Side, rows: LayoutRows) -> Ints:
     """Keep the diagonal and half of the rest on each side, more if the other side is short.
 
-    Blocks after the diagonal are those before its mirror image, -i, mirrored.
+    Blocks after the diagonal are those before its mirror image, -row, mirrored.
     """
-    others, after = rows.c - 1, rows.m - 1 - rows.i
-    left = np.minimum(rows.i, (others + 1) // 2)
-    right = np.minimum(after, others - left)
-    left = others - right
-    table = np.broadcast_to(rows.i, (len(rows.i), rows.k.size)).copy()
-    # compute each side only for the columns that some row uses
-    stop, start = int(left.max()), int(left.min()) + 1
-    k = rows.k[:, :stop]
-    j = np.clip(left - 1 - k, 0, np.maximum(left - 1, 0))
-    np.copyto(table[:, :stop], side(rows.i, j, left, rows.i), where=k < left)
-    if right.any():
-        k = rows.k[:, start:]
-        j = np.clip(k - left - 1, 0, np.maximum(right - 1, 0))
-        np.copyto(table[:, start:], -side(-rows.i, j, right, after), where=k > left)
+    others, room_after = rows.kept - 1, rows.visible - 1 - rows.row
+    before = np.minimum(rows.row, (others + 1) // 2)
+    after = np.minimum(room_after, others - before)
+    before = others - after
+    table = np.broadcast_to(rows.row, (len(rows.row), rows.slot.size)).copy()
+    # compute each side only for the slots that some row uses
+    stop, start = int(before.max()), int(before.min()) + 1
+    slot = rows.slot[:, :stop]
+    nth = np.clip(before - 1 - slot, 0, np.maximum(before - 1, 0))
+    np.copyto(table[:, :stop], side(rows.row, nth, before, rows.row), where=slot < before)
+    if after.any():
+        slot = rows.slot[:, start:]
+        nth = np.clip(slot - before - 1, 0, np.maximum(after - 1, 0))
+        mirrored = side(-rows.row, nth, after, room_after)
+        np.copyto(table[:, start:], -mirrored, where=slot > before)
     return table
 
 
-def _distances_grow(i: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
+def _growing_distances(row: Ints, nth: Ints, count: Ints, room: Ints) -> Ints:
     """Keep distances 2^x with x in even steps up to log2 of the room. A Side.
 
-    2^x and log2 are linear between powers of two, so that integers are exact. 2^x - j is convex in
-    j, so its maximum up to j is at 0 or at j; distances j + that maximum ascend strictly.
+    2^x and log2 are linear between powers of two, so that integers are exact. 2^x - nth is convex
+    in nth, so its maximum up to nth is at 0 or at nth; nth + that maximum ascends strictly.
     """
     count = np.maximum(count, 1)
-    logarithm = _log2(np.maximum(room, 1))
-    step = logarithm // count
-    nearest = _power(logarithm - step * (count - 1))
-    lead = np.maximum(nearest, _power(logarithm - step * (count - 1 - j)) - j)
-    distance: Ints = np.minimum(j + lead, room - (count - 1 - j))
-    return i - distance
+    log_room = _log2(np.maximum(room, 1))
+    step = log_room // count
+    nearest = _power(log_room - step * (count - 1))
+    lead = np.maximum(nearest, _power(log_room - step * (count - 1 - nth)) - nth)
+    distance: Ints = np.minimum(nth + lead, room - (count - 1 - nth))
+    return row - distance
 
 
 def _log2(n: Ints) -> Ints:
@@ -317,52 +334,55 @@ def _power(x: Ints) -> Ints:
     return power
 
 
-def _strides_double(i: Ints, j: Ints, count: Ints, room: Ints) -> Ints:
+def _doubling_strides(row: Ints, nth: Ints, count: Ints, room: Ints) -> Ints:
     """Keep equally many blocks at each of the strides 1, 2, 4, ..., which are levels. A Side.
 
-    Level l holds the next multiples of 2^l before the blocks of the level below; the finest levels
-    get the remainder. If one block per level does not fill the room, strides grow faster, by equal
-    powers of two per level. Strides never fall, and no block is farther than multiples counted from
-    i.
+    Level l has the next multiples of 2^l before the blocks of the level below. The finest levels
+    get one more block each if the count is not divisible. If one block per level does not fill the
+    room, strides grow faster, by powers of two spread evenly over the levels. Strides never fall
+    with the distance.
+
+    Example: 5 blocks before row 20. Five levels would reach 31 blocks back, four reach at most 16,
+    so there are four: level 0 has 19 and 18, level 1 has 16, level 2 has 12, level 3 has 8.
     """
     levels = _max_levels(count, room)
-    each, more = count // levels, count % levels
-    filling = np.maximum(_whole_log2(room + 1) - 1, 0)
-    top = np.where(levels == count, filling, levels - 1)
-    # the nearest block of each level
-    nearest = np.empty((len(i), int(levels.max())), dtype=np.int64)
-    edge = i
-    for level in range(nearest.shape[1]):
-        power = np.clip(level * top // np.maximum(levels - 1, 1), 0, top)
-        first = (edge - 1) >> power << power
-        nearest[:, level] = first[:, 0]
-        edge = first - ((each + (level < more) - 1) << level)
-    in_larger_levels = more * (each + 1)
-    smaller_level = more + (j - in_larger_levels) // np.maximum(each, 1)
-    level_of = np.where(j < in_larger_levels, j // (each + 1), smaller_level)
+    per_level, larger_levels = count // levels, count % levels
+    log_room = np.maximum(_whole_log2(room + 1) - 1, 0)
+    top = np.where(levels == count, log_room, levels - 1)
+    nearest_of_level = np.empty((len(row), int(levels.max())), dtype=np.int64)
+    last_block = row
+    for level in range(nearest_of_level.shape[1]):
+        log_stride = np.clip(level * top // np.maximum(levels - 1, 1), 0, top)
+        nearest = (last_block - 1) >> log_stride << log_stride
+        nearest_of_level[:, level] = nearest[:, 0]
+        last_block = nearest - ((per_level + (level < larger_levels) - 1) << level)
+    in_larger_levels = larger_levels * (per_level + 1)
+    smaller_level = larger_levels + (nth - in_larger_levels) // np.maximum(per_level, 1)
+    level_of = np.where(nth < in_larger_levels, nth // (per_level + 1), smaller_level)
     # levels with several blocks have the stride 2^level
-    index = j - level_of * each - np.minimum(level_of, more)
-    blocks: Ints = np.take_along_axis(nearest, level_of, axis=1) - (index << level_of)
+    index = nth - level_of * per_level - np.minimum(level_of, larger_levels)
+    first = np.take_along_axis(nearest_of_level, level_of, axis=1)
+    blocks: Ints = first - (index << level_of)
     return blocks
 
 
 def _max_levels(count: Ints, room: Ints) -> Ints:
-    """Return the most levels, at least one, whose blocks stay within the room."""
-    levels = np.ones_like(count)
-    for more in range(2, 32):
-        each, extra = count // more, count % more
-        reach = each * (2**more - 1) + (1 << extra) - 1
-        fits = (each > 0) & (reach <= room)
+    """Return the largest number of levels, at least one, whose blocks stay within the room."""
+    max_levels = np.ones_like(count)
+    for levels in range(2, 32):
+        per_level, remainder = count // levels, count % levels
+        reach = per_level * (2**levels - 1) + (1 << remainder) - 1
+        fits = (per_level > 0) & (reach <= room)
         if not fits.any():
             # the reach grows with the number of levels
             break
-        levels = np.where(fits, more, levels)
-    return levels
+        max_levels = np.where(fits, levels, max_levels)
+    return max_levels
 
 
 def _uniform(rows: LayoutRows) -> NDArray[np.float64]:
-    """Return numbers in [0, 1) from (seed, row, k) by the finaliser of splitmix64."""
-    x = (rows.i.astype(np.uint64) << np.uint64(24)) + rows.k.astype(np.uint64)
+    """Return numbers in [0, 1) from (seed, row, slot) by the finaliser of splitmix64."""
+    x = (rows.row.astype(np.uint64) << np.uint64(24)) + rows.slot.astype(np.uint64)
     with np.errstate(over="ignore"):
         x = x + np.uint64((rows.seed + 1) % 2**64) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -373,9 +393,9 @@ def _uniform(rows: LayoutRows) -> NDArray[np.float64]:
 
 PATTERNS: dict[str, Pattern] = {
     "local-window": _local_window,
-    "dilated-sparse": partial(_both_sides, _distances_grow),
+    "dilated-sparse": partial(_both_sides, _growing_distances),
     "global-local": _special_and_window,
-    "hierarchical": partial(_both_sides, _strides_double),
+    "hierarchical": partial(_both_sides, _doubling_strides),
     "strided": _strided,
     "sink-window": _special_and_window,
     "random": _random,

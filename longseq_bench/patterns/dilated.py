@@ -34,7 +34,7 @@ class DilatedSegment(NamedTuple):
     heads: range
 
     def offsets(self, heads: slice) -> Iterator[tuple[int, slice]]:
-        """Yield each offset with those of `heads` that have it: head h has offset h mod rate."""
+        """Yield each offset with those of `heads` that use it: head h has offset h mod rate."""
         first, stop = max(self.heads.start, heads.start), min(self.heads.stop, heads.stop)
         for offset in range(self.rate):
             head = first + (offset - first) % self.rate
@@ -80,7 +80,7 @@ class DilationRule:
             yield DilatedSegment(segment, rate, heads)
 
     def sets_of_head(self, head: int) -> tuple[TokenSet, ...]:
-        """Return what a head uses of each pair."""
+        """Return the set of each pair that a head uses."""
         return tuple((w, rate, head % rate) for w, rate, heads in self.pairs() if head in heads)
 
     def multiplicity(
@@ -98,34 +98,34 @@ class DilationRule:
         q, k = (p if step_of is None else step_of[p] for p in (q_positions, k_positions))
         count = np.zeros((len(q), len(k)), dtype=np.int64)
         for segment, rate, offset in self.sets_of_head(head):
-            sees, seen = (p % segment % rate == offset for p in (q, k))
-            together = (q // segment)[:, None] == (k // segment)[None, :]
-            count += together & sees[:, None] & seen[None, :]
+            q_in_set, k_in_set = (p % segment % rate == offset for p in (q, k))
+            same_segment = (q // segment)[:, None] == (k // segment)[None, :]
+            count += same_segment & q_in_set[:, None] & k_in_set[None, :]
         if causal:
             count *= k_positions[None, :] <= q_positions[:, None]
         return count
 
     def visible_pairs(self, seq_len: int, causal: bool) -> int:
-        """Return the query-key pairs seen, with multiplicity, summed over heads."""
+        """Return the visible query-key pairs, with multiplicity, summed over heads."""
         total = 0
         for segment, rate, heads in self.pairs():
             whole, rest = divmod(seq_len, segment)
             for head in heads:
-                for length, times in ((segment, whole), (rest, 1)):
+                for length, segments in ((segment, whole), (rest, 1)):
                     members = max(0, -(-(length - head % rate) // rate))
-                    seen = members * (members + 1) // 2 if causal else members**2
-                    total += seen * times
+                    pairs = members * (members + 1) // 2 if causal else members**2
+                    total += pairs * segments
         return total
 
     def uncovered_share(self, seq_len: int) -> float:
-        """Return the share of (token, head) that sees no key, not even its own."""
-        alike = Counter(self.sets_of_head(head) for head in range(self.heads))
-        missed = sum(times * _uncovered(sets, seq_len) for sets, times in alike.items())
-        return missed / (seq_len * self.heads)
+        """Return the share of (token, head) pairs that see no key, not even their own."""
+        heads_of_sets = Counter(self.sets_of_head(head) for head in range(self.heads))
+        uncovered = sum(n * _uncovered(sets, seq_len) for sets, n in heads_of_sets.items())
+        return uncovered / (seq_len * self.heads)
 
 
 def _uncovered(sets: tuple[TokenSet, ...], seq_len: int) -> int:
-    """Count the steps in none of the sets, which repeat with a period."""
+    """Count the steps that are in none of the sets; the sets repeat with a period."""
     if any(rate == 1 for _, rate, _ in sets):
         return 0
     period = math.lcm(*(segment for segment, _, _ in sets))
@@ -136,11 +136,11 @@ def _uncovered(sets: tuple[TokenSet, ...], seq_len: int) -> int:
 
 def _uncovered_before(sets: tuple[TokenSet, ...], stop: int) -> int:
     """Count the steps in [0, stop) that are in none of the sets, one by one."""
-    missed = 0
+    uncovered = 0
     for start in range(0, stop, CHUNK):
         steps = np.arange(start, min(start + CHUNK, stop), dtype=np.int64)
         covered = np.zeros(len(steps), dtype=np.bool_)
         for segment, rate, offset in sets:
             covered |= steps % segment % rate == offset
-        missed += len(steps) - int(covered.sum())
-    return missed
+        uncovered += len(steps) - int(covered.sum())
+    return uncovered

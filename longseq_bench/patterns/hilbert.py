@@ -15,8 +15,8 @@ from longseq_bench.core.errors import UnsupportedError, UserError
 
 Cells = NDArray[np.int32]
 
-LARGEST_SIDE = 2**15
-"""The largest side whose cells can be numbered in int32."""
+MAX_SIDE = 2**15
+"""The largest side of a grid whose cells can be numbered in int32."""
 
 
 def grid_side(n: int) -> int:
@@ -32,16 +32,16 @@ def hilbert_order(n: int) -> Cells:
     if n < 1:
         raise UserError(f"a Hilbert walk needs at least 1 token, not {n}")
     side = grid_side(n)
-    if side > LARGEST_SIDE:
+    if side > MAX_SIDE:
         raise UnsupportedError(
-            f"the Hilbert walk numbers its grid in int32: {LARGEST_SIDE**2} tokens at most, not {n}"
+            f"the Hilbert walk numbers its grid in int32: {MAX_SIDE**2} tokens at most, not {n}"
         )
     if side == 1:
         return np.zeros(1, dtype=np.int32)
     half = side // 2
     row, col = _curve(half)
     cell = np.empty((4, half * half), dtype=np.int32)
-    # one quarter at a time, so that rows and columns of the full square are never in memory
+    # one quarter at a time, so that the full square's rows and columns are never in memory
     for out, (r, c) in zip(cell, _quarters(row, col, half), strict=True):
         np.multiply(r, np.int32(side), out=out)
         out += c

@@ -2,7 +2,7 @@
 
 node-local     consecutive rows per rank, ranks in order: a window sees neighbouring ranks
 load-balanced  rows by descending work, back and forth over the ranks, so that work is equal
-hierarchical   consecutive rows per node, load-balanced within it: little traffic between nodes
+hierarchical   consecutive rows per node, load-balanced inside it: little traffic between nodes
 """
 
 from typing import Literal
@@ -14,22 +14,24 @@ Placement = Literal["node-local", "load-balanced", "hierarchical"]
 Owners = NDArray[np.int32]
 
 
-def place_rows(how: Placement, work: NDArray[np.int64], ranks: int, per_node: int) -> Owners:
+def place_rows(
+    placement: Placement, work: NDArray[np.int64], ranks: int, ranks_per_node: int
+) -> Owners:
     """Return the rank of each row, (rows,); every rank has rows // ranks rows or one more.
 
-    work: kept blocks of each row.  per_node: ranks per node; the last node may have fewer.
+    work: kept blocks of each row.  The last node may have fewer than `ranks_per_node` ranks.
     """
     rows = len(work)
-    if how == "node-local":
+    if placement == "node-local":
         return _split_evenly(rows, ranks)
-    if how == "load-balanced":
+    if placement == "load-balanced":
         return _deal_rows(work, ranks)
-    run_of = _split_evenly(rows, ranks)
+    even_owners = _split_evenly(rows, ranks)
     owners = np.empty(rows, dtype=np.int32)
-    for first in range(0, ranks, per_node):
-        last = min(first + per_node, ranks)
-        node = np.flatnonzero((run_of >= first) & (run_of < last))
-        owners[node] = first + _deal_rows(work[node], last - first)
+    for first in range(0, ranks, ranks_per_node):
+        stop = min(first + ranks_per_node, ranks)
+        rows_of_node = np.flatnonzero((even_owners >= first) & (even_owners < stop))
+        owners[rows_of_node] = first + _deal_rows(work[rows_of_node], stop - first)
     return owners
 
 
@@ -40,6 +42,6 @@ def _split_evenly(rows: int, ranks: int) -> Owners:
 def _deal_rows(work: NDArray[np.int64], ranks: int) -> Owners:
     """Give the heaviest row to rank 0, the next to rank 1, ..., then back from the last rank."""
     owners = np.empty(len(work), dtype=np.int32)
-    turn, at = np.divmod(np.arange(len(work)), ranks)
-    owners[np.argsort(-work, kind="stable")] = np.where(turn % 2, ranks - 1 - at, at)
+    turn, index = np.divmod(np.arange(len(work)), ranks)
+    owners[np.argsort(-work, kind="stable")] = np.where(turn % 2, ranks - 1 - index, index)
     return owners

@@ -1,10 +1,16 @@
 """LongNet's segments and rates as spans, along the sequence or along a walk through it.
 
-A walk is the order in which segments are cut, and a step an index into it. A set are the tokens of
-a segment at one offset modulo the rate. Between two neighbouring segment ends (of any pair), the
-sets of a query depend only on its offset modulo the least common multiple of the rates, the period.
-Queries with the same offset are a tile, and their keys of each pair are one strided run without a
+A walk is the order in which segments are cut, and a step an index into it. A set is the tokens of a
+segment at one offset modulo the rate. A boundary is a step at which a segment of any pair starts,
+or the end; a stretch lies between two neighbouring boundaries. In a stretch, the sets of a query
+depend only on its offset modulo the period, the least common multiple of the rates. Queries of a
+stretch with the same offset form tiles, and the keys of each pair are one strided run without a
 mask. This also holds along a permuted walk.
+
+Example: 8 tokens, sets (segment 4, rate 1, offset 0) and (8, 2, 0), not causal. Boundaries are 0, 4
+and 8, the period is 2, so the tiles have the queries {0, 2}, {1, 3}, {4, 6} and {5, 7}.
+    {4, 6} sees two runs: keys 4 5 6 7 of its segment of 4, and keys 0 2 4 6 of its segment of 8
+    {5, 7} sees one run: keys 4 5 6 7; no key of the segment of 8, as 5 % 2 is not its offset
 
 For a causal walk each pair has its own index, in which the tokens of every set are sorted, so that
 hidden keys come last.
@@ -41,36 +47,36 @@ def segment_spans(
     causal: keys after a tile's last query are left out.
     sorted_by: the rule of a walk sorted by `sort_walk`; steps then refer to the sorted walk.
     """
-    used = [(w, r) for w, r, _ in sets] if sorted_by is None else unique_pairs(sorted_by)
-    period = math.lcm(*(rate for _, rate in used))
-    start, stop, sorted_start = _tiles(_segment_ends(seq_len, used), period)
-    count = np.minimum(-(-(stop - start) // period), TILE)
-    tile = np.arange(len(start))
+    pairs = [(w, r) for w, r, _ in sets] if sorted_by is None else unique_pairs(sorted_by)
+    period = math.lcm(*(rate for _, rate in pairs))
+    tile_start, next_boundary, sorted_tile_start = _tiles(_boundaries(seq_len, pairs), period)
+    tile_count = np.minimum(-(-(next_boundary - tile_start) // period), TILE)
     runs = []
-    for number, (segment, rate, offset) in enumerate(sets):
-        own = tile[(start % segment) % rate == offset]
-        first = start[own] // segment * segment
-        total = np.minimum(first + segment, seq_len) - first
-        members = -(-(total - offset) // rate)
+    for segment, rate, offset in sets:
+        tiles = np.flatnonzero((tile_start % segment) % rate == offset)
+        segment_start = tile_start[tiles] // segment * segment
+        segment_size = np.minimum(segment_start + segment, seq_len) - segment_start
+        set_size = -(-(segment_size - offset) // rate)
         if sorted_by is None:
-            last = start[own] + (count[own] - 1) * period
-            seen = (last - first - offset) // rate + 1 if causal else members
-            begin, step = first + offset, rate
+            last_query = tile_start[tiles] + (tile_count[tiles] - 1) * period
+            key_count = (last_query - segment_start - offset) // rate + 1 if causal else set_size
+            first_key, key_step = segment_start + offset, rate
         else:
-            index = used.index((segment, rate)) * seq_len
-            begin, step, seen = index + first + _sorted_before(total, rate, offset), 1, members
-        runs.append((own, begin, seen, np.full(len(own), step), np.full(len(own), number)))
-    tiles, begins, counts, steps, numbers = (np.concatenate(x) for x in zip(*runs, strict=True))
-    order = np.lexsort((numbers, tiles))
-    per_tile = np.bincount(tiles, minlength=len(start))
+            index_start = pairs.index((segment, rate)) * seq_len
+            first_key = index_start + segment_start + _sorted_before(segment_size, rate, offset)
+            key_count, key_step = set_size, 1
+        runs.append((tiles, first_key, key_count, np.full(len(tiles), key_step)))
+    tiles, first_keys, key_counts, key_steps = (np.concatenate(x) for x in zip(*runs, strict=True))
+    order = np.argsort(tiles, kind="stable")
+    runs_per_tile = np.bincount(tiles, minlength=len(tile_start))
     return Spans(
-        (start if sorted_by is None else sorted_start).astype(np.int32),
-        count.astype(np.int32),
-        np.concatenate(([0], np.cumsum(per_tile))).astype(np.int64),
-        begins[order].astype(np.int32),
-        counts[order].astype(np.int32),
-        steps[order].astype(np.int32),
-        period if sorted_by is None else 1,
+        tile_start=(tile_start if sorted_by is None else sorted_tile_start).astype(np.int32),
+        tile_count=tile_count.astype(np.int32),
+        runs=np.concatenate(([0], np.cumsum(runs_per_tile))).astype(np.int64),
+        start=first_keys[order].astype(np.int32),
+        count=key_counts[order].astype(np.int32),
+        step=key_steps[order].astype(np.int32),
+        tile_step=period if sorted_by is None else 1,
     )
 
 
@@ -79,14 +85,14 @@ def sort_walk(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Sort the tokens of a walk (N,) within every set; return the tokens of query and key steps.
 
-    queries (N,): between neighbouring segment ends, grouped by offset modulo the period.
+    queries (N,): the tokens of each stretch, grouped by offset modulo the period.
     keys (pairs * N,): grouped by pair, then by segment, then by offset.
     """
     n, pairs = len(walk), unique_pairs(rule)
     queries, keys = np.empty(n, dtype=np.int32), np.empty((len(pairs), n), dtype=np.int32)
-    _sort_sets(walk, _segment_ends(n, pairs).tolist(), math.lcm(*rule.dilation), queries)
-    for (segment, rate), of_pair in zip(pairs, keys, strict=True):
-        _sort_sets(walk, [*range(0, n, segment), n], rate, of_pair)
+    _sort_sets(walk, _boundaries(n, pairs).tolist(), math.lcm(*rule.dilation), queries)
+    for (segment, rate), keys_of_pair in zip(pairs, keys, strict=True):
+        _sort_sets(walk, [*range(0, n, segment), n], rate, keys_of_pair)
     return queries, keys.reshape(-1)
 
 
@@ -96,45 +102,45 @@ def unique_pairs(rule: DilationRule) -> list[tuple[int, int]]:
 
 
 def _sort_sets(
-    walk: NDArray[np.int32], ends: Sequence[int], rate: int, out: NDArray[np.int32]
+    walk: NDArray[np.int32], boundaries: Sequence[int], rate: int, out: NDArray[np.int32]
 ) -> None:
-    """Fill `out` with the tokens of each offset modulo `rate` between two ends, sorted."""
-    for start, stop in itertools.pairwise(ends):
-        filled = start
+    """Fill `out` with the tokens between boundaries, grouped by offset modulo `rate` and sorted."""
+    for start, stop in itertools.pairwise(boundaries):
+        position = start
         for offset in range(min(rate, stop - start)):
             members = np.sort(walk[start + offset : stop : rate])
-            out[filled : filled + len(members)] = members
-            filled += len(members)
+            out[position : position + len(members)] = members
+            position += len(members)
 
 
-def _segment_ends(seq_len: int, pairs: Sequence[tuple[int, int]]) -> Ints:
-    """Return the ends of all segments, from 0 to the end of the sequence."""
-    ends = [np.arange(0, seq_len, segment, dtype=np.int64) for segment in {w for w, _ in pairs}]
-    return np.unique(np.concatenate([*ends, [seq_len]]))
+def _boundaries(seq_len: int, pairs: Sequence[tuple[int, int]]) -> Ints:
+    """Return the starts of all segments and the end of the sequence, ascending."""
+    starts = [np.arange(0, seq_len, segment, dtype=np.int64) for segment in {w for w, _ in pairs}]
+    return np.unique(np.concatenate([*starts, [seq_len]]))
 
 
-def _tiles(ends: Ints, period: int) -> tuple[Ints, Ints, Ints]:
-    """Return for each tile its first query, the segment end after it, and its start if sorted.
+def _tiles(boundaries: Ints, period: int) -> tuple[Ints, Ints, Ints]:
+    """Return for each tile its first query, the next boundary, and its start in a sorted walk.
 
-    Queries between two ends with the same offset modulo the period are cut into tiles.
+    A group is the steps of a stretch with the same offset modulo the period. It is cut into tiles.
     """
-    sizes = np.diff(ends)
-    # one entry for each offset after each end
-    after = np.repeat(np.arange(len(sizes)), np.minimum(sizes, period))
-    offset = np.arange(len(after)) - np.searchsorted(after, after)
-    members = -(-(sizes[after] - offset) // period)
-    tiles = -(-members // TILE)
-    # one entry for each tile of each offset
-    of = np.repeat(np.arange(len(after)), tiles)
-    within = np.arange(len(of)) - np.searchsorted(of, of)
-    after, offset = after[of], offset[of]
-    start = ends[after] + offset + within * TILE * period
-    before = _sorted_before(sizes[after], period, offset)
-    return start, ends[after + 1], ends[after] + before + within * TILE
+    stretch_sizes = np.diff(boundaries)
+    # stretch, offset, group_size: one entry for each group
+    stretch = np.repeat(np.arange(len(stretch_sizes)), np.minimum(stretch_sizes, period))
+    offset = np.arange(len(stretch)) - np.searchsorted(stretch, stretch)
+    group_size = -(-(stretch_sizes[stretch] - offset) // period)
+    # from here on: one entry for each tile of each group
+    group = np.repeat(np.arange(len(stretch)), -(-group_size // TILE))
+    index_in_group = np.arange(len(group)) - np.searchsorted(group, group)
+    stretch, offset = stretch[group], offset[group]
+    tile_start = boundaries[stretch] + offset + index_in_group * TILE * period
+    smaller_offsets = _sorted_before(stretch_sizes[stretch], period, offset)
+    sorted_start = boundaries[stretch] + smaller_offsets + index_in_group * TILE
+    return tile_start, boundaries[stretch + 1], sorted_start
 
 
 def _sorted_before(total: Ints, rate: int, offset: Ints | int) -> Ints:
-    """Count members of smaller offsets among `total` steps: the sum of ceil((total - o) / rate)."""
+    """Count the steps among `total` with a smaller offset: the sum of ceil((total - o) / rate)."""
     whole, rest = np.divmod(total, rate)
     before: Ints = offset * whole + np.minimum(offset, rest)
     return before

@@ -16,11 +16,12 @@ from longseq_bench.patterns.block_layout import BlockLayout
 class Spans:
     """Tiles of queries and their runs of keys.
 
-    Tile t has queries at steps tile_start[t] + s * tile_step, s < tile_count[t]. It sees the runs
-    e = runs[t] ... runs[t + 1] - 1: keys at steps start[e] + s * step[e], s < count[e].
+    Tile t has queries at steps tile_start[t] + s * tile_step for s < tile_count[t]. It sees the
+    runs r = runs[t] ... runs[t + 1] - 1; run r has keys at steps start[r] + s * step[r] for
+    s < count[r]. A key in two runs of a tile counts twice.
 
     tile_start, tile_count (tiles,), start, count, step (runs,) int32; runs (tiles + 1,) int64.
-    step None: 1 for all. A key in two runs of a tile counts twice.
+    step None: 1 for all.
     """
 
     tile_start: NDArray[np.int32]
@@ -38,11 +39,17 @@ class Spans:
 
 
 def spans_of(layout: BlockLayout) -> Spans:
-    """Return the rows of a layout as tiles, each kept block a run."""
+    """Return the rows of a layout as tiles; each kept block is a run."""
     n, block = layout.seq_len, layout.block
     rows = np.arange(layout.rows, dtype=np.int32) * np.int32(block)
     start = layout.indices * np.int32(block)
-    return Spans(rows, _counts(rows, n, block), layout.indptr, start, _counts(start, n, block))
+    return Spans(
+        tile_start=rows,
+        tile_count=_counts(rows, n, block),
+        runs=layout.indptr,
+        start=start,
+        count=_counts(start, n, block),
+    )
 
 
 def _counts(start: NDArray[np.int32], n: int, block: int) -> NDArray[np.int32]:

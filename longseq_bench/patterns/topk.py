@@ -29,7 +29,8 @@ def top_layout(
     scores(start, stop): scores of query blocks [start, stop) against all key blocks, (stop - start,
     key blocks) float32, requested once and in order; at most CHUNK scores, or one row. Scores of
     hidden blocks are ignored.  sparsity: fraction of the visible blocks to skip, in [0, 1).
-    The diagonal block is always kept; of equal scores the lower block wins. Scores may be infinite.
+    The diagonal block is always kept. Of blocks with equal scores, the first are kept. Scores may
+    be infinite.
 
     Raises UserError for bad lengths or sparsity, and for scores of another shape or NaN.
     """
@@ -42,14 +43,15 @@ def top_layout(
     step = max(1, CHUNK // rows)
     for start in range(0, rows, step):
         stop = min(rows, start + step)
-        given = np.asarray(scores(start, stop))
-        if given.shape != (stop - start, rows):
+        chunk = np.asarray(scores(start, stop))
+        if chunk.shape != (stop - start, rows):
             raise UserError(
-                f"scores of query blocks {start} to {stop - 1} have shape {given.shape}; "
+                f"scores of query blocks {start} to {stop - 1} have shape {chunk.shape}; "
                 f"{(stop - start, rows)} was expected"
             )
-        seen = given[:, : stop if causal else rows].astype(np.float32)
-        indices[indptr[start] : indptr[stop]] = _top(seen, counts[start:stop, None], start, causal)
+        visible = chunk[:, : stop if causal else rows].astype(np.float32)
+        kept = _top(visible, counts[start:stop, None], start, causal)
+        indices[indptr[start] : indptr[stop]] = kept
     return BlockLayout(seq_len, block, causal, indptr, indices)
 
 
@@ -67,7 +69,7 @@ def _top(scores: Scores, counts: Ints, start: int, causal: bool) -> Ints:
 
 
 def _descending(scores: Scores, start: int, causal: bool) -> Ints:
-    """Return a sort key for each score; smaller keys are kept first, and all in a row differ.
+    """Return a sort key for each score, all different in a row; smaller keys are kept first.
 
     The inverted order of the score is in the high bits, the block index in the low ones. The bits
     of positive floats sort as integers; those of negative floats sort in reverse.

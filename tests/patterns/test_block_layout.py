@@ -1,4 +1,4 @@
-"""Compressed layouts: what they say of themselves equals what they let through."""
+"""Compressed layouts: pairs, density and rows equal those of an enumerated table."""
 
 import itertools
 
@@ -30,26 +30,26 @@ def layouts(draw: st.DrawFn) -> BlockLayout:
 
 
 def table(one: BlockLayout) -> np.ndarray:
-    """Who sees whom, token by token, written out without the layout's own methods."""
-    seen = np.zeros((one.seq_len, one.seq_len), dtype=bool)
+    """Return the visible pairs, token by token, without the layout's own methods."""
+    visible = np.zeros((one.seq_len, one.seq_len), dtype=bool)
     for q in range(one.seq_len):
         row = q // one.block
         for j in one.indices[one.indptr[row] : one.indptr[row + 1]]:
-            seen[q, j * one.block : (j + 1) * one.block] = True
+            visible[q, j * one.block : (j + 1) * one.block] = True
         if one.causal:
-            seen[q, q + 1 :] = False
-    return seen
+            visible[q, q + 1 :] = False
+    return visible
 
 
 @settings(max_examples=60, deadline=None)
 @given(layouts())
 def test_multiplicity_pairs_and_density_equal_enumeration(one: BlockLayout) -> None:
-    seen, n = table(one), one.seq_len
+    visible, n = table(one), one.seq_len
     steps = np.arange(n)
-    assert np.array_equal(one.multiplicity(steps, steps), seen)
-    assert one.visible_pairs == seen.sum()
+    assert np.array_equal(one.multiplicity(steps, steps), visible)
+    assert one.visible_pairs == visible.sum()
     dense = n * (n + 1) / 2 if one.causal else n * n
-    assert one.density == pytest.approx(seen.sum() / dense)
+    assert one.density == pytest.approx(visible.sum() / dense)
     blocks = one.rows * (one.rows + 1) / 2 if one.causal else one.rows**2
     assert one.block_density == pytest.approx(len(one.indices) / blocks)
 
@@ -64,7 +64,7 @@ def test_multiplicity_takes_any_positions_in_any_order(one: BlockLayout, draw) -
 
 @settings(max_examples=40, deadline=None)
 @given(layouts())
-def test_runs_are_the_row_in_its_fewest_pieces(one: BlockLayout) -> None:
+def test_runs_cover_a_row_in_the_fewest_pieces(one: BlockLayout) -> None:
     for i in range(one.rows):
         runs = one.runs(i)
         assert [b for start, stop in runs for b in range(start, stop)] == one.row(i).tolist()
@@ -73,19 +73,19 @@ def test_runs_are_the_row_in_its_fewest_pieces(one: BlockLayout) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(layouts())
-def test_the_transpose_lists_who_sees_each_key_block(one: BlockLayout) -> None:
-    """Also those of a key block that nobody sees."""
-    indptr, queries = one.transpose()
+def test_the_transpose_lists_the_queries_of_each_key_block(one: BlockLayout) -> None:
+    """Also for a key block that no query sees."""
+    indptr, by_key = one.transpose()
     for key in range(one.rows):
-        seen_by = [i for i in range(one.rows) if key in one.row(i)]
-        assert queries[indptr[key] : indptr[key + 1]].tolist() == seen_by
-    assert queries.dtype == np.int32
+        queries_of_key = [i for i in range(one.rows) if key in one.row(i)]
+        assert by_key[indptr[key] : indptr[key + 1]].tolist() == queries_of_key
+    assert by_key.dtype == np.int32
     assert len(indptr) == one.rows + 1
     assert one.row_lengths.tolist() == [len(one.row(i)) for i in range(one.rows)]
 
 
-def test_a_row_that_leaves_its_own_block_out_is_counted_right() -> None:
-    """Row 1 and the short row 2 see what is before them only; nothing is a triangle there."""
+def test_pairs_of_rows_without_their_own_block_are_counted() -> None:
+    """Row 1 and the short row 2 see earlier blocks only, so they have no triangle."""
     one = layout([[0], [0], [0, 1]], 10, 4, causal=True)
     assert one.visible_pairs == 10 + 16 + 2 * 4 * 2
 
@@ -111,9 +111,7 @@ def test_pairs_beyond_int64_are_counted() -> None:
         ([[0], [1, 2], [2]], True, "row 1 must not contain key block 2"),
     ],
 )
-def test_a_layout_that_is_none_is_refused(
-    rows: list[list[int]], causal: bool, message: str
-) -> None:
+def test_invalid_rows_are_refused(rows: list[list[int]], causal: bool, message: str) -> None:
     with pytest.raises(UserError, match=message):
         layout(rows, 12, 4, causal)
 

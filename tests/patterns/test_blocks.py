@@ -1,4 +1,4 @@
-"""Block-sparse patterns: the asked count in every row, the diagonal kept, nothing of the future."""
+"""Block-sparse patterns: the requested count in every row, the diagonal, no future block."""
 
 import hashlib
 import subprocess
@@ -38,7 +38,7 @@ def rows_of(layout: BlockLayout) -> list[list[int]]:
     seed=st.integers(0, 2**31),
     special=st.integers(0, 100),
 )
-def test_every_row_keeps_what_was_asked(
+def test_every_row_keeps_the_requested_number_of_blocks(
     pattern: str,
     tokens: int,
     block: int,
@@ -47,14 +47,14 @@ def test_every_row_keeps_what_was_asked(
     seed: int,
     special: int,
 ) -> None:
-    """Fault 7. Rows of global tokens alone see everything they may."""
+    """Fault 7. Rows of global tokens keep all visible blocks."""
     special = special_of(pattern, min(special, tokens))
     layout = make_layout(pattern, tokens, block, sparsity, causal, seed, special)
     full = -(-special // block) if pattern == "global-local" else 0
     for i, kept in enumerate(rows_of(layout)):
         visible = i + 1 if causal else layout.rows
-        wanted = visible if i < full else max(1, round((1 - sparsity) * visible))
-        assert len(kept) == wanted
+        expected = visible if i < full else max(1, round((1 - sparsity) * visible))
+        assert len(kept) == expected
         assert kept == sorted(set(kept))
         assert i in kept
         assert kept[0] >= 0
@@ -75,7 +75,7 @@ def test_nothing_skipped_is_everything(pattern: str, causal: bool) -> None:
 
 
 @each
-def test_a_layout_is_the_same_again(pattern: str) -> None:
+def test_equal_options_give_equal_layouts(pattern: str) -> None:
     special = special_of(pattern, 64)
     one, two = (make_layout(pattern, 4096, 32, 0.8, False, 5, special) for _ in range(2))
     assert np.array_equal(one.indices, two.indices)
@@ -89,10 +89,10 @@ def test_any_whole_number_is_a_seed(seed: int) -> None:
 
 
 def test_another_seed_draws_another_layout() -> None:
-    drawn = {
+    layouts = {
         make_layout("random", 4096, 32, 0.8, True, seed).indices.tobytes() for seed in (0, 1, 2)
     }
-    assert len(drawn) == 3
+    assert len(layouts) == 3
 
 
 DIGEST = (
@@ -102,7 +102,7 @@ DIGEST = (
 
 
 def test_a_draw_is_the_same_in_another_process() -> None:
-    """Fault 8: ranks draw layouts apart; they must be one layout."""
+    """Fault 8: every rank draws the layout by itself; all must be equal."""
     own = hashlib.sha256(make_layout("random", 8192, 32, 0.9, True, 7).indices).hexdigest()
     done = subprocess.run(
         [sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True
@@ -112,10 +112,9 @@ def test_a_draw_is_the_same_in_another_process() -> None:
 
 @each
 @pytest.mark.parametrize("causal", [False, True])
-def test_chunks_of_rows_do_not_show(
+def test_a_row_does_not_depend_on_its_chunk(
     pattern: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are computed a chunk at a time; a row does not depend on its chunk."""
     special = special_of(pattern, 40)
     whole = make_layout(pattern, 3000, 16, 0.7, causal, 3, special)
     monkeypatch.setattr(blocks, "CHUNK", 500)
@@ -128,14 +127,14 @@ def test_no_table_is_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> Non
     cells: list[int] = []
     rule = PATTERNS["global-local"]
 
-    def watched(rows: blocks.LayoutRows) -> Ints:
-        cells.append(rows.i.size * rows.k.size)
+    def recording_rule(rows: blocks.LayoutRows) -> Ints:
+        cells.append(rows.row.size * rows.slot.size)
         return rule(rows)
 
-    monkeypatch.setitem(PATTERNS, "global-local", watched)
+    monkeypatch.setitem(PATTERNS, "global-local", recording_rule)
     monkeypatch.setattr(blocks, "CHUNK", 200)
     make_layout("global-local", 100, 1, 0.9, False, special=3)
-    # rows that see all go two at a time and then one, the others twenty at a time
+    # rows that see everything: two, then one; the others: twenty at a time
     assert cells == [200, 100, 200, 200, 200, 200, 170]
 
 
@@ -169,9 +168,9 @@ def test_strided_is_a_window_and_columns_that_all_rows_share(causal: bool) -> No
         multiples = range(0, i + 1 if causal else 100, 20)
         on = [b for b in kept if b % 20 == 0]
         run = next(b for b in layout.runs(i) if b[0] <= i < b[1])
-        wanted = min(len(multiples), len(kept) - 1)
-        assert on == [*multiples[:wanted]] or (on == [*multiples[:wanted], i] and i % 20 == 0)
-        assert set(kept) == set(multiples[:wanted]) | set(range(*run))
+        columns = min(len(multiples), len(kept) - 1)
+        assert on == [*multiples[:columns]] or (on == [*multiples[:columns], i] and i % 20 == 0)
+        assert set(kept) == set(multiples[:columns]) | set(range(*run))
     assert layout.row(99).tolist() == [0, 20, 40, 60, 80, 95, 96, 97, 98, 99]
     if not causal:
         assert layout.row(50).tolist() == [0, 20, 40, 48, 49, 50, 51, 52, 60, 80]
@@ -180,7 +179,7 @@ def test_strided_is_a_window_and_columns_that_all_rows_share(causal: bool) -> No
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.95, 0.99])
-def test_about_half_of_what_strided_keeps_is_on_its_columns(sparsity: float) -> None:
+def test_strided_keeps_about_half_of_its_blocks_on_columns(sparsity: float) -> None:
     layout = make_layout("strided", 10_000, 10, sparsity, False)
     shared = set.intersection(*map(set, rows_of(layout)))
     per_row = len(layout.indices) / layout.rows
@@ -189,22 +188,22 @@ def test_about_half_of_what_strided_keeps_is_on_its_columns(sparsity: float) -> 
 
 
 def distinct_of_eight(layout: BlockLayout) -> float:
-    """Key blocks that eight rows together see, over what one of them keeps; median."""
-    seen = [
+    """Return the key blocks of eight rows together, divided by those of one; median."""
+    ratios = [
         len(set().union(*map(list, map(layout.row, range(i, i + 8))))) / len(layout.row(i))
         for i in range(512, layout.rows - 8, 8)
     ]
-    return float(np.median(seen))
+    return float(np.median(ratios))
 
 
 @pytest.mark.parametrize(
-    ("pattern", "most"), [("strided", 1.8), ("hierarchical", 2.1), ("local-window", 1.8)]
+    ("pattern", "max_ratio"), [("strided", 1.8), ("hierarchical", 2.1), ("local-window", 1.8)]
 )
 @pytest.mark.parametrize("causal", [False, True])
-def test_neighbouring_rows_share_key_blocks(pattern: str, most: float, causal: bool) -> None:
-    """A tile of eight rows sees little more than one row does; drawn at random it sees 4 times."""
+def test_neighbouring_rows_share_key_blocks(pattern: str, max_ratio: float, causal: bool) -> None:
+    """Eight rows keep at most twice the blocks of one row; with random blocks 4 times as many."""
     layout = make_layout(pattern, 32_768, 16, 0.99, causal)
-    assert distinct_of_eight(layout) <= most
+    assert distinct_of_eight(layout) <= max_ratio
     assert distinct_of_eight(make_layout("random", 32_768, 16, 0.99, causal)) > 4
 
 
@@ -222,7 +221,7 @@ def sides(kept: np.ndarray, i: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sparsity", [0.5, 0.9, 0.97, 0.992])
 def test_dilated_sparse_strides_grow(sparsity: float, causal: bool) -> None:
-    """To within the rounding to whole blocks, up to the farthest block that is visible."""
+    """Up to rounding to full blocks, and as far as the farthest visible block."""
     layout = make_layout("dilated-sparse", 16_000, 16, sparsity, causal)
     for i in (0, 300, 500, 997, 999):
         for room, distances in zip((i, 999 - i), sides(layout.row(i), i), strict=True):
@@ -314,7 +313,7 @@ def test_hierarchical_reaches_far_with_few_blocks(causal: bool) -> None:
         assert i - layout.row(i)[0] >= i / 4
 
 
-def test_unknown_patterns_have_a_neighbour() -> None:
+def test_an_unknown_pattern_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError) as caught:
         make_layout("local-windows", 100, 10, 0.5, False)
     assert caught.value.nearest == "local-window"
@@ -332,41 +331,41 @@ def test_unknown_patterns_have_a_neighbour() -> None:
         (float("-inf"), "0 skips nothing"),
     ],
 )
-def test_a_sparsity_that_is_none_is_refused(sparsity: float, hint: str) -> None:
+def test_a_sparsity_outside_the_range_is_refused(sparsity: float, hint: str) -> None:
     with pytest.raises(UserError, match=r"outside \[0, 1\)") as caught:
         make_layout("strided", 100, 10, sparsity, False)
     assert hint in str(caught.value)
 
 
-HAS_NONE = "use global-local or sink-window"
-TAKES_NONE = "use global-local, local-window, sink-window or strided"
+WITHOUT_GLOBALS = "use global-local or sink-window"
+WITHOUT_WINDOW = "use global-local, local-window, sink-window or strided"
 
 
 @pytest.mark.parametrize(
-    ("patterns", "options", "says"),
+    ("patterns", "options", "message"),
     [
         (["strided"], {"block": 0}, "block 0 is too small; the minimum is 1"),
         (["strided"], {"block": -3}, "block -3 is too small; the minimum is 1"),
         (["random"], {"seq_len": 0}, "sequence of 0 tokens"),
         (WITH_SPECIAL, {"special": 101}, "globals=101 is more than the 100 tokens"),
-        (PATTERNS.keys() - {*WITH_SPECIAL}, {"special": 5}, HAS_NONE),
-        (PATTERNS.keys() - {*WITH_WINDOW}, {"window": 20}, TAKES_NONE),
+        (PATTERNS.keys() - {*WITH_SPECIAL}, {"special": 5}, WITHOUT_GLOBALS),
+        (PATTERNS.keys() - {*WITH_WINDOW}, {"window": 20}, WITHOUT_WINDOW),
         (WITH_WINDOW, {"window": 9}, "window of 9 tokens .* the minimum is 10"),
         (WITH_WINDOW, {"window": -20}, "window of -20 tokens .* the minimum is 10"),
         (["strided"], {"window": 101}, r"10 blocks is more than the 5 .* 50 tokens"),
     ],
 )
-def test_what_a_pattern_cannot_have_is_refused(
-    patterns: Collection[str], options: dict[str, int], says: str
+def test_options_that_a_pattern_does_not_support_are_refused(
+    patterns: Collection[str], options: dict[str, int], message: str
 ) -> None:
     for pattern in patterns:
-        with pytest.raises((UserError, UnsupportedError), match=says):
+        with pytest.raises((UserError, UnsupportedError), match=message):
             make_layout(
                 pattern, sparsity=0.5, causal=False, **{"seq_len": 100, "block": 10, **options}
             )
 
 
-def test_the_largest_globals_and_windows_are_taken() -> None:
+def test_the_largest_globals_and_windows_are_accepted() -> None:
     for pattern in WITH_SPECIAL:
         assert make_layout(pattern, 100, 10, 0.5, False, special=100).rows == 10
     for pattern in WITH_WINDOW:
@@ -376,8 +375,8 @@ def test_the_largest_globals_and_windows_are_taken() -> None:
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.9, 0.999])
-def test_a_window_takes_the_place_of_sparsity(sparsity: float) -> None:
-    """In tokens, rounded up to blocks, the own one among them."""
+def test_a_window_replaces_sparsity(sparsity: float) -> None:
+    """In tokens, rounded up to blocks, the diagonal block included."""
     make = make_layout
     assert make("local-window", 1600, 16, sparsity, True, window=33).row(50).tolist() == [
         48, 49, 50,
@@ -389,15 +388,15 @@ def test_a_window_takes_the_place_of_sparsity(sparsity: float) -> None:
     sink = make("sink-window", 1600, 16, sparsity, True, special=17, window=32)
     assert sink.row(50).tolist() == [0, 1, 49, 50]
     assert sink.row(2).tolist() == [0, 1, 2]
-    seen = make("global-local", 1600, 16, sparsity, False, special=16, window=48)
-    assert seen.row(50).tolist() == [0, 49, 50, 51]
-    assert len(seen.row(0)) == 100
+    global_local = make("global-local", 1600, 16, sparsity, False, special=16, window=48)
+    assert global_local.row(50).tolist() == [0, 49, 50, 51]
+    assert len(global_local.row(0)) == 100
     assert len(make("local-window", 1600, 16, sparsity, False, window=9999).row(3)) == 100
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 300), st.floats(0, 0.99), st.booleans(), st.data())
-def test_a_window_of_strided_is_held_within_sparsity(
+def test_a_window_of_strided_does_not_change_the_number_of_blocks(
     rows: int, sparsity: float, causal: bool, data: st.DataObject
 ) -> None:
     plain = make_layout("strided", rows, 1, sparsity, causal)

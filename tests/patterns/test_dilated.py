@@ -1,4 +1,4 @@
-"""LongNet's rule, against a loop over all pairs of tokens that is written from its definition."""
+"""LongNet's rule against a loop over all pairs of tokens, written from the definition."""
 
 import numpy as np
 import pytest
@@ -20,13 +20,13 @@ def rules(draw: st.DrawFn) -> DilationRule:
 
 
 def pair_of(rule: DilationRule, head: int) -> list[tuple[int, int]]:
-    """(segment, rate) of a head: all of them, or that of its equal run of heads."""
+    """Return the pairs (segment, rate) of a head: all, or that of its group of heads."""
     pairs = list(zip(rule.segments, rule.dilation, strict=True))
     return pairs if rule.mix == "softmax" else [pairs[head * len(pairs) // rule.heads]]
 
 
 def times(rule: DilationRule, a: int, b: int, head: int) -> int:
-    """How often step a sees step b."""
+    """Return how often step a sees step b."""
     return sum(
         a // w == b // w and a % w % r == head % r and b % w % r == head % r
         for w, r in pair_of(rule, head)
@@ -34,11 +34,11 @@ def times(rule: DilationRule, a: int, b: int, head: int) -> int:
 
 
 def table(rule: DilationRule, n: int, causal: bool) -> np.ndarray:
-    seen = [
+    counts = [
         [[times(rule, a, b, h) * (b <= a or not causal) for b in range(n)] for a in range(n)]
         for h in range(rule.heads)
     ]
-    return np.array(seen).reshape(rule.heads, n, n)
+    return np.array(counts).reshape(rule.heads, n, n)
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,17 +46,17 @@ def table(rule: DilationRule, n: int, causal: bool) -> np.ndarray:
 def test_counts_pairs_and_shares_equal_the_definition(
     rule: DilationRule, n: int, causal: bool
 ) -> None:
-    want, steps = table(rule, n, causal), np.arange(n)
+    expected, steps = table(rule, n, causal), np.arange(n)
     for head in range(rule.heads):
-        assert np.array_equal(rule.multiplicity(steps, steps, head, causal), want[head])
-    assert rule.visible_pairs(n, causal) == want.sum()
-    unseen = (want.sum(-1) == 0).mean()
-    assert rule.uncovered_share(n) == pytest.approx(unseen, abs=1e-12)
+        assert np.array_equal(rule.multiplicity(steps, steps, head, causal), expected[head])
+    assert rule.visible_pairs(n, causal) == expected.sum()
+    uncovered = (expected.sum(-1) == 0).mean()
+    assert rule.uncovered_share(n) == pytest.approx(uncovered, abs=1e-12)
 
 
 @settings(max_examples=30, deadline=None)
 @given(rules(), st.integers(1, 40), st.booleans(), st.randoms(use_true_random=False))
-def test_along_a_walk_segments_follow_it_and_causality_does_not(rule, n, causal, draw) -> None:  # type: ignore[no-untyped-def]
+def test_segments_follow_a_walk_and_causality_the_sequence(rule, n, causal, draw) -> None:  # type: ignore[no-untyped-def]
     order = list(range(n))
     draw.shuffle(order)
     step_of = np.empty(n, dtype=np.int32)
@@ -66,8 +66,8 @@ def test_along_a_walk_segments_follow_it_and_causality_does_not(rule, n, causal,
         got = rule.multiplicity(steps, steps, head, causal, step_of)
         for a in range(n):
             for b in range(n):
-                seen = times(rule, step_of[a], step_of[b], head)
-                assert got[a, b] == (0 if causal and b > a else seen)
+                count = times(rule, step_of[a], step_of[b], head)
+                assert got[a, b] == (0 if causal and b > a else count)
 
 
 def test_a_rate_of_one_covers_every_token() -> None:
@@ -88,8 +88,8 @@ def test_offsets_rotate_so_that_heads_cover_every_token() -> None:
     assert rule.uncovered_share(256) == 0.75
 
 
-def test_groups_leave_tokens_uncovered_and_say_so() -> None:
-    """Fault 9. Half of the heads has rate 2, so half of their tokens sees nothing."""
+def test_groups_count_uncovered_tokens() -> None:
+    """Fault 9. Half of the heads have rate 2, so half of their tokens see nothing."""
     assert DilationRule((16, 64), (1, 2), 4, "groups").uncovered_share(640) == 0.25
 
 
@@ -102,7 +102,7 @@ def test_groups_give_every_head_one_pair() -> None:
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_rate_beyond_the_segment_leaves_late_heads_nothing() -> None:
+def test_a_rate_above_the_segment_leaves_some_heads_no_keys() -> None:
     rule = DilationRule((3,), (8,), 8)
     assert rule.visible_pairs(30, False) == 3 * 10
     assert rule.uncovered_share(30) == pytest.approx(1 - 30 / 240)
@@ -118,7 +118,7 @@ def test_a_rate_beyond_the_segment_leaves_late_heads_nothing() -> None:
         ((16, 32, 64), (1, 2, 4), "groups", "3 pairs, 2 heads"),
     ],
 )
-def test_rules_that_are_none_are_refused(
+def test_invalid_rules_are_refused(
     segments: tuple[int, ...], rates: tuple[int, ...], mix: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""Segments and rates as spans: every query in one tile, and exactly what the rule lets through."""
+"""Segments and rates as spans: every query in one tile, and exactly the pairs of the rule."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ from longseq_bench.patterns.spans import Spans
 pairs = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 6)), min_size=1, max_size=3)
 
 
-def seen(spans: Spans, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """How often each token sees each other, (N, N), as the tiles say; each token in one tile."""
+def count_pairs(spans: Spans, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Return how often each token sees each other in the spans, (N, N); each is in one tile."""
     n = len(queries)
     found, tiles = np.zeros((n, n), dtype=np.int64), np.zeros(n, dtype=np.int64)
     for q, k, _ in tiles_of(spans):
@@ -55,7 +55,7 @@ def test_spans_are_the_rule(
     covered = []
     for sets, own in heads_by_sets(rule).items():
         spans = segment_spans(n, sets, causal and not permuted, rule if sort else None)
-        found = seen(spans, queries, keys)
+        found = count_pairs(spans, queries, keys)
         if causal:
             found *= at[None, :] <= at[:, None]
         for head in own:
@@ -71,15 +71,15 @@ def test_heads_of_one_offset_share_their_spans() -> None:
 
 
 def test_causal_keys_end_with_the_tile() -> None:
-    """What is never seen is not even in the spans: about half of a long segment's."""
-    whole = segment_spans(4096, [(4096, 1, 0)], causal=False)
+    """Spans leave out hidden keys: about half of a long segment's."""
+    full = segment_spans(4096, [(4096, 1, 0)], causal=False)
     half = segment_spans(4096, [(4096, 1, 0)], causal=True)
-    assert half.count.sum() == whole.count.sum() * (1 + TILE / 4096) / 2
+    assert half.count.sum() == full.count.sum() * (1 + TILE / 4096) / 2
 
 
 @pytest.mark.parametrize("rates", [(1, 2), (2, 3)])
 def test_sorted_sets_ascend(rates: tuple[int, int]) -> None:
-    """So that what a query must not see is at the end of a run."""
+    """Hidden keys are then at the end of a run."""
     rule = DilationRule((40, 96), rates, 4)
     order = hilbert_order(300)
     queries, keys = sort_walk(order, rule)

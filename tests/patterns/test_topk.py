@@ -1,4 +1,4 @@
-"""Top blocks by score: equal to a full sort of each row, the diagonal kept, ties by number."""
+"""Top blocks by score: equal to a full sort of each row; ties are kept by index."""
 
 import tracemalloc
 
@@ -14,8 +14,8 @@ from longseq_bench.patterns.blocks import make_layout
 from longseq_bench.patterns.topk import top_layout
 
 
-def made(scores: np.ndarray, sparsity: float, causal: bool, block: int = 4) -> BlockLayout:
-    """From a whole table of scores; the last block is short."""
+def layout_of(scores: np.ndarray, sparsity: float, causal: bool, block: int = 4) -> BlockLayout:
+    """Return the layout of a full table of scores; the last block is short."""
     tokens = len(scores) * block - (block > 1)
     return top_layout(lambda a, b: scores[a:b], tokens, block, sparsity, causal)
 
@@ -24,9 +24,9 @@ def sorted_rows(scores: np.ndarray, sparsity: float, causal: bool) -> list[list[
     """The definition, with Python's sort."""
     rows = []
     for i in range(len(scores)):
-        seen = range(i + 1 if causal else len(scores))
-        count = max(1, round((1 - sparsity) * len(seen)))
-        by_score = sorted(seen, key=lambda j: (j != i, -scores[i, j], j))
+        visible = range(i + 1 if causal else len(scores))
+        count = max(1, round((1 - sparsity) * len(visible)))
+        by_score = sorted(visible, key=lambda j: (j != i, -scores[i, j], j))
         rows.append(sorted(by_score[:count]))
     return rows
 
@@ -43,14 +43,14 @@ def test_it_equals_a_full_sort(
     scores = draw.standard_normal((rows, rows)).astype(np.float32)
     if tied:
         scores = draw.choice(np.array(VALUES, dtype=np.float32), (rows, rows))
-    layout = made(scores, sparsity, causal)
+    layout = layout_of(scores, sparsity, causal)
     assert [layout.row(i).tolist() for i in range(rows)] == sorted_rows(scores, sparsity, causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("value", VALUES)
-def test_of_equal_scores_the_first_blocks_are_kept(value: float, causal: bool) -> None:
-    layout = made(np.full((40, 40), value, dtype=np.float32), 0.9, causal)
+def test_equal_scores_keep_the_first_blocks(value: float, causal: bool) -> None:
+    layout = layout_of(np.full((40, 40), value, dtype=np.float32), 0.9, causal)
     assert layout.row(39).tolist() == [0, 1, 2, 39]
     if not causal:
         assert layout.row(2).tolist() == [0, 1, 2, 3]
@@ -60,43 +60,43 @@ def test_of_equal_scores_the_first_blocks_are_kept(value: float, causal: bool) -
 def test_it_keeps_as_many_as_a_named_pattern(causal: bool) -> None:
     scores = np.random.default_rng(1).standard_normal((90, 90)).astype(np.float32)
     named = make_layout("strided", 90 * 4 - 1, 4, 0.83, causal)
-    assert np.array_equal(made(scores, 0.83, causal).indptr, named.indptr)
+    assert np.array_equal(layout_of(scores, 0.83, causal).indptr, named.indptr)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_chunks_do_not_show_and_are_asked_for_in_order(
+def test_the_result_is_the_same_in_chunks_requested_in_order(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = np.random.default_rng(2).integers(0, 5, (50, 50)).astype(np.float32)
-    whole = made(scores, 0.8, causal)
-    asked: list[tuple[int, int]] = []
+    whole = layout_of(scores, 0.8, causal)
+    requested: list[tuple[int, int]] = []
 
     def chunk(start: int, stop: int) -> np.ndarray:
-        asked.append((start, stop))
+        requested.append((start, stop))
         return scores[start:stop]
 
     monkeypatch.setattr(topk, "CHUNK", 400)
     cut = top_layout(chunk, 199, 4, 0.8, causal)
     assert np.array_equal(whole.indices, cut.indices)
-    assert asked == [(a, min(a + 8, 50)) for a in range(0, 50, 8)]
+    assert requested == [(a, min(a + 8, 50)) for a in range(0, 50, 8)]
 
 
 def test_scores_are_left_as_they_are() -> None:
-    drawn = np.random.default_rng(0).normal(size=(20, 20)).astype(np.float32)
-    scores = drawn.copy()
-    made(scores, 0.5, True)
-    assert np.array_equal(scores, drawn)
+    original = np.random.default_rng(0).normal(size=(20, 20)).astype(np.float32)
+    scores = original.copy()
+    layout_of(scores, 0.5, True)
+    assert np.array_equal(scores, original)
 
 
-def test_nan_is_refused_where_it_is_seen() -> None:
+def test_a_visible_nan_is_refused() -> None:
     scores = np.zeros((20, 20), dtype=np.float32)
     scores[7, 9] = np.nan
     with pytest.raises(UserError, match="score of query block 7 for key block 9 is NaN"):
-        made(scores, 0.5, False)
-    assert made(scores, 0.5, True).rows == 20
+        layout_of(scores, 0.5, False)
+    assert layout_of(scores, 0.5, True).rows == 20
     scores[7, 7] = -np.float32(np.nan)
     with pytest.raises(UserError, match="score of query block 7 for key block 7 is NaN"):
-        made(scores, 0.5, True)
+        layout_of(scores, 0.5, True)
 
 
 def test_scores_of_another_shape_are_refused() -> None:
@@ -107,7 +107,7 @@ def test_scores_of_another_shape_are_refused() -> None:
 def test_bad_lengths_and_sparsities_are_refused() -> None:
     scores = np.zeros((10, 10), dtype=np.float32)
     with pytest.raises(UserError, match="sparsity 1 is outside"):
-        made(scores, 1.0, False)
+        layout_of(scores, 1.0, False)
     with pytest.raises(UserError, match="block 0"):
         top_layout(lambda a, b: scores[a:b], 10, 0, 0.5, False)
     with pytest.raises(UserError, match="sequence of 0 tokens"):
@@ -115,7 +115,7 @@ def test_bad_lengths_and_sparsities_are_refused() -> None:
 
 
 def test_memory_is_that_of_a_chunk() -> None:
-    """8k rows: all scores would be 256 MiB; a chunk of them is a quarter of a MiB here."""
+    """8k rows: all scores are 256 MiB; a chunk is a quarter of a MiB here."""
     rows = 2**13
 
     def scores(start: int, stop: int) -> np.ndarray:
