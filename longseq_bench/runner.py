@@ -67,7 +67,7 @@ def run_schedule(
 def _run(
     step: Step, launcher: Launcher, environment: Environment, on_phase: OnPhase, command: str | None
 ) -> Record:
-    foreseen = step.predict()
+    prediction = step.predict()
     started, clock = datetime.now(UTC), time.perf_counter()
     launched = launcher.run(step.trial, on_phase)
     return Record(
@@ -79,6 +79,6 @@ def _run(
         processes=launched.processes,
         purpose=step.purpose,
         predicted_tokens=step.predicted_tokens,
-        foreseen=foreseen,
+        foreseen=prediction,
         command=command,
     )

@@ -109,9 +109,9 @@ def _columns(known: Sequence[Accuracy]) -> list[ValueColumn]:
         ValueColumn(
             "Fraction of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
         ),
-        ValueColumn("Peak", "bytes", lambda one: one.seen.peak_bytes, 8),
+        ValueColumn("Peak", "bytes", lambda one: one.estimate.peak_bytes, 8),
         ValueColumn("Time per pass", "seconds", lambda one: one.times.total, 8),
-        ValueColumn("Sent", "bytes", of_ranks(lambda one: one.seen.bytes_sent), 3),
+        ValueColumn("Sent", "bytes", of_ranks(lambda one: one.estimate.bytes_sent), 3),
         ValueColumn("Exposed", "seconds", of_ranks(lambda one: one.times.exposed), 2),
         ValueColumn("Limit", "text", lambda one: one.times.limit, 5),
         ValueColumn("Past error, memory and time", "text", past_error, 1),
@@ -156,8 +156,8 @@ def _notes(one: Prediction, trial: Trial) -> list[str]:
     if one.trial.world_size != trial.world_size:
         ranks = one.trial.world_size
         notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is for {ranks}")
-    if one.seen.untabled:
-        kernels = ", ".join(one.seen.untabled)
+    if one.estimate.untabled:
+        kernels = ", ".join(one.estimate.untabled)
         notes.append(f"{name}: the workspace of {kernels} is unknown and not counted")
     return notes
 
@@ -173,10 +173,10 @@ def _row(one: Prediction | str, trial: Trial) -> dict[str, Any]:
     return row | {
         "world_size": one.trial.world_size, "tokens": one.trial.workload.seq_len,
         "fits": one.fits, "memory_budget": one.trial.memory_budget,
-        "fraction_of_floor": one.fraction_of_floor, "peak_bytes": one.seen.peak_bytes,
-        "inside_bytes": one.seen.inside_bytes, "untabled": list(one.seen.untabled),
+        "fraction_of_floor": one.fraction_of_floor, "peak_bytes": one.estimate.peak_bytes,
+        "inside_bytes": one.estimate.inside_bytes, "untabled": list(one.estimate.untabled),
         "seconds": one.times.total, "compute_s": one.times.compute, "memory_s": one.times.memory,
-        "bytes_sent": one.seen.bytes_sent, "transfers": one.seen.transfers,
+        "bytes_sent": one.estimate.bytes_sent, "transfers": one.estimate.transfers,
         "communication_s": one.times.transfers, "exposed_s": one.times.exposed,
         "limit": one.times.limit, "rate_flops": one.rate.flops, "rate_source": one.rate.source,
     }  # fmt: skip

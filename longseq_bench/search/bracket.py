@@ -189,7 +189,7 @@ class _BracketSearch:
             self._time_spent += min(time, 1.0)
         if not result.passed:
             self._contradictions += tokens <= low
-            # a winner that fails again is no error of the model
+            # that a winner fails in a later run is not an error of the model
             self._misses = 1 if tokens in history.loads else self._misses + 1
             return
         self._misses = 0
@@ -228,7 +228,7 @@ class _BracketSearch:
         if not edges or not self._high_is_late:
             return width
         middle = median(edges)
-        # twice the median deviation: the range of two estimates, and robust to one outlier of three
+        # twice the median deviation: the range of two estimates; with three it ignores an outlier
         spread = 2 * median([abs(edge - middle) for edge in edges])
         return max(width, int(min(spread, MAX_SPREAD * self.low)))
 
@@ -240,12 +240,12 @@ class _BracketSearch:
         if high is not None and self.history.is_tied(high):
             return high
         if self._high_is_late and not self.wants_confirmation:
-            return None  # its confirmation only added to what is known about the noise
+            return None  # the winner is confirmed; that run only changed the estimate of the noise
         if low >= self.ceiling or (high is not None and high - low <= self._width()):
             return None
         if high is None:
             return max(low + 1, min(self._guess(low, self.ceiling + 1), self.ceiling))
-        # the edge is below a failure by an unknown amount: a run right under it shows little
+        # the edge may be far below a failure, so a run right under the failure shows little
         return max(low + 1, min(self._guess(low, high), high - self._width() // 2))
 
     def _guess(self, low: int, top: int) -> int:
@@ -259,7 +259,7 @@ class _BracketSearch:
         if not edge or self._misses > 1 or edge_is_outside:
             return self._between(low, top)
         if limit == "time" and edge > 4 * low:
-            # half the length takes a quarter of the time, and shows more than a pass cut short
+            # half the length takes a quarter of the time; a pass that is stopped shows less
             return edge // 2
         width = self._width()
         aim = min(int(edge * (1 - MARGIN)), edge - width // 2 if limit == "time" else edge)

@@ -21,12 +21,12 @@ class ExpectedLoads:
     """Loads expected before any run.
 
     loads: the fraction of each limit at a length, growing with the length; unknown loads are left
-    out.  rough: the factor by which a load may be wrong, where that is more than a few percent; the
-    search starts at a length that is certain to fit within that factor.
+    out.  uncertainty: the factor by which a load may be wrong, where that is more than a few
+    percent; the search starts at a length that fits even if the load is wrong by that factor.
     """
 
     loads: Callable[[int], Mapping[str, float]]
-    rough: Mapping[str, float] = field(default_factory=dict)
+    uncertainty: Mapping[str, float] = field(default_factory=dict)
 
 
 class History:
@@ -76,14 +76,14 @@ class EdgeModel:
     def expected_edge(self) -> tuple[int | None, int]:
         """Return the edge by the expected loads alone, and the first length to run below it.
 
-        (None, 0) without expected loads. The first length is certain to fit by rough loads.
+        (None, 0) without expected loads. The first length fits even if uncertain loads are higher.
         """
         if self.expected is None:
             return None, 0
         edge = _find_edge(self.expected.loads, {}, self.ceiling)
         if edge is None:
             return None, 0
-        cautious = {name: rough / (1 - MARGIN) for name, rough in self.expected.rough.items()}
+        cautious = {name: u / (1 - MARGIN) for name, u in self.expected.uncertainty.items()}
         first = _find_edge(self.expected.loads, cautious, self.ceiling) or 1
         below = edge if edge == self.ceiling else int(edge * (1 - MARGIN))
         return edge, max(1, min(first, below))
@@ -110,8 +110,8 @@ class EdgeModel:
         def loads(tokens: int) -> Mapping[str, float]:
             return {k: x for k, x in expected(tokens).items() if k != "time" or not timed}
 
-        used, before = self.history.loads[longest], loads(longest)
-        factors = {n: used[n] / x for n, x in before.items() if used.get(n) and x > 0}
+        measured, predicted = self.history.loads[longest], loads(longest)
+        factors = {n: measured[n] / x for n, x in predicted.items() if measured.get(n) and x > 0}
         if not factors and not timed:
             return None
         edge = _find_edge(loads, factors, self.ceiling)
@@ -142,15 +142,15 @@ class EdgeModel:
         low, times = self.history.low, self.history.times
         near = [n for n in times if low / NEAR_EDGE <= n <= low * NEAR_EDGE]
         exponent = self._time_exponent()
-        found = [self._time_edge(n, t, exponent) for n in near for t in times[n] if t > 0]
-        return [edge for edge in found if edge is not None]
+        edges = [self._time_edge(n, t, exponent) for n in near for t in times[n] if t > 0]
+        return [edge for edge in edges if edge is not None]
 
     def _time_edge(self, tokens: int, time: float, exponent: float | None) -> float | None:
         """Return the edge by one run; None where nothing shows how time grows."""
         expected = self.expected
-        if expected and (before := expected.loads(tokens).get("time", 0.0)) > 0:
+        if expected and (predicted := expected.loads(tokens).get("time", 0.0)) > 0:
             if (tokens, time) not in self._time_edges_of_runs:
-                factor, loads = {"time": time / before}, expected.loads
+                factor, loads = {"time": time / predicted}, expected.loads
                 edge = _find_edge(lambda n: {"time": loads(n)["time"]}, factor, self.ceiling)
                 self._time_edges_of_runs[tokens, time] = edge or 1
             return self._time_edges_of_runs[tokens, time]
@@ -175,9 +175,9 @@ class EdgeModel:
 def _find_edge(
     loads: Callable[[int], Mapping[str, float]], factors: Mapping[str, float], ceiling: int
 ) -> int | None:
-    """Find the longest length at which no load times its factor exceeds 1, within 0.1 %.
+    """Find the longest length at which every load times its factor is at most 1, within 0.1 %.
 
-    The ceiling if none does so there; None if no load is known. Evaluates few lengths.
+    Returns the ceiling if that is so there, None if no load is known. Evaluates few lengths.
     """
 
     def load(n: int) -> float:
@@ -194,7 +194,7 @@ def _find_edge(
     for turn in range(60):
         if high - low <= max(1, low // 1000):
             break
-        # interpolate in logarithms; bisect now and then, so that it ends
+        # interpolate in logarithms; bisect every fourth time, so that the loop ends
         share = math.log(1 / max(at_low, 1e-12)) / math.log(at_high / max(at_low, 1e-12))
         middle = low * (high / low) ** (0.5 if turn % 4 == 3 else share)
         at = max(low + 1, min(high - 1, round(middle)))

@@ -32,80 +32,87 @@ DryRun = Callable[[Sequence[Trial]], list[DryRunEstimate]]
 GRID = (0.02, 0.2, 0.5, 0.8, 0.9, 0.96, 1.0)
 """Lengths of dry runs, as shares of the floor's length: memory is nearly linear in between, and
 most edges are near the end."""
-REFINED = 6  # most further dry runs at the edge of the curve, until one is near to it
-NEAR, CLOSE = 0.002, 1.07  # near: by this share, or between two lengths apart by this factor
-LEAST_TREND = 0.5  # least growth of memory beyond the last length, as a share of the mean before
-TOUCHES = 2.0  # the least moves of each byte of the peak: written once and read once
-WALKED_FROM = 4096  # tokens per rank that always have a dry run
-BEYOND = 4.0  # factor beyond the time limit up to which longer lengths have a dry run
-ROUGH_GUESS = 6.0  # the factor by which a rate from a profile may be wrong
-ROUGH_RECORD = 1.3  # the factor by which a rate from records of this machine may be wrong
+MAX_REFINEMENTS = 6  # further dry runs at the edge of the curve
+EDGE_TOLERANCE = 0.002  # a dry run within this share of the edge ends the refinement
+MAX_EDGE_GAP = 1.07  # so do dry runs on both sides of the edge with at most this length ratio
+MIN_TREND = 0.5  # minimum growth of memory beyond the last length, as a share of the mean before
+MOVES_PER_BYTE = 2.0  # minimum moves of each byte of the peak: it is written once and read once
+ALWAYS_DRY_RUN_TOKENS = 4096  # dry runs up to this many tokens per rank ignore the time limit
+DRY_RUN_TIME_FACTOR = 4.0  # longer ones: while a pass may take at most this many time limits
+PROFILE_UNCERTAINTY = 6.0  # the factor by which a rate from a profile may be wrong
+RECORD_UNCERTAINTY = 1.3  # the factor by which a rate from records of this machine may be wrong
+
+
+Point = tuple[int, DryRunEstimate]
+"""A length and the estimate of its dry run."""
 
 
 @dataclass(frozen=True)
 class Curve:
     """Dry runs of a trial at some lengths, ascending, and the interpolation between them."""
 
-    points: tuple[tuple[int, DryRunEstimate], ...]
+    points: tuple[Point, ...]
 
     def peak(self, tokens: int) -> float:
         """Return the peak bytes of the fullest rank, interpolated linearly."""
-        return self._between(tokens, lambda seen: float(seen.peak_bytes), power=False)
+        return self._between(tokens, lambda estimate: estimate.peak_bytes, power=False)
 
     def at(self, tokens: int) -> DryRunEstimate:
         """Return the cost at a length, interpolated by powers of the length, the peak linearly."""
-        (_, near), _ = self._round(tokens)
-        return near.model_copy(
+        (_, shorter), _ = self._neighbours(tokens)
+        return shorter.model_copy(
             update={
                 "peak_bytes": round(self.peak(tokens)),
-                "flops": self._between(tokens, lambda seen: seen.flops, power=True),
-                "bytes_sent": round(self._between(tokens, lambda s: s.bytes_sent, power=True)),
-                "transfers": round(self._between(tokens, lambda s: s.transfers, power=True)),
+                "flops": self._between(tokens, lambda estimate: estimate.flops, power=True),
+                "bytes_sent": round(self._between(tokens, lambda e: e.bytes_sent, power=True)),
+                "transfers": round(self._between(tokens, lambda e: e.transfers, power=True)),
             }
         )
 
     def gap(self, tokens: int) -> float:
         """Return the ratio of the neighbouring lengths; infinite beyond the last one."""
-        (a, _), (b, _) = self._round(tokens)
+        (a, _), (b, _) = self._neighbours(tokens)
         return b / a if a <= tokens <= b else math.inf
 
-    def _round(self, tokens: int) -> tuple[tuple[int, DryRunEstimate], tuple[int, DryRunEstimate]]:
+    def _neighbours(self, tokens: int) -> tuple[Point, Point]:
+        """Return the points around a length; beyond the last one, the last two."""
         lengths = [n for n, _ in self.points]
         at = min(max(1, bisect_left(lengths, tokens)), len(lengths) - 1)
         return self.points[at - 1], self.points[at]
 
     def _between(self, tokens: int, value: Callable[[DryRunEstimate], float], power: bool) -> float:
-        (a, first), (b, last) = self._round(tokens)
+        (a, first), (b, last) = self._neighbours(tokens)
         low, high = value(first), value(last)
         if power and min(low, high) > 0:
             slope = math.log(high / low) / math.log(b / a)
             return float(low * (tokens / a) ** slope)
         line = low + (high - low) * (tokens - a) / (b - a)
-        # a longer length that is cut differently may hold less, which is no trend
-        least = high + LEAST_TREND * high * (tokens - b) / b
-        return max(line, least) if tokens > b else max(0.0, line)
+        # a longer length may need less, if it is split into other blocks; that is not a trend
+        minimum = high + MIN_TREND * high * (tokens - b) / b
+        return max(line, minimum) if tokens > b else max(0.0, line)
 
 
 def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> Curve | str:
     """Return a trial's curve up to where the floor reaches the budget, or why there is none."""
     floor = floor_tokens(trial.workload, budget, trial.world_size)
-    least = 2 * trial.world_size
-    lengths = sorted({max(least, min(ceiling, round(share * floor))) for share in GRID})
+    min_tokens = 2 * trial.world_size
+    lengths = sorted({max(min_tokens, min(ceiling, round(share * floor))) for share in GRID})
     lengths = lengths if len(lengths) > 1 else [lengths[0], 2 * lengths[0]]
-    found = dry_run([trial.at(n).replace(repeats=0, round=0) for n in lengths])
-    known = [(n, seen) for n, seen in zip(lengths, found, strict=True) if not seen.unsupported]
-    if len(known) < 2:
-        return next((seen.unsupported for seen in found if seen.unsupported), "too short")
-    for _ in range(REFINED):
-        made = Curve(tuple(sorted(known)))
-        at = max(least, find_edge(made, budget, ceiling))
-        if made.gap(at) <= CLOSE or any(abs(at - n) <= NEAR * n for n, _ in known):
+    estimates = dry_run([trial.at(n).replace(repeats=0, round=0) for n in lengths])
+    points = [(n, e) for n, e in zip(lengths, estimates, strict=True) if not e.unsupported]
+    if len(points) < 2:
+        return next((e.unsupported for e in estimates if e.unsupported), "too short")
+    for _ in range(MAX_REFINEMENTS):
+        curve = Curve(tuple(sorted(points)))
+        edge = max(min_tokens, find_edge(curve, budget, ceiling))
+        near_edge = any(abs(edge - n) <= EDGE_TOLERANCE * n for n, _ in points)
+        if near_edge or curve.gap(edge) <= MAX_EDGE_GAP:
             break
-        (seen,) = dry_run([trial.at(at).replace(repeats=0, round=0)])
-        if seen.unsupported:
+        (estimate,) = dry_run([trial.at(edge).replace(repeats=0, round=0)])
+        if estimate.unsupported:
             break
-        known.append((at, seen))
-    return Curve(tuple(sorted(known)))
+        points.append((edge, estimate))
+    return Curve(tuple(sorted(points)))
 
 
 # ---- rates ----------------------------------------------------------------------------------
@@ -113,13 +120,14 @@ def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> C
 
 @dataclass(frozen=True)
 class Rate:
-    """FLOP/s of a rank, the factor by which it may be wrong, and its source.
+    """FLOP/s of a rank, and their source.
 
-    exposed: seconds per byte sent that communication added to a pass; None without a record.
+    uncertainty: the factor by which they may be wrong.  exposed: seconds per byte sent that
+    communication added to a pass; None without a record.
     """
 
     flops: float
-    rough: float
+    uncertainty: float
     source: str
     exposed: float | None = None
 
@@ -129,8 +137,9 @@ class RateModel:
 
     def __init__(self, hardware: Hardware, records: Iterable[Record] = ()) -> None:
         self.hardware = hardware
-        self._alike: dict[tuple[object, ...], list[tuple[int, float, float]]] = {}
-        self._network: list[float] = []
+        # for each kind of trial: (length, rate, exposed) of its records
+        self._rates: dict[tuple[object, ...], list[tuple[int, float, float]]] = {}
+        self._bandwidths: list[float] = []
         for record in records:
             self._learn(record)
 
@@ -138,45 +147,46 @@ class RateModel:
         outcome, trial = record.outcome, record.trial
         if outcome.status != "ok" or trial.device != self.hardware.device:
             return
-        flops, seconds = outcome.largest("flops"), pass_seconds(record)
-        sent, apart = outcome.largest("bytes_sent"), per_iteration(record, "communication_time")
+        flops, sent = outcome.largest("flops"), outcome.largest("bytes_sent")
+        seconds = pass_seconds(record)
         if seconds and flops:
             # compute and communication grow differently: use the time without communication
             computing = per_iteration(record, "compute_time")
-            busy = min(seconds, median(computing)) if computing and sent else seconds
-            alike = self._alike.setdefault(_alike(trial), [])
-            rate = flops / trial.world_size / busy
-            alike.append((trial.workload.seq_len, rate, (seconds - busy) / sent if sent else 0.0))
-        if sent and apart:
-            self._network.append(sent / median(apart))
+            compute_s = min(seconds, median(computing)) if computing and sent else seconds
+            rate = flops / trial.world_size / compute_s
+            exposed = (seconds - compute_s) / sent if sent else 0.0
+            rates = self._rates.setdefault(_rate_key(trial), [])
+            rates.append((trial.workload.seq_len, rate, exposed))
+        if sent and (transfer_s := per_iteration(record, "communication_time")):
+            self._bandwidths.append(sent / median(transfer_s))
 
     def rate(self, trial: Trial) -> Rate:
         """Return the rate of the records of the nearest length, else that of the profile.
 
         Raises UserError for a dtype that the hardware does not have.
         """
-        known = self._alike.get(_alike(trial))
+        known = self._rates.get(_rate_key(trial))
         if known:
             tokens = trial.workload.seq_len
-            nearest = min(known, key=lambda one: abs(math.log(one[0] / tokens)))[0]
-            rates, added = zip(*((r, e) for n, r, e in known if n == nearest), strict=True)
+            nearest = min((n for n, _, _ in known), key=lambda n: abs(math.log(n / tokens)))
+            rates, exposed = zip(*((r, e) for n, r, e in known if n == nearest), strict=True)
             source = f"{len(known)} record(s), nearest at {nearest:,} tokens"
-            return Rate(median(rates), ROUGH_RECORD, source, median(added))
+            return Rate(median(rates), RECORD_UNCERTAINTY, source, median(exposed))
         w = trial.workload
         rate = self.hardware.rate(w.dtype, w.mode)
         if w.train and trial.keep != "all":
             # the forward is run again, and is not counted in the FLOPs
             once = FORWARD_MATMULS + BACKWARD_MATMULS
             rate *= once / (once + FORWARD_MATMULS)
-        return Rate(rate, ROUGH_GUESS, f"profile of {self.hardware.name}")
+        return Rate(rate, PROFILE_UNCERTAINTY, f"profile of {self.hardware.name}")
 
     def bandwidth(self, ranks: int) -> float:
         """Return the bytes/s that a rank sends."""
-        known = median(self._network) if self._network else 0.0
-        return known or self.hardware.link(ranks).bandwidth
+        measured = median(self._bandwidths) if self._bandwidths else 0.0
+        return measured or self.hardware.link(ranks).bandwidth
 
 
-def _alike(trial: Trial) -> tuple[object, ...]:
+def _rate_key(trial: Trial) -> tuple[object, ...]:
     """Return what must be the same for a rate to be valid at another length."""
     shape = trial.workload.model_dump(exclude={"seq_len"})
     options = tuple(sorted((k, str(v)) for k, v in trial.options.items()))
@@ -209,23 +219,24 @@ class Times:
 
 
 def predict_times(
-    trial: Trial, seen: DryRunEstimate, rates: RateModel, rate: Rate | None = None
+    trial: Trial, estimate: DryRunEstimate, rates: RateModel, rate: Rate | None = None
 ) -> Times:
     """Predict the time of one pass. Overlapping transfers are hidden, except for the first.
 
     rate: a rate to use instead of that of this length.
     """
     link, rate = rates.hardware.link(trial.world_size), rate or rates.rate(trial)
-    # a rate from records is that of all ranks, also where their work is uneven
-    uneven = seen.busiest if rate.exposed is None else 1.0
-    compute = seen.flops * uneven / rate.flops
-    memory = TOUCHES * seen.peak_bytes / rates.hardware.bandwidth
-    transfers = seen.transfers * link.latency + seen.bytes_sent / rates.bandwidth(trial.world_size)
+    # a rate from records is mean FLOPs over the slowest rank's time, so it includes imbalance
+    imbalance = estimate.busiest if rate.exposed is None else 1.0
+    compute = estimate.flops * imbalance / rate.flops
+    memory = MOVES_PER_BYTE * estimate.peak_bytes / rates.hardware.bandwidth
+    bandwidth = rates.bandwidth(trial.world_size)
+    transfers = estimate.transfers * link.latency + estimate.bytes_sent / bandwidth
     exposed = transfers
     if rate.exposed is not None:
-        exposed = rate.exposed * seen.bytes_sent
-    elif seen.overlaps and seen.transfers:
-        exposed = max(transfers - max(compute, memory), transfers / seen.transfers)
+        exposed = rate.exposed * estimate.bytes_sent
+    elif estimate.overlaps and estimate.transfers:
+        exposed = max(transfers - max(compute, memory), transfers / estimate.transfers)
     return Times(compute, memory, transfers, exposed)
 
 
@@ -237,7 +248,7 @@ class Prediction:
     """The predicted cost of a trial at one length. fits: its peak is within the budget."""
 
     trial: Trial
-    seen: DryRunEstimate
+    estimate: DryRunEstimate
     times: Times
     rate: Rate
     fits: bool
@@ -253,11 +264,12 @@ class Prediction:
 def predict(trial: Trial, dry_run: DryRun, rates: RateModel) -> Prediction | str:
     """Predict a trial at its length, or return why that is impossible."""
     assert trial.memory_budget
-    (seen,) = dry_run([trial.replace(repeats=0, round=0)])
-    if seen.unsupported:
-        return seen.unsupported
-    fits = seen.peak_bytes <= trial.memory_budget
-    return Prediction(trial, seen, predict_times(trial, seen, rates), rates.rate(trial), fits)
+    (estimate,) = dry_run([trial.replace(repeats=0, round=0)])
+    if estimate.unsupported:
+        return estimate.unsupported
+    fits = estimate.peak_bytes <= trial.memory_budget
+    times = predict_times(trial, estimate, rates)
+    return Prediction(trial, estimate, times, rates.rate(trial), fits)
 
 
 def find_longest_fit(
@@ -265,33 +277,34 @@ def find_longest_fit(
 ) -> Prediction | str:
     """Predict the longest length that fits in the budget of each rank, or return why not."""
     assert trial.memory_budget
-    found = dry_run_curve(trial, trial.memory_budget, dry_run, ceiling)
-    if isinstance(found, str):
-        return found
-    walked = dict(found.points)
+    curve = dry_run_curve(trial, trial.memory_budget, dry_run, ceiling)
+    if isinstance(curve, str):
+        return curve
+    known = dict(curve.points)
 
-    def again(trials: Sequence[Trial]) -> list[DryRunEstimate]:
+    def cached_dry_run(trials: Sequence[Trial]) -> list[DryRunEstimate]:
         lengths = [one.workload.seq_len for one in trials]
-        return [walked[n] for n in lengths] if walked.keys() >= set(lengths) else dry_run(trials)
+        return [known[n] for n in lengths] if known.keys() >= set(lengths) else dry_run(trials)
 
-    low = find_edge(found, trial.memory_budget, ceiling)
+    tokens = find_edge(curve, trial.memory_budget, ceiling)
     for _ in range(4):
-        made = predict(trial.at(max(low, trial.world_size)), again, rates)
-        if isinstance(made, str):
+        result = predict(trial.at(max(tokens, trial.world_size)), cached_dry_run, rates)
+        if isinstance(result, str):
             # too long for a dry run: take the longest length that had one
-            fits = [n for n, seen in found.points if seen.peak_bytes <= trial.memory_budget]
-            return predict(trial.at(max(fits)), again, rates) if fits else made
-        if made.fits:
-            return made
+            fits = [n for n, e in curve.points if e.peak_bytes <= trial.memory_budget]
+            return predict(trial.at(max(fits)), cached_dry_run, rates) if fits else result
+        if result.fits:
+            return result
         # a little over: the interpolation was below the real peak
-        low = int(low * min(0.999, max(0.98, trial.memory_budget / made.seen.peak_bytes)))
-    return made
+        ratio = trial.memory_budget / result.estimate.peak_bytes
+        tokens = int(tokens * min(0.999, max(0.98, ratio)))
+    return result
 
 
 def find_smallest_world(
-    trial: Trial, dry_run: DryRun, rates: RateModel, most: int
+    trial: Trial, dry_run: DryRun, rates: RateModel, max_ranks: int
 ) -> Prediction | None:
-    """Find the fewest ranks on which a length is predicted to fit, up to `most`; None without any.
+    """Find the fewest ranks on which a length is predicted to fit; None if `max_ranks` do not.
 
     Doubles the ranks, then bisects.
     """
@@ -299,26 +312,26 @@ def find_smallest_world(
     budget = trial.memory_budget
     floor = floor_bytes_per_token(trial.workload) * trial.workload.seq_len
 
-    def fitting(ranks: int) -> Prediction | None:
+    def predict_fit(ranks: int) -> Prediction | None:
         if trial.keep == "all" and floor > budget * ranks:
             return None
-        made = predict(trial.replace(world_size=ranks), dry_run, rates)
-        return made if not isinstance(made, str) and made.fits else None
+        result = predict(trial.replace(world_size=ranks), dry_run, rates)
+        return result if not isinstance(result, str) and result.fits else None
 
     low, ranks, best = trial.world_size, trial.world_size, None
-    while best is None and (ranks := 2 * ranks) <= most:
-        best = fitting(ranks)
+    while best is None and (ranks := 2 * ranks) <= max_ranks:
+        best = predict_fit(ranks)
         low = low if best else ranks
     while best is not None and best.trial.world_size - low > 1:
         middle = (low + best.trial.world_size) // 2
-        found = fitting(middle)
-        low, best = (low, found) if found else (middle, best)
+        result = predict_fit(middle)
+        low, best = (low, result) if result else (middle, best)
     return best
 
 
-def find_edge(found: Curve, budget: int, ceiling: int) -> int:
+def find_edge(curve: Curve, budget: int, ceiling: int) -> int:
     """Return the longest length whose peak on a curve is within the budget; 0 without any."""
-    return bisect_right(range(1, ceiling + 1), budget, key=lambda n: math.ceil(found.peak(n)))
+    return bisect_right(range(1, ceiling + 1), budget, key=lambda n: math.ceil(curve.peak(n)))
 
 
 # ---- accuracy ----------------------------------------------------------------------------------
@@ -346,22 +359,22 @@ class Accuracy(NamedTuple):
 
 
 def find_accuracy(records: Iterable[Record]) -> list[Accuracy]:
-    """Return the errors of predictions that records hold, by kind of trial."""
+    """Return the errors of the predictions in records, by kind of trial."""
     kinds: dict[Kind, tuple[list[float], list[float]]] = {}
     missed: Counter[Kind] = Counter()
     for record in records:
-        outcome, trial, foreseen = record.outcome, record.trial, record.foreseen
-        if foreseen is None or trial.fit_only:
+        outcome, trial, prediction = record.outcome, record.trial, record.foreseen
+        if prediction is None or trial.fit_only:
             continue
-        memory, time = kinds.setdefault(_kind(trial), ([], []))
-        fits = foreseen.peak_bytes and foreseen.peak_bytes <= (trial.memory_budget or 0)
+        memory_errors, time_errors = kinds.setdefault(_kind(trial), ([], []))
+        fits = prediction.peak_bytes and prediction.peak_bytes <= (trial.memory_budget or 0)
         missed[_kind(trial)] += bool(fits and outcome.status == "oom")
         if outcome.status != "ok":
             continue
-        if foreseen.peak_bytes and (peak := outcome.largest("peak")):
-            memory.append(foreseen.peak_bytes / peak - 1)
-        if foreseen.seconds and (seconds := pass_seconds(record)):
-            time.append(foreseen.seconds / seconds - 1)
+        if prediction.peak_bytes and (peak := outcome.largest("peak")):
+            memory_errors.append(prediction.peak_bytes / peak - 1)
+        if prediction.seconds and (seconds := pass_seconds(record)):
+            time_errors.append(prediction.seconds / seconds - 1)
     return [
         Accuracy(*key, tuple(memory), tuple(time), missed[key])
         for key, (memory, time) in sorted(kinds.items())
@@ -385,8 +398,8 @@ def pass_seconds(record: Record) -> float | None:
     """
     if times := per_iteration(record, "time"):
         return median(times)
-    quick = record.trial.device == "cuda" or record.outcome.samples("peak_bound")
-    return record.outcome.largest("pass_time") if quick else None
+    usual_heap = record.trial.device == "cuda" or record.outcome.samples("peak_bound")
+    return record.outcome.largest("pass_time") if usual_heap else None
 
 
 # ---- for schedules -----------------------------------------------------------------------------
@@ -395,34 +408,33 @@ def pass_seconds(record: Record) -> float | None:
 class LengthModel:
     """Predicted memory and time of one trial at any length.
 
-    rough: the factor by which a load may be wrong, where that is more than a few percent.
+    uncertainty: the factor by which a load may be wrong, where that is more than a few percent.
     """
 
-    def __init__(self, found: Curve, trial: Trial, rates: RateModel) -> None:
-        edge_of = trial.at(max(found.points[-1][0], trial.world_size))
-        self._found, self._trial, self._rates = found, trial, rates
-        self._rate = rates.rate(edge_of)
-        self.rough = {"time": self._rate.rough}
+    def __init__(self, curve: Curve, trial: Trial, rates: RateModel) -> None:
+        self._curve, self._trial, self._rates = curve, trial, rates
+        self._rate = rates.rate(trial.at(max(curve.points[-1][0], trial.world_size)))
+        self.uncertainty = {"time": self._rate.uncertainty}
 
     def loads(self, tokens: int) -> Mapping[str, float]:
         """Return the fraction of each limit that a pass uses."""
         loads, trial = {}, self._trial
         if trial.memory_budget:
-            loads["memory"] = self._found.peak(tokens) / trial.memory_budget
+            loads["memory"] = self._curve.peak(tokens) / trial.memory_budget
         if trial.time_budget:
             loads["time"] = self._seconds(tokens) / trial.time_budget
         return loads
 
-    def foreseen(self, tokens: int) -> TrialPrediction:
-        """Return the prediction for the record of a run."""
-        peak = round(self._found.peak(tokens))
+    def predict_run(self, tokens: int) -> TrialPrediction:
+        """Return the prediction for a run of this length."""
+        peak = round(self._curve.peak(tokens))
         return TrialPrediction(
             peak_bytes=peak, seconds=self._seconds(tokens), rate=self._rate.source
         )
 
     def _seconds(self, tokens: int) -> float:
         return predict_times(
-            self._trial.at(tokens), self._found.at(tokens), self._rates, self._rate
+            self._trial.at(tokens), self._curve.at(tokens), self._rates, self._rate
         ).total
 
 
@@ -435,40 +447,42 @@ class Predictor:
     def length_model(self, trial: Trial, ceiling: int) -> LengthModel | None:
         """Return the model of a trial over its length; None if it cannot be predicted."""
         assert trial.memory_budget
-        most = min(ceiling, self._longest_dry_run(trial))
-        found = dry_run_curve(trial, trial.memory_budget, self._dry_run, most)
-        return None if isinstance(found, str) else LengthModel(found, trial, self._rates)
+        longest = min(ceiling, self._longest_dry_run(trial))
+        curve = dry_run_curve(trial, trial.memory_budget, self._dry_run, longest)
+        return None if isinstance(curve, str) else LengthModel(curve, trial, self._rates)
 
     def _longest_dry_run(self, trial: Trial) -> int:
         """Return the longest length that needs a dry run.
 
-        Beyond it even the kept part of dense attention takes many times the time budget, and a
-        layout of so many blocks takes long itself.
+        Beyond it even the kept part of dense attention takes many times the time budget, and to
+        prepare a layout of that many blocks takes long too.
         """
         if not trial.time_budget:
             return 2**62
-        known = trial.at(WALKED_FROM * trial.world_size)
+        known = trial.at(ALWAYS_DRY_RUN_TOKENS * trial.world_size)
         sparsity = trial.options.get("sparsity")
         kept = 1 - (sparsity if isinstance(sparsity, float) else 0.0)
         flops = attention_flops(known.workload) * kept / trial.world_size
         rate = self._rates.rate(trial)
-        most = trial.time_budget * rate.flops * rate.rough * BEYOND
-        return max(known.workload.seq_len, int(known.workload.seq_len * math.sqrt(most / flops)))
+        max_flops = trial.time_budget * rate.flops * rate.uncertainty * DRY_RUN_TIME_FACTOR
+        return max(
+            known.workload.seq_len, int(known.workload.seq_len * math.sqrt(max_flops / flops))
+        )
 
-    def foreseen(self, trials: Sequence[Trial]) -> list[TrialPrediction | None]:
+    def predict_trials(self, trials: Sequence[Trial]) -> list[TrialPrediction | None]:
         """Return the prediction for each trial; None where there is none."""
-        alike: dict[str, list[Trial]] = {}
+        groups: dict[str, list[Trial]] = {}
         for trial in trials:
-            alike.setdefault(trial.implementation, []).append(trial)
-        # one call per implementation: one that dies in its dry run affects no other
+            groups.setdefault(trial.implementation, []).append(trial)
+        # one call per implementation: if one crashes in its dry run, the others are not affected
         predictions = {
             trial.key: TrialPrediction(
-                peak_bytes=seen.peak_bytes,
-                seconds=predict_times(trial, seen, self._rates).total,
+                peak_bytes=estimate.peak_bytes,
+                seconds=predict_times(trial, estimate, self._rates).total,
                 rate=self._rates.rate(trial).source,
             )
-            for group in alike.values()
-            for trial, seen in zip(group, self._dry_run(group), strict=True)
-            if not seen.unsupported
+            for group in groups.values()
+            for trial, estimate in zip(group, self._dry_run(group), strict=True)
+            if not estimate.unsupported
         }
         return [predictions.get(trial.key) for trial in trials]

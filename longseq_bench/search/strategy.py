@@ -1,7 +1,7 @@
 """Schedules: generators that yield the next trial and receive its record.
 
 A schedule knows nothing of processes, files or devices. A test can drive it by hand, and it can be
-resumed from records. A Predictor tells it what trials will take.
+resumed from records. A Predictor predicts the memory and time of its trials.
 """
 
 import math
@@ -17,7 +17,7 @@ from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.model import Purpose, Record, Trial, TrialPrediction
 from longseq_bench.search.bracket import Result, find_longest
 from longseq_bench.search.edge_model import ExpectedLoads
-from longseq_bench.search.prediction import ROUGH_GUESS, Predictor
+from longseq_bench.search.prediction import PROFILE_UNCERTAINTY, Predictor
 
 FIRST_TOKENS = 2048  # the longest first length of a search: a pass of it takes milliseconds
 CEILING_TOKENS = 2**30
@@ -29,7 +29,7 @@ DENSITY_STEPS = 2**22  # resolution of the search for the lowest sparsity: steps
 LENGTH_DIVISORS, TIMED_PASSES = (8, 4, 2), 7
 """Lengths of a scaling study, as parts of the shortest maximum, and timed passes at each."""
 
-HOPELESS = ("unsupported", "error")  # statuses that no shorter length would change
+FINAL_STATUSES = ("unsupported", "error")  # statuses that no shorter length would change
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,21 @@ def sweep(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = No
     """Run each trial `rounds` times, in fresh processes, interleaving trials to compare.
 
     Trials on the same workload take turns, so that a drift of the machine affects them all alike.
-    Those on one and on several ranks do so too, because a speed-up compares them. A trial that did
-    not end ok has no further rounds.
+    So do those on one and on several ranks, because a speed-up compares them. A trial that did not
+    end with status ok has no further rounds.
     """
     records: list[Record] = []
     for _, compared in groupby(trials, key=lambda t: (t.workload, t.device)):
-        left = list(compared)
-        predict = _predict_together(predictor, left)
+        remaining = list(compared)
+        predict = _predict_together(predictor, remaining)
         for index in range(rounds):
             passed = []
-            for trial in left:
+            for trial in remaining:
                 record = yield Step(trial.replace(round=index), predict=predict(trial))
                 records.append(record)
                 if record.outcome.status == "ok":
                     passed.append(trial)
-            left = passed
+            remaining = passed
     return records
 
 
@@ -74,13 +74,13 @@ def _predict_together(
     predictor: Predictor | None, trials: Sequence[Trial]
 ) -> Callable[[Trial], Callable[[], TrialPrediction | None]]:
     """Return a function from a trial to its `predict`: the first call predicts all trials."""
-    trials, known = tuple(trials), dict[str, TrialPrediction | None]()
+    trials, predictions = tuple(trials), dict[str, TrialPrediction | None]()
 
     def predict(key: str) -> TrialPrediction | None:
-        if predictor and not known:
+        if predictor and not predictions:
             keys = (trial.key for trial in trials)
-            known.update(zip(keys, predictor.foreseen(trials), strict=True))
-        return known.get(key)
+            predictions.update(zip(keys, predictor.predict_trials(trials), strict=True))
+        return predictions.get(key)
 
     return lambda trial: partial(predict, trial.key)
 
@@ -88,7 +88,7 @@ def _predict_together(
 def maxlen(
     trials: Sequence[Trial], ceiling: int | None = None, predictor: Predictor | None = None
 ) -> Schedule:
-    """Search the longest length of each trial, one after the other; their seq_len is ignored."""
+    """Search for the longest length of each trial, one after the other; seq_len is ignored."""
     records: list[Record] = []
     for trial in trials:
         records += yield from _search_length(trial, ceiling, predictor)
@@ -96,19 +96,19 @@ def maxlen(
 
 
 def find_min_sparsity(trials: Sequence[Trial], predictor: Predictor | None = None) -> Schedule:
-    """Search the lowest sparsity with which each trial's length fits in its memory and time.
+    """Search for the lowest sparsity with which each trial's length fits in its memory and time.
 
-    One search after the other; their own sparsity is ignored. The search is over the density, in
-    whole steps.
+    One search after the other; the trials' own sparsity is ignored. A search is over the density,
+    in whole steps.
     """
     records: list[Record] = []
     for trial in trials:
         expected = _expected_density(trial, predictor)
         search = find_longest(DENSITY_STEPS // 1000, DENSITY_STEPS, expected)
-        request, before = next(search), len(records)
+        request, first_record = next(search), len(records)
         while True:
             options = {**trial.options, "sparsity": round(1 - request.tokens / DENSITY_STEPS, 9)}
-            index = sum(r.trial.options == options for r in records[before:])
+            index = sum(r.trial.options == options for r in records[first_record:])
             repeats = int(request.purpose == "confirm")
             run = trial.replace(options=options, round=index, repeats=repeats)
             predict = _predict_together(predictor, [run])(run)
@@ -123,35 +123,36 @@ def find_min_sparsity(trials: Sequence[Trial], predictor: Predictor | None = Non
 def _expected_density(trial: Trial, predictor: Predictor | None) -> ExpectedLoads | None:
     """Return loads over the density: time is expected to grow with it, and memory not to."""
     sparse = trial.replace(options={**trial.options, "sparsity": PREDICTED_SPARSITY})
-    foreseen = predictor.foreseen([sparse])[0] if predictor else None
-    if foreseen is None or not foreseen.seconds or not trial.time_budget:
+    prediction = predictor.predict_trials([sparse])[0] if predictor else None
+    if prediction is None or not prediction.seconds or not trial.time_budget:
         return None
-    full = foreseen.seconds / (1 - PREDICTED_SPARSITY) / trial.time_budget
-    memory = (foreseen.peak_bytes or 0) / (trial.memory_budget or math.inf)
+    full = prediction.seconds / (1 - PREDICTED_SPARSITY) / trial.time_budget
+    memory = (prediction.peak_bytes or 0) / (trial.memory_budget or math.inf)
     if memory > 1:
         return None
-    return ExpectedLoads(lambda n: {"time": full * n / DENSITY_STEPS}, {"time": ROUGH_GUESS})
+    uncertainty = {"time": PROFILE_UNCERTAINTY}
+    return ExpectedLoads(lambda n: {"time": full * n / DENSITY_STEPS}, uncertainty)
 
 
 def scaling(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = None) -> Schedule:
-    """Search the longest length of each trial, then time shorter ones on all numbers of ranks.
+    """Search for the longest length of each trial, then time shorter ones on all numbers of ranks.
 
     The timed lengths are an eighth, a quarter and half of the shortest maximum above 0.
     """
     records: list[Record] = []
     maxima: list[int] = []
     for trial in trials:
-        found = yield from _search_length(trial, None, predictor)
-        maxima.append(merge_search(found).max_tokens)
-        records += found
-    least = min((n for n in maxima if n), default=0)
+        runs = yield from _search_length(trial, None, predictor)
+        maxima.append(merge_search(runs).max_tokens)
+        records += runs
+    shortest = min((n for n in maxima if n), default=0)
     ranks = max(trial.world_size for trial in trials)
-    lengths = [n for n in (least // divisor for divisor in LENGTH_DIVISORS) if n >= ranks]
+    lengths = [n for n in (shortest // divisor for divisor in LENGTH_DIVISORS) if n >= ranks]
     timed = [
         trial.at(n).replace(repeats=TIMED_PASSES, round=0)
         for n in lengths
-        for trial, most in zip(trials, maxima, strict=True)
-        if most
+        for trial, maximum in zip(trials, maxima, strict=True)
+        if maximum
     ]
     return records + (yield from sweep(timed, rounds, predictor))
 
@@ -159,20 +160,22 @@ def scaling(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = 
 def _search_length(trial: Trial, ceiling: int | None, predictor: Predictor | None) -> Schedule:
     """Run one search. A confirmation is another round of the same trial, so another record.
 
-    Fewer tokens than ranks cannot be shared, and show nothing about memory. The search counts from
-    1, so it is over the tokens beyond `offset`.
+    Fewer tokens than ranks can't be split, and show nothing about memory. So length 1 of the search
+    is one token per rank: `offset` is the difference.
     """
     assert trial.memory_budget
     offset = trial.world_size - 1
     floor = floor_tokens(trial.workload, trial.memory_budget, trial.world_size)
-    # nothing exact fits beyond the floor, but twice of it shows a budget that is not enforced;
-    # tensors in the host's memory have no floor
+    # no exact attention fits beyond the floor's length; up to twice of it the search can show that
+    # the budget is not enforced. Tensors in host memory don't count for the budget.
     top = ceiling or CEILING_TOKENS
     if trial.options.get("offload", "none") == "none":
         top = min(top, 2 * floor)
     first = min(floor // 8, FIRST_TOKENS)
     model = predictor.length_model(trial, max(top, 2)) if predictor else None
-    expected = ExpectedLoads(lambda n: model.loads(n + offset), model.rough) if model else None
+    expected = None
+    if model:
+        expected = ExpectedLoads(lambda n: model.loads(n + offset), model.uncertainty)
     search = find_longest(max(1, first - offset), max(1, top - offset), expected)
     records: list[Record] = []
     request = next(search)
@@ -186,7 +189,7 @@ def _search_length(trial: Trial, ceiling: int | None, predictor: Predictor | Non
             trial.at(tokens).replace(round=len(earlier), repeats=int(exact)),
             request.purpose,
             request.predicted and request.predicted + offset,
-            partial(model.foreseen, tokens) if model else lambda: None,
+            partial(model.predict_run, tokens) if model else lambda: None,
         )
         records.append(record)
         try:
@@ -203,12 +206,12 @@ def _result(record: Record, skip_bound: bool = False) -> Result:
     outcome, trial = record.outcome, record.trial
     loads = {}
     timed = per_iteration(record, "time")
-    took = median(timed) if timed else outcome.largest("pass_time")
-    if took is not None and trial.time_budget:
-        loads["time"] = took / trial.time_budget
+    seconds = median(timed) if timed else outcome.largest("pass_time")
+    if seconds is not None and trial.time_budget:
+        loads["time"] = seconds / trial.time_budget
     if outcome.status != "ok":
         late = outcome.status == "timeout"
-        return Result(False, loads, hopeless=outcome.status in HOPELESS, late=late)
+        return Result(False, loads, hopeless=outcome.status in FINAL_STATUSES, late=late)
     peak = outcome.largest("peak") or (None if skip_bound else outcome.largest("peak_bound"))
     if peak is not None and trial.memory_budget:
         loads["memory"] = peak / trial.memory_budget

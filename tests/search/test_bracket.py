@@ -1,8 +1,8 @@
-"""The search against thousands of drawn machines, each a function of the length alone or noisy.
+"""The search on thousands of random machines: exact, noisy, crashing.
 
-`run` plays the machine and keeps what it saw; the promises are checked on that, not on what the
-search says: nothing is returned that was not run, nothing shorter than a pass that held; and the
-bracket is closed and its winner confirmed, or the most runs there may be were spent.
+`run` simulates the machine and logs every request. Promises are checked against that log: the
+result was run, no longer length passed without a failure, and the bracket is closed and its winner
+confirmed, or the maximum number of runs is used up.
 """
 
 import random
@@ -30,11 +30,11 @@ CEILING = 2**30
 
 
 @dataclass
-class Seen:
-    """A search that ended: its bracket, and every run with its answer."""
+class SearchLog:
+    """A finished search: its bracket, and the request and result of every run."""
 
     bracket: Bracket
-    asks: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
 
@@ -44,47 +44,47 @@ def run(
     start: int = 2048,
     ceiling: int = CEILING,
     expected: ExpectedLoads | None = None,
-) -> Seen:
-    """Play a search to its end; a search that does not end is a failure."""
-    search, seen = find_longest(start, ceiling, expected), Seen(Bracket(0, None, None, 0))
-    ask = next(search)
+) -> SearchLog:
+    """Run a search to its end; a search that does not end is a failure."""
+    search, log = find_longest(start, ceiling, expected), SearchLog(Bracket(0, None, None, 0))
+    request = next(search)
     for _ in range(MAX_RUNS + MAX_CONFIRMATIONS):
-        assert 1 <= ask.tokens <= ceiling
-        seen.asks.append(ask)
-        answer = machine(ask.tokens)
-        if answer.passed:
-            seen.passed.append(ask.tokens)
+        assert 1 <= request.tokens <= ceiling
+        log.requests.append(request)
+        result = machine(request.tokens)
+        if result.passed:
+            log.passed.append(request.tokens)
         else:
-            seen.failed.add(ask.tokens)
+            log.failed.add(request.tokens)
         try:
-            ask = search.send(answer)
+            request = search.send(result)
         except StopIteration as done:
-            seen.bracket = done.value
-            return seen
-    raise AssertionError(f"no end after {len(seen.asks)} runs: {seen.asks[-5:]}")
+            log.bracket = done.value
+            return log
+    raise AssertionError(f"no end after {len(log.requests)} runs: {log.requests[-5:]}")
 
 
-def assert_promises(seen: Seen, ceiling: int = CEILING, share: float = 0.16) -> None:
-    """What holds on every machine. share: how wide the bracket may be; noise widens it."""
-    got = seen.bracket
-    winners = {n for n in seen.passed if n not in seen.failed}
-    assert got.passed == max(winners, default=0)
-    assert got.failed == min((n for n in seen.failed if n > got.passed), default=None)
-    assert got.confirmations == max(0, seen.passed.count(got.passed) - 1)
-    if len(seen.asks) < MAX_RUNS:
-        assert_closed(seen, ceiling, share)
+def assert_promises(log: SearchLog, ceiling: int = CEILING, share: float = 0.16) -> None:
+    """Check what is true on every machine. share: maximum width of the bracket, for noise."""
+    bracket = log.bracket
+    winners = {n for n in log.passed if n not in log.failed}
+    assert bracket.passed == max(winners, default=0)
+    assert bracket.failed == min((n for n in log.failed if n > bracket.passed), default=None)
+    assert bracket.confirmations == max(0, log.passed.count(bracket.passed) - 1)
+    if len(log.requests) < MAX_RUNS:
+        assert_closed(log, ceiling, share)
 
 
-def assert_closed(seen: Seen, ceiling: int = CEILING, share: float = 0.01) -> None:
-    """The winner passed again in another run, and a failure, or the ceiling, is right above it."""
-    got = seen.bracket
-    if got.passed:
-        assert got.confirmations >= CONFIRMATIONS
-        assert seen.asks[-1].purpose == "confirm"
-    if got.failed is None:
-        assert got.passed == ceiling
+def assert_closed(log: SearchLog, ceiling: int = CEILING, share: float = 0.01) -> None:
+    """Check that the winner is confirmed, and that a failure or the ceiling is right above it."""
+    bracket = log.bracket
+    if bracket.passed:
+        assert bracket.confirmations >= CONFIRMATIONS
+        assert log.requests[-1].purpose == "confirm"
+    if bracket.failed is None:
+        assert bracket.passed == ceiling
     else:
-        assert got.failed - got.passed <= max(64, share * got.passed)
+        assert bracket.failed - bracket.passed <= max(64, share * bracket.passed)
 
 
 def loads_of(n: int, memory: float, seconds: float) -> Result:
@@ -92,27 +92,27 @@ def loads_of(n: int, memory: float, seconds: float) -> Result:
 
 
 def smooth(draw: random.Random) -> Machine:
-    """Memory piecewise linear and convex in the length (at times quadratic), time a power."""
+    """Memory is piecewise linear and convex in the length, or quadratic; time is a power of it."""
     edge = int(10 ** draw.uniform(1.0, 8.5))
     square = draw.choice([0.0, draw.random()])
     base = draw.choice([0.0, 0.2 * draw.random()])
     bend, knee = draw.choice([0.0, 0.5]), edge * draw.random()
     exponent, slow = draw.uniform(0.8, 2.2), edge * 10 ** draw.uniform(-1, 2)
 
-    def grown(n: int) -> float:
+    def growth(n: int) -> float:
         return (1 - square) * n / edge + square * (n / edge) ** 2 + bend * max(0, n - knee) / edge
 
-    top = grown(edge)
+    top = growth(edge)
 
     def machine(n: int) -> Result:
-        memory = base + (1 - base) * grown(n) / top
+        memory = base + (1 - base) * growth(n) / top
         return loads_of(n, memory, (n / slow) ** exponent)
 
     return machine
 
 
 def noisy(draw: random.Random) -> Machine:
-    """Loads off by some percent at every run: the edge moves."""
+    """The loads of every run are wrong by some percent, so the edge moves."""
     exact, size = smooth(draw), draw.choice([0.001, 0.01, 0.2])
 
     def machine(n: int) -> Result:
@@ -123,118 +123,118 @@ def noisy(draw: random.Random) -> Machine:
 
 
 def crashing(draw: random.Random) -> Machine:
-    """At some lengths it dies, whatever the loads, the same at every visit."""
+    """Every run of some lengths crashes, at any load."""
     exact, modulus, share = smooth(draw), draw.randrange(2, 9), draw.random() * 0.5
     salt = draw.random()
 
     def machine(n: int) -> Result:
-        dies = n % modulus == 0 or random.Random(f"{salt} {n}").random() < share
-        return Result(False) if dies else exact(n)
+        crashes = n % modulus == 0 or random.Random(f"{salt} {n}").random() < share
+        return Result(False) if crashes else exact(n)
 
     return machine
 
 
 def flaky(draw: random.Random) -> Machine:
-    """Any run may die."""
+    """Any run may crash."""
     exact, share = smooth(draw), draw.choice([0.05, 0.3])
     return lambda n: Result(False) if draw.random() < share else exact(n)
 
 
 def mute(draw: random.Random) -> Machine:
-    """Passes and failures without a load to learn from."""
+    """Passes and failures have no loads."""
     exact = smooth(draw)
     return lambda n: Result(exact(n).passed)
 
 
 @pytest.mark.parametrize("kind", [smooth, noisy, crashing, flaky, mute], ids=lambda k: k.__name__)
-def test_promises_hold_on_drawn_machines(kind: Callable[[random.Random], Machine]) -> None:
-    """Fault 12: never ends below a length that passed, always confirmed, always closed."""
+def test_promises_are_kept_on_random_machines(kind: Callable[[random.Random], Machine]) -> None:
+    """Fault 12: the result is never below a length that passed; it is closed and confirmed."""
     for seed in range(800):
         draw = random.Random(f"{kind.__name__} {seed}")
         start, ceiling = draw.choice([1, 100, 2048]), int(10 ** draw.uniform(0, 9))
         assert_promises(run(kind(draw), start, ceiling), ceiling, 0.01 if kind is smooth else 0.16)
 
 
-def test_a_calm_machine_is_always_closed_and_confirmed() -> None:
-    """Fault 12. Exact loads and the usual first length: the runs there may be must be enough."""
+def test_a_machine_without_noise_is_always_closed_and_confirmed() -> None:
+    """Fault 12. With exact loads and the usual first length, the maximum of runs is enough."""
     for seed in range(2000):
         assert_closed(run(smooth(random.Random(seed))))
 
 
 def test_the_edge_of_a_machine_is_found_to_one_percent_or_64_tokens() -> None:
-    """Known from outside: the true edge by bisection over the machine itself."""
+    """The true edge is found by bisection over the machine itself."""
     for seed in range(500):
         machine = smooth(random.Random(seed))
         low, high = 0, CEILING + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if machine(middle).passed else (low, middle)
-        seen = run(machine)
-        assert low - max(64, 0.01 * low) <= seen.bracket.passed <= low
+        log = run(machine)
+        assert low - max(64, 0.01 * low) <= log.bracket.passed <= low
 
 
 @pytest.mark.parametrize("edge", [64, 100, 1000, 5000, 8191, 8193, 20_000])
 def test_steps_are_finer_than_8192_tokens(edge: int) -> None:
     """Fault 12."""
-    seen = run(lambda n: loads_of(n, n / edge, 0))
-    assert edge - max(64, edge // 100) <= seen.bracket.passed <= edge
+    log = run(lambda n: loads_of(n, n / edge, 0))
+    assert edge - max(64, edge // 100) <= log.bracket.passed <= edge
 
 
 def test_few_runs_where_memory_is_linear() -> None:
-    """Runs are dear: two for a line, one near the edge, its failure, the confirmation."""
+    """Two runs for a line, then the edge, a failure above it and the confirmation; few more."""
     for edge in (10_000, 123_457, 10**6, 10**7):
-        assert len(run(lambda n, edge=edge: loads_of(n, n / edge, 0)).asks) <= 8
+        assert len(run(lambda n, edge=edge: loads_of(n, n / edge, 0)).requests) <= 8
 
 
 def test_everything_fits_up_to_the_ceiling() -> None:
-    seen = run(lambda n: loads_of(n, n / 10**12, 0), ceiling=100_003)
-    assert seen.bracket.passed == 100_003
-    assert seen.bracket.failed is None
-    assert seen.bracket.confirmations == 1
+    log = run(lambda n: loads_of(n, n / 10**12, 0), ceiling=100_003)
+    assert log.bracket.passed == 100_003
+    assert log.bracket.failed is None
+    assert log.bracket.confirmations == 1
 
 
 def test_a_ceiling_of_one_token_is_run() -> None:
-    seen = run(lambda n: Result(True), ceiling=1)
-    assert [a.tokens for a in seen.asks] == [1, 1]
-    assert seen.bracket == Bracket(1, None, None, 1)
+    log = run(lambda n: Result(True), ceiling=1)
+    assert [r.tokens for r in log.requests] == [1, 1]
+    assert log.bracket == Bracket(1, None, None, 1)
 
 
 def test_nothing_fits() -> None:
-    seen = run(lambda n: Result(False))
-    assert seen.bracket.passed == 0
-    assert seen.bracket.failed is not None
-    assert seen.bracket.failed <= TOLERANCE_TOKENS
-    assert seen.bracket.confirmations == 0
+    log = run(lambda n: Result(False))
+    assert log.bracket.passed == 0
+    assert log.bracket.failed is not None
+    assert log.bracket.failed <= TOLERANCE_TOKENS
+    assert log.bracket.confirmations == 0
 
 
 def test_only_one_token_fits() -> None:
-    seen = run(lambda n: Result(n == 1))
-    assert (seen.bracket.passed, seen.bracket.confirmations) == (1, 1)
+    log = run(lambda n: Result(n == 1))
+    assert (log.bracket.passed, log.bracket.confirmations) == (1, 1)
 
 
 def test_a_hopeless_run_ends_the_search_at_once() -> None:
-    seen = run(lambda n: Result(False, hopeless=True))
-    assert len(seen.asks) == 1
-    assert seen.bracket == Bracket(0, seen.asks[0].tokens, None, 0)
+    log = run(lambda n: Result(False, hopeless=True))
+    assert len(log.requests) == 1
+    assert log.bracket == Bracket(0, log.requests[0].tokens, None, 0)
 
 
 def test_a_late_hopeless_run_keeps_what_passed() -> None:
-    seen = run(lambda n: Result(n < 9000, {"memory": n / 10**5}, hopeless=n >= 9000))
-    assert seen.bracket.passed == max(seen.passed)
-    assert seen.asks[-1].tokens >= 9000
+    log = run(lambda n: Result(n < 9000, {"memory": n / 10**5}, hopeless=n >= 9000))
+    assert log.bracket.passed == max(log.passed)
+    assert log.requests[-1].tokens >= 9000
 
 
-def test_a_failure_below_a_pass_says_nothing() -> None:
-    """The first length of all fails, longer ones pass once shorter ones have shown the line."""
-    seen = run(lambda n: Result(False) if n == 2048 else loads_of(n, n / 100_000, 0))
-    assert seen.bracket.passed < 2048
+def test_crashes_at_single_lengths_keep_the_promises() -> None:
+    """A crash at the first length is the end of the bracket; crashes between runs are not."""
+    log = run(lambda n: Result(False) if n == 2048 else loads_of(n, n / 100_000, 0))
+    assert log.bracket.passed < 2048
     beyond = run(lambda n: Result(False) if 3000 < n < 9000 else loads_of(n, n / 10**5, 0), 2900)
     assert beyond.bracket.passed >= 2900
-    for one in (seen, beyond):
+    for one in (log, beyond):
         assert_promises(one)
 
 
-def test_a_winner_that_fails_its_confirmation_is_no_winner() -> None:
+def test_a_length_that_fails_its_confirmation_is_not_the_winner() -> None:
     visits: dict[int, int] = {}
 
     def machine(n: int) -> Result:
@@ -243,18 +243,18 @@ def test_a_winner_that_fails_its_confirmation_is_no_winner() -> None:
             return Result(False)
         return loads_of(n, n / 10_000, 0)
 
-    seen = run(machine)
-    assert seen.bracket.passed <= 9000
-    assert seen.bracket.confirmations == 1
-    assert_promises(seen)
+    log = run(machine)
+    assert log.bracket.passed <= 9000
+    assert log.bracket.confirmations == 1
+    assert_promises(log)
 
 
-def test_what_was_expected_is_told_before_the_edge_is_run() -> None:
-    seen = run(lambda n: loads_of(n, n / 500_000, 0))
-    assert seen.bracket.predicted == pytest.approx(500_000, rel=0.001)
-    near = next(a for a in seen.asks if a.tokens > 400_000)
-    assert (near.purpose, near.predicted) == ("edge", seen.bracket.predicted)
-    assert seen.asks[0].purpose == "probe"
+def test_the_request_of_the_edge_has_the_predicted_edge() -> None:
+    log = run(lambda n: loads_of(n, n / 500_000, 0))
+    assert log.bracket.predicted == pytest.approx(500_000, rel=0.001)
+    near = next(r for r in log.requests if r.tokens > 400_000)
+    assert (near.purpose, near.predicted) == ("edge", log.bracket.predicted)
+    assert log.requests[0].purpose == "probe"
 
 
 def test_tolerance_is_the_larger_of_both() -> None:
@@ -262,7 +262,7 @@ def test_tolerance_is_the_larger_of_both() -> None:
     assert [tolerance(n) for n in (1, 6400, 6500, 10**6)] == [64, 64, 65, 10_000]
 
 
-def test_contradictions_widen_the_tolerance_but_not_for_ever() -> None:
+def test_contradictions_widen_the_tolerance_up_to_a_maximum() -> None:
     assert [tolerance(10**6, c) for c in (0, 1, 2, 4, 40)] == [
         10_000, 20_000, 40_000, 160_000, 160_000,
     ]  # fmt: skip
@@ -272,29 +272,30 @@ def test_contradictions_widen_the_tolerance_but_not_for_ever() -> None:
 
 
 @dataclass
-class TimedRun:
-    """A time-limited search that ended: its bracket, the runs with their times, the true edge."""
+class TimedSearchLog:
+    """A finished time-limited search: its bracket, lengths and times of its runs, the true edge."""
 
     bracket: Bracket
     times: list[tuple[int, float]]
     edge: int
 
 
-def run_in_time(
-    draw: random.Random, noise: float, spikes: float = 0.0, rough: float = 0.0
-) -> TimedRun:
-    """Search on a machine whose time is noisy: a normal share, and now and then a slow run.
+def run_timed_search(
+    draw: random.Random, noise: float, spikes: float = 0.0, uncertainty: float = 0.0
+) -> TimedSearchLog:
+    """Search on a machine with noisy times: normal noise, and slow runs (share `spikes`).
 
-    A run that is late by more than 10 % is killed, so that its time is unknown.
+    uncertainty: the factor by which expected times may be wrong; 0: nothing is expected. A run that
+    is late by more than 10 % is killed, so its time is unknown.
     """
     edge, exponent = 10 ** draw.uniform(3.5, 6), draw.uniform(1, 2.1)
 
     def quiet(n: int) -> float:
         return (n / edge) ** exponent
 
-    off = rough ** draw.uniform(-1, 1) if rough else 0.0
-    told = ExpectedLoads(lambda n: {"time": off * quiet(n)}, {"time": rough}) if rough else None
-    search, times = find_longest(2048, CEILING, told), []
+    factor = uncertainty ** draw.uniform(-1, 1) if uncertainty else 0.0
+    expected = ExpectedLoads(lambda n: {"time": factor * quiet(n)}, {"time": uncertainty})
+    search, times = find_longest(2048, CEILING, expected if uncertainty else None), []
     request = next(search)
     while True:
         slow = draw.uniform(1.2, 1.8) if draw.random() < spikes else 1.0
@@ -304,27 +305,26 @@ def run_in_time(
         try:
             request = search.send(Result(time <= 1, loads, late=time > 1))
         except StopIteration as done:
-            return TimedRun(done.value, times, int(edge))
+            return TimedSearchLog(done.value, times, int(edge))
 
 
-@pytest.mark.parametrize("rough", [0.0, 1.3, 6.0])
+@pytest.mark.parametrize("uncertainty", [0.0, 1.3, 6.0])
 @pytest.mark.parametrize(("noise", "spikes"), [(0.0, 0.0), (0.01, 0.0), (0.1, 0.1), (0.2, 0.2)])
 def test_the_winner_is_in_time_by_the_median_of_its_runs(
-    noise: float, spikes: float, rough: float
+    noise: float, spikes: float, uncertainty: float
 ) -> None:
-    """1,000 machines each: judged by what the machine saw, not by what the search says."""
+    """1,000 machines each, judged by the times of the machine."""
     for seed in range(1000):
-        seen = run_in_time(random.Random(seed), noise, spikes, rough)
+        log = run_timed_search(random.Random(seed), noise, spikes, uncertainty)
         by_length: dict[int, list[float]] = {}
-        for tokens, time in seen.times:
+        for tokens, time in log.times:
             by_length.setdefault(tokens, []).append(time)
         passed = {
             n for n, times in by_length.items() if sum(t <= 1 for t in times) > len(times) / 2
         }
-        assert seen.bracket.passed == max(passed, default=0)
-        assert seen.bracket.failed == min(
-            (n for n in by_length if n > seen.bracket.passed), default=None
-        )
+        assert log.bracket.passed == max(passed, default=0)
+        longer = (n for n in by_length if n > log.bracket.passed)
+        assert log.bracket.failed == min(longer, default=None)
 
 
 def test_noise_does_not_multiply_the_time_of_a_search() -> None:
@@ -332,32 +332,32 @@ def test_noise_does_not_multiply_the_time_of_a_search() -> None:
     for noise, spikes in ((0.0, 0.0), (0.05, 0.05), (0.2, 0.2)):
         spent = []
         for seed in range(500):
-            seen = run_in_time(random.Random(seed), noise, spikes, 6.0)
-            spent.append(sum(min(time, 1.1) for _, time in seen.times))
+            log = run_timed_search(random.Random(seed), noise, spikes, 6.0)
+            spent.append(sum(min(time, 1.1) for _, time in log.times))
         assert sorted(spent)[450] <= 8
         assert max(spent) <= 12
 
 
-def test_a_quiet_machine_is_searched_to_one_percent() -> None:
+def test_without_noise_the_time_edge_is_in_a_narrow_bracket() -> None:
     for seed in range(500):
-        seen = run_in_time(random.Random(seed), 0.0, rough=1.3)
-        got = seen.bracket
-        assert got.failed is not None
-        assert got.passed <= seen.edge < got.failed
-        assert got.failed - got.passed <= max(64, 0.05 * got.passed)
+        log = run_timed_search(random.Random(seed), 0.0, uncertainty=1.3)
+        passed, failed = log.bracket.passed, log.bracket.failed
+        assert failed is not None
+        assert passed <= log.edge < failed
+        assert failed - passed <= max(64, 0.05 * passed)
 
 
-def test_a_bracket_is_no_narrower_than_the_spread_of_the_times() -> None:
-    """A pass and a late run disagree by 5 % on the edge: 1 % would be invented precision."""
+def test_a_bracket_is_as_wide_as_the_spread_of_the_time_edges() -> None:
+    """A pass and a late run disagree by 5 % on the edge, so the bracket may not be 1 % wide."""
 
     def machine(n: int) -> Result:
         time = 0.97 if n == 99_500 else 1.05
         return Result(time <= 1, {"time": time}, late=time > 1)
 
-    seen = run(machine, expected=ExpectedLoads(lambda n: {"time": n / 100_000}))
-    first, second, third = (ask.tokens for ask in seen.asks)
-    assert first == third == seen.bracket.passed == 99_500
-    assert 102_000 < second == seen.bracket.failed < 102_600
+    log = run(machine, expected=ExpectedLoads(lambda n: {"time": n / 100_000}))
+    first, second, third = (request.tokens for request in log.requests)
+    assert first == third == log.bracket.passed == 99_500
+    assert 102_000 < second == log.bracket.failed < 102_600
 
 
 def test_one_late_run_of_three_is_noise() -> None:
@@ -369,17 +369,17 @@ def test_one_late_run_of_three_is_noise() -> None:
         late = n > 50_000 or visits[n] == 2
         return Result(not late, {"time": n / 50_000 * (1.02 if late else 1)}, late=late)
 
-    seen = run(machine)
-    assert seen.bracket.passed > 49_000
-    assert visits[seen.bracket.passed] == 3
-    assert seen.bracket.confirmations == 1
+    log = run(machine)
+    assert log.bracket.passed > 49_000
+    assert visits[log.bracket.passed] == 3
+    assert log.bracket.confirmations == 1
 
 
-# ---- with an expectation -----------------------------------------------------------------------
+# ---- with expected loads -----------------------------------------------------------------------
 
 
-def told_by(machine: Machine, memory: float = 1.0, time: float = 1.0) -> ExpectedLoads:
-    """The loads of a machine without noise, each off by a factor; that of time is known to be."""
+def expected_loads_of(machine: Machine, memory: float = 1.0, time: float = 1.0) -> ExpectedLoads:
+    """Return the machine's loads, each times a factor; time is marked as uncertain."""
 
     def loads(n: int) -> dict[str, float]:
         exact = machine(n).loads
@@ -388,84 +388,83 @@ def told_by(machine: Machine, memory: float = 1.0, time: float = 1.0) -> Expecte
     return ExpectedLoads(loads, {"time": 6.0})
 
 
-def one_of(draw: random.Random) -> tuple[Machine, Machine]:
-    """A drawn machine, and the same without its noise."""
+def random_machine(draw: random.Random) -> tuple[Machine, Machine]:
+    """Return a random machine, and the same one without noise."""
     kind, seed = draw.choice([smooth, noisy, crashing, flaky]), draw.random()
     return kind(random.Random(seed)), smooth(random.Random(seed))
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_promises_hold_whatever_is_expected(part: int) -> None:
-    """10,000 limits in all, noisy or not monotone, the expectation off by up to three times: never
-    a length that was not run, never one below another that passed."""
+def test_promises_are_kept_with_wrong_expected_loads(part: int) -> None:
+    """10,000 machines in all, noisy or not monotone. Expected memory is wrong by up to 3 times."""
     for seed in range(part * 2500, (part + 1) * 2500):
         draw = random.Random(f"expected {seed}")
-        machine, quiet = one_of(draw)
-        off = 3 ** draw.uniform(-1, 1), 6 ** draw.uniform(-1, 1)
+        machine, quiet = random_machine(draw)
+        factor = 3 ** draw.uniform(-1, 1), 6 ** draw.uniform(-1, 1)
         ceiling = int(10 ** draw.uniform(0, 9))
-        seen = run(machine, 2048, ceiling, told_by(quiet, *off))
-        assert_promises(seen, ceiling)
+        log = run(machine, 2048, ceiling, expected_loads_of(quiet, *factor))
+        assert_promises(log, ceiling)
 
 
-def test_a_good_expectation_needs_five_runs_at_most_and_mostly_fewer() -> None:
+def test_good_expected_loads_need_five_runs_on_average() -> None:
     counts = []
     for seed in range(400):
         draw = random.Random(f"good {seed}")
         machine = smooth(draw)
-        off = draw.uniform(0.98, 1.02)
-        seen = run(machine, expected=told_by(machine, off, draw.uniform(0.3, 3)))
-        assert_closed(seen)
-        counts.append(len(seen.asks))
+        factor = draw.uniform(0.98, 1.02)
+        log = run(machine, expected=expected_loads_of(machine, factor, draw.uniform(0.3, 3)))
+        assert_closed(log)
+        counts.append(len(log.requests))
     assert max(counts) <= 8
     assert sum(counts) / len(counts) <= 5
 
 
-def test_the_first_run_is_just_under_what_is_expected() -> None:
+def test_the_first_run_is_just_below_the_expected_edge() -> None:
     def line(n: int) -> Result:
         return loads_of(n, n / 100_000, 0.0)
 
-    seen = run(line, expected=told_by(line))
-    asked = [ask.tokens for ask in seen.asks]
-    assert asked[0] == pytest.approx(99_500, abs=200)
-    assert {ask.predicted for ask in seen.asks} == {seen.asks[0].predicted}
-    assert seen.asks[0].predicted == pytest.approx(100_000, rel=0.002)
-    assert len(asked) == 3
+    log = run(line, expected=expected_loads_of(line))
+    lengths = [request.tokens for request in log.requests]
+    assert lengths[0] == pytest.approx(99_500, abs=200)
+    assert {request.predicted for request in log.requests} == {log.requests[0].predicted}
+    assert log.requests[0].predicted == pytest.approx(100_000, rel=0.002)
+    assert len(lengths) == 3
 
 
-def test_what_is_roughly_known_is_met_far_from_its_edge() -> None:
-    """A pass that takes six times as long as expected is still inside the limit."""
+def test_the_first_run_is_far_below_an_uncertain_edge() -> None:
+    """The first run is in time even if it takes six times as long as expected."""
 
     def slow(n: int) -> Result:
         return loads_of(n, n / 1e6, (n / 50_000) ** 2)
 
-    seen = run(slow, expected=told_by(slow, time=1.0))
-    assert seen.asks[0].tokens == pytest.approx(50_000 / 6**0.5, rel=0.02)
-    assert not seen.failed & {seen.asks[0].tokens, seen.asks[1].tokens}
+    log = run(slow, expected=expected_loads_of(slow, time=1.0))
+    assert log.requests[0].tokens == pytest.approx(50_000 / 6**0.5, rel=0.02)
+    assert not log.failed & {log.requests[0].tokens, log.requests[1].tokens}
 
 
-def test_an_expectation_that_fails_is_left_step_by_step() -> None:
+def test_after_a_failed_first_run_the_length_falls_step_by_step() -> None:
     def line(n: int) -> Result:
         return loads_of(n, n / 80_000, 0.0)
 
-    seen = run(line, expected=told_by(lambda n: loads_of(n, n / 100_000, 0.0)))
-    asked = [ask.tokens for ask in seen.asks]
-    assert asked[:4] == [int(asked[0] * share) for share in (1, 0.97, 0.9, 0.7)]
-    assert_closed(seen)
+    log = run(line, expected=expected_loads_of(lambda n: loads_of(n, n / 100_000, 0.0)))
+    lengths = [request.tokens for request in log.requests]
+    assert lengths[:4] == [int(lengths[0] * share) for share in (1, 0.97, 0.9, 0.7)]
+    assert_closed(log)
 
 
-@pytest.mark.parametrize("loads", [{}, {"memory": 0.0}], ids=["nothing told", "nothing taken"])
-def test_an_expectation_of_nothing_is_no_expectation(loads: dict[str, float]) -> None:
+@pytest.mark.parametrize("loads", [{}, {"memory": 0.0}], ids=["no loads", "load of 0"])
+def test_expected_loads_without_values_are_ignored(loads: dict[str, float]) -> None:
     def line(n: int) -> Result:
         return loads_of(n, n / 80_000, 0.0)
 
     plain, other = run(line), run(line, expected=ExpectedLoads(lambda n: loads))
-    assert [a.tokens for a in other.asks] == [a.tokens for a in plain.asks]
+    assert [r.tokens for r in other.requests] == [r.tokens for r in plain.requests]
 
 
-def test_an_expectation_beyond_the_ceiling_asks_for_the_ceiling() -> None:
+def test_an_expected_edge_above_the_ceiling_requests_the_ceiling() -> None:
     def line(n: int) -> Result:
         return loads_of(n, n / 80_000, 0.0)
 
-    seen = run(line, ceiling=5000, expected=told_by(line))
-    assert [ask.tokens for ask in seen.asks] == [5000, 5000]
-    assert seen.bracket == Bracket(5000, None, 5000, 1)
+    log = run(line, ceiling=5000, expected=expected_loads_of(line))
+    assert [request.tokens for request in log.requests] == [5000, 5000]
+    assert log.bracket == Bracket(5000, None, 5000, 1)

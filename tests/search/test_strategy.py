@@ -1,4 +1,4 @@
-"""Plans driven by hand, and through the runner with a machine that follows formulas."""
+"""Schedules run_stored by hand, and through the runner with a simulated machine."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,16 +18,16 @@ from longseq_bench.store import Store
 from tests import make
 
 MIB = 2**20
-Answered = Callable[[Trial], Outcome]
+Machine = Callable[[Trial], Outcome]
 
 
-def by_hand(plan: Schedule, answer: Answered) -> tuple[list[Step], list[Record]]:
-    """Every step of a plan, and what it returns."""
-    steps, step = [], next(plan)
+def by_hand(schedule: Schedule, machine: Machine) -> tuple[list[Step], list[Record]]:
+    """Return every step of a schedule, and the records that it returns."""
+    steps, step = [], next(schedule)
     while True:
         steps.append(step)
         try:
-            step = plan.send(make.record(step.trial, answer(step.trial), purpose=step.purpose))
+            step = schedule.send(make.record(step.trial, machine(step.trial), purpose=step.purpose))
         except StopIteration as done:
             return steps, done.value
 
@@ -40,7 +40,7 @@ def ok(trial: Trial) -> Outcome:
     return make.measured()
 
 
-def test_what_is_compared_is_interleaved() -> None:
+def test_compared_trials_are_interleaved() -> None:
     trials = [make.trial(name, n) for n in (1024, 2048) for name in ("dense", "sdpa")]
     steps, records = by_hand(sweep(trials, rounds=2), ok)
     assert visits(steps) == [
@@ -52,18 +52,18 @@ def test_what_is_compared_is_interleaved() -> None:
 
 
 @pytest.mark.parametrize("status", ["oom", "wrong", "error", "timeout", "crashed", "unsupported"])
-def test_what_failed_is_not_visited_again(status: str) -> None:
+def test_failed_trials_are_not_run_again(status: str) -> None:
     trials = [make.trial("dense"), make.trial("sdpa")]
 
-    def answer(trial: Trial) -> Outcome:
+    def machine(trial: Trial) -> Outcome:
         return make.outcome(status, "so") if trial.implementation == "dense" else ok(trial)  # type: ignore[arg-type]
 
-    steps, records = by_hand(sweep(trials, rounds=3), answer)
+    steps, records = by_hand(sweep(trials, rounds=3), machine)
     assert visits(steps) == [("dense", 4096, 0), *(("sdpa", 4096, r) for r in range(3))]
     assert records[0].outcome.status == status
 
 
-def test_ranks_take_turns_as_a_speed_up_compares_them_and_devices_do_not() -> None:
+def test_trials_on_one_and_several_ranks_are_interleaved_and_devices_are_not() -> None:
     trials = [make.trial("sdpa"), make.trial("sdpa", world_size=2)]
     trials.append(make.trial("sdpa", device="cuda"))
     steps, _ = by_hand(sweep(trials, rounds=2), ok)
@@ -72,43 +72,43 @@ def test_ranks_take_turns_as_a_speed_up_compares_them_and_devices_do_not() -> No
     ]  # fmt: skip
 
 
-def loaded(tokens: int) -> Answered:
-    """A machine whose memory budget is met at `tokens`."""
+def machine_for(tokens: int) -> Machine:
+    """A machine whose memory budget is used up at `tokens`."""
 
-    def answer(trial: Trial) -> Outcome:
+    def machine(trial: Trial) -> Outcome:
         n, budget = trial.workload.seq_len, trial.memory_budget or 0
         if n > tokens:
             return make.outcome("oom", "full", "forward")
         return make.outcome(peak=budget * n / tokens, pass_time=1e-9 * n)
 
-    return answer
+    return machine
 
 
 def test_a_search_confirms_its_winner_as_another_round() -> None:
-    asked = make.trial("ring", 7, memory_budget=64 * MIB, repeats=0)
-    steps, records = by_hand(maxlen([asked]), loaded(7000))
+    trial = make.trial("ring", 7, memory_budget=64 * MIB, repeats=0)
+    steps, records = by_hand(maxlen([trial]), machine_for(7000))
     assert steps[-1].purpose == "confirm"
     best = max(r.trial.workload.seq_len for r in records if r.outcome.status == "ok")
     assert 6930 <= best <= 7000
-    assert steps[-1].trial == asked.at(best).replace(round=1)
+    assert steps[-1].trial == trial.at(best).replace(round=1)
     assert len({r.key for r in records}) == len(records)
     near = next(s for s in steps if s.purpose == "edge")
     assert near.predicted_tokens == pytest.approx(7000, rel=0.01)
 
 
 def test_a_search_never_asks_beyond_its_ceiling_or_twice_the_floor() -> None:
-    asked = make.trial("ring", memory_budget=64 * MIB)
-    floor = floor_tokens(asked.workload, 64 * MIB)
-    steps, _ = by_hand(maxlen([asked]), loaded(10**9))
+    trial = make.trial("ring", memory_budget=64 * MIB)
+    floor = floor_tokens(trial.workload, 64 * MIB)
+    steps, _ = by_hand(maxlen([trial]), machine_for(10**9))
     assert max(s.trial.workload.seq_len for s in steps) == 2 * floor
-    steps, records = by_hand(maxlen([asked], ceiling=5000), loaded(10**9))
+    steps, records = by_hand(maxlen([trial], ceiling=5000), machine_for(10**9))
     assert max(s.trial.workload.seq_len for s in steps) == 5000
     assert records[-1].trial.workload.seq_len == 5000
 
 
 def test_searches_come_one_after_the_other() -> None:
     trials = [make.trial(name, memory_budget=64 * MIB) for name in ("ring", "sdpa")]
-    steps, _ = by_hand(maxlen(trials), loaded(7000))
+    steps, _ = by_hand(maxlen(trials), machine_for(7000))
     names = [s.trial.implementation for s in steps]
     assert names == sorted(names)
     assert set(names) == {"ring", "sdpa"}
@@ -116,17 +116,17 @@ def test_searches_come_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("edge", [0, 1, 5, 8, 9, 100, 7000, 10**9])
-def test_no_length_is_asked_for_that_ranks_cannot_share(ranks: int, edge: int) -> None:
-    """The edge is of the machine; each length has a token for every rank."""
-    asked = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
-    steps, records = by_hand(maxlen([asked]), loaded(edge))
+def test_a_search_requests_at_least_one_token_per_rank(ranks: int, edge: int) -> None:
+    """edge: the longest length that fits. Each requested length has a token for every rank."""
+    trial = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
+    steps, records = by_hand(maxlen([trial]), machine_for(edge))
     lengths = [s.trial.workload.seq_len for s in steps]
     assert min(lengths) >= ranks
     assert {s.trial.world_size for s in steps} == {ranks}
     assert [r.trial.workload.seq_len for r in records] == lengths
     assert len({(r.trial.workload.seq_len, r.trial.round) for r in records}) == len(records)
     passed = [n for n in lengths if n <= edge]
-    top = 2 * floor_tokens(asked.workload, 64 * MIB, ranks)
+    top = 2 * floor_tokens(trial.workload, 64 * MIB, ranks)
     if edge < ranks:
         assert not passed
         assert min(lengths) == ranks
@@ -138,15 +138,15 @@ def test_no_length_is_asked_for_that_ranks_cannot_share(ranks: int, edge: int) -
 
 
 @pytest.mark.parametrize("budget", [1, 4000, 40_000])
-def test_a_budget_of_a_few_tokens_still_gives_every_rank_one(budget: int) -> None:
-    asked = make.trial("ring", memory_budget=budget, world_size=8, repeats=0)
-    steps, _ = by_hand(maxlen([asked]), lambda t: make.outcome("oom", "full"))
+def test_with_a_tiny_budget_the_search_ends_at_one_token_per_rank(budget: int) -> None:
+    trial = make.trial("ring", memory_budget=budget, world_size=8, repeats=0)
+    steps, _ = by_hand(maxlen([trial]), lambda t: make.outcome("oom", "full"))
     assert steps[-1].trial.workload.seq_len == 8
 
 
-def test_what_a_search_on_ranks_expects_is_in_tokens_of_all() -> None:
-    asked = make.trial("ring", memory_budget=64 * MIB, world_size=4, repeats=0)
-    steps, _ = by_hand(maxlen([asked]), loaded(28_000))
+def test_predicted_tokens_are_those_of_all_ranks() -> None:
+    trial = make.trial("ring", memory_budget=64 * MIB, world_size=4, repeats=0)
+    steps, _ = by_hand(maxlen([trial]), machine_for(28_000))
     near = next(s for s in steps if s.purpose == "edge")
     assert near.predicted_tokens == pytest.approx(28_000, abs=2)
     (only,) = {s.predicted_tokens for s in steps if s.predicted_tokens is not None}
@@ -154,30 +154,30 @@ def test_what_a_search_on_ranks_expects_is_in_tokens_of_all() -> None:
 
 
 @pytest.mark.parametrize("status", ["unsupported", "error"])
-def test_what_no_shorter_length_would_mend_ends_the_search(status: str) -> None:
-    asked = make.trial("ring", memory_budget=64 * MIB)
-    steps, _ = by_hand(maxlen([asked]), lambda t: make.outcome(status, "no"))  # type: ignore[arg-type]
+def test_a_status_that_no_shorter_length_changes_ends_the_search(status: str) -> None:
+    trial = make.trial("ring", memory_budget=64 * MIB)
+    steps, _ = by_hand(maxlen([trial]), lambda t: make.outcome(status, "no"))  # type: ignore[arg-type]
     assert len(steps) == 1
 
 
-def test_what_ended_a_search_is_what_its_record_says() -> None:
+def test_a_crash_above_the_winner_stays_a_crash() -> None:
     """Fault 11: the failure above the winner is a crash, and stays one."""
-    asked = make.trial("ring", memory_budget=64 * MIB)
-    fits = loaded(7000)
+    trial = make.trial("ring", memory_budget=64 * MIB)
+    fits = machine_for(7000)
 
-    def answer(trial: Trial) -> Outcome:
+    def machine(trial: Trial) -> Outcome:
         late = trial.workload.seq_len > 3000
         return make.outcome("crashed", "SIGSEGV", "forward") if late else fits(trial)
 
-    _, records = by_hand(maxlen([asked]), answer)
+    _, records = by_hand(maxlen([trial]), machine)
     best = max(r.trial.workload.seq_len for r in records if r.outcome.status == "ok")
     above = [r.outcome for r in records if r.trial.workload.seq_len > best]
     assert 2930 <= best <= 3000
     assert {(o.status, o.fits) for o in above} == {("crashed", None)}
 
 
-def test_a_search_and_its_answer_judge_time_alike() -> None:
-    """200 noisy time-limited searches: the bracket of the records is that of the search."""
+def test_the_row_of_a_time_limited_search_agrees_with_the_search() -> None:
+    """200 noisy time-limited searches: the row of the records has the bracket of the search."""
     for seed in range(200):
         draw = random.Random(seed)
         slow = draw.choice([0.0, 0.05, 0.3])
@@ -186,8 +186,8 @@ def test_a_search_and_its_answer_judge_time_alike() -> None:
             return (trial.workload.seq_len / 20_000) ** 2 * (1 + slow * draw.random())
 
         launcher = SimulatedLauncher(seconds=seconds)
-        asked = make.trial("ring", memory_budget=make.GIB, time_budget=1.0, repeats=0)
-        records = run_schedule(maxlen([asked]), launcher, None, make.environment)
+        trial = make.trial("ring", memory_budget=make.GIB, time_budget=1.0, repeats=0)
+        records = run_schedule(maxlen([trial]), launcher, None, make.environment)
         (row,) = search_rows(records)
         runs = [r.outcome.status for r in records if r.trial.workload.seq_len == row.max_tokens]
         assert runs.count("ok") > runs.count("timeout")
@@ -195,8 +195,8 @@ def test_a_search_and_its_answer_judge_time_alike() -> None:
         assert row.limited_by == "time"
 
 
-class Told(Watcher):
-    """Which records were found and which were run."""
+class FoundLog(Watcher):
+    """Logs for each record if it was found in the store instead of run."""
 
     def __init__(self) -> None:
         self.found: list[bool] = []
@@ -205,25 +205,23 @@ class Told(Watcher):
         self.found.append(found)
 
 
-def driven(
-    plan: Schedule, launcher: SimulatedLauncher, folder: Path, where: Environment | None = None
+def run_stored(
+    schedule: Schedule, launcher: SimulatedLauncher, folder: Path, where: Environment | None = None
 ) -> tuple[list[Record], list[bool]]:
-    told = Told()
+    log = FoundLog()
     with Store(folder) as store:
         machine = where or make.environment()
-        return run_schedule(plan, launcher, store, lambda: machine, [told]), told.found
+        return run_schedule(schedule, launcher, store, lambda: machine, [log]), log.found
 
 
-def searched() -> Schedule:
+def small_search() -> Schedule:
     return maxlen([make.trial("ring", memory_budget=64 * MIB, repeats=0)])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
-def test_a_simulated_search_on_ranks_goes_as_far_as_their_memory_together(
-    ranks: int, tmp_path: Path
-) -> None:
-    asked = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
-    records, _ = driven(maxlen([asked]), SimulatedLauncher(), tmp_path)
+def test_a_simulated_search_uses_the_memory_of_all_ranks(ranks: int, tmp_path: Path) -> None:
+    trial = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
+    records, _ = run_stored(maxlen([trial]), SimulatedLauncher(), tmp_path)
     (found,) = search_rows(records)
     assert found.fraction_of_floor == pytest.approx(1 / 1.05, rel=0.01)
     assert found.max_tokens == pytest.approx(ranks * 8192 / 1.05, rel=0.01)
@@ -234,30 +232,30 @@ def test_a_simulated_search_on_ranks_goes_as_far_as_their_memory_together(
 
 
 def test_a_simulated_trial_on_ranks_shares_work_and_memory() -> None:
-    asked = make.trial("ring", 1000, world_size=3)
+    trial = make.trial("ring", 1000, world_size=3)
     one, three = (
         SimulatedLauncher().run(t, lambda *_: None).outcome
-        for t in (asked.replace(world_size=1), asked)
+        for t in (trial.replace(world_size=1), trial)
     )
     assert three.largest("peak") == (one.largest("peak") or 0) / 3
     assert three.samples("time") == tuple([one.samples("time")[0] / 3] * 3)
     assert three.samples("own_tokens") == (334, 333, 333)
-    few = SimulatedLauncher().run(asked.at(2), lambda *_: None).outcome
+    few = SimulatedLauncher().run(trial.at(2), lambda *_: None).outcome
     assert (few.status, few.reason) == ("unsupported", "2 tokens are too few for 3 ranks")
 
 
 def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> None:
-    first, found = driven(searched(), SimulatedLauncher(), tmp_path)
+    first, found = run_stored(small_search(), SimulatedLauncher(), tmp_path)
     assert not any(found)
-    again = SimulatedLauncher()
-    second, found = driven(searched(), again, tmp_path)
-    assert again.ran == []
+    second_launcher = SimulatedLauncher()
+    second, found = run_stored(small_search(), second_launcher, tmp_path)
+    assert second_launcher.ran == []
     assert all(found)
     assert second == first
 
 
-def test_a_search_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
-    whole, _ = driven(searched(), SimulatedLauncher(), tmp_path / "whole")
+def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
+    whole, _ = run_stored(small_search(), SimulatedLauncher(), tmp_path / "whole")
 
     class Broken(SimulatedLauncher):
         def run(self, trial: Trial, on_phase):  # type: ignore[no-untyped-def]
@@ -266,56 +264,56 @@ def test_a_search_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
             return super().run(trial, on_phase)
 
     with pytest.raises(KeyboardInterrupt):
-        driven(searched(), Broken(), tmp_path / "broken")
-    rest = SimulatedLauncher()
-    records, found = driven(searched(), rest, tmp_path / "broken")
+        run_stored(small_search(), Broken(), tmp_path / "broken")
+    resumed = SimulatedLauncher()
+    records, found = run_stored(small_search(), resumed, tmp_path / "broken")
     assert found == [True] * 3 + [False] * (len(whole) - 3)
     assert [r.trial for r in records] == [r.trial for r in whole]
-    assert rest.ran == [r.trial for r in whole[3:]]
+    assert resumed.ran == [r.trial for r in whole[3:]]
 
 
-def test_another_environment_or_another_trial_is_run_anew(tmp_path: Path) -> None:
+def test_another_environment_or_another_trial_is_run_again(tmp_path: Path) -> None:
     trials = [make.trial("sdpa", 1024)]
-    driven(sweep(trials, 1), SimulatedLauncher(), tmp_path)
-    for where, asked, runs in (
+    run_stored(sweep(trials, 1), SimulatedLauncher(), tmp_path)
+    for where, repeated, runs in (
         (make.environment(load=(9.0,)), trials, 0),
         (make.environment(torch="2.12.0"), trials, 1),
         (make.environment(), [trials[0].replace(seed=1)], 1),
         (make.environment(), [trials[0].replace(round=1)], 0),
     ):
         launcher = SimulatedLauncher()
-        driven(sweep(asked, 1), launcher, tmp_path, where)
+        run_stored(sweep(repeated, 1), launcher, tmp_path, where)
         assert len(launcher.ran) == runs
 
 
-def test_simulated_deaths_and_limits_go_through_the_runner(tmp_path: Path) -> None:
+def test_the_runner_records_simulated_crashes_and_limits(tmp_path: Path) -> None:
     trials = [make.trial(name, 4096, memory_budget=MIB) for name in ("dense", "ring", "sdpa")]
     launcher = SimulatedLauncher(
         peak=lambda t: 2 * MIB if t.implementation == "ring" else 1.0,
         dies=lambda t: make.outcome("crashed", "so") if t.implementation == "dense" else None,
     )
-    records, _ = driven(sweep(trials, 2), launcher, tmp_path)
+    records, _ = run_stored(sweep(trials, 2), launcher, tmp_path)
     assert [(r.trial.implementation, r.outcome.status) for r in records] == [
         ("dense", "crashed"), ("ring", "oom"), ("sdpa", "ok"), ("sdpa", "ok"),
     ]  # fmt: skip
 
 
-# ---- what is foreseen --------------------------------------------------------------------------
+# ---- predictions -------------------------------------------------------------------------------
 
 
-def foreseeing(factor: float = 1.0) -> tuple[SimulatedLauncher, Predictor]:
+def simulate(factor: float = 1.0) -> tuple[SimulatedLauncher, Predictor]:
     launcher = SimulatedLauncher(dry_run_factor=lambda t: factor)
     return launcher, Predictor(launcher.dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
 
 
 @pytest.mark.parametrize(("factor", "runs"), [(1.0, 4), (1.02, 5), (0.98, 5), (3.0, 9), (1 / 3, 9)])
-def test_a_search_that_expects_needs_few_runs_and_ends_right_if_it_is_wrong(
+def test_a_search_with_predictions_is_short_and_right_if_they_are_wrong(
     tmp_path: Path, factor: float, runs: int
 ) -> None:
-    launcher, outlook = foreseeing(factor)
-    asked = make.trial("ring", memory_budget=64 * 2**20)
+    launcher, predictor = simulate(factor)
+    trial = make.trial("ring", memory_budget=64 * 2**20)
     with Store(tmp_path) as store:
-        records = run_schedule(maxlen([asked], None, outlook), launcher, store, make.environment)
+        records = run_schedule(maxlen([trial], None, predictor), launcher, store, make.environment)
     (row,) = search_rows(records)
     edge = 64 * 2**20 / 1.05 / (2 * 16 * 64 * 4)
     assert row.max_tokens <= edge < row.first_failure
@@ -324,50 +322,50 @@ def test_a_search_that_expects_needs_few_runs_and_ends_right_if_it_is_wrong(
     assert all(r.foreseen and r.foreseen.peak_bytes and r.foreseen.seconds for r in records)
 
 
-def test_what_is_foreseen_of_a_sweep_is_kept_in_every_round(tmp_path: Path) -> None:
-    launcher, outlook = foreseeing(1.5)
-    asked = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
+def test_the_predictions_of_a_sweep_are_recorded_in_every_round(tmp_path: Path) -> None:
+    launcher, predictor = simulate(1.5)
+    trials = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
     with Store(tmp_path) as store:
-        records = run_schedule(sweep(asked, 2, outlook), launcher, store, make.environment)
+        records = run_schedule(sweep(trials, 2, predictor), launcher, store, make.environment)
     for record in records:
         peak = record.outcome.largest("peak")
         assert record.foreseen is not None
         assert record.foreseen.peak_bytes == pytest.approx(1.5 * peak, rel=1e-6)
 
 
-def test_a_sweep_that_is_finished_already_walks_through_nothing(tmp_path: Path) -> None:
-    launcher, outlook = foreseeing()
-    asked = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
-    walked: list[int] = []
+def test_a_finished_sweep_has_no_dry_runs(tmp_path: Path) -> None:
+    launcher = SimulatedLauncher(dry_run_factor=lambda t: 1.0)
+    trials = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
+    dry_runs: list[int] = []
 
     def dry_run(trials: Sequence[Trial]) -> list[DryRunEstimate]:
-        walked.append(len(trials))
+        dry_runs.append(len(trials))
         return launcher.dry_run(trials)
 
-    outlook = Predictor(dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
+    predictor = Predictor(dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
     for expected in ([1, 1], []):
-        walked.clear()
+        dry_runs.clear()
         with Store(tmp_path) as store:
-            run_schedule(sweep(asked, 2, outlook), launcher, store, make.environment)
-        assert walked == expected
+            run_schedule(sweep(trials, 2, predictor), launcher, store, make.environment)
+        assert dry_runs == expected
 
 
-def test_what_lies_on_the_host_is_not_bound_by_the_floor() -> None:
-    asked = make.trial("ring", options={"offload": "host"}, memory_budget=2**20)
-    steps, _ = by_hand(maxlen([asked], ceiling=2**20), lambda t: make.outcome(peak=1.0))
+def test_tensors_in_host_memory_are_not_limited_by_the_floor() -> None:
+    trial = make.trial("ring", options={"offload": "host"}, memory_budget=2**20)
+    steps, _ = by_hand(maxlen([trial], ceiling=2**20), lambda t: make.outcome(peak=1.0))
     assert max(s.trial.workload.seq_len for s in steps) == 2**20
 
 
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.003])
-def test_the_least_sparsity_is_where_time_runs_out(tmp_path: Path, density: float) -> None:
+def test_the_minimum_sparsity_is_at_the_time_limit(tmp_path: Path, density: float) -> None:
     launcher = SimulatedLauncher(
         seconds=lambda t: (1 - float(str(t.options["sparsity"]))) / density
     )
-    asked = make.trial(
+    trial = make.trial(
         "block-sparse", 2**20, {"sparsity": 0.9}, time_budget=1.0, memory_budget=16 * make.GIB
     )
     with Store(tmp_path) as store:
-        records = run_schedule(find_min_sparsity([asked]), launcher, store, make.environment)
+        records = run_schedule(find_min_sparsity([trial]), launcher, store, make.environment)
     assert {(r.purpose, r.trial.workload.seq_len) for r in records} == {("density", 2**20)}
     assert search_rows(records) == []
     (row,) = density_rows(records)
@@ -377,26 +375,25 @@ def test_the_least_sparsity_is_where_time_runs_out(tmp_path: Path, density: floa
     assert launcher.ran[-1].options["sparsity"] == row.least_sparsity
 
 
-def test_a_length_for_which_nothing_is_sparse_enough_has_no_least_sparsity(tmp_path: Path) -> None:
+def test_a_length_that_fits_at_no_sparsity_has_no_minimum_sparsity(tmp_path: Path) -> None:
     launcher = SimulatedLauncher(peak=lambda t: 2.0 * make.GIB)
-    asked = make.trial("block-sparse", 2**20, {"sparsity": 0.9}, memory_budget=make.GIB)
+    trial = make.trial("block-sparse", 2**20, {"sparsity": 0.9}, memory_budget=make.GIB)
     with Store(tmp_path) as store:
-        (row,) = density_rows(
-            run_schedule(find_min_sparsity([asked]), launcher, store, make.environment)
-        )
+        records = run_schedule(find_min_sparsity([trial]), launcher, store, make.environment)
+    (row,) = density_rows(records)
     assert (row.least_sparsity, row.limited_by) == (None, "memory")
     assert row.too_dense > 0.999
 
 
-def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_path: Path) -> None:
-    launcher, outlook = foreseeing()
-    asked = [
+def test_a_scaling_study_times_parts_of_the_shortest_maximum(tmp_path: Path) -> None:
+    launcher, predictor = simulate()
+    trials = [
         make.trial(name, memory_budget=2**24, repeats=0, world_size=ranks)
         for name in ("ring", "ulysses")
         for ranks in (1, 2)
     ]
     with Store(tmp_path) as store:
-        records = run_schedule(scaling(asked, 2, outlook), launcher, store, make.environment)
+        records = run_schedule(scaling(trials, 2, predictor), launcher, store, make.environment)
     maxima = [r.max_tokens for r in search_rows(records)]
     assert len(maxima) == 4
     timed = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
@@ -406,8 +403,8 @@ def test_a_study_searches_every_world_and_times_parts_of_the_least_maximum(tmp_p
     assert sum(r.purpose == "measure" for r in records) == 3 * 4 * 2
 
 
-def test_thousands_of_simulated_searches_end_at_a_length_that_was_run() -> None:
-    """Limits at random, noisy, not monotone, and predictions off by up to 3 times."""
+def test_thousands_of_simulated_searches_end_at_the_longest_pass() -> None:
+    """Limits are random, noisy and not monotone; predictions are wrong by up to 3 times."""
     draw = random.Random(5)
     for _ in range(2_500):
         off = 3 ** draw.uniform(-1, 1)
@@ -423,13 +420,12 @@ def test_thousands_of_simulated_searches_end_at_a_length_that_was_run() -> None:
             return 16 * 2**20 * fixed + floor_bytes(t.workload) * shape
 
         launcher = SimulatedLauncher(peak=peak, dry_run_factor=lambda t, off=off: off)  # type: ignore[misc]
-        outlook = Predictor(launcher.dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
-        asked = make.trial("ring", memory_budget=16 * 2**20, repeats=0)
-        records = run_schedule(maxlen([asked], None, outlook), launcher, None, make.environment)
+        predictor = Predictor(launcher.dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
+        trial = make.trial("ring", memory_budget=16 * 2**20, repeats=0)
+        records = run_schedule(maxlen([trial], None, predictor), launcher, None, make.environment)
         (row,) = search_rows(records)
-        passed = {t.workload.seq_len for t in launcher.ran}
         failed = {r.trial.workload.seq_len for r in records if r.outcome.status != "ok"}
-        good = passed - failed
-        assert row.max_tokens == max(good, default=0)
-        assert row.confirmations >= 1 or not good
+        passed = {t.workload.seq_len for t in launcher.ran} - failed
+        assert row.max_tokens == max(passed, default=0)
+        assert row.confirmations >= 1 or not passed
         assert len(records) <= 20
