@@ -27,10 +27,10 @@ from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
 Entries = tuple[Ints, NDArray[np.int32]]
 """The row and the block of each entry of a table, row by row."""
 
-SMALL = 2**28
+MAX_UNCHECKED_BYTES = 2**28
 """Bytes of a table up to which any padding is accepted."""
 
-MOST_PADDING = 16
+MAX_PADDING = 16
 """Entries per kept block that a larger table may have."""
 
 
@@ -49,11 +49,19 @@ def compiled() -> Callable[..., Any]:
         raise UnsupportedError("FlexAttention has to be compiled, and torch.compile is disabled")
     inductor.compile_threads = 1
     # fullgraph: raise instead of running a part of the graph uncompiled
-    made: Callable[..., Any] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
-    return made
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
-def no_later(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, **options: Any) -> Any:
+    """Return flex_attention's output for q (B, Hq, N, D) and k, v (B, Hk, N, D), compiled."""
+    # torch 2.13 can't compile its default scale for some sequences of shapes in a process
+    return compiled()(
+        q, k, v, block_mask=block_mask, scale=q.shape[3] ** -0.5,
+        enable_gqa=q.shape[1] != k.shape[1], **options,
+    )  # fmt: skip
+
+
+def causal_mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Return True where a query sees a key under a causal mask (a mask_mod)."""
     return q >= k
 
@@ -121,10 +129,8 @@ class FlexBlocks:
         if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise UnsupportedError(f"FlexAttention has no kernel for {q.dtype}")
         options = tile_options(self.block, q.shape[3], q.dtype) if q.is_cuda else {}
-        return compiled()(
-            q, k, v, block_mask=self.prepare(q.device, train),
-            enable_gqa=q.shape[1] != k.shape[1], kernel_options=options or None, **more,
-        )  # fmt: skip
+        mask = self.prepare(q.device, train)
+        return attend(q, k, v, mask, kernel_options=options or None, **more)
 
     def _mask(self, device: torch.device, train: bool) -> Any:
         from torch.nn.attention.flex_attention import BlockMask, noop_mask
@@ -141,7 +147,7 @@ class FlexBlocks:
             tables += self._table(columns, device) if train else (None, None)
         make: Callable[..., Any] = BlockMask
         lengths, blocks = (self.seq_len, self.seq_len), (self.block, self.block)
-        return make(lengths, *tables, blocks, no_later if self.causal else noop_mask)
+        return make(lengths, *tables, blocks, causal_mask_mod if self.causal else noop_mask)
 
     def _table(self, entries: Sequence[Entries], device: torch.device) -> tuple[Tensor, Tensor]:
         """Return blocks per row (1, H, R) and their indices (1, H, R, W), padded with 0, int32.
@@ -153,21 +159,22 @@ class FlexBlocks:
         heads = len(entries)
         widest = max(1, int(counts.max()))
         kept = int(counts.sum())
-        size = 4 * heads * rows * widest
-        if size > SMALL and heads * rows * widest > MOST_PADDING * max(kept, heads * rows):
+        table_size = heads * rows * widest
+        padded = table_size > MAX_PADDING * max(kept, heads * rows)
+        if padded and (size := 4 * table_size) > MAX_UNCHECKED_BYTES:
             raise UnsupportedError(
                 f"FlexAttention pads all {rows} rows to the widest ({widest} blocks): its table "
                 f"would take {format_bytes(size)} for {kept} kept blocks"
             )
         wide = rows if device.type == "cpu" else widest
-        storage = np.zeros(heads * rows * widest + wide - widest, dtype=np.int32)
-        table = storage[: heads * rows * widest].reshape(heads, rows, widest)
+        storage = np.zeros(table_size + wide - widest, dtype=np.int32)
+        table = storage[:table_size].reshape(heads, rows, widest)
         for head, (_, indices) in enumerate(entries):
             table[head][np.arange(widest) < counts[head][:, None]] = indices
         numbers = torch.from_numpy(storage).to(device)
         strides = (0, rows * widest, widest, 1)
-        seen = numbers.as_strided((1, heads, rows, wide), strides)
-        return torch.from_numpy(counts).to(device)[None], seen
+        indices_view = numbers.as_strided((1, heads, rows, wide), strides)
+        return torch.from_numpy(counts).to(device)[None], indices_view
 
 
 def tile_options(block: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:

@@ -62,7 +62,8 @@ def test_a_trial_whose_cable_is_cut_ends_named_and_the_next_is_ok(
     hosts.mend()
     assert nodes.wait() == [3, 0]
     found = load(tmp_path / "out").records
-    assert [r.outcome.status for r in found] == ["ok", "error", "ok"]
+    reasons = [r.outcome.reason for r in found]
+    assert [r.outcome.status for r in found] == ["ok", "error", "ok"], reasons
     assert "rank 1 (node 1): no message from node 1 (" in (found[1].outcome.reason or "")
     assert found[0].outcome.facts["hosts"] == found[2].outcome.facts["hosts"]
     assert "lost node 0 (no message for 3 s)" in nodes.err(1)

@@ -17,7 +17,7 @@ from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels.flex_blocks import compiled, no_later, unavailable_reason
+from longseq_bench.kernels.flex_blocks import attend, causal_mask_mod, unavailable_reason
 from longseq_bench.meta_mode import is_meta
 
 _compile_s: dict[str, float] = {}
@@ -67,8 +67,7 @@ class Flex(Attention):
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        grouped = q.shape[1] != k.shape[1]
-        out: Tensor = compiled()(q, k, v, block_mask=self._mask, enable_gqa=grouped)
+        out: Tensor = attend(q, k, v, self._mask)
         return out
 
     @override
@@ -91,7 +90,7 @@ class Flex(Attention):
             steps[:rows].reshape(1, 1, rows),
             steps.as_strided((1, 1, rows, rows), (0, 0, 0, 1)),
             BLOCK_SIZE=self.block,
-            mask_mod=no_later,
+            mask_mod=causal_mask_mod,
             compute_q_blocks=self.workload.train,
             seq_lengths=(n, n),
         )
