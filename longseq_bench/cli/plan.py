@@ -73,7 +73,7 @@ def plan(
     comes from records of this machine if there are any, else from a profile of the hardware.
     """
     from longseq_bench.cli import predictions, session
-    from longseq_bench.core.hardware import HERE
+    from longseq_bench.core.hardware import LOCAL_CPU
     from longseq_bench.core.model import Trial
     from longseq_bench.search.prediction import RateModel, find_accuracy
 
@@ -99,7 +99,7 @@ def plan(
             )
             for name, chosen in options.parse_options(catalogue, impl, option).items()
         ]  # fmt: skip
-        rates = RateModel(profile, past if gpu.lower() == HERE else [])
+        rates = RateModel(profile, past if gpu.lower() == LOCAL_CPU else [])
         with session.console(stderr=True).status("dry runs …"):
             _check_options(launcher, trials)
             made = [_predict(trial, launcher, rates, tokens) for trial in trials]
@@ -130,9 +130,9 @@ def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
 def _find_hardware(catalogue: Catalogue, name: str, own: Path | None) -> Hardware:
     """Return the profile of that name, from the built-in ones and those of a file."""
     from longseq_bench.cli.session import hardware_here
-    from longseq_bench.core.hardware import HERE, profile, profiles
+    from longseq_bench.core.hardware import LOCAL_CPU, profile, profiles
 
-    if name.lower() != HERE:
+    if name.lower() != LOCAL_CPU:
         return profile(name, own)
     if own is not None:
         profiles(own)

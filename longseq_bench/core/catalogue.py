@@ -47,7 +47,7 @@ class Entry(Frozen):
 
 
 class DeviceInfo(Frozen):
-    """One kind of device. `unavailable` is the reason why there is none."""
+    """One kind of device. `unavailable` is the reason why this machine has none."""
 
     name: str = ""
     unavailable: str | None = None
@@ -84,12 +84,12 @@ class Catalogue(Frozen):
         return fill(self.entry(name).options, given, owner=name)
 
     def resolve_device(self, choice: DeviceChoice, ranks: int = 1) -> Device:
-        """Return the device to use: auto is cuda if it works with a device per rank, else cpu."""
+        """Return the device to use: auto is cuda if each rank can have its own device, else cpu."""
         if choice != "auto":
             return choice
         cuda = self.devices.get("cuda")
-        works = cuda is not None and not cuda.unavailable and cuda.count >= ranks
-        return "cuda" if works else "cpu"
+        has_cuda = cuda is not None and not cuda.unavailable and cuda.count >= ranks
+        return "cuda" if has_cuda else "cpu"
 
     def default_dtype(self, device: Device) -> DType:
         """Return the dtype used if none is given: bfloat16 on cuda if it has it, else float32."""
@@ -102,21 +102,20 @@ class Catalogue(Frozen):
         info = self.devices.get(device)
         if info is None or info.unavailable:
             reason = info.unavailable if info else "this machine lists no such device"
-            usable = [name for name, other in self.devices.items() if not other.unavailable]
-            hint = f"; available: {', '.join(usable)}" if usable else ""
+            available = [name for name, other in self.devices.items() if not other.unavailable]
+            hint = f"; available: {', '.join(available)}" if available else ""
             raise UserError(f"device {device} is not available: {reason}{hint}")
 
     def check_dtype(self, device: str, dtype: str) -> None:
         """Raise UserError if a device does not have a dtype."""
-        known = self.devices[device].dtypes
-        if known and dtype not in known:
-            have = " or ".join(known)
-            raise UserError(f"dtype {dtype} is not available on {device}; use {have}")
+        dtypes = self.devices[device].dtypes
+        if dtypes and dtype not in dtypes:
+            known = " or ".join(dtypes)
+            raise UserError(f"dtype {dtype} is not available on {device}; use {known}")
 
     def check_ranks(self, device: str, ranks: int, option: str) -> None:
         """Raise UserError for more ranks than CUDA devices; a CPU is shared by any number."""
         count = self.devices[device].count
         if device == "cuda" and ranks > count:
-            verb = "is" if count == 1 else "are"
-            many = f"{option} {ranks} is more than the CUDA devices here"
-            raise UserError(f"{many}, of which there {verb} {count}")
+            devices = "1 CUDA device" if count == 1 else f"{count} CUDA devices"
+            raise UserError(f"{option} {ranks} is too large: this machine has {devices}")

@@ -28,7 +28,7 @@ class RankInfo:
     """One rank among `size`; rank 0 serves a store at address:port.
 
     store_is_up: another process serves the store, for example torch's agent.
-    here: number of ranks on this host; 0 if all ranks are on it.
+    local_ranks: number of ranks on this host; 0 if all ranks are on it.
     """
 
     rank: int = 0
@@ -37,7 +37,7 @@ class RankInfo:
     address: str = LOOPBACK
     port: int = 0
     store_is_up: bool = False
-    here: int = 0
+    local_ranks: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def site(
         UserError: a value is missing or invalid.
     """
     complete = None not in (nodes, node, endpoint) or nodes == 1
-    around = None if complete else _around(environ)
-    default = around or NodeInfo()
+    detected = None if complete else _detect_node(environ)
+    default = detected or NodeInfo()
     nodes = default.nodes if nodes is None else nodes
     per = default.per if per is None else per
     if node is None:
@@ -92,69 +92,69 @@ def site(
         return NodeInfo(1, per)
     if endpoint:
         return NodeInfo(nodes, per, node, *_endpoint(endpoint))
-    if around:
-        return NodeInfo(nodes, per, node, around.host, around.port)
+    if detected:
+        return NodeInfo(nodes, per, node, detected.host, detected.port)
     raise UserError(
         f"--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, an address of node 0 for all nodes"
     )
 
 
-def _around(environ: Mapping[str, str]) -> NodeInfo | None:
-    """Return the site that torchrun, mpirun or srun describes; None without them.
+def _detect_node(environ: Mapping[str, str]) -> NodeInfo | None:
+    """Return the node that torchrun, mpirun or srun describes; None without them.
 
     mpirun has priority over srun, because it also runs inside allocations of Slurm.
     """
     if "GROUP_RANK" in environ:
-        return _under_torchrun(environ)
+        return _from_torchrun(environ)
     if "OMPI_COMM_WORLD_RANK" in environ:
-        return _under_mpirun(environ)
+        return _from_mpirun(environ)
     # a batch script has a SLURM_PROCID but no step
     if "SLURM_PROCID" in environ and ("SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ):
-        return _under_srun(environ)
+        return _from_srun(environ)
     return None
 
 
-def _under_torchrun(environ: Mapping[str, str]) -> NodeInfo:
-    _only_one_here(environ, "LOCAL_RANK", "torchrun", "--nproc-per-node 1")
-    host = _needed(environ, "MASTER_ADDR")
+def _from_torchrun(environ: Mapping[str, str]) -> NodeInfo:
+    _check_one_per_host(environ, "LOCAL_RANK", "torchrun", "--nproc-per-node 1")
+    host = _require(environ, "MASTER_ADDR")
     # MASTER_PORT belongs to torchrun's own store
-    port = _derived(f"{host}:{_needed(environ, 'MASTER_PORT')}")
-    nodes = _number(environ, "GROUP_WORLD_SIZE")
-    return NodeInfo(nodes, 1, _number(environ, "GROUP_RANK"), host, port)
+    port = _derive_port(f"{host}:{_require(environ, 'MASTER_PORT')}")
+    nodes = _require_int(environ, "GROUP_WORLD_SIZE")
+    return NodeInfo(nodes, 1, _require_int(environ, "GROUP_RANK"), host, port)
 
 
-def _under_mpirun(environ: Mapping[str, str]) -> NodeInfo:
-    _only_one_here(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "mpirun", "--map-by ppr:1:node")
-    nodes = _number(environ, "OMPI_COMM_WORLD_SIZE")
+def _from_mpirun(environ: Mapping[str, str]) -> NodeInfo:
+    _check_one_per_host(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "mpirun", "--map-by ppr:1:node")
+    nodes = _require_int(environ, "OMPI_COMM_WORLD_SIZE")
     if nodes == 1:
         return NodeInfo()
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
-    node, host = _number(environ, "OMPI_COMM_WORLD_RANK"), _needed(environ, "MASTER_ADDR")
+    node, host = _require_int(environ, "OMPI_COMM_WORLD_RANK"), _require(environ, "MASTER_ADDR")
     return NodeInfo(nodes, 1, node, host, _port(environ, job))
 
 
-def _under_srun(environ: Mapping[str, str]) -> NodeInfo:
-    """Return the site of a step; node 0 is the first host of its list."""
-    _only_one_here(environ, "SLURM_LOCALID", "srun", "--ntasks-per-node=1")
+def _from_srun(environ: Mapping[str, str]) -> NodeInfo:
+    """Return the node in a Slurm step; node 0 is the first host of the step's list."""
+    _check_one_per_host(environ, "SLURM_LOCALID", "srun", "--ntasks-per-node=1")
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
     hosts = next((name for name in lists if environ.get(name)), lists[-1])
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
     return NodeInfo(
-        nodes=_number(environ, name),
+        nodes=_require_int(environ, name),
         per=int(gpus) if gpus.isdigit() and int(gpus) else 1,
-        node=_number(environ, "SLURM_NODEID"),
-        host=environ.get("MASTER_ADDR") or first_host(_needed(environ, hosts), hosts),
-        port=_port(environ, f"{_needed(environ, 'SLURM_JOB_ID')}.{step}"),
+        node=_require_int(environ, "SLURM_NODEID"),
+        host=environ.get("MASTER_ADDR") or first_host(_require(environ, hosts), hosts),
+        port=_port(environ, f"{_require(environ, 'SLURM_JOB_ID')}.{step}"),
     )
 
 
-def _only_one_here(environ: Mapping[str, str], name: str, who: str, remedy: str) -> None:
-    if _number(environ, name) > 0:
+def _check_one_per_host(environ: Mapping[str, str], name: str, launcher: str, remedy: str) -> None:
+    if _require_int(environ, name) > 0:
         raise UserError(
-            f"{who} started several longseq launch on this host; start one per host ({remedy}) and "
-            "set the number of ranks with --nproc-per-node"
+            f"{launcher} started several longseq launch on this host; start one per host "
+            f"({remedy}) and set the number of ranks with --nproc-per-node"
         )
 
 
@@ -175,25 +175,25 @@ def first_host(nodes: str, name: str) -> str:
 def _port(environ: Mapping[str, str], job: str = "") -> int:
     """Return MASTER_PORT, or a port that every process of the job derives equally."""
     if job and "MASTER_PORT" not in environ:
-        return _derived(job)
-    port = _number(environ, "MASTER_PORT")
+        return _derive_port(job)
+    port = _require_int(environ, "MASTER_PORT")
     if not 0 < port < 2**16:
         raise UserError(f"MASTER_PORT is {port}; ports are 1 to {2**16 - 1}")
     return port
 
 
-def _derived(job: str) -> int:
+def _derive_port(job: str) -> int:
     return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = _needed(environ, name)
+def _require_int(environ: Mapping[str, str], name: str) -> int:
+    text = _require(environ, name)
     if not re.fullmatch(r"-?[0-9]+", text):
         raise UserError(f"{name} is {text!r}, not a whole number")
     return int(text)
 
 
-def _needed(environ: Mapping[str, str], name: str) -> str:
+def _require(environ: Mapping[str, str], name: str) -> str:
     if not (value := environ.get(name, "").strip()):
         raise UserError(f"{name} is not set, but this process is one of several; set it")
     return value

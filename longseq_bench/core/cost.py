@@ -44,7 +44,7 @@ def key_bytes_per_token(workload: Workload) -> int:
 
 
 def query_bytes_per_token(workload: Workload) -> int:
-    """Return the bytes of a token's query, over batch and heads; an output has as many."""
+    """Return the bytes of a token's query, over batch and heads; of its output too."""
     w = workload
     return w.batch * w.heads * w.head_dim * w.dtype_bytes
 
@@ -60,19 +60,19 @@ def floor_tokens(workload: Workload, memory_budget: int, world_size: int = 1) ->
 
 
 def visible_pairs(seq_len: int, causal: bool) -> int:
-    """Return the query-key pairs per head that dense attention sees."""
+    """Return the query-key pairs per head in dense attention."""
     return seq_len * (seq_len + 1) // 2 if causal else seq_len**2
 
 
 def attention_flops(workload: Workload, pairs: float | None = None) -> float:
     """Return the FLOPs of the matrix products; a multiply-add counts as two.
 
-    pairs: query-key pairs per head that the pattern sees; None: those of dense attention.
+    pairs: visible query-key pairs per head; None: those of dense attention.
     """
     w = workload
-    seen = visible_pairs(w.seq_len, w.causal) if pairs is None else pairs
+    visible = visible_pairs(w.seq_len, w.causal) if pairs is None else pairs
     products = FORWARD_MATMULS + (BACKWARD_MATMULS if w.train else 0)
-    return 2.0 * products * seen * w.head_dim * w.heads * w.batch
+    return 2.0 * products * visible * w.head_dim * w.heads * w.batch
 
 
 def dense_cost(workload: Workload) -> Cost:
@@ -81,7 +81,7 @@ def dense_cost(workload: Workload) -> Cost:
 
 
 def standard_bytes(workload: Workload) -> int:
-    """Peak bytes of standard attention: the whole score matrix S = B Hq N² b, several times.
+    """Return the peak bytes of standard attention: several score matrices of S = B Hq N² b bytes.
 
     Forward: q, k, v and out (the floor), plus scores and weights: 2 S. Train: q, k, v, out, the
     gradients of out and v, plus weights, their gradient and that of the scores: 3 S. Causal: N²
@@ -90,11 +90,11 @@ def standard_bytes(workload: Workload) -> int:
     """
     w = workload
     scores = w.batch * w.heads * w.seq_len**2 * w.dtype_bytes
-    held, times = floor_bytes(w), 2
+    tensors, copies = floor_bytes(w), 2
     if w.train:
-        held = w.seq_len * (3 * query_bytes_per_token(w) + 3 * key_bytes_per_token(w) // 2)
-        times = 3
-    return held + times * scores + (w.seq_len**2 if w.causal else 0)
+        tensors = w.seq_len * (3 * query_bytes_per_token(w) + 3 * key_bytes_per_token(w) // 2)
+        copies = 3
+    return tensors + copies * scores + (w.seq_len**2 if w.causal else 0)
 
 
 def share_of_ideal(

@@ -4,7 +4,7 @@ LongseqError                what a caller may catch
 ├── UserError               the user's mistake: one sentence, exit code 2
 │   ├── UnknownNameError    an unknown name; carries the nearest known ones
 │   │   └── NotIncludedError   a well-known library that is not included
-│   ├── OldDensityError     an option that meant density; carries the sparsity meant
+│   ├── OldDensityError     an option that meant density; names the sparsity to use
 │   ├── ConfigError         a config that can't be read; names file, line, key
 │   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
 │   ├── StoreError          a results folder or file that can't be used
@@ -56,19 +56,19 @@ DENSITY = "sparsity_ratio"
 
 
 class OldDensityError(UserError):
-    """A former option; names the sparsity that was meant, if the value is a density."""
+    """A former option; names the sparsity to use instead, if the value is a density."""
 
     def __init__(self, ratio: object, place: str) -> None:
-        meant = "sparsity, the fraction that is skipped"
+        replacement = "sparsity, the fraction that is skipped"
         try:
             density = float(ratio) if isinstance(ratio, int | float | str) else 0.0
         except ValueError:
             density = 0.0
         if 0 < density <= 1 and not isinstance(ratio, bool):
-            meant = f"sparsity={round(1 - density, 12):.12g}"
+            replacement = f"sparsity={round(1 - density, 12):.12g}"
         super().__init__(
             f"there is no option {DENSITY!r} in {place}: it meant density, the fraction of the "
-            f"blocks that is kept; write {meant}"
+            f"blocks that is kept; write {replacement}"
         )
 
 
@@ -113,5 +113,5 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     found = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     if found:
         return lowered[found[0]]
-    starts = [k for low, k in lowered.items() if name and low.startswith(name.lower()[:3])]
-    return starts[0] if len(starts) == 1 else None
+    same_start = [k for low, k in lowered.items() if name and low.startswith(name.lower()[:3])]
+    return same_start[0] if len(same_start) == 1 else None

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from longseq_bench.core.errors import ConfigError, UnknownNameError, UserError
 from longseq_bench.core.model import Device, DType, Frozen, Mode
 from longseq_bench.core.units import parse_bytes
 
-HERE = "cpu"
-"""Profile name of this machine's processor."""
+LOCAL_CPU = "cpu"
+"""Name of the profile of this machine's processor."""
 
-CPU_FLOPS_A_CORE = 4e10
+CPU_FLOPS_PER_CORE = 4e10
 """Assumed FLOP/s of a CPU core without records, in float32. Half of it for other dtypes, which not
 all processors support in hardware."""
 
@@ -31,17 +31,19 @@ class Link(Frozen):
 
 
 class Hardware(Frozen):
-    """One device and its networks; data/hardware.yaml explains the keys."""
+    """One device and its networks; data/hardware.yaml explains the keys (fields or aliases)."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     name: str
     device: Device
     memory: int = Field(gt=0)
     flops: dict[DType, Positive] = Field(min_length=1)
     bandwidth: Positive
-    reaches: dict[Mode, Share]
+    efficiency: dict[Mode, Share] = Field(alias="reaches")
     per_node: int = Field(ge=1)
-    inside: Link
-    between: Link
+    intra_node: Link = Field(alias="inside")
+    inter_node: Link = Field(alias="between")
     source: str
 
     @field_validator("memory", mode="before")
@@ -49,7 +51,7 @@ class Hardware(Frozen):
     def _read_memory(cls, value: Any) -> Any:
         return parse_bytes(value) if isinstance(value, str) else value
 
-    @field_validator("reaches")
+    @field_validator("efficiency")
     @classmethod
     def _has_both(cls, value: dict[Mode, float]) -> dict[Mode, float]:
         if missing := [mode for mode in get_args(Mode) if mode not in value]:
@@ -58,26 +60,25 @@ class Hardware(Frozen):
 
     def link(self, ranks: int) -> Link:
         """The slowest network that a ring over this number of ranks crosses."""
-        return self.inside if ranks <= self.per_node else self.between
+        return self.intra_node if ranks <= self.per_node else self.inter_node
 
     def rate(self, dtype: DType, mode: Mode) -> float:
         """Return the FLOP/s of fused attention. Raises UserError if the dtype is not supported."""
         if dtype not in self.flops:
             known = ", ".join(self.flops)
             raise UserError(f"the profile of {self.name} has no {dtype}; it has {known}")
-        return self.flops[dtype] * self.reaches[mode]
+        return self.flops[dtype] * self.efficiency[mode]
 
 
 def this_cpu(name: str, cores: int, memory: int) -> Hardware:
     """Return a profile of a CPU from its cores alone; records of the machine are more exact."""
-    flops = CPU_FLOPS_A_CORE * cores
-    between = Link(latency=1e-4, bandwidth=1e9)
+    flops = CPU_FLOPS_PER_CORE * cores
     return Hardware(
         name=name, device="cpu", memory=memory,
         flops={"float32": flops, "bfloat16": flops / 2, "float16": flops / 2},
-        bandwidth=1e10, reaches={"forward": 1.0, "train": 1.0}, per_node=cores,
-        inside=Link(latency=1e-4, bandwidth=5e8), between=between,
-        source="estimated from its number of cores",
+        bandwidth=1e10, efficiency={"forward": 1.0, "train": 1.0}, per_node=cores,
+        intra_node=Link(latency=1e-4, bandwidth=5e8),
+        inter_node=Link(latency=1e-4, bandwidth=1e9), source="estimated from its number of cores",
     )  # fmt: skip
 
 
@@ -89,10 +90,10 @@ def profiles(own: Path | None = None) -> dict[str, Hardware]:
         try:
             found |= _read(own.read_text(encoding="utf-8"), str(own))
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"{own} can't be read: {why}") from None
-        if HERE in found:
-            raise ConfigError(f"{own}: {HERE} is this machine's processor; use another name")
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"{own} can't be read: {reason}") from None
+        if LOCAL_CPU in found:
+            raise ConfigError(f"{own}: {LOCAL_CPU} is this machine's processor; use another name")
     return found
 
 
@@ -100,7 +101,7 @@ def profile(name: str, own: Path | None = None) -> Hardware:
     """Return the profile of that name. Raises UnknownNameError with the nearest one."""
     known = profiles(own)
     if name.lower() not in known:
-        raise UnknownNameError("hardware", name, [*known, HERE], str(own) if own else "")
+        raise UnknownNameError("hardware", name, [*known, LOCAL_CPU], str(own) if own else "")
     return known[name.lower()]
 
 
@@ -115,7 +116,7 @@ def _read(text: str, place: str) -> dict[str, Hardware]:
 
 
 def _profile(name: str, entry: Any, place: str) -> Hardware:
-    keys = tuple(Hardware.model_fields)
+    keys = tuple(field.alias or key for key, field in Hardware.model_fields.items())
     if not isinstance(entry, dict):
         raise ConfigError(f"{place}: {name} is not a profile; it needs {', '.join(keys)}")
     for key in entry:
@@ -128,5 +129,5 @@ def _profile(name: str, entry: Any, place: str) -> Hardware:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        why = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{place}: {name}: {where}: {why}") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{place}: {name}: {where}: {reason}") from None

@@ -1,8 +1,8 @@
 """Records that share equal parts, to save memory.
 
-A pydantic model keeps a dictionary of its fields and a set of the given ones. With 100,000 records
-these take more memory than the values. An interned record equals its original, field by field and
-byte by byte in JSON.
+A pydantic model keeps a dictionary of its fields and a set of those that were given. With 100,000
+records these take more memory than the values. An interned record equals its original, field by
+field and byte by byte in JSON.
 """
 
 import gc
@@ -17,7 +17,7 @@ from longseq_bench.core.model import Record
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V")
 
-MANY = 5_000
+GC_THRESHOLD_RECORDS = 5_000
 """Number of records from which garbage collection is noticeably slow."""
 
 
@@ -30,35 +30,34 @@ class RecordInterner:
     def record(self, record: Record) -> Record:
         """Return an equal record that shares its parts with earlier ones."""
         trial, environment = record.trial, record.environment
-        words = environment.model_dump_json(exclude={"fingerprint"})
-        interned = self._made(
+        text = environment.model_dump_json(exclude={"fingerprint"})
+        interned = self._copy_with(
             trial,
-            workload=self._once(trial.workload, trial.workload, self._made),
-            options=self._once(repr(trial.options), trial.options),
+            workload=self._intern(trial.workload, trial.workload, self._copy_with),
+            options=self._intern(repr(trial.options), trial.options),
         )
-        return self._made(
-            record, trial=interned, outcome=self._made(record.outcome),
-            environment=self._once(words, environment, self._made),
+        return self._copy_with(
+            record, trial=interned, outcome=self._copy_with(record.outcome),
+            environment=self._intern(text, environment, self._copy_with),
         )  # fmt: skip
 
-    def _once(self, key: Hashable, value: V, make: Callable[[V], V] = lambda value: value) -> V:
-        known = self._known.get((type(value), key))
+    def _intern(self, key: Hashable, value: V, make: Callable[[V], V] = lambda value: value) -> V:
+        known: V | None = self._known.get((type(value), key))
         if known is None:
             known = self._known[type(value), key] = make(value)
-        found: V = known
-        return found
+        return known
 
-    def _made(self, model: M, **parts: Any) -> M:
+    def _copy_with(self, model: M, **parts: Any) -> M:
         """Return a copy with other parts, without validation."""
-        made, put = object.__new__(type(model)), object.__setattr__
+        copied, assign = object.__new__(type(model)), object.__setattr__
         # Set one by one, objects share the key table of their class and hold only the values.
         for name, value in (model.__dict__ | parts).items():
-            put(made, name, value)
-        given = model.__pydantic_fields_set__
-        put(made, "__pydantic_fields_set__", self._once(frozenset(given), given))
-        put(made, "__pydantic_extra__", None)
-        put(made, "__pydantic_private__", None)
-        return made
+            assign(copied, name, value)
+        names = model.__pydantic_fields_set__
+        assign(copied, "__pydantic_fields_set__", self._intern(frozenset(names), names))
+        assign(copied, "__pydantic_extra__", None)
+        assign(copied, "__pydantic_private__", None)
+        return copied
 
 
 @contextmanager
@@ -67,12 +66,12 @@ def gc_disabled() -> Iterator[None]:
 
     This work makes no cycles, and searching for them would take longer than the work.
     """
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
@@ -81,5 +80,5 @@ def keep_uncollected(records: Sized) -> None:
 
     Reference counting still frees them.
     """
-    if len(records) >= MANY:
+    if len(records) >= GC_THRESHOLD_RECORDS:
         gc.freeze()

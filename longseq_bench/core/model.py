@@ -101,12 +101,12 @@ class Workload(Frozen):
 class Trial(Frozen):
     """One implementation, with all its options, on one workload, under one budget.
 
-    repeats: the most timed passes; 0: one pass, to see if it fits, which also gives the time.
+    repeats: maximum number of timed passes; 0: one pass, to see if it fits; it gives the time too.
     time_cap: seconds after which no further timed pass starts.
     time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process.
     round: repetition index of an interleaved comparison, from 0.
-    fit_only: loops are cut short, so that only the memory is that of a whole pass. Results are not
-    checked, times mean nothing, and such trials are never compared with whole passes.
+    fit_only: loops are cut short; memory is that of a whole pass, time is not. Results are not
+    checked, and such trials are never compared with whole passes.
     keep: tensors that a pass keeps. all: as autograd keeps them. inputs: q, k, v alone between
     forward and backward (recomputation, arXiv 1604.06174). nothing: outputs overwrite inputs (in
     place), which needs less than the floor.
@@ -142,7 +142,7 @@ class Trial(Frozen):
         """
         # 1, 1.0 and True are equal, but are different options
         options = None if "options" in names else repr(sorted(self.options.items()))
-        return options, *_fields_but(names)(self)
+        return options, *_fields_except(names)(self)
 
     def at(self, seq_len: int) -> Trial:
         """Return the same trial at another length."""
@@ -155,7 +155,7 @@ class Trial(Frozen):
 
 
 @lru_cache(maxsize=64)
-def _fields_but(names: tuple[str, ...]) -> Callable[[Trial], tuple[Any, ...]]:
+def _fields_except(names: tuple[str, ...]) -> Callable[[Trial], tuple[Any, ...]]:
     own = [name for name in Trial.model_fields if name not in ("options", "workload", *names)]
     inner = [f"workload.{name}" for name in Workload.model_fields if name not in names]
     return attrgetter(*own, *inner)
@@ -199,7 +199,7 @@ class Outcome(Frozen):
 
 
 class DryRunEstimate(Frozen):
-    """The predicted cost of a trial without running it, on the rank that needs most.
+    """The predicted cost of a trial, without running it, on the rank that needs most memory.
 
     inside_bytes: the part of the peak that fused kernels hold, from a table.  untabled: fused
     kernels that are missing in the table.  flops: per pass, the mean of the ranks.  busiest: FLOPs
@@ -220,7 +220,7 @@ class DryRunEstimate(Frozen):
 
 
 class TrialPrediction(Frozen):
-    """The prediction made for a trial before it ran; None where nothing was predicted."""
+    """The prediction for a trial before it ran; None where nothing was predicted."""
 
     peak_bytes: int | None = None
     seconds: float | None = Field(default=None, description="of one pass")
@@ -228,7 +228,7 @@ class TrialPrediction(Frozen):
 
 
 class Environment(Frozen):
-    """Machine and versions. `fingerprint` covers all that changes a figure, except the load."""
+    """Machine and versions. `fingerprint` covers all fields except load, clock and commit."""
 
     host: str
     os: str
@@ -249,7 +249,7 @@ class Environment(Frozen):
     @property
     def fingerprint(self) -> str:
         """Hash of the parts that make figures comparable."""
-        return _fingerprint(_lasting(self), tuple(sorted(self.variables.items())))
+        return _fingerprint(_stable_values(self), tuple(sorted(self.variables.items())))
 
     @model_validator(mode="before")
     @classmethod
@@ -259,15 +259,15 @@ class Environment(Frozen):
         return data
 
 
-_PASSING = {"load", "clock_mhz", "commit"}
-_LASTING = [name for name in Environment.model_fields if name not in {"variables", *_PASSING}]
-_lasting: Callable[[Environment], tuple[Any, ...]] = attrgetter(*_LASTING)
+_VOLATILE = {"load", "clock_mhz", "commit"}
+_STABLE = [name for name in Environment.model_fields if name not in {"variables", *_VOLATILE}]
+_stable_values: Callable[[Environment], tuple[Any, ...]] = attrgetter(*_STABLE)
 
 
 @lru_cache(maxsize=1024)
-def _fingerprint(lasting: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
+def _fingerprint(values: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
     # cached: a report reads it several times per record, and few environments differ
-    return _digest({**dict(zip(_LASTING, lasting, strict=True)), "variables": dict(variables)})
+    return _digest({**dict(zip(_STABLE, values, strict=True)), "variables": dict(variables)})
 
 
 class Record(Frozen):

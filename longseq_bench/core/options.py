@@ -1,6 +1,6 @@
 """Options of implementations: read from a signature, with values coerced from user input.
 
-An option is a keyword-only parameter, `chunk: Annotated[int, "tokens a step"] = 1024`; its name,
+An option is a keyword-only parameter, `chunk: Annotated[int, "tokens per step"] = 1024`; its name,
 type, default and help come from this declaration. The minimum of a whole number is 1, or the number
 in the annotation: `seed: Annotated[int, "of the draw", 0] = 0`. The specs are sent to the parent as
 data, so that it can check a config without importing an implementation.
@@ -30,7 +30,7 @@ Kind = Literal["int", "float", "str", "bool", "ints"]
 
 
 class OptionSpec(Frozen):
-    """One option. The type `ints` is several whole numbers, separated by commas."""
+    """One option. kind `ints`: whole numbers separated by commas. least: the minimum of an int."""
 
     name: str
     kind: Kind
@@ -56,8 +56,8 @@ class OptionSpec(Frozen):
         if self.kind == "bool":
             return _BOOLEAN.validate_python(raw)
         if self.kind == "int":
-            zero = self.least == 0 and str(raw) == "0" and raw is not False
-            return 0 if zero else parse_tokens(raw)
+            is_zero = self.least == 0 and str(raw) == "0" and raw is not False
+            return 0 if is_zero else parse_tokens(raw)
         if self.kind == "float":
             return _finite(raw)
         if self.kind == "ints":
@@ -71,14 +71,14 @@ class OptionSpec(Frozen):
     def _expected(self, error: Exception) -> str:
         if self.choices:
             return f"is not one of {', '.join(self.choices)}"
-        wanted = {
+        expected = {
             "int": f"is not a whole number from {self.least} up (write 1024 or 1k)",
             "float": "is not a number from 0 up",
             "bool": "is neither true nor false",
             "ints": "is not whole numbers with commas (write 1024,2048 or 1k,2k)",
             "str": "is not a word",
         }
-        return wanted[self.kind]
+        return expected[self.kind]
 
 
 def specs_of(make: Callable[..., Any]) -> tuple[OptionSpec, ...]:
@@ -120,8 +120,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals or not name:
-            wanted = f"{name or 'NAME'}=VALUE"
-            raise UserError(f"option {assignment!r} can't be read; write {wanted}")
+            example = f"{name or 'NAME'}=VALUE"
+            raise UserError(f"option {assignment!r} can't be read; write {example}")
         if name in found:
             raise UserError(f"option {name} is given twice, as {found[name]!r} and {value!r}")
         found[name] = value

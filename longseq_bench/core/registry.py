@@ -25,7 +25,7 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, package: str, group: str | None = None) -> None:
         self.kind, self._package, self._group = kind, package, group
-        self._things: dict[str, T] = {}
+        self._objects: dict[str, T] = {}
         self._reasons: dict[str, str] = {}
         self._plugins: dict[str, str] = {}
         self._points: list[EntryPoint] | None = None
@@ -34,13 +34,13 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers an object; a duplicate name is a programming error."""
 
-        def file(thing: T) -> T:
-            if name in self._things and self._things[name] is not thing:
+        def add(obj: T) -> T:
+            if name in self._objects and self._objects[name] is not obj:
                 raise ValueError(f"two {self.kind}s are called {name!r}")
-            self._things[name] = thing
-            return thing
+            self._objects[name] = obj
+            return obj
 
-        return file
+        return add
 
     def get(self, name: str) -> T:
         """Return the object of that name.
@@ -49,8 +49,8 @@ class Registry(Generic[T]):
         name is known but can't be imported here.
         """
         self._scan()
-        if name in self._things:
-            return self._things[name]
+        if name in self._objects:
+            return self._objects[name]
         if name in self._reasons:
             raise UnsupportedError(f"{self.kind} {name!r} is not available: {self._reasons[name]}")
         raise UnknownNameError(self.kind, name, self.names())
@@ -58,7 +58,7 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """Return all names, also those that can't be used here."""
         self._scan()
-        return sorted({*self._things, *self._reasons})
+        return sorted({*self._objects, *self._reasons})
 
     def unavailable_reason(self, name: str) -> str | None:
         """Return the reason why a name can't be imported here; None if it can."""

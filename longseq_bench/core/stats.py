@@ -26,11 +26,11 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 def _outside(n: int) -> int:
     """Return the number of samples, of n, outside the interval at each end."""
     tail, outside, term = 0, 0, 1
-    most = (1 - CONFIDENCE) / 2
+    max_tail = (1 - CONFIDENCE) / 2
     for i in range(n // 2):
         tail += term
         # whole numbers neither round nor overflow
-        if tail > int(most * 2**53) << (n - 53) if n > 53 else tail > most * 2**n:
+        if tail > int(max_tail * 2**53) << (n - 53) if n > 53 else tail > max_tail * 2**n:
             break
         outside, term = i, term * (n - i) // (i + 1)
     return outside

@@ -45,32 +45,32 @@ def parse_seconds(text: str | int | float) -> float:
     return value
 
 
-def parse_share(text: str, what: str) -> float:
+def parse_share(text: str, name: str) -> float:
     """Return a fraction between 0 and 1 from "5%", "5 %", "0.05".
 
-    what: the name of the value in messages. Raises UnitError for anything else: "5" is ambiguous.
+    name: the name of the value in messages. Raises UnitError for anything else: "5" is ambiguous.
     """
     number = text.strip()
     try:
         value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     except ValueError:
-        raise UnitError(f"{what} {text!r} is not a fraction; write 5% or 0.05") from None
+        raise UnitError(f"{name} {text!r} is not a fraction; write 5% or 0.05") from None
     if not 0 < value < 1:
-        raise UnitError(f"{what} {text!r} is not between 0 and 100 %; write 5% or 0.05")
+        raise UnitError(f"{name} {text!r} is not between 0 and 100 %; write 5% or 0.05")
     return value
 
 
 def _quantity(
-    text: str | int | float, scale: dict[str, float] | dict[str, int], what: str, hint: str
+    text: str | int | float, scale: dict[str, float] | dict[str, int], name: str, hint: str
 ) -> float:
     if isinstance(text, bool):
-        raise UnitError(f"{what} {text!r} is not a number; {hint}")
+        raise UnitError(f"{name} {text!r} is not a number; {hint}")
     match = _QUANTITY.fullmatch(str(text))
     if match is None or match[2].lower() not in scale:
-        raise UnitError(f"{what} {text!r} can't be read; {hint}")
+        raise UnitError(f"{name} {text!r} can't be read; {hint}")
     value = float(match[1]) * scale[match[2].lower()]
     if not math.isfinite(value):
-        raise UnitError(f"{what} {text!r} is too large; {hint}")
+        raise UnitError(f"{name} {text!r} is too large; {hint}")
     return value
 
 
@@ -102,12 +102,12 @@ def format_seconds(seconds: float) -> str:
     return f"{_digits(seconds / 1e-9)} ns" if seconds > 0 else "0 s"
 
 
-def format_rate(per_second: float, what: str) -> str:
+def format_rate(per_second: float, unit: str) -> str:
     """Format a rate with a decimal prefix: 253e9, "FLOP/s" -> "253 GFLOP/s"."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if per_second >= size:
-            return f"{_digits(per_second / size)} {prefix}{what}"
-    return f"{_digits(per_second)} {what}"
+            return f"{_digits(per_second / size)} {prefix}{unit}"
+    return f"{_digits(per_second)} {unit}"
 
 
 def format_share(share: float) -> str:

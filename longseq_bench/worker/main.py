@@ -74,7 +74,7 @@ def run_rank(
             return run_trial(trial, sender, Group.alone())
         make(trial.workload, Group(place.rank, place.size), **trial.options)
         if trial.device == "cpu":
-            share_cores(place.here or place.size)
+            share_cores(place.local_ranks or place.size)
         join_process_group(place, trial.device, listener)
         group = Group.world(trial.device)
     except Exception as error:

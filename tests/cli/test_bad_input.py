@@ -86,9 +86,9 @@ def test_a_search_that_can_not_be_is_refused(
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize(("count", "there"), [(1, "there is 1"), (3, "there are 3")])
+@pytest.mark.parametrize(("count", "devices"), [(1, "1 CUDA device"), (3, "3 CUDA devices")])
 def test_more_ranks_than_cuda_devices_are_refused_with_how_many_there_are(
-    count: int, there: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+    count: int, devices: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     class Machine(SimulatedLauncher):
         def catalogue(self) -> Catalogue:
@@ -99,15 +99,13 @@ def test_more_ranks_than_cuda_devices_are_refused_with_how_many_there_are(
     monkeypatch.setattr("longseq_bench.cli.session.make_launcher", Machine)
     asked = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
     said = refusal(capfd, *asked, "--world-size", "4", "--out", "out")
-    assert said == f"--world-size 4 is more than the CUDA devices here, of which {there}"
+    assert said == f"--world-size 4 is too large: this machine has {devices}"
     Path("four.yaml").write_text(
         "memory_budget: 1MiB\ntokens: 64\nimplementations: ring\ndevice: cuda\n"
         "world_size: [1,\n  4]\n"
     )
     said = refusal(capfd, "sweep", "four.yaml", "--out", "out")
-    assert said == (
-        f"four.yaml:6: world_size 4 is more than the CUDA devices here, of which {there}"
-    )
+    assert said == f"four.yaml:6: world_size 4 is too large: this machine has {devices}"
     assert not Path("out").exists()
     assert run([*asked, "--world-size", str(count), "--ceiling", "16"]) == 0
     assert run(["maxlen", "--impl", "ring", "--memory-budget", "1MiB", "--world-size", "9",

@@ -1,4 +1,4 @@
-"""Where a host is among those of a launch: what is given, else what srun, mpirun, torchrun say."""
+"""The node of a host in a launch: from the options, else from srun, mpirun or torchrun."""
 
 from collections.abc import Mapping
 
@@ -22,14 +22,14 @@ TORCHRUN = {
 BATCH_SCRIPT = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
 
 
-def test_one_node_where_nothing_is_said() -> None:
+def test_the_default_is_one_node() -> None:
     assert site({}) == NodeInfo(1, 1, 0, LOOPBACK, 0)
     assert site({}, per=4) == NodeInfo(1, 4)
     assert site(BATCH_SCRIPT) == NodeInfo()
     assert site({}, nodes=1, node=0).ranks == 1
 
 
-def test_what_is_given() -> None:
+def test_values_of_options() -> None:
     found = site({}, 2, 4, 1, "alpha:29555")
     assert found == NodeInfo(2, 4, 1, "alpha", 29555)
     assert (found.ranks, found.endpoint) == (8, "alpha:29555")
@@ -46,7 +46,7 @@ def test_endpoints(text: str, host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["alpha:", "alpha:ssh", "alpha:70000", "alpha:0", "", "a b:1"])
-def test_an_endpoint_that_is_none(text: str) -> None:
+def test_an_invalid_endpoint(text: str) -> None:
     with pytest.raises(UserError, match="--rdzv-endpoint"):
         site({}, 2, 1, 0, text)
 
@@ -85,7 +85,7 @@ def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
 
 
 @pytest.mark.parametrize("nodes", ["n[03-05", "n]3[", "n[]", "n[a-b]", ",n1", "n1 n2", "n[1--2]"])
-def test_a_text_that_is_no_list_of_hosts_is_refused(nodes: str) -> None:
+def test_an_invalid_host_list(nodes: str) -> None:
     with pytest.raises(UserError, match=r"SLURM_NODELIST is .* not a list of hosts"):
         site(SRUN | {"SLURM_NODELIST": nodes})
 
@@ -96,17 +96,17 @@ def test_mpirun_and_torchrun() -> None:
     assert site({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": ""}) == NodeInfo()
     found = site(TORCHRUN)
     assert (found.nodes, found.per, found.node, found.host) == (3, 1, 1, "alpha")
-    # that one is torchrun's own
+    # port 29500 belongs to torchrun's own store
     assert found.port != 29500
     assert site({**TORCHRUN, "GROUP_RANK": "2"}).endpoint == found.endpoint
 
 
-def test_what_is_given_wins() -> None:
+def test_options_have_priority_over_the_environment() -> None:
     assert site(SRUN, per=4).per == 4
     assert site(SRUN, endpoint="beta:9").endpoint == "beta:9"
     assert site(SRUN, node=0).node == 0
     assert site(SRUN, nodes=1) == NodeInfo()
-    # no longer asked, so no longer wrong
+    # an invalid variable is not read if all values are given
     assert site({"GROUP_RANK": "x"}, 2, 1, 1, "beta:9").node == 1
 
 
@@ -127,7 +127,7 @@ def test_what_is_given_wins() -> None:
         ({**SRUN, "SLURM_NODELIST": ""}, {}, "SLURM_JOB_NODELIST is not set"),
     ],
 )
-def test_what_makes_no_sense(
+def test_invalid_or_missing_values(
     environ: Mapping[str, str], given: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

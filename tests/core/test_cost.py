@@ -1,4 +1,4 @@
-"""Formulas that a sparse attention is judged by, against numbers worked out by hand."""
+"""Formulas of cost and of sparse attention, against numbers computed by hand."""
 
 import pytest
 
@@ -24,13 +24,13 @@ def test_standard_attention_keeps_the_score_matrix_more_than_once(
     assert standard_bytes(Workload.model_validate(shape)) == expected
 
 
-def test_the_share_of_ideal_is_one_where_what_is_skipped_costs_nothing() -> None:
+def test_the_share_of_ideal_is_one_if_skipped_pairs_cost_nothing() -> None:
     assert share_of_ideal(8.0, 0.25, 2.0) == 1.0
     assert share_of_ideal(8.0, 0.25, 4.0) == 0.5
     assert share_interval((6.0, 10.0), 0.5, (4.0, 5.0)) == (6 * 0.5 / 5, 10 * 0.5 / 4)
 
 
-def test_what_is_missing_stays_missing() -> None:
+def test_unknown_inputs_give_none() -> None:
     assert share_of_ideal(None, 0.25, 2.0) is None
     assert share_of_ideal(8.0, None, 2.0) is None
     assert share_of_ideal(8.0, 0.25, None) is None

@@ -1,4 +1,4 @@
-"""Profiles of hardware: ours can be read, a user's file adds to them, and mistakes are named."""
+"""Hardware profiles: the built-in ones, a user's file, and errors that name the key."""
 
 from pathlib import Path
 
@@ -12,33 +12,33 @@ GOOD = {
     "name": "A card", "device": "cuda", "memory": "16GiB", "flops": {"float16": 1e14},
     "bandwidth": 1e12, "reaches": {"forward": 0.5, "train": 0.4}, "per_node": 4,
     "inside": {"latency": 1e-5, "bandwidth": 1e10},
-    "between": {"latency": 2e-5, "bandwidth": 1e9}, "source": "made up",
+    "between": {"latency": 2e-5, "bandwidth": 1e9}, "source": "invented",
 }  # fmt: skip
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def file(tmp_path: Path) -> Path:
     return tmp_path / "mine.yaml"
 
 
-def write(own: Path, **changes: object) -> Path:
+def write(file: Path, **changes: object) -> Path:
     entry = {k: v for k, v in {**GOOD, **changes}.items() if v is not None}
-    own.write_text(yaml.safe_dump({"card": entry}))
-    return own
+    file.write_text(yaml.safe_dump({"card": entry}))
+    return file
 
 
-def test_ours_are_all_there_and_say_where_they_come_from() -> None:
+def test_built_in_profiles_are_complete_and_plausible() -> None:
     known = profiles()
     assert {"gtx1080", "a100", "h100", "h200", "b200"} <= set(known)
     for one in known.values():
         assert one.source
-        assert 0 < one.reaches["train"] <= one.reaches["forward"] <= 1
-        assert one.link(1) == one.link(one.per_node) == one.inside
-        assert one.link(one.per_node + 1) == one.between
-        assert one.between.bandwidth < one.inside.bandwidth < one.bandwidth
+        assert 0 < one.efficiency["train"] <= one.efficiency["forward"] <= 1
+        assert one.link(1) == one.link(one.per_node) == one.intra_node
+        assert one.link(one.per_node + 1) == one.inter_node
+        assert one.inter_node.bandwidth < one.intra_node.bandwidth < one.bandwidth
 
 
-def test_the_rate_is_the_share_of_the_dtypes_peak() -> None:
+def test_the_rate_is_a_share_of_the_peak_of_the_dtype() -> None:
     card = Hardware.model_validate(GOOD)
     assert (card.rate("float16", "forward"), card.rate("float16", "train")) == (5e13, 4e13)
     assert card.memory == 16 * 2**30
@@ -46,11 +46,11 @@ def test_the_rate_is_the_share_of_the_dtypes_peak() -> None:
         card.rate("bfloat16", "forward")
 
 
-def test_a_file_of_ones_own_adds_and_replaces(own: Path) -> None:
-    write(own)
-    own.write_text(own.read_text() + own.read_text().replace("card:", "H200:"))
-    assert profile("card", own).name == profile("h200", own).name == "A card"
-    assert profile("H100", own) == profiles()["h100"]
+def test_a_users_file_adds_and_replaces_profiles(file: Path) -> None:
+    write(file)
+    file.write_text(file.read_text() + file.read_text().replace("card:", "H200:"))
+    assert profile("card", file).name == profile("h200", file).name == "A card"
+    assert profile("H100", file) == profiles()["h100"]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_a_file_of_ones_own_adds_and_replaces(own: Path) -> None:
     ],
 )
 def test_a_mistake_in_a_profile_is_named_with_its_key(
-    own: Path, changes: dict[str, object], message: str
+    file: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        profile("card", write(own, **changes))
+        profile("card", write(file, **changes))
     assert "mine.yaml" in str(caught.value)
 
 
@@ -82,29 +82,29 @@ def test_a_mistake_in_a_profile_is_named_with_its_key(
     ("text", "message"),
     [("- a", "expected names with profiles"), ("a: [", "mine.yaml"), ("card: 3", "card is not a")],
 )
-def test_what_is_no_file_of_profiles_is_refused(own: Path, text: str, message: str) -> None:
-    own.write_text(text)
+def test_an_invalid_file_is_an_error(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
     with pytest.raises(UserError, match=message):
-        profiles(own)
+        profiles(file)
 
 
-def test_unknown_hardware_names_the_nearest_and_a_missing_file_its_path(own: Path) -> None:
+def test_unknown_hardware_and_a_missing_file(file: Path) -> None:
     with pytest.raises(UserError, match=r"unknown hardware 'h20'.*; did you mean 'h200'"):
         profile("h20")
     with pytest.raises(UserError, match=r"mine\.yaml can't be read: No such file"):
-        profiles(own)
+        profiles(file)
 
 
-def test_a_file_that_is_no_text_and_a_name_that_is_taken_are_refused(own: Path) -> None:
-    own.write_bytes(b"\xff\xfe")
+def test_a_binary_file_and_a_reserved_name_are_errors(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="it is not UTF-8"):
-        profiles(own)
-    own.write_text(write(own).read_text().replace("card:", "cpu:", 1))
+        profiles(file)
+    file.write_text(write(file).read_text().replace("card:", "cpu:", 1))
     with pytest.raises(UserError, match="cpu is this machine's processor"):
-        profiles(own)
+        profiles(file)
 
 
-def test_a_cpu_is_guessed_by_its_cores() -> None:
+def test_a_cpu_is_estimated_from_its_cores() -> None:
     one, two = (this_cpu("a processor", cores, 2**30) for cores in (1, 2))
     assert two.rate("float32", "forward") == 2 * one.rate("float32", "forward")
     assert "estimated" in one.source

@@ -1,4 +1,4 @@
-"""Records in little memory: equal to what they were made from, and as independent."""
+"""Interned records equal their originals and are as independent."""
 
 import copy
 import gc
@@ -19,47 +19,47 @@ def ring(**fields: object) -> Record:
     return make.record(trial, where=make.environment(variables={"A": "1"}), **fields)
 
 
-def lean(*records: Record) -> list[Record]:
-    made = RecordInterner()
-    return [made.record(record) for record in records]
+def intern(*records: Record) -> list[Record]:
+    interner = RecordInterner()
+    return [interner.record(record) for record in records]
 
 
-def test_a_lean_record_is_the_same_in_every_byte() -> None:
+def test_an_interned_record_is_equal_in_every_byte() -> None:
     odd = make.record(
         make.trial("sdpa", memory_budget=7),
         make.outcome("wrong", "why", "check", {"errors": {"out": 1.0}}, max_error=float("nan")),
         make.environment(load=(1.0, 2.0, 3.0), gpus=("H200", "H200")),
         predicted_tokens=4, foreseen={"peak_bytes": 9},
     )  # fmt: skip
-    for before, after in zip([ring(), odd], lean(ring(), odd), strict=True):
+    for before, after in zip([ring(), odd], intern(ring(), odd), strict=True):
         assert after.model_dump_json() == before.model_dump_json()
         assert repr(after) == repr(before)
         assert (after.key, after.model_fields_set) == (before.key, before.model_fields_set)
         assert after.model_dump(exclude_unset=True) == before.model_dump(exclude_unset=True)
-    assert lean(ring()) == [ring()]
+    assert intern(ring()) == [ring()]
 
 
-def test_what_is_equal_is_kept_once() -> None:
-    one, two, other = lean(ring(), ring(wall_s=9.0), make.record())
+def test_equal_parts_are_shared() -> None:
+    one, two, other = intern(ring(), ring(wall_s=9.0), make.record())
     assert one.environment is two.environment is not other.environment
     assert one.trial.workload is two.trial.workload is other.trial.workload
     assert one.trial.options is two.trial.options is not other.trial.options
     assert (two.wall_s, other.trial.implementation) == (9.0, "sdpa")
 
 
-def test_what_differs_in_any_word_is_kept_apart() -> None:
+def test_different_parts_are_not_shared() -> None:
     hosts = [make.environment(), make.environment(load=(2.0,)), make.environment(commit="b")]
-    assert [r.environment for r in lean(*(make.record(where=h) for h in hosts))] == hosts
+    assert [r.environment for r in intern(*(make.record(where=h) for h in hosts))] == hosts
     options = [{"a": 1}, {"a": 1.0}, {"a": True}, {"b": 1, "a": 2}, {"a": 2, "b": 1}]
     records = [make.record(make.trial(options=given)) for given in options]
-    assert [repr(r.trial.options) for r in lean(*records)] == list(map(repr, options))
+    assert [repr(r.trial.options) for r in intern(*records)] == list(map(repr, options))
 
 
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))]
 )
-def test_lean_records_are_copied_like_others(copied: Callable[[Record], Record]) -> None:
-    one, two = lean(ring(), ring())
+def test_interned_records_can_be_copied(copied: Callable[[Record], Record]) -> None:
+    one, two = intern(ring(), ring())
     assert copied(one) == one
     later = copied(one.trial).model_copy(update={"round": 5})
     assert (later.round, one.trial.round, two.trial.round) == (5, 0, 0)
@@ -68,13 +68,13 @@ def test_lean_records_are_copied_like_others(copied: Callable[[Record], Record])
     assert later.key == ring().trial.replace(round=5).key
 
 
-def test_lean_records_are_frozen_too() -> None:
-    (one,) = lean(ring())
+def test_interned_records_are_frozen() -> None:
+    (one,) = intern(ring())
     with pytest.raises(ValidationError, match="frozen"):
         setattr(one.trial, "seed", 4)  # noqa: B010
 
 
-def test_nothing_is_collected_meanwhile_and_all_is_as_before_after_it() -> None:
+def test_garbage_collection_is_off_inside_and_restored_after() -> None:
     def failing() -> None:
         with gc_disabled():
             with gc_disabled():
@@ -87,10 +87,10 @@ def test_nothing_is_collected_meanwhile_and_all_is_as_before_after_it() -> None:
     assert gc.isenabled()
 
 
-def test_many_records_are_spared_and_few_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    spared: list[bool] = []
-    monkeypatch.setattr(module.gc, "freeze", lambda: spared.append(True))
-    keep_uncollected(range(module.MANY - 1))
-    assert spared == []
-    keep_uncollected(range(module.MANY))
-    assert spared == [True]
+def test_only_many_records_are_excluded_from_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(module.gc, "freeze", lambda: frozen.append(True))
+    keep_uncollected(range(module.GC_THRESHOLD_RECORDS - 1))
+    assert frozen == []
+    keep_uncollected(range(module.GC_THRESHOLD_RECORDS))
+    assert frozen == [True]

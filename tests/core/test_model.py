@@ -1,4 +1,4 @@
-"""The data: validated where it is made, the same after a trip through JSON."""
+"""Data models: validation, and equality after JSON."""
 
 import json
 import subprocess
@@ -21,14 +21,14 @@ from longseq_bench.core.model import (
 from tests.make import environment, record, trial
 
 
-def test_kv_heads_are_as_many_as_heads_unless_said() -> None:
+def test_kv_heads_default_to_heads() -> None:
     assert Workload(seq_len=8).kv_heads == 8
     assert Workload(seq_len=8, heads=6).kv_heads == 6
     assert Workload(seq_len=8, heads=6, kv_heads=0).kv_heads == 6
     assert Workload(seq_len=8, heads=6, kv_heads=2).kv_heads == 2
 
 
-def test_heads_that_do_not_divide_say_what_would() -> None:
+def test_the_error_of_indivisible_heads_lists_divisors() -> None:
     with pytest.raises(ValidationError, match="heads 12 is not divisible by kv_heads 5") as caught:
         Workload(seq_len=8, heads=12, kv_heads=5)
     assert "kv_heads may be 1, 2, 3, 4, 6, 12" in str(caught.value)
@@ -41,12 +41,12 @@ def test_a_workload_has_at_least_one_of_each(field: str) -> None:
         Workload.model_validate(fields)
 
 
-def test_a_field_that_is_not_there_is_refused() -> None:
+def test_an_unknown_field_is_an_error() -> None:
     with pytest.raises(ValidationError, match="sequence"):
         Workload.model_validate({"seq_len": 8, "sequence": 9})
 
 
-def test_nothing_can_be_changed_after_it_is_made() -> None:
+def test_a_trial_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         setattr(trial(), "seed", 3)  # noqa: B010  (mypy refuses the plain assignment, rightly)
 
@@ -115,7 +115,7 @@ def test_another_length_changes_nothing_else() -> None:
         ("limit", None), ("wrong", None), ("unsupported", None), ("error", None),
     ],
 )  # fmt: skip
-def test_only_memory_says_that_a_length_does_not_fit(status: Status, fits: bool | None) -> None:
+def test_only_out_of_memory_means_too_long(status: Status, fits: bool | None) -> None:
     assert Outcome(status=status).fits is fits
 
 
@@ -133,7 +133,7 @@ def test_samples_are_taken_over_ranks() -> None:
     assert outcome.largest("energy") is None
 
 
-def test_samples_that_are_no_numbers_survive_json() -> None:
+def test_infinite_and_nan_samples_survive_json() -> None:
     measured = Measurement(name="max_error", unit="1", samples=(float("inf"), 0.5, float("nan")))
     outcome = Outcome(status="ok", measurements=(measured,))
     (back,) = Outcome.model_validate_json(outcome.model_dump_json()).measurements
@@ -141,7 +141,7 @@ def test_samples_that_are_no_numbers_survive_json() -> None:
     assert back.samples[2] != back.samples[2]
 
 
-def test_a_record_is_one_line_that_comes_back() -> None:
+def test_a_record_is_one_line_of_json() -> None:
     sent = record(predicted_tokens=4096, processes=2)
     line = sent.model_dump_json()
     assert "\n" not in line
@@ -150,14 +150,14 @@ def test_a_record_is_one_line_that_comes_back() -> None:
     assert sent.key == sent.trial.key
 
 
-def test_the_fingerprint_leaves_out_what_passes() -> None:
+def test_the_fingerprint_ignores_volatile_fields() -> None:
     one = environment()
-    passing = {"load": (9.0, 9.0, 9.0), "clock_mhz": 800.0, "commit": "other"}
-    for field, value in passing.items():
+    volatile = {"load": (9.0, 9.0, 9.0), "clock_mhz": 800.0, "commit": "other"}
+    for field, value in volatile.items():
         assert one.model_copy(update={field: value}).fingerprint == one.fingerprint
 
 
-def test_the_fingerprint_covers_the_rest() -> None:
+def test_the_fingerprint_covers_all_other_fields() -> None:
     changes: dict[str, Any] = {
         "host": "beta", "os": "macOS", "cpu": "other", "cores": 3, "memory_bytes": 1,
         "gpus": ("H200",), "driver": "1", "python": "3.12", "torch": "2.12", "longseq": "0.2",
@@ -170,15 +170,15 @@ def test_the_fingerprint_covers_the_rest() -> None:
     assert len(prints | {environment().fingerprint}) == len(changes) + 1
 
 
-def test_the_fingerprint_is_written_and_worked_out_anew() -> None:
+def test_a_stored_fingerprint_is_computed_again() -> None:
     line = environment().model_dump_json()
     assert json.loads(line)["fingerprint"] == environment().fingerprint
     forged = {**json.loads(line), "fingerprint": "0" * 16}
     assert Environment.model_validate(forged).fingerprint == environment().fingerprint
 
 
-def test_names_of_trials_and_machines_are_for_ever() -> None:
-    """Results of other versions are found again by them."""
+def test_keys_and_fingerprints_never_change() -> None:
+    """Records of other versions are found by these keys."""
     spread = trial(
         "hilbert", 2048, {"segments": (512, 1024), "dilation": (1, 2), "mix": "softmax"},
         batch=2, heads=4, causal=True, mode="train", world_size=2, memory_budget=201326592,
@@ -199,7 +199,7 @@ def test_names_of_trials_and_machines_are_for_ever() -> None:
     assert prints == {"07d1a8d351801da8"}
 
 
-def test_trials_but_for_some_fields() -> None:
+def test_key_without_some_fields() -> None:
     one = trial("ring", 1024, {"chunk": 8, "order": "zigzag"})
     assert one.replace(round=2, seed=9).key_without("round", "seed") == one.key_without(
         "round", "seed"
@@ -217,7 +217,7 @@ def test_trials_but_for_some_fields() -> None:
     assert len({other.key_without() for other in [one, *others]}) == len(others) + 1
 
 
-def test_options_that_are_equal_numbers_are_not_one_trial() -> None:
-    alike: list[OptionValue] = [1, 1.0, True, "1", (1,)]
-    trials = [trial(options={"a": value}) for value in alike]
-    assert len({one.key_without() for one in trials}) == len({t.key for t in trials}) == len(alike)
+def test_equal_numbers_of_different_types_are_different_options() -> None:
+    equal: list[OptionValue] = [1, 1.0, True, "1", (1,)]
+    trials = [trial(options={"a": value}) for value in equal]
+    assert len({one.key_without() for one in trials}) == len({t.key for t in trials}) == len(equal)

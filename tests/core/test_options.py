@@ -1,4 +1,4 @@
-"""Options: read off a signature, coerced from what people write."""
+"""Options: read from a signature, coerced from user input."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ class Example:
         workload: object,
         group: object,
         *,
-        chunk: Annotated[int, "tokens a step"] = 1024,
+        chunk: Annotated[int, "tokens per step"] = 1024,
         sparsity: float = 0.9,
         order: Literal["contiguous", "zigzag"] = "contiguous",
         overlap: bool = True,
@@ -38,7 +38,7 @@ def test_specs_come_from_the_signature_in_order() -> None:
         ("backend", "str", None),
     ]
     by_name = {s.name: s for s in SPECS}
-    assert by_name["chunk"].help == "tokens a step"
+    assert by_name["chunk"].help == "tokens per step"
     assert by_name["order"].choices == ("contiguous", "zigzag")
     assert [s.name for s in SPECS if s.optional] == ["backend"]
 
@@ -63,7 +63,7 @@ def test_defaults_are_filled_in() -> None:
     }  # fmt: skip
 
 
-def test_filling_what_is_full_changes_nothing() -> None:
+def test_filling_complete_options_changes_nothing() -> None:
     filled = fill(SPECS, {"chunk": "2k", "segments": "1k,2k", "overlap": "no"}, "ring")
     assert fill(SPECS, filled, "ring") == filled
 
@@ -78,7 +78,7 @@ def test_filling_what_is_full_changes_nothing() -> None:
         ("order", "zigzag", "zigzag"), ("backend", "none", None), ("backend", "flash", "flash"),
     ],
 )  # fmt: skip
-def test_what_is_written_becomes_a_value(name: str, raw: Any, value: Any) -> None:
+def test_user_input_becomes_a_value(name: str, raw: Any, value: Any) -> None:
     found = fill(SPECS, {name: raw}, "ring")[name]
     assert found == value
     assert type(found) is type(value)
@@ -97,7 +97,7 @@ def test_what_is_written_becomes_a_value(name: str, raw: Any, value: Any) -> Non
         ("segments", "1k,,2k", "is not whole numbers with commas (write 1024,2048 or 1k,2k)"),
     ],
 )
-def test_what_can_not_be_read_names_the_option_and_its_owner(
+def test_the_error_of_invalid_input_names_the_option_and_its_owner(
     name: str, raw: Any, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -105,12 +105,12 @@ def test_what_can_not_be_read_names_the_option_and_its_owner(
     assert str(caught.value).startswith(f"option {name}={raw!r} in ring {message}")
 
 
-def test_a_choice_that_is_not_there_names_the_nearest() -> None:
+def test_the_error_of_an_unknown_choice_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown order 'zigzagg' in ring; .*'zigzag'"):
         fill(SPECS, {"order": "zigzagg"}, "ring")
 
 
-def test_an_option_that_is_not_there_names_the_nearest_and_its_owner() -> None:
+def test_the_error_of_an_unknown_option_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown option 'chnk' in ring; .* 'chunk'"):
         fill(SPECS, {"chnk": 1}, "ring")
     with pytest.raises(UserError, match="dense takes no options, but 'chunk' was given"):
@@ -130,7 +130,7 @@ def test_a_catalogue_fills_options_by_name() -> None:
         catalogue.options("rign", {})
 
 
-def test_zero_is_a_whole_number_as_text_too() -> None:
+def test_zero_as_text_is_allowed_if_the_minimum_is_zero() -> None:
     assert OptionSpec(name="seed", kind="int", least=0).coerce("0", "random") == 0
     assert fill(SPECS, {"chunk": "1"}, "ring")["chunk"] == 1
     with pytest.raises(UserError, match="from 1 up"):
@@ -140,6 +140,6 @@ def test_zero_is_a_whole_number_as_text_too() -> None:
 @pytest.mark.parametrize(
     ("kind", "raw"), [("float", "nan"), ("float", "inf"), ("int", -1), ("int", "1e400")]
 )
-def test_what_no_option_means_is_refused(kind: Kind, raw: Any) -> None:
+def test_numbers_out_of_range_are_errors(kind: Kind, raw: Any) -> None:
     with pytest.raises(UserError, match=r"option x=.* in ring"):
         OptionSpec(name="x", kind=kind).coerce(raw, "ring")

@@ -1,4 +1,4 @@
-"""Names for things: scanned, plugged in, and what can't be imported keeps its reason."""
+"""Registries: scanned modules, plug-ins, and reasons of failed imports."""
 
 import importlib
 import sys
@@ -39,8 +39,8 @@ def shapes(folder: Path) -> Registry[type]:
 
 
 def plug_in(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
-    made = [EntryPoint(name, value, "a.group") for name, value in points.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: made if group == "a.group" else [])
+    found = [EntryPoint(name, value, "a.group") for name, value in points.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found if group == "a.group" else [])
 
 
 def test_a_new_file_is_found_without_a_list(package: Path) -> None:
@@ -59,7 +59,7 @@ def test_subpackages_are_scanned(package: Path) -> None:
     assert "a_library_that_nobody_has" in (shapes(package).unavailable_reason("open-box") or "")
 
 
-def test_an_unknown_name_has_a_neighbour(package: Path) -> None:
+def test_the_error_of_an_unknown_name_suggests_the_nearest(package: Path) -> None:
     with pytest.raises(UnknownNameError) as caught:
         shapes(package).get("sqare")
     assert str(caught.value) == "unknown shape 'sqare'; did you mean 'square'?"
@@ -67,7 +67,7 @@ def test_an_unknown_name_has_a_neighbour(package: Path) -> None:
         shapes(package).get("zzz")
 
 
-def test_two_things_of_one_name_are_refused(package: Path) -> None:
+def test_a_duplicate_name_is_an_error(package: Path) -> None:
     shapes(package).get("circle")
     with pytest.raises(ValueError, match="two shapes are called 'circle'"):
         shapes(package).register("circle")(int)
@@ -82,7 +82,7 @@ def test_a_plug_in_is_found_by_its_entry_point(
     assert shapes(package).unavailable_reason("order") is None
 
 
-def test_a_plug_in_that_fails_keeps_its_reason_and_takes_nothing_down(
+def test_a_failing_plug_in_keeps_its_reason_and_affects_no_other(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plug_in(monkeypatch, broken="no_such_module:Thing", order="collections:OrderedDict")
@@ -102,13 +102,13 @@ def test_a_plug_in_can_not_replace_a_built_in(
     assert "two shapes are called 'circle'" in (shapes(package).unavailable_reason("circle") or "")
 
 
-def test_a_built_in_that_fails_takes_nothing_down(package: Path) -> None:
+def test_a_failing_built_in_affects_no_other(package: Path) -> None:
     (package / "broken.py").write_text("import no_such_module\n")
     assert {"circle", "square"} <= set(shapes(package).names())
     assert "no_such_module" in (shapes(package).unavailable_reason("broken") or "")
 
 
-def test_a_scan_that_failed_is_not_taken_for_done() -> None:
+def test_a_failed_scan_is_repeated() -> None:
     empty: Registry[type] = Registry("shape", "no_such_package")
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError):

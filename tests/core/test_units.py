@@ -1,4 +1,4 @@
-"""Quantities, both ways."""
+"""Quantities, parsed and formatted."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ from longseq_bench.core.units import (
     parse_tokens,
 )
 
-format_flops = partial(format_rate, what="FLOP/s")
+format_flops = partial(format_rate, unit="FLOP/s")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ format_flops = partial(format_rate, what="FLOP/s")
         (parse_seconds, "2min", 120.0), (parse_seconds, "1h", 3600.0),
     ],
 )  # fmt: skip
-def test_quantities_are_read(parse: Callable[[Any], float], text: Any, value: float) -> None:
+def test_parsing(parse: Callable[[Any], float], text: Any, value: float) -> None:
     assert parse(text) == value
     assert type(parse(text)) is type(value)
 
@@ -43,7 +43,7 @@ def test_quantities_are_read(parse: Callable[[Any], float], text: Any, value: fl
 @pytest.mark.parametrize(
     "text", ["", "12q", "-3", "k", "1.2.3", "0", "1k2", True, "nan", "inf", -1]
 )
-def test_what_is_no_quantity_is_refused(parse: Callable[[Any], float], text: Any) -> None:
+def test_an_invalid_quantity_is_an_error(parse: Callable[[Any], float], text: Any) -> None:
     with pytest.raises(UnitError) as caught:
         parse(text)
     assert repr(text) in str(caught.value)
@@ -57,27 +57,27 @@ def test_tokens_are_whole(text: str) -> None:
 
 
 @pytest.mark.parametrize("parse", [parse_tokens, parse_bytes, parse_seconds])
-def test_a_number_too_large_is_refused(parse: Callable[[Any], float]) -> None:
+def test_a_number_that_is_too_large_is_an_error(parse: Callable[[Any], float]) -> None:
     with pytest.raises(UnitError, match="1e400"):
         parse("1e400")
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 2**50))
-def test_tokens_come_back_as_they_went(tokens: int) -> None:
+def test_tokens_survive_formatting_and_parsing(tokens: int) -> None:
     assert parse_tokens(format_tokens(tokens).replace(",", "")) == tokens
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 2**50))
-def test_bytes_come_back_to_three_digits(count: int) -> None:
+def test_bytes_survive_to_three_digits(count: int) -> None:
     back = parse_bytes(format_bytes(count).replace(",", ""))
     assert abs(back - count) <= 0.006 * count
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(1e-9, 119))
-def test_seconds_come_back_to_three_digits(seconds: float) -> None:
+def test_seconds_survive_to_three_digits(seconds: float) -> None:
     text = format_seconds(seconds).replace(",", "").replace("µs", "us")
     number, unit = text.split()
     back = float(number) * 1e-9 if unit == "ns" else parse_seconds(text)
@@ -96,7 +96,7 @@ def test_seconds_come_back_to_three_digits(seconds: float) -> None:
         (-5 * 2**20, "-5 MiB"),
     ],
 )
-def test_bytes_never_fall_below_the_digits(count: float, text: str) -> None:
+def test_formatting_of_bytes(count: float, text: str) -> None:
     assert format_bytes(count) == text
 
 
@@ -116,17 +116,17 @@ def test_bytes_never_fall_below_the_digits(count: float, text: str) -> None:
         (format_share, 0.99999, "99.999 %"), (format_share, 1e-5, "0.001 %"),
     ],
 )  # fmt: skip
-def test_quantities_are_written(format_: Callable[[Any], str], value: float, text: str) -> None:
+def test_formatting(format_: Callable[[Any], str], value: float, text: str) -> None:
     assert format_(value) == text
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(1e-8, 1 - 1e-8))
-def test_a_share_is_never_falsely_all_or_nothing(share: float) -> None:
+def test_a_share_is_never_rounded_to_0_or_100_percent(share: float) -> None:
     text = format_share(share)
     assert text.endswith(" %")
     assert 0 < float(text.removesuffix(" %")) < 100
 
 
-def test_a_share_just_below_all_is_not_rounded_either() -> None:
+def test_a_share_just_below_1_is_not_rounded() -> None:
     assert format_share(1 - 1e-12) not in {"0 %", "100 %", "0", "1", "0.0 %", "100.0 %"}

@@ -1,4 +1,4 @@
-"""The contract of every registered meter, a plug-in's included."""
+"""The contract of every registered meter, also of plug-ins."""
 
 import math
 from collections.abc import Iterator
@@ -11,18 +11,14 @@ from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import METERS, Meter, MeterContext, available_meters, find_meter
 from longseq_bench.meters.clock import Clock
 
-CONTEXTS = [
-    MeterContext("cpu"),
-    MeterContext("cpu", maps_files=True),
-    MeterContext("cuda"),
-    MeterContext("meta"),
-]
+CONTEXTS = [MeterContext("cpu", maps_files=mapped) for mapped in (False, True)]
+CONTEXTS += [MeterContext("cuda"), MeterContext("meta")]
 UNITS = {"s", "B", "J", "W", "FLOP", "1"}
 each = pytest.mark.parametrize("name", METERS.names())
 
 
 def build(name: str) -> Meter:
-    """A meter on the first kind of device that it can measure."""
+    """Build a meter for the first context in which it can measure."""
     make = METERS.get(name)
     for context in CONTEXTS:
         if make.unavailable_reason(context) is None:
@@ -35,7 +31,7 @@ def work() -> None:
 
 
 @each
-def test_it_says_what_it_is_and_where_it_can_measure(name: str) -> None:
+def test_it_has_a_name_a_role_and_reasons(name: str) -> None:
     make = METERS.get(name)
     assert make.name
     assert make.role in ("memory", "time", "extra")
@@ -60,13 +56,13 @@ def test_results_are_finite_and_in_si_units(name: str) -> None:
 
 @each
 def test_it_can_be_entered_again(name: str) -> None:
-    """A memory meter starts anew; any other adds a sample per entry."""
+    """A memory meter measures the last entry; any other adds a sample per entry."""
     meter = build(name)
     for _ in range(3):
         with meter:
             work()
-    wanted = 1 if meter.role == "memory" else 3
-    assert {len(m.samples) for m in meter.measurements()} == {wanted}
+    expected = 1 if meter.role == "memory" else 3
+    assert {len(m.samples) for m in meter.measurements()} == {expected}
 
 
 @each
@@ -92,7 +88,7 @@ def test_a_memory_meter_reports_a_peak_and_a_time_meter_is_a_clock(name: str) ->
         assert {"time", "cpu_time"} <= names
 
 
-# ---- which one is taken ------------------------------------------------------------------------
+# ---- choice of the meter -----------------------------------------------------------------------
 
 
 class Fixed(Meter):
@@ -113,10 +109,10 @@ def registered() -> Iterator[None]:
     METERS.names()
     METERS.register("fixed-for-a-test")(Fixed)
     yield
-    del METERS._things["fixed-for-a-test"]
+    del METERS._objects["fixed-for-a-test"]
 
 
-def test_the_available_meter_with_the_highest_priority_is_taken(
+def test_the_available_meter_with_the_highest_priority_is_used(
     registered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(find_meter("memory", MeterContext()), Fixed)
@@ -125,8 +121,7 @@ def test_the_available_meter_with_the_highest_priority_is_taken(
 
 
 def test_mapped_files_are_measured_by_storages() -> None:
-    """Pages of mapped files are resident, and are not what the budget is for."""
-    assert find_meter("memory", MeterContext(maps_files=True)) is not None
+    """Pages of mapped files are resident, but don't count for the budget."""
     assert type(find_meter("memory", MeterContext(maps_files=True))).__name__ == "StoragePeak"
 
 

@@ -152,7 +152,7 @@ def test_what_no_scale_holds_is_not_drawn(seconds: float) -> None:
 def test_a_format_of_another_package_that_makes_no_files_is_named(
     made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FORMATS._things, "odd", lambda document: made)
+    monkeypatch.setitem(FORMATS._objects, "odd", lambda document: made)
     with pytest.raises(UserError, match="report format 'odd'"):
         write(SETS["one row"], tmp_path / "out", formats=["odd"])
     assert not (tmp_path / "out").exists()

@@ -494,7 +494,7 @@ def counted(group: Group, of: Trial) -> Outcome:
     try:
         return tried(group, of)
     finally:
-        del METERS._things["counter"]
+        del METERS._objects["counter"]
 
 
 def test_an_extra_meter_runs_around_every_timed_pass_and_is_in_the_record(ranks: Ranks) -> None:
