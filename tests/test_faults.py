@@ -77,7 +77,7 @@ CAUGHT: dict[int, list[str]] = {
         "core.test_units:test_formatting_of_bytes",
     ],
     11: [
-        "launchers.test_local:test_a_shape_error_is_no_lack_of_memory",
+        "launchers.test_local:test_a_shape_error_is_not_out_of_memory",
         "search.test_strategy:test_a_crash_above_the_winner_stays_a_crash",
     ],
     12: [

@@ -70,13 +70,13 @@ def launch(
     from longseq_bench.core import cluster_env
     from longseq_bench.launchers.base import LaunchSettings, create_launcher
 
-    site = cluster_env.site(os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint)
+    cluster = cluster_env.site(os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint)
     parsed = _parse(command)
-    identity = _identify(site, command, parsed.params.get("config"))
-    if site.node:
-        return _follow(site, identity, rdzv_timeout)
-    settings = LaunchSettings(site, identity, rdzv_timeout, _print)
-    target = LaunchTarget(lambda: create_launcher("elastic", settings), site.ranks, site.per)
+    identity = _identify(cluster, command, parsed.params.get("config"))
+    if cluster.node:
+        return _follow(cluster, identity, rdzv_timeout)
+    settings = LaunchSettings(cluster, identity, rdzv_timeout, _print)
+    target = LaunchTarget(lambda: create_launcher("elastic", settings), cluster.ranks, cluster.per)
     with use_launch_target(target), parsed:
         return int(parsed.command.invoke(parsed) or 0)
 
@@ -84,7 +84,7 @@ def launch(
 def _parse(command: list[str]) -> Any:
     """Return the click context of the command with its parsed arguments.
 
-    A mistake ends every host with the usual message, before any of them waits for another.
+    A mistake ends every host with the usual message, before they wait for each other.
     """
     from typer.main import get_command
 
@@ -97,16 +97,16 @@ def _parse(command: list[str]) -> Any:
     return found.commands[name].make_context(f"longseq {name}", arguments)
 
 
-def _follow(site: NodeInfo, identity: NodeIdentity, patience: float) -> int:
+def _follow(cluster: NodeInfo, identity: NodeIdentity, timeout_s: float) -> int:
     """Run the trials that node 0 sends and print a line for each."""
     from longseq_bench.launchers.follower import Follower
 
     def report(number: int, trial: Trial, outcome: Outcome) -> None:
         label = f"{trial.implementation} {format_tokens(trial.workload.seq_len)}"
-        why = f": {outcome.reason}" if outcome.reason else ""
-        _print(f"node {site.node}: trial {number}, {label}: {outcome.status}{why}")
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        _print(f"node {cluster.node}: trial {number}, {label}: {outcome.status}{reason}")
 
-    Follower(site, identity, patience, _print, report).follow()
+    Follower(cluster, identity, timeout_s, _print, report).follow()
     return 0
 
 
@@ -116,8 +116,8 @@ def _print(text: str) -> None:
     print_lines([text])
 
 
-def _identify(site: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
-    """Return the identity of this node and the versions that all nodes must have in common."""
+def _identify(cluster: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
+    """Return the identity of this node, with the values that must be equal on all nodes."""
     import hashlib
     import platform
     import shlex
@@ -129,12 +129,12 @@ def _identify(site: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
     from longseq_bench.environment import commit_of, installed_version
     from longseq_bench.launchers.control_channel import NodeIdentity
 
-    agreed = {
+    must_match = {
         "longseq": f"{__version__}, commit {commit_of(Path(__file__).parents[1]) or 'unknown'}",
         "torch": installed_version("torch"),
         "python": platform.python_version(),
-        "--nnodes": str(site.nodes),
-        "--nproc-per-node": str(site.per),
+        "--nnodes": str(cluster.nodes),
+        "--nproc-per-node": str(cluster.per),
         "the command": shlex.join(command),
     }
     if config is not None:
@@ -142,5 +142,5 @@ def _identify(site: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
             text = Path(config).read_bytes()
         except OSError:
             text = b""  # the command itself reports this error
-        agreed["the hash of the config"] = hashlib.sha256(text).hexdigest()[:12]
-    return NodeIdentity(site.node, socket.gethostname(), uuid.uuid4().hex, agreed)
+        must_match["the hash of the config"] = hashlib.sha256(text).hexdigest()[:12]
+    return NodeIdentity(cluster.node, socket.gethostname(), uuid.uuid4().hex, must_match)

@@ -1,4 +1,4 @@
-"""The first steps of a child: leave the terminal, end with the parent, then do the work.
+"""The first steps of a child: leave the terminal, make sure to end with the parent, then work.
 
 A child is a rank, or the agent that starts the ranks of a host. The parent imports this module to
 start one, so nothing heavy is imported at the top.
@@ -28,11 +28,11 @@ def enter(
     SIGUSR1 makes the process write the stack of each thread to its output.
 
     Args:
-        request: what to do.
-        payload: its data, JSON.
+        request: name of the request.
+        payload: data of the request, JSON.
         pipe: for messages to the parent.
         output: the descriptor of the file to print to.
-        listener: the open socket at which the ranks meet, for rank 0 of several.
+        listener: the open socket to which the ranks connect, for rank 0 of several.
     """
     server = detach(output)
     faulthandler.enable()
@@ -57,7 +57,7 @@ def enter_agent(job_json: str, events: Connection, descriptors_socket: socket, o
 
     from longseq_bench.launchers.fd_passing import receive_fds
 
-    ranks = json.loads(job_json)["per"]
+    ranks = json.loads(job_json)["ranks_per_node"]
     with descriptors_socket:
         descriptors = receive_fds(descriptors_socket, 2 * ranks)
     pipes = [Connection(number, readable=False) for number in descriptors[:ranks]]
@@ -69,9 +69,9 @@ def enter_agent(job_json: str, events: Connection, descriptors_socket: socket, o
 
 
 def detach(output: int) -> int:
-    """Start a session that ends with the fork server and prints to `output`. Returns its pid."""
+    """Start a session that prints to `output` and ends with the fork server; return its pid."""
     os.setsid()
-    # the server ignores Ctrl-C; restore the default, because no terminal sends it here
+    # the server ignores Ctrl-C; restore the default, as in any process
     signal.signal(signal.SIGINT, signal.default_int_handler)
     preloaded = sys.modules.get("longseq_bench.launchers._server_preload")
     # not getppid: if the server died a moment ago, init is the parent
@@ -82,10 +82,10 @@ def detach(output: int) -> int:
 
 
 def _die_with_parent(server: int) -> None:
-    """End when the fork server ends, which ends with the tool, also after kill -9."""
+    """End when the fork server ends, which ends with the parent, also after kill -9."""
     if not sys.platform.startswith("linux"):
         return
-    # every child inherits the pipe by which the fork server notices the end of the tool
+    # every child inherits the pipe through which the fork server notices the end of the parent
     with suppress(AttributeError, TypeError, OSError):
         os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -94,7 +94,7 @@ def _die_with_parent(server: int) -> None:
 
 
 def _redirect(output: int) -> None:
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if the tool's was closed
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if the parent's was closed
         stream.flush()
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -1,6 +1,6 @@
-"""Imported by the fork server only: it adopts processes that a trial leaves, and ends them.
+"""Imported by the fork server only: it adopts orphaned processes of a trial and ends them.
 
-Otherwise init would adopt them, and they could not be distinguished from other processes.
+Without this, init would adopt them, and they could not be distinguished from other processes.
 """
 
 import atexit
@@ -17,7 +17,7 @@ PR_SET_CHILD_SUBREAPER = 36
 if sys.platform.startswith("linux"):
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-# Ctrl-C is the parent's business. It was blocked at the start of this process; now ignore it.
+# The parent handles Ctrl-C. It was blocked at the start of this process; now ignore it.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -25,7 +25,7 @@ PID = os.getpid()
 
 
 def _end_descendants() -> None:
-    """Kill all descendants when the tool is gone."""
+    """Kill all descendants when the parent has ended."""
     if os.getpid() == PID:
         for process in psutil.Process().children(recursive=True):
             process.kill()

@@ -13,9 +13,9 @@ another package with an entry point in the group `longseq_bench.launchers`.
         def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult: ...
 
 `LONGSEQ_LAUNCHER=my-scheduler longseq sweep ...` uses it; the default is `local`. A launcher that
-starts processes can leave these to modules that are written once for all: `rank_supervisor.py`
-decides how long to wait and what a trial's outcome is, `exit_status.py` names how a process died,
-`process_inspection.py` tells a rank that works from one that waits.
+starts processes can use these modules: `rank_supervisor.py` decides how long to wait and what a
+trial's outcome is, `exit_status.py` maps the exit of a process to an outcome,
+`process_inspection.py` distinguishes working ranks from waiting ones.
 
 tests/launchers/test_contract.py tests every launcher of the registry, also a new one.
 """
@@ -52,26 +52,26 @@ class LaunchResult:
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """Everything that the command line knows about a launch.
+    """Settings of a launch from the command line.
 
-    site: the hosts and the ranks on each.
-    hello: who this host is, for a launch over several hosts.
-    patience: seconds to wait for other hosts.
+    cluster: the hosts and the ranks on each.
+    identity: identity of this host in a launch over several hosts.
+    timeout_s: time to wait for other hosts.
     log: prints a line for the user.
     """
 
-    site: NodeInfo = field(default_factory=NodeInfo)
-    hello: NodeIdentity | None = None
-    patience: float = 60.0
+    cluster: NodeInfo = field(default_factory=NodeInfo)
+    identity: NodeIdentity | None = None
+    timeout_s: float = 60.0
     log: Callable[[str], None] = lambda text: None
 
 
 class Launcher(ABC):
-    """Runs trials one at a time, each in its own processes. It is a context manager."""
+    """Base of launchers, which run trials one at a time in processes. A context manager."""
 
     @classmethod
     def create(cls, settings: LaunchSettings) -> Launcher:
-        """Build a launcher from the command line's settings. By default they are not needed."""
+        """Build a launcher from the command line's settings. The default ignores them."""
         return cls()
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Launcher(ABC):
     ) -> list[DryRunEstimate]:
         """Predict what each trial needs, without running it and without a device.
 
-        limit: seconds for all of them. A prediction that takes longer says so as its reason.
+        limit: seconds for all of them; after it the estimates are `unsupported`, with this reason.
         """
 
     @abstractmethod

@@ -3,6 +3,21 @@
 Node 0 plans the trials. It sends the other nodes their jobs over the control channel
 (control_channel.py). Every node starts and follows its own ranks (host_agent.py) and reports to
 node 0, where one RankSupervisor decides the outcome. A lost node ends the trial, not the launch.
+
+Messages over the channel, in order (N: another node; all have JSON's types):
+
+    N -> 0  {"node": 1, "host": ..., "token": ..., "must_match": {...}}     a NodeIdentity
+    0 -> N  {"host": ...}, or {"refused": reason}
+    N -> 0  {"ready": devices}, or {"unavailable": reason}                  torch is loaded
+    0 -> N  {"start": HostJob}                                              start a trial's ranks
+    N -> 0  {"run_id": ..., "event": {...}}                                 see host_agent.py
+    0 -> N  {"inspect": run_id}                                             the trial is late
+    N -> 0  {"run_id": ..., "inspection": {"samples": ..., "stacks": ...}}
+    0 -> N  {"end": run_id, "outcome": {...}}                               end the ranks
+    N -> 0  {"run_id": ..., "orphans": [...]}                               processes that were left
+    0 -> N  {"shutdown": reason, "interrupted": false}                      the launch is over
+
+At any time: {"heartbeat": true} from both, and {"interrupted": true} from N after Ctrl-C there.
 """
 
 from __future__ import annotations
@@ -23,7 +38,7 @@ from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.launchers import control_channel
 from longseq_bench.launchers.base import LAUNCHERS, LaunchSettings, OnPhase
 from longseq_bench.launchers.control_channel import (
-    BEAT_S,
+    HEARTBEAT_S,
     Channel,
     ControlServer,
     NodeIdentity,
@@ -35,16 +50,16 @@ from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import SAMPLE_S, STACKS_S, with_orphans_named
 from longseq_bench.launchers.rank_supervisor import PHASE_LIMIT_S, ProcessSample, RankSupervisor
 
-MEET_S = 120.0
-"""Time limit for ranks that have started to connect to each other."""
+RENDEZVOUS_TIMEOUT_S = 120.0
+"""Time limit for started ranks to connect to each other."""
 
-SILENT_S = 2.5 * BEAT_S
-"""A node that is silent for this long may be lost. Until that is known no other cause is named."""
+SILENT_S = 2.5 * HEARTBEAT_S
+"""A node that is silent for this long may be lost; until that is decided, a trial goes on."""
 
-SHORT_S = 1.0
-"""Time that a trial waits for a node which the trial before has waited for already."""
+SHORT_TIMEOUT_S = 1.0
+"""Time limit for a node that an earlier trial did not get, and for nodes to disconnect."""
 
-END_S = 5.0
+END_TIMEOUT_S = 5.0
 """Time limit for the other nodes to end their ranks."""
 
 Log = Callable[[str], None]
@@ -58,91 +73,100 @@ class ElasticLauncher(LocalLauncher):
     """
 
     def __init__(
-        self, site: NodeInfo, hello: NodeIdentity, patience: float, log: Log = lambda text: None
+        self,
+        cluster: NodeInfo,
+        identity: NodeIdentity,
+        timeout_s: float,
+        log: Log = lambda text: None,
     ) -> None:
         super().__init__()
-        self.site, self._hello, self._patience, self._log = site, hello, patience, log
-        self._node = HostRanks(self._context)
-        self._hub = ControlServer(site, hello) if site.nodes > 1 else None
-        self._given_up: set[int] = set()
-        self._ready: set[Channel] = set()
-        self._runs = 0
+        self.cluster, self._identity, self._timeout_s, self._log = cluster, identity, timeout_s, log
+        self._host_ranks = HostRanks(self._context)
+        self._server = ControlServer(cluster, identity) if cluster.nodes > 1 else None
+        self._timed_out_nodes: set[int] = set()
+        self._ready_channels: set[Channel] = set()
+        self._run_count = 0
 
     @classmethod
     def create(cls, settings: LaunchSettings) -> ElasticLauncher:
         """Build the launcher of node 0."""
-        hello = settings.hello or NodeIdentity(0, socket.gethostname(), uuid.uuid4().hex)
-        return cls(settings.site, hello, settings.patience, settings.log)
+        identity = settings.identity or NodeIdentity(0, socket.gethostname(), uuid.uuid4().hex)
+        return cls(settings.cluster, identity, settings.timeout_s, settings.log)
 
     def __enter__(self) -> ElasticLauncher:
         try:
-            self._gather()
+            self._wait_for_all_nodes()
         except BaseException as error:
-            self._part(error)
+            self._shut_down(error)
             raise
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._part(raised[1])
+        self._shut_down(raised[1])
 
     def catalogue(self) -> Catalogue:
         """Return the catalogue of this host, with the CUDA devices of all hosts (assumed alike)."""
         here = super().catalogue()
         cuda = here.devices["cuda"]
-        count = min(cuda.count, self.site.per) * self.site.nodes
+        count = min(cuda.count, self.cluster.per) * self.cluster.nodes
         devices = here.devices | {"cuda": cuda.model_copy(update={"count": count})}
         return here.model_copy(update={"devices": devices})
 
-    def _gather(self) -> None:
-        """Wait for the other nodes. Raises UserError if one does not come."""
-        if not self._hub:
+    def _wait_for_all_nodes(self) -> None:
+        """Wait for the other nodes. Raises UserError if one does not connect in time."""
+        if not self._server:
             return
-        others = range(1, self.site.nodes)
-        if self._hub.missing(others, control_channel.RETRY_S):
-            self._log(f"node 0: waiting at {self.site.endpoint} for {self.site.nodes - 1} more")
-        if away := self._hub.missing(others, self._patience):
-            raise UserError(self._hub.describe_missing(away, self._patience))
-        hosts = [link.hello.host for _, link in sorted(self._hub.links.items())]
-        names = ", ".join([self._hello.host, *hosts])
-        self._log(f"node 0: {self.site.nodes} nodes, {self.site.per} rank(s) on each: {names}")
+        others = range(1, self.cluster.nodes)
+        if self._server.wait_for_nodes(others, control_channel.RETRY_S):
+            self._log(
+                f"node 0: waiting at {self.cluster.endpoint} for {self.cluster.nodes - 1} more"
+            )
+        if missing := self._server.wait_for_nodes(others, self._timeout_s):
+            raise UserError(self._server.describe_missing(missing, self._timeout_s))
+        hosts = [link.identity.host for _, link in sorted(self._server.links.items())]
+        names = ", ".join([self._identity.host, *hosts])
+        self._log(
+            f"node 0: {self.cluster.nodes} nodes, {self.cluster.per} rank(s) on each: {names}"
+        )
 
-    def _part(self, error: BaseException | None) -> None:
-        """Send the other nodes the reason of the end, and close the connections."""
-        self._node.end()
-        if not self._hub:
+    def _shut_down(self, error: BaseException | None) -> None:
+        """Tell the other nodes why the launch ends, and close the connections."""
+        self._host_ranks.end()
+        if not self._server:
             return
-        why = str(error) if isinstance(error, (UserError, LauncherError)) else ""
-        links = [link for link in self._hub.links.values() if not link.lost]
+        reason = str(error) if isinstance(error, (UserError, LauncherError)) else ""
+        links = [link for link in self._server.links.values() if not link.lost_reason]
         for link in links:
-            link.channel.send(over=why, interrupted=isinstance(error, KeyboardInterrupt))
+            link.channel.send(shutdown=reason, interrupted=isinstance(error, KeyboardInterrupt))
         # let them close first, so that the last messages arrive
-        end = time.monotonic() + SHORT_S
-        while any(not link.channel.gone for link in links) and time.monotonic() < end:
-            wait_ready([link.channel for link in links if not link.channel.gone], BEAT_S / 4)
-        self._hub.close()
+        end, channels = time.monotonic() + SHORT_TIMEOUT_S, [link.channel for link in links]
+        while channels and time.monotonic() < end:
+            wait_ready(channels, HEARTBEAT_S / 4)
+            channels = [channel for channel in channels if not channel.disconnect_reason]
+        self._server.close()
 
     # ---- one trial -----------------------------------------------------------------------------
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         try:
-            nodes, per = split(trial.world_size, self.site)
+            nodes, ranks_per_node = split(trial.world_size, self.cluster)
         except ValueError as error:
             return Outcome(status="unsupported", reason=str(error), phase="start"), 0
-        self._read()
-        if why := self._wait_for_nodes(range(1, nodes)):
-            return Outcome(status="error", reason=why, phase="start"), 0
-        links = {node: self._hub.links[node] for node in range(1, nodes)} if self._hub else {}
-        self._await_ready(links.values())
-        self._runs += 1
+        self._read_messages()
+        if reason := self._wait_for_nodes(range(1, nodes)):
+            return Outcome(status="error", reason=reason, phase="start"), 0
+        links = {node: self._server.links[node] for node in range(1, nodes)} if self._server else {}
+        self._wait_until_ready(links.values())
+        self._run_count += 1
         job = HostJob(
-            run=f"{self._hello.token}-{self._runs}", trial=trial.model_dump(mode="json"),
-            nodes=nodes, per=per, host=self.site.host if links else LOOPBACK,
-            port=_free_port(), patience=self._patience,
-            address=links[1].channel.address if links else LOOPBACK,
+            run_id=f"{self._identity.token}-{self._run_count}",
+            trial=trial.model_dump(mode="json"), nodes=nodes, ranks_per_node=ranks_per_node,
+            host=self.cluster.host if links else LOOPBACK, port=_free_port(),
+            timeout_s=self._timeout_s, address=links[1].channel.address if links else LOOPBACK,
         )  # fmt: skip
-        hosts = [self._hello.host, *(link.hello.host for link in links.values())]
-        supervisor = RankSupervisor(trial, time.monotonic(), _names(hosts, per))
-        run = _Run(job, supervisor, self._node, links, self._hello.host, on_phase)
+        hosts = [self._identity.host, *(link.identity.host for link in links.values())]
+        supervisor = RankSupervisor(trial, time.monotonic(), _rank_namer(hosts, ranks_per_node))
+        run = _Run(job, supervisor, self._host_ranks, links, self._identity.host, on_phase)
         outcome = None
         try:
             run.follow()
@@ -154,103 +178,104 @@ class ElasticLauncher(LocalLauncher):
         return with_orphans_named(outcome, orphans), supervisor.signal_number
 
     def _wait_for_nodes(self, nodes: Iterable[int]) -> str:
-        """Wait for nodes that are away. Returns why the trial can't start, or an empty string.
+        """Wait for missing nodes. Returns why the trial can't start, or an empty string.
 
-        Only the first trial waits for a missing node with full patience.
+        Only the first trial waits the full timeout for a node; later ones wait SHORT_TIMEOUT_S.
         """
-        if not self._hub:
+        if not self._server:
             return ""
-        away = self._hub.missing(nodes, 0.0)
-        patience = self._patience if set(away) - self._given_up else SHORT_S
-        away = self._hub.missing(away, patience)
-        self._given_up = (self._given_up - set(nodes)) | set(away)
-        if not away:
+        missing = self._server.wait_for_nodes(nodes, 0.0)
+        timeout_s = self._timeout_s if set(missing) - self._timed_out_nodes else SHORT_TIMEOUT_S
+        missing = self._server.wait_for_nodes(missing, timeout_s)
+        self._timed_out_nodes = (self._timed_out_nodes - set(nodes)) | set(missing)
+        if not missing:
             return ""
-        link = self._hub.links.get(away[0])
-        why = link.lost if link else ""
-        return f"{why or f'node {away[0]} is missing'}; the trial waited {patience:.3g} s for it"
+        link = self._server.links.get(missing[0])
+        reason = (link and link.lost_reason) or f"node {missing[0]} is missing"
+        return f"{reason}; the trial waited {timeout_s:.3g} s for it"
 
-    def _await_ready(self, links: Iterable[NodeLink]) -> None:
+    def _wait_until_ready(self, links: Iterable[NodeLink]) -> None:
         """Wait until the other nodes have torch loaded. Raises LauncherError if one can't."""
         end = time.monotonic() + PHASE_LIMIT_S
         for link in links:
-            while link.channel not in self._ready and not link.lost and time.monotonic() < end:
-                wait_ready([link.channel], BEAT_S)
-                self._read()
+            while link.channel not in self._ready_channels and not link.lost_reason:
+                if time.monotonic() >= end:
+                    return
+                wait_ready([link.channel], HEARTBEAT_S)
+                self._read_messages()
 
-    def _read(self) -> None:
+    def _read_messages(self) -> None:
         """Process messages of other nodes between trials."""
-        for link in self._hub.links.values() if self._hub else ():
+        for link in self._server.links.values() if self._server else ():
             for message in link.channel.receive():
                 _check_interrupted(link, message)
-                if "unable" in message:
-                    raise LauncherError(f"{link.hello}: {message['unable']}")
+                if "unavailable" in message:
+                    raise LauncherError(f"{link.identity}: {message['unavailable']}")
                 if "ready" in message:
-                    self._ready.add(link.channel)
+                    self._ready_channels.add(link.channel)
 
 
-def split(ranks: int, site: NodeInfo) -> tuple[int, int]:
-    """Return the number of nodes for a world of that many ranks, and the ranks on each.
+def split(ranks: int, cluster: NodeInfo) -> tuple[int, int]:
+    """Return the number of nodes that a world of `ranks` takes, and the ranks on each.
 
     Raises:
-        ValueError: the ranks are more than there are, or can't be spread evenly.
+        ValueError: the launch has fewer ranks, or the ranks do not fill complete nodes.
     """
-    if ranks <= site.per:
+    if ranks <= cluster.per:
         return 1, ranks
-    if ranks > site.ranks:
+    if ranks > cluster.ranks:
         raise ValueError(
-            f"{ranks} ranks are more than the {site.ranks} of this launch, {site.per} on each of "
-            f"{site.nodes} node(s)"
+            f"{ranks} ranks are more than the {cluster.ranks} of this launch, {cluster.per} on "
+            f"each of {cluster.nodes} node(s)"
         )
-    if ranks % site.per:
+    if ranks % cluster.per:
         raise ValueError(
-            f"{ranks} ranks do not fill nodes of {site.per} ranks; use up to {site.per}, or a "
-            f"multiple of {site.per}"
+            f"{ranks} ranks do not fill nodes of {cluster.per} ranks; use up to {cluster.per}, or "
+            f"a multiple of {cluster.per}"
         )
-    return ranks // site.per, site.per
+    return ranks // cluster.per, cluster.per
 
 
 @dataclass
 class _Run:
     """One trial on this node and those of `links`.
 
-    started: nodes whose ranks run. phases: the last phase of each rank that reported.
-    lost: nodes whose loss the supervisor knows.
+    host: the name of this host. started: nodes whose ranks run.
+    phases: the last phase of each rank that reported. lost_nodes: reported to the supervisor.
     """
 
     job: HostJob
     supervisor: RankSupervisor
-    node: HostRanks
+    host_ranks: HostRanks
     links: dict[int, NodeLink]
-    here: str
+    host: str
     on_phase: OnPhase
     started: set[int] = field(default_factory=set)
     phases: dict[int, Phase | None] = field(default_factory=dict)
-    lost: set[int] = field(default_factory=set)
+    lost_nodes: set[int] = field(default_factory=set)
 
     def follow(self) -> None:
         """Start the ranks; pass events to the supervisor until the trial is done or diagnosed."""
         for node, link in self.links.items():
-            link.channel.send(order=asdict(replace(self.job, node=node)))
-        self.node.start(self.job)
-        self._meet_limit = time.monotonic() + self.job.patience + BEAT_S
+            link.channel.send(start=asdict(replace(self.job, node=node)))
+        self.host_ranks.start(self.job)
+        self._rendezvous_deadline = time.monotonic() + self.job.timeout_s + HEARTBEAT_S
         while True:
-            left = self.supervisor.deadline - time.monotonic()
-            # if the cause is in doubt, wait until the silent node answers or is lost
-            left = min(left, BEAT_S) if left > 0 else BEAT_S / 10
-            for event in self.node.events(
-                wait_ready([*self.node.handles, *self._channels()], left)
-            ):
+            remaining_s = self.supervisor.deadline - time.monotonic()
+            # if the cause may still come, wait until the silent node answers or is lost
+            timeout_s = min(remaining_s, HEARTBEAT_S) if remaining_s > 0 else HEARTBEAT_S / 10
+            ready = wait_ready([*self.host_ranks.handles, *self._channels()], timeout_s)
+            for event in self.host_ranks.events(ready):
                 self._add_event(0, event)
             for node, link in self.links.items():
                 for message in link.channel.receive():
                     _check_interrupted(link, message)
-                    if message.get("run") == self.job.run and "news" in message:
-                        self._add_event(node, message["news"])
+                    if message.get("run_id") == self.job.run_id and "event" in message:
+                        self._add_event(node, message["event"])
             self._fail_lost_nodes()
-            self._fail_late_meeting()
+            self._fail_late_rendezvous()
             now = time.monotonic()
-            if self.supervisor.is_done(now) and not self._in_doubt():
+            if self.supervisor.is_done(now) and not self._is_cause_pending():
                 return
             if self.supervisor.is_late(now):
                 self._diagnose()
@@ -258,7 +283,7 @@ class _Run:
 
     def _channels(self) -> list[Channel]:
         """Return the channels to the nodes that are not lost."""
-        return [link.channel for link in self.links.values() if not link.lost]
+        return [link.channel for link in self.links.values() if not link.lost_reason]
 
     def _add_event(self, node: int, event: dict[str, Any]) -> None:
         """Process an event of a node's ranks (host_agent.py)."""
@@ -280,62 +305,63 @@ class _Run:
         elif "started" in event:
             self.started.add(node)
             if len(self.started) == self.job.nodes:
-                self._meet_limit = now + MEET_S
+                self._rendezvous_deadline = now + RENDEZVOUS_TIMEOUT_S
 
-    def _fail(self, node: int, why: str) -> None:
+    def _fail(self, node: int, reason: str) -> None:
         """Set the outcome of a node's ranks that have none yet."""
         for rank in replace(self.job, node=node).ranks:
             phase = self.phases.get(rank) or "start"
-            outcome = Outcome(status="error", reason=why, phase=phase)
+            outcome = Outcome(status="error", reason=reason, phase=phase)
             self.supervisor.add_outcome(rank, outcome, time.monotonic(), time.time_ns())
 
     def _fail_lost_nodes(self) -> None:
         for node, link in self.links.items():
-            if why := link.lost:
-                self._fail(node, why)
-                self.lost.add(node)
+            if reason := link.lost_reason:
+                self._fail(node, reason)
+                self.lost_nodes.add(node)
 
-    def _fail_late_meeting(self) -> None:
-        """Fail ranks that did not meet within the limit: the network blocks their connections."""
-        have_met = len(self.phases) == self.supervisor.trial.world_size
-        if have_met or time.monotonic() < self._meet_limit:
+    def _fail_late_rendezvous(self) -> None:
+        """Fail ranks that did not connect to each other in time, as when a firewall blocks them."""
+        are_connected = len(self.phases) == self.supervisor.trial.world_size
+        if are_connected or time.monotonic() < self._rendezvous_deadline:
             return
         question = "do the hosts reach each other at every port?"
         nodes = set(range(self.job.nodes))
         for node in nodes - self.started or nodes:
             self._fail(node, f"the ranks did not meet at {self.job.store}; {question}")
 
-    def _in_doubt(self) -> bool:
-        """Return whether only lost peers are known, and a silent node may hold the cause."""
+    def _is_cause_pending(self) -> bool:
+        """Return whether all failures are lost peers so far, and a silent node may be the cause."""
         silent = {n for n, link in self.links.items() if link.channel.silent_s() > SILENT_S}
         # ask the supervisor, not the clock: a node may become lost at this very moment
-        return bool(silent - self.lost and self.supervisor.outcome().facts.get("lost_peer"))
+        return bool(silent - self.lost_nodes and self.supervisor.outcome().facts.get("lost_peer"))
 
     def _diagnose(self) -> None:
         """Diagnose a trial that is late, from the ranks of all hosts."""
         for channel in self._channels():
-            channel.send(look=self.job.run)
-        reports = [self.node.inspect(), *self._answers("looked", SAMPLE_S + STACKS_S + END_S)]
+            channel.send(inspect=self.job.run_id)
+        inspections = [self.host_ranks.inspect()]  # at the same time as the other nodes
+        inspections += self._collect_answers("inspection", SAMPLE_S + STACKS_S + END_TIMEOUT_S)
 
-        def of_running(kind: str) -> dict[int, Any]:
-            found = {int(rank): one for report in reports for rank, one in report[kind].items()}
-            return {rank: found[rank] for rank in self.supervisor.running if rank in found}
+        def of_running(key: str) -> dict[int, Any]:
+            by_rank = {int(rank): value for i in inspections for rank, value in i[key].items()}
+            return {rank: by_rank[rank] for rank in self.supervisor.running if rank in by_rank}
 
-        samples = {rank: ProcessSample(*one) for rank, one in of_running("samples").items()}
-        hangs = self.supervisor.is_hang(samples)
-        self.supervisor.diagnose(samples, of_running("stacks") if hangs else {})
+        samples = {rank: ProcessSample(*values) for rank, values in of_running("samples").items()}
+        is_hang = self.supervisor.is_hang(samples)
+        self.supervisor.diagnose(samples, of_running("stacks") if is_hang else {})
 
-    def _answers(self, name: str, seconds: float) -> list[Any]:
-        """Return the answers of that name from all other nodes that are not lost."""
-        found, waiting, end = [], set(self._channels()), time.monotonic() + seconds
+    def _collect_answers(self, key: str, timeout_s: float) -> list[Any]:
+        """Return the value of `key` in one message of this run from each node that is not lost."""
+        answers, waiting, end = [], set(self._channels()), time.monotonic() + timeout_s
         while waiting and time.monotonic() < end:
-            for channel in wait_ready(waiting, BEAT_S):
+            for channel in wait_ready(waiting, HEARTBEAT_S):
                 for message in channel.receive():
-                    if message.get("run") == self.job.run and name in message:
-                        found.append(message[name])
+                    if message.get("run_id") == self.job.run_id and key in message:
+                        answers.append(message[key])
                         waiting.discard(channel)
             waiting &= set(self._channels())
-        return found
+        return answers
 
     def end(self, outcome: Outcome | None) -> list[str]:
         """End the ranks on every host. Returns the names of processes that they left.
@@ -343,23 +369,23 @@ class _Run:
         outcome: for the other nodes to show; None if the trial was interrupted.
         """
         summary = outcome.model_dump(mode="json", include={"status", "reason"}) if outcome else None
-        # also to a lost node, which may come back
+        # also to a lost node, which may connect again
         for link in self.links.values():
-            link.channel.send(end=self.job.run, outcome=summary)
-        orphans = self.node.end()
-        orphans = [f"{name} on {self.here}" for name in orphans] if self.links else orphans
-        return [*orphans, *chain.from_iterable(self._answers("ended", END_S))]
+            link.channel.send(end=self.job.run_id, outcome=summary)
+        orphans = self.host_ranks.end()
+        orphans = [f"{name} on {self.host}" for name in orphans] if self.links else orphans
+        return [*orphans, *chain.from_iterable(self._collect_answers("orphans", END_TIMEOUT_S))]
 
 
-def _names(hosts: list[str], per: int) -> Callable[[int], str]:
+def _rank_namer(hosts: list[str], ranks_per_node: int) -> Callable[[int], str]:
     """Return a function that names a rank, with its host if there are several."""
     if len(hosts) == 1:
         return "rank {}".format
-    several = max(Counter(hosts).values()) > 1
+    share_a_name = max(Counter(hosts).values()) > 1
 
     def name(rank: int) -> str:
-        node = rank // per
-        return f"rank {rank} (node {node})" if several else f"rank {rank} (host {hosts[node]})"
+        node = rank // ranks_per_node
+        return f"rank {rank} ({f'node {node}' if share_a_name else f'host {hosts[node]}'})"
 
     return name
 
@@ -367,7 +393,7 @@ def _names(hosts: list[str], per: int) -> Callable[[int], str]:
 def _check_interrupted(link: NodeLink, message: dict[str, Any]) -> None:
     """Raise KeyboardInterrupt if the other node was interrupted."""
     if "interrupted" in message:
-        raise KeyboardInterrupt(f"on {link.hello}")
+        raise KeyboardInterrupt(f"on {link.identity}")
 
 
 def _free_port() -> int:

@@ -1,12 +1,12 @@
 """Map the exit of a child to an outcome: a crash, out of memory, or a lost peer.
 
 A child that raised an exception reports its outcome itself (worker/exception_mapping.py decides
-whether that is out of memory). `outcome_of_exit` judges a child that died without a report: only
-the kernel's out-of-memory killer makes that out of memory. `may_be_out_of_memory` names the crashes
-that may come from a failed allocation: LocalLauncher runs those once more with a larger budget
-(launchers/local.py, `_second_opinion`). Where nothing enforces the budget, the worker compares the
-peak with it (worker/trial.py, `over_memory_budget`).
-The module also reads stack dumps, and removes shared memory that killed ranks leave.
+whether that is out of memory). `outcome_of_exit` is for a child that died without a report; it is
+out of memory only if the kernel's out-of-memory killer killed it. `may_be_out_of_memory` selects
+crashes that a failed allocation may have caused: LocalLauncher runs these once more with a larger
+budget (launchers/local.py, `_retry_with_more_memory`). Where nothing enforces the budget, the
+worker compares the peak with it (worker/trial.py, `over_memory_budget`).
+The module also parses stack dumps, and removes shared memory that killed ranks leave.
 """
 
 import os
@@ -21,7 +21,7 @@ import psutil
 from longseq_bench.core.model import Outcome, Phase
 from longseq_bench.core.stack_markers import CHILD_MAIN
 
-NATIVE_DEATHS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
+NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 """Signals that kill native code which uses a failed allocation."""
 
 STACK_LINES = 25
@@ -31,8 +31,8 @@ _NCCL_ABORTS = "ProcessGroupNCCL"
 """Text in the output of a rank that NCCL's watchdog aborts because a peer is gone."""
 
 _VMSTAT = Path("/proc/vmstat")
-_SHARED = Path("/dev/shm")
-_SHARED_NAME = "nccl-*"
+_SHARED_MEMORY = Path("/dev/shm")
+_NCCL_FILES = "nccl-*"
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
@@ -40,13 +40,13 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 def may_be_out_of_memory(outcome: Outcome, signal_number: int) -> bool:
     """Return whether a failure under a memory budget may be an unchecked allocation.
 
-    Near the limit on CPU these disappeared with more memory: SIGSEGV in fused kernels, oneDNN's
-    "could not create a primitive", and wrong bfloat16 outputs.
+    Failures near the limit on CPU that disappeared with more memory: SIGSEGV in fused kernels,
+    oneDNN's "could not create a primitive", and wrong bfloat16 outputs.
     """
     if outcome.facts.get("lost_peer"):
         return False
     if outcome.status == "crashed":
-        return signal_number in NATIVE_DEATHS
+        return signal_number in NATIVE_CRASHES
     return outcome.status == "wrong" or "RuntimeError" in (outcome.reason or "")
 
 
@@ -57,7 +57,7 @@ def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bo
         exitcode: negative for a signal.
         phase: the last phase that it reported.
         printed: the end of its output.
-        kernel_killed: whether the kernel's out-of-memory killer struck during the trial.
+        kernel_killed: True if the kernel's out-of-memory killer was active during the trial.
     """
     facts: dict[str, object] = {}
     if printed.strip():
@@ -85,7 +85,7 @@ def signal_name(number: int) -> str:
 
 
 def kernel_kills() -> int:
-    """Return how often the kernel's out-of-memory killer struck since boot; 0 if unknown."""
+    """Return the number of kills by the kernel's out-of-memory killer since boot; 0 if unknown."""
     try:
         for line in _VMSTAT.read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -99,7 +99,7 @@ def stack_lines(dumped: str) -> list[str]:
     """Parse faulthandler's output into lines `file:line function`, innermost frame first.
 
     Frames below CHILD_MAIN are dropped. The main thread, which faulthandler prints last, comes
-    first. Files are relative to site-packages, or else shown as folder/name.
+    first. Files are relative to site-packages; other files are shown as folder/name.
     """
     threads: list[list[str]] = []
     for line in dumped.splitlines():
@@ -125,7 +125,7 @@ def function_of(stack_line: str) -> str:
 def find_nccl_files() -> set[Path]:
     """Return NCCL's shared-memory files of this user."""
     found = set()
-    for path in _SHARED.glob(_SHARED_NAME):
+    for path in _SHARED_MEMORY.glob(_NCCL_FILES):
         with suppress(OSError):
             if path.stat().st_uid == os.getuid():
                 found.add(path)

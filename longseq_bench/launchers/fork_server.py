@@ -1,8 +1,8 @@
-"""The fork server, which has torch loaded, and its children: every process of a trial is one.
+"""The fork server, which has torch loaded, and its children: the processes of all trials.
 
-A terminal sends Ctrl-C to the server too. It ignores it from its first moment (see
-_server_preload.py): multiprocessing would ignore it only after its imports, which take seconds, and
-before that Ctrl-C would end the server with a traceback.
+A terminal sends Ctrl-C to the server too. The server ignores it from the start (see
+_server_preload.py). By itself multiprocessing would ignore it only after the imports, which take
+seconds; before that, Ctrl-C would end the server with a traceback.
 """
 
 import json
@@ -28,7 +28,7 @@ def ready() -> None:
     """
     before = pid()
     try:
-        # first, because starting the tracker unblocks Ctrl-C
+        # start the tracker first, because its start unblocks Ctrl-C
         resource_tracker.ensure_running()
         with defer_interrupts(), block_interrupts():
             forkserver.ensure_running()
@@ -62,9 +62,9 @@ def receive(pipe: Connection) -> dict[str, Any] | None:
     return message
 
 
-def end(process: BaseProcess, patience: float = 0.0) -> None:
-    """Wait `patience` seconds for a child to end, then kill its session."""
-    process.join(timeout=patience)
+def end(process: BaseProcess, timeout_s: float = 0.0) -> None:
+    """Wait up to `timeout_s` for a child to end, then kill its session."""
+    process.join(timeout=timeout_s)
     if process.pid and process.is_alive():
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,13 +1,13 @@
 """The ranks of one host: torch's elastic agent starts them, this module follows them.
 
-Their state is reported as plain data with global ranks. So a RankSupervisor processes events of
-this host and of another one alike:
+Their events are JSON data with global ranks, so that a RankSupervisor processes events of this
+host and of other hosts alike:
 
 {"started": true}                                               the ranks of this host run
 {"rank": 1, "message": {...}}                                   a message of a rank
 {"rank": 1, "exit": -9, "printed": "...", "killed": false, "at": 17...}    a rank exited
 {"rank": 1, "lost_peer": "...", "at": 17...}                    a rank was ended because of a peer
-{"failed": "..."}                                               the other ranks report no more
+{"failed": "..."}                                               ranks without an outcome failed
 """
 
 import json
@@ -43,28 +43,29 @@ AGENT_PRELOAD = [*PRELOAD, "longseq_bench.worker.elastic_ranks"]
 
 @dataclass(frozen=True)
 class HostJob:
-    """One host's part of a trial: the `per` ranks from node * per on, of nodes * per.
+    """One host's part of a trial: `ranks_per_node` ranks, from node * ranks_per_node on.
 
-    run: a unique name of this attempt.
-    host, port: of the store, which rank 0's agent keeps.
-    patience: seconds that the agents wait for each other.
-    address: this host's own address on the way to the store.
+    run_id: a unique name of this attempt.
+    host, port: address of the store, which the agent of node 0 serves.
+    timeout_s: time that the agents wait for each other.
+    address: this host's own address on the control channel.
     """
 
-    run: str
+    run_id: str
     trial: dict[str, Any]
     nodes: int
-    per: int
+    ranks_per_node: int
     host: str
     port: int
-    patience: float
+    timeout_s: float
     node: int = 0
     address: str = LOOPBACK
 
     @property
     def ranks(self) -> range:
         """Return the global ranks of this host."""
-        return range(self.node * self.per, (self.node + 1) * self.per)
+        first = self.node * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
 
     @property
     def store(self) -> str:
@@ -102,7 +103,7 @@ class HostRanks:
 
     def _start(self, job: HostJob) -> None:
         pipes = [self._context.Pipe(duplex=False) for _ in job.ranks]
-        self._job, self._kills, self._shared = job, kernel_kills(), find_nccl_files()
+        self._job, self._kills_before, self._nccl_files = job, kernel_kills(), find_nccl_files()
         self._server: int | None = None
         self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(job.ranks, pipes, strict=True)}
         self._events, agent_events = self._context.Pipe(duplex=False)
@@ -112,10 +113,11 @@ class HostRanks:
             target=_child_entry.enter_agent,
             args=(json.dumps(asdict(job)), agent_events, agent_end, self._agent_output),
         )
-        self._open: dict[Any, int | None] = {one.pipe: r for r, one in self._ranks.items()}
-        with own_end, ExitStack() as handed:
+        # which rank a handle belongs to; None: the agent
+        self._open: dict[Any, int | None] = {state.pipe: r for r, state in self._ranks.items()}
+        with own_end, ExitStack() as child_ends:
             for close in (agent_events.close, agent_end.close, *(end.close for _, end in pipes)):
-                handed.callback(close)
+                child_ends.callback(close)
             try:
                 fork_server.start(self._process)
             except LauncherError:
@@ -132,11 +134,11 @@ class HostRanks:
 
     @property
     def handles(self) -> list[Any]:
-        """Return the handles to wait for."""
+        """Return the handles to wait for; none without a trial."""
         return list(self._open) if self._job else []
 
     def events(self, ready: Sequence[Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events (see the module) of those handles that are ready."""
+        """Yield the events (see the top of this file) of the handles that are ready."""
         for handle in [h for h in self.handles if h in ready]:
             rank = self._open[handle]
             if rank is not None:
@@ -145,23 +147,23 @@ class HostRanks:
                 yield from self._receive_from_agent()
             else:
                 del self._open[handle]
-                # its last messages are still in the pipe
+                # read the last messages, which are still in the pipe
                 while self._events in self._open:
                     yield from self._receive_from_agent()
                 self._process.join()
                 code = self._process.exitcode or 0
-                how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+                exit_text = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
                 last = self._agent_output.tail().strip().splitlines()[-1:]
-                yield {"failed": ": ".join([f"torch's agent ended ({how})", *last])}
+                yield {"failed": ": ".join([f"torch's agent ended ({exit_text})", *last])}
 
     def _receive(self, rank: int) -> Iterator[dict[str, Any]]:
-        one = self._ranks[rank]
-        if message := fork_server.receive(one.pipe):
+        state = self._ranks[rank]
+        if message := fork_server.receive(state.pipe):
             if "outcome" in message:
-                one.status = message["outcome"]["status"]
+                state.status = message["outcome"]["status"]
             yield {"rank": rank, "message": message}
         else:
-            self._open.pop(one.pipe, None)
+            self._open.pop(state.pipe, None)
 
     def _receive_from_agent(self) -> Iterator[dict[str, Any]]:
         message = fork_server.receive(self._events)
@@ -175,67 +177,69 @@ class HostRanks:
             yield {"started": True}
         elif "exit" in message:
             assert self._job
-            yield from self._ended(self._job.ranks[message["local_rank"]], message)
+            yield from self._process_exit(self._job.ranks[message["local_rank"]], message)
         else:
             yield message
 
-    def _ended(self, rank: int, how: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        one = self._ranks[rank]
-        # its earlier messages come first
-        while one.pipe in self._open and one.pipe.poll():
+    def _process_exit(self, rank: int, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the last messages of a rank, then its exit; after a peer's exit, a lost peer."""
+        state = self._ranks[rank]
+        while state.pipe in self._open and state.pipe.poll():
             yield from self._receive(rank)
-        one.ended = True
-        if one.status is not None:
+        state.ended = True
+        if state.status is not None:
             return
-        others = [r for r in self._ranks.values() if r is not one and r.ended and not r.status]
-        if how["exit"] == -signal.SIGTERM and others:
+        dead_peers = [
+            r for r in self._ranks.values() if r is not state and r.ended and not r.status
+        ]
+        if event["exit"] == -signal.SIGTERM and dead_peers:
             reason = "ended because another rank here had died"
-            yield {"rank": rank, "lost_peer": reason, "at": how["at"]}
+            yield {"rank": rank, "lost_peer": reason, "at": event["at"]}
         else:
             yield {
-                "rank": rank, "exit": how["exit"], "printed": one.output.tail(),
-                "killed": kernel_kills() > self._kills, "at": how["at"],
+                "rank": rank, "exit": event["exit"], "printed": state.output.tail(),
+                "killed": kernel_kills() > self._kills_before, "at": event["at"],
             }  # fmt: skip
 
     def inspect(self) -> dict[str, Any]:
         """Return process samples and stacks of the ranks that have no outcome yet."""
         ranks = self._ranks if self._job else {}
-        pids = {rank: one.pid for rank, one in ranks.items() if one.pid and not one.status}
+        pids = {rank: r.pid for rank, r in ranks.items() if r.pid and not r.status}
         samples = sample_processes(pids, True)
-        found = {rank: pids[rank] for rank in samples}
+        pids = {rank: pids[rank] for rank in samples}
         return {
-            "samples": {rank: [one.stopped, one.busy] for rank, one in samples.items()},
-            "stacks": read_stacks(found, {rank: ranks[rank].output for rank in found}),
+            "samples": {rank: [sample.stopped, sample.busy] for rank, sample in samples.items()},
+            "stacks": read_stacks(pids, {rank: ranks[rank].output for rank in pids}),
         }
 
     def end(self) -> list[str]:
-        """End the ranks, killing those that don't end by themselves.
+        """End the ranks; kill those that do not end. Without a trial, do nothing.
 
-        Returns the names of processes that they left. Does nothing if no trial runs.
+        Returns the names of processes that the ranks left.
         """
         with defer_interrupts():
             return self._end() if self._job else []
 
     def _end(self) -> list[str]:
         self._job = None
-        for one in self._ranks.values():
-            one.pipe.close()
-        passed = all(one.status == "ok" for one in self._ranks.values())
+        for rank in self._ranks.values():
+            rank.pipe.close()
+        passed = all(rank.status == "ok" for rank in self._ranks.values())
         fork_server.end(self._process, GRACE_S if passed else 0.0)
-        # wait for ranks that were killed with their agent, so that none counts as left over
+        # wait for ranks that were killed with their agent, so that they do not count as left over
         processes = []
-        for pid in [one.pid for one in self._ranks.values() if one.pid]:
+        for pid in [rank.pid for rank in self._ranks.values() if rank.pid]:
             with suppress(psutil.NoSuchProcess):
                 processes.append(psutil.Process(pid))
         psutil.wait_procs(processes, timeout=GRACE_S)
         orphans = kill_orphans(self._server)
         self._close()
-        remove_nccl_files(self._shared)
+        remove_nccl_files(self._nccl_files)
         return orphans
 
     def _close(self) -> None:
         self._events.close()
         self._agent_output.close()
-        for one in self._ranks.values():
-            one.pipe.close()
-            one.output.close()
+        for rank in self._ranks.values():
+            rank.pipe.close()
+            rank.output.close()

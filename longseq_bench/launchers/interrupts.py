@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the block ends; then do what it would have done.
+    """Delay Ctrl-C until the block ends; then raise the signal again.
 
-    An interrupt in the middle of a start would leave a process that nothing can find again. The
-    block changes nothing if Ctrl-C is ignored, or in a thread other than the main one.
+    An interrupt in the middle of a start would leave a process that nothing can find again. Nothing
+    changes if Ctrl-C is ignored, or in a thread other than the main one.
     """
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -31,7 +31,7 @@ def defer_interrupts() -> Iterator[None]:
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """Block SIGINT in this thread. A process that is started inside inherits the block.
+    """Block SIGINT in this thread. A process that is started meanwhile inherits the mask.
 
     Another thread of this process may still receive it.
     """

@@ -1,11 +1,11 @@
 """The launcher for one host: each rank is a new child of a fork server that has torch loaded.
 
-A child starts in hundredths of a second and contains nothing of an earlier trial. The parent keeps
-the time limits: when a phase takes too long it kills the child's session. A RankSupervisor decides
-the outcome from the messages and exits of all ranks.
+A child starts in hundredths of a second and contains nothing of an earlier trial. The parent
+enforces the time limits: if a phase takes too long, it kills the child's session. A RankSupervisor
+decides the outcome from the messages and exits of all ranks.
 
-Several ranks meet at a socket that the parent opens and rank 0 inherits. So no port is guessed and
-no file is needed, and nothing is left when a rank is killed.
+Several ranks connect to a socket that the parent opens and rank 0 inherits. So no port is guessed
+and no file is needed, and nothing is left when a rank is killed.
 """
 
 import json
@@ -55,11 +55,11 @@ PRELOAD = [
     "torch.fx.experimental.symbolic_shapes",
     "__main__",
 ]
-"""Modules imported once, before any fork: symbolic_shapes, which torch's first backward imports
-(0.2 s), and `__main__`, which every child imports."""
+"""Modules that the fork server imports before any fork. torch's first backward would import
+symbolic_shapes (0.2 s); every child would import `__main__`."""
 
-RETRY_FACTOR, RETRY_ROOM, RETRY_SHARE = 4, 2 * 2**30, 0.9
-"""The memory of a second attempt: at least this much more, within a share of the free memory."""
+RETRY_FACTOR, RETRY_MIN_BYTES, RETRY_SHARE = 4, 2 * 2**30, 0.9
+"""Memory of a retry: the budget times this, or plus this; at most this share of free memory."""
 
 
 @dataclass(eq=False)
@@ -95,13 +95,13 @@ class LocalLauncher(Launcher):
 
     @override
     def check(self, trials: Sequence[Trial]) -> None:
-        # whether options and ranks fit does not depend on lengths, budgets and rounds
+        # one trial per combination: lengths, budgets and rounds do not change the answer
         distinct = {
             (t.implementation, str(t.options), t.world_size, t.at(1).workload.model_dump_json()): t
             for t in trials
         }
-        for mistake in self._request("check", list(distinct.values())):
-            raise UserError(mistake)
+        for problem in self._request("check", list(distinct.values())):
+            raise UserError(problem)
 
     @override
     def dry_run(
@@ -110,7 +110,7 @@ class LocalLauncher(Launcher):
         try:
             answers = self._request("dry_run", trials, limit)
         except LauncherError as error:
-            # an implementation that crashes or sleeps does so in a dry run too
+            # an implementation that crashes or hangs does so in a dry run too
             last = str(error).split(": ", 1)[-1]
             reason = f"the dry run died, or did not end within {limit:.0f} s ({last})"
             return [DryRunEstimate(unsupported=reason)] * len(trials)
@@ -121,22 +121,24 @@ class LocalLauncher(Launcher):
         outcome, signal_number = self._attempt(trial, on_phase)
         if not trial.memory_budget or not may_be_out_of_memory(outcome, signal_number):
             return LaunchResult(outcome, trial.world_size)
-        second = self._second_opinion(trial, outcome, on_phase)
-        return LaunchResult(second, 2 * trial.world_size)
+        outcome = self._retry_with_more_memory(trial, outcome, on_phase)
+        return LaunchResult(outcome, 2 * trial.world_size)
 
-    def _second_opinion(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
-        """Run a crashed trial again with more memory, to tell out of memory from a real crash.
+    def _retry_with_more_memory(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
+        """Run a crashed trial again with more memory: out of memory if it passes, else a crash.
 
-        Fused kernels do not check every allocation.
+        Fused kernels do not check every allocation, so lack of memory can crash them.
         """
         assert trial.memory_budget
-        larger = max(RETRY_FACTOR * trial.memory_budget, trial.memory_budget + RETRY_ROOM)
+        larger = max(RETRY_FACTOR * trial.memory_budget, trial.memory_budget + RETRY_MIN_BYTES)
         if trial.device == "cpu":
-            here = int(psutil.virtual_memory().available * RETRY_SHARE / trial.world_size)
-            larger = max(trial.memory_budget, min(larger, here))
-        again, _ = self._attempt(trial.replace(memory_budget=larger, repeats=0), on_phase)
-        if again.status != "ok":
-            reason = f"{first.reason}; with {format_bytes(larger)} it ended with {again.status} too"
+            available = int(psutil.virtual_memory().available * RETRY_SHARE / trial.world_size)
+            larger = max(trial.memory_budget, min(larger, available))
+        second, _ = self._attempt(trial.replace(memory_budget=larger, repeats=0), on_phase)
+        if second.status != "ok":
+            reason = (
+                f"{first.reason}; with {format_bytes(larger)} it ended with {second.status} too"
+            )
             return first.model_copy(update={"reason": reason})
         reason = (
             f"{first.reason} under {format_bytes(trial.memory_budget)}, passes under "
@@ -159,15 +161,15 @@ class LocalLauncher(Launcher):
                     break
         finally:
             with defer_interrupts():
-                printed, _ = _end(children, children if message else [])
+                outputs, _ = _end(children, children if message else [])
         if not message or "answer" not in message:
-            last = printed[0].strip().splitlines()[-1:] or ["it printed nothing"]
+            last = outputs[0].strip().splitlines()[-1:] or ["it printed nothing"]
             raise LauncherError(f"a child process can't be started here: {last[0]}")
         return message["answer"]
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
-        """Run the ranks once. Returns the outcome, and the signal that killed the rank to blame."""
-        shared, supervisor = find_nccl_files(), RankSupervisor(trial, time.monotonic())
+        """Run the ranks once. Returns the outcome, and the signal that killed the blamed rank."""
+        nccl_files, supervisor = find_nccl_files(), RankSupervisor(trial, time.monotonic())
         children: list[_Child] = []
         try:
             self._start_ranks(trial, children)
@@ -184,7 +186,7 @@ class LocalLauncher(Launcher):
             reported = [child for rank, child in enumerate(children) if rank not in running]
             with defer_interrupts():
                 _, orphans = _end(children, reported)
-                remove_nccl_files(shared)
+                remove_nccl_files(nccl_files)
         return with_orphans_named(supervisor.outcome(), orphans), supervisor.signal_number
 
     def _start_ranks(self, trial: Trial, children: list[_Child]) -> None:
@@ -204,7 +206,7 @@ class LocalLauncher(Launcher):
     def _start(
         self, children: list[_Child], request: str, payload: str, listener: socket | None = None
     ) -> _Child:
-        """Start a child and add it to `children`, even if Ctrl-C arrives meanwhile."""
+        """Start a child and add it to `children`; Ctrl-C is deferred until then."""
         fork_server.ready()
         with defer_interrupts():
             receiver, sender = self._context.Pipe(duplex=False)
@@ -224,7 +226,7 @@ class LocalLauncher(Launcher):
 
 def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: OnPhase) -> None:
     """Pass events to the supervisor until the trial is done or late. Progress is that of rank 0."""
-    kills = kernel_kills()
+    kills_before = kernel_kills()
     while not supervisor.is_done(time.monotonic()):
         running = [(rank, children[rank]) for rank in supervisor.running]
         handles = [handle for _, c in running for handle in (c.pipe, c.process.sentinel)]
@@ -239,25 +241,25 @@ def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: On
             elif child.pipe in ready or child.process.sentinel in ready:
                 at = time.time_ns()
                 fork_server.end(child.process, GRACE_S)
-                code, killed = child.process.exitcode or 0, kernel_kills() > kills
+                code, killed = child.process.exitcode or 0, kernel_kills() > kills_before
                 supervisor.add_exit(rank, code, child.output.tail(), killed, time.monotonic(), at)
 
 
 def _end(children: Sequence[_Child], reported: Sequence[_Child]) -> tuple[list[str], list[str]]:
-    """End all children: those that reported end by themselves, the others are killed.
+    """Wait for the children that reported, and kill the others.
 
-    Returns the end of each child's output, and the names of processes that were left and killed.
+    Returns the end of each child's output, and the names of orphaned processes, which are killed.
     """
     for child in children:
         child.pipe.close()
     for child in children:
         if child not in reported:
             fork_server.end(child.process)
-    until = time.monotonic() + GRACE_S
+    end = time.monotonic() + GRACE_S
     for child in reported:
-        fork_server.end(child.process, max(0.0, until - time.monotonic()))
+        fork_server.end(child.process, max(0.0, end - time.monotonic()))
     orphans = kill_orphans(next((child.server for child in children if child.server), None))
-    printed = [child.output.tail() for child in children]
+    outputs = [child.output.tail() for child in children]
     for child in children:
         child.output.close()
-    return printed, orphans
+    return outputs, orphans

@@ -14,13 +14,13 @@ PRINTED_BYTES = 4000
 class OutputFile:
     """The output of a child, in the parent.
 
-    Pass it to the child among the arguments of its process: there it is the number of a file
-    descriptor.
+    Pass it among the arguments of the child's process: in the child it is an open file descriptor
+    (int).
     """
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-        # a process that opens /dev/stdout again has its own offset
+        # append: a process that opens /dev/stdout again has its own offset
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
@@ -35,10 +35,10 @@ class OutputFile:
         """Return the number of bytes written so far."""
         return os.fstat(self.fileno()).st_size
 
-    def tail(self, start: int = 0, most: int = PRINTED_BYTES) -> str:
-        """Return the end of the output, at most `most` bytes, from byte `start` on."""
+    def tail(self, start: int = 0, max_bytes: int = PRINTED_BYTES) -> str:
+        """Return the end of the output, at most `max_bytes`, from byte `start` on."""
         size = self.size()
-        start = max(start, size - most)
+        start = max(start, size - max_bytes)
         # pread: the offset is shared with the process that prints
         return os.pread(self.fileno(), size - start, start).decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""Inspect the processes of a trial on this host: who works, who waits, where, and what is left."""
+"""Inspect the processes of a trial on this host: CPU use, stacks, and processes left behind."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from contextlib import suppress
 import psutil
 
 from longseq_bench.core.model import Outcome
-from longseq_bench.launchers import fork_server as fork_server
+from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.exit_status import stack_lines
 from longseq_bench.launchers.output_file import OutputFile
 from longseq_bench.launchers.rank_supervisor import GRACE_S, ProcessSample
@@ -19,42 +19,42 @@ SAMPLE_S, SAMPLES = 0.5, 10
 """Time and number of samples needed to distinguish a working rank from a waiting one."""
 
 STACKS_S, STACKS_STEP_S = 1.0, 0.05
-"""Time limit for ranks to write their stacks, and the interval of looking for them."""
+"""Time limit for ranks to write their stacks, and the interval of checks."""
 
 STACK_BYTES = 2**16
 """Bytes at the end of a rank's output that are searched for its stack."""
 
 
 def sample_processes(pids: Mapping[int, int], several: bool) -> dict[int, ProcessSample]:
-    """Sample the processes of ranks, by rank. A rank that ended is left out.
+    """Return samples of the processes of ranks, by rank, without ranks that ended.
 
-    several: also measure who works, for 0.5 s. A rank that waits for a core on a busy host works.
+    several: also measure for 0.5 s how busy they are. A rank that waits for a core counts as busy.
     """
     readings, start = [_read_processes(pids)], time.monotonic()
     for _ in range(SAMPLES if several else 1):
         time.sleep(SAMPLE_S / SAMPLES if several else 0.0)
         readings.append(_read_processes(pids))
-    took = max(time.monotonic() - start, SAMPLE_S)
-    found = {}
+    elapsed_s = max(time.monotonic() - start, SAMPLE_S)
+    samples = {}
     for rank in pids:
         if all(rank in reading for reading in readings):
             states = [reading[rank][0] for reading in readings[1:]]
-            ready = states.count(psutil.STATUS_RUNNING) / len(states)
-            used = (readings[-1][rank][1] - readings[0][rank][1]) / took
+            runnable = states.count(psutil.STATUS_RUNNING) / len(states)
+            cpu_use = (readings[-1][rank][1] - readings[0][rank][1]) / elapsed_s
             stopped = states[-1] == psutil.STATUS_STOPPED
-            found[rank] = ProcessSample(stopped, max(ready, used))
-    return found
+            samples[rank] = ProcessSample(stopped, max(runnable, cpu_use))
+    return samples
 
 
 def _read_processes(pids: Mapping[int, int]) -> dict[int, tuple[str, float]]:
     """Return the state and the CPU time in s of each process that still exists, by rank."""
-    found: dict[int, tuple[str, float]] = {}
+    readings: dict[int, tuple[str, float]] = {}
     for rank, pid in pids.items():
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             times = process.cpu_times()
-            found[rank] = process.status(), times.user + times.system
-    return found
+            readings[rank] = process.status(), times.user + times.system
+    return readings
 
 
 def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> dict[int, list[str]]:
@@ -66,17 +66,17 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
     for pid in pids.values():
         with suppress(ProcessLookupError):
             _request_stack(pid)
-    end, written = time.monotonic() + STACKS_S, starts
+    end, sizes = time.monotonic() + STACKS_S, starts
     while pids and time.monotonic() < end:
         time.sleep(STACKS_STEP_S)
-        before, written = written, {rank: outputs[rank].size() for rank in pids}
-        if written == before and all(written[rank] > starts[rank] for rank in starts):
+        before, sizes = sizes, {rank: outputs[rank].size() for rank in pids}
+        if sizes == before and all(sizes[rank] > starts[rank] for rank in starts):
             break
     return {r: stack_lines(outputs[r].tail(starts[r], STACK_BYTES)) for r in pids}
 
 
 def _request_stack(pid: int) -> None:
-    """Signal the main thread if possible, or it would run on while another thread writes."""
+    """Signal the main thread if possible; it would run on if another thread wrote the stacks."""
     try:
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
     except AttributeError:  # macOS, and glibc before 2.30
@@ -85,10 +85,10 @@ def _request_stack(pid: int) -> None:
 
 
 def kill_orphans(server: int | None) -> list[str]:
-    """Kill every process that a trial left to the fork server, and return their names.
+    """Kill the orphaned processes of a trial, which the fork server adopts; return their names.
 
-    One trial runs at a time, so all children of our server belong to it. Processes below any other
-    process are never touched.
+    One trial runs at a time, so all children of our server belong to it. Children of other
+    processes are not touched.
     """
     if not server or server != fork_server.pid():
         return []

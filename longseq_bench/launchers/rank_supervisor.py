@@ -1,10 +1,10 @@
-"""Follow the ranks of one trial: how long to wait for them, and the one outcome of all.
+"""The state of the ranks of one trial: how long to wait for them, and the outcome of the trial.
 
 This module starts no process and reads no clock. A launcher passes on messages and exits, with the
 time, and asks how long to wait. Ranks may be processes of this host or of others.
 
-A rank that fails takes its peers with it, and each peer then reports "connection closed". So after
-a failure the peers get a moment to report, and the cause is searched among all reports.
+A rank that fails also ends its peers, which then report "connection closed". So after a failure
+the supervisor waits a moment for reports of the peers, and looks for the cause in all reports.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ PHASE_LIMIT_S = 900.0
 """Time limit of a phase without a time budget."""
 
 GRACE_S = 1.0
-"""A pass that is a little over its budget reports that itself; after this the launcher does."""
+"""Time beyond the budget in which a rank reports the excess itself; then the launcher ends it."""
 
 EXACT_FACTOR = 4
-"""A pass with exact heap accounting may take this many times the budget; it is not timed."""
+"""Factor on the time budget of a pass with exact heap accounting, which is not timed."""
 
 PASSES = ("forward", "backward", "time")
 
@@ -30,10 +30,10 @@ PEERS_S = 1.0
 """Time limit for the peers of a failed rank to report."""
 
 CAUSE_S = 3.0
-"""The same if all reports so far are lost peers: the cause is still to come."""
+"""The same limit if all reports so far are lost peers: the cause is not known yet."""
 
 IDLE_SHARE = 0.2
-"""A rank that used less of a core than this is waiting."""
+"""A rank that uses less than this share of a core is waiting."""
 
 _COMMUNICATION_LIBRARIES = ("torch/distributed/", "deepspeed/comm/")
 """Packages whose code waits for other ranks. Our own code is recognised by WAIT_FOR_PEERS."""
@@ -41,7 +41,7 @@ _COMMUNICATION_LIBRARIES = ("torch/distributed/", "deepspeed/comm/")
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """A rank's process: whether a signal stopped it, and the share of a core that it uses."""
+    """State of a rank's process: stopped by a signal or not, and the share of a core it uses."""
 
     stopped: bool
     busy: float = 0.0
@@ -51,7 +51,8 @@ class ProcessSample:
 class _Rank:
     """The state of one rank.
 
-    ended_ns: when it ended, by its own clock. known_s: when the launcher learned of it, by its own.
+    ended_ns: when it ended, by its host's clock. known_s: when the launcher received that, by the
+    launcher's clock.
     """
 
     deadline: float
@@ -102,7 +103,7 @@ class RankSupervisor:
             rank: the global rank.
             exitcode: negative for a signal.
             printed: the end of its output.
-            kernel_killed: whether the kernel's out-of-memory killer struck during the trial.
+            kernel_killed: True if the kernel's out-of-memory killer was active during the trial.
             now: the launcher's clock, s.
             at: when it exited, ns since 1970.
         """
@@ -132,7 +133,7 @@ class RankSupervisor:
 
     @property
     def deadline(self) -> float:
-        """Return until when the launcher should wait for the next event, in s."""
+        """Return the time until which the launcher should wait for the next event, in s."""
         if not (failed := self.failed):
             return min((self._ranks[rank].deadline for rank in self.running), default=0.0)
         causes = [rank for rank in failed if not self._lost_peer(rank)]
@@ -140,17 +141,17 @@ class RankSupervisor:
         return first + (PEERS_S if causes else CAUSE_S)
 
     def is_done(self, now: float) -> bool:
-        """Return whether all ranks ended, or one failed and its peers had time to report."""
+        """Return True if all ranks ended, or one failed and its peers had time to report."""
         return not self.running or (bool(self.failed) and now >= self.deadline)
 
     def is_late(self, now: float) -> bool:
-        """Return whether a rank is over its limit and none failed: sample them, then diagnose."""
+        """Return True if a rank is over its limit and none failed: sample and diagnose them."""
         return bool(self.running) and not self.failed and now >= self.deadline
 
     # ---- a rank is late ------------------------------------------------------------------------
 
     def is_hang(self, samples: Mapping[int, ProcessSample]) -> bool:
-        """Return whether the trial will never end: a rank is stopped, or all ranks wait."""
+        """Return True if the trial will never end: a rank is stopped, or all ranks wait."""
         if self._stopped_ranks(samples):
             return True
         return len(self._ranks) > 1 and all(
@@ -164,15 +165,15 @@ class RankSupervisor:
 
         Args:
             samples: the state of each running rank's process.
-            stacks: of a hang, the stack of each rank, as `exit_status.stack_lines` returns it.
+            stacks: for a hang, the stack of each rank, as `exit_status.stack_lines` returns it.
         """
         if not self.is_hang(samples):
             self._verdict = self._timed_out(samples)
             return
         stopped = self._stopped_ranks(samples)
         where = {rank: self._phase_of(rank, stacks.get(rank, ())) for rank in self.running}
-        elsewhere = [rank for rank in self.running if where[rank] != "communication"]
-        root = (stopped or elsewhere or self.running)[0]
+        not_communicating = [rank for rank in self.running if where[rank] != "communication"]
+        root = (stopped or not_communicating or self.running)[0]
         outcome = Outcome(
             status="hang",
             reason=self._hang_reason(samples, where),

@@ -23,12 +23,12 @@ FLOPS_PER_S = 1e11
 class SimulatedLauncher(Launcher):
     """A launcher that computes every outcome from formulas. It measures nothing.
 
-    By default memory and work are divided evenly by the ranks, and communication is free.
+    By default memory and work are divided evenly among the ranks, and communication takes no time.
 
     Args:
-        peak: bytes of a rank.
-        seconds: of one pass.
-        dies: an outcome that replaces the computed one, or None.
+        peak: peak memory of a rank in bytes.
+        seconds: time of one pass.
+        failure: an outcome that replaces the computed one, or None.
         dry_run_factor: ratio of the predicted to the computed peak.
     """
 

@@ -69,16 +69,16 @@ def run_agent(
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     handler = registry.get_rendezvous_handler(
         RendezvousParameters(
-            backend="static", endpoint=f"{job['host']}:{job['port']}", run_id=job["run"],
+            backend="static", endpoint=f"{job['host']}:{job['port']}", run_id=job["run_id"],
             min_nodes=job["nodes"], max_nodes=job["nodes"], local_addr=job["address"],
-            rank=job["node"], timeout=math.ceil(job["patience"]),
+            rank=job["node"], timeout=math.ceil(job["timeout_s"]),
         )
     )  # fmt: skip
     spec = WorkerSpec(
-        role="rank", local_world_size=job["per"], rdzv_handler=handler, entrypoint=_run_rank,
-        args=(json.dumps(job["trial"]), events, pipes, outputs), max_restarts=0,
-        monitor_interval=MONITOR_S, master_addr=job["host"], master_port=job["port"],
-        local_addr=job["address"],
+        role="rank", local_world_size=job["ranks_per_node"], rdzv_handler=handler,
+        entrypoint=_run_rank, args=(json.dumps(job["trial"]), events, pipes, outputs),
+        max_restarts=0, monitor_interval=MONITOR_S,
+        master_addr=job["host"], master_port=job["port"], local_addr=job["address"],
     )  # fmt: skip
     agent = _Agent(spec, events, pipes)
     try:

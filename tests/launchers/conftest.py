@@ -1,4 +1,4 @@
-"""What tests of launchers share: nothing of a trial may stay."""
+"""Fixture of launcher tests: a trial leaves nothing behind."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +11,7 @@ from longseq_bench.launchers.local import LocalLauncher
 
 
 def descendants() -> set[int]:
-    """Processes below this one, without its resource tracker and those that are just ending."""
+    """Return the descendants of this process, without its resource tracker."""
     found = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # ended meanwhile, or not yet reaped
@@ -24,7 +24,7 @@ def descendants() -> set[int]:
 def nothing_left(
     launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """No process, file, port or open file that was not there before."""
+    """Check that the test leaves no process, file, port or file descriptor."""
     launcher.catalogue()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before, descriptors = descendants(), psutil.Process().num_fds()

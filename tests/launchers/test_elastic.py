@@ -26,17 +26,17 @@ from longseq_bench.launchers.elastic import ElasticLauncher, _Run, split
 from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.rank_supervisor import RankSupervisor
-from tests.launchers.test_ranks import asked
+from tests.launchers.test_ranks import ranks_trial
 
 FOLLOWER = """
 import sys
 from longseq_bench.launchers.control_channel import NodeIdentity
 from longseq_bench.launchers.follower import Follower
 from longseq_bench.core.cluster_env import NodeInfo
-site = NodeInfo(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
-hello = NodeIdentity(1, "beta", sys.argv[2])
+cluster = NodeInfo(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
+identity = NodeIdentity(1, "beta", sys.argv[2])
 try:
-    Follower(site, hello, 20.0, print, lambda *outcome: print(*outcome)).follow()
+    Follower(cluster, identity, 20.0, print, lambda *outcome: print(*outcome)).follow()
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -51,12 +51,12 @@ def ignore(phase: str, part: str) -> None:
 
 
 def in_forward(action: Callable[[], object]) -> OnPhase:
-    """Act once, when forward begins."""
-    left = [action]
+    """Return a callback that calls the action once, when forward begins."""
+    pending = [action]
 
     def on_phase(phase: str, part: str) -> None:
-        if phase == "forward" and left:
-            left.pop()()
+        if phase == "forward" and pending:
+            pending.pop()()
 
     return on_phase
 
@@ -65,13 +65,13 @@ def run(node_0: ElasticLauncher, of: Trial, on_phase: OnPhase = ignore) -> Outco
     return node_0.run(of, on_phase).outcome
 
 
-# ---- worlds ------------------------------------------------------------------------------------
+# ---- world sizes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("ranks", "nodes", "per"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4), (12, 3, 4)]
 )
-def test_a_smaller_world_takes_the_first_nodes(ranks: int, nodes: int, per: int) -> None:
+def test_a_smaller_world_runs_on_the_first_nodes(ranks: int, nodes: int, per: int) -> None:
     assert split(ranks, NodeInfo(3, 4)) == (nodes, per)
 
 
@@ -79,54 +79,54 @@ def test_a_smaller_world_takes_the_first_nodes(ranks: int, nodes: int, per: int)
     ("ranks", "message"),
     [(6, "do not fill nodes of 4 ranks"), (16, "more than the 12 of this launch")],
 )
-def test_a_world_that_can_not_be_shared(ranks: int, message: str) -> None:
+def test_a_world_that_does_not_fill_nodes_is_refused(ranks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         split(ranks, NodeInfo(3, 4))
 
 
-# ---- a node that may be lost -------------------------------------------------------------------
+# ---- a node that may be lost ---------------------------------------------------------------------
 
 
-def test_a_node_is_in_doubt_until_the_supervisor_knows_that_it_is_lost(
+def x(
     launcher: LocalLauncher,
 ) -> None:
-    """Also where it becomes lost by the clock between the two looks at it."""
-    of = asked("ring")
-    order = HostJob("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
+    """Also if its silence exceeds the limit between the two checks."""
+    of = ranks_trial("ring")
+    job = HostJob("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
     seconds = 0.0
-    channel = Mock(gone="", silent_s=lambda: seconds)
+    channel = Mock(disconnect_reason="", silent_s=lambda: seconds)
     link = NodeLink(NodeIdentity(1, "beta", "one"), channel)
     ranks = HostRanks(launcher._context)
-    run = _Run(order, RankSupervisor(of, 0.0), ranks, {1: link}, "alpha", ignore)
+    run = _Run(job, RankSupervisor(of, 0.0), ranks, {1: link}, "alpha", ignore)
     run.supervisor.add_outcome(
         0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1
     )
     seconds = elastic.SILENT_S - 0.1
-    assert not run._in_doubt()
+    assert not run._is_cause_pending()
     seconds = control_channel.LOST_S - 0.1
     run._fail_lost_nodes()
     seconds = control_channel.LOST_S + 0.1
-    assert run._in_doubt()
+    assert run._is_cause_pending()
     run._fail_lost_nodes()
-    assert not run._in_doubt()
+    assert not run._is_cause_pending()
     assert "no message from node 1 (beta)" in (run.supervisor.outcome().reason or "")
 
 
-# ---- one node ----------------------------------------------------------------------------------
+# ---- one node ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def alone(launcher: LocalLauncher) -> Iterator[ElasticLauncher]:
-    """Node 0 of one, with two ranks; in the fork server of the session."""
+    """A single node with two ranks, in the fork server of the session."""
     with ElasticLauncher(NodeInfo(1, 2), NodeIdentity(0, "alpha", "zero"), PATIENCE_S) as node_0:
-        # what stays open from here on is there
-        run(node_0, asked("ring", 1))
+        # run once, so that files that stay open are open already
+        run(node_0, ranks_trial("ring", 1))
         yield node_0
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_all_ranks_are_measured(alone: ElasticLauncher, nothing_left: None, ranks: int) -> None:
-    outcome = run(alone, asked("ring", ranks, repeats=1))
+    outcome = run(alone, ranks_trial("ring", ranks, repeats=1))
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert sorted(m.rank for m in outcome.measurements if m.name == "peak") == list(range(ranks))
     assert outcome.facts["hosts"] == ["alpha"]
@@ -141,38 +141,38 @@ def test_all_ranks_are_measured(alone: ElasticLauncher, nothing_left: None, rank
         ("rank-cuts-off", "oom", "rank 1: none left"),
     ],
 )
-def test_a_rank_that_dies_is_named_though_torch_ends_the_others(
+def test_the_rank_that_died_is_named_although_torch_ends_the_others(
     alone: ElasticLauncher, nothing_left: None, name: str, status: str, reason: str
 ) -> None:
-    outcome = run(alone, asked(name))
+    outcome = run(alone, ranks_trial(name))
     assert (outcome.status, outcome.reason) == (status, reason)
 
 
-def test_a_native_death_gets_a_second_opinion(alone: ElasticLauncher) -> None:
-    launched = alone.run(asked("rank-native", memory_budget=64 * 2**20), ignore)
+def test_a_native_crash_is_retried_with_more_memory(alone: ElasticLauncher) -> None:
+    launched = alone.run(ranks_trial("rank-native", memory_budget=64 * 2**20), ignore)
     assert (launched.outcome.status, launched.processes) == ("oom", 4)
 
 
 def test_a_dead_agent_is_named(alone: ElasticLauncher) -> None:
     def kill(phase: str, part: str) -> None:
-        alone._node._process.kill()
+        alone._host_ranks._process.kill()
 
-    outcome = run(alone, asked("ring"), kill)
+    outcome = run(alone, ranks_trial("ring"), kill)
     assert outcome.status == "error"
     assert "torch's agent ended (killed by SIGKILL)" in (outcome.reason or "")
-    assert run(alone, asked("ring")).status == "ok"
+    assert run(alone, ranks_trial("ring")).status == "ok"
 
 
-def test_a_rank_that_torch_ends_for_another_is_not_to_blame() -> None:
+def test_a_rank_ended_because_of_a_peer_is_not_blamed() -> None:
     """torch's agent ends all ranks of its host with SIGTERM, as soon as it finds one dead."""
     context = multiprocessing.get_context("forkserver")
     node = HostRanks(context)
     node._ranks = {rank: _Rank(context.Pipe(duplex=False)[0]) for rank in range(3)}
-    node._open, node._kills = {}, 0
+    node._open, node._kills_before = {}, 0
     events = [
-        *node._ended(1, {"exit": -signal.SIGKILL, "at": 1}),
-        *node._ended(0, {"exit": -signal.SIGTERM, "at": 2}),
-        *node._ended(2, {"exit": -signal.SIGSEGV, "at": 3}),
+        *node._process_exit(1, {"exit": -signal.SIGKILL, "at": 1}),
+        *node._process_exit(0, {"exit": -signal.SIGTERM, "at": 2}),
+        *node._process_exit(2, {"exit": -signal.SIGSEGV, "at": 3}),
     ]
     for rank in node._ranks.values():
         rank.pipe.close()
@@ -183,67 +183,65 @@ def test_a_rank_that_torch_ends_for_another_is_not_to_blame() -> None:
 
 
 @pytest.mark.parametrize("step", ["start", "end"])
-def test_ctrl_c_waits_until_a_step_is_done(
+def test_ctrl_c_is_deferred_during_start_and_end(
     alone: ElasticLauncher, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """A process that is started by halves is found by nobody."""
+    """An interrupt during a start would leave a process that nothing can find."""
     done: list[str] = []
     real = getattr(HostRanks, f"_{step}")
 
-    def interrupted(node: HostRanks, *order: HostJob) -> Any:
+    def interrupted(node: HostRanks, *job: HostJob) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        found = real(node, *order)
+        found = real(node, *job)
         done.append(step)
         return found
 
     monkeypatch.setattr(HostRanks, f"_{step}", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(alone, asked("ring"))
+        run(alone, ranks_trial("ring"))
     assert step in done
-    assert alone._node.handles == []
+    assert alone._host_ranks.handles == []
 
 
-def test_a_port_that_is_taken_is_named(
-    alone: ElasticLauncher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_in_use_is_named(alone: ElasticLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("", 0)) as silent:
         port = silent.getsockname()[1]
         monkeypatch.setattr(elastic, "_free_port", lambda: port)
-        outcome = run(alone, asked("ring"))
+        outcome = run(alone, ranks_trial("ring"))
     assert (outcome.status, outcome.phase) == ("error", "start")
     assert f"(ranks meet at 127.0.0.1:{port})" in (outcome.reason or "")
 
 
-def test_ranks_that_do_not_meet_are_not_waited_for_for_ever(
+def test_ranks_that_do_not_connect_time_out(
     alone: ElasticLauncher, nothing_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster's firewall lets the rendezvous through, and no other port."""
-    monkeypatch.setattr(elastic, "MEET_S", 0.0)
-    outcome = run(alone, asked("ring"))
+    """As with a firewall that only opens the port of the rendezvous."""
+    monkeypatch.setattr(elastic, "RENDEZVOUS_TIMEOUT_S", 0.0)
+    outcome = run(alone, ranks_trial("ring"))
     assert outcome.status == "error"
     assert "did not meet at 127.0.0.1:" in (outcome.reason or "")
 
 
-def test_a_world_of_no_launch_is_unsupported(alone: ElasticLauncher) -> None:
-    outcome = run(alone, asked("ring", 3))
+def test_a_world_larger_than_the_launch_is_unsupported(alone: ElasticLauncher) -> None:
+    outcome = run(alone, ranks_trial("ring", 3))
     assert (outcome.status, outcome.phase) == ("unsupported", "start")
 
 
-# ---- two nodes ---------------------------------------------------------------------------------
+# ---- two nodes -----------------------------------------------------------------------------------
 
 
-class Two:
+class TwoNodes:
     """Node 0 in this process, node 1 in one of its own."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
             self._port = found.getsockname()[1]
-        site = NodeInfo(2, 1, 0, "127.0.0.1", self._port)
-        self.node_0 = ElasticLauncher(site, NodeIdentity(0, "alpha", "zero"), PATIENCE_S)
+        cluster = NodeInfo(2, 1, 0, "127.0.0.1", self._port)
+        self.node_0 = ElasticLauncher(cluster, NodeIdentity(0, "alpha", "zero"), PATIENCE_S)
         self.start()
 
     def start(self) -> None:
-        """Start node 1, another one each time."""
+        """Start node 1, with a new token each time."""
         self.node_1 = subprocess.Popen(
             [sys.executable, "-c", FOLLOWER, str(self._port), uuid.uuid4().hex],
             stdout=subprocess.DEVNULL, start_new_session=True,
@@ -259,21 +257,21 @@ class Two:
 
 
 @pytest.fixture(scope="module")
-def two(launcher: LocalLauncher) -> Iterator[Two]:
+def two(launcher: LocalLauncher) -> Iterator[TwoNodes]:
     launcher.catalogue()
     with ExitStack() as stack:
-        both = Two()
+        both = TwoNodes()
         stack.callback(lambda: both.node_1.kill())
         stack.enter_context(both.node_0)
-        both.run(asked("ring"))
+        both.run(ranks_trial("ring"))
         yield both
         stack.pop_all().close()
     both.node_1.kill()
     both.node_1.wait()
 
 
-def test_two_nodes_share_a_trial(two: Two, nothing_left: None) -> None:
-    outcome = two.run(asked("ring"))
+def test_two_nodes_share_a_trial(two: TwoNodes, nothing_left: None) -> None:
+    outcome = two.run(ranks_trial("ring"))
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert outcome.facts["hosts"] == ["alpha", "beta"]
     assert {m.rank for m in outcome.measurements} == {0, 1}
@@ -288,15 +286,17 @@ def test_two_nodes_share_a_trial(two: Two, nothing_left: None) -> None:
         ("rank-cuts-off", "oom", "rank 1 (host beta): none left"),
     ],
 )
-def test_a_rank_of_the_other_node_is_named(two: Two, name: str, status: str, reason: str) -> None:
-    outcome = two.run(asked(name))
+def test_a_rank_of_the_other_node_is_named(
+    two: TwoNodes, name: str, status: str, reason: str
+) -> None:
+    outcome = two.run(ranks_trial(name))
     assert (outcome.status, outcome.reason, outcome.phase) == (status, reason, "forward")
     assert "onnection" in outcome.facts["ranks"]["0"]
     assert two.processes_of_node_1() == []
 
 
-def test_a_rank_that_is_stopped_there_is_seen_from_here(two: Two) -> None:
-    outcome = two.run(asked("rank-stops", time_budget=0.5))
+def test_a_stopped_rank_of_the_other_node_is_diagnosed(two: TwoNodes) -> None:
+    outcome = two.run(ranks_trial("rank-stops", time_budget=0.5))
     assert outcome.status == "hang"
     assert "rank 1 (host beta) is stopped (SIGSTOP)" in (outcome.reason or "")
     stacks = outcome.facts["stacks"]
@@ -306,52 +306,52 @@ def test_a_rank_that_is_stopped_there_is_seen_from_here(two: Two) -> None:
     assert two.processes_of_node_1() == []
 
 
-def test_what_a_rank_there_leaves_behind_is_killed_and_told(two: Two) -> None:
-    outcome = two.run(asked("rank-grandchild"))
+def test_processes_left_on_the_other_node_are_killed_and_named(two: TwoNodes) -> None:
+    outcome = two.run(ranks_trial("rank-grandchild"))
     assert outcome.status == "ok"
     assert "left 1 process(es) behind, killed: python" in (outcome.reason or "")
     assert "on beta" in (outcome.reason or "")
     assert two.processes_of_node_1() == []
 
 
-def test_a_world_of_one_runs_here_alone(two: Two) -> None:
-    outcome = two.run(asked("ring", 1))
+def test_a_world_of_one_runs_on_node_0(two: TwoNodes) -> None:
+    outcome = two.run(ranks_trial("ring", 1))
     assert (outcome.status, outcome.facts["hosts"]) == ("ok", ["alpha"])
 
 
-def test_ranks_share_the_cores_of_their_own_host(two: Two) -> None:
-    outcome = two.run(asked("rank-counts-threads", threads=None))
+def test_ranks_share_the_cores_of_their_own_host(two: TwoNodes) -> None:
+    outcome = two.run(ranks_trial("rank-counts-threads", threads=None))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert f"{cores} thread(s)" in (outcome.reason or "")
 
 
-def test_a_cut_that_heals_in_time_costs_nothing(two: Two) -> None:
+def test_a_short_interruption_of_the_connection_changes_nothing(two: TwoNodes) -> None:
     def pause() -> None:
         two.node_1.send_signal(signal.SIGSTOP)
         time.sleep(0.5)
         two.node_1.send_signal(signal.SIGCONT)
 
-    assert two.run(asked("ring"), in_forward(pause)).status == "ok"
+    assert two.run(ranks_trial("ring"), in_forward(pause)).status == "ok"
 
 
-def test_a_silent_node_ends_its_trial_and_not_the_next(
-    two: Two, monkeypatch: pytest.MonkeyPatch
+def test_a_silent_node_ends_its_trial_but_not_the_next(
+    two: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the cable is cut: nothing is closed, and nothing comes."""
+    """As when a cable is cut: the connection stays open, and no byte arrives."""
     monkeypatch.setattr(control_channel, "LOST_S", 2.0)
     stop = in_forward(lambda: two.node_1.send_signal(signal.SIGSTOP))
-    outcome = two.run(asked("rank-waits", time_budget=60), stop)
+    outcome = two.run(ranks_trial("rank-waits", time_budget=60), stop)
     two.node_1.send_signal(signal.SIGCONT)
     assert outcome.status == "error"
     assert "rank 1 (host beta): no message from node 1 (beta) for " in (outcome.reason or "")
-    assert two.run(asked("ring")).status == "ok"
+    assert two.run(ranks_trial("ring")).status == "ok"
     assert two.processes_of_node_1() == []
 
 
-def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
-    two: Two, monkeypatch: pytest.MonkeyPatch
+def test_a_peer_of_a_rank_on_a_silent_node_is_not_blamed(
+    two: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says at once that the connection was closed; that its host is lost shows later."""
+    """The peer reports the closed connection at once; the loss of the host is known later."""
     monkeypatch.setattr(rank_supervisor, "CAUSE_S", 1.5)
     monkeypatch.setattr(control_channel, "LOST_S", 4.0)
     monkeypatch.setattr(elastic, "SILENT_S", 1.2)
@@ -363,47 +363,47 @@ def test_a_rank_whose_peer_is_on_a_silent_node_is_not_to_blame(
                 process.kill()
 
     try:
-        outcome = two.run(asked("rank-waits", time_budget=60), in_forward(lose))
+        outcome = two.run(ranks_trial("rank-waits", time_budget=60), in_forward(lose))
     finally:
         two.node_1.send_signal(signal.SIGCONT)
     assert outcome.facts["ranks"]["0"].startswith("error in forward: ")
     assert "rank 1 (host beta): no message from node 1 (beta) for " in (outcome.reason or "")
 
 
-def test_a_connection_that_breaks_ends_the_ranks_on_both_ends(two: Two) -> None:
-    assert two.node_0._hub
-    channel = two.node_0._hub.links[1].channel
-    hang_up = in_forward(lambda: channel.leave("the test broke it"))
-    outcome = two.run(asked("rank-waits", time_budget=60), hang_up)
+def test_a_broken_connection_ends_the_ranks_on_both_nodes(two: TwoNodes) -> None:
+    assert two.node_0._server
+    channel = two.node_0._server.links[1].channel
+    break_connection = in_forward(lambda: channel.disconnect("the test broke it"))
+    outcome = two.run(ranks_trial("rank-waits", time_budget=60), break_connection)
     assert outcome.status == "error"
     end = time.monotonic() + SOON_S
     while two.processes_of_node_1() and time.monotonic() < end:
         time.sleep(0.05)
     assert two.processes_of_node_1() == []
-    assert two.run(asked("ring")).status == "ok"
+    assert two.run(ranks_trial("ring")).status == "ok"
 
 
-def test_a_node_that_is_gone_is_waited_for_once_and_may_be_replaced(
-    two: Two, monkeypatch: pytest.MonkeyPatch
+def test_a_lost_node_has_the_full_timeout_once_and_can_be_replaced(
+    two: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = two.run(asked("rank-waits", time_budget=60), in_forward(two.node_1.kill))
+    outcome = two.run(ranks_trial("rank-waits", time_budget=60), in_forward(two.node_1.kill))
     assert outcome.status == "error"
     assert re.fullmatch(
         r"rank 1 \(host beta\): node 1 \(beta\) is gone: "
         r"(it closed the connection|connection reset by peer)",  # with something unread in it
         outcome.reason or "",
     )
-    monkeypatch.setattr(two.node_0, "_patience", 2.0)
-    assert "waited 2 s for it" in (two.run(asked("ring")).reason or "")
-    assert "waited 1 s for it" in (two.run(asked("ring")).reason or "")
-    monkeypatch.setattr(elastic, "SHORT_S", SOON_S)
+    monkeypatch.setattr(two.node_0, "_timeout_s", 2.0)
+    assert "waited 2 s for it" in (two.run(ranks_trial("ring")).reason or "")
+    assert "waited 1 s for it" in (two.run(ranks_trial("ring")).reason or "")
+    monkeypatch.setattr(elastic, "SHORT_TIMEOUT_S", SOON_S)
     two.start()
-    assert two.run(asked("ring")).status == "ok"
+    assert two.run(ranks_trial("ring")).status == "ok"
 
 
-def test_ctrl_c_on_one_node_is_ctrl_c_on_all(two: Two) -> None:
-    """The last test of these: node 1 has ended."""
+def test_ctrl_c_on_one_node_interrupts_all(two: TwoNodes) -> None:
+    """The last test of this module: it ends node 1."""
     interrupt = in_forward(lambda: two.node_1.send_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt, match="on node 1"):
-        two.run(asked("rank-waits", time_budget=60), interrupt)
+        two.run(ranks_trial("rank-waits", time_budget=60), interrupt)
     assert two.node_1.wait(SOON_S) == 130

@@ -108,7 +108,7 @@ def test_shared_memory_of_before_and_of_others_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what is new, named as NCCL does, and open nowhere is removed."""
-    monkeypatch.setattr(exit_status, "_SHARED", tmp_path)
+    monkeypatch.setattr(exit_status, "_SHARED_MEMORY", tmp_path)
     (tmp_path / "nccl-before").touch()
     before = find_nccl_files()
     (tmp_path / "nccl-new").touch()

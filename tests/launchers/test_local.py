@@ -1,4 +1,4 @@
-"""Isolation: every way to die is named, nothing is left behind, the next trial runs."""
+"""Isolation: every failure has its reason, nothing is left behind, the next trial runs."""
 
 import os
 import subprocess
@@ -13,9 +13,7 @@ from longseq_bench.launchers.process_inspection import kill_orphans
 from tests.trials import MIB, complete, run
 
 
-def test_a_sound_trial_is_ok_and_leaves_nothing(
-    launcher: LocalLauncher, nothing_left: None
-) -> None:
+def test_a_good_trial_leaves_nothing(launcher: LocalLauncher, nothing_left: None) -> None:
     outcome = run(launcher, "sdpa")
     assert (outcome.status, outcome.reason) == ("ok", None)
 
@@ -30,7 +28,7 @@ def test_a_sound_trial_is_ok_and_leaves_nothing(
         ("bad-import", "unsupported", "no_such_name", "start"),
     ],
 )
-def test_each_death_is_named(
+def test_each_failure_has_its_reason(
     launcher: LocalLauncher, name: str, status: str, reason: str, phase: str
 ) -> None:
     outcome = run(launcher, name)
@@ -43,17 +41,17 @@ def test_each_death_is_named(
     ("name", "options"),
     [("bad-sleeps", {"walks": True}), ("bad-exits", {})],
 )
-def test_who_dies_or_sleeps_in_a_walk_is_not_foreseen(
+def test_a_dry_run_that_dies_or_hangs_gives_no_estimate(
     launcher: LocalLauncher, nothing_left: None, name: str, options: dict[str, bool]
 ) -> None:
-    asked = complete(launcher, name, 2048, options)
-    seen = launcher.dry_run([asked, asked], limit=1.0)
-    assert len(seen) == 2
-    for one in seen:
-        assert "died, or did not end within 1 s" in (one.unsupported or ""), one
+    trial = complete(launcher, name, 2048, options)
+    estimates = launcher.dry_run([trial, trial], limit=1.0)
+    assert len(estimates) == 2
+    for estimate in estimates:
+        assert "died, or did not end within 1 s" in (estimate.unsupported or "")
 
 
-def test_what_is_below_other_processes_is_nobodys_to_end(launcher: LocalLauncher) -> None:
+def test_children_of_other_processes_are_not_killed(launcher: LocalLauncher) -> None:
     assert launcher.catalogue()
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
@@ -65,7 +63,9 @@ def test_what_is_below_other_processes_is_nobodys_to_end(launcher: LocalLauncher
         other.wait()
 
 
-def test_a_sleeper_is_ended_at_its_limit(launcher: LocalLauncher, nothing_left: None) -> None:
+def test_a_trial_that_hangs_is_ended_at_its_limit(
+    launcher: LocalLauncher, nothing_left: None
+) -> None:
     start = time.monotonic()
     outcome = run(launcher, "bad-sleeps", time_budget=0.3)
     assert (outcome.status, outcome.phase) == ("timeout", "forward")
@@ -73,51 +73,51 @@ def test_a_sleeper_is_ended_at_its_limit(launcher: LocalLauncher, nothing_left: 
     assert time.monotonic() - start < 10
 
 
-def test_a_grandchild_is_ended_and_told(launcher: LocalLauncher, nothing_left: None) -> None:
+def test_a_grandchild_is_killed_and_named(launcher: LocalLauncher, nothing_left: None) -> None:
     outcome = run(launcher, "bad-grandchild")
     assert outcome.status == "ok"
     assert "left 1 process(es) behind, killed: python" in (outcome.reason or "")
 
 
-def test_an_eater_is_out_of_memory(launcher: LocalLauncher) -> None:
+def test_memory_beyond_the_budget_is_out_of_memory(launcher: LocalLauncher) -> None:
     outcome = run(launcher, "bad-eats", memory_budget=64 * MIB)
     assert (outcome.status, outcome.phase) == ("oom", "forward")
 
 
-def test_a_shape_error_is_no_lack_of_memory(launcher: LocalLauncher) -> None:
+def test_a_shape_error_is_not_out_of_memory(launcher: LocalLauncher) -> None:
     """Fault 11."""
     outcome = run(launcher, "bad-shape", memory_budget=64 * MIB)
     assert (outcome.status, outcome.phase, outcome.fits) == ("error", "forward", None)
     assert "shapes cannot be multiplied" in (outcome.reason or "")
 
 
-def test_a_native_death_under_the_budget_gets_a_second_opinion(launcher: LocalLauncher) -> None:
-    asked = complete(launcher, "bad-native", memory_budget=64 * MIB)
-    launched = launcher.run(asked, print)
+def test_a_native_crash_under_a_budget_is_retried_with_more_memory(launcher: LocalLauncher) -> None:
+    trial = complete(launcher, "bad-native", memory_budget=64 * MIB)
+    launched = launcher.run(trial, print)
     assert launched.outcome.status == "oom"
     assert launched.processes == 2
     assert "killed by SIGSEGV under 64 MiB, passes under" in (launched.outcome.reason or "")
 
 
-def test_a_real_crash_stays_one_after_the_second_opinion(launcher: LocalLauncher) -> None:
-    asked = complete(launcher, "bad-segfault", memory_budget=64 * MIB)
-    launched = launcher.run(asked, print)
+def test_a_crash_with_more_memory_too_stays_a_crash(launcher: LocalLauncher) -> None:
+    trial = complete(launcher, "bad-segfault", memory_budget=64 * MIB)
+    launched = launcher.run(trial, print)
     assert (launched.outcome.status, launched.processes) == ("crashed", 2)
 
 
-def test_what_can_not_be_done_is_said_before_anything_runs(launcher: LocalLauncher) -> None:
+def test_an_unsupported_length_is_refused_before_anything_runs(launcher: LocalLauncher) -> None:
     odd = run(launcher, "bad-refuses", 2049)
     assert (odd.status, odd.reason) == ("unsupported", "odd lengths need odd=true")
     assert odd.samples("peak") == ()
     assert run(launcher, "bad-refuses", 2048).status == "ok"
 
 
-def test_phases_are_told_in_order(launcher: LocalLauncher) -> None:
-    seen: list[str] = []
-    asked = complete(launcher, "sdpa", 256, mode="train", repeats=2)
-    launcher.run(asked, lambda phase, part: seen.append(phase))
+def test_phases_are_reported_in_order(launcher: LocalLauncher) -> None:
+    phases: list[str] = []
+    trial = complete(launcher, "sdpa", 256, mode="train", repeats=2)
+    launcher.run(trial, lambda phase, part: phases.append(phase))
     order = ["inputs", "plan", "forward", "backward", "check", "time"]
-    assert list(dict.fromkeys(seen)) == order
+    assert list(dict.fromkeys(phases)) == order
 
 
 def test_output_of_a_trial_does_not_reach_the_terminal(

@@ -39,7 +39,7 @@ def test_whoever_reads_moves_nobody_who_prints(
     os.write(writer, b"two ")
     assert output.tail() == "one two "
     assert output.tail(start=4) == "two "
-    assert output.tail(most=2) == "o "
+    assert output.tail(max_bytes=2) == "o "
     assert output.size() == 8
     os.close(writer)
     output.close()

@@ -1,4 +1,4 @@
-"""What the ranks of a trial come to together, by hand: no process, no clock."""
+"""RankSupervisor with messages and times made by hand: no process, no clock."""
 
 import signal
 
@@ -26,10 +26,10 @@ def supervisor(ranks: int = 2, **fields: object) -> RankSupervisor:
     return RankSupervisor(trial("ring", world_size=ranks, **fields), 100.0)
 
 
-def say(
-    supervisor: RankSupervisor, rank: int, what: Outcome, now: float = 101.0, at: int = 1
+def report(
+    supervisor: RankSupervisor, rank: int, outcome: Outcome, now: float = 101.0, at: int = 1
 ) -> None:
-    supervisor.add_message(rank, {"outcome": what.model_dump(mode="json"), "at": at}, now)
+    supervisor.add_message(rank, {"outcome": outcome.model_dump(mode="json"), "at": at}, now)
 
 
 def enter(
@@ -43,20 +43,20 @@ def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) 
     return outcome(status, reason, phase, facts)
 
 
-# ---- one rank, as ever -------------------------------------------------------------------------
+# ---- one rank ----------------------------------------------------------------------------------
 
 
-def test_one_rank_speaks_for_itself() -> None:
+def test_the_outcome_of_one_rank_is_that_of_the_trial() -> None:
     one = supervisor(1)
     assert not one.is_done(100.0)
     failed = bad("error", "it broke", traceback=["x"])
-    say(one, 0, failed)
+    report(one, 0, failed)
     assert one.is_done(101.0)
     assert one.outcome() == failed
     assert one.signal_number == 0
 
 
-def test_one_rank_that_dies_is_named_by_its_end() -> None:
+def test_one_rank_that_dies_has_its_signal_as_reason() -> None:
     one = supervisor(1)
     enter(one, "forward", 0)
     one.add_exit(0, -signal.SIGSEGV, "Fatal", False, 101.0, 5)
@@ -90,14 +90,14 @@ def test_each_phase_has_its_limit(
     assert not one.is_done(began + limit)
 
 
-def test_backward_belongs_to_the_pass_that_forward_began() -> None:
+def test_backward_shares_the_time_limit_of_forward() -> None:
     one = supervisor(1, time_budget=2.0)
     enter(one, "forward", 0, now=200.0)
     enter(one, "backward", 0, now=201.9)
     assert one.deadline == pytest.approx(202.0 + GRACE_S)
 
 
-def test_one_rank_that_waits_is_late_and_no_hang() -> None:
+def test_one_rank_that_waits_is_a_timeout() -> None:
     one = supervisor(1, time_budget=2.0)
     enter(one, "forward", 0)
     assert not one.is_hang({0: IDLE})
@@ -106,34 +106,34 @@ def test_one_rank_that_waits_is_late_and_no_hang() -> None:
     assert one.outcome().reason == "one pass took longer than the 2 s allowed"
 
 
-# ---- all together ------------------------------------------------------------------------------
+# ---- several ranks -----------------------------------------------------------------------------
 
 
-def test_all_ok_is_ok_with_every_rank_measured() -> None:
+def test_all_ok_has_the_measurements_of_every_rank() -> None:
     both = supervisor()
     for rank, peak in ((1, 20.0), (0, 10.0)):
         assert not both.is_done(101.0)
-        mine = outcome(facts={"from": rank}).model_copy(
+        own = outcome(facts={"from": rank}).model_copy(
             update={"measurements": (measurement("peak", peak),)}
         )
-        say(both, rank, mine)
+        report(both, rank, own)
     assert both.is_done(101.0)
-    together = both.outcome()
-    assert (together.status, together.reason) == ("ok", None)
-    assert [(m.rank, m.samples) for m in together.measurements] == [(0, (10.0,)), (1, (20.0,))]
-    assert together.facts == {"from": 0}
+    combined = both.outcome()
+    assert (combined.status, combined.reason) == ("ok", None)
+    assert [(m.rank, m.samples) for m in combined.measurements] == [(0, (10.0,)), (1, (20.0,))]
+    assert combined.facts == {"from": 0}
 
 
-def test_a_rank_that_is_done_does_not_make_the_rest_so() -> None:
+def test_the_trial_is_not_done_before_all_ranks_are() -> None:
     both = supervisor()
-    say(both, 0, outcome(peak=10.0))
+    report(both, 0, outcome(peak=10.0))
     assert not both.is_done(101.0)
     assert both.deadline == pytest.approx(100.0 + PHASE_LIMIT_S)
-    say(both, 1, bad("wrong", "off", "check"))
-    together = both.outcome()
-    assert (together.status, together.reason) == ("wrong", "rank 1: off")
-    assert together.facts["ranks"] == {"1": "wrong in check: off"}
-    assert together.samples("peak") == (10.0,)
+    report(both, 1, bad("wrong", "off", "check"))
+    combined = both.outcome()
+    assert (combined.status, combined.reason) == ("wrong", "rank 1: off")
+    assert combined.facts["ranks"] == {"1": "wrong in check: off"}
+    assert combined.samples("peak") == (10.0,)
 
 
 # ---- who is to blame ---------------------------------------------------------------------------
@@ -155,17 +155,17 @@ WATCHDOG = "[PG 0 Rank 0] ProcessGroupNCCL's watchdog"
         ([(0, CLOSED), (2, CLOSED)], "error", "rank 0: closed", 0),
         # an abort by NCCL's watchdog is a lost peer
         ([(0, -signal.SIGABRT), (1, -signal.SIGBUS)], "crashed", "rank 1: killed by SIGBUS", 7),
-        # the first word of a rank counts
+        # the first outcome of a rank counts
         ([(1, NO_ROOM), (1, -signal.SIGKILL)], "oom", "rank 1: no room", 0),
     ],
 )
-def test_the_cause_is_told_from_its_consequences(
+def test_the_cause_is_distinguished_from_its_effects(
     events: list[tuple[int, Outcome | int]], status: str, reason: str, signal_number: int
 ) -> None:
     three = supervisor(3)
     for at, (rank, event) in enumerate(events, 1):
         if isinstance(event, Outcome):
-            say(three, rank, event, at=at)
+            report(three, rank, event, at=at)
         else:
             three.add_exit(rank, event, WATCHDOG, False, 101.0, at)
     found = three.outcome()
@@ -175,42 +175,42 @@ def test_the_cause_is_told_from_its_consequences(
 
 
 @pytest.mark.parametrize("status", ["limit", "wrong", "unsupported", "error", "timeout"])
-def test_the_earliest_of_equals_is_the_cause(status: Status) -> None:
-    """By the ranks' clocks, not by who is heard first."""
+def test_the_earliest_failure_is_the_cause(status: Status) -> None:
+    """By the clocks of the ranks, not by the order of their messages."""
     both = supervisor()
-    say(both, 0, bad("error", "late"), at=20)
-    say(both, 1, bad(status, "early"), at=10)
+    report(both, 0, bad("error", "late"), at=20)
+    report(both, 1, bad(status, "early"), at=10)
     assert (both.outcome().status, both.outcome().reason) == (status, "rank 1: early")
 
 
 def test_a_rank_without_a_report_is_named_with_its_phase() -> None:
     both = supervisor()
     enter(both, "backward", 1)
-    say(both, 0, CLOSED)
+    report(both, 0, CLOSED)
     assert both.is_done(101.0 + CAUSE_S)
     assert both.outcome().facts["ranks"]["1"] == "no report after backward began"
 
 
-def test_the_kernels_killer_is_memory() -> None:
+def test_a_kill_by_the_kernel_is_out_of_memory() -> None:
     both = supervisor()
-    say(both, 0, bad("error", "odd"), at=1)
+    report(both, 0, bad("error", "odd"), at=1)
     both.add_exit(1, -signal.SIGKILL, "", True, 101.0, 2)
     assert (both.outcome().status, both.outcome().fits) == ("oom", False)
 
 
-def test_what_all_say_alike_names_no_rank() -> None:
+def test_a_reason_of_all_ranks_names_no_rank() -> None:
     both = supervisor()
     for rank in (0, 1):
-        say(both, rank, bad("unsupported", "odd lengths", "start"), at=rank)
+        report(both, rank, bad("unsupported", "odd lengths", "start"), at=rank)
     assert both.outcome().reason == "odd lengths"
     assert "ranks" not in both.outcome().facts
     both = supervisor()
     for rank in (0, 1):
-        say(both, rank, bad("oom", "no room"), at=rank)
+        report(both, rank, bad("oom", "no room"), at=rank)
     assert both.outcome().reason == "every rank: no room"
 
 
-def test_a_launcher_says_what_its_ranks_are_called() -> None:
+def test_a_launcher_can_name_its_ranks() -> None:
     both = RankSupervisor(trial("ring", world_size=2), 100.0, "rank {} of 2, host alpha".format)
     both.add_exit(1, 3, "", False, 101.0, 1)
     assert both.outcome().reason == "rank 1 of 2, host alpha: ended with exit code 3"
@@ -219,29 +219,29 @@ def test_a_launcher_says_what_its_ranks_are_called() -> None:
 # ---- how long to wait --------------------------------------------------------------------------
 
 
-def test_peers_of_a_failed_rank_get_a_moment() -> None:
+def test_peers_of_a_failed_rank_have_time_to_report() -> None:
     three = supervisor(3)
-    say(three, 1, bad("oom", "no room"), now=150.0)
+    report(three, 1, bad("oom", "no room"), now=150.0)
     assert not three.is_done(150.0)
     assert three.deadline == pytest.approx(150.0 + PEERS_S)
     assert three.is_done(150.0 + PEERS_S)
     assert not three.is_late(150.0 + PEERS_S)
 
 
-def test_the_cause_of_a_lost_peer_is_waited_for_longer() -> None:
+def test_after_a_lost_peer_there_is_more_time_for_the_cause() -> None:
     three = supervisor(3)
-    say(three, 0, bad("error", "closed", **LOST), now=150.0)
+    report(three, 0, bad("error", "closed", **LOST), now=150.0)
     assert three.deadline == pytest.approx(150.0 + CAUSE_S)
-    say(three, 1, bad("oom", "no room"), now=151.0)
+    report(three, 1, bad("oom", "no room"), now=151.0)
     assert three.deadline == pytest.approx(151.0 + PEERS_S)
 
 
-def test_the_first_rank_to_be_late_is() -> None:
+def test_the_deadline_is_that_of_the_earliest_rank() -> None:
     both = supervisor(time_budget=2.0)
     enter(both, "forward", 0, now=200.0)
     enter(both, "forward", 1, now=201.0)
     assert both.deadline == pytest.approx(202.0 + GRACE_S)
-    say(both, 0, outcome(), now=202.0)
+    report(both, 0, outcome(), now=202.0)
     assert both.deadline == pytest.approx(203.0 + GRACE_S)
 
 
@@ -254,11 +254,11 @@ def stuck(ranks: int = 2) -> RankSupervisor:
     return late
 
 
-def test_a_stopped_rank_is_a_hang_and_named_first() -> None:
+def test_a_stopped_rank_is_a_hang_and_is_named_first() -> None:
     late = stuck(3)
-    looks = {0: IDLE, 1: BUSY, 2: STOPPED}
-    assert late.is_hang(looks)
-    late.diagnose(looks, {0: IN_A_TRANSFER, 1: ["a/b.py:1 f"], 2: ["a/b.py:2 g"]})
+    samples = {0: IDLE, 1: BUSY, 2: STOPPED}
+    assert late.is_hang(samples)
+    late.diagnose(samples, {0: IN_A_TRANSFER, 1: ["a/b.py:1 f"], 2: ["a/b.py:2 g"]})
     found = late.outcome()
     assert (found.status, found.phase) == ("hang", "forward")
     assert found.reason == (
@@ -270,10 +270,10 @@ def test_a_stopped_rank_is_a_hang_and_named_first() -> None:
 
 def test_ranks_that_all_wait_are_a_hang() -> None:
     late = stuck(3)
-    looks = dict.fromkeys(range(3), IDLE)
-    assert late.is_hang(looks)
+    samples = dict.fromkeys(range(3), IDLE)
+    assert late.is_hang(samples)
     here = ["torch/distributed/distributed_c10d.py:2799 recv", "a/b.py:1 f"]
-    late.diagnose(looks, {0: here, 1: ["a/b.py:1 f"], 2: here})
+    late.diagnose(samples, {0: here, 1: ["a/b.py:1 f"], 2: here})
     assert late.outcome().reason == (
         "rank 0 and rank 2 wait in communication; rank 1 waits in forward"
     )
@@ -287,7 +287,7 @@ def test_ranks_that_all_wait_are_a_hang() -> None:
         (f"anywhere/else.py:1 {WAIT_FOR_PEERS}", "communication"),
         ("torch/distributed/distributed_c10d.py:2799 recv", "communication"),
         ("deepspeed/comm/comm.py:50 all_to_all_single", "communication"),
-        # paths and words of other code that merely look like it
+        # similar paths and names of other code
         ("mine/comm/lock.py:3 acquire", "forward"),
         ("longseq_bench/distributed/shard.py:3 whole", "forward"),
         (f"a/{WAIT_FOR_PEERS}.py:3 f", "forward"),
@@ -305,9 +305,9 @@ def test_a_rank_waits_for_peers_only_inside_a_marked_function_or_a_library(
     assert (late.outcome().reason, late.outcome().phase) == (where, phase)
 
 
-def test_a_rank_that_is_done_is_told_of_in_a_hang() -> None:
+def test_a_hang_also_names_ranks_that_are_done() -> None:
     late = stuck()
-    say(late, 0, outcome(peak=1.0))
+    report(late, 0, outcome(peak=1.0))
     assert late.is_hang({1: IDLE})
     late.diagnose({1: IDLE}, {1: IN_A_TRANSFER})
     assert late.outcome().reason == "rank 0 is done; rank 1 waits in communication"
@@ -315,20 +315,20 @@ def test_a_rank_that_is_done_is_told_of_in_a_hang() -> None:
     assert late.outcome().samples("peak") == (1.0,)
 
 
-def test_one_rank_at_work_is_no_hang_but_late_and_named() -> None:
+def test_a_busy_rank_makes_it_a_timeout_and_is_named() -> None:
     late = stuck(3)
-    looks = {0: IDLE, 1: BUSY, 2: IDLE}
-    assert not late.is_hang(looks)
-    late.diagnose(looks, {})
+    samples = {0: IDLE, 1: BUSY, 2: IDLE}
+    assert not late.is_hang(samples)
+    late.diagnose(samples, {})
     assert late.outcome().status == "timeout"
     assert late.outcome().reason == "rank 1: one pass took longer than the 2 s allowed"
 
 
-def test_a_rank_that_could_not_be_looked_at_is_not_said_to_wait() -> None:
+def test_a_rank_without_a_sample_does_not_count_as_waiting() -> None:
     assert not stuck().is_hang({0: IDLE})
 
 
-def test_only_a_rank_over_its_limit_is_late() -> None:
+def test_a_timeout_names_a_rank_over_its_limit() -> None:
     late = supervisor(time_budget=2.0)
     enter(late, "forward", 0)
     enter(late, "inputs", 1, now=101.0)
@@ -336,7 +336,7 @@ def test_only_a_rank_over_its_limit_is_late() -> None:
     assert late.outcome().reason == "rank 0: one pass took longer than the 2 s allowed"
 
 
-def test_a_phase_without_a_budget_says_its_own_limit() -> None:
+def test_a_phase_without_a_budget_has_the_default_limit() -> None:
     late = supervisor()
     enter(late, "plan", 0, 1)
     late.diagnose({0: IDLE, 1: BUSY}, {})

@@ -1,4 +1,4 @@
-"""Several ranks in one trial: what one of them does is named, and nothing of it stays."""
+"""Trials with several ranks: the rank that fails is named, and nothing is left behind."""
 
 import os
 import socket
@@ -20,16 +20,16 @@ from tests.make import trial
 
 MIB = 2**20
 SOON_S = 30
-"""No figure, only less than any limit that a trial which is not ended at once would run into."""
+"""Shorter than any limit that would end a trial that was not ended at once."""
 
 
-def asked(name: str, ranks: int = 2, **fields: object) -> Trial:
+def ranks_trial(name: str, ranks: int = 2, **fields: object) -> Trial:
     known = {"heads": 1, "head_dim": 16, "repeats": 0, "threads": 1, **fields}
     return trial(name, 2048 * ranks, world_size=ranks, **known)
 
 
 def launch(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object) -> LaunchResult:
-    return launcher.run(asked(name, ranks, **fields), print)
+    return launcher.run(ranks_trial(name, ranks, **fields), print)
 
 
 def run(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object) -> Outcome:
@@ -100,7 +100,7 @@ def test_a_child_that_does_not_get_far_leaves_nothing(
     assert outcome.reason == "every rank: ended with exit code 0 without a result"
 
 
-def test_a_native_death_of_one_rank_gets_a_second_opinion(launcher: LocalLauncher) -> None:
+def test_a_native_crash_of_one_rank_is_retried_with_more_memory(launcher: LocalLauncher) -> None:
     launched = launch(launcher, "rank-native", memory_budget=64 * MIB)
     assert launched.outcome.status == "oom"
     assert launched.processes == 4
@@ -121,7 +121,7 @@ def test_shared_memory_of_a_killed_rank_is_removed(
             held.append(os.open(held_file, os.O_CREAT))
 
     try:
-        outcome = launcher.run(asked("rank-leaves-shared"), open_held_file).outcome
+        outcome = launcher.run(ranks_trial("rank-leaves-shared"), open_held_file).outcome
         assert outcome.reason == "rank 1: killed by SIGKILL"
         assert held_file.exists()
     finally:
@@ -155,7 +155,7 @@ def test_ranks_that_wait_for_each_other_are_a_hang(
     assert not [line for line in lines if line.startswith("/")]
 
 
-def test_a_rank_that_sleeps_elsewhere_is_told_from_one_that_waits_for_it(
+def test_a_sleeping_rank_differs_from_one_that_waits_for_it(
     launcher: LocalLauncher, nothing_left: None
 ) -> None:
     outcome = run(launcher, "rank-sleeps", time_budget=0.2)
@@ -165,7 +165,7 @@ def test_a_rank_that_sleeps_elsewhere_is_told_from_one_that_waits_for_it(
     assert not any("multiprocessing" in line for line in outcome.facts["stacks"]["1"])
 
 
-def test_a_rank_that_works_for_too_long_is_no_hang(
+def test_a_rank_that_computes_too_long_is_a_timeout(
     launcher: LocalLauncher, nothing_left: None
 ) -> None:
     outcome = run(launcher, "rank-spins", time_budget=0.2)
@@ -173,7 +173,7 @@ def test_a_rank_that_works_for_too_long_is_no_hang(
     assert outcome.reason == "rank 1: one pass took longer than the 0.2 s allowed"
 
 
-def test_one_process_that_is_stopped_is_a_hang(launcher: LocalLauncher, nothing_left: None) -> None:
+def test_one_stopped_process_is_a_hang(launcher: LocalLauncher, nothing_left: None) -> None:
     outcome = run(launcher, "bad-stops", 1, time_budget=0.2)
     assert (outcome.status, outcome.phase) == ("hang", "forward")
     assert outcome.reason == "the process is stopped (SIGSTOP) in forward"
@@ -183,7 +183,9 @@ def test_one_process_that_is_stopped_is_a_hang(launcher: LocalLauncher, nothing_
 # ---- before anything runs ----------------------------------------------------------------------
 
 
-def test_what_can_not_be_spread_is_unsupported(launcher: LocalLauncher, nothing_left: None) -> None:
+def test_an_attention_for_one_rank_is_unsupported_on_two(
+    launcher: LocalLauncher, nothing_left: None
+) -> None:
     outcome = run(launcher, "sdpa", threads=None)
     assert (outcome.status, outcome.phase) == ("unsupported", "start")
     assert outcome.reason == "runs on one rank, not 2; ddp splits a batch over ranks"
@@ -202,40 +204,44 @@ def test_ranks_share_the_cores(launcher: LocalLauncher, ranks: int) -> None:
 WRONG = {"segments": (64,), "dilation": (1, 2)}
 
 
-def over(ranks: int, **fields: object) -> Trial:
+def ulysses(ranks: int, **fields: object) -> Trial:
     return trial("ulysses", 4096, world_size=ranks, **fields)
 
 
 @pytest.mark.parametrize(
-    ("trials", "mistake"),
+    ("trials", "problem"),
     [
-        ([over(3)], "ulysses: 8 heads can't be split over 3 ranks"),
-        ([over(1), trial("ulysses", 4096, {"stage": 2}, world_size=3)], "8 heads can't be split"),
+        ([ulysses(3)], "ulysses: 8 heads can't be split over 3 ranks"),
+        (
+            [ulysses(1), trial("ulysses", 4096, {"stage": 2}, world_size=3)],
+            "8 heads can't be split",
+        ),
         # options are checked with any number of ranks
-        ([over(4), trial("dilated", 64, WRONG, world_size=2)], "give one rate per segment"),
-        # ranks that suit some trial
-        ([over(3), over(4)], None),
-        ([over(4), over(3)], None),
-        ([over(3, heads=8), over(3, heads=6), over(3, heads=8)], None),
-        # a search begins anywhere: its trials come with one token
+        ([ulysses(4), trial("dilated", 64, WRONG, world_size=2)], "give one rate per segment"),
+        # the world size of one trial is possible
+        ([ulysses(3), ulysses(4)], None),
+        ([ulysses(4), ulysses(3)], None),
+        ([ulysses(3, heads=8), ulysses(3, heads=6), ulysses(3, heads=8)], None),
+        # trials of a search have one token
         ([trial("ring", 1, world_size=4), trial("ulysses", 2, world_size=4)], None),
     ],
 )
-def test_ranks_that_suit_no_trial_are_a_mistake(
-    launcher: LocalLauncher, trials: list[Trial], mistake: str | None
+def test_a_world_size_that_suits_no_trial_is_an_error(
+    launcher: LocalLauncher, trials: list[Trial], problem: str | None
 ) -> None:
-    with pytest.raises(UserError, match=mistake) if mistake else nullcontext():
+    with pytest.raises(UserError, match=problem) if problem else nullcontext():
         launcher.check(trials)
 
 
-def test_the_meeting_place_is_this_host_only(launcher: LocalLauncher) -> None:
-    """What a neighbour on the network could reach would be open to it."""
-    seen: set[str] = set()
+def test_ranks_connect_on_the_loopback_only(launcher: LocalLauncher) -> None:
+    """No other host can connect to a port of a trial."""
+    addresses: set[str] = set()
 
-    def look(phase: str, part: str) -> None:
+    def read_addresses(phase: str, part: str) -> None:
         for child in psutil.Process().children(recursive=True):
-            seen.update(c.laddr.ip for c in child.net_connections("tcp") if c.status == "LISTEN")
+            connections = child.net_connections("tcp")
+            addresses.update(c.laddr.ip for c in connections if c.status == "LISTEN")
 
-    assert launcher.run(asked("ring"), look).outcome.status == "ok"
-    assert seen
-    assert all(socket.inet_aton(ip)[0] == 127 for ip in seen)
+    assert launcher.run(ranks_trial("ring"), read_addresses).outcome.status == "ok"
+    assert addresses
+    assert all(socket.inet_aton(ip)[0] == 127 for ip in addresses)
