@@ -13,7 +13,7 @@ Kind = Literal[
     "text", "tokens", "bytes", "seconds", "flop_rate", "share", "count", "ratio", "error", "flag",
     "list", "options",
 ]  # fmt: skip
-"""The kind of quantity; it decides the unit and how a value is formatted and parsed."""
+"""The kind of quantity; it decides the unit, and the format for printing and parsing."""
 
 Merge = Literal["same", "worst", "median", "largest", "each rank", "search", "derived"]
 """The rule that merges the values of several rounds and ranks into one.
@@ -27,8 +27,8 @@ search: from all steps of a search.  derived: computed from other fields or othe
 Document = Literal["sweep", "search", "density"]
 """A JSON document that the command line prints."""
 
-EVERY: tuple[Document, ...] = ("sweep", "search", "density")
-NONE: tuple[Document, ...] = ()
+ALL_JSON: tuple[Document, ...] = ("sweep", "search", "density")
+NO_JSON: tuple[Document, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Field:
     measurement: name of the measurement that gives the value, if there is one.
     json: the documents that `--json` prints it in.
     in_frame: a column of the pandas frame; False for a field that only a report can fill in.
-    choices: the words that the type of the value allows; empty for free text and for numbers.
+    choices: allowed words of a Literal; empty for free text and numbers.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Field:
 
 def declare(
     heading: str, kind: Kind, help: str, merge: Merge = "derived", *, measurement: str = "",
-    json: Collection[Document] = EVERY, in_frame: bool = True,
+    json: Collection[Document] = ALL_JSON, in_frame: bool = True,
     default: Any = dataclasses.MISSING,
 ) -> Any:  # fmt: skip
     """Declare a field of a row dataclass; the arguments are those of Field.
@@ -62,21 +62,21 @@ def declare(
     measurement defaults to the name of the field where the merge rule needs one.
     default: value of rows built without this field; a field without a default is required.
     """
-    given = (heading, kind, help, merge, measurement, tuple(json), in_frame)
-    return dataclasses.field(default=default, metadata={"declaration": given})
+    declaration = (heading, kind, help, merge, measurement, tuple(json), in_frame)
+    return dataclasses.field(default=default, metadata={"declaration": declaration})
 
 
 @cache
 def fields_of(row_type: type) -> dict[str, Field]:
     """Return the declarations of a row class by field name, in order of declaration."""
-    found, types = {}, get_type_hints(row_type)
+    fields, types = {}, get_type_hints(row_type)
     for one in dataclasses.fields(row_type):
         heading, kind, help_text, merge, measurement, json, in_frame = one.metadata["declaration"]
-        found[one.name] = Field(
+        fields[one.name] = Field(
             one.name, heading, kind, help_text, merge, measurement or one.name, json, in_frame,
             _literals(types[one.name]),
         )  # fmt: skip
-    return found
+    return fields
 
 
 def _literals(annotation: Any) -> tuple[str, ...]:

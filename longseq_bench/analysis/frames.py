@@ -1,6 +1,6 @@
 """Rows as pandas data frames, and as the JSON documents of the command line.
 
-Pandas is imported only when a frame is made.
+Only functions that make a frame import pandas.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def relative(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
 
 
 def rows_of_frame(frame: pandas.DataFrame) -> list[SweepRow]:
-    """Return the rows of a DataFrame that `rows` made, with None for missing values.
+    """Return the rows of a DataFrame made by `rows`, with None for missing values.
 
     A column that was dropped is None in every row.
     """
     names = fields_of(SweepRow)
     return [
-        SweepRow(**{name: _present(values.get(name)) for name in names})
+        SweepRow(**{name: _none_if_nan(values.get(name)) for name in names})
         for values in frame.to_dict("records")
     ]
 
@@ -67,7 +67,7 @@ def maxlen_json(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def rows_json(table: Iterable[Row], document: Document) -> dict[str, Any]:
-    """Return the document of rows that are made already."""
+    """Return the JSON document of these rows."""
     row_type = {"sweep": SweepRow, "search": SearchRow, "density": DensityRow}[document]
     names = [field.name for field in fields_of(row_type).values() if document in field.json]
     values = attrgetter(*names)
@@ -93,5 +93,5 @@ def _frame(table: Sequence[Row], row_type: type) -> pandas.DataFrame:
     return pandas.DataFrame(map(attrgetter(*names), table), columns=names)
 
 
-def _present(value: Any) -> Any:
+def _none_if_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -20,7 +20,7 @@ Settings = Trial | Row
 def find_labels(settings: Sequence[Settings]) -> list[str]:
     """Return labels: the implementation, and those of its options that differ among them.
 
-    A missing option does not count as a difference: that version of longseq did not have it.
+    A missing option is not a difference: the version of longseq that ran did not have it.
     """
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for one in settings:
@@ -35,13 +35,13 @@ def with_labels(rows: Sequence[R]) -> list[R]:
 
 
 def set_labels(rows: Iterable[R], labels: Iterator[str]) -> list[R]:
-    """Return the rows with the next labels; rows of several tables may share one iterator."""
+    """Return the rows with the next labels of the iterator, which several tables may share."""
     pairs = zip(rows, labels, strict=False)
     return [row if row.label == label else replace(row, label=label) for row, label in pairs]
 
 
 def settings_suffix(settings: Settings) -> str:
-    """Return the settings that make a figure not comparable: " (fit only)"."""
+    """Return the settings that make figures incomparable as a suffix: " (fit only)"."""
     words = []
     if settings.fit_only:
         words.append("fit only")
@@ -65,7 +65,7 @@ def find_baseline_label(implementations: Mapping[str, str], baseline: str) -> st
     named = [label for label, name in implementations.items() if name == baseline]
     if len(named) > 1:
         several = ", ".join(map(repr, named))
-        raise UserError(f"baseline {baseline!r} may mean {several}; name one of them")
+        raise UserError(f"baseline {baseline!r} is ambiguous: {several}; name one of them")
     if not named:
         known = {*implementations, *implementations.values()}
         raise UnknownNameError("baseline", baseline, known, place="the results")
@@ -77,9 +77,9 @@ def speeds(rows: Iterable[SweepRow], baseline: str) -> list[float | None]:
 
     baseline: as in find_baseline_label, with the same errors.
 
-    Rows are compared within one workload, device, thread count and environment. The baseline is
-    that on equally many ranks if it was run so, else on the fewest. None if either row is not ok
-    or was not timed.
+    Rows are compared within one workload, device, thread count and environment, with the baseline
+    on the same number of ranks, or on the fewest if it did not run there. None if either row is
+    not ok or was not timed.
     """
     rows = list(rows)
     label = find_baseline_label({row.label: row.implementation for row in rows}, baseline)

@@ -28,8 +28,8 @@ class Runs:
     """Runs of one trial, with the measurements by name of each run and of all runs together."""
 
     records: Sequence[Record]
-    named: Sequence[ByName]
-    together: ByName
+    of_each_run: Sequence[ByName]
+    of_all_runs: ByName
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Runs:
@@ -41,10 +41,10 @@ class Runs:
         return cls(records, named, _by_name(every))
 
     def iterations(self, name: str) -> list[float]:
-        """Return one sample an iteration, of the slowest rank; none where any is not finite."""
-        if name not in self.together:
+        """Return one sample per iteration, of the slowest rank; none if any is not finite."""
+        if name not in self.of_all_runs:
             return []
-        each = zip(self.records, self.named, strict=True)
+        each = zip(self.records, self.of_each_run, strict=True)
         found = list(
             chain.from_iterable(slowest(record, named.get(name, ())) for record, named in each)
         )
@@ -57,10 +57,10 @@ class Runs:
 
     def largest(self, name: str) -> float | None:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
-        taken = self.together.get(name)
-        if not taken:
+        measurements = self.of_all_runs.get(name)
+        if not measurements:
             return None
-        known = [sample for one in taken for sample in one.samples]
+        known = [sample for one in measurements for sample in one.samples]
         return math.nan if any(map(math.isnan, known)) else max(known, default=None)
 
     def largest_size(self, name: str) -> int | None:
@@ -74,10 +74,10 @@ class Runs:
 
         The list itself is None where no rank has any sample.
         """
-        taken = self.together.get(name)
-        if not taken:
+        measurements = self.of_all_runs.get(name)
+        if not measurements:
             return None
-        ranks = {rank: samples for rank, samples in _by_rank(taken).items() if samples}
+        ranks = {rank: samples for rank, samples in _by_rank(measurements).items() if samples}
         if not ranks:
             return None
         world_size = self.records[0].trial.world_size
@@ -91,7 +91,7 @@ class Runs:
     def byte_counts(self) -> list[tuple[int, int, int]]:
         """Return (rank, bytes counted, bytes by formula) of each round and rank with both."""
         found = []
-        for named in self.named:
+        for named in self.of_each_run:
             counted, stated = (
                 _by_rank(named.get(name, ())) for name in ("bytes_sent", "bytes_formula")
             )
@@ -103,27 +103,27 @@ class Runs:
 
 
 def per_iteration(record: Record, name: str) -> list[float]:
-    """Return one sample an iteration: the largest over ranks, in the measurement's own unit.
+    """Return one sample per iteration: the largest over ranks, in the measurement's own unit.
 
     Iterations that not every rank of the trial finished are left out.
     """
     return slowest(record, [m for m in record.outcome.measurements if m.name == name])
 
 
-def slowest(record: Record, taken: Sequence[Measurement]) -> list[float]:
+def slowest(record: Record, measurements: Sequence[Measurement]) -> list[float]:
     """Return the largest sample over ranks of each iteration that every rank finished."""
-    if not taken:
+    if not measurements:
         return []
-    if record.trial.world_size == len(taken) == 1:
-        return list(taken[0].samples)
-    ranks = _by_rank(taken)
+    if record.trial.world_size == len(measurements) == 1:
+        return list(measurements[0].samples)
+    ranks = _by_rank(measurements)
     if len(ranks) < record.trial.world_size:
         return []
-    return [max(together) for together in zip(*ranks.values(), strict=False)]
+    return [max(samples) for samples in zip(*ranks.values(), strict=False)]
 
 
 def imbalance(peaks: Sequence[float | None]) -> float | None:
-    """Return the largest peak over the least; None with one rank or where one is unknown."""
+    """Return the largest peak divided by the smallest; None with one rank or if one is unknown."""
     known = [peak for peak in peaks if peak]
     return max(known) / min(known) if len(known) == len(peaks) > 1 else None
 
@@ -132,9 +132,9 @@ def _by_name(measurements: Iterable[Measurement]) -> ByName:
     return group_by(measurements, lambda one: one.name)
 
 
-def _by_rank(taken: Iterable[Measurement]) -> dict[int, list[float]]:
+def _by_rank(measurements: Iterable[Measurement]) -> dict[int, list[float]]:
     ranks: dict[int, list[float]] = {}
-    for measurement in taken:
+    for measurement in measurements:
         ranks.setdefault(measurement.rank, []).extend(measurement.samples)
     return ranks
 

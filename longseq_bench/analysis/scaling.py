@@ -1,7 +1,7 @@
 """Growth of maxima and times with tokens and ranks: theory, measurement, fitted exponents.
 
 A power law is fitted in logarithms by least squares, with 95 % intervals of its exponents by
-Student's t. Computed from rows alone.
+Student's t. Computed from rows only.
 """
 
 import math
@@ -39,17 +39,17 @@ def explain_high_efficiency(rows: Sequence[SweepRow]) -> list[str]:
         f"Efficiency above 110 % ({row.label} at {format_tokens(row.tokens)} tokens on "
         f"{row.world_size} ranks: {row.efficiency:.0%}) is more than the ranks explain. "
         "Either other load slowed the run on one rank, or the smaller share of a rank fits a "
-        "cache. Run it again on an idle machine to tell them apart."
+        "cache. Run it again on an idle machine to find out."
     ]
 
 
 @dataclass(frozen=True)
-class Reached:
+class RankScaling:
     """The maximum on a number of ranks, with theory and expectation.
 
-    theory: tokens whose floor fills the budgets of all ranks, as O(n/p) memory has it.
-    expected: the maximum on one rank times the ranks; None where one rank was not searched, or
-    where anything but memory limited one of the two: time grows otherwise.
+    theory: tokens whose floor fills the budgets of all ranks, with O(n/p) memory.
+    expected: the maximum on one rank times the ranks; None if one rank was not searched, or if a
+    limit other than memory ended either search, because time does not grow linearly.
     """
 
     label: str
@@ -64,7 +64,7 @@ class Reached:
 class Exponent:
     """A fitted exponent with its 95 % interval.
 
-    The bounds are None where there are as few points as parameters.
+    The bounds are None if there are no more points than parameters.
     """
 
     value: float
@@ -76,9 +76,9 @@ class Exponent:
 class Complexity:
     """Exponents of a quantity in tokens n and ranks p: fitted, and by formula.
 
-    quantity: time (s) or memory (peak bytes of a rank).  The formulas are those of the FLOPs, which
-    all ranks share, and of the floor, or of standard attention's score matrix.
-    ranks: None where all ran on as many. Both are None where tokens and ranks changed together.
+    quantity: time (s) or memory (peak bytes of a rank).  formula_*: for time, exponents of the
+    FLOPs per rank; for memory, of the floor, or of the score matrix of standard attention.
+    ranks: None if all ran on one number. Both are None if tokens and ranks varied together.
     """
 
     label: str
@@ -90,26 +90,26 @@ class Complexity:
     formula_ranks: float | None
 
 
-def reached(maxima: Iterable[SearchRow]) -> list[Reached]:
+def maxima_on_ranks(maxima: Iterable[SearchRow]) -> list[RankScaling]:
     """Return one item per maximum, grouped by implementation, by ascending ranks."""
     found = []
     for group in group_by(maxima, attrgetter("growth_key")).values():
-        alone = next((r for r in group if r.world_size == 1), None)
+        one_rank = next((r for r in group if r.world_size == 1), None)
         found += [
-            Reached(
-                row.label, row.world_size, row.floor_tokens, _expected(alone, row), row.max_tokens,
-                row.limited_by,
+            RankScaling(
+                row.label, row.world_size, row.floor_tokens, _expected(one_rank, row),
+                row.max_tokens, row.limited_by,
             )
             for row in sorted(group, key=attrgetter("world_size"))
         ]  # fmt: skip
     return found
 
 
-def _expected(alone: SearchRow | None, row: SearchRow) -> int | None:
-    if alone is None or not alone.max_tokens:
+def _expected(one_rank: SearchRow | None, row: SearchRow) -> int | None:
+    if one_rank is None or not one_rank.max_tokens:
         return None
-    by_memory = {alone.limited_by, row.limited_by} == {"memory"}
-    return alone.max_tokens * row.world_size if by_memory else None
+    by_memory = {one_rank.limited_by, row.limited_by} == {"memory"}
+    return one_rank.max_tokens * row.world_size if by_memory else None
 
 
 def complexities(rows: Iterable[SweepRow]) -> list[Complexity]:
@@ -155,23 +155,23 @@ def _flops_exponent(rows: Sequence[SweepRow]) -> float | None:
 def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list[Exponent]:
     """Return the exponents of a power law in some quantities, given as logarithms.
 
-    The list is empty where the quantities changed together, so that no data could tell them apart.
+    The list is empty if the quantities varied together, because the fit is not unique then.
     """
     if len(columns) == 1:
         return _line(columns[0], logs)
     a = np.column_stack([np.ones(len(logs)), *columns])
     b = np.asarray(logs)
-    found, _, rank, _ = np.linalg.lstsq(a, b, rcond=None)
-    free = len(logs) - a.shape[1]
+    solution, _, rank, _ = np.linalg.lstsq(a, b, rcond=None)
+    degrees = len(logs) - a.shape[1]
     if rank < a.shape[1]:
         return []
-    if free < 1:
-        return [Exponent(float(x), None, None) for x in found[1:]]
-    left = float(((a @ found - b) ** 2).sum()) / free
-    spread = np.sqrt(left * np.diag(np.linalg.inv(a.T @ a)))[1:] * _student(free)
+    if degrees < 1:
+        return [Exponent(float(x), None, None) for x in solution[1:]]
+    variance = float(((a @ solution - b) ** 2).sum()) / degrees
+    spread = np.sqrt(variance * np.diag(np.linalg.inv(a.T @ a)))[1:] * _student(degrees)
     return [
         Exponent(float(x), float(x - s), float(x + s))
-        for x, s in zip(found[1:], spread, strict=True)
+        for x, s in zip(solution[1:], spread, strict=True)
     ]
 
 
@@ -182,13 +182,15 @@ def _line(x: Sequence[float], y: Sequence[float]) -> list[Exponent]:
     if spread_x <= 1e-12 * n * max(mean_x**2, 1e-12):
         return []
     slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread_x
-    free = n - 2
-    if free < 1:
+    degrees = n - 2
+    if degrees < 1:
         return [Exponent(slope, None, None)]
-    left = sum((b - mean_y - slope * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True)) / free
-    half = math.sqrt(left / spread_x) * _student(free)
+    variance = (
+        sum((b - mean_y - slope * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True)) / degrees
+    )
+    half = math.sqrt(variance / spread_x) * _student(degrees)
     return [Exponent(slope, slope - half, slope + half)]
 
 
-def _student(free: int) -> float:
-    return T_95[free - 1] if free <= len(T_95) else 1.96 + 2.4 / free
+def _student(degrees: int) -> float:
+    return T_95[degrees - 1] if degrees <= len(T_95) else 1.96 + 2.4 / degrees

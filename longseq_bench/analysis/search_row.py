@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from longseq_bench.analysis.fields import NONE, declare
+from longseq_bench.analysis.fields import NO_JSON, declare
 from longseq_bench.analysis.row import Row
 from longseq_bench.core.model import Phase
 
@@ -40,7 +40,7 @@ class SearchRow(SearchResult):
     )
     failure_phase: Phase | None = declare("Phase", "text", "Phase of the first failure.")
     failure_reason: str | None = declare(
-        "Reason", "text", "Reason of the first failure.", json=NONE
+        "Reason", "text", "Reason of the first failure.", json=NO_JSON
     )
     floor_tokens: int | None = declare(
         "Floor", "tokens", "Length whose floor fills the memory budgets of all ranks."
@@ -62,7 +62,7 @@ class SearchRow(SearchResult):
         default=None,
     )  # fmt: skip
     published_tokens: int | None = declare(
-        "Published max", "tokens", "Longest length in the published source.", json=NONE,
+        "Published max", "tokens", "Longest length in the published source.", json=NO_JSON,
         in_frame=False, default=None,
     )  # fmt: skip
 

@@ -28,10 +28,10 @@ LIMITED_BY: dict[Status, str] = {
 
 
 def search_rows(records: Iterable[Record]) -> list[SearchRow]:
-    """Return one row a search for the longest length, in file order."""
+    """Return one row per search for the longest length, in file order."""
     steps = (record for record in records if record.purpose in SEARCH_PURPOSES)
     found = [merge_search(group) for group in group_by(steps, _search_key).values()]
-    # a search in which nothing failed, or nothing passed, found no limit
+    # a search without a failed or without a passed length found no limit
     bounded = [row for row in found if row.fit_only and row.max_tokens and row.first_failure]
     fits = {row.time_key: row.max_tokens for row in bounded}
     return with_labels([
@@ -43,10 +43,10 @@ def search_rows(records: Iterable[Record]) -> list[SearchRow]:
 def merge_search(records: Sequence[Record]) -> SearchRow:
     """Merge the steps of one search: a bracket and what limited it.
 
-    A length passed by `has_passed`; `max_tokens` is the longest such, 0 if
-    there is none. `first_failure` is the shortest failed length above it; failures below it do
-    not lower it. `confirmations` are the passes at the maximum beyond the first.
-    Raises ValueError where there are no such records, or they are not of one search.
+    `max_tokens` is the longest length that passed (`has_passed`), or 0. `first_failure` is the
+    shortest failed length above it; failures below it do not lower it. `confirmations` is the
+    number of passes at the maximum beyond the first.
+    Raises ValueError if the records are not the steps of exactly one search.
     """
     steps = [record for record in records if record.purpose in SEARCH_PURPOSES]
     if len({_search_key(record) for record in steps}) != 1:
@@ -72,17 +72,17 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
 
 
 def has_passed(runs: Sequence[Record]) -> bool:
-    """Return True if runs of one trial passed: most were in time, and none failed otherwise.
+    """Return True if runs of one trial passed: most met the time limit, and none failed otherwise.
 
-    Most runs in time is the same as a median time within the limit: one slow run of three is noise.
+    This is the same as a median time within the limit: one slow run of three is noise.
     """
-    late = sum(r.outcome.status == "timeout" for r in runs)
+    timeouts = sum(r.outcome.status == "timeout" for r in runs)
     passes = sum(bool(r.outcome.fits) for r in runs)
-    return passes + late == len(runs) and passes > late
+    return passes + timeouts == len(runs) and passes > timeouts
 
 
 def density_rows(records: Iterable[Record]) -> list[DensityRow]:
-    """Return one row a search for the minimum sparsity (purpose density), in file order."""
+    """Return one row per search for the minimum sparsity (purpose density), in file order."""
     steps = (record for record in records if record.purpose == "density")
     groups = group_by(
         steps, lambda record: (density_key(record.trial), record.environment.fingerprint)
@@ -98,26 +98,27 @@ def density_key(trial: Trial) -> Hashable:
 
 def _merge_density(steps: Sequence[Record]) -> DensityRow:
     by_sparsity = group_by(steps, lambda step: float(str(step.trial.options["sparsity"])))
-    good = {s: runs for s, runs in by_sparsity.items() if has_passed(runs)}
-    least = min(good, default=None)
-    denser = [s for s in by_sparsity if s not in good and (least is None or s < least)]
-    at = Runs.of([r for r in good.get(least, []) if r.outcome.fits] if least is not None else [])
+    passed = {s: runs for s, runs in by_sparsity.items() if has_passed(runs)}
+    minimum = min(passed, default=None)
+    denser = [s for s in by_sparsity if s not in passed and (minimum is None or s < minimum)]
+    fits = [r for r in passed[minimum] if r.outcome.fits] if minimum is not None else []
+    at_minimum = Runs.of(fits)
     runs = by_sparsity[max(denser)] if denser else []
     failed = next((r.outcome for r in reversed(runs) if not r.outcome.fits), None)
     return DensityRow(
         **identity(steps[0]) | {"options": _without_sparsity(steps[0].trial)},
-        **_figures(at),
+        **_figures(at_minimum),
         tokens=steps[0].trial.workload.seq_len,
-        least_sparsity=least,
+        least_sparsity=minimum,
         too_dense=max(denser, default=None),
         limited_by=None if failed is None else LIMITED_BY[failed.status],
-        time_s=at.median("time"),
+        time_s=at_minimum.median("time"),
         runs=len(steps),
     )
 
 
 def _figures(runs: Runs) -> dict[str, Any]:
-    """Return figures of the runs at the result: of the largest rank, and peaks of each rank."""
+    """Return figures of the runs at the result: of the largest rank, and the peak of each rank."""
     peaks = runs.each_rank_size("peak")
     return {
         "peak_bytes": runs.largest_size("peak"),
@@ -131,7 +132,7 @@ def _figures(runs: Runs) -> dict[str, Any]:
 
 
 def _search_key(record: Record) -> Hashable:
-    # Repeats are no part of the question: probes take one pass, other steps take more.
+    # without repeats: probes run one pass, other steps run more
     same = record.trial.key_without("seq_len", "round", "seed", "repeats", "time_cap")
     return same, record.environment.fingerprint
 
@@ -141,7 +142,7 @@ def _without_sparsity(trial: Trial) -> dict[str, OptionValue]:
 
 
 def _failure(runs: Sequence[Record], length: int | None) -> dict[str, Any]:
-    """Return what limited a search: the worst run of its first failed length."""
+    """Return the limit of a search: the worst run at its first failed length."""
     outcomes = (record.outcome for record in runs)
     worst = min(outcomes, key=lambda outcome: SEVERITY.index(outcome.status), default=None)
     return {
@@ -153,7 +154,7 @@ def _failure(runs: Sequence[Record], length: int | None) -> dict[str, Any]:
 
 
 def _against_floor(trial: Trial, longest: int) -> dict[str, Any]:
-    """Return the budget's floor in tokens, and the share of it that the maximum's floor takes."""
+    """Return the length whose floor fills the budgets, and the share of them at the maximum."""
     if trial.memory_budget is None:
         return {"floor_tokens": None, "fraction_of_floor": None}
     needed = floor_bytes(trial.at(longest).workload) if longest else 0

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from longseq_bench.analysis.fields import NONE, declare
+from longseq_bench.analysis.fields import NO_JSON, declare
 from longseq_bench.analysis.row import SAME_WORKLOAD, Row
 from longseq_bench.core.model import Phase, Status
 
@@ -124,34 +124,34 @@ class SweepRow(Row):
         "Standard attention memory divided by the row's peak; one rank only.", default=None,
     )  # fmt: skip
     zero_rows: float | None = declare(
-        "Zero rows", "share", "Share of the output rows that are zero.", "largest", json=NONE
+        "Zero rows", "share", "Share of output rows that are zero.", "largest", json=NO_JSON
     )
     rank_bytes: Sequence[int | None] | None = declare(
         "Bytes sent by each rank", "bytes", "Bytes counted in a pass, of each rank.", "each rank",
-        measurement="bytes_sent", json=NONE,
+        measurement="bytes_sent", json=NO_JSON,
     )  # fmt: skip
     rank_formulas: Sequence[int | None] | None = declare(
         "By formula, each rank", "bytes", "Bytes that each rank sends by formula.", "each rank",
-        measurement="bytes_formula", json=NONE,
+        measurement="bytes_formula", json=NO_JSON,
     )  # fmt: skip
     bytes_unlike: Sequence[tuple[int, int, int]] | None = declare(
         "Miscounted", "list", "(rank, bytes counted, bytes by formula) where the two differ.",
-        json=NONE,
+        json=NO_JSON,
     )  # fmt: skip
     exposed_low: float | None = declare(
-        "Exposed, low", "share", "Lower bound of the exposed share.", json=NONE
+        "Exposed, low", "share", "Lower bound of the exposed share.", json=NO_JSON
     )
     exposed_high: float | None = declare(
-        "Exposed, high", "share", "Upper bound of the exposed share.", json=NONE
+        "Exposed, high", "share", "Upper bound of the exposed share.", json=NO_JSON
     )
     speedup_low: float | None = declare(
-        "Speed-up, low", "ratio", "Lower bound of the speed-up.", json=NONE, default=None
+        "Speed-up, low", "ratio", "Lower bound of the speed-up.", json=NO_JSON, default=None
     )
     speedup_high: float | None = declare(
-        "Speed-up, high", "ratio", "Upper bound of the speed-up.", json=NONE, default=None
+        "Speed-up, high", "ratio", "Upper bound of the speed-up.", json=NO_JSON, default=None
     )
     speed: float | None = declare(
-        "Speed", "ratio", "Time of the baseline divided by the row's time.", json=NONE,
+        "Speed", "ratio", "Time of the baseline divided by the row's time.", json=NO_JSON,
         in_frame=False, default=None,
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Rows of sweeps: the rounds and ranks of each measured trial merged into one row.
 
-A row never has a time that was not measured as one: the single pass of a fit probe (`pass_time`)
-is not used as `time`, and a trial that is not ok in every round has no time at all.
+The time of a row is always a measured `time`: the single pass of a fit probe (`pass_time`) is not
+used, and a trial that is not ok in every round has no time.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ STANDARD = "dense"
 """The implementation whose memory is that of standard attention."""
 
 Values = dict[str, Any]
-"""Some fields of a row that is being made."""
+"""Values of some fields of a row, by field name."""
 
 _MEASURED = [
     field for field in fields_of(SweepRow).values() if field.merge in ("median", "largest")
@@ -39,17 +39,17 @@ _MEASURED = [
 
 
 def sweep_rows(records: Iterable[Record]) -> list[SweepRow]:
-    """Return one row a measured trial, its interleaved rounds merged, in file order.
+    """Return one row per measured trial, its interleaved rounds merged, in file order.
 
-    Records of purpose "measure" that differ in round and seed only, in one environment, are one
-    row. The interval of a time is the 95 % interval of the median, with fewer than 6 samples
-    their whole range.
+    Records of purpose "measure" that differ only in round and seed, in one environment, are one
+    row. The interval of a time is the 95 % interval of the median, or the whole range of fewer
+    than 6 samples.
     """
     return [row for row, _ in sweep_rows_with_records(records)]
 
 
 def sweep_rows_with_records(records: Iterable[Record]) -> list[tuple[SweepRow, list[Record]]]:
-    """Return the rows of `sweep_rows`, each with the records that it is made from."""
+    """Return the rows of `sweep_rows`, each with the records that it merges."""
     with gc_disabled():
         measured = (record for record in records if record.purpose == "measure")
         groups = list(group_by(measured, _row_key).values())
@@ -122,7 +122,7 @@ def _timing(runs: Runs) -> Values:
 
 
 def _exposure(times: Sequence[float], computing: Sequence[float]) -> Values:
-    """Return the share of the time that communication adds to computing alone, with its bounds."""
+    """Return the share of the time that communication adds to computation, with its bounds."""
     names = ("exposed_low", "exposed_share", "exposed_high")
     if not times or not computing:
         return dict.fromkeys(names)
@@ -137,9 +137,9 @@ def _exposure(times: Sequence[float], computing: Sequence[float]) -> Values:
 def _traffic(runs: Runs) -> Values:
     """Return the bytes of each rank, counted and by formula.
 
-    Every round is compared, so that one that differs is not hidden by the others.
+    Every round is compared, so that a round that differs is not hidden by the others.
     """
-    if runs.together.keys().isdisjoint(("bytes_sent", "bytes_formula")):
+    if runs.of_all_runs.keys().isdisjoint(("bytes_sent", "bytes_formula")):
         return dict.fromkeys(("rank_bytes", "rank_formulas", "bytes_unlike"))
     counts = runs.byte_counts()
     unlike = list(dict.fromkeys(one for one in counts if one[1] != one[2]))
@@ -151,8 +151,8 @@ def _traffic(runs: Runs) -> Values:
 
 
 def _rates(values: Values, workload: Workload) -> Values:
-    """Return rates, the sparsity asked for, and the density in query-key pairs."""
-    time_s, flops, asked = values["time_s"], values["flops"], values["density_asked"]
+    """Return rates, the requested sparsity, and the density in query-key pairs."""
+    time_s, flops, requested = values["time_s"], values["flops"], values["density_asked"]
     dense = attention_flops(workload)
     # both include a module's projections, which have no pairs
     projections = (values["dense_flops"] or dense) - dense
@@ -160,7 +160,7 @@ def _rates(values: Values, workload: Workload) -> Values:
     return {
         "tokens_per_s": workload.batch * workload.seq_len / time_s if time_s else None,
         "effective_flops": ratio(flops, time_s),
-        "sparsity_asked": None if asked is None else 1 - asked,
+        "sparsity_asked": None if requested is None else 1 - requested,
         "token_density": ratio(flops - projections, dense) if is_known else None,
     }
 
@@ -191,25 +191,25 @@ def _against_dense(values: Values, runs: Runs) -> Values:
 def _dense_times(runs: Runs) -> tuple[str | None, list[float]]:
     """Return the source of dense times, and the times of that source.
 
-    Where rounds differ, full passes come before times computed from some of the rows.
+    If the sources of rounds differ, measured full passes are preferred to computed times.
     """
     times: dict[str, list[float]] = defaultdict(list)
-    for record, named in zip(runs.records, runs.named, strict=True):
-        if found := slowest(record, named.get("dense_time", ())):
+    for record, measurements in zip(runs.records, runs.of_each_run, strict=True):
+        if found := slowest(record, measurements.get("dense_time", ())):
             times[str(record.outcome.facts.get("dense", "not recorded"))] += found
     source = "measured" if "measured" in times else next(iter(times), None)
     return source, times[source] if source else []
 
 
-def _scaling(row: SweepRow, alone: SweepRow | None) -> Values:
+def _scaling(row: SweepRow, one_rank: SweepRow | None) -> Values:
     """Return speed-up and efficiency against the same trial on one rank, where it was timed."""
-    if alone is None or alone.time_s is None or not row.time_s:
+    if one_rank is None or one_rank.time_s is None or not row.time_s:
         return {}
-    speedup = alone.time_s / row.time_s
+    speedup = one_rank.time_s / row.time_s
     values: Values = {"speedup": speedup, "efficiency": speedup / row.world_size}
-    if row.samples > 1 and alone.samples > 1 and row.time_low_s:
-        values["speedup_low"] = ratio(alone.time_low_s, row.time_high_s)
-        values["speedup_high"] = ratio(alone.time_high_s, row.time_low_s)
+    if row.samples > 1 and one_rank.samples > 1 and row.time_low_s:
+        values["speedup_low"] = ratio(one_rank.time_low_s, row.time_high_s)
+        values["speedup_high"] = ratio(one_rank.time_high_s, row.time_low_s)
     return values
 
 
@@ -226,7 +226,7 @@ def _standard_peaks(rows: Sequence[SweepRow]) -> Mapping[Hashable, int]:
 
 
 def _against_standard(row: SweepRow, measured: int | None) -> Values:
-    """Return standard attention's memory, and how many times less the row takes."""
+    """Return the memory of standard attention, and its ratio to the row's peak."""
     peak = row.dense_peak_bytes if measured is None else measured
     is_known = row.is_ok and row.world_size == 1
     return {

@@ -56,13 +56,13 @@ def _study_json(records: list[Record]) -> dict[str, Any]:
     from dataclasses import asdict
 
     from longseq_bench.analysis.frames import sweep_json
-    from longseq_bench.analysis.scaling import complexities, reached
+    from longseq_bench.analysis.scaling import complexities, maxima_on_ranks
     from longseq_bench.analysis.searches import search_rows
     from longseq_bench.analysis.sweeps import sweep_rows
 
     return {
         "schema": 1,
-        "maxima": [asdict(one) for one in reached(search_rows(records))],
+        "maxima": [asdict(one) for one in maxima_on_ranks(search_rows(records))],
         "rows": sweep_json(records)["rows"],
         "complexity": [asdict(one) for one in complexities(sweep_rows(records))],
     }

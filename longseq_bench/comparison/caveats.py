@@ -20,17 +20,17 @@ Compared = Sequence[tuple[MatchedPair, SweepRow]]
 
 def find_caveats(
     a: Sequence[Record], b: Sequence[Record], pairs: Sequence[MatchedPair], compared: Compared,
-    times: Sequence[TimeComparison], least: float,
+    times: Sequence[TimeComparison], min_change: float,
 ) -> Iterator[str]:  # fmt: skip
     """Yield a sentence for each caveat.
 
     a, b: all records.  pairs: those that are compared.  compared: the trials among them.
-    least: the smallest relative difference that is reported.
+    min_change: the smallest relative difference that is reported.
     """
     sides = [r for pair in pairs for r in pair.a], [r for pair in pairs for r in pair.b]
     yield from _shared_records(pairs)
     yield from _invalid_times(compared)
-    yield from _common_shift(times, least)
+    yield from _common_shift(times, min_change)
     yield from _order(*sides)
     yield from _load(*sides)
     yield from _cpu_time(compared)
@@ -82,10 +82,10 @@ def _invalid_times(compared: Compared) -> Iterator[str]:
         )
 
 
-def _common_shift(times: Sequence[TimeComparison], least: float) -> Iterator[str]:
+def _common_shift(times: Sequence[TimeComparison], min_change: float) -> Iterator[str]:
     """Report a shift of all rows: every row within half and twice the median shift."""
     logs = [math.log(t.ratio) for t in times]
-    if len(logs) < 3 or abs(middle := median(logs)) < math.log1p(least):
+    if len(logs) < 3 or abs(middle := median(logs)) < math.log1p(min_change):
         return
     if all(0.5 <= x / middle <= 2 for x in logs):
         shift = f"{format_percent(math.expm1(abs(middle)))} {'slower' if middle > 0 else 'faster'}"

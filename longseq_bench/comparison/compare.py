@@ -49,25 +49,25 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 
-LEVEL, LEAST = 0.05, 0.01
+LEVEL, MIN_CHANGE = 0.05, 0.01
 """Defaults: the family-wise error rate, and the smallest relative difference that is reported."""
 MEMORY_TOLERANCE = 0.01
 TIME_TOLERANCE = 0.1
-"""Relative. A maximum limited by time varies with the noise of single passes, which is unknown."""
+"""Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
 MORE_ROUNDS = "sweep with rounds: 3 or more"
 
 
 def compare(
     a: Sequence[Record], b: Sequence[Record], names: tuple[str, str] = ("A", "B"),
-    level: float = LEVEL, least: float = LEAST, across: bool = False,
+    level: float = LEVEL, min_change: float = MIN_CHANGE, any_machine: bool = False,
 ) -> Comparison:  # fmt: skip
     """Compare the second set of records with the first.
 
-    level: family-wise error rate over all rows.  least: the smallest relative difference in time
-    that is reported.  across: compare trials of different machines too.
+    level: family-wise error rate over all rows.  min_change: the smallest relative difference
+    in time that is reported.  any_machine: compare trials of different machines too.
     Raises UserError if no trial is in both sets, or only on different machines.
     """
-    trials, searches = match_trials(a, b, across), match_searches(a, b, across)
+    trials, searches = match_trials(a, b, any_machine), match_searches(a, b, any_machine)
     pairs = [*trials.pairs, *searches.pairs]
     machines = _describe_machines([*trials.different_machines, *searches.different_machines])
     if not pairs and machines:
@@ -92,12 +92,12 @@ def compare(
     trial_rows, search_rows = set_labels(trial_rows, labels), set_labels(search_rows, labels)
     only_a, only_b, other_machines = (tuple(set_labels(rows, labels)) for rows in unmatched)
     compared = list(zip(trials.pairs, trial_rows, strict=True))
-    times = tuple(_compare_times(compared, level, least))
+    times = tuple(_compare_times(compared, level, min_change))
     sides = tuple(r for p in pairs for r in p.a), tuple(r for p in pairs for r in p.b)
     return Comparison(
         *names,
         level,
-        least,
+        min_change,
         times,
         peaks=tuple(p for one in compared if (p := _compare_peaks(*one))),
         maxima=tuple(map(_compare_maxima, searches.pairs, search_rows)),
@@ -111,15 +111,15 @@ def compare(
             Difference(name_field(name), *(format_value(name, side) for side in values))
             for name, values in find_differences(*sides, (*HARDWARE, *SOFTWARE)).items()
         ),
-        caveats=tuple(find_caveats(a, b, pairs, compared, times, least)),
+        caveats=tuple(find_caveats(a, b, pairs, compared, times, min_change)),
         records=sides,
     )
 
 
 def _compare_times(
-    compared: Sequence[tuple[MatchedPair, SweepRow]], level: float, least: float
+    compared: Sequence[tuple[MatchedPair, SweepRow]], level: float, min_change: float
 ) -> Iterator[TimeComparison]:
-    """Compare the trials timed on both sides; those with several processes are tested together."""
+    """Compare the trials timed on both sides; test those with several processes together."""
     sides = [(row, pair, _medians(pair.a), _medians(pair.b)) for pair, row in compared]
     timed = [one for one in sides if one[2] and one[3] and not one[0].fit_only]
     tested = [(a, b) for _, _, a, b in timed if min(len(a), len(b)) > 1]
@@ -131,7 +131,8 @@ def _compare_times(
         if min(len(a), len(b)) > 1:
             estimate = next(estimates)
             verdict = "slower" if estimate.ratio > 1 else "faster"
-            if estimate.adjusted_p > level or abs(math.log(estimate.ratio)) < math.log1p(least):
+            is_small = abs(math.log(estimate.ratio)) < math.log1p(min_change)
+            if estimate.adjusted_p > level or is_small:
                 verdict = "same"
         elif len(a) == len(b) == 1:
             reason = f"one process per side; {MORE_ROUNDS}"

@@ -42,7 +42,7 @@ from longseq_bench.reports.outcome_text import describe_outcome
 
 
 def comparison_document(result: Comparison, fail_on: float | None = None) -> Document:
-    """Return the report; fail_on: the smallest share at which regressions are listed."""
+    """Return the report; fail_on: the relative change from which regressions are listed."""
     sections = [*_answer(result, fail_on), *_details(result), _commands(result)]
     sides = [_describe_side("A", result.a, 0, result), _describe_side("B", result.b, 1, result)]
     return Document(
@@ -55,7 +55,7 @@ def comparison_document(result: Comparison, fail_on: float | None = None) -> Doc
 
 
 def terminal_document(result: Comparison, fail_on: float | None = None) -> Document:
-    """Return the report for a terminal, with the answer at the end, where it is read first.
+    """Return the report for a terminal, with the answer at the end, above the prompt.
 
     Charts, commands and unchanged peaks are left out.
     """
@@ -148,16 +148,16 @@ def _answer(result: Comparison, fail_on: float | None) -> Iterator[Section]:
 
 
 def _details(result: Comparison) -> Iterator[Section]:
-    sure = format_percent(1 - result.level)
+    confidence = format_percent(1 - result.level)
     yield Section(
         "Times",
         [
             "A and B: geometric mean over processes of the median pass on the slowest rank. "
-            f"Low and high: the {sure} interval of the ratio (Student's t on logarithms). "
+            f"Low and high: the {confidence} interval of the ratio (Student's t on logarithms). "
             "p: corrected for all rows (Holm). Slower and faster: p is at most "
             f"{format_percent(result.level)} and the change at least "
-            f"{format_percent(result.least)}; same: within noise. Detectable: the smallest "
-            "difference that this number of processes can distinguish from noise."
+            f"{format_percent(result.min_change)}; same: within noise. Detectable: the "
+            "smallest difference that this number of processes can distinguish from noise."
         ],
         tables=_tables(result.times, _TIMES),
         charts=[

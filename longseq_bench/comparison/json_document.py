@@ -24,7 +24,7 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
         "a": result.a,
         "b": result.b,
         "level": result.level,
-        "least": result.least,
+        "least": result.min_change,
         "fail_on": fail_on,
         "worse": None if fail_on is None else list(find_regressions(result, fail_on)),
         "summary": summarize(result),

@@ -20,7 +20,7 @@ class TimeComparison:
     a_rounds, b_rounds: per process, its median pass on the slowest rank (s).
     a_s, b_s: their geometric means.  ratio: b_s / a_s.
     estimate: interval and test of the ratio; None where the verdict is "undecided", with a reason.
-    note: differences in the way the trial was run.
+    note: differing budgets of the two sides.
     """
 
     row: SweepRow
@@ -105,7 +105,7 @@ class Comparison:
     """Two sets of results, compared.
 
     a, b: the names of the sides.  level: family-wise error rate of all `slower` and `faster`.
-    least: the smallest relative difference in time that is reported.
+    min_change: the smallest relative difference in time that is reported.
     failed_alike: trials that ended with the same status, not ok, on both sides.
     other_machines: trials of both sides that ran on different machines and are not compared.
     records: those compared, of A and of B.
@@ -114,7 +114,7 @@ class Comparison:
     a: str
     b: str
     level: float
-    least: float
+    min_change: float
     times: tuple[TimeComparison, ...]
     peaks: tuple[MemoryComparison, ...]
     maxima: tuple[LengthComparison, ...]

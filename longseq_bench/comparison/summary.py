@@ -23,7 +23,7 @@ def summarize(result: Comparison) -> list[str]:
 
 
 def find_regressions(result: Comparison, share: float) -> Iterator[str]:
-    """Yield a clause for each figure that is worse by this share, and for trials that now fail."""
+    """Yield a clause for each figure that is worse by this share, and for each new failure."""
     for t in result.times:
         if t.verdict == "slower" and t.ratio - 1 >= share:
             yield f"{name_row(t.row)} is {format_percent(t.ratio - 1)} slower"
@@ -50,7 +50,7 @@ def check_gate(result: Comparison) -> None:
 
 
 def describe_gate(result: Comparison, share: float) -> list[str]:
-    """Return the regressions as sentences, and the trials for which the gate is weak."""
+    """Return the regressions as sentences, and the trials that the gate could not check."""
     limit = format_percent(share)
     sentences = [f"{clause}." for clause in find_regressions(result, share)]
     sentences = sentences or [f"Nothing was found to be worse by {limit}."]
@@ -58,10 +58,10 @@ def describe_gate(result: Comparison, share: float) -> list[str]:
         verb = "is" if missing == 1 else "are"
         trials = count(missing, "trial or search", "trials and searches")
         sentences.append(f"{trials} of A {verb} not in B and {verb} not checked.")
-    if blind := count_undetectable(result, share):
+    if undetectable := count_undetectable(result, share):
         sentences.append(
-            f"In {blind} of {len(result.times)} timed trials a slow-down of {limit} could not be "
-            "detected; more rounds would help."
+            f"In {undetectable} of {len(result.times)} timed trials a slow-down of {limit} could "
+            "not be detected; more rounds would help."
         )
     return sentences
 
@@ -69,7 +69,8 @@ def describe_gate(result: Comparison, share: float) -> list[str]:
 def count_undetectable(result: Comparison, share: float) -> int:
     """Return the number of timed trials that could not have shown a slow-down by this share."""
     return sum(
-        t.estimate is None or max(t.estimate.detectable, result.least) > share for t in result.times
+        t.estimate is None or max(t.estimate.detectable, result.min_change) > share
+        for t in result.times
     )
 
 
@@ -78,7 +79,7 @@ def _times(result: Comparison) -> Iterator[str]:
     parts = []
     if decided := len(result.times) - verdicts["undecided"]:
         known = [
-            max(t.estimate.detectable, result.least)
+            max(t.estimate.detectable, result.min_change)
             for t in result.times if t.estimate and t.verdict == "same"
         ]  # fmt: skip
         smallest = ""

@@ -44,25 +44,25 @@ class Matching:
     only_b: Sequence[Sequence[Record]]
 
 
-def match_trials(a: Sequence[Record], b: Sequence[Record], across: bool = False) -> Matching:
+def match_trials(a: Sequence[Record], b: Sequence[Record], any_machine: bool = False) -> Matching:
     """Match the trials of sweeps.
 
-    Budgets do not change a time, so trials with different budgets match where no other does.
-    across: match trials of different machines too, where the same machine has none.
+    Budgets do not change a time: a trial matches one with other budgets if none has the same.
+    any_machine: also match trials of different machines, if the same machine has none.
     """
-    in_a, in_b = ([r for r in side if r.purpose == "measure"] for side in (a, b))
+    side_a, side_b = ([r for r in side if r.purpose == "measure"] for side in (a, b))
     keys: list[_Key] = [
         lambda r: r.trial.model_copy(update=_REPETITION).key,
         lambda r: r.trial.model_copy(update=_REPETITION | _NO_BUDGETS).key,
     ]
-    return _match(in_a, in_b, keys, across)
+    return _match(side_a, side_b, keys, any_machine)
 
 
-def match_searches(a: Sequence[Record], b: Sequence[Record], across: bool = False) -> Matching:
+def match_searches(a: Sequence[Record], b: Sequence[Record], any_machine: bool = False) -> Matching:
     """Match the searches for the longest length, each with its budgets."""
-    in_a, in_b = ([r for r in side if r.purpose in SEARCH_PURPOSES] for side in (a, b))
+    side_a, side_b = ([r for r in side if r.purpose in SEARCH_PURPOSES] for side in (a, b))
     keys: list[_Key] = [lambda r: r.trial.at(1).model_copy(update=_REPETITION).key]
-    return _match(in_a, in_b, keys, across)
+    return _match(side_a, side_b, keys, any_machine)
 
 
 def find_differences(
@@ -84,12 +84,12 @@ def find_differences(
 
 
 def _match(
-    a: Sequence[Record], b: Sequence[Record], keys: Sequence[_Key], across: bool
+    a: Sequence[Record], b: Sequence[Record], keys: Sequence[_Key], any_machine: bool
 ) -> Matching:
     """Match groups by the first key that both sides share.
 
-    A key is tried with the same environment, then with the same machine, then without either.
-    Where a side has several groups of a key, the one measured last is taken.
+    Each key is tried with the same environment, then with the same machine, then without either.
+    Where a side has several groups of a key, the one measured last is used.
     """
     machine = _machine_number([*a, *b])
 
@@ -102,18 +102,18 @@ def _match(
     ]
     left = [list(group_by(side, same[0]).values()) for side in (a, b)]
     pairs: list[MatchedPair] = []
-    elsewhere: list[MatchedPair] = []
+    different_machines: list[MatchedPair] = []
     for key in (*same, *keys):
         by_key_a, by_key_b = ({key(g[0]): g for g in sorted(side, key=last)} for side in left)
         matched = [(group, by_key_b[k]) for k, group in by_key_a.items() if k in by_key_b]
-        target = elsewhere if key in keys and not across else pairs
+        target = different_machines if key in keys and not any_machine else pairs
         target += [MatchedPair(*groups) for groups in matched]
-        taken = {id(group) for pair in matched for group in pair}
-        left = [[g for g in side if id(g) not in taken] for side in left]
+        matched_ids = {id(group) for pair in matched for group in pair}
+        left = [[g for g in side if id(g) not in matched_ids] for side in left]
     order = {id(record): i for i, record in enumerate(a)}
-    for found in (pairs, elsewhere):
+    for found in (pairs, different_machines):
         found.sort(key=lambda pair: order[id(pair.a[0])])
-    return Matching(pairs, elsewhere, *left)
+    return Matching(pairs, different_machines, *left)
 
 
 def _machine_number(records: Sequence[Record]) -> Callable[[Record], int]:

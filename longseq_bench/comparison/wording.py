@@ -61,10 +61,10 @@ def count(n: int, one: str, several: str) -> str:
     return f"{n} {one if n == 1 else several}"
 
 
-def join_words(words: Sequence[str], most: int = 6, separator: str = ", ") -> str:
-    """Join words; beyond `most` of them only their number is given."""
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return separator.join(words[:most]) + more
+def join_words(words: Sequence[str], max_words: int = 6, separator: str = ", ") -> str:
+    """Join words; beyond `max_words` of them only their number is given."""
+    more = f" and {len(words) - max_words} more" if len(words) > max_words else ""
+    return separator.join(words[:max_words]) + more
 
 
 def name_field(name: str) -> str:

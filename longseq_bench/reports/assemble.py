@@ -20,20 +20,20 @@ from longseq_bench.reports.wording import limit_sentences
 
 
 def build_document(
-    kind: str, title: str, source: Source, own: Sequence[Section], suited: bool = True
+    kind: str, title: str, source: Source, sections: Sequence[Section], has_rows: bool = True
 ) -> Document:
-    """Build a report: its own and registered sections, failures, machines, commands to repeat it.
+    """Build a report: sections of the kind, registered sections, failures, machines, commands.
 
-    suited: the records have rows for this kind.
+    has_rows: the records have rows for this kind.
     """
-    ending = [
+    shared = [
         failures(source), *hangs(source), hardware(source), how_it_ran(source), reproduce(source),
         *configs(source),
     ]  # fmt: skip
     added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]
     broken = {name: reason for name in added if (reason := SECTIONS.unavailable_reason(name))}
     registered = [SECTIONS.get(name)(source) for name in added if name not in broken]
-    sections = map(_complete, (*own, *registered, *ending))
+    every = map(_complete, (*sections, *registered, *shared))
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     records = source.records  # the data keeps only these, not the source's tables
@@ -41,25 +41,25 @@ def build_document(
         kind,
         title,
         [dates(source.records), *describe_machines(source), *notes],
-        [section for section in sections if section.has_content],
+        [section for section in every if section.has_content],
         lambda: samples_table(records),
-        suited=suited,
+        has_rows=has_rows,
     )
 
 
 def _complete(section: Section) -> Section:
-    """Return the section, its sentences limited; without rows, name the commands that make them."""
+    """Limit the sentences of a section; without content, name the commands that produce it."""
     if not section.missing:
         return section
     if section.has_content:
         return replace(section, points=limit_sentences(section.points))
     rows, *commands = section.missing
-    about = [f"There is no {rows} among these records. To have it:"]
-    return Section(section.title, about, code=commands)
+    explanation = [f"These records have no {rows}. To produce it, run:"]
+    return Section(section.title, explanation, code=commands)
 
 
 def recommendations_section(*rules: Iterable[str], title: str = "Recommendations") -> Section:
     """Return a section with the first sentences of each rule, in the order of the rules."""
     if points := [sentence for rule in rules for sentence in limit_sentences(rule)]:
-        return Section(title, ["Each follows from the rows in its brackets."], points)
-    return Section(title, missing=("pair of rows that a choice could rest on", SEARCH, SWEEP))
+        return Section(title, ["Each is computed from the rows in its brackets."], points)
+    return Section(title, missing=("pair of comparable rows", SEARCH, SWEEP))

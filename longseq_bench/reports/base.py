@@ -4,7 +4,7 @@ kind     Source -> Document; @KINDS.register("summary")
 section  Source -> Section;  @SECTIONS.register("summary.name"), at the end of the kind `summary`
 format   Document -> Files;  @FORMATS.register("md"), the name is the main file's suffix
 
-None of them uses a device. Other packages add theirs through the entry-point groups
+None of them uses a device. Other packages add their own through the entry-point groups
 `longseq_bench.report_kinds`, `longseq_bench.report_sections` and `longseq_bench.report_formats`.
 """
 
@@ -35,14 +35,14 @@ class Source:
     """The input of a report: records, and the tables computed from them.
 
     baseline: label or implementation whose speed is 1; None for no comparison.
-    notes: sentences from reading the records.  elsewhere: published maxima.
+    notes: sentences from reading the records.  published: maxima of another source.
     configs: text of the sweeps' configs by path.
     """
 
     records: Sequence[Record]
     baseline: str | None = None
     notes: Sequence[str] = ()
-    elsewhere: PublishedResults | None = None
+    published: PublishedResults | None = None
     configs: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -60,10 +60,10 @@ class Source:
     @cached_property
     def maxima(self) -> list[SearchRow]:
         """Rows of searches for the longest length, one row per search."""
-        rows, published = self._tables[1], self.elsewhere
-        if published is None:
+        rows = self._tables[1]
+        if self.published is None:
             return rows
-        return [replace(row, published_tokens=published.tokens(row)) for row in rows]
+        return [replace(row, published_tokens=self.published.tokens(row)) for row in rows]
 
     @cached_property
     def environments(self) -> dict[str, Environment]:
@@ -135,7 +135,7 @@ SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
 SWEEP = "longseq sweep configs/quickstart.yaml"
 SWEEP_RANKS = "longseq sweep configs/parallel.yaml"
 SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
-"""Commands that make rows of a kind; they need only files of the checkout."""
+"""Commands that produce the rows of a section; they need only files of the checkout."""
 
 KINDS: Registry[Callable[[Source], Document]] = Registry(
     "report kind", "longseq_bench.reports", "longseq_bench.report_kinds"

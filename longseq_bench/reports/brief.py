@@ -16,7 +16,7 @@ from longseq_bench.reports.columns import (
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.outcome_text import describe_failures
 from longseq_bench.reports.sections.findings import describe_search
-from longseq_bench.reports.sections.growth import exponents, least_sparse, over_ranks
+from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
 
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:
@@ -55,7 +55,7 @@ def search_brief(records: Sequence[Record], brackets: Sequence[str] = ()) -> Doc
 
 def density_brief(records: Sequence[Record]) -> Document:
     """Return the searches for the minimum sparsity."""
-    return Document("density", "", [], [_untitled(least_sparse(Source(records)))])
+    return Document("density", "", [], [_untitled(minimum_sparsity(Source(records)))])
 
 
 def scaling_brief(records: Sequence[Record]) -> Document:

@@ -1,4 +1,4 @@
-"""Tables as lists of columns: fields that the rows declare, by name, or given ones."""
+"""Tables as lists of columns: a column is the name of a declared field, or a ValueColumn."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class ValueColumn:
     """A column, and the function that takes its value from an item.
 
     priority: as in Column.  of_ranks: only where rows ran on several ranks.
-    optional: left out where no item has a value, also of tables that keep empty columns.
+    optional: left out if no item has a value, even in tables that keep empty columns.
     """
 
     heading: str
@@ -67,15 +67,15 @@ def format_time(row: SweepRow) -> str:
     return format_cell(time_with_interval(row), "seconds")
 
 
-def time_ratio(over: SweepRow, under: SweepRow) -> Spread | float:
+def time_ratio(numerator: SweepRow, denominator: SweepRow) -> Spread | float:
     """Return the ratio of two times, with the lowest and highest that both intervals allow."""
-    value = require(over.time_s) / require(under.time_s)
-    if min(over.samples, under.samples) < 2:
+    value = require(numerator.time_s) / require(denominator.time_s)
+    if min(numerator.samples, denominator.samples) < 2:
         return value
     return Spread(
         value,
-        require(over.time_low_s) / require(under.time_high_s),
-        require(over.time_high_s) / require(under.time_low_s),
+        require(numerator.time_low_s) / require(denominator.time_high_s),
+        require(numerator.time_high_s) / require(denominator.time_low_s),
     )
 
 
@@ -91,8 +91,8 @@ def optional(row_type: type, *names: str) -> list[ValueColumn]:
     return [replace(field_column(row_type, name), optional=True) for name in names]
 
 
-LEAST_PEAK = ValueColumn(
-    "Least peak", "bytes", attrgetter("least_peak_bytes"), of_ranks=True, optional=True
+MIN_PEAK = ValueColumn(
+    "Least peak", "bytes", attrgetter("min_peak_bytes"), of_ranks=True, optional=True
 )
 
 
@@ -126,7 +126,7 @@ def terminal_columns(
 ) -> list[str | ValueColumn]:
     """Return the label and columns for a terminal, the most important first.
 
-    names: fields of the row class.  others: columns by name that are no fields.
+    names: fields of the row class.  others: columns by name that are not fields.
     """
     found: list[str | ValueColumn] = ["label"]
     for i, name in enumerate(names):
@@ -150,7 +150,7 @@ def explain(row_type: type, tables: Iterable[Table]) -> list[str]:
 
 
 def time_or_status(row: Any) -> Cell:
-    """Return the median time with its interval (s), or how the trial ended instead."""
+    """Return the median time with its interval (s), or the status of a failed trial."""
     failed = isinstance(row, SweepRow) and row.status != "ok"
     return name_status(row.status) if failed else time_with_interval(row)
 

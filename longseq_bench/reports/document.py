@@ -35,7 +35,7 @@ class Spread:
 
     @property
     def share(self) -> float:
-        """The farther end of the interval from the median, as a share of the median."""
+        """The larger distance of a bound from the median, as a share of the median."""
         farther = max(self.high - self.value, self.value - self.low)
         return farther / self.value if self.value else 0.0
 
@@ -76,7 +76,7 @@ class Table:
 class Axis:
     """An axis of a chart.
 
-    log: logarithmic at first; the reader may change it.
+    log: logarithmic by default; the reader of a page may change it.
     """
 
     name: str
@@ -112,24 +112,24 @@ class Mark:
 class Guide:
     """Reference values for the measured ones: a dashed line, or a tick per bar in a bar chart.
 
-    said: its description in words; most guides are computed.
+    description: what the values are; most guides are computed.
     """
 
     name: str
     points: tuple[Point, ...]
-    said: str = COMPUTED
+    description: str = COMPUTED
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of rows. `name` is short and names its file; `title` names the workload.
+    """A chart of rows. `name` is short, for the name of its file; `title` has the workload.
 
-    said: its content in a sentence, for readers who can't see it.
+    description: its content in a sentence, for readers who can't see it.
     """
 
     name: str
     title: str
-    said: str
+    description: str
     x: Axis
     y: Axis
     points: tuple[Point, ...]
@@ -156,7 +156,7 @@ class Section:
     code: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     missing: Sequence[str] = ()
-    """Words for its rows where it has none, then the commands that make them."""
+    """For a section without rows: a name for the rows, then the commands that produce them."""
 
     @property
     def has_content(self) -> bool:
@@ -168,8 +168,8 @@ class Section:
 class Document:
     """A report.
 
-    make_data makes `data`, the tidy table for programs, when it is first used.
-    suited: the records have rows for this report.
+    make_data: builds `data`, the tidy table for programs, at its first use.
+    has_rows: the records have rows for this kind of report.
     """
 
     kind: str
@@ -177,7 +177,7 @@ class Document:
     paragraphs: Sequence[str]
     sections: Sequence[Section]
     make_data: Callable[[], Table] = field(default=lambda: Table("data", (), ()), repr=False)
-    suited: bool = True
+    has_rows: bool = True
 
     @cached_property
     def data(self) -> Table:

@@ -12,15 +12,15 @@ SAME_TABLE = (
     "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
     "memory_budget", "time_budget", "threads", "fit_only",
 )  # fmt: skip
-NEAR = 0.9
-"""Share of the highest density; rows at or above it are treated as equally sparse."""
+SIMILAR_DENSITY = 0.9
+"""Fraction of the highest density; rows at or above it are treated as equally sparse."""
 
 table_key: Callable[[Row], Hashable] = attrgetter(*SAME_TABLE)
 """Key that is equal for rows of one table."""
 
 
 def group_by_workload(rows: Iterable[R]) -> list[list[R]]:
-    """Rows that differ in length, implementation and ranks only, in order of first appearance."""
+    """Group rows that differ in length, implementation and ranks only, in order of appearance."""
     return list(group_by(rows, table_key).values())
 
 
@@ -48,7 +48,7 @@ def capitalize_first(words: str) -> str:
 
 
 def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
-    """Group rows by their number of ranks, ascending: only rows on equally many are compared."""
+    """Group rows by their number of ranks, ascending: only rows of one group are compared."""
     return dict(sorted(group_by(rows, lambda row: row.world_size).items()))
 
 
@@ -70,16 +70,16 @@ def longest_shared(rows: Iterable[R]) -> list[R]:
 
 
 def group_by_density(rows: Iterable[R]) -> list[list[R]]:
-    """Group rows that skip about as much, the densest group first.
+    """Group rows of similar density, the densest group first.
 
-    A group has the rows whose density is at least NEAR of its densest row's, in the order given.
+    The rows of a group have at least SIMILAR_DENSITY of its highest density, in input order.
     """
     found: list[list[R]] = []
     rest = list(rows)
     while rest:
-        least = NEAR * max(row.density for row in rest)
-        found.append([row for row in rest if row.density >= least])
-        rest = [row for row in rest if row.density < least]
+        minimum = SIMILAR_DENSITY * max(row.density for row in rest)
+        found.append([row for row in rest if row.density >= minimum])
+        rest = [row for row in rest if row.density < minimum]
     return found
 
 

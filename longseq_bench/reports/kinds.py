@@ -32,7 +32,7 @@ def summary(source: Source) -> Document:
         maxima.maxima(source),
         lengths.lengths(source),
         sparse.sparse(source),
-        growth.least_sparse(source),
+        growth.minimum_sparsity(source),
         growth.over_ranks(source),
         growth.exponents(source),
         ranks.each_rank(source),
@@ -45,12 +45,12 @@ def summary(source: Source) -> Document:
 def capabilities(source: Source) -> Document:
     """Build the report on modes: their numeric error, and the length from which each is faster."""
     gains = modes.gains(source)
-    begins = rules.ranks_pay(source), rules.sparse_pays(source)
+    advice = rules.several_ranks(source), rules.sparsity(source)
     sections = [
         modes.modes(source),
         speeds.on_ranks(source),
         gains,
-        recommendations_section(*begins, title="Where it begins to pay"),
+        recommendations_section(*advice, title="Where it begins to pay"),
     ]
     return build_document("capabilities", "What works here", source, sections, gains.has_content)
 
@@ -60,7 +60,7 @@ def devices(source: Source) -> Document:
     """Build the report on several ranks: memory and time of each rank, compared with one rank."""
     batch = multi_rank.batches(source)
     sections = [
-        recommendations_section(rules.ranks_pay(source)),
+        recommendations_section(rules.several_ranks(source)),
         batch,
         ranks.each_rank(source),
         standard_attention.by_sparsity(source),
@@ -72,11 +72,9 @@ def devices(source: Source) -> Document:
 @KINDS.register("extreme")
 def extreme(source: Source) -> Document:
     """Build the report on extreme lengths: maxima, sweeps, memory, and a choice per use case."""
-    advice = [
-        rule(source) for rule in (rules.longest, rules.fastest, rules.sparse_pays, rules.leanest)
-    ]
+    advice = (rules.longest, rules.fastest, rules.sparsity, rules.overhead)
     sections = [
-        recommendations_section(*advice),
+        recommendations_section(*(rule(source) for rule in advice)),
         maxima.maxima(source),
         lengths.lengths(source),
         densities.against_length(source),
@@ -92,7 +90,7 @@ def extreme(source: Source) -> Document:
 def implementations(source: Source) -> Document:
     """Build the report on implementations: a comparison, and when to choose each one."""
     has_several = len({row.label for row in source.rows if row.time_s}) > 1
-    advice = rules.fastest(source), rules.longest(source), rules.ranks_pay(source)
+    advice = rules.fastest(source), rules.longest(source), rules.several_ranks(source)
     sections = [
         speeds.relative(source),
         growth.exponents(source),
@@ -109,7 +107,7 @@ def scaling(source: Source) -> Document:
     """Build the report on scaling: segments, ranks, theory and measurement, bottlenecks."""
     found, dilation = growth.over_ranks(source), segments.segments(source)
     sections = [
-        recommendations_section(rules.longest(source), rules.ranks_pay(source)),
+        recommendations_section(rules.longest(source), rules.several_ranks(source)),
         dilation,
         segments.curve(source),
         lengths.over_ranks(source),
@@ -117,5 +115,5 @@ def scaling(source: Source) -> Document:
         growth.exponents(source),
         bottleneck.bottleneck(source),
     ]
-    suits = found.has_content or dilation.has_content
-    return build_document("scaling", "Scaling", source, sections, suits)
+    has_rows = found.has_content or dilation.has_content
+    return build_document("scaling", "Scaling", source, sections, has_rows)

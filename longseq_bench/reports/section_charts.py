@@ -18,26 +18,26 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point, format_cell
 from longseq_bench.reports.groups import group_by_workload
 
-MOST_CHARTS = 12
+MAX_CHARTS = 12
 """Maximum number of charts in one section; the tables have all rows."""
 
 TOKENS, SPEEDUP, NAMES = Axis("Tokens", "tokens", True), Axis("Speed-up", "ratio"), Axis("", "text")
-Maker = Callable[[Sequence[R], str], Chart | None]
+ChartBuilder = Callable[[Sequence[R], str], Chart | None]
 
 
-def charts(source: Source, rows: Iterable[R], *makers: Maker[R]) -> list[Chart]:
-    """Return the charts of each workload among rows, at most MOST_CHARTS."""
-    groups = group_by_workload(rows)[: MOST_CHARTS // len(makers)]
-    made = (make(group, source.title(group[0])) for group in groups for make in makers)
-    return list(filter(None, made))
+def charts(source: Source, rows: Iterable[R], *builders: ChartBuilder[R]) -> list[Chart]:
+    """Return the charts of each workload among rows, at most MAX_CHARTS."""
+    groups = group_by_workload(rows)[: MAX_CHARTS // len(builders)]
+    found = (build(group, source.title(group[0])) for group in groups for build in builders)
+    return list(filter(None, found))
 
 
-def cut(rows: Iterable[Row], makers: int = 1) -> list[str]:
+def limit_note(rows: Iterable[Row], builders: int = 1) -> list[str]:
     """Return a sentence if there are more workloads than `charts` draws."""
-    groups, drawn = len(group_by_workload(rows)), MOST_CHARTS // makers
-    if groups <= drawn:
+    groups, max_groups = len(group_by_workload(rows)), MAX_CHARTS // builders
+    if groups <= max_groups:
         return []
-    return [f"Charts are of the first {drawn} of {groups} workloads; the tables have all."]
+    return [f"Charts are of the first {max_groups} of {groups} workloads; the tables have all."]
 
 
 # ---- sweeps ------------------------------------------------------------------------------------
@@ -55,40 +55,40 @@ def throughput(rows: Sequence[SweepRow], where: str) -> Chart | None:
     for r in rows:
         if r.tokens_per_s and r.time_s:
             low, high = _interval(r)
-            done = r.tokens_per_s * r.time_s
-            rates = (done / high, done / low) if low and high else (None, None)
+            tokens = r.tokens_per_s * r.time_s
+            rates = (tokens / high, tokens / low) if low and high else (None, None)
             points.append(Point(r.name, r.tokens, r.tokens_per_s, *rates))
     return _against_tokens("throughput", where, Axis("Tokens/s", "count", True), points, rows)
 
 
 def memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the peak of a rank against tokens, with the floor where all ran on one rank."""
+    """Chart the peak of a rank against tokens; with the floor if all rows ran on one rank."""
     points = [
         Point(r.name, r.tokens, r.peak_bytes) for r in rows if r.peak_bytes and r.status == "ok"
     ]
     guides = []
     if points and all(r.world_size == 1 for r in rows):
-        found = {p.x for p in points}
-        lengths = found if len(found) > 1 else found | {m.x for m in _failed(rows)}
+        measured = {p.x for p in points}
+        lengths = measured if len(measured) > 1 else measured | {m.x for m in _failed(rows)}
         guides = [Guide("floor", _line(lengths, lambda x: x * _floor_bytes(rows[0])))]
     return _against_tokens(
         "memory", where, Axis("Peak memory", "bytes", True), points, rows, guides
     )
 
 
-def pays(rows: Sequence[SweepRow], where: str) -> Chart | None:
+def speedup_by_length(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the speed-up over one rank against tokens."""
     points = [
         Point(r.name, r.tokens, r.speedup, r.speedup_low, r.speedup_high)
         for r in rows
         if r.speedup and r.world_size > 1
     ]
-    even = "as fast as one rank"
-    guides = [Guide(even, _line([p.x for p in points], lambda x: 1.0), even)] if points else []
+    name = "as fast as one rank"
+    guides = [Guide(name, _line([p.x for p in points], lambda x: 1.0), name)] if points else []
     return _against_tokens("speed-up", where, SPEEDUP, points, rows, guides)
 
 
-def speedup(rows: Sequence[SweepRow], where: str) -> Chart | None:
+def speedup_by_ranks(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the speed-up over one rank against ranks, with the ideal."""
     several = {r.label for r in rows if r.world_size > 1 and r.speedup}
     points = [
@@ -105,10 +105,10 @@ def speedup(rows: Sequence[SweepRow], where: str) -> Chart | None:
     return _chart("speed-up", where, Axis("Ranks", "count"), SPEEDUP, points, guides=[ideal])
 
 
-def shares(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
+def share_of_ideal(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
     """Chart the share of ideal against sparsity, per workload and length, longest first."""
     by_length = sorted(group_by(rows, attrgetter("tokens")).items(), reverse=True)
-    return [chart for _, some in by_length for chart in charts(source, some, _share)][:MOST_CHARTS]
+    return [chart for _, some in by_length for chart in charts(source, some, _share)][:MAX_CHARTS]
 
 
 def _share(rows: Sequence[SweepRow], where: str) -> Chart | None:
@@ -123,13 +123,13 @@ def _share(rows: Sequence[SweepRow], where: str) -> Chart | None:
     ]  # fmt: skip
     if not points:
         return None
-    ideal = Guide("what is skipped costs nothing", _line([p.x for p in points], lambda x: 1.0))
+    ideal = Guide("skipped work costs nothing", _line([p.x for p in points], lambda x: 1.0))
     axes = Axis("Sparsity (of pairs)", "share"), Axis("Share of ideal", "share")
     at = f"{where}, {format_tokens(rows[0].tokens)} tokens"
     return _chart("share-of-ideal", at, *axes, points, guides=[ideal])
 
 
-def each_peak(rows: Sequence[SweepRow], where: str) -> Chart | None:
+def rank_peaks(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the peak of each rank as bars, at the longest length that most rows ran."""
     several = [r for r in rows if r.world_size > 1 and r.rank_peaks and r.status == "ok"]
     if not several:
@@ -168,45 +168,45 @@ def roofline(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 # ---- longest lengths ---------------------------------------------------------------------------
 
-_APART = ("dtype", "causal", "batch", "heads", "kv_heads", "head_dim", "time_budget", "threads")
-_SORTS = {
+_IN_NAME = ("dtype", "causal", "batch", "heads", "kv_heads", "head_dim", "time_budget", "threads")
+_MAXIMA_KINDS = {
     "maxima": ("Max tokens", ""),
-    "maxima-over-inputs": ("Max tokens", "Longest lengths with results written over inputs"),
+    "maxima-over-inputs": ("Max tokens", "Longest lengths in place (outputs overwrite inputs)"),
     "maxima-fits": (
         "Tokens that fit",
         "Longest lengths that fit in memory (fit only: not checked or timed)",
     ),
 }
-"""Sorts of maxima, confirmed ones first: name of the axis, and start of the title if it differs.
-A chart has maxima of one sort only."""
+"""Kinds of maxima, confirmed ones first: name of the axis, and start of the title if it differs.
+A chart has maxima of one kind only."""
 
 
-def _sort(row: SearchRow) -> str:
+def _maxima_kind(row: SearchRow) -> str:
     if row.fit_only:
         return "maxima-fits"
     return "maxima" if row.is_full_pass else "maxima-over-inputs"
 
 
-def _sorted(source: Source) -> list[SearchRow]:
-    return sorted(source.maxima, key=lambda row: list(_SORTS).index(_sort(row)))
+def _order_by_kind(source: Source) -> list[SearchRow]:
+    return sorted(source.maxima, key=lambda row: list(_MAXIMA_KINDS).index(_maxima_kind(row)))
 
 
 def maxima(source: Source) -> list[Chart]:
     """Chart longest lengths as bars, with the tokens whose floor fills the budget.
 
-    A chart per sort, machine, device, mode and budget; other differences are named at the bar.
+    One chart per kind, machine, device, mode and budget; the names of bars have other differences.
     """
     same = attrgetter("fingerprint", "device", "mode", "memory_budget")
-    together = group_by(_sorted(source), lambda row: (_sort(row), same(row)))
-    made = (_maxima(source, rows) for rows in together.values())
-    return list(filter(None, made))[:MOST_CHARTS]
+    groups = group_by(_order_by_kind(source), lambda row: (_maxima_kind(row), same(row)))
+    found = (_maxima(source, rows) for rows in groups.values())
+    return list(filter(None, found))[:MAX_CHARTS]
 
 
 def _maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
-    apart = [name for name in _APART if len({getattr(row, name) for row in rows}) > 1]
+    differing = [name for name in _IN_NAME if len({getattr(row, name) for row in rows}) > 1]
 
     def name(row: SearchRow) -> str:
-        return ", ".join([row.name, *(_describe(row, field) for field in apart)])
+        return ", ".join([row.name, *(_describe(row, field) for field in differing)])
 
     points = [
         Point(name(r), 0, r.max_tokens, words=f"limited by {r.limited_by}")
@@ -214,15 +214,15 @@ def _maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
         if r.max_tokens
     ]
     failures = [
-        Mark(name(r), 0, f"no length passed, limited by {r.limited_by}") for r in _without(rows)
+        Mark(name(r), 0, f"no length passed, limited by {r.limited_by}") for r in _failed_all(rows)
     ]
     floors = tuple(Point(name(r), 0, r.floor_tokens) for r in rows if r.floor_tokens)
     row = rows[0]
     budget = f", {format_bytes(row.memory_budget)} budget a rank" if row.memory_budget else ""
     where = f"{row.mode}, {row.device}{budget}{source.machine_suffix(row.fingerprint)}"
-    axis, title = _SORTS[_sort(row)]
+    axis, title = _MAXIMA_KINDS[_maxima_kind(row)]
     return _chart(
-        _sort(row), where, NAMES, Axis(axis, "tokens"), points, failures,
+        _maxima_kind(row), where, NAMES, Axis(axis, "tokens"), points, failures,
         [Guide("floor", floors)] if floors else [], "bars", title,
     )  # fmt: skip
 
@@ -236,27 +236,28 @@ def _describe(row: Row, name: str) -> str:
     return str(value) if name == "dtype" else f"{name} {value}"
 
 
-def _without(rows: Sequence[SearchRow]) -> list[SearchRow]:
+def _failed_all(rows: Sequence[SearchRow]) -> list[SearchRow]:
     """Return supported searches in which no length passed."""
     return [r for r in rows if not r.max_tokens and r.limited_by != "unsupported"]
 
 
 def over_ranks(source: Source) -> list[Chart]:
-    """Chart longest lengths against ranks, one chart per sort."""
-    by_sort = group_by(_sorted(source), _sort).values()
-    return [chart for rows in by_sort for chart in charts(source, rows, _over_ranks)][:MOST_CHARTS]
+    """Chart longest lengths against ranks, one chart per kind."""
+    by_kind = group_by(_order_by_kind(source), _maxima_kind).values()
+    return [chart for rows in by_kind for chart in charts(source, rows, _over_ranks)][:MAX_CHARTS]
 
 
 def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
     points = [Point(r.label, r.world_size, r.max_tokens) for r in rows if r.max_tokens]
-    failures = [Mark(r.label, r.world_size, "no length passed") for r in _without(rows)]
+    failures = [Mark(r.label, r.world_size, "no length passed") for r in _failed_all(rows)]
     if len({p.x for p in points} | {m.x for m in failures}) < 2:
         return None
     floors = sorted({(r.world_size, r.floor_tokens) for r in rows if r.floor_tokens})
     theory = Guide("theory: the floor", tuple(Point("", float(x), float(y)) for x, y in floors))
-    axis, title = _SORTS[_sort(rows[0])]
+    kind = _maxima_kind(rows[0])
+    axis, title = _MAXIMA_KINDS[kind]
     return _chart(
-        f"{_sort(rows[0])}-over-ranks", where, Axis("Ranks", "count", log=True),
+        f"{kind}-over-ranks", where, Axis("Ranks", "count", log=True),
         Axis(axis, "tokens", log=True), points, failures, [theory] if floors else [],
         title=title and f"{title} against ranks",
     )  # fmt: skip
@@ -283,7 +284,7 @@ def _chart(
     failures: Sequence[Mark] = (), guides: Sequence[Guide] = (), shape: str = "lines",
     title: str = "",
 ) -> Chart | None:  # fmt: skip
-    """Make a chart; None without points. title: its start, if not the names of the axes."""
+    """Build a chart; None without points.  title: its start, if not the names of the axes."""
     if not points:
         return None
     # keep the capitals of a name like FLOPs
@@ -292,7 +293,7 @@ def _chart(
     title = f"{title or y.name + across}: {where[0].lower() + where[1:]}"
     words = _values(y, points)
     if n := len(failures):
-        searches = f"search{'es' if n > 1 else ''} passed at no length"
+        searches = f"search{'es' if n > 1 else ''} without a length that passed"
         trials = f"trial{'s' if n > 1 else ''} failed"
         words += f"; {n} {searches if name.startswith('maxima') else trials}"
     kept = tuple(points), tuple(failures), tuple(guides)
@@ -302,12 +303,12 @@ def _chart(
 def _values(y: Axis, points: Sequence[Point]) -> str:
     """Describe the points, for readers who can't see the chart."""
     series = len({p.series for p in points})
-    least, most = min(points, key=lambda p: p.y), max(points, key=lambda p: p.y)
+    lowest, highest = min(points, key=lambda p: p.y), max(points, key=lambda p: p.y)
     if len(points) == 1:
-        return f"{y.name} of {most.series}: {format_cell(most.y, y.kind)}"
+        return f"{y.name} of {highest.series}: {format_cell(highest.y, y.kind)}"
     return (
-        f"{y.name} of {series} series, from {format_cell(least.y, y.kind)} ({least.series}) to "
-        f"{format_cell(most.y, y.kind)} ({most.series})"
+        f"{y.name} of {series} series, from {format_cell(lowest.y, y.kind)} ({lowest.series}) "
+        f"to {format_cell(highest.y, y.kind)} ({highest.series})"
     )
 
 
@@ -325,11 +326,11 @@ def _interval(row: SweepRow) -> tuple[float | None, float | None]:
 
 def _line(xs: Iterable[float], height: Callable[[float], float]) -> tuple[Point, ...]:
     """Return the ends of a line over all x."""
-    every = list(xs)
-    return tuple(Point("", float(x), height(x)) for x in (min(every), max(every)))
+    values = list(xs)
+    return tuple(Point("", float(x), height(x)) for x in (min(values), max(values)))
 
 
 def _floor_bytes(row: SweepRow) -> int:
-    """Return the bytes of a token that no exact attention can do without."""
+    """Return the bytes per token that any exact attention needs."""
     names = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode")
     return floor_bytes_per_token(Workload(seq_len=1, **{n: getattr(row, n) for n in names}))

@@ -1,27 +1,27 @@
-"""Parts of sentences that sections share: limits of their number, and rankings with ties."""
+"""Parts of sentences that sections share: limits on their number, and rankings with ties."""
 
 from collections.abc import Callable, Iterable, Sequence
 
 from longseq_bench.analysis.row import R
 
-MOST_SAID = 50
+MAX_SENTENCES = 50
 """Maximum number of sentences of one kind, and of names in one sentence."""
 
 
 def limit_sentences(sentences: Iterable[str]) -> list[str]:
-    """Return the first MOST_SAID sentences of one kind, then the number of further ones."""
+    """Return the first MAX_SENTENCES sentences of one kind, then the number of further ones."""
     known = list(sentences)
-    more = len(known) - MOST_SAID
+    more = len(known) - MAX_SENTENCES
     if more <= 0:
         return known
-    return [*known[:MOST_SAID], f"… and {more:,} more of this kind; the tables have them."]
+    return [*known[:MAX_SENTENCES], f"… and {more:,} more of this kind; the tables have them."]
 
 
 def join_names(names: Iterable[str], between: str = ", ") -> str:
-    """Return the first MOST_SAID names of a sentence, then the number of further ones."""
+    """Return the first MAX_SENTENCES names of a sentence, then the number of further ones."""
     named = list(names)
-    more = len(named) - MOST_SAID
-    return between.join(named if more <= 0 else [*named[:MOST_SAID], f"… and {more:,} more"])
+    more = len(named) - MAX_SENTENCES
+    return between.join(named if more <= 0 else [*named[:MAX_SENTENCES], f"… and {more:,} more"])
 
 
 def format_range(values: Sequence[float], write: Callable[[float], str]) -> str:
@@ -32,8 +32,8 @@ def format_range(values: Sequence[float], write: Callable[[float], str]) -> str:
 def find_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) -> list[R]:
     """Return the best row and those whose intervals overlap with its own.
 
-    ordered: rows, the best first.  low, high: fields of the bounds; a missing bound rules out
-    nothing.  largest: the best has the largest value, not the smallest.
+    ordered: rows, the best first.  low, high: fields of the bounds; a missing bound
+    overlaps.  largest: the best has the largest value, not the smallest.
     """
     own, other = (low, high) if largest else (high, low)
     end = getattr(ordered[0], own)
@@ -49,12 +49,12 @@ def describe_best(
     ordered: Sequence[R], ties: Sequence[R], verbs: tuple[str, str], words: Callable[[R], str],
     kind: str = "", after: str = "the next is ",
 ) -> str:  # fmt: skip
-    """Name the best of several rows and the next one; or the ties, which can't be told apart.
+    """Name the best of several rows and the next one; or all rows that tie for the best.
 
     verbs: what one row does and what several do: ("scales best", "scale best").
-    kind: words for what all rows are.  after: words before the next one.
+    kind: words for all of the rows.  after: words before the next one.
     """
     if len(ties) > 1:
-        return f"these {verbs[1]} and can't be told apart: {join_names(map(words, ties))}"
+        return f"these {verbs[1]} (tie: their intervals overlap): {join_names(map(words, ties))}"
     one, two = (words(row) for row in ordered[:2])
     return f"{one} {verbs[0]} of {len(ordered)}{kind}, {after}{two}"

@@ -501,7 +501,7 @@ def test_the_baseline_runs_on_as_many_ranks_or_else_on_the_fewest() -> None:
 
 def test_a_baseline_that_is_not_there_or_not_one() -> None:
     several = sweep_rows([make.record(make.trial("ring", options={"chunk": c})) for c in (1, 2)])
-    with pytest.raises(UserError, match=r"'ring' may mean 'ring chunk=1', 'ring chunk=2'; name"):
+    with pytest.raises(UserError, match=r"ambiguous: 'ring chunk=1', 'ring chunk=2'; name"):
         speeds(several, "ring")
     assert speeds(several, "ring chunk=2") == [1.0, 1.0]
     with pytest.raises(UnknownNameError, match=r"unknown baseline 'rung'.*did you mean 'ring'"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.analysis.scaling import complexities, power_law, reached
+from longseq_bench.analysis.scaling import complexities, maxima_on_ranks, power_law
 from longseq_bench.analysis.searches import search_rows
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.cost import attention_flops
@@ -29,7 +29,7 @@ def searched(
 
 def test_theory_expectation_and_what_was_found_stand_together_by_ranks() -> None:
     records = searched(4, 25_000, 25_100) + searched(1, 8_000, 8_050) + searched(2, 15_000, 15_100)
-    found = reached(search_rows(records))
+    found = maxima_on_ranks(search_rows(records))
     floor = 64 * MIB // (2 * 16 * 64 * 4)
     assert [(r.world_size, r.theory, r.expected, r.actual) for r in found] == [
         (1, floor, 8_000, 8_000), (2, 2 * floor, 16_000, 15_000), (4, 4 * floor, 32_000, 25_000),
@@ -40,7 +40,8 @@ def test_theory_expectation_and_what_was_found_stand_together_by_ranks() -> None
 def test_without_one_rank_nothing_is_expected_and_others_are_not_mixed_in() -> None:
     records = searched(2, 15_000, 15_100) + searched(1, 9_000, 9_100, "ulysses")
     records += searched(1, 7_000, 7_100, mode="train")
-    by_name = {(r.label, r.world_size, r.actual): r.expected for r in reached(search_rows(records))}
+    found = maxima_on_ranks(search_rows(records))
+    by_name = {(one.label, one.world_size, one.actual): one.expected for one in found}
     assert by_name["ring", 2, 15_000] is None
     assert by_name["ulysses", 1, 9_000] == 9_000
 

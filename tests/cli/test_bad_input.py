@@ -208,7 +208,7 @@ def test_a_baseline_that_means_several_is_refused_before_anything_runs(capfd: Ca
         TAIL + "tokens: 32\nbaseline: ring\nimplementations:\n  - ring: {chunk: [16, 32]}\n"
     )
     said = refusal(capfd, "sweep", "bad.yaml", "--out", "out")
-    assert "baseline 'ring' may mean 'ring chunk=16', 'ring chunk=32'" in said
+    assert "baseline 'ring' is ambiguous: 'ring chunk=16', 'ring chunk=32'" in said
     assert not Path("out").exists()
 
 

@@ -252,7 +252,7 @@ def test_many_places_share_characters_and_it_is_said() -> None:
     assert len(line) == 20
     assert line == "".join(sorted(line))
     assert set(line) == set("▁▂▃▄▅▆▇█")
-    assert any("a character is the median of several" in line for line in told)
+    assert any("each character is a median of several values" in line for line in told)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -285,7 +285,7 @@ def hostile() -> Document:
     cells: tuple[Cell, ...] = (HOSTILE, HOSTILE, 5)
     table = Table(HOSTILE, (Column(HOSTILE), Column(HOSTILE), Column(HOSTILE, "count")), (cells,))
     lines = chart(
-        name=HOSTILE, title=HOSTILE, said=HOSTILE, x=Axis(HOSTILE, "tokens"),
+        name=HOSTILE, title=HOSTILE, description=HOSTILE, x=Axis(HOSTILE, "tokens"),
         y=Axis(HOSTILE, "seconds"), points=(Point(HOSTILE, 1, 1.0), Point(HOSTILE, 2, 2.0)),
         failures=(Mark(HOSTILE, 3, HOSTILE),), guides=(Guide(HOSTILE, (Point(HOSTILE, 1, 1.0),)),),
     )  # fmt: skip

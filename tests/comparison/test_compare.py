@@ -97,7 +97,7 @@ def test_less_than_the_least_effect_is_not_told() -> None:
     exact = [0.1 + i * 1e-6 for i in range(5)]
     a, b = rounds(times=exact), rounds(times=[1.03 * t for t in exact])
     assert only(compare(a, b)).verdict == "slower"
-    assert only(compare(a, b, least=0.05)).verdict == "same"
+    assert only(compare(a, b, min_change=0.05)).verdict == "same"
 
 
 def test_all_rows_are_tested_together() -> None:
@@ -186,7 +186,7 @@ def test_unlike_machines_are_refused_unless_told(field: dict[str, Any]) -> None:
         UserError, match=r"measured on different machines \(.* and .*\); --across-machines"
     ):
         compare(rounds(), b)
-    found = compare(rounds(), b, across=True)
+    found = compare(rounds(), b, any_machine=True)
     assert only(found).verdict == "slower"
     assert len(found.differences) == 1
 
@@ -194,7 +194,7 @@ def test_unlike_machines_are_refused_unless_told(field: dict[str, Any]) -> None:
 def test_across_prefers_the_same_machine() -> None:
     other = make.environment("beta")
     b = rounds(times=times(1.5)) + rounds(times=times(9), where=other, at="2027-01-01T00:00:00Z")
-    assert only(compare(rounds(), b, across=True)).ratio == pytest.approx(1.5)
+    assert only(compare(rounds(), b, any_machine=True)).ratio == pytest.approx(1.5)
     assert len(compare(rounds(), b).only_b) == 1
 
 
@@ -227,7 +227,7 @@ def test_what_is_in_both_on_unlike_machines_is_in_neither_alone() -> None:
     text = FORMATS.get("md")(comparison_document(found))["compare.md"]
     assert "## In both, on different machines" in text
     assert "\n- sdpa at 128\n- ring at 64\n- sdpa, a search\n" in text
-    every = compare(a, b + away, across=True)
+    every = compare(a, b + away, any_machine=True)
     assert (every.other_machines, len(every.times), len(every.maxima)) == ((), 3, 1)
     check_gate(every)
 

@@ -12,14 +12,14 @@ from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
 from longseq_bench.reports.render._vega import (
     BAR,
-    MOST_POINTS,
-    MOST_SERIES,
+    MAX_POINTS,
+    MAX_SERIES,
     axes,
-    left_out,
+    count_left_out,
     spec,
     svg,
 )  # fmt: skip
-from longseq_bench.reports.section_charts import MOST_CHARTS, cut
+from longseq_bench.reports.section_charts import MAX_CHARTS, limit_note
 from tests import make
 from tests.reports import examples
 from tests.reports.examples import rich
@@ -75,26 +75,26 @@ def test_a_picture_says_its_names_and_no_more() -> None:
 
 
 def test_what_there_is_no_room_for_is_counted() -> None:
-    many = lines(*(Point(f"s{i}", 1024, 1.0) for i in range(MOST_SERIES + 5)))
-    assert left_out(many) == 5
-    assert len({row["s"] for row in rows(many)}) == MOST_SERIES
-    long = lines(*(Point("s", i + 1, 1.0) for i in range(MOST_POINTS + 10)))
-    assert len(rows(long)) == MOST_POINTS
+    many = lines(*(Point(f"s{i}", 1024, 1.0) for i in range(MAX_SERIES + 5)))
+    assert count_left_out(many) == 5
+    assert len({row["s"] for row in rows(many)}) == MAX_SERIES
+    long = lines(*(Point("s", i + 1, 1.0) for i in range(MAX_POINTS + 10)))
+    assert len(rows(long)) == MAX_POINTS
 
 
 def test_charts_of_workloads_that_are_not_drawn_are_said() -> None:
     records = [
         make.record(make.trial("sdpa", 1024 * k, heads=h))
-        for h in range(1, MOST_CHARTS + 3)
+        for h in range(1, MAX_CHARTS + 3)
         for k in (1, 2)
     ]
     found = sweep_rows(records)
-    assert cut(found)
-    assert not cut(found[:4])
+    assert limit_note(found)
+    assert not limit_note(found[:4])
     (document,) = documents(records)
     swept = next(s for s in document.sections if s.title == "Lengths swept")
-    assert len(swept.charts) <= MOST_CHARTS
-    assert len(swept.tables) == MOST_CHARTS + 2
+    assert len(swept.charts) <= MAX_CHARTS
+    assert len(swept.tables) == MAX_CHARTS + 2
 
 
 # ---- failures where little passed ----------------------------------------------------------------

@@ -16,7 +16,7 @@ MOST = 3
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("wording", "sections.ranks"):
-        monkeypatch.setattr(f"longseq_bench.reports.{module}.MOST_SAID", MOST)
+        monkeypatch.setattr(f"longseq_bench.reports.{module}.MAX_SENTENCES", MOST)
 
 
 def hung(seq_len: int, **fields: int) -> Record:
@@ -55,8 +55,8 @@ def timed(workloads: int) -> list[Record]:
 def test_a_page_of_many_workloads_is_no_longer_than_one_of_fewer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(html_format, "MOST_TABLES", 20)
-    monkeypatch.setattr(html_format, "MOST_PLAIN", 50)
+    monkeypatch.setattr(html_format, "MAX_TABLES", 20)
+    monkeypatch.setattr(html_format, "MAX_PLAIN_ROWS", 50)
     few, many = (build(timed(n)).without_charts() for n in (21, 41))
     assert abs(len(page(many)) - len(page(few))) < 1000
     assert "There is 1 more table" in page(few)

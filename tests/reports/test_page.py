@@ -184,7 +184,7 @@ def test_what_can_be_read_without_scripts() -> None:
     words = "".join(text for tag, text in parts.texts if tag not in ("script", "style"))
     for said in ("Said first.", "One.", "Words.", "By time", "hilbert 16", "500 ms ±20 %"):
         assert said in words
-    assert "Time by tokens. It is drawn where scripts may run" in words
+    assert "Time by tokens. The chart needs JavaScript" in words
     assert [a.get("class") for a in parts.of("td")][1::3] == [
         f"status is-{row[1]}" for row in ROWS
     ]  # fmt: skip
@@ -193,9 +193,9 @@ def test_what_can_be_read_without_scripts() -> None:
 def test_a_chart_says_what_its_signs_mean_and_what_it_lacks() -> None:
     names = tuple(f"way {i}" for i in range(40))
     words = page(Document("x", "x", [], [Section("x", charts=[chart(names)])]))
-    assert "× at the top: a length that failed; Failures says how." in words
+    assert "× at the top: a length that failed; see Failures." in words
     assert "Dashed grey: computed, not measured." in words
-    assert "Not drawn for want of room: 8 of 40 series." in words
+    assert "Not drawn, to keep the chart readable: 8 of 40 series." in words
 
 
 def test_values_sort_before_words_and_words_by_their_numbers() -> None:
@@ -213,19 +213,19 @@ def test_a_long_table_is_data_beside_its_first_rows(monkeypatch: pytest.MonkeyPa
     assert label["dict"] == [NASTY[2], *(f"way {i}" for i in range(7))]
     assert tokens["codes"] == list(range(5000))
     assert seconds["codes"][3] == -1
-    monkeypatch.setattr(html_format, "MOST_ROWS", 700)
+    monkeypatch.setattr(html_format, "MAX_ROWS", 700)
     assert "Here are the first 700 of 5,000 rows; the report in CSV has all." in page(long())
 
 
 def test_data_that_is_too_much_is_cut_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html_format, "MOST_BYTES", 30_000)
+    monkeypatch.setattr(html_format, "MAX_BYTES", 30_000)
     written = page(long())
     (data,) = re.findall(r'<script type="application/json">(.*?)</script>', written)
     held = len(json.loads(data)[0]["codes"])
     assert len(data) <= 30_000
     assert 1000 < held < 5000
     assert f"Here are the first {held:,} of 5,000 rows" in written
-    monkeypatch.setattr(html_format, "MOST_BYTES", 500)
+    monkeypatch.setattr(html_format, "MAX_BYTES", 500)
     assert "Here are the first 200 of 5,000 rows" in page(long())
     assert '<script type="application/json">' not in page(long())
 
@@ -597,4 +597,4 @@ def test_a_served_page_grows_and_keeps_what_its_reader_has_set(
         assert reader.complaints() == []
     finally:
         served.close()
-    reader.waits(f"{STATE}.startsWith('No answer')")
+    reader.waits(f"{STATE}.startsWith('The server does not answer')")

@@ -58,7 +58,7 @@ def test_a_figure_that_is_missing_has_its_reason() -> None:
     document = build([untimed, make.record(make.trial("ring"), blind), spread_out])
     missing = [row for row in rows(document, "Failures") if "Not measured" in row]
     reasons = [(r["Implementation"], r["Not measured"], r["Reason"]) for r in missing]
-    assert ("sdpa", "time", "none was asked (repeats 0)") in reasons
+    assert ("sdpa", "time", "none was requested (repeats 0)") in reasons
     assert ("ring", "peak", "no clear_refs here") in reasons
     assert [what for name, what, _ in reasons if name == "sdpa"] == [
         "time", "peak", "max_error", "compute_time", "bytes_sent",
@@ -277,7 +277,7 @@ def test_published_figures_stand_beside_ours_with_their_source() -> None:
     })  # fmt: skip
     of = make.trial("ring", 1, {"chunk": 64}, memory_budget=BUDGET)
     other = make.trial("ring", 1, {"chunk": 32}, memory_budget=BUDGET)
-    document = build([*found(8000, of), *found(9000, other)], elsewhere=beside)
+    document = build([*found(8000, of), *found(9000, other)], published=beside)
     shown = rows(document, "Longest lengths")
     assert [(r["Published max"], r["Ratio to published"]) for r in shown] == [
         (4000, 2.0),

@@ -2,7 +2,7 @@
 
 One description makes both the picture of a Markdown report and the chart of an HTML page, so that
 both show the same figures. Names of series are data in it, never part of an expression.
-Formats import this module when they draw: its name keeps the registry from importing Altair.
+Formats import this module only to draw; the underscore keeps the registry from importing it.
 """
 
 import math
@@ -22,11 +22,11 @@ PALETTE = (
 DASHES: tuple[list[int], ...] = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 SHAPES = ("circle", "square", "triangle-up", "diamond")
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
-MOST_SERIES, MOST_POINTS = len(PALETTE) * len(DASHES), 2000
+MAX_SERIES, MAX_POINTS = len(PALETTE) * len(DASHES), 2000
 WIDTH, HEIGHT, BAR = 620, 320, 26
-LETTER, LINE, MOST_LINES = 6, 13, 6
+LETTER, LINE, MAX_LINES = 6, 13, 6
 """For the names of bars: width of a letter (px), height of a line (px), maximum number of lines."""
-MOST_TICKS = 9
+MAX_TICKS = 9
 """Maximum number of lengths or ranks for which each gets its own tick."""
 
 _LABELS: dict[Kind, str] = {
@@ -46,11 +46,12 @@ _LABELS: dict[Kind, str] = {
 TIP, GREY = [alt.Tooltip("w:N", title=" ")], "#888888"
 Datasets = dict[str, list[dict[str, Any]]]
 """Rows of a chart, by the names that its layers use."""
-LEAST = 1e-250
+MIN_MAGNITUDE = 1e-250
+"""Smallest absolute value that a scale can hold, except 0; its inverse is the largest."""
 
 
 def svg(chart: Chart) -> str:
-    """A picture with its legend, on white, with its description for screen readers."""
+    """Draw a chart with its legend, on white, with its description for screen readers."""
     import vl_convert
 
     return str(vl_convert.vegalite_to_svg(spec(chart, page=False)))
@@ -67,7 +68,7 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
     if chart.shape == "bars":
         room = 260 if page else 420
         layers = _bars(chart, datasets, room)
-        height = max(BAR, LINE * _lines(chart, room) + 6) * max(len(_shown(chart)), 2)
+        height = max(BAR, LINE * _count_lines(chart, room) + 6) * max(len(_shown(chart)), 2)
     else:
         layers = _plot(chart, datasets, legend=not page)
     layers = [layer.transform_filter("indexof(hidden, datum.s) < 0") for layer in layers]
@@ -78,7 +79,7 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
     guides = [] if chart.shape == "bars" else _guides(chart, datasets)
     whole = alt.layer(*layers, *guides).add_params(alt.param(name="hidden", value=[]))
     whole = whole.properties(
-        height=height, width="container" if page else WIDTH, description=chart.said
+        height=height, width="container" if page else WIDTH, description=chart.description
     )
     if not page:
         whole = whole.properties(title=chart.title, background="white", padding=8)
@@ -95,44 +96,44 @@ def colours(chart: Chart) -> dict[str, tuple[str, list[int]]]:
 
 
 def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return scale and labels, "linear" and "log", of the axes ("x", "y") that can be both."""
+    """Return scale and labels, "linear" and "log", of the axes ("x", "y") that allow both."""
     chart = _clean(chart)
     ends = {"x": [p.x for p in chart.points], "y": [p.y for p in chart.points]}
     ends["y"] += [p.low for p in chart.points if p.low is not None]
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for name, values in ends.items():
         if chart.shape != "bars" and values and min(values) > 0:
-            for how in ("linear", "log"):
-                begun = replace(getattr(chart, name), log=how == "log")
-                made = _axis(name, replace(chart, **{name: begun})).to_dict()
-                parts = {part: made[part] for part in ("scale", "axis")}
-                found.setdefault(name, {})[how] = parts
+            for scale in ("linear", "log"):
+                axis = replace(getattr(chart, name), log=scale == "log")
+                channel = _axis(name, replace(chart, **{name: axis})).to_dict()
+                parts = {part: channel[part] for part in ("scale", "axis")}
+                found.setdefault(name, {})[scale] = parts
     return found
 
 
-def left_out(chart: Chart) -> int:
-    """Return the number of series that the chart has no room for."""
+def count_left_out(chart: Chart) -> int:
+    """Return the number of series above MAX_SERIES, which are not drawn."""
     return len(chart.series) - len(_shown(chart))
 
 
 def notes(chart: Chart) -> Iterator[str]:
-    """Return sentences on the meaning of the chart's signs, and on what it leaves out."""
+    """Yield sentences on the marks of a chart, and on series and points that it leaves out."""
     if chart.failures and chart.shape == "bars":
-        yield "× at the left: failed; Failures says how."
+        yield "× at the left: failed; see Failures."
     elif chart.failures:
-        what = "a length that failed" if chart.x.kind == "tokens" else "nothing passed there"
-        yield f"× at the top: {what}; Failures says how."
+        meaning = "a length that failed" if chart.x.kind == "tokens" else "no length passed"
+        yield f"× at the top: {meaning}; see Failures."
     if chart.guides:
         sign = "Grey tick" if chart.shape == "bars" else "Dashed grey"
-        yield f"{sign}: {'; '.join(dict.fromkeys(guide.said for guide in chart.guides))}."
-    if more := left_out(chart):
-        yield f"Not drawn for want of room: {more} of {len(chart.series)} series."
-    if len(chart.points) > MOST_POINTS:
-        yield f"Only the first {MOST_POINTS:,} of {len(chart.points):,} points are drawn."
+        yield f"{sign}: {'; '.join(dict.fromkeys(guide.description for guide in chart.guides))}."
+    if more := count_left_out(chart):
+        yield f"Not drawn, to keep the chart readable: {more} of {len(chart.series)} series."
+    if len(chart.points) > MAX_POINTS:
+        yield f"Only the first {MAX_POINTS:,} of {len(chart.points):,} points are drawn."
 
 
 def _shown(chart: Chart) -> list[str]:
-    return chart.series[:MOST_SERIES]
+    return chart.series[:MAX_SERIES]
 
 
 def _plot(chart: Chart, datasets: Datasets, legend: bool) -> list[alt.Chart]:
@@ -152,7 +153,7 @@ def _plot(chart: Chart, datasets: Datasets, legend: bool) -> list[alt.Chart]:
 
 
 def _crosses(chart: Chart, datasets: Datasets, **encoding: Any) -> list[alt.Chart]:
-    """Draw a cross for each failure; those of one length are below each other."""
+    """Draw a cross for each failure; crosses at one length are drawn one below the other."""
     rows = _cross_rows(chart)
     marks = [
         {"s": m.series, "x": m.x, "row": rows[m.series], "w": f"{m.series}: {m.words}"}
@@ -161,7 +162,7 @@ def _crosses(chart: Chart, datasets: Datasets, **encoding: Any) -> list[alt.Char
     ]
     if not marks:
         return []
-    crosses = _chart(marks[:MOST_POINTS], datasets).encode(**encoding, tooltip=TIP)
+    crosses = _chart(marks[:MAX_POINTS], datasets).encode(**encoding, tooltip=TIP)
     return [crosses.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1)]
 
 
@@ -172,7 +173,7 @@ def _cross_rows(chart: Chart) -> dict[str, int]:
 
 
 def _bars(chart: Chart, datasets: Datasets, room: int) -> list[alt.Chart]:
-    """Make a bar per series with its interval, a tick per guide, and a cross per failure.
+    """Draw a bar per series with its interval, a tick per guide, and a cross per failure.
 
     room: width for the names (px).
     """
@@ -198,15 +199,15 @@ def _names(chart: Chart, room: int) -> alt.Axis:
     letters = room // LETTER
     if all(len(name) <= letters for name in _shown(chart)):
         return alt.Axis(labelLimit=room)
-    pattern = _lines_of(letters).replace("\\", "\\\\")
-    cut = f"truncate(datum.label, {MOST_LINES * letters}, 'center')"
+    pattern = _line_pattern(letters).replace("\\", "\\\\")
+    cut = f"truncate(datum.label, {MAX_LINES * letters}, 'center')"
     wrapped = f"replace({cut}, regexp('{pattern}', 'gu'), '$1$2\\n')"
     words = f"split(trim({wrapped}), '\\n')"
     middle = {
         # centre the lines on the bar; by default the first line is at the bar, the others below
         "condition": [
             {"test": f"length({words}) === {n}", "value": -LINE * (n - 1) / 2}
-            for n in range(2, _lines(chart, room) + 1)
+            for n in range(2, _count_lines(chart, room) + 1)
         ],
         "value": 0,
     }
@@ -215,18 +216,18 @@ def _names(chart: Chart, room: int) -> alt.Axis:
     )  # fmt: skip
 
 
-def _lines(chart: Chart, room: int) -> int:
-    """Return how many lines the longest name of a bar takes."""
+def _count_lines(chart: Chart, room: int) -> int:
+    """Return the largest number of lines that a name of a bar takes."""
     letters = room // LETTER
-    most, half = MOST_LINES * letters, (MOST_LINES * letters - 1) // 2
+    limit, half = MAX_LINES * letters, (MAX_LINES * letters - 1) // 2
     lines = 1
     for name in _shown(chart):
-        cut = name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
-        lines = max(lines, len(re.findall(_lines_of(letters), cut)))
+        cut = name if len(name) <= limit else f"{name[:half]}…{name[-half:]}"
+        lines = max(lines, len(re.findall(_line_pattern(letters), cut)))
     return lines
 
 
-def _lines_of(letters: int) -> str:
+def _line_pattern(letters: int) -> str:
     """Return a pattern for one line of a name; it breaks at spaces if words are short enough."""
     return rf"(.{{1,{letters}}})(?:\s+|$)|(.{{{letters}}})"
 
@@ -259,8 +260,8 @@ def _row(chart: Chart, p: Point) -> dict[str, Any]:
 def _clean(chart: Chart) -> Chart:
     """Return the part of the chart that is drawn.
 
-    Control characters are replaced: the renderer would end the process on them. Values that no
-    scale can hold, which are not finite, too large or too small, are left out.
+    Control characters are replaced: the renderer would end the process on them. Values that are
+    not finite, too large or too small for a scale are left out.
     """
     shown = set(_shown(chart))
 
@@ -268,7 +269,7 @@ def _clean(chart: Chart) -> Chart:
         return "".join(c if c.isprintable() else " " for c in text)
 
     def drawable(value: float) -> bool:
-        return value == 0 or LEAST < abs(value) < 1 / LEAST
+        return value == 0 or MIN_MAGNITUDE < abs(value) < 1 / MIN_MAGNITUDE
 
     def point(p: Point) -> Point:
         low, high = (
@@ -280,8 +281,8 @@ def _clean(chart: Chart) -> Chart:
     return replace(
         chart,
         title=words(chart.title),
-        said=words(chart.said),
-        points=tuple(map(point, points[:MOST_POINTS])),
+        description=words(chart.description),
+        points=tuple(map(point, points[:MAX_POINTS])),
         failures=tuple(
             Mark(words(m.series), float(m.x), words(m.words))
             for m in chart.failures
@@ -299,7 +300,7 @@ def _clean(chart: Chart) -> Chart:
 
 
 def _chart(rows: list[dict[str, Any]], datasets: Datasets) -> alt.Chart:
-    """A chart with its rows kept separately: Altair would copy and check them at every step."""
+    """Return a chart with its rows in `datasets`: Altair would copy and check them at each step."""
     name = f"rows {len(datasets)}"
     datasets[name] = rows
     return alt.Chart(alt.NamedData(name=name))
@@ -307,43 +308,43 @@ def _chart(rows: list[dict[str, Any]], datasets: Datasets) -> alt.Chart:
 
 def _axis(name: str, chart: Chart) -> Any:
     """Return the channel of "x" or "y" with its scale and labels."""
-    across = name == "x"
+    is_x = name == "x"
     axis, values = getattr(chart, name), [getattr(p, name) for p in chart.points]
     kind: dict[str, Any] = {"type": "linear", "zero": False, "nice": False, "padding": 12}
     if axis.log and values and min(values) > 0:
         kind = kind | {"type": "log", "base": 2 if axis.kind == "tokens" else 10}
         del kind["zero"]
     crosses = _cross_rows(chart)
-    if crosses and not across:
-        # a separate position: a name on a point would seem to belong to that point
+    if crosses and not is_x:
+        # below the crosses, because a cross on a point would seem to belong to that point
         kind["range"] = [HEIGHT, max(crosses.values())]
     words = _label(axis.kind, log=kind["type"] == "log")
     label = alt.Axis(labelExpr=words, title=axis.name, labelOverlap=True)
-    if crosses and across:
-        label.grid = False  # else it would be as long as that range, and end above the axis
-    run = sorted({*values, *(m.x for m in chart.failures if across)})
-    exact = run if len(run) <= MOST_TICKS else sorted(set(values))
-    if axis.kind in ("tokens", "count") and across and len(exact) <= MOST_TICKS:
+    if crosses and is_x:
+        label.grid = False  # grid lines are as long as the range of y, so they would miss the axis
+    tried = sorted({*values, *(m.x for m in chart.failures if is_x)})
+    exact = tried if len(tried) <= MAX_TICKS else sorted(set(values))
+    if axis.kind in ("tokens", "count") and is_x and len(exact) <= MAX_TICKS:
         label.values = exact
     elif kind["type"] == "log" and axis.kind in ("tokens", "bytes"):
         # powers of two among and next to the values
         first, last = math.ceil(math.log2(min(values))), math.floor(math.log2(max(values)))
         powers = [2**i for i in range(max(first - 1, 0), last + 2)]
         label.values = powers if first < last else alt.Undefined
-    channel = alt.X if across else alt.Y
+    channel = alt.X if is_x else alt.Y
     return channel(f"{name}:Q", scale=alt.Scale(**kind), axis=label)
 
 
 def _label(kind: Kind, log: bool) -> str:
     words = _LABELS.get(kind, "format(v, '.3~r')")
-    if kind == "tokens" and not log:  # steps of a linear axis are no powers of two
+    if kind == "tokens" and not log:  # steps of a linear axis are not powers of two
         words = "format(v, ',')"
     return words.replace("v ", "datum.value ").replace("(v,", "(datum.value,")
 
 
 def _scales(chart: Chart, legend: bool = True) -> tuple[Any, Any, Any]:
     """Return colour, dash and shape of the series, the same in every layer."""
-    looks, names = colours(chart), _shown(chart)
+    styles, names = colours(chart), _shown(chart)
     key: Any = alt.Legend(title=None, orient="bottom", columns=2) if legend else None
 
     def scale(each: list[Any]) -> alt.Scale:
@@ -351,7 +352,7 @@ def _scales(chart: Chart, legend: bool = True) -> tuple[Any, Any, Any]:
 
     shapes = [SHAPES[i // len(PALETTE)] for i in range(len(names))]
     return (
-        alt.Color("s:N", scale=scale([looks[s][0] for s in names]), legend=key),
-        alt.StrokeDash("s:N", scale=scale([looks[s][1] for s in names]), legend=key),
+        alt.Color("s:N", scale=scale([styles[s][0] for s in names]), legend=key),
+        alt.StrokeDash("s:N", scale=scale([styles[s][1] for s in names]), legend=key),
         alt.Shape("s:N", scale=scale(shapes), legend=key),
     )

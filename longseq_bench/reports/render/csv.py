@@ -11,26 +11,26 @@ from collections.abc import Sequence
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import Cell, Document, Spread, Table
 
-LONGEST_NAME = 60
+MAX_NAME = 60
 
 
 @FORMATS.register("csv")
 def render(document: Document) -> Files:
     """`<stem>.csv`, and `<stem>-tables/NN-title.csv` for each table."""
-    files = {f"{document.stem}.csv": _written(document.data)}
+    files = {f"{document.stem}.csv": _format_table(document.data)}
     tables = [(section.title, t) for section in document.sections for t in section.tables]
     for i, (title, table) in enumerate(tables, 1):
         name = slug(f"{title} {table.title}")
-        files[f"{document.stem}-tables/{i:02d}-{name}.csv"] = _written(table)
+        files[f"{document.stem}-tables/{i:02d}-{name}.csv"] = _format_table(table)
     return files
 
 
 def slug(text: str) -> str:
     """Return text as part of a file name: lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:LONGEST_NAME].strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:MAX_NAME].strip("-")
 
 
-def _written(table: Table) -> str:
+def _format_table(table: Table) -> str:
     """Return one line of headings, then one line per row; an interval takes two more columns."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

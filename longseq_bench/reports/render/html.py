@@ -1,7 +1,7 @@
 """A document as one page of HTML, with interactive charts and tables, that needs no network.
 
-Everything is in the file: style, our script, and Vega if there are charts. The browser runs only
-scripts whose hash the page lists, so that no name in a record can become a script.
+The file has the style, the page's script, and Vega if there are charts. The browser runs only
+scripts whose hash the page lists, so that a name in a record can't become a script.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 PLAIN_ROWS = 200
-"""Rows of a table that are written as HTML; the others are data, shown on request."""
+"""Maximum rows of a table that are written as HTML; the others are data, shown on request."""
 
-MOST_PLAIN, FEW = 4_000, 5
-"""Rows that a page writes as HTML for all tables, and per table after that number."""
+MAX_PLAIN_ROWS, MIN_PLAIN_ROWS = 4_000, 5
+"""Rows that a page writes as HTML: for all tables, and per table after that number."""
 
-MOST_TABLES = 200
-"""Maximum number of workloads in a section."""
+MAX_TABLES = 200
+"""Maximum number of tables in a section."""
 
-MOST_ROWS, MOST_BYTES = 120_000, 12_000_000
+MAX_ROWS, MAX_BYTES = 120_000, 12_000_000
 """Maximum data of a page: rows of one table, and bytes of all tables."""
 
 LONG = 30
@@ -58,7 +58,7 @@ def render(document: Document) -> Files:
 
 
 def page(document: Document, live: bool = False, running: str = "") -> str:
-    """The whole page.
+    """Return the whole page.
 
     live: the page is served, and requests `state` at its own address for {"version", "running",
     "said"}. If the version changes, it loads the new page and keeps the reader's settings.
@@ -66,8 +66,8 @@ def page(document: Document, live: bool = False, running: str = "") -> str:
     """
     from markupsafe import Markup
 
-    drawn = live or any(section.charts for section in document.sections)
-    scripts = [_asset("page.js"), *([drawing()] if drawn else [])]
+    has_charts = live or any(section.charts for section in document.sections)
+    scripts = [_asset("page.js"), *([vega_script()] if has_charts else [])]
     text = _template().render(
         document=document,
         sections=list(_sections(document)),
@@ -84,17 +84,17 @@ def page(document: Document, live: bool = False, running: str = "") -> str:
 
 
 def prepare() -> None:
-    """Start to build the scripts that every page needs, in the background."""
-    Thread(target=drawing).start()
+    """Start to build the script of all charts, in the background."""
+    Thread(target=vega_script).start()
 
 
-def drawing() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script (900 kB, takes a second to make)."""
-    with _MAKING:
+def vega_script() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script (900 kB, built in about a second)."""
+    with _BUNDLE_LOCK:
         return _bundle()
 
 
-_MAKING = Lock()
+_BUNDLE_LOCK = Lock()
 
 
 @cache
@@ -102,7 +102,7 @@ def _bundle() -> str:
     import vl_convert
 
     script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
-    # it must not end its element early, and must be parsed exactly as it was hashed
+    # the text must not end its element early, and must be parsed exactly as it was hashed
     lines = script.replace("\r\n", "\n").replace("\r", "\n")
     return lines.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
@@ -144,7 +144,7 @@ def _data(value: Any) -> Markup:
 
 
 def _labels(document: Document) -> list[str]:
-    """Return all implementations of the tables, then the series of charts without one."""
+    """Return the implementations of all tables, then the chart series that they do not cover."""
     found: dict[str, None] = {}
     for section in document.sections:
         for table in section.tables:
@@ -170,14 +170,14 @@ def _sections(document: Document) -> Iterator[Shown]:
     name: the anchor in the page.  more: number of tables that the page leaves out.
     """
     names: dict[str, int] = {}
-    left, plain = MOST_BYTES, MOST_PLAIN
+    left, plain = MAX_BYTES, MAX_PLAIN_ROWS
     for section in document.sections:
-        name = _once(slug(section.title) or "section", names)
-        figures = [_figure(_once(f"{name}/{slug(c.title)}", names), c) for c in section.charts]
+        name = _unique(slug(section.title) or "section", names)
+        figures = [_figure(_unique(f"{name}/{slug(c.title)}", names), c) for c in section.charts]
         grids = []
-        for table in section.tables[:MOST_TABLES]:
-            key = _once(f"{name}/{slug(table.title)}", names)
-            grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, FEW)))
+        for table in section.tables[:MAX_TABLES]:
+            key = _unique(f"{name}/{slug(table.title)}", names)
+            grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, MIN_PLAIN_ROWS)))
             left -= len(grid["data"] or "")
             plain -= len(grid["rows"])
             grids.append(grid)
@@ -191,7 +191,7 @@ def _sections(document: Document) -> Iterator[Shown]:
         }
 
 
-def _once(name: str, names: dict[str, int]) -> str:
+def _unique(name: str, names: dict[str, int]) -> str:
     """Return the name, with a number if it is already used."""
     names[name] = names.get(name, 0) + 1
     return name if names[name] == 1 else f"{name}-{names[name]}"
@@ -201,23 +201,23 @@ def _once(name: str, names: dict[str, int]) -> str:
 
 
 def _figure(key: str, chart: Chart) -> Shown:
-    """key: the same in the next page of a run, to keep the reader's settings."""
+    """Return a chart for the template.  key: equal in later pages of a run, to keep settings."""
     from longseq_bench.reports.render._vega import axes, colours, notes, spec
 
-    drawn, looks, either = spec(chart, page=True), colours(chart), axes(chart)
-    named, encoding = {"x": chart.x, "y": chart.y}, drawn["layer"][0]["encoding"]
+    vega_spec, styles, scales = spec(chart, page=True), colours(chart), axes(chart)
+    named, encoding = {"x": chart.x, "y": chart.y}, vega_spec["layer"][0]["encoding"]
     return {
         "key": key,
         "chart": chart,
         # the size that Vega adds for the axis and its title
-        "height": int(drawn["height"]) + 48,
-        "legend": [(s, colour, " ".join(map(str, dash))) for s, (colour, dash) in looks.items()],
+        "height": int(vega_spec["height"]) + 48,
+        "legend": [(s, colour, " ".join(map(str, dash))) for s, (colour, dash) in styles.items()],
         "logs": [
-            (name, named[name].name, scales["log"].items() <= encoding[name].items())
-            for name, scales in either.items()
+            (name, named[name].name, both["log"].items() <= encoding[name].items())
+            for name, both in scales.items()
         ],
         "notes": list(notes(chart)),
-        "data": _data(finite({"spec": drawn, "axes": either, "series": list(looks)})),
+        "data": _data(finite({"spec": vega_spec, "axes": scales, "series": list(styles)})),
     }
 
 
@@ -225,16 +225,16 @@ def _figure(key: str, chart: Chart) -> Shown:
 
 
 def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Shown:
-    """left: bytes that the data of this table may take.  plain: rows that it may write out.
+    """Return a table for the template.  left: maximum bytes of data.  plain: maximum HTML rows.
 
-    rows: written as HTML, of cells (text, code, class).  data: all rows, if there are more.
+    Its "rows" are the HTML rows, of cells (text, code, class); "data": all rows, if there are more.
     """
-    kept = table.rows[:MOST_ROWS]
+    kept = table.rows[:MAX_ROWS]
     columns = _packed(table, kept)
     data = None
     if len(kept) > plain:
         columns, data = _fitting(table, kept, columns, left, plain)
-    held = len(columns[0].codes) if columns else 0
+    row_count = len(columns[0].codes) if columns else 0
     classes = [_class(*both) for both in zip(table.columns, columns, strict=True)]
     headings = [column.name for column in table.columns]
     first_text = 0 if table.columns and table.columns[0].kind == "text" else -1
@@ -244,9 +244,9 @@ def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Sh
         "named": bool(table.title),
         "columns": list(zip(headings, classes, strict=True)),
         "label": headings.index(_LABEL) if _LABEL in headings else first_text,
-        "rows": [list(_cells(columns, classes, i)) for i in range(min(held, plain))],
+        "rows": [list(_cells(columns, classes, i)) for i in range(min(row_count, plain))],
         "count": len(table.rows),
-        "held": held,
+        "kept": row_count,
         "data": data,
     }
 
@@ -282,9 +282,9 @@ def _class(column: Column, packed: Packed) -> str:
 def _cells(
     columns: Sequence[Packed], classes: Sequence[str], i: int
 ) -> Iterator[tuple[str, int, str]]:
-    for column, look in zip(columns, classes, strict=True):
+    for column, css_class in zip(columns, classes, strict=True):
         code = column.codes[i]
         text = MISSING if code == MISSING_CODE else column.texts[code]
         word = text.partition(" ")[0]
-        state = f" is-{word}" if look == "status" and word in STATUSES else ""
-        yield text, code, look + state
+        state = f" is-{word}" if css_class == "status" and word in STATUSES else ""
+        yield text, code, css_class + state

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.document import Document, Section, Spread, Table
+from longseq_bench.reports.document import Chart, Document, Section, Spread, Table
 
 SCHEMA = 1
 
@@ -34,10 +34,18 @@ def _section(section: Section) -> dict[str, Any]:
         "title": section.title,
         "paragraphs": list(section.paragraphs),
         "points": list(section.points),
-        "charts": [finite(asdict(chart)) for chart in section.charts],
+        "charts": [_chart(chart) for chart in section.charts],
         "tables": [_table(table) for table in section.tables],
         "code": list(section.code),
     }
+
+
+def _chart(chart: Chart) -> dict[str, Any]:
+    """Return a chart as data; schema 1 has descriptions under the name `said`."""
+    data: dict[str, Any] = finite(asdict(chart))
+    for part in (data, *data["guides"]):
+        part["said"] = part.pop("description")
+    return data
 
 
 def _table(table: Table) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
     if section.points:
         yield ""
     for chart in section.charts:
-        yield from (f"![{escape(f'{chart.title}. {chart.said}')}]({names[id(chart)]})", "")
+        yield from (f"![{escape(f'{chart.title}. {chart.description}')}]({names[id(chart)]})", "")
         if signs := " ".join(notes(chart)):
             yield from (_line(signs), "")
     for table in section.tables:

@@ -11,8 +11,8 @@ from longseq_bench.analysis.grouping import group_by
 LEVELS = "▁▂▃▄▅▆▇█"
 EIGHTHS = "▏▎▍▌▋▊▉█"
 FAILED, ABSENT = "×", "·"
-FLATTEST = 0.1
-"""Relative difference of samples below which they are drawn almost flat."""
+MIN_SPAN = 0.1
+"""Minimum span of a scale, relative to the median: smaller differences look almost flat."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ def scale_of(values: Iterable[float], log: bool = False) -> Scale | None:
     return Scale(min(known), max(known), log and min(known) > 0)
 
 
-def samples_line(samples: Sequence[float], most: int) -> str:
+def samples_line(samples: Sequence[float], max_characters: int) -> str:
     """Return samples as a sparkline, in their order.
 
-    The scale goes from the least to the largest sample, or a tenth above the median. Of samples
-    that share one of at most `most` characters the largest is drawn, so that no outlier is hidden.
+    The scale goes from the smallest to the largest sample and spans at least MIN_SPAN of the
+    median. A character for several samples shows the largest, so that no outlier is hidden.
     """
     known = [sample for sample in samples if math.isfinite(sample)]
     if not known:
         return ""
     middle, low = median(known), min(known)
-    scale = Scale(low, max(max(known), low + FLATTEST * middle))
-    n, parts = len(known), min(len(known), most)
+    scale = Scale(low, max(max(known), low + MIN_SPAN * middle))
+    n, parts = len(known), min(len(known), max_characters)
     even = (known[n * i // parts : n * (i + 1) // parts] for i in range(parts))
     return "".join(scale.character(max(part)) for part in even)
 
@@ -73,9 +73,9 @@ class Slots:
         self, points: Iterable[tuple[float, float]], failures: Iterable[float], scale: Scale | None
     ) -> str:
         """Return a sparkline of (x, y): the median of a position, × for a failure, · for none."""
-        there = group_by((p for p in points if math.isfinite(p[1])), lambda p: self._place(p[0]))
+        by_place = group_by((p for p in points if math.isfinite(p[1])), lambda p: self._place(p[0]))
         characters = [ABSENT] * self.count
-        for place, some in there.items():
+        for place, some in by_place.items():
             characters[place] = scale.character(median(y for _, y in some)) if scale else ABSENT
         for x in failures:
             characters[self._place(x)] = FAILED
@@ -86,10 +86,10 @@ class Slots:
         return min(at, len(self.xs) - 1) * self.count // len(self.xs)
 
 
-def slots_of(xs: Iterable[float], most: int) -> Slots:
-    """Return the position of each x, in ascending order; there are at most `most` positions."""
+def slots_of(xs: Iterable[float], max_slots: int) -> Slots:
+    """Return the position of each x, in ascending order; at most `max_slots`."""
     ordered = sorted(set(xs))
-    return Slots(ordered, min(len(ordered), max(1, most)))
+    return Slots(ordered, min(len(ordered), max(1, max_slots)))
 
 
 def bar(value: float, largest: float, width: int) -> str:

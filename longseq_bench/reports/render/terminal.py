@@ -140,8 +140,8 @@ def _priority(i: int, column: Column, cells: Sequence[object]) -> Priority:
 def _chart_lines(chart: Chart, screen: Console, hint: str) -> Lines:
     """Return a sparkline per series, or a bar each, with its figures."""
     lines = _wrap(chart.title, screen, style="bold")
-    if chart.said:
-        lines += _wrap(chart.said, screen, style="dim")
+    if chart.description:
+        lines += _wrap(chart.description, screen, style="dim")
     if not chart.series:
         return lines
     if chart.shape == "bars":
@@ -157,18 +157,18 @@ def _sparklines(chart: Chart, screen: Console) -> tuple[list[TerminalColumn], st
     slots = slots_of(xs, max(MIN_SLOTS, (screen.width - 2 * MIN_LABEL) // 2))
     by_series = attrgetter("series")
     points, marks = group_by(chart.points, by_series), group_by(chart.failures, by_series)
-    each = [(points.get(name, []), marks.get(name, [])) for name in chart.series]
+    by_name = [(points.get(name, []), marks.get(name, [])) for name in chart.series]
     lines = [
         slots.line([(p.x, p.y) for p in passed], [m.x for m in failed], scale)
-        for passed, failed in each
+        for passed, failed in by_name
     ]
     guides = [
-        f"{guide.name} (computed)" if guide.said == COMPUTED else guide.name
+        f"{guide.name} (computed)" if guide.description == COMPUTED else guide.name
         for guide in chart.guides
     ]
-    ends = [*(passed for passed, _ in each), *(guide.points for guide in chart.guides)]
+    ends = [*(passed for passed, _ in by_name), *(guide.points for guide in chart.guides)]
     empty = [""] * len(guides)
-    failures = [*(_failures(chart, failed) for _, failed in each), *empty]
+    failures = [*(_failures(chart, failed) for _, failed in by_name), *empty]
     columns = [
         _column(0, Column("", priority=9), [*chart.series, *guides]),
         TerminalColumn("", [Text(line) for line in (*lines, *empty)], True, (4,), slots.count),
@@ -179,15 +179,15 @@ def _sparklines(chart: Chart, screen: Console) -> tuple[list[TerminalColumn], st
 
 
 def _failures(chart: Chart, marks: Iterable[Mark]) -> str:
-    alike = group_by(marks, lambda mark: mark.words)
+    by_words = group_by(marks, lambda mark: mark.words)
     return "; ".join(
         f"{words} at {', '.join(format_cell(mark.x, chart.x.kind) for mark in some)}"
-        for words, some in alike.items()
+        for words, some in by_words.items()
     )
 
 
 def _ends(chart: Chart, points: Iterable[Point]) -> str:
-    """Return the values at the least and at the largest x."""
+    """Return the values at the smallest and at the largest x."""
     values = [format_cell(p.y, chart.y.kind) for p in sorted(points, key=lambda p: p.x)]
     if len(values) < 2:
         return values[0] if values else MISSING
@@ -199,7 +199,7 @@ def _legend(chart: Chart, slots: Slots, scale: Scale | None) -> str:
     first, last = (format_cell(x, chart.x.kind) for x in (slots.xs[0], slots.xs[-1]))
     words = [f"{chart.x.name} {first} to {last}" if first != last else f"{chart.x.name} {first}"]
     if slots.count < len(slots.xs):
-        words.append("a character is the median of several")
+        words.append("each character is a median of several values")
     if scale and scale.high > scale.low:
         low, high = (format_cell(y, chart.y.kind) for y in (scale.low, scale.high))
         words.append(f"▁ {low}, █ {high}{', logarithmic' if scale.log else ''}")
@@ -209,15 +209,15 @@ def _legend(chart: Chart, slots: Slots, scale: Scale | None) -> str:
 
 def _bar_columns(chart: Chart, screen: Console) -> list[TerminalColumn]:
     """Return bars from 0, each with its figure, and the guides in columns of their own."""
-    y, rest = chart.y, len(chart.failures)
+    y, failed_count = chart.y, len(chart.failures)
     names = [*(p.series for p in chart.points), *(m.series for m in chart.failures)]
     cells = [
         p.y if p.low is None or p.high is None else Spread(p.y, p.low, p.high) for p in chart.points
     ]
-    figures = _column(2, Column(y.name, y.kind, 4), [*cells, *[None] * rest])
+    figures = _column(2, Column(y.name, y.kind, 4), [*cells, *[None] * failed_count])
     width = max(MIN_SLOTS, min(MAX_BAR, screen.width - figures.width - 2 * MIN_LABEL))
     largest = max((p.y for p in chart.points if math.isfinite(p.y)), default=0.0)
-    bars = [*(Text(bar(p.y, largest, width)) for p in chart.points), *[Text()] * rest]
+    bars = [*(Text(bar(p.y, largest, width)) for p in chart.points), *[Text()] * failed_count]
     guides = [(guide.name, {p.series: p.y for p in guide.points}) for guide in chart.guides]
     failed = [*[""] * len(chart.points), *(m.words for m in chart.failures)]
     return [
@@ -225,5 +225,5 @@ def _bar_columns(chart: Chart, screen: Console) -> list[TerminalColumn]:
         TerminalColumn("", bars, True, (2,), MAX_BAR),
         figures,
         *(_column(3, Column(n, y.kind, 1), [at.get(name) for name in names]) for n, at in guides),
-        *([_column(4, Column("failed", priority=1), failed)] if rest else []),
+        *([_column(4, Column("failed", priority=1), failed)] if failed_count else []),
     ]

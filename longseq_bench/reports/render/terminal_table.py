@@ -15,7 +15,7 @@ GAP = 2
 MIN_LABEL, MIN_WORDS = 20, 12
 """Minimum widths to which the first column and other text columns wrap between words."""
 MAX_WORD = 32
-"""Words up to this width are broken only if nothing else makes enough room."""
+"""Words up to this width are broken only as a last resort."""
 
 Priority = tuple[float, ...]
 
@@ -88,13 +88,13 @@ def _fitting(columns: Sequence[TerminalColumn], room: int) -> list[TerminalColum
 
 def _widths(shown: Sequence[TerminalColumn], room: int) -> list[int]:
     """Return the width of each column: its minimum, and its share of the remaining room."""
-    least = [column.wrapped_width for column in shown]
-    left = room - sum(least) - GAP * (len(shown) - 1)
+    minimum = [column.wrapped_width for column in shown]
+    left = room - sum(minimum) - GAP * (len(shown) - 1)
     if left < 0:  # the first column is alone
         return [max(1, room)]
-    wanted = [column.width - width for column, width in zip(shown, least, strict=True)]
-    share = min(1.0, left / sum(wanted)) if any(wanted) else 1.0
-    return [width + int(more * share) for width, more in zip(least, wanted, strict=True)]
+    missing = [column.width - width for column, width in zip(shown, minimum, strict=True)]
+    share = min(1.0, left / sum(missing)) if any(missing) else 1.0
+    return [width + int(more * share) for width, more in zip(minimum, missing, strict=True)]
 
 
 def _lines(

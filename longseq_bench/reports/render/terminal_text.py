@@ -23,5 +23,5 @@ def one_line(text: str) -> str:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return the text on one line in one style; markup in it is shown, not obeyed."""
+    """Return the text on one line in one style; markup in it has no effect."""
     return Text(one_line(text), style)

@@ -14,9 +14,9 @@ from longseq_bench.reports.sections.findings import describe_limit
 
 HALF = 0.5
 """Share of the time above which communication is the bottleneck."""
-_ABOUT = (
-    "Communication: it adds more than half of the time; compute: it adds less; either: the "
-    "intervals allow both. Of a search: what the first failure lacked."
+_EXPLANATION = (
+    "Trials: communication if it adds more than half of the time, compute if it adds less, either "
+    "if the interval includes one half. Searches: the limit of the first failure."
 )
 
 
@@ -28,20 +28,21 @@ def bottleneck(source: Source) -> Section:
         *source.tables(swept, _SWEPT), *source.tables(found, _SEARCHED, "longest lengths: ")
     ]  # fmt: skip
     points = [
-        _count(where, map(find_bottleneck, group)) for where, group in source.workloads(swept)
+        _count("trials", where, map(find_bottleneck, group))
+        for where, group in source.workloads(swept)
     ]
     points += [
-        _count(f"longest lengths: {where}", (str(row.limited_by) for row in group))
+        _count("searches", where, (str(row.limited_by) for row in group))
         for where, group in source.workloads(found)
     ]
-    missing = "trial on several ranks whose communication was timed apart", SWEEP_RANKS
-    return Section("Bottlenecks", [_ABOUT], points, tables, missing=missing)
+    missing = "trial on several ranks with separately timed communication", SWEEP_RANKS
+    return Section("Bottlenecks", [_EXPLANATION], points, tables, missing=missing)
 
 
-def _count(workload: str, found: Iterable[str]) -> str:
+def _count(kind: str, workload: str, found: Iterable[str]) -> str:
     counts = Counter(found)
     words = ", ".join(f"{name} in {n}" for name, n in counts.most_common())
-    return f"Of {counts.total()} ({workload}): {words}."
+    return f"Of {counts.total()} {kind} ({workload}): {words}."
 
 
 def find_bottleneck(row: SweepRow) -> str:

@@ -1,4 +1,4 @@
-"""Sparsity against length."""
+"""Longest length per sparsity, and minimum sparsity per length."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -11,7 +11,7 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn
 from longseq_bench.reports.document import Cell, Column, Section, Table
 from longseq_bench.reports.groups import group_by_workload
-from longseq_bench.reports.sections.growth import least_sparse
+from longseq_bench.reports.sections.growth import minimum_sparsity
 
 _LENGTHS = (
     Column("Implementation"), Column("Ranks", "count"), Column("Sparsity"),
@@ -21,21 +21,21 @@ _LENGTHS = (
 
 
 def against_length(source: Source) -> Section:
-    """Build the section on the longest length per sparsity, and the least sparsity per length."""
-    tables, least = list(_lengths(source)), least_sparse(source)
-    about = (
-        "Longest ok: a search's maximum, or the longest length of a sweep that was ok; lengths "
-        "between those of a sweep were not tried. First failure: the shortest failed one above."
+    """Build the section on the longest length per sparsity, and the minimum sparsity per length."""
+    tables, minimum = list(_lengths(source)), minimum_sparsity(source)
+    explanation = (
+        "Longest ok: the maximum of a search, or the longest ok length of a sweep (lengths between "
+        "the swept ones were not tried). First failure: the shortest failed length above."
     )
-    tables += least.tables
+    tables += minimum.tables
     sparse = [row for row in source.rows if row.is_sparse]
     return Section(
         "Sparsity against length",
-        [about, *(least.paragraphs if least.tables else [])],
+        [explanation, *(minimum.paragraphs if minimum.tables else [])],
         tables=tables,
-        charts=section_charts.shares(source, sparse) if tables else (),
+        charts=section_charts.share_of_ideal(source, sparse) if tables else (),
         missing=(
-            "sparse attention with a sparsity of its own",
+            "search or sweep with an option sparsity",
             "longseq maxlen --impl block-sparse -o sparsity=0.99",
             "longseq maxlen --impl block-sparse --sparsity auto --target 1M",
         ),
@@ -73,7 +73,7 @@ def _bracket(rows: Sequence[SweepRow]) -> tuple[int | None, int | None, str | No
 
 
 def sparsity_of(row: Row) -> float:
-    """Return the sparsity that a row's options ask for."""
+    """Return the sparsity that a row's options request."""
     return float(str(row.options["sparsity"]))
 
 

@@ -18,18 +18,18 @@ _COLUMNS = (
     Column("Time is", "ratio"), Column("Which is"), Column("Exponent of tokens"),
     Column("By formula"),
 )  # fmt: skip
-_ABOUT = (
-    "Time at twice the tokens over the time at the tokens; ± is the farther end that both "
-    "intervals allow. 2× is linear, 4× quadratic. The exponent is fitted to all lengths, with its "
-    "95 % interval; by formula it is that of the FLOPs. Fitted: 2 to the power of the exponent, "
-    "where no length was timed together with its double."
+_EXPLANATION = (
+    "Time at 2N tokens divided by the time at N tokens; ±: the larger distance to the bounds that "
+    "both intervals allow. 2× is linear, 4× quadratic. Exponent: fitted to all lengths, with its "
+    "95 % interval; by formula: of the FLOPs. Fitted: 2 to the power of the exponent, where no two "
+    "timed lengths differ by a factor of two."
 )
-_MOST = 1000.0
-"""Limit of the exponent, so that 2 to its power is finite."""
+_MAX_EXPONENT = 1000.0
+"""Limit of the exponent, to keep 2 to its power finite."""
 
 
 def doubling(source: Source) -> Section:
-    """Build a table per workload of the lengths that were timed together with their double.
+    """Build a table per workload of the timed lengths N for which 2N was timed too.
 
     The fitted exponent replaces the ratio where no such pair was timed.
     """
@@ -49,14 +49,14 @@ def doubling(source: Source) -> Section:
             lengths = [row.tokens for row in group if row.label == fit.label and row.time_s]
             if fit.tokens is None or max(lengths) < 2 * min(lengths):
                 continue
-            times = 2.0 ** min(fit.tokens.value, _MOST)
+            times = 2.0 ** min(fit.tokens.value, _MAX_EXPONENT)
             if not own:
                 rows.append((fit.label, None, None, times, "fitted", *_exponents(fit)))
             points.append(_describe(fit, own, lengths, times, where))
         if rows:
             tables.append(Table(source.title(group[0]), _COLUMNS, tuple(rows)))
-    missing = "length timed together with twice that length", SWEEP
-    return Section("Time a doubling", [_ABOUT], points, tables, missing=missing)
+    missing = "pair of timed lengths that differ by a factor of two", SWEEP
+    return Section("Time a doubling", [_EXPLANATION], points, tables, missing=missing)
 
 
 def _pairs(rows: Sequence[SweepRow]) -> Iterator[tuple[SweepRow, SweepRow]]:
@@ -84,7 +84,7 @@ def _describe(
         lengths = [row.tokens for pair in pairs for row in pair]
         ratios = [two.time_s / one.time_s for one, two in pairs if one.time_s and two.time_s]
     else:
-        begin = "no length was timed together with its double; by the fit, "
+        begin = "no two timed lengths differ by a factor of two; by the fit, "
     times = format_range(ratios, format_ratio)
     return (
         f"{fit.label} ({where}): {begin}twice the tokens take {times} the time from "

@@ -68,7 +68,7 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
 def _expected(record: Record) -> dict[str, object]:
     """Return the measurements that an ok trial should have, and why each may be missing."""
     trial, facts = record.trial, record.outcome.facts
-    untimed = "no timed pass was recorded" if trial.repeats else "none was asked (repeats 0)"
+    untimed = "no timed pass was recorded" if trial.repeats else "none was requested (repeats 0)"
     expected = {
         "time": untimed,
         "peak": facts.get("heap") or "the memory meter gave no peak",
@@ -76,8 +76,8 @@ def _expected(record: Record) -> dict[str, object]:
         "max_error": "the output's error was not recorded",
     }
     if trial.world_size > 1:
-        apart = "no pass without communication was recorded" if trial.repeats else untimed
-        expected |= {"compute_time": apart, "bytes_sent": "no bytes were counted"}
+        no_compute = "no pass without communication was recorded" if trial.repeats else untimed
+        expected |= {"compute_time": no_compute, "bytes_sent": "no bytes were counted"}
     if min(record.outcome.samples("density_achieved"), default=1.0) < 1:
         unknown = facts.get("dense", "no dense pass was recorded")
         expected["dense_time"] = unknown if trial.repeats else untimed

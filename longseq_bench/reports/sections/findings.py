@@ -26,7 +26,7 @@ from longseq_bench.reports.wording import describe_best, find_ties, join_names, 
 def findings(source: Source) -> list[str]:
     """Return the sentences: runs, fastest, least memory, ranks, maxima, wrong outputs.
 
-    At most MOST_SAID sentences of each kind.
+    At most MAX_SENTENCES of each kind.
     """
     kinds = (
         (
@@ -58,7 +58,7 @@ def _of_group(group: list[SweepRow], where: str) -> Iterator[str]:
         for rows in _comparable(some):
             yield from _best(rows, where, f" sparse{density_suffix(rows)}{ranks_suffix(ranks)}")
     if longest := join_names(_longest_ok(group), "; "):
-        yield f"The longest lengths swept that were ok ({where}): {longest}."
+        yield f"Longest swept lengths that were ok ({where}): {longest}."
 
 
 def _comparable(rows: list[SweepRow]) -> list[list[SweepRow]]:
@@ -70,7 +70,7 @@ def _comparable(rows: list[SweepRow]) -> list[list[SweepRow]]:
 
 
 def _best(rows: list[SweepRow], where: str, kind: str) -> Iterator[str]:
-    """Name the fastest row, and the one with the lowest peak; kind: words for what all are."""
+    """Name the fastest row, and the one with the lowest peak.  kind: words for all of the rows."""
     at = f"At {format_tokens(rows[0].tokens)} tokens ({where})"
     ordered = sorted(rows, key=lambda row: require(row.time_s))
     first, second = ordered[:2]
@@ -80,8 +80,8 @@ def _best(rows: list[SweepRow], where: str, kind: str) -> Iterator[str]:
 
     if min(first.samples, second.samples) < 2:
         yield (
-            f"{at}, {timed(first)} took least of {len(rows)}{kind}, the next is {timed(second)}; "
-            "single passes are among them, so how far off that may be is not known."
+            f"{at}, {timed(first)} took the least time of {len(rows)}{kind}, the next is "
+            f"{timed(second)}; a single pass has no interval, so the order is uncertain."
         )
     else:
         ties = find_ties([r for r in ordered if r.samples > 1], "time_low_s", "time_high_s")
@@ -89,15 +89,15 @@ def _best(rows: list[SweepRow], where: str, kind: str) -> Iterator[str]:
         after, verbs = f"{ratio} as fast as the next, ", ("is the fastest", "are the fastest")
         yield f"{at}, {describe_best(ordered, ties, verbs, timed, kind, after)}."
 
-    lean = [row for row in rows if row.peak_bytes is not None]
-    lean.sort(key=lambda row: require(row.peak_bytes))
-    if len(lean) > 1 and lean[0].peak_bytes != lean[1].peak_bytes:
+    by_peak = [row for row in rows if row.peak_bytes is not None]
+    by_peak.sort(key=lambda row: require(row.peak_bytes))
+    if len(by_peak) > 1 and by_peak[0].peak_bytes != by_peak[1].peak_bytes:
         verb = "has the lowest peak memory" + (" a rank" if has_several_ranks(rows) else "")
 
         def words(row: SweepRow) -> str:
             return f"{row.name} ({format_bytes(require(row.peak_bytes))})"
 
-        yield f"{at}, {describe_best(lean, lean[:1], (verb, ''), words, kind)}."
+        yield f"{at}, {describe_best(by_peak, by_peak[:1], (verb, ''), words, kind)}."
 
 
 def _of_ranks(group: list[SweepRow], where: str) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _of_ranks(group: list[SweepRow], where: str) -> Iterator[str]:
     for ranks, some in group_by_ranks(several).items():
         rows = longest_shared(some)
         at = f"At {format_tokens(rows[0].tokens)} tokens on {ranks} ranks ({where})"
-        for describe in (_exposed, _scaled, _uneven):
+        for describe in (_exposed, _scaled, _imbalance):
             if sentence := describe(rows):
                 yield f"{at}, {sentence}."
 
@@ -121,10 +121,10 @@ def _exposed(rows: list[SweepRow]) -> str | None:
         return f"{row.label} ({format_share(require(row.exposed_share))} of its time{sent})"
 
     if len(known) < 2:
-        return f"communication shows in {words(known[0])}" if known else None
+        return f"exposed communication: {words(known[0])}" if known else None
     ties = find_ties(known, "exposed_low", "exposed_high")
-    verbs = "exposes least communication", "expose least communication"
-    last = f"; most, {words(known[-1])}" if len(ties) < len(known) > 2 else ""
+    verbs = "exposes the least communication", "expose the least communication"
+    last = f"; the most: {words(known[-1])}" if len(ties) < len(known) > 2 else ""
     return describe_best(known, ties, verbs, words) + last
 
 
@@ -139,25 +139,26 @@ def _scaled(rows: list[SweepRow]) -> str | None:
         return f"{row.label} ({faster} as fast as one rank, {efficiency} efficiency)"
 
     if len(known) < 2:
-        return f"{words(known[0])} alone was run on one rank too" if known else None
+        return f"only {words(known[0])} was also timed on one rank" if known else None
     ties = find_ties(known, "speedup_low", "speedup_high", largest=True)
-    last = f"; worst, {words(known[-1])}" if len(ties) < len(known) > 2 else ""
+    last = f"; the worst: {words(known[-1])}" if len(ties) < len(known) > 2 else ""
     return describe_best(known, ties, ("scales best", "scale best"), words) + last
 
 
-def _uneven(rows: list[SweepRow]) -> str | None:
+def _imbalance(rows: list[SweepRow]) -> str | None:
     """Name the row whose ranks' peaks differ most, if the difference is visible."""
-    worst = most_uneven(rows)
+    worst = find_largest_imbalance(rows)
     if worst is None:
         return None
-    most, least = require(worst.peak_bytes), worst.least_peak_bytes or 0
+    largest, smallest = require(worst.peak_bytes), worst.min_peak_bytes or 0
     return (
-        f"memory is least even with {worst.label}, whose ranks' largest and least peak are "
-        f"{format_bytes(most)} and {format_bytes(least)} ({format_ratio(require(worst.imbalance))})"
+        f"the memory imbalance is largest with {worst.label}: peaks of its ranks from "
+        f"{format_bytes(smallest)} to {format_bytes(largest)} "
+        f"({format_ratio(require(worst.imbalance))})"
     )
 
 
-def most_uneven(rows: Iterable[SweepRow]) -> SweepRow | None:
+def find_largest_imbalance(rows: Iterable[SweepRow]) -> SweepRow | None:
     """Return the row whose ranks' peaks differ most; None where no difference is visible."""
     known = [row for row in rows if row.imbalance is not None]
     worst = max(known, key=lambda row: require(row.imbalance), default=None)
@@ -186,22 +187,21 @@ def describe_search(row: SearchRow, maxima: Iterable[SearchRow], where: str = ""
     """Return the answer of a search as a sentence; where: its workload, if not stated nearby."""
     name, where = row.name, f" ({where})" if where else ""
     if not row.max_tokens:
-        return f"{name} passed at no length{where}; {describe_limit(row)}."
+        return f"{name}: no length passed{where}; {describe_limit(row)}."
     if row.fit_only:
         tokens = format_tokens(row.max_tokens)
-        return f"{name}: memory holds {tokens} tokens{where}; nothing was computed there."
-    floor = grown = ""
+        return f"{name}: {tokens} tokens fit in memory{where}; not checked or timed."
+    floor = gain = ""
     if row.fraction_of_floor is not None:
         floor = f", {format_share(row.fraction_of_floor)} of the floor"
     one = index_one_rank(maxima).get(row.ranks_key) if row.world_size > 1 else None
     if one is not None and one.max_tokens:
-        grown = f", {format_ratio(row.max_tokens / one.max_tokens)} one rank's"
-    again = row.confirmations
-    sure = (
-        f"confirmed by {_count(again, 'further run')}" if again else "not confirmed by a second run"
-    )
+        gain = f", {format_ratio(row.max_tokens / one.max_tokens)} one rank's"
+    confirmed = "not confirmed by a second run"
+    if row.confirmations:
+        confirmed = f"confirmed by {_count(row.confirmations, 'further run')}"
     return (
-        f"{name} takes {format_tokens(row.max_tokens)} tokens{where}{floor}{grown}, {sure}; "
+        f"{name} takes {format_tokens(row.max_tokens)} tokens{where}{floor}{gain}, {confirmed}; "
         f"{describe_limit(row)}."
     )
 
@@ -209,7 +209,7 @@ def describe_search(row: SearchRow, maxima: Iterable[SearchRow], where: str = ""
 def describe_limit(row: SearchRow) -> str:
     """Describe the cause that ended a search, and its length."""
     if row.first_failure is None:
-        return "no longer length failed, so this is where the search stopped, not a limit"
+        return "no longer length failed: this is where the search stopped, not a limit"
     phase = f" in {row.failure_phase}" if row.failure_phase else ""
     return f"limited by {row.limited_by}{phase} at {format_tokens(row.first_failure)}"
 
@@ -228,8 +228,8 @@ def _thrashing(source: Source) -> Iterator[str]:
     for row in rows:
         if retries := row.alloc_retries:
             yield (
-                f"{row.name} at {format_tokens(row.tokens)} tokens made the allocator give back "
-                f"its cached memory and ask again {_count(round(retries), 'time')} (thrashing)."
+                f"{row.name} at {format_tokens(row.tokens)} tokens: the CUDA allocator freed its "
+                f"cache and retried {_count(round(retries), 'time')} (thrashing)."
             )
 
 
@@ -241,7 +241,7 @@ def _miscounted(source: Source) -> Iterator[str]:
             yield (
                 f"{row.name} at {format_tokens(row.tokens)} tokens "
                 f"({source.workload(row)}) sent {counted:,} B from {which} in a "
-                f"pass; its formula says {stated:,} B."
+                f"pass; the formula gives {stated:,} B."
             )
 
 

@@ -1,10 +1,10 @@
-"""Growth of maxima and times with tokens and ranks; least sparsities."""
+"""Growth of maxima and times with tokens and ranks; minimum sparsities."""
 
 import math
 from collections.abc import Callable
 from operator import attrgetter
 
-from longseq_bench.analysis.scaling import Exponent, complexities, reached
+from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ranks
 from longseq_bench.analysis.searches import density_rows
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SCALING, Source
@@ -12,28 +12,28 @@ from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import group_by_workload
 
-_FITTED = (
-    "Exponents of a power law in tokens and ranks, fitted in logarithms to median times and peaks "
-    "of a rank, with 95 % intervals. By formula: time, of the FLOPs, shared by the ranks; memory, "
-    "of the floor, of dense its scores. Ranks of a CPU share its cores, so their time need not "
-    "shrink. A dash: tokens and ranks grew together."
+_EXPLANATION = (
+    "Exponents of a power law in tokens and ranks, fitted to the logarithms of median times and of "
+    "peaks of a rank, with 95 % intervals. By formula: for time, of the FLOPs per rank; for "
+    "memory, of the floor, or of the score matrix for dense. Ranks on a CPU share its cores, so "
+    "more ranks may not be faster. A dash: ranks did not vary, or varied together with tokens."
 )
 
 
 def over_ranks(source: Source) -> Section:
-    """Build a table of longest lengths over ranks per workload, beside theory."""
+    """Build a table per workload of longest lengths over ranks, with theory."""
     tables = [
-        build_table(source.title(group[0]), _REACHED, reached(group), keep_empty=True)
+        build_table(source.title(group[0]), _MAXIMA, maxima_on_ranks(group), keep_empty=True)
         for group in group_by_workload(source.maxima)
         if len({row.world_size for row in group}) > 1
     ]
-    about = (
+    explanation = (
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
-        "maximum on one rank times the ranks, where memory limited both."
+        "maximum on one rank times the number of ranks, if memory limited both searches."
     )
     return Section(
         "Longest lengths over ranks",
-        [about],
+        [explanation],
         tables=tables,
         charts=section_charts.over_ranks(source),
         missing=("search on several numbers of ranks", SCALING),
@@ -48,16 +48,16 @@ def exponents(source: Source) -> Section:
         if (fits := complexities(group))
     ]
     missing = "implementation timed at three lengths", SCALING
-    return Section("How time and memory grow", [_FITTED], tables=tables, missing=missing)
+    return Section("How time and memory grow", [_EXPLANATION], tables=tables, missing=missing)
 
 
 def format_formula(value: float | None) -> str | None:
-    """An exponent by formula."""
+    """Return an exponent by formula as text."""
     return None if value is None else f"{value:z.2f}"
 
 
 def format_exponent(one: Exponent | None) -> str | None:
-    """A fitted exponent with its interval."""
+    """Return a fitted exponent with its interval as text."""
     if one is None:
         return None
     if one.low is None or one.high is None:
@@ -65,21 +65,21 @@ def format_exponent(one: Exponent | None) -> str | None:
     return f"{one.value:z.2f} ({one.low:z.2f} to {one.high:z.2f})"
 
 
-def least_sparse(source: Source) -> Section:
+def minimum_sparsity(source: Source) -> Section:
     """Build a table per workload of the searches for the minimum sparsity."""
-    about = (
+    explanation = (
         "Minimum sparsity: the lowest that passed at that length: most of its runs met the time "
         "limit, and none failed for another reason. Highest failed sparsity: below the minimum."
     )
     tables = source.tables(density_rows(source.records), _SPARSITIES)
-    return Section("Minimum sparsity", [about], tables=tables)
+    return Section("Minimum sparsity", [explanation], tables=tables)
 
 
 def _format_sparsity(value: float | None, rounded: Callable[[float], int]) -> str | None:
     return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
 
 
-_REACHED = (
+_MAXIMA = (
     ValueColumn("Implementation", "text", attrgetter("label")),
     ValueColumn("Ranks", "count", attrgetter("world_size")),
     ValueColumn("Theory", "tokens", attrgetter("theory")),

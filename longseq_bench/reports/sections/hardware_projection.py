@@ -10,10 +10,10 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
 
-_ABOUT = (
-    "Computed, not measured: the memory of one device over the bytes a token of a search here that "
-    "memory ended on one rank, as if a kernel there held as much. Time and kernels' limits are not "
-    "in it; longseq plan predicts these too."
+_EXPLANATION = (
+    "Computed, not measured: the memory of one device divided by the bytes per token of a search "
+    "on one rank that memory limited. It assumes the same bytes per token on that hardware and "
+    "ignores time and kernel limits; longseq plan predicts these too."
 )
 
 
@@ -32,8 +32,8 @@ def projected(source: Source) -> Section:
     columns: Columns = ("label", "bytes_per_token", *others)
     tables = source.tables(known, columns)
     command = "longseq maxlen --impl ring --memory-budget 64MiB"
-    missing = "search on one rank that memory ended", command
-    return Section("On other hardware, computed", [_ABOUT], tables=tables, missing=missing)
+    missing = "search on one rank that memory limited", command
+    return Section("On other hardware, computed", [_EXPLANATION], tables=tables, missing=missing)
 
 
 def _tokens(hardware: Hardware, row: SearchRow) -> int:

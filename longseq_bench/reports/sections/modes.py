@@ -27,10 +27,10 @@ _GAINS: Columns = (
 BY_LENGTH = ("oom", "timeout", "limit")
 """Statuses of a trial that is too long; they don't mean that its results are wrong."""
 
-_ABOUT = (
-    "Works: output (in training gradients too) passed the check against float64 in all trials, but "
-    "for those that were too long (out of memory or time, a kernel's limit); partly: some ended "
-    "otherwise. The error is the largest of any output, over lengths and masks."
+_EXPLANATION = (
+    "Works: all trials passed the check against float64 (in training also of gradients), except "
+    "those that were too long (out of memory, timeout, kernel limit); partly: some failed "
+    "otherwise. Largest error: of any output, over all lengths and masks."
 )
 _mode_of = attrgetter("label", "world_size", "dtype", "mode")
 
@@ -45,7 +45,7 @@ def modes(source: Source) -> Section:
         tables.append(Table(title, _MODES, cells))
         points += _works(rows, title)
     missing = "sweep", SWEEP_RANKS, "longseq list"
-    return Section("Modes run here", [_ABOUT], points, tables, missing=missing)
+    return Section("Modes run here", [_EXPLANATION], points, tables, missing=missing)
 
 
 def _cells(rows: Sequence[SweepRow]) -> tuple[Cell, ...]:
@@ -80,7 +80,7 @@ def _works(rows: Sequence[SweepRow], where: str) -> Iterator[str]:
     for verdict, verb in verbs.items():
         if some := verdicts.get(verdict):
             names = join_names(rows[0].name for rows in some)
-            yield f"{where} {verb}, {len(some)} of {len(series)}: {names}."
+            yield f"{where}, {len(some)} of {len(series)} {verb}: {names}."
 
 
 def gains(source: Source) -> Section:
@@ -88,14 +88,14 @@ def gains(source: Source) -> Section:
     known = [row for row in source.rows if row.world_size > 1 and row.speedup is not None]
     in_order = attrgetter("label", "tokens")
     groups = [sorted(group, key=in_order) for group in group_by_workload(known)]
-    about = (
-        "Against the same trial on one rank; at least and at most are what the intervals of both "
-        "times leave possible."
+    explanation = (
+        "Compared with the same trial on one rank. At least, at most: the bounds that the "
+        "intervals of both times allow."
     )
     return Section(
         "Speed-up and efficiency by length",
-        [about, *section_charts.cut(known)],
+        [explanation, *section_charts.limit_note(known)],
         tables=[table for group in groups for table in source.tables(group, _GAINS)],
-        charts=section_charts.charts(source, known, section_charts.pays),
+        charts=section_charts.charts(source, known, section_charts.speedup_by_length),
         missing=("trial timed on one rank and on several", SWEEP_RANKS),
     )

@@ -9,7 +9,7 @@ from longseq_bench.reports.base import SCALING, SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
 from longseq_bench.reports.document import Section, Table, format_ratio
 from longseq_bench.reports.groups import group_by_workload
-from longseq_bench.reports.sections.findings import index_one_rank, most_uneven
+from longseq_bench.reports.sections.findings import find_largest_imbalance, index_one_rank
 from longseq_bench.reports.sections.ranks import rank_column
 
 _BATCHES: Columns = (
@@ -21,22 +21,23 @@ _BATCHES: Columns = (
 def batches(source: Source) -> Section:
     """Build the table of all trials on several ranks, with batch and each rank's memory."""
     several = [row for row in source.rows if row.world_size > 1]
-    uneven = filter(None, map(most_uneven, group_by_workload(several)))
+    uneven = filter(None, map(find_largest_imbalance, group_by_workload(several)))
     points = [
-        f"Least even ({source.workload(worst)}): {worst.name} at {format_tokens(worst.tokens)} "
-        f"tokens, the largest peak {format_ratio(worst.imbalance or 1.0)} the least."
+        f"Largest imbalance ({source.workload(worst)}): {worst.name} at "
+        f"{format_tokens(worst.tokens)} tokens; its largest peak is "
+        f"{format_ratio(worst.imbalance or 1.0)} the smallest."
         for worst in uneven
     ]
-    about = (
-        "Memory: peak of each rank, from the first to the last; imbalance: the largest over the "
-        "least. Time: of the slowest rank."
+    explanation = (
+        "Memory: peak of each rank, from the first to the last. Imbalance: largest peak divided by "
+        "the smallest. Time: of the slowest rank."
     )
     return Section(
         "Batch, length, time and memory",
-        [about, *section_charts.cut(several)],
+        [explanation, *section_charts.limit_note(several)],
         points,
         source.tables(several, _BATCHES),
-        charts=section_charts.charts(source, several, section_charts.each_peak),
+        charts=section_charts.charts(source, several, section_charts.rank_peaks),
         missing=("trial on several ranks", SWEEP_RANKS),
     )
 
@@ -67,7 +68,7 @@ def _times(source: Source) -> list[Table]:
 
 
 def _maxima(source: Source) -> tuple[list[Table], list[str]]:
-    """Return tables of maxima on several ranks, and a sentence on the most lengthened of each."""
+    """Return tables of maxima on several ranks, and a sentence on the largest gain of each."""
     alone = {k: row for k, row in index_one_rank(source.maxima).items() if row.max_tokens}
     several = [row for row in source.maxima if row.world_size > 1 and row.is_full_pass]
     known = [row for row in several if row.ranks_key in alone]
@@ -81,13 +82,12 @@ def _maxima(source: Source) -> tuple[list[Table], list[str]]:
         ValueColumn("Max on all", "tokens", attrgetter("max_tokens")),
         ValueColumn("Times as long", "ratio", times), "limited_by",
     )  # fmt: skip
-    most = [max(group, key=times) for _, group in source.workloads(known)]
+    largest = [max(group, key=times) for _, group in source.workloads(known)]
     points = [
-        f"Ranks lengthen {row.label} most ({source.workload(row)}): {row.world_size} ranks take "
-        f"{row.max_tokens:,} tokens, one takes {alone[row.ranks_key].max_tokens:,}: "
-        f"{format_ratio(times(row))}, {format_share(times(row) / row.world_size)} of as many times "
-        "as there are ranks."
-        for row in most
+        f"On {row.world_size} ranks, {row.label} gains most ({source.workload(row)}): "
+        f"{row.max_tokens:,} tokens against {alone[row.ranks_key].max_tokens:,} on one rank, "
+        f"{format_ratio(times(row))} ({format_share(times(row) / row.world_size)} of linear)."
+        for row in largest
         if times(row) > 1
     ]
     return source.tables(known, columns, "longest lengths: "), points

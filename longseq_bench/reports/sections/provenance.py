@@ -12,7 +12,7 @@ from longseq_bench.reports.document import Column, Section, Table
 
 
 def dates(records: Sequence[Record]) -> str:
-    """Build the section with the dates of the records."""
+    """Return a sentence with the first and the last date of the records."""
     first, last = min(r.started_at for r in records), max(r.started_at for r in records)
     return f"Measured {first}." if first == last else f"Measured from {first} to {last}."
 
@@ -31,16 +31,16 @@ def hardware(source: Source) -> Section:
     """Build a table per machine: hardware, versions, load and commit."""
     tables = []
     environments = (record.environment for record in source.records)
-    for fingerprint, seen in group_by(environments, lambda e: e.fingerprint).items():
-        facts = tuple((name, value) for name, value in _facts(seen) if value)
+    for fingerprint, found in group_by(environments, lambda e: e.fingerprint).items():
+        facts = tuple((name, value) for name, value in _facts(found) if value)
         name = source.machines[fingerprint]
         title = f"Machine {name}" if name else ""
         tables.append(Table(title, (Column("What"), Column("Value")), facts))
     return Section("Hardware and versions", tables=tables)
 
 
-def _facts(seen: Sequence[Environment]) -> Iterator[tuple[str, str]]:
-    e = seen[-1]
+def _facts(environments: Sequence[Environment]) -> Iterator[tuple[str, str]]:
+    e = environments[-1]
     yield "Host", e.host
     yield "System", e.os
     yield "CPU", f"{e.cpu}, {e.cores} cores, {format_bytes(e.memory_bytes)} memory"
@@ -48,11 +48,11 @@ def _facts(seen: Sequence[Environment]) -> Iterator[tuple[str, str]]:
         yield "GPU", f"{count} × {gpu}" if count > 1 else gpu
     yield "Driver", e.driver or ""
     yield "Versions", f"longseq {e.longseq}, torch {e.torch}, Python {e.python}"
-    yield "Commit", ", ".join(dict.fromkeys(s.commit for s in seen if s.commit))
+    yield "Commit", ", ".join(dict.fromkeys(one.commit for one in environments if one.commit))
     yield "Variables", ", ".join(f"{k}={v}" for k, v in sorted(e.variables.items()))
-    loads = [s.load[0] for s in seen if s.load]
+    loads = [one.load[0] for one in environments if one.load]
     yield "Load, 1 minute", f"{min(loads):.2f} to {max(loads):.2f}" if loads else ""
-    clocks = [s.clock_mhz for s in seen if s.clock_mhz]
+    clocks = [one.clock_mhz for one in environments if one.clock_mhz]
     yield "Clock", f"{min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else ""
     yield "Fingerprint", e.fingerprint
 
@@ -72,7 +72,7 @@ def how_it_ran(source: Source) -> Section:
 
 
 def configs(source: Source) -> Iterator[Section]:
-    """Return the configs that were kept with the records."""
+    """Build a section with the text of each config that was stored with the records."""
     for place, text in source.configs.items():
         yield Section(f"Config: {place}", code=text.splitlines())
 
@@ -109,7 +109,7 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
 
 
 def _rounds(records: Sequence[Record]) -> str:
-    """Return the least and the largest number of rounds of any sweep.
+    """Return the smallest and the largest number of rounds of any sweep.
 
     A sweep is the trials of one command on one machine. Without a sweep, searches count.
     """

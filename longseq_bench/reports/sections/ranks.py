@@ -15,9 +15,9 @@ from longseq_bench.reports.base import SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import MISSING, Section
 from longseq_bench.reports.groups import has_several_ranks
-from longseq_bench.reports.wording import MOST_SAID
+from longseq_bench.reports.wording import MAX_SENTENCES
 
-MOST_LINES = 16
+MAX_STACK_LINES = 16
 """Maximum number of lines of a rank's stack; the record has all lines."""
 
 
@@ -51,29 +51,29 @@ def each_rank(source: Source) -> Section:
     several = [row for row in source.rows if row.world_size > 1]
     swept = [row for row in several if any(getattr(row, name) is not None for name in known)]
     found = [r for r in source.maxima if r.world_size > 1 and r.rank_peaks is not None]
-    about = (
+    explanation = (
         "From the first rank to the last: median time, largest peak, bytes counted in one pass "
         "and by formula."
     )
     return Section(
         "Ranks",
-        [about, *section_charts.cut(source.rows)],
+        [explanation, *section_charts.limit_note(source.rows)],
         tables=[
             *source.tables(swept, _SWEPT),
             *source.tables(found, _FOUND, "at the maximum: "),
         ],
-        charts=section_charts.charts(source, source.rows, section_charts.speedup),
+        charts=section_charts.charts(source, source.rows, section_charts.speedup_by_ranks),
         missing=("trial on several ranks", SWEEP_RANKS),
     )
 
 
 def hangs(source: Source) -> Iterator[Section]:
-    """Build a section per hung trial with the stack of each rank; the first MOST_SAID trials."""
+    """Build a section per hung trial, MAX_SENTENCES at most, with the stack of each rank."""
     hung = (r for r in source.records if r.outcome.status == "hang" and _stacks(r))
     machine = attrgetter("environment.fingerprint")
     trials = group_by(hung, lambda r: (r.trial.key_without("round", "seed"), machine(r)))
     first = [records[0] for records in trials.values()]
-    for record in first[:MOST_SAID]:
+    for record in first[:MAX_SENTENCES]:
         trial, outcome = record.trial, record.outcome
         tokens = format_tokens(trial.workload.seq_len)
         phase = f" in {outcome.phase}" if outcome.phase else ""
@@ -83,9 +83,9 @@ def hangs(source: Source) -> Iterator[Section]:
             [f"{workload}; ended{phase}: {outcome.reason or 'no reason recorded'}."],
             code=list(_equal_stacks(_stacks(record))),
         )
-    if more := len(first[MOST_SAID:]):
-        about = [f"{more:,} more trials hung; the records have where their ranks stood."]
-        yield Section("Further hangs", points=about)
+    if more := len(first[MAX_SENTENCES:]):
+        explanation = [f"{more:,} more trials hung; the records have the stacks of their ranks."]
+        yield Section("Further hangs", points=explanation)
 
 
 def _stacks(record: Record) -> Mapping[str, Any]:
@@ -104,9 +104,9 @@ def _equal_stacks(stacks: Mapping[str, Any]) -> Iterator[str]:
     in_order = sorted(stacks, key=lambda rank: (len(str(rank)), str(rank)))
     for stack, ranks in group_by(in_order, lines).items():
         yield f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}:"
-        yield from (f"  {line}" for line in stack[:MOST_LINES])
-        if len(stack) > MOST_LINES:
-            yield f"  … {len(stack) - MOST_LINES} more in the record"
+        yield from (f"  {line}" for line in stack[:MAX_STACK_LINES])
+        if len(stack) > MAX_STACK_LINES:
+            yield f"  … {len(stack) - MAX_STACK_LINES} more in the record"
 
 
 def explain_rank_columns(rows: Sequence[SweepRow]) -> list[str]:
@@ -114,10 +114,11 @@ def explain_rank_columns(rows: Sequence[SweepRow]) -> list[str]:
     if not has_several_ranks(rows):
         return []
     return [
-        "With several ranks: tokens and tokens/s are of all ranks; tokens a rank, sent (counted) "
-        "and peak memory of the rank with most. Compute and communication only: passes with the "
-        "other half switched off; exposed: the share of the time that communication adds to "
-        "computing. Speed-up: time of the same trial on one rank over the row's; efficiency: that "
-        "over the ranks. Imbalance: largest peak over the least.",
+        "With several ranks: Tokens and Tokens/s are those of all ranks. Tokens per rank, Bytes "
+        "sent per rank (counted) and Peak memory are the largest of any rank. Compute only, "
+        "Communication only: passes with the other part switched off. Exposed: share of the time "
+        "that communication adds to computation. Speed-up: time of the same trial on one rank "
+        "divided by the row's time. Efficiency: speed-up divided by the number of ranks. "
+        "Imbalance: largest peak divided by the smallest.",
         *explain_high_efficiency(rows),
     ]

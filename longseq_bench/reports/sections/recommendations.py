@@ -45,71 +45,71 @@ class Gain(NamedTuple):
 Gains = dict[int, Gain]
 """Gains by length in tokens."""
 
-MOST_FLOOR = 0.9
-"""Share of the floor's tokens from which a maximum's memory overhead is not reported."""
+HIGH_FLOOR_SHARE = 0.9
+"""Fraction of floor from which the memory overhead of a maximum is not reported."""
 
 
 def longest(source: Source) -> Iterator[str]:
     """Recommend the longest of each workload and budget, exact and sparse."""
-    without = _without(source)
+    unsuccessful = _count_unsuccessful(source)
     for where, group in source.workloads(source.maxima):
         found = [row for row in group if row.max_tokens and row.is_full_pass]
-        for what, rows in split_by_sparsity(found).items():
+        for kind, rows in split_by_sparsity(found).items():
             for ranks, some in group_by_ranks(rows).items():
-                others = without.get((_searched_on(some[0]), what == "sparse"), 0)
-                yield _longest(some, f"{what} attention{ranks_suffix(ranks)}", where, others)
+                others = unsuccessful.get((_search_settings(some[0]), kind == "sparse"), 0)
+                yield _longest(some, f"{kind} attention{ranks_suffix(ranks)}", where, others)
 
 
-_searched_on = attrgetter("world_size", *(name for name in SAME_TABLE if name != "fit_only"))
+_search_settings = attrgetter("world_size", *(name for name in SAME_TABLE if name != "fit_only"))
 
 
-def _without(source: Source) -> dict[tuple[object, bool], int]:
+def _count_unsuccessful(source: Source) -> dict[tuple[object, bool], int]:
     """Count the searches without a confirmed length, by workload, ranks and sparsity.
 
     The other rows of an implementation show whether it is sparse where none of its lengths passed.
     """
-    skips = {r.implementation for r in chain(source.rows, source.maxima) if r.is_sparse}
+    sparse_names = {r.implementation for r in chain(source.rows, source.maxima) if r.is_sparse}
     searched: dict[tuple[object, bool], dict[object, bool]] = defaultdict(dict)
     for row in source.maxima:
         known = row.density_achieved is not None
-        sparse = row.is_sparse if known else row.implementation in skips
+        sparse = row.is_sparse if known else row.implementation in sparse_names
         keep = "all" if row.keep == "nothing" else row.keep
         settings = row.implementation, row.options_key, keep, row.allocator
-        named = searched[_searched_on(row), sparse]
+        named = searched[_search_settings(row), sparse]
         found = bool(row.max_tokens and row.is_full_pass)
         named[settings] = named.get(settings, False) or found
     return {key: sum(not found for found in named.values()) for key, named in searched.items()}
 
 
-def _longest(rows: Sequence[SearchRow], what: str, where: str, others: int) -> str:
+def _longest(rows: Sequence[SearchRow], category: str, where: str, others: int) -> str:
     ordered = sorted(rows, key=lambda row: -row.max_tokens)
     most = ordered[0].max_tokens
-    # those whose bracket allows that this length fits
+    # rows whose bracket does not exclude this length
     ties = [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
     words = join_names(map(_maximum, ties))
-    begin = f"For the longest sequence by {what} ({where}):"
+    begin = f"Longest sequence by {category} ({where}):"
     if len(ties) > 1:
-        return f"{begin} {words}; their brackets overlap, so none is named the longest."
+        return f"{begin} {words}; tie: their brackets overlap."
     if len(ordered) == 1:
-        of = f"of {others + 1:,} searched that reached a confirmed length"
-        return f"{begin} {words}, the only one {of if others else 'that was searched'}."
+        only = f"of {others + 1:,} with a confirmed length" if others else "that was searched"
+        return f"{begin} {words}, the only one {only}."
     times = format_ratio(most / ordered[1].max_tokens)
     return f"{begin} {words}, {times} the next, {_maximum(ordered[1])}."
 
 
 def _maximum(row: SearchRow) -> str:
-    seen = f", density {format_share(row.density)}" if row.is_sparse else ""
-    return f"{row.name} ({row.max_tokens:,} tokens{seen}, {describe_limit(row)})"
+    density = f", density {format_share(row.density)}" if row.is_sparse else ""
+    return f"{row.name} ({row.max_tokens:,} tokens{density}, {describe_limit(row)})"
 
 
-class Contest(NamedTuple):
+class RankedLength(NamedTuple):
     """Rows of one length that are compared; each was timed more than once; the fastest is first."""
 
     tokens: int
     rows: list[SweepRow]
 
     @property
-    def winners(self) -> list[SweepRow]:
+    def fastest_rows(self) -> list[SweepRow]:
         """The fastest row, and the rows whose intervals overlap with its interval."""
         return find_ties(self.rows, "time_low_s", "time_high_s")
 
@@ -122,11 +122,11 @@ def fastest(source: Source) -> Iterator[str]:
     """Recommend the fastest of each workload by length, exact and sparse."""
     for where, group in source.workloads(source.rows):
         failed = _failed(group)
-        for what, rows in split_by_sparsity(group).items():
+        for kind, rows in split_by_sparsity(group).items():
             for some in group_by_ranks(rows).values():
-                for contests in _contests(some):
-                    for run in _runs(contests, failed):
-                        yield _fastest(run, what, where)
+                for lengths in _rank_lengths(some):
+                    for span in _split_lengths(lengths, failed):
+                        yield _fastest(span, kind, where)
 
 
 def _failed(rows: Sequence[SweepRow]) -> Failed:
@@ -137,77 +137,79 @@ def _failed(rows: Sequence[SweepRow]) -> Failed:
     return found
 
 
-def _contests(rows: Sequence[SweepRow]) -> list[list[Contest]]:
-    """Return the contests of each density, by ascending length.
+def _rank_lengths(rows: Sequence[SweepRow]) -> list[list[RankedLength]]:
+    """Return the compared lengths of each density, in ascending order.
 
     Only rows of similar density are compared, because density is an input and not a choice. All
     exact rows have the same density.
     """
     timed = [row for row in rows if row.time_s and row.samples > 1]
     timed.sort(key=lambda row: (row.tokens, require(row.time_s)))
-    found: list[list[Contest]] = []
+    found: list[list[RankedLength]] = []
     for tokens, some in group_by(timed, attrgetter("tokens")).items():
-        for alike in group_by_density(some):
-            if len(alike) < 2:
+        for similar in group_by_density(some):
+            if len(similar) < 2:
                 continue
-            near = (one for one in found if len(group_by_density([*_rows(one), *alike])) == 1)
-            contests = next(near, None)
-            if contests is None:
-                found.append(contests := [])
-            contests.append(Contest(tokens, alike))
+            near = (one for one in found if len(group_by_density([*_rows(one), *similar])) == 1)
+            lengths = next(near, None)
+            if lengths is None:
+                found.append(lengths := [])
+            lengths.append(RankedLength(tokens, similar))
     return found
 
 
-def _rows(contests: Sequence[Contest]) -> list[SweepRow]:
-    return [row for contest in contests for row in contest.rows]
+def _rows(lengths: Sequence[RankedLength]) -> list[SweepRow]:
+    return [row for length in lengths for row in length.rows]
 
 
-def _runs(contests: Sequence[Contest], failed: Failed) -> list[list[Contest]]:
-    """Join successive lengths with the same winners, without a failure in between."""
+def _split_lengths(lengths: Sequence[RankedLength], failed: Failed) -> list[list[RankedLength]]:
+    """Split lengths into spans with the same fastest rows and without a failure in between."""
 
-    def goes_on(one: Contest, other: Contest) -> bool:
-        names = [row.name for row in one.winners]
+    def continues(one: RankedLength, other: RankedLength) -> bool:
+        names = [row.name for row in one.fastest_rows]
         failures = (tokens for name in names for tokens in failed.get(name, ()))
         has_failed = any(one.tokens < tokens < other.tokens for tokens in failures)
-        return names == [row.name for row in other.winners] and not has_failed
+        return names == [row.name for row in other.fastest_rows] and not has_failed
 
-    runs: list[list[Contest]] = []
-    for contest in contests:
-        if runs and goes_on(runs[-1][-1], contest):
-            runs[-1].append(contest)
+    spans: list[list[RankedLength]] = []
+    for length in lengths:
+        if spans and continues(spans[-1][-1], length):
+            spans[-1].append(length)
         else:
-            runs.append([contest])
-    return runs
+            spans.append([length])
+    return spans
 
 
-def _fastest(run: Sequence[Contest], what: str, where: str) -> str:
-    first, last = format_tokens(run[0].tokens), format_tokens(run[-1].tokens)
-    winner, after = run[-1].rows[:2]
-    winners = run[-1].winners
-    whom = f"{what} attention{density_suffix(_rows(run))}{ranks_suffix(winner.world_size)}"
-    span = f"From {first} to {last} tokens" if len(run) > 1 else f"At {last} tokens"
-    words = join_names(f"{row.label} ({format_time(row)})" for row in winners)
-    at = f" at {last}" if len(run) > 1 else ""
-    if len(winners) > 1:
-        return f"{span}, the fastest {whom} can't be told apart ({where}): {words}{at}."
-    ratio = format_ratio(require(after.time_s) / require(winner.time_s))
+def _fastest(lengths: Sequence[RankedLength], kind: str, where: str) -> str:
+    begin, end = format_tokens(lengths[0].tokens), format_tokens(lengths[-1].tokens)
+    first, second = lengths[-1].rows[:2]
+    ties = lengths[-1].fastest_rows
+    category = f"{kind} attention{density_suffix(_rows(lengths))}{ranks_suffix(first.world_size)}"
+    span = f"From {begin} to {end} tokens" if len(lengths) > 1 else f"At {end} tokens"
+    words = join_names(f"{row.label} ({format_time(row)})" for row in ties)
+    at = f" at {end}" if len(lengths) > 1 else ""
+    if len(ties) > 1:
+        return f"{span}, a tie for the fastest {category} ({where}): {words}{at}."
+    ratio = format_ratio(require(second.time_s) / require(first.time_s))
     return (
-        f"{span}, {winner.label} is the fastest {whom} ({where}): {words}{at}, {ratio} as fast "
-        f"as the next, {after.label}."
+        f"{span}, {first.label} is the fastest {category} ({where}): {words}{at}, {ratio} as fast "
+        f"as the next, {second.label}."
     )
 
 
-def ranks_pay(source: Source) -> Iterator[str]:
+def several_ranks(source: Source) -> Iterator[str]:
     """Name the length from which several ranks are faster than one, per workload."""
-    yield from _paying(source, "one rank", _speedup)
+    yield from _describe_gains(source, "one rank", _gain_of_ranks)
 
 
-def sparse_pays(source: Source) -> Iterator[str]:
+def sparsity(source: Source) -> Iterator[str]:
     """Name the length from which sparse attention is faster than dense on the same inputs."""
-    yield from _paying(source, "dense attention", _over_dense)
+    yield from _describe_gains(source, "dense attention", _gain_of_sparsity)
 
 
-def _paying(source: Source, against: str, gain: Callable[[SweepRow], Gain | None]) -> Iterator[str]:
+def _describe_gains(
+    source: Source, against: str, gain: Callable[[SweepRow], Gain | None]
+) -> Iterator[str]:
     for where, group in source.workloads(source.rows):
         failed = _failed(group)
         series: dict[str, Gains] = defaultdict(dict)
@@ -216,33 +218,33 @@ def _paying(source: Source, against: str, gain: Callable[[SweepRow], Gain | None
                 series[row.name][row.tokens] = known
         verdicts: dict[str, list[str]] = defaultdict(list)
         for name, gains in series.items():
-            verdict, words = _pays(gains, failed.get(name, {}), against)
+            verdict, words = _judge_gains(gains, failed.get(name, {}), against)
             verdicts[verdict].append(f"{name} ({words})")
         for verdict, names in sorted(verdicts.items()):
             yield f"{verdict} ({where}): {join_names(names)}."
 
 
-def _speedup(row: SweepRow) -> Gain | None:
+def _gain_of_ranks(row: SweepRow) -> Gain | None:
     if row.world_size == 1 or row.speedup_low is None:
         return None
     return Gain(row.speedup_low, require(row.speedup), require(row.speedup_high))
 
 
-def _over_dense(row: SweepRow) -> Gain | None:
+def _gain_of_sparsity(row: SweepRow) -> Gain | None:
     if not row.is_sparse or row.share_low is None:
         return None
     low = require(row.dense_low_s) / require(row.time_high_s)
     high = require(row.dense_high_s) / require(row.time_low_s)
     source = str(row.dense_source)
-    known = "computed" if source.startswith("computed") else source
-    note = "" if source == "measured" else f", dense time {known}"
+    short_source = "computed" if source.startswith("computed") else source
+    note = "" if source == "measured" else f", dense time {short_source}"
     return Gain(low, require(row.speed_over_dense), high, note)
 
 
-def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]:
+def _judge_gains(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]:
     """Return a verdict and its figures.
 
-    Faster means: faster by its interval at every length run from some shortest one on.
+    Faster from a length: by its interval faster at this length and at all longer ones.
     """
     last = max(gains)
     slow = {n for n, one in gains.items() if one.low <= 1} | {n for n in failed if n < last}
@@ -264,19 +266,19 @@ def _pays(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]
     return verdict, words
 
 
-def leanest(source: Source) -> Iterator[str]:
-    """Name the maxima whose floor fills less than nine tenths of the budget."""
+def overhead(source: Source) -> Iterator[str]:
+    """Name the maxima whose floor is less than 90 % of the budget, with their overhead."""
     for where, group in source.workloads(source.maxima):
-        wasteful = [
+        inefficient = [
             (share, row)
             for row in group
             if row.is_full_pass and row.limited_by == "memory" and row.max_tokens
-            if (share := row.fraction_of_floor) is not None and share < MOST_FLOOR
+            if (share := row.fraction_of_floor) is not None and share < HIGH_FLOOR_SHARE
         ]
-        if wasteful:
+        if inefficient:
             words = join_names(
-                f"{row.name} ({format_share(1 - share)}: {row.max_tokens:,} tokens of "
-                f"{row.floor_tokens:,})"
-                for share, row in sorted(wasteful, key=lambda pair: pair[0])
+                f"{row.name} ({format_share(1 - share)} overhead: {row.max_tokens:,} of "
+                f"{row.floor_tokens:,} tokens)"
+                for share, row in sorted(inefficient, key=lambda pair: pair[0])
             )
-            yield f"Leave their budget to other things than the floor ({where}): {words}."
+            yield f"The floor is less than 90 % of the budget ({where}): {words}."

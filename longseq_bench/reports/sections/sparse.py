@@ -13,13 +13,14 @@ from longseq_bench.reports.document import Section, format_ratio
 from longseq_bench.reports.groups import has_several_ranks, longest_shared
 from longseq_bench.reports.wording import describe_best, find_ties, limit_sentences
 
-_ABOUT = (
-    "Density: share of the visible blocks (of pairs, where a pattern has no blocks) that is kept; "
-    "of pairs, one seen twice counts twice. Plan time is in no other time, but where a pattern is "
-    "chosen by its inputs. Dense time: torch's dense attention on the same inputs, in turn with "
-    "the sparse passes; computed from some of its rows where a pass would take too long. Share of "
-    "ideal: dense time times the density of work over the time, with its interval; 100 % where "
-    "what is skipped costs nothing. Memory reduction: peak of standard attention over the row's."
+_EXPLANATION = (
+    "Density: kept share of the visible blocks (or pairs, for patterns without blocks). Density of "
+    "pairs: a pair computed twice counts twice. Preparation time: not part of Time, except for "
+    "patterns that depend on the inputs. Dense time: torch's dense attention on the same inputs, "
+    "in turn with the sparse passes; computed from some of its rows if a pass would take too long. "
+    "Share of ideal: dense time times the density of the work divided by the time, with its "
+    "interval; 100 %: skipped work costs nothing. Memory reduction: peak of standard attention "
+    "divided by the row's peak."
 )
 _ONE_RANK = "Dense time and memory reduction are of one rank: of several, each holds only a part."
 
@@ -31,10 +32,10 @@ def sparse(source: Source) -> Section:
     points = [_best(group, where) for where, group in source.workloads(shares)]
     return Section(
         "Sparse attention",
-        [_ABOUT, *[_ONE_RANK] * has_several_ranks(rows)],
+        [_EXPLANATION, *[_ONE_RANK] * has_several_ranks(rows)],
         limit_sentences(points),
         source.tables(rows, _COLUMNS),
-        charts=section_charts.shares(source, rows),
+        charts=section_charts.share_of_ideal(source, rows),
     )
 
 
@@ -53,13 +54,10 @@ def _best(group: Sequence[SweepRow], where: str) -> str:
     rows = sorted(longest_shared(group), key=lambda row: -require(row.share_of_ideal))
     at = f"At {format_tokens(rows[0].tokens)} tokens ({where})"
     if len(rows) == 1:
-        return f"{at}, {_words(rows[0])} alone has a share of ideal."
+        return f"{at}, only {_words(rows[0])} has a share of ideal."
     if rows[0].share_low is None:
         best = describe_best(rows, rows[:1], ("has the highest share of ideal", ""), _words)
-        return (
-            f"{at}, {best}; the first comes from a single pass, so how far off it may be is not "
-            "known."
-        )
+        return f"{at}, {best}; the first is of a single pass, so its uncertainty is unknown."
     verbs = "reaches the highest share of ideal", "reach the highest share of ideal"
     ties = find_ties(rows, "share_low", "share_high", largest=True)
     return f"{at}, {describe_best(rows, ties, verbs, _words)}."

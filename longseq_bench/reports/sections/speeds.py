@@ -24,7 +24,7 @@ def relative(source: Source) -> Section:
         tokens = shared_length(group)
         at = [row for row in group if row.tokens == tokens]
         named = {row.label for row in at if base in (row.label, row.implementation)}
-        # an implementation that has several labels here names none of them
+        # an implementation with several labels does not identify one of them
         label = base if base in named else named.pop() if len(named) == 1 else None
         found = speeds(at, label) if label else [None] * len(at)
         speed = {id(row): one for row, one in zip(at, found, strict=True)}
@@ -33,19 +33,19 @@ def relative(source: Source) -> Section:
         columns = _columns(speed, _reference_peak(at, label))
         tables.append(build_table(capitalize_first(where), columns, at, keep_empty=True))
         points += _describe(at, speed, base, where)
-    about = (
-        "At the longest length that most implementations were ok at. Relative speed: time of "
-        f"{base} over the row's, on as many ranks where it ran so, else on the fewest. Relative "
-        "memory: the row's peak of a rank over that of the baseline on the fewest. Pairs seen: "
-        "the share of dense attention's pairs, where it is less."
+    explanation = (
+        "At the longest length at which most rows were ok. Relative speed: time of "
+        f"{base} (on the same number of ranks, else on the fewest) divided by the row's time. "
+        "Relative memory: peak of a rank divided by that of the baseline on the fewest ranks. "
+        "Pairs seen: share of the pairs of dense attention, if less."
     )
-    makers = section_charts.time, section_charts.memory, section_charts.roofline
+    builders = section_charts.time, section_charts.memory, section_charts.roofline
     return Section(
         "Time, memory, relative speed",
-        [about, *section_charts.cut(source.rows, 3)],
+        [explanation, *section_charts.limit_note(source.rows, 3)],
         points,
         tables,
-        charts=section_charts.charts(source, source.rows, *makers) if tables else (),
+        charts=section_charts.charts(source, source.rows, *builders) if tables else (),
         missing=("timed trial", SWEEP),
     )
 
@@ -91,25 +91,27 @@ def _columns(speed: dict[int, float | None], reference: int | None) -> Columns:
 def _describe(
     ordered: Sequence[SweepRow], speed: dict[int, float | None], base: str, where: str
 ) -> Iterator[str]:
-    """Name the fastest and slowest of exact and of sparse attention; rows are by falling speed."""
+    """Name the fastest and slowest exact and sparse row; `ordered` starts with the fastest."""
     timed = (row for row in ordered if speed[id(row)] is not None)
-    for what, rows in split_by_sparsity(timed).items():
+    for kind, rows in split_by_sparsity(timed).items():
         if len(rows) > 1:
             first, last = (
-                f"{row.name} runs at {format_ratio(speed[id(row)] or 0.0)} its speed"
-                for row in (rows[0], rows[-1])
+                f"{row.name} {format_ratio(speed[id(row)] or 0.0)}" for row in (rows[0], rows[-1])
             )
-            yield f"Against {base} ({where}), of {len(rows)} {what}: {first}, {last}."
+            yield (
+                f"Speed relative to {base} ({where}), {len(rows)} {kind} rows: fastest {first}, "
+                f"slowest {last}."
+            )
 
 
 def on_ranks(source: Source) -> Section:
     """Build a table of the trials that were ok: a row per label, a column per number of ranks."""
     worlds = sorted({row.world_size for row in source.rows})
-    about = "How many of the trials on so many ranks were ok; Failures has the reasons."
+    explanation = "Number of trials that were ok, by number of ranks; see Failures for the reasons."
     together = group_by(source.rows, attrgetter("fingerprint", "device", "mode")).values()
     tables = [_worlds(source, rows, worlds) for rows in together] if worlds != [1] else []
     missing = "trial on several ranks", SWEEP_RANKS
-    return Section("What works on many ranks", [about], tables=tables, missing=missing)
+    return Section("What works on many ranks", [explanation], tables=tables, missing=missing)
 
 
 def _worlds(source: Source, rows: Sequence[SweepRow], worlds: Sequence[int]) -> Table:

@@ -21,9 +21,9 @@ _BY_SPARSITY: Columns = (
                 lambda row: None if row.token_density is None else 1 - row.token_density),
     "time_s", "peak_bytes", *_STANDARD,
 )  # fmt: skip
-_ABOUT = (
-    "Standard attention's memory is measured where the implementation dense ran on the same "
-    "workload, else computed by formula: two score matrices beside the floor, in training three."
+_EXPLANATION = (
+    "Memory of standard attention: measured if the implementation dense ran on the same workload, "
+    "else computed by formula: the floor and two score matrices, in training three."
 )
 
 
@@ -55,7 +55,7 @@ def _section(
     title: str, rows: list[SweepRow], columns: Columns, source: Source, missing: tuple[str, str]
 ) -> Section:
     points = [_at_longest(group, where) for where, group in source.workloads(rows)]
-    return Section(title, [_ABOUT], points, source.tables(rows, columns), missing=missing)
+    return Section(title, [_EXPLANATION], points, source.tables(rows, columns), missing=missing)
 
 
 def _at_longest(group: list[SweepRow], where: str) -> str:
@@ -63,8 +63,8 @@ def _at_longest(group: list[SweepRow], where: str) -> str:
     tokens = max(row.tokens for row in group)
     at = sorted((r for r in group if r.tokens == tokens), key=lambda r: require(r.peak_bytes))
     ends = [f"{format_bytes(require(r.peak_bytes))} ({r.label})" for r in (at[0], at[-1])]
-    took = ends[0] if len(at) == 1 else f"of {len(at)} the least {ends[0]}, the most {ends[1]}"
     return (
-        f"At {format_tokens(tokens)} tokens ({where}), where standard attention takes "
-        f"{format_bytes(require(at[0].dense_peak_bytes))} ({at[0].dense_memory_source}): {took}."
+        f"At {format_tokens(tokens)} tokens ({where}), peak memory "
+        f"{' to '.join(dict.fromkeys(ends))}; standard attention takes "
+        f"{format_bytes(require(at[0].dense_peak_bytes))} ({at[0].dense_memory_source})."
     )

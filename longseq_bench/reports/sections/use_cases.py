@@ -30,15 +30,14 @@ _COLUMNS = (
     Column("Its evidence"), Column("Its maximum"), Column("Sparse attention"),
     Column("Its evidence"), Column("Its maximum"),
 )  # fmt: skip
-_ABOUT = (
-    "The lengths of use cases are assumed. An approach is named where it was searched or swept to "
-    "that length: the fastest at the shortest such length that was timed more than once, with all "
-    "that can't be told from it; else the one that reached farthest. Of sparse attention only what "
-    "skips least is compared, to within a tenth of its density; it does not compute what exact "
-    "attention does, and its quality is not measured here. A maximum is a search's, or the longest "
-    "length swept where that is longer."
+_EXPLANATION = (
+    "Lengths of use cases are assumptions. The table names the fastest approach at the shortest "
+    "sufficient length that was timed more than once, and ties with it; without times, the one "
+    "with the longest maximum. Of sparse attention, only the densest rows (within 10 %) are "
+    "compared; it does not compute what exact attention does, and its quality is not measured. "
+    "Maximum: of a search, or the longest swept length if that is longer."
 )
-_but_budgets = attrgetter(
+_without_budgets = attrgetter(
     *(name for name in SAME_TABLE if name not in ("memory_budget", "time_budget", "fit_only"))
 )
 
@@ -48,7 +47,7 @@ def uses(source: Source) -> Section:
     known: list[Row] = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
     known += [row for row in source.rows if row.status == "ok" and row.is_full_pass]
     tables = []
-    for group in group_by(known, _but_budgets).values():
+    for group in group_by(known, _without_budgets).values():
         swept = [row for row in group if isinstance(row, SweepRow)]
         found = [row for row in group if isinstance(row, SearchRow)]
         rows = tuple(_use(name, tokens, swept, found) for name, tokens in USES)
@@ -56,7 +55,7 @@ def uses(source: Source) -> Section:
             title = source.title(replace(group[0], memory_budget=None, time_budget=None))
             tables.append(Table(title, _COLUMNS, rows))
     missing = f"length of {format_tokens(USES[0][1])} tokens or more", SEARCH
-    return Section("Use case, approach, maximum", [_ABOUT], tables=tables, missing=missing)
+    return Section("Use case, approach, maximum", [_EXPLANATION], tables=tables, missing=missing)
 
 
 def _use(
@@ -89,8 +88,8 @@ def _approach(
         peaks = [f", peak {format_bytes(r.peak_bytes)}" if r.peak_bytes else "" for r in best]
         pairs = zip(best, peaks, strict=True)
         words = ", ".join(f"{format_time(r)}{peak}{_density(r)}" for r, peak in pairs)
-        alike = "; they can't be told apart" if len(best) > 1 else ""
-        return best, f"ran at {format_tokens(shortest)}: {words}{alike}"
+        tie = "; tie: their intervals overlap" if len(best) > 1 else ""
+        return best, f"ran at {format_tokens(shortest)}: {words}{tie}"
     if reached:
         farthest = max(group_by_density(reached)[0], key=attrgetter("tokens"))
         words = f"takes {_tokens(farthest)}{_density(farthest)}; {describe_limit(farthest)}"

@@ -1,12 +1,12 @@
-// What a reader can do with a report: sort, filter, hide series, change axes, and, where it is
-// served, see it grow. Every figure is in the page already; nothing is fetched but the page itself.
+// Interaction with a report: sort, filter, hide series, change axes; a served page also updates
+// itself. All figures are in the page; it fetches nothing but its own new versions.
 "use strict";
 (() => {
   const root = document.documentElement;
   const MISSING = "—";
   const STEP = 200; // rows more at a time
 
-  // ---- light and dark: the system's, until the reader says otherwise ----------------------------
+  // ---- light and dark: the system's setting, until the reader chooses ---------------------------
 
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const remembered = (value) => {
@@ -14,11 +14,11 @@
       if (value !== undefined) localStorage.setItem("longseq-theme", value);
       return localStorage.getItem("longseq-theme");
     } catch {
-      return value; // no storage here: it lasts as long as the page
+      return value; // no storage is available: the choice lasts as long as the page
     }
   };
 
-  function wear(theme) {
+  function applyTheme(theme) {
     if (theme === "light" || theme === "dark") root.dataset.theme = theme;
   }
 
@@ -32,7 +32,7 @@
     };
     button.addEventListener("click", () => {
       const theme = isDark() ? "light" : "dark";
-      wear(theme);
+      applyTheme(theme);
       remembered(theme);
       say();
     });
@@ -40,7 +40,7 @@
     say();
   }
 
-  // ---- small things -----------------------------------------------------------------------------
+  // ---- helpers ----------------------------------------------------------------------------------
 
   const all = (node, query) => [...node.querySelectorAll(query)];
   const data = (node) => JSON.parse(node.querySelector("script").textContent);
@@ -48,7 +48,7 @@
   const number = (n) => n.toLocaleString("en-US");
 
   function write(node, text) {
-    if (node.textContent !== text) node.textContent = text; // else it would be read out again
+    if (node.textContent !== text) node.textContent = text; // an unchanged text must not be read out again
   }
 
   const covers = (label, text) =>
@@ -73,7 +73,7 @@
       const labels = picks.map((pick) => pick.value);
       for (const label of labels) on ? this.hidden.delete(label) : this.hidden.add(label);
       this.say();
-      for (const thing of things.values()) thing.choose?.(labels, on);
+      for (const widget of widgets.values()) widget.choose?.(labels, on);
     }
 
     say() {
@@ -96,9 +96,8 @@
 
   // ---- charts -----------------------------------------------------------------------------------
 
-  // The SVG takes the colour of the text round it, so that it follows the page into the dark and
-  // onto paper without being drawn again.
-  const LOOK = {
+  // The SVG takes the colour of the surrounding text, so a new theme or printing needs no redraw.
+  const VEGA_CONFIG = {
     background: "transparent",
     font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
     view: { stroke: "transparent" },
@@ -110,10 +109,10 @@
       domainColor: "currentColor", domainOpacity: 0.35, tickColor: "currentColor", tickOpacity: 0.35,
     },
   };
-  const HOW = {
+  const EMBED_OPTIONS = {
     actions: false,
-    ast: true, // expressions are interpreted: the page's policy lets no text become a function
-    config: LOOK,
+    ast: true, // interpret expressions: the page's policy forbids code made from text
+    config: VEGA_CONFIG,
     defaultStyle: false,
     logLevel: 1,
     renderer: "svg",
@@ -121,14 +120,14 @@
   };
   const coarse = matchMedia("(pointer: coarse)");
 
-  // Give every x or y that has a scale of its own another one; the others share it.
-  function rescale(part, axis, made) {
-    if (Array.isArray(part)) return part.map((one) => rescale(one, axis, made));
+  // Replace the scale of every encoding of x or y that has its own; the others share it.
+  function rescale(part, axis, channelScale) {
+    if (Array.isArray(part)) return part.map((one) => rescale(one, axis, channelScale));
     if (part === null || typeof part !== "object") return part;
     const copy = {};
     for (const [name, value] of Object.entries(part)) {
       const channel = name === "encoding" && value[axis]?.scale;
-      copy[name] = channel ? { ...value, [axis]: { ...value[axis], ...made } } : name === "datasets" ? value : rescale(value, axis, made);
+      copy[name] = channel ? { ...value, [axis]: { ...value[axis], ...channelScale } } : name === "datasets" ? value : rescale(value, axis, channelScale);
     }
     return copy;
   }
@@ -148,7 +147,7 @@
     }
 
     choose(labels, on) {
-      // of a label its series too: on several ranks, at a length, of a rank
+      // the series of a label too: "ring on 2 ranks", "ring, 2k tokens"
       for (const series of this.series) {
         if (labels.some((label) => covers(label, series))) on ? this.hidden.delete(series) : this.hidden.add(series);
       }
@@ -183,11 +182,11 @@
     async draw() {
       const turn = (this.turn = (this.turn ?? 0) + 1);
       try {
-        const made = await window.vegaEmbed(this.place, this.spec(), HOW);
-        if (turn !== this.turn) return made.finalize();
-        this.made?.finalize();
-        this.made = made;
-        this.view = made.view;
+        const embedded = await window.vegaEmbed(this.place, this.spec(), EMBED_OPTIONS);
+        if (turn !== this.turn) return embedded.finalize();
+        this.embedded?.finalize();
+        this.embedded = embedded;
+        this.view = embedded.view;
       } catch (error) {
         this.place.textContent = `This chart can't be drawn here: ${error.message}`;
       }
@@ -210,24 +209,24 @@
   }
 
   const near = new IntersectionObserver(
-    (seen) => {
-      for (const { target, isIntersecting } of seen) {
-        if (isIntersecting) drawOnce(things.get(target.dataset.key));
+    (entries) => {
+      for (const { target, isIntersecting } of entries) {
+        if (isIntersecting) drawOnce(widgets.get(target.dataset.key));
       }
     },
     { rootMargin: "400px" },
   );
 
-  function drawOnce(thing) {
-    if (!(thing instanceof Figure) || thing.turn || !window.vegaEmbed) return;
-    near.unobserve(thing.node);
-    thing.draw();
+  function drawOnce(widget) {
+    if (!(widget instanceof Figure) || widget.turn || !window.vegaEmbed) return;
+    near.unobserve(widget.node);
+    widget.draw();
   }
 
   // ---- tables -----------------------------------------------------------------------------------
 
-  // A column is its distinct texts, least value first, and a code a row: -1 where there is none. A
-  // short table says them in its cells, a long one in data beside it.
+  // A column is its distinct texts, smallest value first, and one code per row: -1 for no value. A
+  // short table has them in its cells, a long one in a data element next to it.
   function columnsOf(node, rows, width) {
     if (node.querySelector("script")) return data(node);
     return Array.from({ length: width }, (_, j) => {
@@ -247,8 +246,8 @@
       this.node = node;
       this.heads = all(node, "th");
       this.body = node.querySelector("tbody");
-      this.made = [...this.body.rows]; // by row; later ones are made when they are shown
-      this.columns = columnsOf(node, this.made, this.heads.length);
+      this.rows = [...this.body.rows]; // by index; further rows are created when they are shown
+      this.columns = columnsOf(node, this.rows, this.heads.length);
       this.total = this.columns[0]?.codes.length ?? 0;
       this.label = this.columns[Number(node.dataset.label)];
       this.hidden = new Set();
@@ -286,15 +285,15 @@
       this.show(this.limit);
     }
 
-    // Places of the rows that are asked for, in their order; a missing value is last either way.
+    // Indices of the rows to show, in their order; missing values are last in both directions.
     found() {
       const tests = this.words.map((word) =>
         this.columns.map((c) => c.dict.map((text) => text.toLowerCase().includes(word))),
       );
-      const gone = this.label?.dict.map((text) => [...this.hidden].some((label) => covers(label, text))) ?? [];
+      const isHidden = this.label?.dict.map((text) => [...this.hidden].some((label) => covers(label, text))) ?? [];
       const rows = [];
       for (let i = 0; i < this.total; i++) {
-        if (gone[this.label?.codes[i]]) continue;
+        if (isHidden[this.label?.codes[i]]) continue;
         if (tests.every((test) => this.columns.some((c, j) => test[j][c.codes[i]]))) rows.push(i);
       }
       if (this.column === undefined) return rows;
@@ -307,15 +306,15 @@
     }
 
     row(i) {
-      if (this.made[i]) return this.made[i];
+      if (this.rows[i]) return this.rows[i];
       const row = document.createElement("tr");
       this.columns.forEach((column, j) => {
         const cell = row.insertCell();
-        const look = this.heads[j].className;
+        const cssClass = this.heads[j].className;
         cell.textContent = column.dict[column.codes[i]] ?? MISSING;
-        cell.className = look === "status" ? `status is-${cell.textContent.split(" ", 1)}` : look;
+        cell.className = cssClass === "status" ? `status is-${cell.textContent.split(" ", 1)}` : cssClass;
       });
-      return (this.made[i] = row);
+      return (this.rows[i] = row);
     }
 
     show(limit) {
@@ -355,13 +354,13 @@
 
   // ---- the page ---------------------------------------------------------------------------------
 
-  let things = new Map(); // by data-key
+  let widgets = new Map(); // by data-key
 
   const kindOf = (node) => (node.matches("figure") ? Figure : node.matches("details") ? Chooser : Grid);
 
-  // Make what is in the page answer. before: what was in the page that it takes the place of.
+  // Attach the behaviour to the page. before: the widgets of the page that this one replaces.
   function start(before = new Map()) {
-    things = new Map();
+    widgets = new Map();
     const chosen = before.get("implementations")?.state().hidden ?? [];
     for (const node of all(document, "[data-key]")) {
       const key = node.dataset.key;
@@ -370,19 +369,19 @@
       if (old && old.source === source) {
         const state = old.state();
         node.replaceWith(old.node);
-        things.set(key, old);
+        widgets.set(key, old);
         old.scroll?.(state.left, state.top);
         continue;
       }
-      const thing = new (kindOf(node))(node);
-      thing.source = source;
-      things.set(key, thing);
-      if (old instanceof thing.constructor) thing.restore(old.state());
-      else thing.choose?.(chosen, false);
-      old?.made?.finalize?.();
+      const widget = new (kindOf(node))(node);
+      widget.source = source;
+      widgets.set(key, widget);
+      if (old instanceof widget.constructor) widget.restore(old.state());
+      else widget.choose?.(chosen, false);
+      old?.embedded?.finalize();
     }
-    for (const thing of things.values()) {
-      if (thing instanceof Figure && !thing.turn) near.observe(thing.node);
+    for (const widget of widgets.values()) {
+      if (widget instanceof Figure && !widget.turn) near.observe(widget.node);
     }
     copyButtons();
     follow();
@@ -406,13 +405,13 @@
     }
   }
 
-  // Mark the section that is being read in the table of contents.
+  // Mark the current section in the table of contents.
   let reading;
   function follow() {
     reading?.disconnect();
     reading = new IntersectionObserver(
-      (seen) => {
-        for (const { target, isIntersecting } of seen) {
+      (entries) => {
+        for (const { target, isIntersecting } of entries) {
           if (!isIntersecting) continue;
           for (const link of all(document, "nav a")) {
             if (link.hash === `#${target.id}`) link.setAttribute("aria-current", "true");
@@ -425,7 +424,7 @@
     for (const section of all(document, "section")) reading.observe(section);
   }
 
-  // ---- a page that is served: it asks whether there is more -------------------------------------
+  // ---- a served page: poll for a new version ----------------------------------------------------
 
   let version, ended, text;
 
@@ -438,7 +437,7 @@
       ended = !state.running;
       say(state.said || (ended ? "The run has ended." : ""));
     } catch {
-      say("No answer; this is what was known last.");
+      say("The server does not answer; this is the last known state.");
     }
     if (!ended) setTimeout(poll, Number(root.dataset.live));
   }
@@ -459,13 +458,13 @@
     for (const part of ["nav", "main"]) {
       document.querySelector(part).replaceWith(document.adoptNode(fresh.querySelector(part)));
     }
-    start(things);
+    start(widgets);
     refocus(focused);
     const now = mark && find(mark.name);
     if (now) scrollBy({ top: now.getBoundingClientRect().top - mark.top, behavior: "instant" });
   }
 
-  // What is read at the moment, and where on the screen it stands: it has to stay there.
+  // The part that is being read, and its position on the screen, to restore it after an update.
   function landmark() {
     const node = all(document, "main [data-key], main section").find((one) => {
       const { top, bottom } = one.getBoundingClientRect();
@@ -486,16 +485,16 @@
   }
 
   function refocus(focused) {
-    const node = focused && things.get(focused.key)?.node;
+    const node = focused && widgets.get(focused.key)?.node;
     if (node) all(node, REACHED)[focused.at]?.focus({ preventScroll: true });
   }
 
-  // ---- begin ------------------------------------------------------------------------------------
+  // ---- start ------------------------------------------------------------------------------------
 
   root.classList.add("js");
-  wear(remembered());
+  applyTheme(remembered());
   addEventListener("beforeprint", () => {
-    for (const thing of things.values()) drawOnce(thing);
+    for (const widget of widgets.values()) drawOnce(widget);
   });
   addEventListener("DOMContentLoaded", () => {
     themeButton();
