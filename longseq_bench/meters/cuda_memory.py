@@ -1,6 +1,7 @@
 """Memory of a CUDA device: allocated and reserved by the caching allocator, and device-wide.
 
-The device-wide figure is the sum over all processes: in a container NVML can't tell them apart.
+The device-wide figure is the sum over all processes: in a container, NVML gives no figure per
+process.
 """
 
 import torch

@@ -18,7 +18,7 @@ _STATUS = Path("/proc/self/status")
 
 @METERS.register("heap-peak")
 class HeapPeak(Meter):
-    """Peak bytes above the level at the start; `kept` is what is left of them at the end."""
+    """Peak bytes above the level at the start. kept: bytes that are not freed at the end."""
 
     name = "heap peak (VmHWM)"
     role = "memory"
@@ -45,7 +45,7 @@ class HeapPeak(Meter):
 
     @override
     def stop(self) -> None:
-        # code that runs for the first time becomes resident too, but was not allocated
+        # code that runs for the first time becomes resident too, but is not allocated
         code = max(0, status_bytes("RssFile") - self._files)
         self.peak = max(0, status_bytes("VmHWM") - self._before - code)
         self.kept = max(0, status_bytes("VmRSS") - self._before - code)

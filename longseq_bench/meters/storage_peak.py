@@ -1,8 +1,8 @@
 """Peak of torch's tensors by their storages, on any device, `meta` included.
 
-Every operation is seen when it is dispatched, forward and backward. A storage counts from the
+Every operation of forward and backward is counted when it is dispatched. A storage counts from the
 operation that created it until its last reference is gone. The workspace of a fused kernel is not
-visible: `context.workspace` gives its size.
+visible; `context.workspace` gives its size.
 """
 
 import weakref

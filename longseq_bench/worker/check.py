@@ -45,7 +45,7 @@ class Errors:
     largest: dict[str, float] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
 
-    def add(self, name: str, got: Tensor, want: Sum, magnitude: float | None = None) -> None:
+    def add(self, name: str, got: Tensor, expected: Sum, magnitude: float | None = None) -> None:
         """Compare rows (tokens, D) with the reference.
 
         NaN or infinity in `got` is an infinite error. A row that is zero in the reference is
@@ -54,8 +54,8 @@ class Errors:
         Args:
             name: of the tensor, one of NAMES.
             got: the implementation's rows.
-            want: the reference's rows.
-            magnitude: the largest of the tensor, if `want` is only a part of it.
+            expected: the reference's rows.
+            magnitude: largest magnitude of the tensor, if `expected` is only a part of it.
         """
         if not len(got):
             return
@@ -63,10 +63,10 @@ class Errors:
         if not torch.isfinite(got).all():
             self.largest[name] = math.inf
             return
-        scale = _scale(want)
-        largest = float(want.value.abs().max()) if magnitude is None else magnitude
+        scale = _scale(expected)
+        largest = float(expected.value.abs().max()) if magnitude is None else magnitude
         scale = scale.where(scale > 0, max(largest, _TINY))
-        self.raise_to(name, float(((got - want.value).abs().amax(-1) / scale).max()))
+        self.raise_to(name, float(((got - expected.value).abs().amax(-1) / scale).max()))
 
     def raise_to(self, name: str, error: float) -> None:
         """Record an error of a tensor."""
@@ -126,10 +126,10 @@ def check(
         if grads is not None:
             backward = _Backward(reference, grads, errors)
         for batch in reference.slabs():
-            wanted = reference.forward(batch)
-            _at_rows(errors, "out", reference, out, wanted, Sum(wanted.out))
+            checked = reference.forward(batch)
+            _compare_rows(errors, "out", reference, out, checked, Sum(checked.out))
             if backward and grad_out is not None:
-                backward.add(wanted, grad_out)
+                backward.add(checked, grad_out)
         if backward:
             backward.close()
     return errors
@@ -138,8 +138,8 @@ def check(
 def zero_row_share(out: Tensor, group: Group) -> float:
     """Return the share of (batch, head, token) rows, over all ranks, whose output is zero."""
     zero = (out == 0).all(-1)
-    found = group.all_sum(torch.tensor([int(zero.sum()), zero.numel()])).tolist()
-    return float(found[0] / found[1])
+    zeros, rows = group.all_sum(torch.tensor([int(zero.sum()), zero.numel()])).tolist()
+    return float(zeros / rows)
 
 
 def all_finite(tensors: list[Tensor], group: Group) -> bool:
@@ -153,34 +153,35 @@ class _Backward:
     def __init__(self, reference: Reference, grads: Triple, errors: Errors) -> None:
         self._reference, self._grads, self._errors = reference, grads, errors
         w = reference.workload
-        # the gradients of keys that no checked row sees; their scale may be on another rank
-        self._strays = torch.zeros(2, w.batch, w.kv_heads, dtype=torch.float64)
-        self._largest = torch.zeros_like(self._strays)
+        # the largest dk and dv of keys that no checked row sees: their reference is 0, so they are
+        # compared with the largest reference of their head, perhaps on another rank
+        self._unseen = torch.zeros(2, w.batch, w.kv_heads, dtype=torch.float64)
+        self._largest = torch.zeros_like(self._unseen)
         self._matrices: dict[str, Tensor] = {}
 
     def add(self, rows: CheckedRows, grad_out: Tensor) -> None:
         reference, shard = self._reference, self._reference.shard
         gradients = Gradients(reference, rows, grad_out)
-        for chunk, *wanted in gradients.of_keys():
+        for chunk, *sums in gradients.of_keys():
             i, j = shard.batch.index(chunk.b), shard.kv_heads.index(chunk.head)
-            for n, (name, want) in enumerate(zip(("dk", "dv"), wanted, strict=True)):
+            for n, (name, expected) in enumerate(zip(("dk", "dv"), sums, strict=True)):
                 got = self._grads[n + 1][i, j, chunk.at].cpu().double()
-                place = n, chunk.b, chunk.head
-                self._errors.add(name, got, want, math.inf)
-                stray = got[_scale(want) == 0].abs()
-                if stray.numel():
-                    self._strays[place] = self._strays[place].maximum(stray.max())
-                self._largest[place] = self._largest[place].maximum(want.value.abs().max())
+                index = n, chunk.b, chunk.head
+                self._errors.add(name, got, expected, math.inf)
+                unseen = got[_scale(expected) == 0].abs()
+                if unseen.numel():
+                    self._unseen[index] = self._unseen[index].maximum(unseen.max())
+                self._largest[index] = self._largest[index].maximum(expected.value.abs().max())
         dq = gradients.close()
-        _at_rows(self._errors, "dq", reference, self._grads[0], rows, dq)
-        for name, sums in gradients.matrices.items():
-            self._matrices[name] = self._matrices.get(name, 0) + sums
+        _compare_rows(self._errors, "dq", reference, self._grads[0], rows, dq)
+        for name, matrix_sums in gradients.matrices.items():
+            self._matrices[name] = self._matrices.get(name, 0) + matrix_sums
 
     def close(self) -> None:
         group = self._reference.group
-        joint = all_reduce_max(group, self._largest).clamp_min(_TINY)
-        stray_errors = (self._strays / joint).nan_to_num(nan=math.inf).amax((1, 2))
-        for name, error in zip(("dk", "dv"), stray_errors.tolist(), strict=True):
+        largest = all_reduce_max(group, self._largest).clamp_min(_TINY)
+        errors = (self._unseen / largest).nan_to_num(nan=math.inf).amax((1, 2))
+        for name, error in zip(("dk", "dv"), errors.tolist(), strict=True):
             self._errors.raise_to(name, error)
         parameters = self._reference.attention.parameter_gradients()
         for name, sums in self._matrices.items():
@@ -189,19 +190,19 @@ class _Backward:
             self._errors.add(PARAMETERS[name], got, Sum(value, squares))
 
 
-def _at_rows(
-    errors: Errors, name: str, reference: Reference, got: Tensor, rows: CheckedRows, want: Sum
+def _compare_rows(
+    errors: Errors, name: str, reference: Reference, got: Tensor, rows: CheckedRows, expected: Sum
 ) -> None:
-    """Compare the checked rows that this rank holds of a tensor that is sharded like q."""
+    """Compare this rank's checked rows of a tensor that is sharded like q."""
     for b, head in reference.own_queries(rows.batch):
-        at = b - rows.batch.start, head
-        magnitude = float(want.value[at].abs().max())
-        squares = None if want.squares is None else want.squares[at][reference.which]
-        own = Sum(want.value[at][reference.which], squares)
+        index = b - rows.batch.start, head
+        magnitude = float(expected.value[index].abs().max())
+        squares = None if expected.squares is None else expected.squares[index][reference.row_index]
+        own = Sum(expected.value[index][reference.row_index], squares)
         errors.add(name, reference.own_rows(got, b, head), own, magnitude)
 
 
-def _scale(want: Sum) -> Tensor:
+def _scale(expected: Sum) -> Tensor:
     """Return the magnitude by which the error of each row is divided."""
-    scale = want.value.abs().amax(-1)
-    return scale if want.squares is None else scale.maximum(want.squares.sqrt().amax(-1))
+    scale = expected.value.abs().amax(-1)
+    return scale if expected.squares is None else scale.maximum(expected.squares.sqrt().amax(-1))

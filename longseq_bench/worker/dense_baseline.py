@@ -22,19 +22,19 @@ from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
 from longseq_bench.worker.messages import MessageSender
 
-TOO_LONG = 4.0
+MAX_TIME_RATIO = 4.0
 """A complete dense pass runs if it should take at most this many times the sparse pass, or at most
 the trial's time cap."""
 
-LEAST_ROWS = 1024
+MIN_ROWS = 1024
 """Query rows of a part: torch's CPU kernel uses its largest tiles from 768 rows up."""
 
 TILE_ROWS = {"cpu": 256, "cuda": 128}
-TILES_A_WORKER = 2
-"""Tiles of a part, so that no core waits for another one's tile."""
+TILES_PER_WORKER = 2
+"""Tiles of a part per core or multiprocessor, so that none is idle for long."""
 
 CALIBRATION_KEYS = 4096
-OVER_RANKS = "not run: over several ranks each holds only a part of the inputs"
+NOT_RUN_ON_RANKS = "not run: over several ranks each holds only a part of the inputs"
 
 
 def dense_flops(attention: Attention, rows: int | None = None, keys: int | None = None) -> float:
@@ -44,11 +44,11 @@ def dense_flops(attention: Attention, rows: int | None = None, keys: int | None 
     """
     w, matrices = attention.workload, attention.projections()
     pairs = visible_pairs(w.seq_len, w.causal) if rows is None or keys is None else rows * keys
-    held = {"q": (w.heads, rows), "k": (w.kv_heads, keys), "v": (w.kv_heads, keys)}
-    held["out"] = held["q"]
+    projected = {"q": (w.heads, rows), "k": (w.kv_heads, keys), "v": (w.kv_heads, keys)}
+    projected["out"] = projected["q"]
     elements = sum(
         heads * (w.seq_len if tokens is None else tokens)
-        for name, (heads, tokens) in held.items()
+        for name, (heads, tokens) in projected.items()
         if name in matrices
     )
     projecting = projection_flops(w, w.batch * elements * w.head_dim)
@@ -57,8 +57,8 @@ def dense_flops(attention: Attention, rows: int | None = None, keys: int | None 
 
 def part_rows(heads: int, device: str, workers: int) -> int:
     """Return the query rows of `heads` = B Hq that keep all threads or multiprocessors busy."""
-    tiles = -(-TILES_A_WORKER * workers // heads)
-    return max(LEAST_ROWS, tiles * TILE_ROWS[device])
+    tiles = -(-TILES_PER_WORKER * workers // heads)
+    return max(MIN_ROWS, tiles * TILE_ROWS[device])
 
 
 class DenseBaseline:
@@ -129,7 +129,8 @@ class DenseBaseline:
                 self._run(part, keys)
         rate = dense_flops(self._attention, part, keys) / clock.wall[-1]
         complete_s = dense_flops(self._attention) / rate
-        return self._tokens if complete_s <= max(TOO_LONG * sparse_s, self._time_cap) else part
+        max_s = max(MAX_TIME_RATIO * sparse_s, self._time_cap)
+        return self._tokens if complete_s <= max_s else part
 
     def _fall_back(self, error: RuntimeError) -> None:
         """Fall back from complete passes to parts, then to none. Samples are never mixed."""
@@ -180,6 +181,6 @@ def dense_baseline_for(
     if min(samples_of(log.measurements, "density_achieved"), default=1.0) >= 1:
         return None
     if attention.group.size > 1:
-        log.facts["dense"] = OVER_RANKS
+        log.facts["dense"] = NOT_RUN_ON_RANKS
         return None
     return DenseBaseline(attention, one, trial.device, warm_ups, trial.time_cap)

@@ -1,4 +1,4 @@
-"""Predict the needs of a trial without running it: its pass runs on `meta` tensors.
+"""Predict the memory and work of a trial without running it: its pass runs on `meta` tensors.
 
 The layout is prepared for real, and the pass dispatches its real operators, so memory is that of
 the implementation: each storage counts while it is referenced (meta_mode.py,
@@ -40,7 +40,7 @@ FREE_SHARE = 0.5
 
 
 def dry_run(trials: Sequence[Trial]) -> list[DryRunEstimate]:
-    """Predict what each trial needs on the rank that needs most.
+    """Predict the memory, work and communication of each trial on the rank that needs most.
 
     Call it in a process of its own: afterwards the process can't compile, and its memory is limited
     to a share of what is free.
@@ -60,9 +60,9 @@ def _disable_compiler() -> None:
     """
     name = "torch._dynamo"
     if name not in sys.modules:
-        stand_in = ModuleType(name)
-        vars(stand_in)["disable"] = lambda function, *rest, **more: function
-        sys.modules[name] = vars(torch)["_dynamo"] = stand_in
+        stub = ModuleType(name)
+        vars(stub)["disable"] = lambda function, *rest, **more: function
+        sys.modules[name] = vars(torch)["_dynamo"] = stub
 
 
 def _predict(trial: Trial, threads: int) -> DryRunEstimate:
@@ -77,26 +77,26 @@ def _predict(trial: Trial, threads: int) -> DryRunEstimate:
         if trial.device == "cpu" and (reason := make.unavailable_reason(trial.device)):
             return DryRunEstimate(unsupported=reason)
         _prepare_short(make, trial)
-        ends = [
+        end_ranks = [
             make(trial.workload, Group(r, trial.world_size), **trial.options)
             for r in sorted({0, trial.world_size - 1})
         ]
-        busiest = max(_work_share(rank) for rank in ends)
-        ends, predictions = _fullest(ends), []
-        while ends:
+        busiest = max(_work_share(rank) for rank in end_ranks)
+        end_ranks, estimates = _select_ranks(end_ranks), []
+        while end_ranks:
             # a layout takes memory while it exists, so one rank after the other
-            predictions.append(_predict_rank(ends.pop(0), trial))
+            estimates.append(_predict_rank(end_ranks.pop(0), trial))
     except LongseqError as error:
         return DryRunEstimate(unsupported=str(error))
     except MemoryError:
-        return DryRunEstimate(unsupported="its layout alone takes more memory than is free here")
+        return DryRunEstimate(unsupported="its layout alone takes more memory than is available")
     except Exception as error:
         # from a plug-in, or from an operator that meta tensors don't support
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return DryRunEstimate(unsupported=f"can't run without data: {first[:200]}")
-    fullest = max(predictions, key=lambda p: p.peak_bytes)
+    fullest = max(estimates, key=lambda e: e.peak_bytes)
     # the rank with the highest peak is not always the one that sends most
-    sends_most = max(predictions, key=lambda p: p.bytes_sent)
+    sends_most = max(estimates, key=lambda e: e.bytes_sent)
     ranks = trial.world_size
     return fullest.model_copy(
         update={
@@ -108,26 +108,26 @@ def _predict(trial: Trial, threads: int) -> DryRunEstimate:
 
 
 def _prepare_short(make: type[Attention], trial: Trial) -> None:
-    """Prepare a short layout of the same kind, so that one-time costs are not charged to a rank."""
+    """Prepare a short layout of the same kind, so that no rank is charged for one-time costs."""
     short = trial.at(min(trial.workload.seq_len, WARM_UP_TOKENS * trial.world_size))
     with suppress(UnsupportedError):
         make(short.workload, Group(0, trial.world_size), **trial.options).prepare(trial.device)
 
 
-def _fullest(ends: list[Attention]) -> list[Attention]:
-    """Return the ranks that may need most: the one of the first and the last with more tokens.
+def _select_ranks(end_ranks: list[Attention]) -> list[Attention]:
+    """Return the first or the last rank, whichever has more tokens; for a block layout both.
 
-    Ranks with equally many tokens may fetch different blocks in a block layout, so both are kept.
+    In a block layout, ranks with the same number of tokens may fetch different blocks.
     """
-    if isinstance(ends[0], LayoutAttention):
-        return ends
-    return [max(ends, key=lambda rank: len(rank.shard.queries))]
+    if isinstance(end_ranks[0], LayoutAttention):
+        return end_ranks
+    return [max(end_ranks, key=lambda rank: len(rank.shard.queries))]
 
 
 def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
     workspace = KernelWorkspace(torch.get_num_threads())
     meter = StoragePeak(MeterContext("meta", workspace=workspace))
-    # host memory that a layout takes, if the trial is measured by the host's heap
+    # the heap of the host includes the layout, so add it if the trial is measured by the heap
     by_heap = trial.device == "cpu" and HeapPeak.unavailable_reason() is None
     heap = HeapPeak() if by_heap else None
     with meter:

@@ -26,7 +26,7 @@ _KERNEL_LIMIT_TEXTS = (
     "canUse32BitIndexMath", "integer out of range", "exceeds the maximum",
 )  # fmt: skip
 _LOST_PEER_TEXTS = (
-    # gloo, and the store where ranks meet
+    # gloo, and the store through which ranks connect
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket Timeout",
     "Timed out waiting", "timed out after", "Application timeout caused pair closure",
     "Connection refused", "failed to connect to",
@@ -68,7 +68,7 @@ def _status_of(error: BaseException) -> Status:
 
 
 def _is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error is how this rank sees the end of another one."""
+    """Return True if an error is caused by the end of another rank."""
     known = any(text in str(error) for text in _LOST_PEER_TEXTS)
     return known and isinstance(error, (RuntimeError, OSError))
 

@@ -34,7 +34,7 @@ class Pass:
     """Inputs and results of a pass: q (B, Hq, N, D), k, v (B, Hk, M, D), out like q.
 
     keep: as in Trial.
-    drawn_q: a copy of q on the host, for a pass that overwrites q.
+    original_q: a copy of q on the host, for a pass that overwrites q.
     keep_output: copy an output that the pass itself drops to the host, so that it can be checked.
     """
 
@@ -43,14 +43,14 @@ class Pass:
     out: Tensor | None = None
     grads: Triple | None = None
     keep: Keep = "all"
-    drawn_q: Tensor | None = None
+    original_q: Tensor | None = None
     keep_output: bool = True
 
     @property
-    def drawn(self) -> Triple:
+    def original_inputs(self) -> Triple:
         """The inputs as they were before the first pass."""
         q, k, v = self.inputs
-        return (q if self.drawn_q is None else self.drawn_q), k, v
+        return (q if self.original_q is None else self.original_q), k, v
 
 
 def checked_rows(seq_len: int, seed: int, ends: Tensor | None = None) -> Tensor:
@@ -61,8 +61,8 @@ def checked_rows(seq_len: int, seed: int, ends: Tensor | None = None) -> Tensor:
     """
     if seq_len <= WHOLE_ROWS:
         return torch.arange(seq_len)
-    draw = torch.Generator().manual_seed(seed)
-    middle = torch.randint(1, seq_len - 1, (SAMPLED_ROWS - 2,), generator=draw)
+    generator = torch.Generator().manual_seed(seed)
+    middle = torch.randint(1, seq_len - 1, (SAMPLED_ROWS - 2,), generator=generator)
     rows = [torch.tensor([0, seq_len - 1]), middle]
     if ends is not None:
         rows.append(_edges(ends))
@@ -71,17 +71,20 @@ def checked_rows(seq_len: int, seed: int, ends: Tensor | None = None) -> Tensor:
 
 def select_checked_rows(attention: Attention, seed: int) -> Tensor:
     """Return the query positions to check, the same on all ranks. All ranks must call it."""
-    held = attention.shard.queries
-    ends = torch.tensor([int(held[0]), int(held[-1])])
+    queries = attention.shard.queries
+    ends = torch.tensor([int(queries[0]), int(queries[-1])])
     return checked_rows(attention.workload.seq_len, seed, all_gather(attention.group, ends))
 
 
 def _edges(ends: Tensor) -> Tensor:
-    """Return both ends of each rank; of more than 32 ranks one end, of very many only some."""
+    """Return both ends of each rank. Of more than 32 ranks: one end of each, at most 256 in all.
+
+    The ends alternate: the first position of rank 0, the last of rank 1, the first of rank 2.
+    """
     if ends.numel() <= EDGE_ROWS:
         return ends.flatten()
-    turns = torch.arange(len(ends))
-    return ends[turns, turns % 2][:: -(-len(ends) // (4 * EDGE_ROWS))]
+    ranks = torch.arange(len(ends))
+    return ends[ranks, ranks % 2][:: -(-len(ends) // (4 * EDGE_ROWS))]
 
 
 def draw_inputs(
@@ -113,9 +116,9 @@ def draw_inputs(
         normal("k", shard.kv_heads, shard.keys),
         normal("v", shard.kv_heads, shard.keys),
     )
-    drawn = host_memory.copy(inputs[0], device) if keep == "nothing" else None
+    original_q = host_memory.copy(inputs[0], device) if keep == "nothing" else None
     if not w.train:
-        return Pass(inputs, None, keep=keep, drawn_q=drawn)
+        return Pass(inputs, None, keep=keep, original_q=original_q)
     # memory layout (B, N, Hq, D), as the next layer of a model returns it: fused kernels then
     # make no copy
     b, h, n, d = inputs[0].shape
@@ -124,7 +127,7 @@ def draw_inputs(
     own = torch.empty((b, h, len(local), d), dtype=dtype, device=place)
     fill(own, "grad_out", shard.heads, shard.queries)
     grad_out[:, :, local.to(place)] = own
-    return Pass(inputs, grad_out, keep=keep, drawn_q=drawn)
+    return Pass(inputs, grad_out, keep=keep, original_q=original_q)
 
 
 Fill = Callable[[Tensor, str, range, Positions], None]
@@ -139,18 +142,18 @@ def _make_filler(attention: Attention, device: str, seed: int) -> Fill:
     if device == "meta":
         return lambda tensor, name, heads, tokens: None
     if attention.group.size == 1:
-        one = torch.Generator(device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
 
         def fill_in_turn(tensor: Tensor, name: str, heads: range, tokens: Positions) -> None:
-            tensor.normal_(generator=one)
+            tensor.normal_(generator=generator)
 
         return fill_in_turn
 
     def fill(tensor: Tensor, name: str, heads: range, tokens: Positions) -> None:
-        held = fingerprint(tokens)
+        token_set = fingerprint(tokens)
         for i, b in enumerate(attention.shard.batch):
             for j, head in enumerate(heads):
-                part = (seed, name, b, head, held)
+                part = (seed, name, b, head, token_set)
                 digest = hashlib.blake2b(repr(part).encode(), digest_size=7).digest()
                 generator = torch.Generator(device).manual_seed(int.from_bytes(digest))
                 tensor[i, j].normal_(generator=generator)

@@ -1,4 +1,4 @@
-"""Memory that fused kernels allocate where no tensor shows it, from data/workspaces.yaml."""
+"""Memory that fused kernels allocate outside tensors, from data/workspaces.yaml."""
 
 from functools import cache
 from importlib.resources import files
@@ -20,15 +20,15 @@ class KernelWorkspace:
         self.unknown: set[str] = set()
 
     def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the workspace of an operator, given its arguments, in bytes."""
+        """Return the workspace of an operator with these arguments, in bytes."""
         schema = getattr(op, "_schema", None)  # higher-order operators have none
         name = schema.name.removeprefix("aten::") if schema else ""
         if not name.startswith(_FUSED):
             return 0
         table = _load_table() if self._given_table is None else self._given_table
-        given = dict(zip((a.name for a in op._schema.arguments), args, strict=False))
-        q, k = given["query"], given["key"]
-        grad_out = given.get("grad_out")
+        arguments = dict(zip((a.name for a in op._schema.arguments), args, strict=False))
+        q, k = arguments["query"], arguments["key"]
+        grad_out = arguments.get("grad_out")
         # torch's CPU kernel copies a gradient (B, Hq, N, D) unless its layout is (B, N, Hq, D)
         copied = 0
         if grad_out is not None and not grad_out.transpose(1, 2).is_contiguous():
@@ -38,7 +38,7 @@ class KernelWorkspace:
         if row is None:
             self.unknown.add(f"{name} {dtype}")
             return 0
-        b, h, n, d = q.shape
+        b, h, n, d = q.shape  # batch, heads, query tokens, head_dim
         m = k.shape[2]
         # torch's CPU kernel works on 256 rows at a time from 768 rows on, on fewer before
         thread = row["thread"] if n >= 768 else row["thread_short"]

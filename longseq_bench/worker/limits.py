@@ -19,18 +19,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_PERTURB = -1, -3, -6
 _FILL = 0x01
 """New blocks are filled with its complement, 0xFE: -1.7e38 in float32 and bfloat16. So a value that
 is read before it is written is conspicuous."""
-_MAP_FROM = 128 * 1024
+_MMAP_THRESHOLD_BYTES = 128 * 1024
 _DYNAMIC_MAX = 32 * 1024 * 1024
 """The largest value of glibc's dynamic threshold (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
 
 
 def use_exact_heap() -> str | None:
-    """Make the resident size follow the allocated size. Returns why it can't, or None.
+    """Make the resident size follow the allocated size. Returns the reason if it can't.
 
     New blocks are filled: a page that is never written counts against a budget, but would not be
     in a peak. Call this before the warm-up, so that the warm-up leaves no free blocks behind.
     """
-    settings = {_M_MMAP_THRESHOLD: _MAP_FROM, _M_TRIM_THRESHOLD: 0, _M_PERTURB: _FILL}
+    settings = {_M_MMAP_THRESHOLD: _MMAP_THRESHOLD_BYTES, _M_TRIM_THRESHOLD: 0, _M_PERTURB: _FILL}
     reason = _mallopt(settings)
     if reason is None:
         # blocks that imports have freed would be used first, outside the budget
@@ -39,21 +39,21 @@ def use_exact_heap() -> str | None:
 
 
 def use_fast_heap() -> str | None:
-    """Set the thresholds that glibc reaches by itself, for timing. Returns why not, or None."""
+    """Set the largest dynamic thresholds of glibc, for timing. Returns the reason if it can't."""
     return _mallopt(
         {_M_MMAP_THRESHOLD: _DYNAMIC_MAX, _M_TRIM_THRESHOLD: 2 * _DYNAMIC_MAX, _M_PERTURB: 0}
     )
 
 
 def mapped_bytes() -> int:
-    """Return the bytes that count against the data limit now; 0 if this system counts none."""
+    """Return the bytes that count for the data limit now; 0 on a system without such a limit."""
     return status_bytes("VmData") if sys.platform.startswith("linux") else 0
 
 
 def limit_heap(budget: int, mapped: int | None = None) -> str | None:
     """Let this process map `budget` more bytes than now, or than when `mapped` was read.
 
-    Returns why it can't, or None.
+    Returns the reason if it can't.
     """
     if not sys.platform.startswith("linux"):
         return f"not enforced: {sys.platform} has no data limit that counts mapped memory"
@@ -65,7 +65,7 @@ def limit_heap(budget: int, mapped: int | None = None) -> str | None:
 
 
 def lift_heap_limit() -> None:
-    """Allow as much as the hard limit does, for the harness's own work (checks, messages)."""
+    """Raise the limit to the hard limit, for the benchmark's own work (checks, messages)."""
     if sys.platform.startswith("linux"):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -25,7 +25,7 @@ from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.rendezvous import join_process_group, share_cores
 from longseq_bench.worker.trial import run_trial
 
-TOKENS_A_RANK = 4096
+TOKENS_PER_RANK = 4096
 """Enough tokens for every implementation that can run over many ranks at all."""
 
 # plug-ins are imported in a child only: an import may have any side effect
@@ -38,10 +38,10 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
 
     Args:
         request: `trial` (answered by an Outcome), `catalogue` (what can run here), `check` (the
-            mistakes in trials) or `dry_run` (the predicted needs of trials).
+            mistakes in trials) or `dry_run` (the predicted cost of trials).
         payload: JSON: the trial and the place of this rank, or a list of trials.
         pipe: for the answer.
-        listener: the open socket at which the ranks meet, for rank 0 of several.
+        listener: the open socket to which the ranks connect, for rank 0 of several.
     """
     sender, data = MessageSender(pipe), json.loads(payload)
     match request:
@@ -56,8 +56,8 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
         case "check":
             sender.send_answer(find_mistakes([Trial.model_validate(trial) for trial in data]))
         case "dry_run":
-            needs = dry_run([Trial.model_validate(trial) for trial in data])
-            sender.send_answer([one.model_dump(mode="json") for one in needs])
+            estimates = dry_run([Trial.model_validate(trial) for trial in data])
+            sender.send_answer([estimate.model_dump(mode="json") for estimate in estimates])
         case _:
             raise ValueError(f"unknown request {request!r}")
 
@@ -86,7 +86,7 @@ def _exit(outcome: Outcome, sender: MessageSender) -> None:
     """End the process, even if the process group still waits.
 
     A rank that failed ends at once, so that the others notice. A rank that is done stays until all
-    have reported, because the others may still have to read what it sent.
+    have reported, because the others may still read data that it sent.
     """
     if outcome.status == "ok":
         sender.wait_until_closed()
@@ -98,16 +98,16 @@ def _exit(outcome: Outcome, sender: MessageSender) -> None:
 def find_mistakes(trials: Sequence[Trial]) -> list[str]:
     """Return the mistakes in trials.
 
-    A mistake is options that contradict each other, or world sizes with which an implementation can
-    run none of its trials. Any other refusal is a result of the trial.
+    A mistake is a set of contradicting options, or world sizes with which an implementation can run
+    none of its trials. Any other exception is a result of the trial.
     """
     found, by_options = [], defaultdict(list)
     for trial in trials:
-        error = _refusal(trial)
+        error = _find_exception(trial)
         if isinstance(error, WorldError):
             # too few tokens for the ranks is not a mistake: a search increases them
-            error = _refusal(
-                trial.at(max(trial.workload.seq_len, TOKENS_A_RANK * trial.world_size))
+            error = _find_exception(
+                trial.at(max(trial.workload.seq_len, TOKENS_PER_RANK * trial.world_size))
             )
         if isinstance(error, UserError):
             found.append(f"{trial.implementation}: {error}")
@@ -118,7 +118,7 @@ def find_mistakes(trials: Sequence[Trial]) -> list[str]:
     return found
 
 
-def _refusal(trial: Trial) -> Exception | None:
+def _find_exception(trial: Trial) -> Exception | None:
     """Return the exception that an implementation raises for a trial, or None."""
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)

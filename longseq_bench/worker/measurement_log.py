@@ -15,7 +15,7 @@ class MeasurementLog:
 
     own_pass_s: seconds of the pass under the budget on this rank; pass_s: on the slowest rank.
     slowest: seconds of the slowest rank, one for each timed pass.
-    exact: whether the pass under the budget ran with exact heap accounting, which slows it down.
+    exact: if the pass under the budget ran with exact heap accounting, which slows it down.
     """
 
     rank: int = 0

@@ -98,7 +98,7 @@ def bytes_sent_by_formula(attention: Attention, trial: Trial) -> int:
 
 
 def wait_for_all_ranks(group: Group, sender: MessageSender | None = None) -> None:
-    """Wait until every rank is here, so that all begin together. This wait is never timed."""
+    """Wait until every rank is ready, so that all start together. This wait is never timed."""
     if group.size == 1:
         return
     if sender:

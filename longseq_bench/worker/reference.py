@@ -3,7 +3,7 @@
 It is one softmax by definition, from the implementation's own pattern: weights are multiplicity
 times exp(score), divided by their sum. Each rank computes with its own keys, a chunk at a time. The
 ranks exchange the rows, and for each a maximum, a sum and a sum of values; no tensor is gathered on
-one rank. What several ranks hold counts on the lowest of them only.
+one rank. A key that several ranks have is counted on the lowest of them only.
 
 Letters: B batch, Hq heads, Hk kv_heads, R rows, K keys of a chunk, D head_dim. All tensors here are
 float64 on the CPU. A module multiplies q, k, v and out by one matrix each.
@@ -24,7 +24,7 @@ from longseq_bench.worker.shard_coverage import (
     all_reduce_max,
     find_gap,
     find_rows,
-    gather_holdings,
+    gather_shards,
     is_owner,
 )
 
@@ -45,16 +45,16 @@ class Sum:
 class CheckedRows:
     """The checked rows of some rows of the batch, the same on every rank; all (B, Hq, R, D).
 
-    given: q as given; q: after its projection.
-    mixed: the attention's output; out: after its projection.
+    raw_q: q as given; q: after its projection.
+    attended: the attention's output; out: after its projection.
     lse: (B, Hq, R, 1), -inf if a row sees no key.
     """
 
     batch: range
-    given: Tensor
+    raw_q: Tensor
     q: Tensor
     lse: Tensor
-    mixed: Tensor
+    attended: Tensor
     out: Tensor
 
 
@@ -63,14 +63,14 @@ class KeyChunk:
     """Some of this rank's keys of one batch row and key head (K, D).
 
     at: their slice of this rank's keys.
-    counts: whether they count on this rank (see the module).
+    is_counted: if this is the lowest rank that has them (see the module).
     raw: k and v as given; keys, values: after their projections.
     """
 
     b: int
     head: int
     at: slice
-    counts: bool
+    is_counted: bool
     raw: tuple[Tensor, Tensor]
     keys: Tensor
     values: Tensor
@@ -88,8 +88,8 @@ class Reference:
         self.shard = attention.shard
         self.q, self.k, self.v = (t.detach() for t in inputs)
         self.matrices = {n: m.detach().cpu().double() for n, m in attention.projections().items()}
-        self.local, self.which = find_rows(self.shard.queries, rows)
-        self.queries, self.keys = gather_holdings(self.group, self.shard)
+        self.own_index, self.row_index = find_rows(self.shard.queries, rows)
+        self.queries, self.keys = gather_shards(self.group, self.shard)
         if missing := find_gap(self.workload, self.queries, self.keys):
             raise ValueError(missing)
         self.scale = 1 / math.sqrt(self.workload.head_dim)
@@ -107,56 +107,56 @@ class Reference:
         found = torch.zeros(len(batch), w.heads, len(self.rows), w.head_dim, dtype=torch.float64)
         for b, head in self.own_queries(batch):
             if is_owner(self.queries, rank, b, head):
-                found[b - batch.start, head, self.which] = self.own_rows(tensor, b, head)
+                found[b - batch.start, head, self.row_index] = self.own_rows(tensor, b, head)
         return self.group.all_sum(found)
 
     def own_queries(self, batch: range) -> Iterator[tuple[int, int]]:
-        """Yield the (batch row, head) pairs of which this rank holds queries."""
+        """Yield the (batch row, head) pairs whose queries this rank has."""
         yield from ((b, h) for b, h in product(batch, self.shard.heads) if b in self.shard.batch)
 
     def own_rows(self, tensor: Tensor, b: int, head: int) -> Tensor:
-        """Return the checked rows that this rank holds of a tensor like its q, (rows, D)."""
-        held = tensor[self.shard.batch.index(b), self.shard.heads.index(head)]
-        return held.detach()[self.local.to(held.device)].cpu().double()
+        """Return this rank's checked rows of a tensor like its q, (rows, D)."""
+        tokens = tensor[self.shard.batch.index(b), self.shard.heads.index(head)]
+        return tokens.detach()[self.own_index.to(tokens.device)].cpu().double()
 
     def forward(self, batch: range) -> CheckedRows:
         """Compute the output of the checked rows by the online softmax over all keys."""
-        given = self.rows_of(self.q, batch)
-        q = self.projected(given, "q")
-        top = torch.full((*q.shape[:3], 1), -math.inf, dtype=torch.float64)
-        total, mixed = torch.zeros_like(top), torch.zeros_like(q)
-        for chunk in self._chunks(batch, everywhere=False):
+        raw_q = self.rows_of(self.q, batch)
+        q = self.projected(raw_q, "q")
+        row_max = torch.full((*q.shape[:3], 1), -math.inf, dtype=torch.float64)
+        total, attended = torch.zeros_like(row_max), torch.zeros_like(q)
+        for chunk in self._chunks(batch, counted_only=True):
             for head, row in self._heads(chunk, batch):
                 scores = self._scores(q[row], chunk, head)
-                before = top[row].clone()
-                top[row] = before.maximum(scores.amax(-1, keepdim=True))
-                kept, weights = _over(before, top[row]), _over(scores, top[row])
-                total[row] = total[row] * kept + weights.sum(-1, keepdim=True)
-                mixed[row] = mixed[row] * kept + weights @ chunk.values
-        joint = all_reduce_max(self.group, top)
-        kept = _over(top, joint)
-        total, mixed = self.group.all_sum(total * kept), self.group.all_sum(mixed * kept)
-        mixed /= total.where(total > 0, 1.0)
-        out = self.projected(mixed, "out")
-        return CheckedRows(batch, given, q, joint + total.log(), mixed, out)
+                old_max = row_max[row].clone()
+                row_max[row] = old_max.maximum(scores.amax(-1, keepdim=True))
+                scale, weights = _exp(old_max, row_max[row]), _exp(scores, row_max[row])
+                total[row] = total[row] * scale + weights.sum(-1, keepdim=True)
+                attended[row] = attended[row] * scale + weights @ chunk.values
+        global_max = all_reduce_max(self.group, row_max)
+        scale = _exp(row_max, global_max)
+        total, attended = self.group.all_sum(total * scale), self.group.all_sum(attended * scale)
+        attended /= total.where(total > 0, 1.0)
+        out = self.projected(attended, "out")
+        return CheckedRows(batch, raw_q, q, global_max + total.log(), attended, out)
 
     def projected(self, tensor: Tensor, name: str) -> Tensor:
         """Multiply by the module's matrix of that name, if there is one."""
         return tensor @ self.matrices[name] if name in self.matrices else tensor
 
-    def _chunks(self, batch: range, everywhere: bool) -> Iterator[KeyChunk]:
-        """Yield own keys and values. everywhere: also those that count on another rank."""
+    def _chunks(self, batch: range, counted_only: bool) -> Iterator[KeyChunk]:
+        """Yield own keys and values. counted_only: without those that another rank counts."""
         shard = self.shard
         for b, head in product(batch, shard.kv_heads):
-            counts = b in shard.batch and is_owner(self.keys, self.group.rank, b, head)
-            if b not in shard.batch or not (counts or everywhere):
+            is_counted = b in shard.batch and is_owner(self.keys, self.group.rank, b, head)
+            if b not in shard.batch or (counted_only and not is_counted):
                 continue
             i, j = shard.batch.index(b), shard.kv_heads.index(head)
             for start in range(0, len(shard.keys), KEY_CHUNK):
                 at = slice(start, min(start + KEY_CHUNK, len(shard.keys)))
                 k, v = (t[i, j, at].cpu().double() for t in (self.k, self.v))
                 keys, values = self.projected(k, "k"), self.projected(v, "v")
-                yield KeyChunk(b, head, at, counts, (k, v), keys, values)
+                yield KeyChunk(b, head, at, is_counted, (k, v), keys, values)
 
     def _heads(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the query heads that use a chunk, with their index into the rows' tensors."""
@@ -168,8 +168,8 @@ class Reference:
         """Return the scores (R, K) plus the logarithm of each key's multiplicity."""
         positions = self.shard.keys[chunk.at]
         count = self.attention.multiplicity(self.rows.numpy(), positions, head)
-        seen = torch.from_numpy(np.ascontiguousarray(count))
-        return q @ chunk.keys.T * self.scale + seen.double().log()
+        multiplicity = torch.from_numpy(np.ascontiguousarray(count)).double()
+        return q @ chunk.keys.T * self.scale + multiplicity.log()
 
 
 class Gradients:
@@ -181,16 +181,17 @@ class Gradients:
 
     dS = P (dO·v - dO·out) cancels: between its terms if a row sees few keys, and within each dot
     product. So the squares of the terms are summed too; they bound the rounding error.
+    dO·out is called delta, as in FlashAttention-2.
     """
 
     def __init__(self, reference: Reference, rows: CheckedRows, grad_out: Tensor) -> None:
         self._reference, self._rows = reference, rows
         self._out = reference.rows_of(grad_out, rows.batch)
         out = reference.matrices.get("out")
-        self._d_mixed = self._out if out is None else self._out @ out.T
-        terms = self._d_mixed * rows.mixed
-        self._inner = terms.sum(-1, keepdim=True)
-        self._inner_squares = terms.square().sum(-1, keepdim=True)
+        self._d_attended = self._out if out is None else self._out @ out.T
+        terms = self._d_attended * rows.attended
+        self._delta = terms.sum(-1, keepdim=True)
+        self._delta_squares = terms.square().sum(-1, keepdim=True)
         self._dq, self._dq_squares = torch.zeros_like(rows.q), torch.zeros_like(rows.q)
         self.matrices = {
             name: torch.zeros(2, *matrix.shape).double()
@@ -200,57 +201,57 @@ class Gradients:
     def of_keys(self) -> Iterator[tuple[KeyChunk, Sum, Sum]]:
         """Yield dk and dv (K, D) of every chunk of own keys, summed over its query heads."""
         reference = self._reference
-        for chunk in reference._chunks(self._rows.batch, everywhere=True):
+        for chunk in reference._chunks(self._rows.batch, counted_only=False):
             dk, squares, dv = (torch.zeros_like(chunk.keys) for _ in range(3))
             for head, row in reference._heads(chunk, self._rows.batch):
                 self._add(chunk, head, row, (dk, squares, dv))
-            if chunk.counts:
-                self._count("k", chunk.raw[0], dk, squares)
-                self._count("v", chunk.raw[1], dv, dv.square())
-            value = self._unprojected(Sum(dv), "v")
-            yield chunk, self._unprojected(Sum(dk, squares), "k"), value
+            if chunk.is_counted:
+                self._add_to_matrix("k", chunk.raw[0], dk, squares)
+                self._add_to_matrix("v", chunk.raw[1], dv, dv.square())
+            value = self._before_projection(Sum(dv), "v")
+            yield chunk, self._before_projection(Sum(dk, squares), "k"), value
 
     def close(self) -> Sum:
         """Return dq of the rows, (B, Hq, R, D). All ranks must call it."""
         total, rows = self._reference.group.all_sum, self._rows
         found = Sum(total(self._dq), total(self._dq_squares))
         assert found.squares is not None
-        self._count("q", rows.given, found.value, found.squares)
-        self._count("out", rows.mixed, self._out, self._out.square())
-        return self._unprojected(found, "q")
+        self._add_to_matrix("q", rows.raw_q, found.value, found.squares)
+        self._add_to_matrix("out", rows.attended, self._out, self._out.square())
+        return self._before_projection(found, "q")
 
     def _add(self, chunk: KeyChunk, head: int, row: tuple[int, int], sums: Triple) -> None:
         """Add one query head's part to dk, its squares, and dv."""
         dk, squares, dv = sums
-        q, d_mixed, reference = self._rows.q[row], self._d_mixed[row], self._reference
-        weights = _over(reference._scores(q, chunk, head), self._rows.lse[row])
+        q, d_attended, reference = self._rows.q[row], self._d_attended[row], self._reference
+        weights = _exp(reference._scores(q, chunk, head), self._rows.lse[row])
         scaled = weights * reference.scale
-        d_scores = scaled * (d_mixed @ chunk.values.T - self._inner[row])
-        spread = d_mixed.square() @ chunk.values.square().T + self._inner_squares[row]
-        terms = scaled.square() * spread
+        d_scores = scaled * (d_attended @ chunk.values.T - self._delta[row])
+        squared = d_attended.square() @ chunk.values.square().T + self._delta_squares[row]
+        terms = scaled.square() * squared
         dk += d_scores.T @ q
         squares += terms.T @ q.square()
-        dv += weights.T @ d_mixed
-        if chunk.counts:
+        dv += weights.T @ d_attended
+        if chunk.is_counted:
             self._dq[row] += d_scores @ chunk.keys
             self._dq_squares[row] += terms @ chunk.keys.square()
 
-    def _count(self, name: str, given: Tensor, gradient: Tensor, squares: Tensor) -> None:
-        """Add to a matrix's gradient: its input, and the gradient of the product."""
+    def _add_to_matrix(self, name: str, x: Tensor, gradient: Tensor, squares: Tensor) -> None:
+        """Add to a matrix's gradient, given its input x and the gradient of the product."""
         if name in self.matrices:
-            given, gradient, squares = (t.flatten(0, -2) for t in (given, gradient, squares))
-            self.matrices[name][0] += given.T @ gradient
-            self.matrices[name][1] += given.square().T @ squares
+            x, gradient, squares = (t.flatten(0, -2) for t in (x, gradient, squares))
+            self.matrices[name][0] += x.T @ gradient
+            self.matrices[name][1] += x.square().T @ squares
 
-    def _unprojected(self, given: Sum, name: str) -> Sum:
+    def _before_projection(self, gradient: Sum, name: str) -> Sum:
         """Return the gradient before a matrix product, from that after it."""
         matrix = self._reference.matrices.get(name)
         if matrix is None:
-            return given
-        squares = None if given.squares is None else given.squares @ matrix.square().T
-        return Sum(given.value @ matrix.T, squares)
+            return gradient
+        squares = None if gradient.squares is None else gradient.squares @ matrix.square().T
+        return Sum(gradient.value @ matrix.T, squares)
 
 
-def _over(scores: Tensor, top: Tensor) -> Tensor:
-    """Return exp(scores - top); 0 for a row that has seen no key."""
-    return (scores - top.nan_to_num(neginf=0.0)).exp_()
+def _exp(scores: Tensor, row_max: Tensor) -> Tensor:
+    """Return exp(scores - row_max); 0 for a row that has seen no key."""
+    return (scores - row_max.nan_to_num(neginf=0.0)).exp_()

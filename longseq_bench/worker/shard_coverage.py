@@ -1,7 +1,7 @@
-"""What each rank holds of a trial's tensors, known to every rank.
+"""The part of a trial's tensors on each rank, known to every rank.
 
-A rank holds some rows of the batch, some heads and some tokens. Ranks exchange a fingerprint of
-three numbers for the tokens, never the positions.
+A rank has some rows of the batch, some heads and some tokens. Ranks exchange a fingerprint of three
+numbers for the tokens, never the positions.
 """
 
 from collections.abc import Sequence
@@ -25,20 +25,20 @@ _CHUNK = 65_536
 
 
 @dataclass(frozen=True)
-class Holding:
-    """What one rank holds of q, or of k and v."""
+class RankShard:
+    """The part of q, or of k and v, on one rank."""
 
     batch: range
     heads: range
     tokens: Fingerprint
 
-    def holds(self, b: int, head: int) -> bool:
-        """Return whether the rank holds batch row `b` of a head."""
+    def has(self, b: int, head: int) -> bool:
+        """Return True if the rank has tokens of batch row `b` and a head."""
         return b in self.batch and head in self.heads
 
 
-def gather_holdings(group: Group, shard: Shard) -> tuple[list[Holding], list[Holding]]:
-    """Return what every rank holds of q, and of k and v. All ranks must call it."""
+def gather_shards(group: Group, shard: Shard) -> tuple[list[RankShard], list[RankShard]]:
+    """Return the parts of q, and of k and v, on every rank. All ranks must call it."""
     spans = (shard.batch, shard.heads, shard.kv_heads)
     numbers = [n for span in spans for n in (span.start, span.stop, span.step)]
     numbers += [*fingerprint(shard.queries), *fingerprint(shard.keys)]
@@ -46,25 +46,25 @@ def gather_holdings(group: Group, shard: Shard) -> tuple[list[Holding], list[Hol
     queries, keys = [], []
     for row in all_gather(group, torch.tensor(signed)).tolist():
         batch, heads, kv_heads = (range(*row[at : at + 3]) for at in (0, 3, 6))
-        queries.append(Holding(batch, heads, _modulo(row[9:12])))
-        keys.append(Holding(batch, kv_heads, _modulo(row[12:])))
+        queries.append(RankShard(batch, heads, _modulo(row[9:12])))
+        keys.append(RankShard(batch, kv_heads, _modulo(row[12:])))
     return queries, keys
 
 
-def is_owner(holdings: Sequence[Holding], rank: int, b: int, head: int) -> bool:
-    """Return whether a rank is the lowest that holds its tokens of a batch row and head."""
-    mine = holdings[rank]
-    others = (other.tokens == mine.tokens and other.holds(b, head) for other in holdings[:rank])
-    return mine.holds(b, head) and not any(others)
+def is_owner(shards: Sequence[RankShard], rank: int, b: int, head: int) -> bool:
+    """Return True if a rank is the lowest that has its tokens of a batch row and head."""
+    own = shards[rank]
+    lower = (other.tokens == own.tokens and other.has(b, head) for other in shards[:rank])
+    return own.has(b, head) and not any(lower)
 
 
-def find_gap(w: Workload, queries: Sequence[Holding], keys: Sequence[Holding]) -> str | None:
-    """Return a sentence about tokens that no rank holds, or that holdings overlap in; else None."""
+def find_gap(w: Workload, queries: Sequence[RankShard], keys: Sequence[RankShard]) -> str | None:
+    """Return a sentence about tokens that are on no rank, or in overlapping shards; else None."""
     complete = fingerprint(np.arange(w.seq_len))
-    for name, holdings, heads in (("q", queries, w.heads), ("k and v", keys, w.kv_heads)):
+    for name, shards, heads in (("q", queries, w.heads), ("k and v", keys, w.kv_heads)):
         for b, head in product(range(w.batch), range(heads)):
-            held = {one.tokens for one in holdings if one.holds(b, head)}
-            if _modulo([sum(n) for n in zip(*held, strict=True)] or [0, 0, 0]) != complete:
+            token_sets = {shard.tokens for shard in shards if shard.has(b, head)}
+            if _modulo([sum(n) for n in zip(*token_sets, strict=True)] or [0, 0, 0]) != complete:
                 where = f"row {b} of the batch, head {head}"
                 return f"the shards of {name} do not cover every token once ({where})"
     return None
@@ -76,20 +76,21 @@ def fingerprint(positions: Positions) -> Fingerprint:
     return _modulo([len(positions), total, squares])
 
 
-def find_rows(held: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Find those of `rows` (ascending positions) that are in `held`.
+def find_rows(positions: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Find those of `rows` (ascending positions) that are in `positions`.
 
-    Returns their indices in `held`, and their indices in `rows`.
+    Returns their indices in `positions`, and their indices in `rows`. For example, of rows [2, 5]
+    positions [4, 5, 6] have the second one at index 1: ([1], [1]).
     """
-    wanted: NDArray[np.int64] = rows.numpy()
-    local, which = [np.arange(0)], [np.arange(0)]
-    for start in range(0, len(held), _CHUNK):
-        some = held[start : start + _CHUNK]
-        at = np.minimum(np.searchsorted(wanted, some), len(wanted) - 1)
-        hits = np.nonzero(wanted[at] == some)[0]
-        local.append(hits + start)
-        which.append(at[hits])
-    return torch.from_numpy(np.concatenate(local)), torch.from_numpy(np.concatenate(which))
+    row_positions: NDArray[np.int64] = rows.numpy()
+    own_index, row_index = [np.arange(0)], [np.arange(0)]
+    for start in range(0, len(positions), _CHUNK):
+        chunk = positions[start : start + _CHUNK]
+        at = np.minimum(np.searchsorted(row_positions, chunk), len(row_positions) - 1)
+        hits = np.nonzero(row_positions[at] == chunk)[0]
+        own_index.append(hits + start)
+        row_index.append(at[hits])
+    return torch.from_numpy(np.concatenate(own_index)), torch.from_numpy(np.concatenate(row_index))
 
 
 def all_gather(group: Group, own: Tensor) -> Tensor:

@@ -143,11 +143,11 @@ class _TrialRun:
     # ---- the pass under the budget -------------------------------------------------------------
 
     def check_fit(self) -> Outcome:
-        """Answer only whether the memory of a pass is available, in little time.
+        """Check only that a pass fits in memory, in little time.
 
-        Loops over equal blocks run their first blocks only. So nothing is checked, and the process
-        does not hold what the other blocks would leave: the peak is that of tensors, plus the
-        tabulated workspace of fused kernels.
+        Loops over equal blocks run their first blocks only, so the output is not checked, and the
+        heap is smaller than that of a whole pass. The peak is that of tensors, plus the tabulated
+        workspace of fused kernels.
         """
         log = self.log
         meta_mode.limit_loops()
@@ -162,7 +162,7 @@ class _TrialRun:
         return self.over_memory_budget() or Outcome(status="ok")
 
     def is_memory_far_from_budget(self) -> bool:
-        """Return whether a step of a search can do without exact accounting of the heap."""
+        """Return True if a step of a search needs no exact accounting of the heap."""
         trial = self.trial
         if trial.device != "cpu" or trial.repeats or trial.time_budget is None:
             return False
@@ -265,20 +265,20 @@ class _TrialRun:
     # ---- verdicts ------------------------------------------------------------------------------
 
     def over_memory_budget(self) -> Outcome | None:
-        """Return out of memory if nothing enforces the budget and a rank's peak is over it."""
+        """Return out of memory if the budget is not enforced and a rank's peak is over it."""
         enforced, budget = "budget" not in self.log.facts, self.trial.memory_budget
         own = 0.0 if enforced else max(samples_of(self.log.measurements, "peak"), default=0.0)
         peak = self.attention.group.all_max(own)[0]
         if not budget or peak <= budget:
             return None
-        how = self.log.facts.get("budget", "not enforced on another rank")
-        reason = f"the peak was {peak:.0f} bytes; the budget of {budget} is {how}"
+        enforcement = self.log.facts.get("budget", "not enforced on another rank")
+        reason = f"the peak was {peak:.0f} bytes; the budget of {budget} is {enforcement}"
         return Outcome(status="oom", reason=reason, phase=self.sender.phase)
 
     def is_late_under_exact_accounting(self) -> bool:
-        """Return whether only the exact pass exceeded the time budget, so that it says nothing.
+        """Return True if the pass was over the time budget, but slowed by exact heap accounting.
 
-        Another pass with the fast heap has to measure the time, after the output is checked.
+        Another pass with the fast heap has to measure the time, after the check.
         """
         trial, log = self.trial, self.log
         late = trial.time_budget is not None and log.pass_s > trial.time_budget
@@ -309,7 +309,9 @@ class _TrialRun:
         self.sender.start_phase("check")
         assert one.out is not None
         group = self.attention.group
-        own = check(self.attention, one.drawn, one.out, self.rows, one.grad_out, one.grads)
+        own = check(
+            self.attention, one.original_inputs, one.out, self.rows, one.grad_out, one.grads
+        )
         errors = own.largest_over_ranks(group)
         self.log.add("max_error", "1", errors.worst)
         self.log.add("zero_rows", "1", zero_row_share(one.out, group))
@@ -344,17 +346,17 @@ class _TrialRun:
         its row.
         """
         attention = self.attention
-        twin = attention.uncompressed()
-        if twin is None:
+        uncompressed = attention.uncompressed()
+        if uncompressed is None:
             return
         assert one.out is not None
-        twin.prepare(self.trial.device)
+        uncompressed.prepare(self.trial.device)
         with torch.no_grad():
             wait_for_all_ranks(attention.group)
-            exact = twin(*one.drawn)
+            exact = uncompressed(*one.original_inputs)
             worst = 0.0
-            for got, want in zip(one.out.flatten(0, 1), exact.flatten(0, 1), strict=True):
-                scale = want.float().abs().amax(-1).clamp_min(_TINY)
-                error = (got.float() - want.float()).abs().amax(-1) / scale
+            for got, expected in zip(one.out.flatten(0, 1), exact.flatten(0, 1), strict=True):
+                scale = expected.float().abs().amax(-1).clamp_min(_TINY)
+                error = (got.float() - expected.float()).abs().amax(-1) / scale
                 worst = max(worst, float(error.max()))
         self.log.add("wire_error", "1", attention.group.all_max(worst)[0])

@@ -71,7 +71,7 @@ def test_they_are_where_q_was(name: str, options: dict[str, Any], mode: Any) -> 
     result = one.out if mode == "forward" else (one.grads or (None,))[0]
     assert result is not None
     assert result.data_ptr() == one.inputs[0].data_ptr()
-    assert torch.equal(one.drawn[0], before)
+    assert torch.equal(one.original_inputs[0], before)
 
 
 @pytest.mark.parametrize("name", ["sdpa", "dense", "collective", "block-sparse-adaptive"])
