@@ -1,4 +1,4 @@
-"""Check this machine: what it has for longseq, what it lacks, what to do. Nothing is printed."""
+"""Check what this machine has and lacks for longseq, with remedies. Nothing is printed."""
 
 import os
 import platform
@@ -15,11 +15,11 @@ from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import NOT_INSTALLED, read_gpus
 
-LEAST_PYTHON = (3, 11)
+MIN_PYTHON = (3, 11)
 TRANSPORTS = ("deepspeed", "fairscale")
 """Libraries that a ring can use for transfers instead of torch's p2p."""
 
-LEAST_SHARED_MEMORY = 2**30
+MIN_SHARED_MEMORY = 2**30
 """Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""
 
 
@@ -63,16 +63,16 @@ def examine(
     ]
 
 
-def _check(name: str, good: bool, found: str, remedy: str) -> Finding:
-    """Return ok for what is good, else a note with its remedy."""
-    return Finding(name, "ok", found) if good else Finding(name, "note", found, remedy)
+def _check(name: str, is_ok: bool, found: str, remedy: str) -> Finding:
+    """Return an ok finding without a remedy, or a note with its remedy."""
+    return Finding(name, "ok", found) if is_ok else Finding(name, "note", found, remedy)
 
 
 def _python(environment: Environment) -> Finding:
-    if _numbers(environment.python) >= LEAST_PYTHON:
+    if _numbers(environment.python) >= MIN_PYTHON:
         return Finding("python", "ok", environment.python)
-    least = ".".join(map(str, LEAST_PYTHON))
-    return Finding("python", "missing", environment.python, f"use Python {least} or newer")
+    minimum = ".".join(map(str, MIN_PYTHON))
+    return Finding("python", "missing", environment.python, f"use Python {minimum} or newer")
 
 
 def _torch(environment: Environment) -> Finding:
@@ -80,22 +80,24 @@ def _torch(environment: Environment) -> Finding:
     remedy = f"pip install 'torch{','.join(clauses)}'"
     if version == NOT_INSTALLED:
         return Finding("torch", "missing", NOT_INSTALLED, remedy)
-    have = _numbers(version)
-    good = all(
-        have >= _numbers(clause[2:]) if clause.startswith(">=") else have < _numbers(clause[1:])
+    release = _numbers(version)
+    in_range = all(
+        release >= _numbers(clause[2:])
+        if clause.startswith(">=")
+        else release < _numbers(clause[1:])
         for clause in clauses
     )
-    outside = "" if good else f", outside the tested range {', '.join(clauses)}"
-    return _check("torch", good, version + outside, remedy)
+    note = "" if in_range else f", outside the tested range {', '.join(clauses)}"
+    return _check("torch", in_range, version + note, remedy)
 
 
 def torch_range() -> list[str]:
     """Return the torch versions that the package requires, [">=2.11", "<2.14"]."""
     try:
-        stated = requires("longseq-bench") or []
+        requirements = requires("longseq-bench") or []
     except PackageNotFoundError:
         return []
-    line = next((r for r in stated if re.match(r"torch\b(?![-_.])", r)), "")
+    line = next((r for r in requirements if re.match(r"torch\b(?![-_.])", r)), "")
     return sorted(re.findall(r">=[0-9.]+|<[0-9.]+", line.split(";")[0]), reverse=True)
 
 
@@ -110,7 +112,7 @@ def _data_limit() -> Finding:
 
 
 def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
-    """Check by writing: root passes an access check that a container's filter then refuses."""
+    """Check by writing: root passes an access check even where a container forbids writes."""
     name = "peak memory on cpu"
     try:
         path.write_text("5")
@@ -147,10 +149,10 @@ def _ranks(catalogue: Catalogue | None, environment: Environment) -> Finding:
 
 
 def _transports() -> Finding:
-    lacking = [module for module in TRANSPORTS if not find_spec(module)]
-    found = f"no {' and no '.join(lacking)}, so ring can't use them"
+    missing = [module for module in TRANSPORTS if not find_spec(module)]
+    found = f"no {' and no '.join(missing)}, so ring can't use them"
     return _check(
-        "transports", not lacking, found if lacking else f"p2p, {', '.join(TRANSPORTS)}",
+        "transports", not missing, found if missing else f"p2p, {', '.join(TRANSPORTS)}",
         "optional: pip install 'longseq-bench[transports]'",
     )  # fmt: skip
 
@@ -163,7 +165,7 @@ def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
         return Finding(name, "note", f"there is no {path}", "ranks use sockets instead")
     found = f"{format_bytes(size.free)} of {format_bytes(size.total)} free in {path}"
     remedy = "start the container with --shm-size=8g for many ranks"
-    return _check(name, size.total >= LEAST_SHARED_MEMORY, found, remedy)
+    return _check(name, size.total >= MIN_SHARED_MEMORY, found, remedy)
 
 
 def _threads(environment: Environment) -> Finding:
@@ -185,17 +187,17 @@ def _load(environment: Environment) -> Finding:
 
 
 def _compiler() -> Finding:
-    named = os.environ.get("CXX")
-    words = (name.split() for name in ([named] if named else ["c++", "g++", "clang++"]))
-    path = next((path for word in words if word and (path := shutil.which(word[0]))), None)
-    found = path or (f"CXX={named} was not found" if named else "none was found on PATH")
+    cxx = os.environ.get("CXX")
+    commands = (text.split() for text in ([cxx] if cxx else ["c++", "g++", "clang++"]))
+    path = next((path for words in commands if words and (path := shutil.which(words[0]))), None)
+    found = path or (f"CXX={cxx} was not found" if cxx else "none was found on PATH")
     remedy = "optional: install g++ or clang++ for implementations that torch compiles on cpu"
     return _check("c++ compiler", path is not None, found, remedy)
 
 
 def _results(folder: Path) -> Finding:
     path = folder.absolute()
-    nearest = next(place for place in (path, *path.parents) if place.exists())
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     if not nearest.is_dir():
         return Finding("results", "missing", f"{nearest} is a file, not a folder", "move it away")
     if not os.access(nearest, os.W_OK | os.X_OK):
@@ -206,26 +208,26 @@ def _results(folder: Path) -> Finding:
 
 
 def _implementations(catalogue: Catalogue | None) -> list[Finding]:
-    """Report implementations that can't run on an available device; others are findings already."""
+    """Report implementations that can't run on an available device, and the number that can."""
     if catalogue is None:
         remedy = "see torch above; longseq list says why"
         return [Finding("implementations", "missing", "could not be listed", remedy)]
-    here = [name for name, info in catalogue.devices.items() if not info.unavailable]
-    lacking = {
-        name: {d: entry.unavailable[d] for d in here if d in entry.unavailable}
+    available = [name for name, info in catalogue.devices.items() if not info.unavailable]
+    reasons_by_name = {
+        name: {d: entry.unavailable[d] for d in available if d in entry.unavailable}
         for name, entry in sorted(catalogue.implementations.items())
     }
-    usable = sum(len(reasons) < len(here) for reasons in lacking.values())
-    where = " or ".join(here) or "no device"
+    usable = sum(len(reasons) < len(available) for reasons in reasons_by_name.values())
+    device_names = " or ".join(available) or "no device"
     summary = Finding(
         "implementations",
         "ok" if usable else "missing",
-        f"{usable} of {len(lacking)} can run on {where}",
+        f"{usable} of {len(reasons_by_name)} can run on {device_names}",
         "" if usable else "see each one's reason below",
     )
     return [summary] + [
         Finding(name, "note", _reasons(reasons), _remedy(catalogue.implementations[name], reasons))
-        for name, reasons in lacking.items()
+        for name, reasons in reasons_by_name.items()
         if reasons
     ]
 

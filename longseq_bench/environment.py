@@ -1,7 +1,7 @@
-"""Description of this machine, which a record needs for its figures to be comparable.
+"""Describe this machine, so that records can be compared.
 
 The parent runs this code, so it neither starts CUDA nor imports torch. GPUs are read through NVML.
-A value that can't be read is left out and never guessed.
+A value that can't be read is left out, never guessed.
 """
 
 import os
@@ -73,7 +73,7 @@ def free_memory(device: Device) -> int:
     """Return the bytes that can be allocated on the device now, without starting the device.
 
     cpu: the smaller of the system's available memory and the rest of the cgroup's limit.
-    cuda: NVML's free bytes on the first GPU that CUDA_VISIBLE_DEVICES shows.
+    cuda: free bytes by NVML on the first GPU of CUDA_VISIBLE_DEVICES.
 
     Raises:
         UserError: there is no such GPU; the message has the reason.
@@ -82,9 +82,9 @@ def free_memory(device: Device) -> int:
         gpus = read_gpus()
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
         index = int(first) if first.isdigit() else 0
-        shown = gpus.free[index : index + 1] if first not in ("", "-1") else ()
-        if shown and shown[0] is not None:
-            return shown[0]
+        visible = gpus.free[index : index + 1] if first not in ("", "-1") else ()
+        if visible and visible[0] is not None:
+            return visible[0]
         reason = gpus.reason or "CUDA_VISIBLE_DEVICES shows no GPU with a memory size from NVML"
         raise UserError(f"the free memory of cuda can't be read: {reason}")
     available, limit = psutil.virtual_memory().available, cgroup_memory()
@@ -122,13 +122,13 @@ def cgroup_memory(
 
     Page cache that can be dropped counts as left. Every level of v1 and v2 up to the root counts.
     """
-    found = [
+    levels = [
         limits
         for base, path, names in _hierarchies(root, own)
         for level in (base / path, *(base / path).parents)
         if level.is_relative_to(base) and (limits := _limit_at(level, *names))
     ]
-    return (min(f[0] for f in found), min(f[1] for f in found)) if found else None
+    return (min(limit for limit, _ in levels), min(left for _, left in levels)) if levels else None
 
 
 def commit_of(folder: Path) -> str | None:
@@ -147,39 +147,39 @@ def commit_of(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return git's output, or None. Variables of a hook are dropped: they point elsewhere."""
+    """Return git's output, or None. Drop variables of a git hook, which name another folder."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", *arguments], cwd=folder, env={**clean, "GIT_OPTIONAL_LOCKS": "0"},
             capture_output=True, text=True, timeout=2,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return result.stdout if result.returncode == 0 else None
 
 
 def _hierarchies(root: Path, own: Path) -> list[tuple[Path, Path, tuple[str, str, str]]]:
-    """Return (mount, path of this process, names of limit, use and droppable cache)."""
+    """Return (mount, path of this process's group, names of limit, usage and droppable cache)."""
     v2 = ("memory.max", "memory.current", "inactive_file")
     v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    found = []
+    hierarchies = []
     for line in (_read(own) or "").splitlines():
         number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        inside = Path(path.lstrip("/"))
+        group = Path(path.lstrip("/"))
         if number == "0" and not controllers:
-            found.append((root, inside, v2))
+            hierarchies.append((root, group, v2))
         elif "memory" in controllers.split(","):
-            found.append((root / "memory", inside, v1))
-    return found
+            hierarchies.append((root / "memory", group, v1))
+    return hierarchies
 
 
-def _limit_at(level: Path, limit: str, use: str, cache: str) -> tuple[int, int] | None:
-    top, used = _read(level / limit), _read(level / use)
-    if not top or not used or not top.strip().isdigit() or int(top) >= _NO_LIMIT:
+def _limit_at(level: Path, limit: str, usage: str, cache: str) -> tuple[int, int] | None:
+    maximum, used = _read(level / limit), _read(level / usage)
+    if not maximum or not used or not maximum.strip().isdigit() or int(maximum) >= _NO_LIMIT:
         return None
     match = re.search(rf"^{cache} (\d+)$", _read(level / "memory.stat") or "", re.MULTILINE)
-    return int(top), int(top) - int(used) + (int(match[1]) if match else 0)
+    return int(maximum), int(maximum) - int(used) + (int(match[1]) if match else 0)
 
 
 def _free_on(handle: Any) -> int | None:

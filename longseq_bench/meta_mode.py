@@ -1,11 +1,11 @@
-"""Meta mode: a pass runs on tensors without data, to find out how much memory it needs.
+"""Meta mode: run a pass on tensors without data, to find out how much memory it needs.
 
 Tensors are on torch's `meta` device: they have shapes and no values, and kernels are not launched.
 Loops with similar iterations run only a few of them. The memory of a pass is then known within
 seconds, also for lengths, devices and world sizes that this machine does not have. A process
 enables the mode once and stays in it.
 
-`limit_loops` alone shortens the loops of a pass on real tensors: its results are wrong, but its
+`limit_loops` alone shortens the loops of a pass on real tensors: the results are wrong, but the
 allocations are right.
 """
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_TILES = 24
-"""Iterations of a limited loop over tiles; one of them is as large as any other tile."""
+"""Iterations of a limited loop over tiles; the largest tile is among the first ones."""
 
 MAX_STEPS = 6
-"""Iterations of a limited loop over transfers: from the third on all are alike (backward: the
-fourth)."""
+"""Iterations of a limited loop over transfers: all are alike from the third on (in a backward pass
+from the fourth on)."""
 
 
 @dataclass
@@ -58,17 +58,17 @@ def is_meta() -> bool:
 
 
 def are_loops_limited() -> bool:
-    """Return True if results are wrong anyway, so that computation may be left out."""
+    """Return True if loops are limited: results are wrong then, so computation may be left out."""
     return _state.loops_limited
 
 
-def limited(items: Iterable[T], most: int = MAX_TILES) -> Iterator[T]:
-    """Yield all items; the first `most` if loops are limited."""
-    return islice(items, most) if _state.loops_limited else iter(items)
+def limited(items: Iterable[T], max_items: int = MAX_TILES) -> Iterator[T]:
+    """Yield all items; only the first `max_items` if loops are limited."""
+    return islice(items, max_items) if _state.loops_limited else iter(items)
 
 
 def refuse_limited_loops() -> None:
-    """Raise UnsupportedError if loops are limited on real data: for passes that are no loop."""
+    """Raise UnsupportedError if loops are limited on real data; for passes without a loop."""
     if _state.loops_limited and not _state.device:
         raise UnsupportedError("fit_only: the pass is one kernel call without loops to shorten")
 

@@ -1,6 +1,6 @@
 """The run loop: the schedule requests a trial, the launcher runs it, the store keeps the record.
 
-Resume, progress, dry runs and Ctrl-C are handled here and nowhere else.
+This module alone resumes a run from stored records and calls the observers of progress.
 """
 
 import time
@@ -22,8 +22,8 @@ class Watcher:
     def phase(self, phase: str, part: str) -> None:
         """Note that the running trial enters a phase."""
 
-    def ends(self, step: Step, record: Record, found: bool) -> None:
-        """Note that a record is on disk. found: it was there before this run."""
+    def ends(self, step: Step, record: Record, from_store: bool) -> None:
+        """Note that a record is on disk. from_store: an earlier run wrote it."""
 
 
 def run_schedule(
@@ -53,7 +53,7 @@ def run_schedule(
             records: list[Record] = done.value
             return records
         record = store.find(step.trial, fingerprint) if store else None
-        found = record is not None
+        from_store = record is not None
         if record is None:
             for watcher in watchers:
                 watcher.starts(step)
@@ -61,21 +61,21 @@ def run_schedule(
             if store:
                 store.append(record)
         for watcher in watchers:
-            watcher.ends(step, record, found)
+            watcher.ends(step, record, from_store)
 
 
 def _run(
     step: Step, launcher: Launcher, environment: Environment, on_phase: OnPhase, command: str | None
 ) -> Record:
     prediction = step.predict()
-    started, clock = datetime.now(UTC), time.perf_counter()
+    started_at, start_s = datetime.now(UTC), time.perf_counter()
     launched = launcher.run(step.trial, on_phase)
     return Record(
         trial=step.trial,
         outcome=launched.outcome,
         environment=environment,
-        started_at=started.isoformat(timespec="seconds"),
-        wall_s=time.perf_counter() - clock,
+        started_at=started_at.isoformat(timespec="seconds"),
+        wall_s=time.perf_counter() - start_s,
         processes=launched.processes,
         purpose=step.purpose,
         predicted_tokens=step.predicted_tokens,

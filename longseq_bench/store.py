@@ -1,9 +1,9 @@
-"""Results on disk: `records.jsonl` in a results folder, one Record a line.
+"""Results on disk: `records.jsonl` in a results folder, one Record per line.
 
 Schema history, by the `schema` field of each line:
 
 1   trial, outcome, environment, started_at, wall_s, processes, purpose, predicted_tokens, command
-2   foreseen: what was predicted before the run
+2   foreseen: the prediction before the run
 
 A line is written with one write and an fsync, so it is complete on disk when `append` returns. An
 unfinished line of a killed writer is moved to `records.jsonl.torn`; no other byte is rewritten.
@@ -55,7 +55,7 @@ class NewerSchemaError(Exception):
 class Store:
     """A results folder open for writing, by one process at a time.
 
-    Raises StoreError if the folder can't be written or another process holds it. The lock ends with
+    Raises StoreError if the folder can't be written or another process uses it. The lock ends with
     the process, also if it is killed. `notes` lists repaired and skipped lines.
     """
 
@@ -71,7 +71,7 @@ class Store:
                 self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
             )
             _sync_folder(self.folder)
-            repairs = _mend_tail(self._records_fd, self.folder)
+            repairs = _repair_tail(self._records_fd, self.folder)
             loaded = _read(self.path)
         except OSError as error:
             self.close()
@@ -82,8 +82,8 @@ class Store:
         self.records: list[Record] = loaded.records
         self.broken: list[int] = loaded.broken
         self.notes: list[str] = repairs + loaded.notes
-        self._index = {_address(record): record for record in self.records}
-        _OPEN.add(self)
+        self._index = {_index_key(record): record for record in self.records}
+        _OPEN_STORES.add(self)
 
     def append(self, record: Record) -> Record:
         """Write a record to disk, completely or not at all, and return it.
@@ -104,7 +104,7 @@ class Store:
                 os.ftruncate(self._records_fd, before)
             raise _unwritable(self.folder, error) from None
         self.records.append(record)
-        self._index[_address(record)] = record
+        self._index[_index_key(record)] = record
         return record
 
     def find(self, trial: Trial, fingerprint: str) -> Record | None:
@@ -134,26 +134,26 @@ def load(path: str | Path) -> Loaded:
     try:
         loaded = _read(file)
     except OSError as error:
-        raise StoreError(f"results {path} can't be read: {_why(error)}") from None
+        raise StoreError(f"results {path} can't be read: {_describe_error(error)}") from None
     if not loaded.records:
-        why = "; ".join(loaded.notes) or "it is empty"
-        raise StoreError(f"results {file} hold no record: {why}")
+        reason = "; ".join(loaded.notes) or "it is empty"
+        raise StoreError(f"results {file} hold no record: {reason}")
     return loaded
 
 
-_OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
+_OPEN_STORES: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def _close_in_fork() -> None:
-    # A forked child shares the lock: if it outlived a killed parent, no process could resume.
-    for store in list(_OPEN):
+    # A forked child shares the lock. If it outlived a killed parent, no run could resume.
+    for store in list(_OPEN_STORES):
         store.close()
 
 
 os.register_at_fork(after_in_child=_close_in_fork)
 
 
-def _address(record: Record) -> tuple[str, str]:
+def _index_key(record: Record) -> tuple[str, str]:
     return record.key, record.environment.fingerprint
 
 
@@ -186,19 +186,19 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _mend_tail(fd: int, folder: Path) -> list[str]:
+def _repair_tail(fd: int, folder: Path) -> list[str]:
     """Repair an incomplete last line; return a note if there was one."""
-    start, tail = _unfinished(fd)
+    start, tail = _read_unfinished_line(fd)
     if not tail:
         return []
     if _is_record(tail):
         os.write(fd, b"\n")
         os.fsync(fd)
         return [f"the last line of {folder / RECORDS} lacked only its line end, which was added"]
-    with open(folder / TORN, "ab") as side:
-        side.write(tail + b"\n")
-        side.flush()
-        os.fsync(side.fileno())
+    with open(folder / TORN, "ab") as torn_file:
+        torn_file.write(tail + b"\n")
+        torn_file.flush()
+        os.fsync(torn_file.fileno())
     os.ftruncate(fd, start)
     os.fsync(fd)
     return [
@@ -207,7 +207,7 @@ def _mend_tail(fd: int, folder: Path) -> list[str]:
     ]
 
 
-def _unfinished(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
+def _read_unfinished_line(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
     """Return the offset of the bytes after the last line end, and these bytes."""
     start = os.fstat(fd).st_size
     tail = b""
@@ -228,13 +228,13 @@ def _is_record(line: bytes) -> bool:
     return True
 
 
-_OPENINGS = tuple(f'{{"schema":{known},'.encode() for known in range(1, SCHEMA + 1))
+_LINE_STARTS = tuple(f'{{"schema":{known},'.encode() for known in range(1, SCHEMA + 1))
 
 
 def _parse(line: bytes) -> Record:
     """Parse one line. Raises NewerSchemaError, or ValueError if it is not a record."""
-    # Fast path for lines as we write them; a slower path finds the reason why others fail.
-    if line.startswith(_OPENINGS) and line.count(b'"schema"') == 1:
+    # Fast path for lines as this version writes them; the slow path finds out why others fail.
+    if line.startswith(_LINE_STARTS) and line.count(b'"schema"') == 1:
         with suppress(ValueError):
             return Record.model_validate_json(line)
     data = json.loads(line)
@@ -242,7 +242,7 @@ def _parse(line: bytes) -> Record:
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise ValueError("no schema")
     if schema > SCHEMA:
-        # a later schema may have it elsewhere
+        # a newer schema may have it in another place
         environment = data.get("environment")
         version = environment.get("longseq") if isinstance(environment, dict) else None
         raise NewerSchemaError(schema, version if isinstance(version, str) else None)
@@ -266,26 +266,26 @@ def _read(file: Path) -> Loaded:
                 loaded.broken.append(number)
                 torn = None if line.endswith(b"\n") else number
         keep_uncollected(loaded.records)
-    loaded.notes.extend(_skipped(loaded, torn))
+    loaded.notes.extend(_describe_skipped(loaded, torn))
     return loaded
 
 
-def _skipped(loaded: Loaded, torn: int | None) -> Iterator[str]:
+def _describe_skipped(loaded: Loaded, torn: int | None) -> Iterator[str]:
     broken = [number for number in loaded.broken if number != torn]
     if broken:
-        yield f"{_counted(broken)} not a record and skipped (kept on disk as found)"
+        yield f"{_format_lines(broken)} not a record and skipped (unchanged on disk)"
     if torn is not None:
-        yield f"line {torn} is not finished: its writer is still at work or was killed"
+        yield f"line {torn} is not finished: its writer is still running or was killed"
     for schema, numbers in sorted(loaded.newer.items()):
         writer = loaded.writers.get(schema)
         reader = f", which longseq {writer} reads" if writer else ""
         yield (
-            f"{_counted(numbers)} written by a newer longseq (schema {schema}{reader}); "
+            f"{_format_lines(numbers)} written by a newer longseq (schema {schema}{reader}); "
             f"this one reads {SCHEMA}"
         )
 
 
-def _counted(numbers: list[int]) -> str:
+def _format_lines(numbers: list[int]) -> str:
     if len(numbers) == 1:
         return f"line {numbers[0]} is"
     shown = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
@@ -297,20 +297,20 @@ def _records_file(path: Path) -> Path:
     if path.is_dir():
         if (path / RECORDS).is_file():
             return path / RECORDS
-        inside = sorted(f"{path / found.parent.name}" for found in path.glob(f"*/{RECORDS}"))
-        hint = f"; did you mean {inside[0]}?" if inside else ""
+        folders = sorted(f"{path / file.parent.name}" for file in path.glob(f"*/{RECORDS}"))
+        hint = f"; did you mean {folders[0]}?" if folders else ""
         raise StoreError(f"results folder {path} holds no {RECORDS}{hint}")
     if path.exists():
         return path
-    guess = nearest(path.name, [found.name for found in path.parent.glob("*")])
+    guess = nearest(path.name, [file.name for file in path.parent.glob("*")])
     hint = f"; did you mean {path.parent / guess}?" if guess else ""
     raise StoreError(f"results {path} do not exist{hint}")
 
 
 def _unwritable(folder: Path, error: OSError) -> StoreError:
-    return StoreError(f"results folder {folder} can't be written: {_why(error)}")
+    return StoreError(f"results folder {folder} can't be written: {_describe_error(error)}")
 
 
-def _why(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     place = f" ({os.fsdecode(error.filename)})" if error.filename else ""
     return f"{error.strerror or error}{place}"

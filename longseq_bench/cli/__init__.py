@@ -41,7 +41,7 @@ app = typer.Typer(
 
 
 def _add(command: Callable[..., int], name: str | None = None, **settings: Any) -> None:
-    """Add a command; lines of a paragraph of its help are joined: a terminal wraps them."""
+    """Add a command. Join the lines of each paragraph of its help, which a terminal wraps."""
     help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
     app.command(name, help=help_text, **settings)(command)
 
@@ -56,8 +56,8 @@ _add(schema)
 _add(doctor)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         print(f"longseq {__version__}")
         raise typer.Exit
 

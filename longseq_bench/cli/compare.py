@@ -79,8 +79,8 @@ def compare(
     from longseq_bench.comparison.summary import check_gate, find_regressions
     from longseq_bench.reports import write_documents
 
-    wanted = options.split_names(formats)
-    if out is not None and not wanted:
+    format_names = options.split_names(formats)
+    if out is not None and not format_names:
         raise UserError("--out needs --format; write --format md,json,html")
     max_error = parse_share(level, "--level")
     min_change = parse_share(min_difference, "--min-difference")
@@ -92,8 +92,8 @@ def compare(
         check_gate(result)
         code = REGRESSED if any(find_regressions(result, gate)) else 0
     print_notes([*notes_a, *notes_b])
-    if wanted:
-        paths = write_documents([comparison_document(result, gate)], out or Path(), wanted)
+    if format_names:
+        paths = write_documents([comparison_document(result, gate)], out or Path(), format_names)
         print_lines(f"wrote {path}" for path in paths)
     return print_answer(
         as_json,
@@ -124,20 +124,20 @@ def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
     Raises UserError that names the commits of the records.
     """
     known = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
-    is_hash = set(commit) <= set(hexdigits)  # a long one may continue the recorded one
+    is_hash = set(commit) <= set(hexdigits)  # it may be longer than the recorded one
     matching = [c for c in known if c == commit] or [
         c for c in known if commit and (c.startswith(commit) or (is_hash and commit.startswith(c)))
     ]
     if not matching:
         more = ", …" if len(known) > MAX_COMMITS_NAMED else ""
-        named = f"known: {', '.join(known[:MAX_COMMITS_NAMED])}{more}"
+        listed = f"known: {', '.join(known[:MAX_COMMITS_NAMED])}{more}"
         raise UserError(
             f"{place} has no record of commit {commit!r}; "
-            + (named if known else "none of its records names a commit")
+            + (listed if known else "none of its records names a commit")
         )
     if len(matching) > 1:
-        several = " or ".join(matching)
+        choices = " or ".join(matching)
         raise UserError(
-            f"commit {commit!r} is ambiguous in {place}: {several}; write the full hash"
+            f"commit {commit!r} is ambiguous in {place}: {choices}; write the full hash"
         )
     return [r for r in records if r.environment.commit == matching[0]]

@@ -53,15 +53,15 @@ def trials_document(trials: Sequence[Trial], rounds: int) -> Document:
         )
         for trial in trials
     )  # fmt: skip
-    said = f"{len(trials)} trials × {rounds} rounds; nothing was run"
+    summary = f"{len(trials)} trials × {rounds} rounds; nothing was run"
     return Document(
-        "trials", "", [], [Section("", tables=[Table("", columns, rows)]), Section("", [said])]
+        "trials", "", [], [Section("", tables=[Table("", columns, rows)]), Section("", [summary])]
     )
 
 
 def findings_document(machine: Environment, findings: Sequence[Finding]) -> Document:
     """Return the findings of doctor on this machine."""
     columns = (Column("Check"), Column("State"), Column("Found"), Column("What to do"))
-    rows = tuple((one.name, one.state, one.found, one.remedy) for one in findings)
-    where = f"{machine.host}: {machine.cpu}, {machine.os}"
-    return Document("doctor", "", [where], [Section("", tables=[Table("", columns, rows)])])
+    rows = tuple((f.name, f.state, f.found, f.remedy) for f in findings)
+    host_line = f"{machine.host}: {machine.cpu}, {machine.os}"
+    return Document("doctor", "", [host_line], [Section("", tables=[Table("", columns, rows)])])

@@ -1,7 +1,7 @@
-"""A web page on 127.0.0.1 that shows a run while it goes on.
+"""A web page on 127.0.0.1 that shows the records of a run so far.
 
 The page is rendered between trials, never while one is measured, and again when the run ends or is
-interrupted. A request in between gets the last page; its status shows the number of newer records.
+interrupted. A request in between gets the last page; the status says how many records it lacks.
 """
 
 import json
@@ -22,7 +22,7 @@ from longseq_bench.search.strategy import Step
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
 HTTP_PORT = 80  # clients leave this port out of the Host header
-INTERVAL_FACTOR = 10  # render again after this many times the time that the last rendering took
+INTERVAL_FACTOR = 10  # time between renderings, as a multiple of the last rendering time
 LAST_RENDER_S = 2.0
 """After an interrupt, render the last page only if rendering took less than this."""
 VIEWER_S, LAST_VIEW_S = 10.0, 5.0
@@ -37,12 +37,12 @@ Render = Callable[[list[Record], bool, str], str]
 class LivePage(Watcher):
     """Serves a page of the records so far, at `url`.
 
-    render: makes the page from the records, True while the run goes on, and its status. An error
-    in it does not end the run: the last page stays, and its status names the error.
-    status: returns how far the run is.  port: 0 for any free port.
-    expected: returns about how long a trial will take (s). Before a long one the page is rendered
-    early, so that no record waits for its end.  announce: receives the address once it answers.
-    Raises UserError if the port cannot be used.
+    render: returns the page; called with the records, True while the run goes on, and the status.
+    An error in it does not end the run: the last page stays, and its status names the error.
+    status: returns the progress of the run.  port: 0 for any free port.
+    expected: returns the expected time of a trial (s). The page is rendered early before a long
+    trial, so that it has all records meanwhile.  announce: called with the address of the page.
+    Raises UserError if the port can't be used.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class LivePage(Watcher):
         self._due = -math.inf
         self._server = _listen(port, self.answer)
         self._update_page(running=True, status="starting")
-        self._took, self._due = 0.0, -math.inf  # the first rendering also imports modules
+        # ignore the time of the first rendering, which also imports modules
+        self._render_s, self._due = 0.0, -math.inf
 
     @property
     def url(self) -> str:
@@ -78,11 +79,11 @@ class LivePage(Watcher):
         try:
             if kind is None:
                 self._update_page(running=False, status=_ENDED)
-            elif self._took <= LAST_RENDER_S:
+            elif self._render_s <= LAST_RENDER_S:
                 self._update_page(running=False, status=_INTERRUPTED)
             else:
-                lacking = self._describe_lacking()
-                status = f"The run was interrupted; {lacking}." if lacking else _INTERRUPTED
+                missing = self._describe_missing()
+                status = f"The run was interrupted; {missing}." if missing else _INTERRUPTED
                 self._state = {**self._state, "running": False, "said": status}
             if time.monotonic() - self._requested < VIEWER_S:
                 time.sleep(LAST_VIEW_S)
@@ -95,22 +96,22 @@ class LivePage(Watcher):
         if self._shown < len(self._records):
             self._update(self._expected(step))
 
-    def ends(self, step: Step, record: Record, found: bool) -> None:
+    def ends(self, step: Step, record: Record, from_store: bool) -> None:
         """Add a record, and render the page if it is due."""
         self._records.append(record)
         self._update()
 
-    def _update(self, ahead: float = 0.0) -> None:
-        """Render the page if it is due within `ahead` seconds, else update its status."""
-        if time.monotonic() + ahead > self._due:
+    def _update(self, lead_s: float = 0.0) -> None:
+        """Render the page if it is due within `lead_s`, else update its status."""
+        if time.monotonic() + lead_s > self._due:
             self._update_page(running=True, status=self._status())
         else:
-            status = f"{self._status()}; {self._describe_lacking()}"
+            status = f"{self._status()}; {self._describe_missing()}"
             self._state = {**self._state, "said": status}
 
-    def _describe_lacking(self) -> str:
-        held, there = self._shown, len(self._records)
-        return f"the page holds {held:,} of {there:,} records" if held < there else ""
+    def _describe_missing(self) -> str:
+        shown, total = self._shown, len(self._records)
+        return f"the page shows {shown:,} of {total:,} records" if shown < total else ""
 
     def answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
         """Return the response to a request of a path: status, content type, body."""
@@ -123,7 +124,7 @@ class LivePage(Watcher):
         return HTTPStatus.NOT_FOUND, "text/plain", b"there is / and /state"
 
     def _update_page(self, running: bool, status: str) -> None:
-        began, version = time.monotonic(), self._state["version"] + 1
+        start, version = time.monotonic(), self._state["version"] + 1
         try:
             # the page before its state: a client that sees a version can then load it
             self._page = self._render(self._records, running, status).encode()
@@ -132,9 +133,9 @@ class LivePage(Watcher):
             status += f" This page could not be updated: {type(error).__name__}: {error}"
         self._state = {"version": version, "running": running, "said": status}
         now = time.monotonic()
-        self._took = now - began
+        self._render_s = now - start
         # a page rendered early delays the next one, also if the trial was short
-        self._due = max(now, self._due) + INTERVAL_FACTOR * self._took
+        self._due = max(now, self._due) + INTERVAL_FACTOR * self._render_s
 
 
 def _listen(
@@ -144,13 +145,14 @@ def _listen(
         timeout = 20.0
 
         def do_GET(self) -> None:
-            # DNS rebinding: a foreign page whose name resolves to this address must not read ours
+            # DNS rebinding: a page of another host, whose name resolves to this address, must not
+            # read this page
             host = self.headers.get("Host", "")
             port = self.connection.getsockname()[1]
-            ours = [f"{name}:{port}" for name in NAMES] + list(NAMES) * (port == HTTP_PORT)
+            allowed_hosts = [f"{name}:{port}" for name in NAMES] + list(NAMES) * (port == HTTP_PORT)
             status, kind, body = (
                 answer(self.path.split("?")[0])
-                if host in ours
+                if host in allowed_hosts
                 else (HTTPStatus.FORBIDDEN, "text/plain", b"not the name of this page")
             )
             self.send_response(status)
@@ -165,7 +167,7 @@ def _listen(
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
-        # the port of a killed run is free at once; a port in use is still refused
+        # reuse the port of a killed run at once; a port in use is still refused
         allow_reuse_address = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:

@@ -73,9 +73,9 @@ def maxlen(
     from longseq_bench.search import strategy
 
     ranks = world_size or session.default_ranks()
-    most = _parse_ceiling(ceiling, ranks)
+    ceiling_tokens = _parse_ceiling(ceiling, ranks)
     tokens = _parse_sparsity_target(sparsity, target, search.option or [])
-    if tokens and most:
+    if tokens and ceiling_tokens:
         raise UserError(
             "--ceiling can't be combined with --target, which fixes the length; remove --ceiling"
         )
@@ -95,13 +95,13 @@ def maxlen(
             schedule = partial(strategy.find_min_sparsity, trials)
         else:
             if fit_only:
-                alone = [t.replace(fit_only=True, time_budget=None) for t in trials]
-                trials = [one for pair in zip(alone, trials, strict=True) for one in pair]
-            schedule = partial(strategy.maxlen, trials, most)
+                fit_trials = [t.replace(fit_only=True, time_budget=None) for t in trials]
+                trials = [trial for pair in zip(fit_trials, trials, strict=True) for trial in pair]
+            schedule = partial(strategy.maxlen, trials, ceiling_tokens)
         records = session.run_search(launcher, catalogue, trials, out, schedule)
     if tokens:
         return session.print_records(
-            records, as_json, lambda found: rows_json(density_rows(found), "density"), density_brief
+            records, as_json, lambda run: rows_json(density_rows(run), "density"), density_brief
         )
     code = session.print_records(records, as_json, maxlen_json, _maxima)
     _check_time_budget(records)
@@ -111,9 +111,9 @@ def maxlen(
 def _parse_sparsity_target(
     sparsity: str | None, target: str | None, assignments: list[str]
 ) -> int | None:
-    """Return the length of a search for the lowest sparsity; None for a search of lengths.
+    """Return the length of a search for the lowest sparsity; None for a search for a length.
 
-    Raises UserError where one of the two options is missing.
+    Raises UserError if one of the two options is missing.
     """
     if sparsity is None and target is None:
         return None
@@ -141,12 +141,12 @@ def _maxima(records: list[Record]) -> Document:
     from longseq_bench.analysis.searches import search_rows
     from longseq_bench.reports.brief import search_brief
 
-    brackets = [one for row in search_rows(records) if (one := bracket_sentence(row))]
-    return search_brief(records, brackets)
+    sentences = [text for row in search_rows(records) if (text := bracket_sentence(row))]
+    return search_brief(records, sentences)
 
 
 def bracket_sentence(row: SearchRow) -> str | None:
-    """Describe the bracket of the edge and its width; None without a bracket."""
+    """Describe the bracket and its width in a sentence; None without a bracket."""
     passed, failed = row.max_tokens, row.first_failure
     if not passed or not failed:
         return None

@@ -39,7 +39,7 @@ AsJson = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Options of commands that search lengths: implementations, budgets, device."""
+    """Options of commands that search for lengths: implementations, budgets, device."""
 
     impl: Annotated[
         list[str],
@@ -127,7 +127,7 @@ class WorkloadOptions:
 
 
 def expand_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command one option for each field of its parameters that are dataclasses."""
+    """Replace each parameter of a command that is a dataclass by one option per field."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[Parameter] = []
@@ -137,10 +137,10 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
         parameters += [p.replace(annotation=types[p.name], kind=p.KEYWORD_ONLY) for p in own]
 
     @wraps(command)
-    def expanded(**given: Any) -> int:
+    def expanded(**values: Any) -> int:
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        return command(**given)
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        return command(**values)
 
     expanded.__annotations__ = {p.name: p.annotation for p in parameters}
     expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -148,14 +148,14 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def split_names(text: str | None) -> list[str]:
-    """Return the names of a list that is separated by commas, each once."""
+    """Return the distinct names in a text with commas between them."""
     return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
 
 
 def parse_target(text: str | None) -> int | None:
     """Return the tokens of --target, if given.
 
-    Raises UserError for an unreadable number, or more tokens than any machine could hold.
+    Raises UserError if it is not a number, or larger than MAX_TOKENS.
     """
     tokens = parse_tokens(text) if text else None
     if tokens is not None and tokens > MAX_TOKENS:
@@ -166,19 +166,19 @@ def parse_target(text: str | None) -> int | None:
 def parse_options(
     catalogue: Catalogue, names: list[str], assignments: list[str] | None
 ) -> dict[str, dict[str, OptionValue]]:
-    """Return all options of each implementation named.
+    """Return all options of each implementation in `names`.
 
-    An option goes to every implementation that has it. Raises UserError for one that none has.
+    An assignment is for every implementation with that option. Raises UserError if none has it.
     """
     from longseq_bench.core.options import parse_assignments, unknown_option
 
-    given = parse_assignments(assignments or [])
+    values = parse_assignments(assignments or [])
     known = {n: {s.name for s in catalogue.entry(n, "--impl").options} for n in names}
-    for name in given:
+    for name in values:
         if not any(name in options for options in known.values()):
-            every = {o for options in known.values() for o in options}
-            raise unknown_option(name, given[name], every, ", ".join(names))
+            all_options = {o for options in known.values() for o in options}
+            raise unknown_option(name, values[name], all_options, ", ".join(names))
     return {
-        name: catalogue.options(name, {k: v for k, v in given.items() if k in known[name]})
+        name: catalogue.options(name, {k: v for k, v in values.items() if k in known[name]})
         for name in known
     }

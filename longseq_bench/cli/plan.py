@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.search.prediction import Prediction, RateModel
 
-MAX_RANKS = 2**16  # the largest world that is considered for a target
+MAX_RANKS = 2**16  # largest world size to try for a target
 DRY_RUN_LIMIT_S = 300.0
 CHECKED_TOKENS = 2**17  # a length at which every valid combination of options is valid
 
@@ -80,16 +80,16 @@ def plan(
     if records and not records.is_dir():
         raise UserError(f"--records {records}: no such folder")
     past = session.past_records(records or Path("results"))
-    known = find_accuracy(past)
+    accuracies = find_accuracy(past)
     if accuracy:
-        return predictions.print_accuracy(known, as_json)
+        return predictions.print_accuracy(accuracies, as_json)
     if not impl:
         raise UserError("--impl is missing; name an implementation of `longseq list`")
     budget, tokens = parse_bytes(memory) if memory else None, options.parse_target(target)
     with session.open_launcher() as (launcher, catalogue):
         profile = _find_hardware(catalogue, gpu, hardware)
-        fast = profile.device == "cuda" and "bfloat16" in profile.flops
-        shape = workload.workload("bfloat16" if fast else "float32")
+        has_bfloat16 = profile.device == "cuda" and "bfloat16" in profile.flops
+        shape = workload.workload("bfloat16" if has_bfloat16 else "float32")
         profile.rate(shape.dtype, shape.mode)
         trials = [
             Trial(
@@ -102,22 +102,22 @@ def plan(
         rates = RateModel(profile, past if gpu.lower() == LOCAL_CPU else [])
         with session.console(stderr=True).status("dry runs …"):
             _check_options(launcher, trials)
-            made = [_predict(trial, launcher, rates, tokens) for trial in trials]
+            results = [_predict(trial, launcher, rates, tokens) for trial in trials]
     session.print_answer(
         as_json,
-        lambda: predictions.predictions_json(made, trials, profile, known),
-        lambda: predictions.predictions_document(made, trials, profile, known),
+        lambda: predictions.predictions_json(results, trials, profile, accuracies),
+        lambda: predictions.predictions_document(results, trials, profile, accuracies),
         "--json has it",
     )
     if tokens is not None:
-        _check_target(made, trials, tokens)
+        _check_target(results, trials, tokens)
     return 0
 
 
 def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
-    """Raise UserError for options that are wrong on one rank and on the ranks given.
+    """Raise UserError for options that are wrong on one rank and on the given number of ranks.
 
-    A world or length that is impossible appears in the table instead, among the possible ones.
+    An implementation that only lacks support for the ranks or the length is a note of the result.
     """
     for trial in trials:
         checked = trial.at(CHECKED_TOKENS * trial.world_size)
@@ -127,52 +127,52 @@ def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
             launcher.check([checked.replace(world_size=1)])
 
 
-def _find_hardware(catalogue: Catalogue, name: str, own: Path | None) -> Hardware:
+def _find_hardware(catalogue: Catalogue, name: str, file: Path | None) -> Hardware:
     """Return the profile of that name, from the built-in ones and those of a file."""
     from longseq_bench.cli.session import hardware_here
     from longseq_bench.core.hardware import LOCAL_CPU, profile, profiles
 
     if name.lower() != LOCAL_CPU:
-        return profile(name, own)
-    if own is not None:
-        profiles(own)
+        return profile(name, file)
+    if file is not None:
+        profiles(file)  # check the file
     return hardware_here(catalogue, "cpu")
 
 
 def _predict(
     trial: Trial, launcher: Launcher, rates: RateModel, tokens: int | None
 ) -> Prediction | str:
-    """Predict a trial at the target, on more ranks where it does not fit, or its longest length."""
+    """Predict a trial at the target, on more ranks if it does not fit; else its longest length."""
     from longseq_bench.search.prediction import find_longest_fit, find_smallest_world, predict
     from longseq_bench.search.strategy import CEILING_TOKENS
 
     dry_run = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S)
     if tokens is None:
         return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
-    one = predict(trial.at(tokens), dry_run, rates)
-    if isinstance(one, str) or one.fits:
-        return one
-    return find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS) or one
+    result = predict(trial.at(tokens), dry_run, rates)
+    if isinstance(result, str) or result.fits:
+        return result
+    return find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS) or result
 
 
-def _check_target(predictions: list[Prediction | str], trials: list[Trial], tokens: int) -> None:
-    """Raise UserError if the target fits with no implementation on the ranks given."""
+def _check_target(results: list[Prediction | str], trials: list[Trial], tokens: int) -> None:
+    """Raise UserError if the target does not fit on the given ranks with any implementation."""
     from longseq_bench.search.prediction import Prediction
 
-    known = [one for one in predictions if isinstance(one, Prediction)]
-    if not known:
-        reason = predictions[0]
+    predictions = [result for result in results if isinstance(result, Prediction)]
+    if not predictions:
+        reason = results[0]
         raise UserError(f"{format_tokens(tokens)} tokens: nothing could be predicted; {reason}")
     ranks = trials[0].world_size
-    if any(one.fits and one.trial.world_size == ranks for one in known):
+    fitting = [prediction for prediction in predictions if prediction.fits]
+    if any(prediction.trial.world_size == ranks for prediction in fitting):
         return
-    fitting = [one for one in known if one.fits]
     budget = format_bytes(trials[0].memory_budget or 0)
     problem = f"{format_tokens(tokens)} tokens don't fit in {budget} on {ranks} rank(s)"
     if not fitting:
-        most = max(ranks, MAX_RANKS)
-        raise UserError(f"{problem}; by prediction, up to {most:,} ranks are not enough")
-    best = min(fitting, key=lambda one: one.trial.world_size)
+        max_ranks = max(ranks, MAX_RANKS)
+        raise UserError(f"{problem}; by prediction, up to {max_ranks:,} ranks are not enough")
+    best = min(fitting, key=lambda prediction: prediction.trial.world_size)
     raise UserError(
         f"{problem}; {best.trial.implementation} fits them with "
         f"--world-size {best.trial.world_size}"

@@ -1,4 +1,4 @@
-"""Documents and JSON of `longseq plan`: predictions, and the errors of past ones."""
+"""Documents and JSON of `longseq plan`: predictions, and errors of past predictions."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -22,22 +22,25 @@ _EXPLANATION = (
 
 
 def predictions_document(
-    made: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
-    known: Sequence[Accuracy],
+    results: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
+    accuracies: Sequence[Accuracy],
 ) -> Document:  # fmt: skip
     """Return a row per implementation, and sentences on their assumptions.
 
-    made: predictions, or the reasons why there is none.  known: the accuracy of past predictions.
+    results: per trial a prediction, or the reason why there is none.
+    accuracies: errors of past predictions.
     """
-    rows = [one for one in made if isinstance(one, Prediction)]
+    rows = [result for result in results if isinstance(result, Prediction)]
     notes = dict.fromkeys(
         note
-        for one, trial in zip(made, trials, strict=True)
+        for result, trial in zip(results, trials, strict=True)
         for note in (
-            _notes(one, trial) if isinstance(one, Prediction) else [f"{_name(trial)}: {one}"]
+            _notes(result, trial)
+            if isinstance(result, Prediction)
+            else [f"{_name(trial)}: {result}"]
         )
     )
-    tables = [build_table("", _columns(known), rows)] if rows else []
+    tables = [build_table("", _columns(accuracies), rows)] if rows else []
     sections = [
         *([Section("", tables=tables)] if tables else []),
         Section("", points=list(notes)),
@@ -47,27 +50,27 @@ def predictions_document(
 
 
 def predictions_json(
-    made: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
-    known: Sequence[Accuracy],
+    results: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
+    accuracies: Sequence[Accuracy],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the predictions as data, in SI units."""
     return {
         "schema": 1,
         "predicted": True,
         "hardware": hardware.model_dump(mode="json"),
-        "results": [_row(one, trial) for one, trial in zip(made, trials, strict=True)],
-        "accuracy": [one._asdict() for one in known],
+        "results": [_row(result, trial) for result, trial in zip(results, trials, strict=True)],
+        "accuracy": [accuracy._asdict() for accuracy in accuracies],
     }
 
 
-def print_accuracy(known: Sequence[Accuracy], as_json: bool) -> int:
+def print_accuracy(accuracies: Sequence[Accuracy], as_json: bool) -> int:
     """Print the errors of past predictions. Raises UserError if no record has a prediction."""
-    if not known:
+    if not accuracies:
         raise UserError(
             "no record of this machine has a prediction; run longseq maxlen or sweep first, or "
             "give their folder with --records"
         )
-    table = build_table("", _ACCURACY_COLUMNS, known)
+    table = build_table("", _ACCURACY_COLUMNS, accuracies)
     explanation = (
         "Errors: predicted / measured - 1, median and largest. "
         "Missed: runs that were predicted to fit but ran out of memory."
@@ -75,7 +78,7 @@ def print_accuracy(known: Sequence[Accuracy], as_json: bool) -> int:
     sections = [Section("", tables=[table]), Section("", [explanation])]
     return print_answer(
         as_json,
-        lambda: {"schema": 1, "accuracy": [one._asdict() for one in known]},
+        lambda: {"schema": 1, "accuracy": [accuracy._asdict() for accuracy in accuracies]},
         lambda: Document("accuracy", "", [], sections),
         "--json has it",
     )
@@ -94,12 +97,12 @@ def _name(trial: Trial) -> str:
     return trial.implementation + settings_suffix(trial)
 
 
-def _columns(known: Sequence[Accuracy]) -> list[ValueColumn]:
-    def of_ranks(value: Callable[[Prediction], Cell]) -> Callable[[Prediction], Cell]:
+def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
+    def if_several_ranks(value: Callable[[Prediction], Cell]) -> Callable[[Prediction], Cell]:
         return lambda one: value(one) if one.trial.world_size > 1 else None
 
     def past_error(one: Prediction) -> Cell:
-        past = next((p for p in known if p.matches(one.trial)), None)
+        past = next((a for a in accuracies if a.matches(one.trial)), None)
         return past and f"{_median(past.memory_errors)}, {_median(past.time_errors)}"
 
     return [
@@ -111,8 +114,8 @@ def _columns(known: Sequence[Accuracy]) -> list[ValueColumn]:
         ),
         ValueColumn("Peak", "bytes", lambda one: one.estimate.peak_bytes, 8),
         ValueColumn("Time per pass", "seconds", lambda one: one.times.total, 8),
-        ValueColumn("Sent", "bytes", of_ranks(lambda one: one.estimate.bytes_sent), 3),
-        ValueColumn("Exposed", "seconds", of_ranks(lambda one: one.times.exposed), 2),
+        ValueColumn("Sent", "bytes", if_several_ranks(lambda one: one.estimate.bytes_sent), 3),
+        ValueColumn("Exposed", "seconds", if_several_ranks(lambda one: one.times.exposed), 2),
         ValueColumn("Limit", "text", lambda one: one.times.limit, 5),
         ValueColumn("Past error, memory and time", "text", past_error, 1),
     ]

@@ -1,4 +1,4 @@
-"""Progress on stderr: the running trial, finished trials, remaining trials, time to go."""
+"""Progress on stderr: the running trial, finished trials, remaining trials and time."""
 
 import time
 from collections.abc import Hashable, Iterable
@@ -20,7 +20,7 @@ from longseq_bench.reports import outcome_text
 from longseq_bench.runner import Watcher
 from longseq_bench.search.strategy import Step
 
-START_FLOPS = 1e10  # weight of a process start in the estimate of the time to go, in FLOPs
+START_FLOPS = 1e10  # weight of a process start in the estimate of the remaining time, in FLOPs
 MAX_REASON = 100  # characters of a failure's reason that are shown; the record has all of it
 _TIMED_PHASES = ("forward", "backward", "communication", "time")
 _COLOURS = {"ok": "default", "oom": "yellow", "timeout": "yellow", "unsupported": "dim"}
@@ -107,19 +107,19 @@ class ProgressLines(Watcher):
         doing = f"{phase} ({part})" if part else phase
         self._live.update(self._task, description=f"{self._running} · {doing}")
 
-    def ends(self, step: Step, record: Record, found: bool) -> None:
+    def ends(self, step: Step, record: Record, from_store: bool) -> None:
         """Print the line of a finished trial."""
         self._finished += 1
         count = f"{self._finished}/{self._total}" if self._total else str(self._finished)
         line = Text(f"[{count}] {self._labels.label(step.trial)}  ")
         line.append(describe_outcome(record), style=_COLOURS.get(record.outcome.status, "red"))
-        if found:
+        if from_store:
             line.append("  (from an earlier run)", style="dim")
         self.console.print(line)
 
 
 class SweepProgress(ProgressLines):
-    """Adds the share that is done and the time to go, weighted by each trial's FLOPs."""
+    """Adds the progress and the remaining time, weighted by the FLOPs of each trial."""
 
     def __init__(
         self, console: Console, trials: Iterable[Trial], rounds: int, heading: str = ""
@@ -130,53 +130,53 @@ class SweepProgress(ProgressLines):
         self._left = sum(self._weights.values())
         self._spent = self._done = 0.0
         self._walls: dict[str, float] = {}
-        self._walls_s = self._walls_weight = 0.0
-        self._began = time.monotonic()
+        self._total_wall_s = self._wall_weight = 0.0
+        self._start_s = time.monotonic()
         self.summary = f"0 of {self._total} done"
         self._live.update(self._task, total=self._left)
 
     def expected(self, step: Step) -> float:
-        """Return about how long a trial will take (s); 0 if nothing is known.
+        """Return the expected time of a trial (s); 0 if nothing is known.
 
-        From another round of it, else from its FLOPs and the rate of the others.
+        From an earlier round of the trial, else from its FLOPs and the rate of the other trials.
         """
         first = step.trial.replace(round=0).key
         if first in self._walls:
             return self._walls[first]
-        per_weight = self._walls_s / self._walls_weight if self._walls_weight else 0.0
+        per_weight = self._total_wall_s / self._wall_weight if self._wall_weight else 0.0
         return _weight(step.trial) * per_weight
 
     def starts(self, step: Step) -> None:
         """Start the clock of a trial."""
-        self._began = time.monotonic()
+        self._start_s = time.monotonic()
         super().starts(step)
 
-    def ends(self, step: Step, record: Record, found: bool) -> None:
-        """Update the time to go. A trial that failed has no further rounds."""
+    def ends(self, step: Step, record: Record, from_store: bool) -> None:
+        """Update the remaining time. A trial that failed has no further rounds."""
         trial = step.trial
         first = trial.replace(round=0).key
-        gone = [(first, trial.round)]
+        finished = [(first, trial.round)]
         if record.outcome.status != "ok":
-            gone = [k for k in self._weights if k[0] == first]
-            self._finished += len(gone) - 1
-        weight = sum(self._weights.pop(k, 0.0) for k in gone)
+            finished = [key for key in self._weights if key[0] == first]
+            self._finished += len(finished) - 1
+        weight = sum(self._weights.pop(key, 0.0) for key in finished)
         self._walls[first] = record.wall_s
-        self._walls_s += record.wall_s
-        self._walls_weight += _weight(trial)
+        self._total_wall_s += record.wall_s
+        self._wall_weight += _weight(trial)
         self._left -= weight
-        if not found:
-            self._spent += time.monotonic() - self._began
+        if not from_store:
+            self._spent += time.monotonic() - self._start_s
             self._done += _weight(trial)
-        to_go = self._left * self._spent / self._done if self._done else 0.0
+        remaining_s = self._left * self._spent / self._done if self._done else 0.0
         assert self._total is not None
         done = self._total - len(self._weights)
-        self.summary = f"{done} of {self._total} done, about {format_seconds(to_go)} to go"
+        self.summary = f"{done} of {self._total} done, about {format_seconds(remaining_s)} to go"
         self._live.update(self._task, advance=weight, left=self.summary)
-        super().ends(step, record, found)
+        super().ends(step, record, from_store)
 
 
 class SearchProgress(ProgressLines):
-    """Adds the bracket of each search as it closes, or the number of timed trials."""
+    """Adds the current bracket of each search, or the number of timed trials."""
 
     def __init__(self, console: Console, trials: Iterable[Trial], heading: str = "") -> None:
         super().__init__(console, trials, heading)
@@ -186,14 +186,14 @@ class SearchProgress(ProgressLines):
         self._timed = 0
 
     def starts(self, step: Step) -> None:
-        """Replace the bracket of a search that is over when trials are timed."""
+        """Show the number of timed trials instead of a bracket once the search is over."""
         super().starts(step)
         if step.purpose == "measure":
             self._live.update(self._task, left=f"timing, {self._timed} done")
 
-    def ends(self, step: Step, record: Record, found: bool) -> None:
+    def ends(self, step: Step, record: Record, from_store: bool) -> None:
         """Show the current bracket of the edge after a run."""
-        super().ends(step, record, found)
+        super().ends(step, record, from_store)
         if step.purpose == "measure":
             self._timed += 1
             left = f"timing, {self._timed} done"
@@ -248,9 +248,9 @@ def describe_outcome(record: Record) -> str:
     if times := per_iteration(record, "time"):
         low, middle, high = median_interval(times)
         spread = max(high - middle, middle - low) / middle if middle else 0.0
-        # one sample has no spread, which differs from a spread of 0
-        off = f" ±{spread:.0%}".replace("%", " %") if len(times) > 1 else " (once)"
-        words.append(format_seconds(middle) + off)
+        # one sample has no spread; that is not a spread of 0
+        uncertainty = f" ±{spread:.0%}".replace("%", " %") if len(times) > 1 else " (once)"
+        words.append(format_seconds(middle) + uncertainty)
     elif passed := outcome.largest("pass_time"):
         words.append(f"one pass {format_seconds(passed)}")
     if record.purpose == "measure":

@@ -77,33 +77,33 @@ def report(
     from longseq_bench.reports.render import html
     from longseq_bench.reports.render.terminal import print_documents
 
-    wanted, kinds = _wanted(formats, as_json), _names(kind, "--kind summary")
+    format_names, kinds = _parse_formats(formats, as_json), _names(kind, "--kind summary")
     records, notes = read_results(results)
     print_notes(notes)
     folder = results[0] if results[0].is_dir() else results[0].parent
     configs = _configs(results)
     baseline = baseline or _baseline_of(configs.get(str(folder / CONFIG), ""), records)
-    if "html" in wanted:
+    if "html" in format_names:
         html.prepare()
     with gc_disabled():
-        made = documents(
+        built = documents(
             records, kinds, baseline, notes, read(published) if published else None,
             configs,
         )  # fmt: skip
-        files = [name for name in wanted if name != TERMINAL]
-        paths = write_documents(made, out or folder, files)
-    if TERMINAL in wanted:
-        print_documents(made, console())
+        file_formats = [name for name in format_names if name != TERMINAL]
+        paths = write_documents(built, out or folder, file_formats)
+    if TERMINAL in format_names:
+        print_documents(built, console())
     if as_json:
         print_json({**sweep_json(records), **maxlen_json(records)})
     print_lines(f"wrote {path}" for path in paths)
     return 0
 
 
-def _wanted(text: str, as_json: bool) -> list[str]:
+def _parse_formats(text: str, as_json: bool) -> list[str]:
     """Return the names of the formats.
 
-    Raises UserError for an unknown format, and if two would print on stdout.
+    Raises UserError for an unknown format, and if both --format and --json print on stdout.
     """
     from longseq_bench.reports.base import FORMATS
 
@@ -127,22 +127,22 @@ def _configs(results: list[Path]) -> dict[str, str]:
     """Return the text of each sweep's config next to its records, by path."""
     from longseq_bench.cli.session import record_files
 
-    found = {}
+    texts = {}
     for file in record_files(results):
         config = file.with_name(CONFIG)
         with suppress(OSError, ValueError):
-            found[str(config)] = config.read_text(encoding="utf-8")
-    return found
+            texts[str(config)] = config.read_text(encoding="utf-8")
+    return texts
 
 
 def _baseline_of(config: str, records: list[Record]) -> str | None:
-    """Return the baseline of the sweep's config next to its records, if it ran."""
+    """Return the baseline that a config names, if the records have it."""
     import yaml
 
     try:
-        kept = yaml.safe_load(config)
+        data = yaml.safe_load(config)
     except (ValueError, RecursionError, yaml.YAMLError):
         return None
-    named = kept.get("baseline") if isinstance(kept, dict) else None
-    ran = {record.trial.implementation for record in records}
-    return str(named) if named and str(named).split(" ")[0] in ran else None
+    baseline = data.get("baseline") if isinstance(data, dict) else None
+    names = {record.trial.implementation for record in records}
+    return str(baseline) if baseline and str(baseline).split(" ")[0] in names else None

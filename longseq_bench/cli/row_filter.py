@@ -46,7 +46,7 @@ FIELDS: dict[str, Field] = {
     for field in fields_of(row_type).values()
     if field.in_frame and field.merge != "each rank" and field.kind not in ("list", "options")
 }
-"""Fields by which rows can be filtered and sorted; lists are left out."""
+"""Fields by which rows can be filtered and sorted: all except lists."""
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
@@ -72,18 +72,18 @@ _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
 
 @dataclass(frozen=True)
 class Condition:
-    """One expression: the name of a field, and the test of its value in a row."""
+    """One condition: a field, and the test of its value in a row."""
 
     field: str
     test: Callable[[Any], bool]
 
     def holds(self, row: Row) -> bool:
-        """Return True if the row satisfies the expression."""
+        """Return True if the row satisfies the condition."""
         return self.test(value_of(row, self.field))
 
 
 def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
-    """Return the field of a name or short name; `option.NAME` is an option of the rows.
+    """Return the field with a name or short name; `option.NAME` is an option of the rows.
 
     Raises UnknownNameError with the nearest name.
     """
@@ -92,8 +92,8 @@ def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
         if (option := name.removeprefix(OPTION)) not in known:
             raise UnknownNameError("option", option, known, place)
         return name
-    plain = name.strip().lower().replace("-", "_")
-    field = ALIASES.get(plain, plain)
+    key = name.strip().lower().replace("-", "_")
+    field = ALIASES.get(key, key)
     if field not in FIELDS:
         raise UnknownNameError("field", name, [*ALIASES, *FIELDS], place)
     return field
@@ -149,22 +149,22 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
     return Condition(field, _comparison(sign, _parse_value(FIELDS[field], raw, where)))
 
 
-def _comparison(sign: str, wanted: Any) -> Callable[[Any], bool]:
-    """Return the test of a value; one that is missing or of another type is only unequal."""
-    compare, types = _COMPARE[sign], str if isinstance(wanted, str) else int | float
+def _comparison(sign: str, operand: Any) -> Callable[[Any], bool]:
+    """Return the test of a value; a value of another type, or none, is unequal and has no order."""
+    compare, types = _COMPARE[sign], str if isinstance(operand, str) else int | float
 
     def test(value: Any) -> bool:
         if not isinstance(value, types):
             return sign == "!="
-        # equal but for rounding: 10 % is 0.1 and 1 - 0.9
-        equal = isinstance(value, float) and math.isclose(value, wanted, rel_tol=1e-9)
-        return compare(wanted if equal else value, wanted)
+        # equal except for rounding: 10 % is 0.1 or 1 - 0.9
+        equal = isinstance(value, float) and math.isclose(value, operand, rel_tol=1e-9)
+        return compare(operand if equal else value, operand)
 
     return test
 
 
 def _parse_value(field: Field, raw: str, where: str) -> Any:
-    """Parse a value as the field of rows holds it. Raises UserError saying how to write it."""
+    """Parse a value in the unit of its field. Raises UserError that says how to write it."""
     if field.kind == "text":
         raw = canonical_dtype(raw) if field.name == "dtype" else raw
         if field.choices and raw not in field.choices:
@@ -187,7 +187,7 @@ def _parse_value(field: Field, raw: str, where: str) -> Any:
 
 
 def _option_test(sign: str, raw: str, where: str) -> Callable[[Any], bool]:
-    """Return the test of an option: numbers are compared as such, all else as text."""
+    """Return the test of an option: numbers are compared as numbers, other values as text."""
     for parse in (float, parse_tokens):
         with suppress(ValueError):
             return _comparison(sign, parse(raw))
@@ -195,8 +195,8 @@ def _option_test(sign: str, raw: str, where: str) -> Callable[[Any], bool]:
         raise UserError(f"{where}: {raw!r} is not a number; write 64 or 1k")
 
     def test(value: Any) -> bool:
-        same = format_option(value) == (raw if isinstance(value, str) else raw.lower())
-        return same == (sign == "=")
+        is_equal = format_option(value) == (raw if isinstance(value, str) else raw.lower())
+        return is_equal == (sign == "=")
 
     return test
 
@@ -208,7 +208,7 @@ def _text(value: Any) -> str:
 def sort_rows(rows: Iterable[R], keys: Sequence[tuple[str, bool]]) -> list[R]:
     """Sort rows by (field, descending), the first key first; equal rows keep their order.
 
-    Missing values come last either way, numbers before text.
+    Missing values come last in either direction, numbers before text.
     """
     table = list(rows)
     for field, descending in reversed(keys):

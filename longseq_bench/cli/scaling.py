@@ -45,7 +45,7 @@ def scaling(
 
 
 def _parse_world_sizes(text: str) -> list[int]:
-    """Return the numbers of ranks, ascending. Raises UserError for anything else."""
+    """Return the numbers of ranks, ascending. Raises UserError if the text is not such a list."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise UserError(f"--world-sizes: {text!r} is not a list of numbers of ranks such as 1,2,4")

@@ -29,7 +29,7 @@ def schema(
         catalogue = launcher.catalogue()
     if built_in:
         entries = catalogue.implementations.items()
-        kept = {name: entry for name, entry in entries if entry.source == "built-in"}
-        catalogue = catalogue.model_copy(update={"implementations": kept})
+        built_in_entries = {name: entry for name, entry in entries if entry.source == "built-in"}
+        catalogue = catalogue.model_copy(update={"implementations": built_in_entries})
     print_json(config_schema(catalogue))
     return 0

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 FAILED = ("wrong", "crashed", "error")
 MEMORY_SHARE = 0.8
-MAX_PAST_RECORDS = 2000  # past records to read for rates
+MAX_PAST_RECORDS = 2000  # read no more files after this many records
 _COARSE, _FINE = 2**30, 64 * 2**20
 
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """A place for trials other than this host: how to launch them, and its numbers of ranks.
+    """Hosts that run the trials instead of this host alone: their launcher and numbers of ranks.
 
     ranks: the default world size.  ranks_per_host: ranks that share a host's memory.
     """
@@ -70,7 +70,7 @@ _target: ContextVar[LaunchTarget | None] = ContextVar("target", default=None)
 
 @contextmanager
 def use_launch_target(target: LaunchTarget) -> Iterator[None]:
-    """Run the trials of commands inside on a target instead of on this host alone."""
+    """Run the trials of commands within the block on a target instead of this host alone."""
     before = _target.set(target)
     try:
         yield
@@ -87,7 +87,7 @@ def make_launcher() -> Launcher:
 
 @contextmanager
 def open_launcher() -> Iterator[tuple[Launcher, Catalogue]]:
-    """Start the launcher and ask for its catalogue, with a status line on a terminal."""
+    """Start the launcher and get its catalogue, with a status line on a terminal."""
     with make_launcher() as launcher:
         with console(stderr=True).status("checking this machine …"):
             catalogue = launcher.catalogue()
@@ -104,7 +104,7 @@ def console(stderr: bool = False) -> Console:
     """Return a rich console on stdout or stderr."""
 
     class Piped(Console):
-        def on_broken_pipe(self) -> None:  # on stderr; rich would exit with its own code
+        def on_broken_pipe(self) -> None:  # rich would exit with its own code
             stop_writing(cast("TextIO", self.file), BrokenPipeError())
 
     return Piped(stderr=stderr, highlight=False, soft_wrap=stderr)
@@ -123,7 +123,7 @@ def print_lines(lines: Iterable[str], style: str = "") -> None:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print what could not be read, on stderr."""
+    """Print notes on what could not be read, on stderr."""
     print_lines(notes, "yellow")
 
 
@@ -133,7 +133,7 @@ def print_answer(
 ) -> int:  # fmt: skip
     """Print a command's answer on stdout, as JSON or as a document, and return its exit code.
 
-    hint: where to find the columns that a narrow terminal has no room for.
+    hint: where to find the columns that do not fit in a narrow terminal.
     """
     with keep_exit_code(code):
         if as_json:
@@ -161,9 +161,9 @@ def default_out() -> Path:
 def make_predictor(
     launcher: Launcher, catalogue: Catalogue, device: Device, out: Path | None
 ) -> Predictor:
-    """Return a predictor of trials on this machine that learns from its records below results/.
+    """Return a predictor of trials on this machine that uses its records below results/.
 
-    Records in `out` are ignored: a search that is resumed there must make the same requests.
+    Records in `out` are ignored: a search that is resumed there must make the same predictions.
     """
     past = past_records(Path("results"), out)
     return Predictor(launcher.dry_run, RateModel(hardware_here(catalogue, device), past))
@@ -175,7 +175,7 @@ def build_trials(
 ) -> list[Trial]:  # fmt: skip
     """Return a trial of one token for each implementation and number of ranks.
 
-    Raises UserError for a device, dtype, name or option that is not here.
+    Raises UserError for a device, dtype, name or option that is not available.
     """
     ranks = max(worlds)
     device = catalogue.resolve_device(search.device, ranks)
@@ -198,7 +198,7 @@ def build_trials(
 
 
 def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
-    """Return the devices and dtypes of trials, and why there is no CUDA among them."""
+    """Return a line with the devices and dtypes of trials, and why CUDA is unavailable."""
     used = dict.fromkeys((trial.device, trial.workload.dtype) for trial in trials)
     devices = list(dict.fromkeys(device for device, _ in used))
     names = [f"{d} ({catalogue.devices[d].name})" if d == "cuda" else d for d in devices]
@@ -212,12 +212,12 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
 def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     """Return the records of results folders and files, and notes on what could not be read.
 
-    A folder without records of its own means all folders below it. Raises StoreError if there
+    A folder that has no records file stands for all folders below it. Raises StoreError if there
     are none.
     """
-    loaded = [load(file) for file in record_files(paths)]
-    records, copies = _drop_copies([one.records for one in loaded])
-    notes = [note for one in loaded for note in one.notes]
+    loaded = [load(path) for path in record_files(paths)]
+    records, copies = _drop_copies([file.records for file in loaded])
+    notes = [note for file in loaded for note in file.notes]
     if copies:
         notes.append(f"duplicate records ignored: {copies}")
     return records, notes
@@ -233,8 +233,8 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
         try:
             below = sorted(path.rglob(RECORDS)) if path.is_dir() else []
             own = path / RECORDS if (path / RECORDS).is_file() else path
-            some = below if below and own == path else [own]
-            files |= {file.resolve(): file for file in some if file.resolve() not in files}
+            matching = below if below and own == path else [own]
+            files |= {file.resolve(): file for file in matching if file.resolve() not in files}
         except (OSError, RuntimeError) as error:
             raise StoreError(f"results {str(path)[:200]} can't be read: {error}") from None
     return list(files.values())
@@ -243,55 +243,55 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
 def _drop_copies(files: list[list[Record]]) -> tuple[list[Record], int]:
     """Return the records of several files without copies from earlier files, and their number."""
 
-    def moment(record: Record) -> tuple[object, ...]:  # rarely equal, and cheaper than a record
+    def key(record: Record) -> tuple[object, ...]:  # cheaper to compare than a record
         return record.started_at, record.wall_s, record.trial.implementation, record.trial.round
 
-    kept, copies = [], 0
+    distinct, copies = [], 0
     known: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
     for records in files:
-        new = [record for record in records if record not in known[moment(record)]]
+        new = [record for record in records if record not in known[key(record)]]
         copies += len(records) - len(new)
-        kept += new
+        distinct += new
         for record in new:
-            known[moment(record)].append(record)
-    return kept, copies
+            known[key(record)].append(record)
+    return distinct, copies
 
 
 def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
     """Return records of this machine below a folder, newest files first, up to a limit."""
     from longseq_bench.environment import collect
 
-    here, found = collect().fingerprint, []
+    fingerprint, records = collect().fingerprint, []
     paths = [
         p for p in folder.rglob(RECORDS) if skip is None or p.parent.resolve() != skip.resolve()
     ]
     for path in sorted(paths, key=lambda p: -p.stat().st_mtime):
         try:
-            found += [r for r in load(path).records if r.environment.fingerprint == here]
+            loaded = load(path).records
         except StoreError:
             continue
-        if len(found) > MAX_PAST_RECORDS:
+        records += [r for r in loaded if r.environment.fingerprint == fingerprint]
+        if len(records) > MAX_PAST_RECORDS:
             break
-    return found
+    return records
 
 
 def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
-    """Return the profile of this machine's device, found by its name, or a guess."""
+    """Return the profile of this machine's device by its name, or a guess."""
     from longseq_bench.environment import collect
 
-    info, here = catalogue.devices[device], collect()
-    cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
+    info, machine = catalogue.devices[device], collect()
     if device == "cpu":
-        return cpu
+        return this_cpu(machine.cpu, machine.cores, machine.memory_bytes)
     words = re.split(r"[^a-z0-9]+", info.name.lower())
-    ours = profiles()
-    found = next((one for name, one in ours.items() if name in words), None)
-    known = found or ours["gtx1080"]
-    # a card without a profile is a guess, except for the dtypes that it reports
-    flops = dict.fromkeys(info.dtypes, max(known.flops.values())) | known.flops
-    named = info.name if found else f"{info.name}, guessed from {known.name}"
-    changes = {"name": named, "memory": info.total_bytes or known.memory, "flops": flops}
-    return known.model_copy(update=changes)
+    known_profiles = profiles()
+    match = next((profile for name, profile in known_profiles.items() if name in words), None)
+    base = match or known_profiles["gtx1080"]
+    # a profile may lack dtypes that the device reports: assume its highest rate for them
+    flops = dict.fromkeys(info.dtypes, max(base.flops.values())) | base.flops
+    name = info.name if match else f"{info.name}, guessed from {base.name}"
+    changes = {"name": name, "memory": info.total_bytes or base.memory, "flops": flops}
+    return base.model_copy(update=changes)
 
 
 def run_search(
@@ -316,8 +316,8 @@ def run_and_report(
 ) -> list[Record]:
     """Run a schedule into a results folder and write its report there.
 
-    config: a sweep's YAML, which is copied there too.  live: a page that is served meanwhile.
-    Raises StoreError for a folder that cannot be used.
+    config: the text of a sweep file, which is written there too.  live: a page to serve meanwhile.
+    Raises StoreError for a folder that can't be used.
     """
     from longseq_bench.environment import collect
 
@@ -329,8 +329,8 @@ def run_and_report(
             watchers = [watcher, live] if live else [watcher]
             command = shlex.join(["longseq", *sys.argv[1:]])
             records = run_schedule(schedule, launcher, store, collect, watchers, command)
-        made = documents(records, baseline=baseline, notes=store.notes)
-        paths = write_documents(made, store.folder, attachments=False)
+        built = documents(records, baseline=baseline, notes=store.notes)
+        paths = write_documents(built, store.folder, attachments=False)
     print_lines(f"wrote {path}" for path in [store.path, *paths])
     print_lines([f"charts and a page: longseq report {store.folder} --format md,html"])
     return records
@@ -341,8 +341,8 @@ def _write_config(config: str, folder: Path) -> None:
     try:
         path.write_text(config, encoding="utf-8")
     except OSError as error:
-        why = f"{error.strerror} ({path})"
-        raise StoreError(f"results folder {folder} can't be written: {why}") from None
+        reason = f"{error.strerror} ({path})"
+        raise StoreError(f"results folder {folder} can't be written: {reason}") from None
 
 
 def exit_code(records: Iterable[Record]) -> int:
@@ -351,10 +351,10 @@ def exit_code(records: Iterable[Record]) -> int:
 
 
 def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
-    """Return the default budget of a rank: 80 % of what is free now, rounded down.
+    """Return the default budget of a rank: 80 % of the free memory, rounded down.
 
-    On a CPU, the ranks of a host share it. A folder with records keeps their budget, so that a
-    resumed run makes the same trials, unless that is more than the machine has for these ranks.
+    On a CPU, the ranks of a host share the memory. If `out` has records, their budget is used, so
+    that a resumed run makes the same trials, unless the machine has too little for these ranks.
     """
     from longseq_bench.environment import free_memory
 
@@ -363,14 +363,15 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
     except StoreError:
         earlier = []
     target = _target.get()
-    here = min(ranks, target.ranks_per_host if target else ranks) if device == "cpu" else 1
+    sharing_ranks = min(ranks, target.ranks_per_host if target else ranks)
+    sharing_ranks = sharing_ranks if device == "cpu" else 1
     for record in reversed(earlier):
         budget = record.trial.memory_budget
         if record.trial.device != device or not budget:
             continue
-        if here == 1 or here * budget <= record.environment.memory_bytes:
+        if sharing_ranks == 1 or sharing_ranks * budget <= record.environment.memory_bytes:
             return budget
 
-    free = int(free_memory(device) * MEMORY_SHARE) // here
+    free = int(free_memory(device) * MEMORY_SHARE) // sharing_ranks
     step = _COARSE if free >= 4 * _COARSE else _FINE
     return max(step, free // step * step)

@@ -48,7 +48,7 @@ _PASSES_EXPLANATION = (
 
 @dataclass(frozen=True)
 class RowSelection(Generic[R]):
-    """Rows of one class: their number, those that match, sorted, and the first ones, to show.
+    """Rows of one class: their number, the matching rows in order, and the first of them to show.
 
     missing: fields in conditions that such rows don't have.
     """
@@ -106,8 +106,8 @@ def _select(
 ) -> RowSelection[R]:  # fmt: skip
     used = dict.fromkeys(c.field for c in conditions if not c.field.startswith(OPTION))
     missing = [field for field in used if rows and not hasattr(rows[0], field)]
-    kept = [] if missing else [row for row in rows if all(c.holds(row) for c in conditions)]
-    matching = sort_rows(kept, keys)
+    passing = [] if missing else [row for row in rows if all(c.holds(row) for c in conditions)]
+    matching = sort_rows(passing, keys)
     return RowSelection(len(rows), matching, matching[:limit], missing)
 
 
@@ -117,25 +117,29 @@ def show_document(chosen: Selection) -> Document:
     workloads = {
         id(row): group for group in group_by_workload(chosen.rows.matching) for row in group
     }
-    named = bool(chosen.columns)
+    has_columns = bool(chosen.columns)
     columns = _columns(chosen, SweepRow, (*SWEEP_FIELDS[:9], PASSES, *SWEEP_FIELDS[9:]))
-    swept: list[Section] = []
+    sweep_sections: list[Section] = []
     for rows in group_by_workload(chosen.rows.shown):
-        swept += [
-            Section("", tables=[row_table(rows, columns, machines, named)]),
+        sweep_sections += [
+            Section("", tables=[row_table(rows, columns, machines, has_columns)]),
             Section("", points=describe_failures(rows)),
             Section("", charts=_time_chart(rows, workloads[id(rows[0])])),
         ]
     columns = _columns(chosen, SearchRow, SEARCH_FIELDS)
-    found = [
-        row_table(rows, columns, machines, named)
+    search_tables = [
+        row_table(rows, columns, machines, has_columns)
         for rows in group_by_workload(chosen.searches.shown)
     ]
-    tables = [table for section in swept for table in section.tables]
-    notes = [*explain(SweepRow, tables), *explain(SearchRow, found)]
+    tables = [table for section in sweep_sections for table in section.tables]
+    notes = [*explain(SweepRow, tables), *explain(SearchRow, search_tables)]
     if any(column.name == "Passes" for table in tables for column in table.columns):
         notes.append(_PASSES_EXPLANATION)
-    sections = [*swept, Section("Longest lengths", tables=found), Section("", points=notes)]
+    sections = [
+        *sweep_sections,
+        Section("Longest lengths", tables=search_tables),
+        Section("", points=notes),
+    ]
     return Document(
         "show",
         "",
@@ -145,18 +149,18 @@ def show_document(chosen: Selection) -> Document:
 
 
 def _columns(chosen: Selection, row_type: type, default: Sequence[str]) -> Columns:
-    """Return the columns that were asked for and that such rows have; without any, the default."""
+    """Return the requested columns that such rows have; the default without such columns."""
     passes = ValueColumn("Passes", "text", lambda row: _passes(chosen, row))
     known = (*fields_of(row_type), *([PASSES] if row_type is SweepRow else ["tokens"]))
-    asked = [(n, f) for n, f in chosen.columns if f in known or f.startswith(OPTION)]
-    if not asked:
+    requested = [(n, f) for n, f in chosen.columns if f in known or f.startswith(OPTION)]
+    if not requested:
         return terminal_columns(row_type, default, {PASSES: passes})
-    # labels are the first column of every table
-    others = {
+    # the label is the first column of every table anyway
+    columns = {
         name: replace(passes, heading=name) if field == PASSES else _named_column(name, field)
-        for name, field in asked if field != "label"
+        for name, field in requested if field != "label"
     }  # fmt: skip
-    return terminal_columns(row_type, list(others), others)
+    return terminal_columns(row_type, list(columns), columns)
 
 
 def _named_column(name: str, field: str) -> ValueColumn:
@@ -177,27 +181,27 @@ def _describe_records(chosen: Selection) -> Iterator[str]:
     statuses = Counter(record.outcome.status for record in chosen.records)
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses.most_common())
     yield f"{_count(len(chosen.records), 'record')} read: {counts}"
-    parts = ((chosen.rows, "row", "rows"), (chosen.searches, "search", "searches"))
-    for part, one, many in parts:
+    selections = ((chosen.rows, "row", "rows"), (chosen.searches, "search", "searches"))
+    for part, singular, plural in selections:
         if not part.total:
             continue
-        total = _count(part.total, one, many)
+        total = _count(part.total, singular, plural)
         if part.missing:
-            yield f"{total} left out: {many} have no {', '.join(part.missing)}"
+            yield f"{total} left out: {plural} have no {', '.join(part.missing)}"
         elif chosen.where:
             n = len(part.matching)
             verb = "match" if n > 1 else "matches"
             yield f"{total}, of which {n or 'none'} {verb} {' and '.join(chosen.where)}"
         else:
             yield total
-        if left := len(part.matching) - len(part.shown):
-            yield f"{_count(left, one, many)} more not shown (--limit)"
+        if hidden := len(part.matching) - len(part.shown):
+            yield f"{_count(hidden, singular, plural)} more not shown (--limit)"
     if steps := sum(record.purpose == "density" for record in chosen.records):
         yield f"{_count(steps, 'record')} of searches for the minimum sparsity: longseq report"
 
 
-def _count(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def _count(count: int, singular: str, plural: str = "") -> str:
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def _name_machines(rows: Iterable[Row]) -> dict[str, str]:
@@ -209,9 +213,9 @@ def _name_machines(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def _time_chart(group: Sequence[SweepRow], matching: Sequence[SweepRow]) -> list[Chart]:
-    """Draw time over length of the series that are shown; nothing for a single length.
+    """Return a chart of time over length for the series of a group; none for a single length.
 
-    matching: all rows of the workload, so that a series is complete although rows are left out.
+    matching: all rows of the workload, so that a series is complete although --limit hides rows.
     """
     names = {row.name for row in group}
     rows = [row for row in matching if row.name in names and row.status != "unsupported"]

@@ -1,4 +1,4 @@
-"""Detection of a stdout that is closed or full; it is detected only where it is written."""
+"""Detect a stdout that is closed or full, when something is written to it."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from longseq_bench.core.errors import OutputError
 
 
 class StdoutClosed(Exception):
-    """Stdout was closed by its reader (EPIPE, as by `| head`): no error of ours.
+    """Stdout was closed by its reader (EPIPE, as by `| head`), which is not an error.
 
     code: the exit code to end with. Not an OSError, because libraries turn those into exit codes.
     """
@@ -42,14 +42,14 @@ class _WatchedStream:
 
 
 def stop_writing(stream: TextIO, error: OSError) -> NoReturn:
-    """Discard all later output of a stream, also at the end of the process, and raise the reason.
+    """Discard later output of a stream, also at the end of the process, and raise the reason.
 
     Raises StdoutClosed if the reader closed it, else OutputError.
     """
     with suppress(OSError):  # a stream without a file
-        file, nowhere = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, file)
-        os.close(nowhere)
+        fd, devnull = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, fd)
+        os.close(devnull)
     if isinstance(error, BrokenPipeError) or error.errno == errno.EPIPE:
         raise StdoutClosed from None
     raise OutputError(f"the output can't be written: {error.strerror or error}") from None
@@ -57,7 +57,7 @@ def stop_writing(stream: TextIO, error: OSError) -> NoReturn:
 
 @contextmanager
 def watch_stdout() -> Iterator[None]:
-    """Raise StdoutClosed or OutputError inside where stdout cannot be written."""
+    """Make failed writes to stdout raise StdoutClosed or OutputError within the block."""
     before = sys.stdout
     if before is not None:  # None in a process that was started without one
         sys.stdout = _WatchedStream(before)

@@ -83,19 +83,19 @@ def sweep(
 
 
 def _set_budgets(config: SweepConfig, out: Path | None) -> SweepConfig:
-    """Give trials without a memory budget the machine's default, so that none can exhaust it.
+    """Give trials without a memory budget the default one, so that no trial exhausts the machine.
 
-    All get the budget of the trial with most ranks, so that they are comparable.
+    All get the default of the trial with the most ranks, so that they are comparable.
     """
     from dataclasses import replace
 
     from longseq_bench.cli.session import default_memory
 
-    ranks: dict[Device, int] = {}
+    max_ranks: dict[Device, int] = {}
     for trial in config.trials:
         if trial.memory_budget is None:
-            ranks[trial.device] = max(trial.world_size, ranks.get(trial.device, 1))
-    budgets = {device: default_memory(device, out, most) for device, most in ranks.items()}
+            max_ranks[trial.device] = max(trial.world_size, max_ranks.get(trial.device, 1))
+    budgets = {device: default_memory(device, out, n) for device, n in max_ranks.items()}
     trials = tuple(
         t if t.memory_budget else t.replace(memory_budget=budgets[t.device]) for t in config.trials
     )
@@ -103,7 +103,7 @@ def _set_budgets(config: SweepConfig, out: Path | None) -> SweepConfig:
 
 
 def _check_baseline(config: SweepConfig) -> None:
-    """Raise UserError, before anything runs, for a baseline that matches no or several labels."""
+    """Raise UserError for a baseline that matches no label or several, before anything runs."""
     from longseq_bench.analysis.labels import find_baseline_label, find_labels
 
     if config.baseline:
@@ -118,18 +118,18 @@ def _make_live_page(watcher: SweepProgress, baseline: str | None, port: int) -> 
     from longseq_bench.reports.document import Document
     from longseq_bench.reports.render.html import page
 
-    def draw(records: list[Record], running: bool, status: str) -> str:
+    def render(records: list[Record], running: bool, status: str) -> str:
         if not records:
             document = Document("summary", "A sweep", ["No trial has ended yet."], [])
             return page(document, live=running, running=status)
         try:
-            made = documents(records, baseline=baseline)
-        except UserError:  # the baseline has not run yet, or has no label of its own so far
-            made = documents(records)
-        return page(made[0], live=running, running=status)
+            summary, *_ = documents(records, baseline=baseline)
+        except UserError:  # the baseline has not run yet, or its label is not unique so far
+            summary, *_ = documents(records)
+        return page(summary, live=running, running=status)
 
     return LivePage(
-        draw,
+        render,
         lambda: watcher.summary,
         port,
         watcher.expected,

@@ -29,8 +29,8 @@ YamlPath = tuple[str | int, ...]
 class SourceFile:
     """A parsed YAML file with the line of every key and value.
 
-    name: how messages call the file.  data: dicts, lists, int, str and None; other scalars stay
-    text.
+    name: the name of the file in messages.  data: dicts, lists, int, str and None; other scalars
+    are text.
     """
 
     name: str
@@ -39,10 +39,10 @@ class SourceFile:
     keys: dict[YamlPath, int] = field(default_factory=dict)
 
     def find_line(self, path: YamlPath, *, key: bool = False) -> int:
-        """Return the line of a value, of its key, or of the innermost part around it; else 0."""
+        """Return the line of a value (or its key), or of the innermost part with a line; or 0."""
         lines = {**self.values, **self.keys} if key else self.values
-        around = [path[:length] for length in range(len(path), 0, -1)] or [()]
-        return next((lines[part] for part in around if part in lines), 0)
+        prefixes = [path[:length] for length in range(len(path), 0, -1)] or [()]
+        return next((lines[part] for part in prefixes if part in lines), 0)
 
     def error(self, *path: str | int, message: str, key: bool = False) -> ConfigError:
         """Return an error that begins with the location of a value."""
@@ -51,7 +51,7 @@ class SourceFile:
 
     @contextmanager
     def located(self, *path: str | int, key: bool = False) -> Iterator[None]:
-        """Add file and line to a UserError raised within."""
+        """Add file and line to a UserError raised within the block."""
         try:
             yield
         except UserError as error:
@@ -73,7 +73,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, name: str) -> SourceFile:
-    """Parse YAML, keeping lines. Raises ConfigError for bad syntax and for a key written twice."""
+    """Parse YAML, keeping lines. Raises ConfigError for bad syntax or a repeated key."""
     try:
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -99,7 +99,7 @@ def validate(source: SourceFile) -> SweepFile:
         return SweepFile.model_validate(source.data)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        # a misspelt key explains a missing one
+        # report a misspelt key before the key that is missing because of it
         first = min(details, key=lambda e: (e["type"] == "missing", source.find_line(e["loc"])))
         raise _explain(first, source) from None
 
@@ -107,16 +107,18 @@ def validate(source: SourceFile) -> SweepFile:
 def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
     """Return dicts, lists, null and decimal whole numbers; other scalars as they are written."""
     source.values[path] = node.start_mark.line + 1
-    if len(path) > MAX_DEPTH:  # an alias may hold itself
+    if len(path) > MAX_DEPTH:  # an alias may contain itself
         raise source.error(*path, message="not valid YAML: nested too deeply")
     if isinstance(node, yaml.SequenceNode):
         return [_read_node(item, (*path, i), source) for i, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         if node.tag == "tag:yaml.org,2002:null":
             return None
-        whole = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[+-]?[0-9]+", node.value)
-        return int(node.value) if whole else str(node.value)
-    found: dict[str, Any] = {}
+        is_integer = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(
+            r"[+-]?[0-9]+", node.value
+        )
+        return int(node.value) if is_integer else str(node.value)
+    mapping: dict[str, Any] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
@@ -124,13 +126,13 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
             raise ConfigError(
                 f"{source.name}:{line}: a key of {_label(path)} is {form}, not a word"
             )
-        inner = (*path, key.value)
-        if key.value in found:
-            first = f"first in line {source.keys[inner]}; remove one"
+        child_path = (*path, key.value)
+        if key.value in mapping:
+            first = f"first in line {source.keys[child_path]}; remove one"
             raise ConfigError(f"{source.name}:{line}: {key.value} is written twice, {first}")
-        source.keys[inner] = line
-        found[key.value] = _read_node(value, inner, source)
-    return found
+        source.keys[child_path] = line
+        mapping[key.value] = _read_node(value, child_path, source)
+    return mapping
 
 
 # ---- sentences ---------------------------------------------------------------------------------
@@ -166,10 +168,10 @@ def _explain(error: ErrorDetails, source: SourceFile) -> ConfigError:
             message = f"unknown device {value!r}; did you mean 'cuda'?"
     elif kind == "value_error":
         cause = context["error"]
-        whole = isinstance(cause, UnitError)
-        message = str(cause) if whole and str(cause).startswith(label) else f"{label}: {cause}"
-        message = message if whole else f"{label} {cause}"
-        if whole and "," in str(value):
+        has_value = isinstance(cause, UnitError)  # its text quotes the value
+        message = str(cause) if has_value and str(cause).startswith(label) else f"{label}: {cause}"
+        message = message if has_value else f"{label} {cause}"
+        if has_value and "," in str(value):
             message += f" (for several values write a list, [{value}])"
     else:
         parts = {"label": label, "input": value, "form": _describe(value), **context}
@@ -178,15 +180,15 @@ def _explain(error: ErrorDetails, source: SourceFile) -> ConfigError:
 
 
 def _explain_key(path: YamlPath) -> str:
-    key, inside = str(path[-1]), len(path) > 1
+    key, in_workload = str(path[-1]), len(path) > 1
     if key == "seq_len":
         return "seq_len is not a key; write tokens, at the top level"
-    if inside and key in SweepFile.model_fields:
+    if in_workload and key in SweepFile.model_fields:
         return f"{key} belongs at the top level, not under workload"
-    if not inside and key in WorkloadSection.model_fields:
+    if not in_workload and key in WorkloadSection.model_fields:
         return f"{key} belongs under workload, as in workload: {{{key}: ...}}"
-    known = WorkloadSection.model_fields if inside else SweepFile.model_fields
-    return str(UnknownNameError("workload key" if inside else "key", key, known))
+    known = WorkloadSection.model_fields if in_workload else SweepFile.model_fields
+    return str(UnknownNameError("workload key" if in_workload else "key", key, known))
 
 
 def _label(path: YamlPath) -> str:

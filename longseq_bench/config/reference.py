@@ -32,7 +32,7 @@ def _table(properties: dict[str, Any]) -> list[str]:
 
 
 def _describe_values(schema: dict[str, Any]) -> str:
-    """Say in words what a part of the schema accepts."""
+    """Describe the values that a part of the schema accepts."""
     if "anyOf" in schema:
         parts = [_describe_values(part) for part in schema["anyOf"] if part.get("type") != "array"]
         is_axis = any(part.get("type") == "array" for part in schema["anyOf"])

@@ -53,15 +53,18 @@ def parse_config(text: str, name: str, catalogue: Catalogue, ranks: int = 1) -> 
     """Make the trials of YAML text; messages call it `name`. Raises as `load_config` does."""
     source = parse_yaml(text, name)
     file = validate(source)
-    most = max(file.world_size) if "world_size" in source.data else ranks
-    devices = tuple(catalogue.resolve_device(device, most) for device in file.device)
+    max_ranks = max(file.world_size) if "world_size" in source.data else ranks
+    devices = tuple(catalogue.resolve_device(device, max_ranks) for device in file.device)
     file = file.model_copy(update={"device": devices})
     shape = {key: _distinct(getattr(file.workload, key)) for key in source.data.get("workload", ())}
     if "dtype" not in shape and set(devices) == {"cuda"}:
         shape["dtype"] = (catalogue.default_dtype("cuda"),)
     shape["seq_len"] = _distinct(file.tokens)
-    given = {"device", *source.data}
-    settings = {key: _distinct(getattr(file, key)) for key in SETTINGS if key in given}
+    settings = {
+        key: _distinct(getattr(file, key))
+        for key in SETTINGS
+        if key == "device" or key in source.data
+    }
     choices = [
         (name, _option_axes(name, options, catalogue, source, index))
         for index, item in enumerate(file.implementations)
@@ -124,16 +127,16 @@ def _check_baseline(file: SweepFile, source: SourceFile) -> None:
 
 
 def _check_size(name: str, shape: Axes, settings: Axes, choices: list[tuple[str, Axes]]) -> None:
-    """Refuse a grid that is too large, before it is made."""
+    """Raise ConfigError for a grid that is too large, before it is built."""
     sizes = {key.replace("seq_len", "tokens"): len(v) for key, v in {**shape, **settings}.items()}
     sizes["implementations"] = sum(math.prod(map(len, axes.values())) for _, axes in choices)
     count = math.prod(sizes.values())
     if count > MAX_TRIALS:
-        longest = sorted(sizes, key=lambda key: -sizes[key])[:3]
-        largest = ", ".join(f"{key} {sizes[key]:,}" for key in longest)
+        largest = sorted(sizes, key=lambda key: -sizes[key])[:3]
+        longest_axes = ", ".join(f"{key} {sizes[key]:,}" for key in largest)
         raise ConfigError(
             f"{name}: the grid has {count:,} trials, more than {MAX_TRIALS:,}; "
-            f"its longest axes are {largest}"
+            f"its longest axes are {longest_axes}"
         )
 
 
@@ -144,16 +147,16 @@ def _product(axes: Axes) -> Iterator[dict[str, Any]]:
 
 def _workloads(shape: Axes, file: SweepFile, source: SourceFile) -> list[Workload]:
     """Return every workload of the grid, lengths innermost."""
-    found = []
+    workloads = []
     for fields in _product(shape):
         try:
-            found.append(Workload(**fields))
+            workloads.append(Workload(**fields))
         except ValidationError as error:
             key = next(k for k in ("kv_heads", "heads") if k in fields)
             index = getattr(file.workload, key).index(fields[key])
             message = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise source.error("workload", key, index, message=message) from None
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(workloads))
 
 
 def _trials(
@@ -166,11 +169,11 @@ def _trials(
     """Yield the trials, workload by workload, so that rows to compare are adjacent."""
     variants: dict[tuple[Any, ...], dict[str, OptionValue]] = {}
     for name, axes in choices:
-        for given in _product(axes):
-            options = catalogue.options(name, given)
+        for values in _product(axes):
+            options = catalogue.options(name, values)
             variants.setdefault((name, *options.values()), options)
     for workload in workloads:
-        for fields in _product(settings):
+        for values in _product(settings):
+            fields = {"world_size": ranks, **values}
             for (name, *_), options in variants.items():
-                how = {"world_size": ranks, **fields}
-                yield Trial(implementation=name, options=options, workload=workload, **how)
+                yield Trial(implementation=name, options=options, workload=workload, **fields)

@@ -18,7 +18,7 @@ def document(capfd: Capture, *arguments: str | Path, code: int = 0) -> Any:
 
 
 def refusal(capfd: Capture, *arguments: str | Path) -> str:
-    """Return the one sentence that a command is refused with, without the program's name."""
+    """Return the one-line error message of a command, without the program's name."""
     code = run([str(a) for a in arguments])
     printed = capfd.readouterr()
     assert (code, printed.out) == (2, "")

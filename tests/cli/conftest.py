@@ -1,4 +1,4 @@
-"""Every command of these tests runs in a folder of its own."""
+"""Each test of a command runs in an empty folder."""
 
 from pathlib import Path
 

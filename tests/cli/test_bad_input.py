@@ -250,7 +250,7 @@ def test_a_broken_line_in_the_middle_is_skipped_counted_and_kept(capfd: Capture)
 
     assert run(["sweep", "sound.yaml", "--out", "out", "--json"]) == 0
     said = capfd.readouterr()
-    assert "line 2 is not a record and skipped (kept on disk as found)" in said.err
+    assert "line 2 is not a record and skipped (unchanged on disk)" in said.err
     assert [row["tokens"] for row in json.loads(said.out)["rows"]] == [32, 64]
     assert path.read_bytes() == before
 
@@ -267,7 +267,7 @@ def test_a_broken_line_in_the_middle_is_skipped_counted_and_kept(capfd: Capture)
     [
         (b"", "it is empty"),
         (b"\n\n", "it is empty"),
-        (b"{}\nno\n", "2 lines (1, 2) are not a record and skipped (kept on disk as found)"),
+        (b"{}\nno\n", "2 lines (1, 2) are not a record and skipped (unchanged on disk)"),
     ],
 )
 def test_results_without_a_record_are_refused_by_report_and_filled_by_sweep(

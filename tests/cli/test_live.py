@@ -1,4 +1,4 @@
-"""A page served while a sweep runs: what it answers, to whom, and for how long."""
+"""The page that is served while a sweep runs: requests, allowed hosts, and its end."""
 
 import io
 import json
@@ -27,15 +27,15 @@ from longseq_bench.store import RECORDS
 from tests import make
 
 
-def draw(records: list[Record], running: bool, said: str) -> str:
+def render(records: list[Record], running: bool, status: str) -> str:
     names = " ".join(record.trial.implementation for record in records)
-    return f"<p>{names} {running} {said}</p>"
+    return f"<p>{names} {running} {status}</p>"
 
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LivePage]:
     monkeypatch.setattr(live_page, "LAST_VIEW_S", 0.1)
-    with LivePage(draw, lambda: "half way") as served:
+    with LivePage(render, lambda: "half way") as served:
         yield served
 
 
@@ -54,7 +54,7 @@ def ask(
 
 def ends(live: LivePage, name: str) -> None:
     one = make.record(make.trial(name))
-    live.ends(Step(one.trial, "measure"), one, found=False)
+    live.ends(Step(one.trial, "measure"), one, from_store=False)
 
 
 def test_the_page_and_its_state_grow_with_the_records(live: LivePage) -> None:
@@ -69,13 +69,13 @@ def test_the_page_and_its_state_grow_with_the_records(live: LivePage) -> None:
     assert after == {"version": before["version"] + 1, "running": True, "said": "half way"}
 
 
-def test_a_page_that_takes_long_to_make_is_made_less_often(live: LivePage) -> None:
+def test_a_page_that_is_slow_to_render_is_rendered_less_often(live: LivePage) -> None:
     ends(live, "sdpa")
     live._due = time.monotonic() + 1e9
     ends(live, "ring")
     assert ask(port_of(live), "/")[1] == "<p>sdpa True half way</p>"
-    said = json.loads(ask(port_of(live), "/state")[1])["said"]
-    assert said == "half way; the page holds 1 of 2 records"
+    status = json.loads(ask(port_of(live), "/state")[1])["said"]
+    assert status == "half way; the page shows 1 of 2 records"
 
 
 def starts(live: LivePage) -> None:
@@ -83,11 +83,11 @@ def starts(live: LivePage) -> None:
 
 
 def test_before_a_long_trial_starts_the_page_has_every_record() -> None:
-    """Else what landed just before would be seen only when that trial has ended."""
+    """Without this, the latest records would appear only after that trial."""
     expected = [100.0]
-    live = LivePage(draw, lambda: "half way", expected=lambda step: expected[0])
+    live = LivePage(render, lambda: "half way", expected=lambda step: expected[0])
     ends(live, "sdpa")
-    live._due = time.monotonic() + 500  # making it took 50 s
+    live._due = time.monotonic() + 500  # rendering took 50 s
     ends(live, "ring")
     starts(live)
     assert live._page == b"<p>sdpa True half way</p>"
@@ -95,7 +95,7 @@ def test_before_a_long_trial_starts_the_page_has_every_record() -> None:
     starts(live)
     assert live._page == b"<p>sdpa ring True half way</p>"
     assert live._state["said"] == "half way"
-    # and what it cost ahead of its time is waited for
+    # the early rendering delays the next one
     assert live._due - time.monotonic() > 499
     version = live._state["version"]
     starts(live)
@@ -103,37 +103,37 @@ def test_before_a_long_trial_starts_the_page_has_every_record() -> None:
     live._server.server_close()
 
 
-def test_how_long_a_trial_will_take_is_told_by_those_before() -> None:
+def test_the_expected_time_of_a_trial_follows_from_earlier_ones() -> None:
     one, two = (make.trial("sdpa", n, repeats=3) for n in (4096, 65536))
     watcher = SweepProgress(Console(file=io.StringIO()), [one, two], 2)
     step = Step(two, "measure")
     assert watcher.expected(step) == 0
-    took = make.record(one).model_copy(update={"wall_s": 2.0})
-    watcher.ends(Step(one, "measure"), took, found=True)
+    record = make.record(one).model_copy(update={"wall_s": 2.0})
+    watcher.ends(Step(one, "measure"), record, from_store=True)
     assert watcher.expected(Step(one.replace(round=1), "measure")) == 2.0
-    known = 2.0 * progress._weight(two) / progress._weight(one)
-    assert watcher.expected(step) == pytest.approx(known)
-    assert known > 20
+    expected = 2.0 * progress._weight(two) / progress._weight(one)
+    assert watcher.expected(step) == pytest.approx(expected)
+    assert expected > 20
 
 
-def test_only_the_names_of_this_address_are_answered(live: LivePage) -> None:
-    """A page of another site whose name was made to mean 127.0.0.1 reads nothing."""
+def test_only_requests_for_this_address_are_answered(live: LivePage) -> None:
+    """DNS rebinding: a page whose name resolves to 127.0.0.1 can read nothing."""
     port = port_of(live)
     for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
         assert ask(port, "/", host)[0].status == 200
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", ""):
-        reply, said = ask(port, "/state", host)
+        reply, body = ask(port, "/state", host)
         assert reply.status == 403
-        assert "version" not in said
+        assert "version" not in body
 
 
-def test_nothing_else_is_there(live: LivePage) -> None:
+def test_other_paths_and_methods_are_refused(live: LivePage) -> None:
     assert ask(port_of(live), "/../../etc/passwd")[0].status == 404
     assert ask(port_of(live), "/records.jsonl")[0].status == 404
     assert ask(port_of(live), "/", method="POST")[0].status == 501
 
 
-def test_it_listens_on_this_address_alone_and_not_after(live: LivePage) -> None:
+def test_it_listens_on_the_loopback_only_and_until_its_end(live: LivePage) -> None:
     port = port_of(live)
     with socket.socket() as other, pytest.raises(OSError, match="refused"):
         other.connect(("127.0.0.2", port))
@@ -142,9 +142,9 @@ def test_it_listens_on_this_address_alone_and_not_after(live: LivePage) -> None:
         other.connect((ADDRESS, port))
 
 
-def test_who_looks_is_given_the_last_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_viewer_gets_the_last_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "LAST_VIEW_S", 1.0)
-    live = LivePage(draw, lambda: "done")
+    live = LivePage(render, lambda: "done")
     live.__enter__()
     port = port_of(live)
     ask(port, "/state")
@@ -159,66 +159,65 @@ def test_who_looks_is_given_the_last_page(monkeypatch: pytest.MonkeyPatch) -> No
     assert {page.split(";")[0] for page in pages} == {"<p> False The run has ended"}
 
 
-def broken_off(live: LivePage) -> str:
+def interrupted(live: LivePage) -> str:
     live.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert live._state["running"] is False
     return str(live._state["said"])
 
 
-def test_a_run_that_is_broken_off_leaves_a_page_of_all_its_records(live: LivePage) -> None:
+def test_an_interrupted_run_ends_with_a_page_of_all_records(live: LivePage) -> None:
     ends(live, "sdpa")
     live._due = time.monotonic() + 1e9
     ends(live, "ring")
-    assert broken_off(live) == "The run was interrupted; this is what was known."
+    assert interrupted(live) == "The run was interrupted; this is what was known."
     page = "<p>sdpa ring False The run was interrupted; this is what was known.</p>"
     assert live._page.decode() == page
 
 
-def test_whoever_breaks_off_does_not_wait_for_a_page_that_takes_long(live: LivePage) -> None:
+def test_an_interrupt_does_not_wait_for_a_slow_page(live: LivePage) -> None:
     ends(live, "sdpa")
-    live._took, live._due = 60.0, time.monotonic() + 600
+    live._render_s, live._due = 60.0, time.monotonic() + 600
     ends(live, "ring")
     ends(live, "tiled")
-    assert broken_off(live) == "The run was interrupted; the page holds 1 of 3 records."
+    assert interrupted(live) == "The run was interrupted; the page shows 1 of 3 records."
     assert live._page == b"<p>sdpa True half way</p>"
 
 
-def test_its_address_is_told_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_address_is_announced_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "LAST_VIEW_S", 0.1)
-    told: list[int] = []
+    statuses: list[int] = []
 
-    def tell(url: str) -> None:
-        told.append(ask(int(url.rstrip("/").rpartition(":")[2]), "/")[0].status)
+    def announce(url: str) -> None:
+        statuses.append(ask(int(url.rstrip("/").rpartition(":")[2]), "/")[0].status)
 
-    with LivePage(draw, str, announce=tell):
-        assert told == [200]
+    with LivePage(render, str, announce=announce):
+        assert statuses == [200]
 
 
-def test_a_reader_who_goes_away_is_not_told_of(
+def test_a_closed_connection_is_not_reported(
     live: LivePage, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live._page = b"x" * 50_000_000
     for _ in range(3):
-        with socket.create_connection((ADDRESS, port_of(live))) as gone:
-            gone.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            gone.sendall(f"GET / HTTP/1.1\r\nHost: {ADDRESS}:{port_of(live)}\r\n\r\n".encode())
-            gone.recv(1000)
-            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with socket.create_connection((ADDRESS, port_of(live))) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(f"GET / HTTP/1.1\r\nHost: {ADDRESS}:{port_of(live)}\r\n\r\n".encode())
+            client.recv(1000)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     live._page = b""
     for thread in threading.enumerate():
         if "process_request_thread" in thread.name:
             thread.join(20)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr(
-        live, "_state", {**live._state, "said": object()}
-    )  # what is ours is told of
+    # an error of the server is reported
+    monkeypatch.setattr(live, "_state", {**live._state, "said": object()})
     with pytest.raises(RemoteDisconnected):
         ask(port_of(live), "/state")
     assert "Exception occurred during processing" in capfd.readouterr().err
 
 
-def test_a_page_that_cannot_be_made_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(records: list[Record], running: bool, said: str) -> str:
+def test_an_error_of_the_page_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(records: list[Record], running: bool, status: str) -> str:
         if records:
             raise ZeroDivisionError("of a name")
         return "empty"
@@ -226,17 +225,17 @@ def test_a_page_that_cannot_be_made_ends_no_run(monkeypatch: pytest.MonkeyPatch)
     with LivePage(fails, lambda: "half way") as served:
         ends(served, "sdpa")
         assert served.answer("/")[2] == b"empty"
-        said = json.loads(served.answer("/state")[2])["said"]
-        assert said == "half way This page could not be updated: ZeroDivisionError: of a name"
+        status = json.loads(served.answer("/state")[2])["said"]
+        assert status == "half way This page could not be updated: ZeroDivisionError: of a name"
         served._requested = -1e9
 
 
 def test_a_port_in_use_is_named(live: LivePage) -> None:
     port = port_of(live)
     with pytest.raises(UserError, match=rf"--port {port} on 127\.0\.0\.1 can't be used.*in use"):
-        LivePage(draw, str, port)
+        LivePage(render, str, port)
     with pytest.raises(UserError, match="--port 70000 is out of range; use 1 to 65535"):
-        LivePage(draw, str, 70000)
+        LivePage(render, str, 70000)
 
 
 CONFIG = (
@@ -258,8 +257,8 @@ def test_a_port_in_use_ends_a_sweep_before_it_begins(
     assert "--port needs --live" in capsys.readouterr().err
     for more in ([], ["--port", "80"]):
         assert run([*arguments, "--dry-run", "--live", *more]) == 2
-        said = "--live can't be combined with --dry-run, which runs nothing; remove one"
-        assert said in capsys.readouterr().err
+        message = "--live can't be combined with --dry-run, which runs nothing; remove one"
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`maxlen` with what goes longer, and its table: by a machine that follows formulas."""
+"""`maxlen` with --keep, --fit-only and --sparsity, on a simulated machine."""
 
 from pathlib import Path
 from typing import Any
@@ -13,34 +13,34 @@ from tests.cli.commands import Capture, document
 from tests.cli.test_cli import Ranks
 
 
-def held(trial: Trial) -> float:
-    """Bytes of a pass: results over inputs save a quarter."""
+def peak_bytes(trial: Trial) -> float:
+    """Return the peak of a pass; in place it is a quarter lower."""
     return floor_bytes(trial.workload) * (0.8 if trial.keep == "nothing" else 1.05)
 
 
 @pytest.fixture(autouse=True)
 def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", lambda: Ranks(peak=held))
+    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", lambda: Ranks(peak=peak_bytes))
 
 
-def found(capfd: Capture, *arguments: str) -> list[dict[str, Any]]:
-    asked = ("maxlen", "--impl", "ring", "--memory-budget", "64MiB", "--out", "out")
-    results: list[dict[str, Any]] = document(capfd, *asked, *arguments)["results"]
+def search(capfd: Capture, *arguments: str) -> list[dict[str, Any]]:
+    command = ("maxlen", "--impl", "ring", "--memory-budget", "64MiB", "--out", "out")
+    results: list[dict[str, Any]] = document(capfd, *command, *arguments)["results"]
     return results
 
 
-def test_inputs_that_are_spent_take_it_below_the_floor_and_say_so(capfd: Capture) -> None:
-    (row,) = found(capfd, "--keep", "nothing")
+def test_a_pass_in_place_needs_less_than_the_floor_and_is_labelled(capfd: Capture) -> None:
+    (row,) = search(capfd, "--keep", "nothing")
     assert (row["keep"], row["allocator"]) == ("nothing", "default")
     assert row["fraction_of_floor"] == pytest.approx(1 / 0.8, rel=0.02)
     assert "ring (in place)" in Path("out/report.md").read_text()
     assert {r.trial.keep for r in load(Path("out")).records} == {"nothing"}
 
 
-def test_memory_alone_stands_beside_the_longest_that_was_run(capfd: Capture) -> None:
-    alone, whole = found(capfd, "--fit-only", "--time-budget", "1ms")
-    assert (alone["fit_only"], whole["fit_only"]) == (True, False)
-    assert whole["fits_tokens"] == alone["max_tokens"] > whole["max_tokens"]
+def test_fit_only_is_reported_next_to_complete_passes(capfd: Capture) -> None:
+    fit, full = search(capfd, "--fit-only", "--time-budget", "1ms")
+    assert (fit["fit_only"], full["fit_only"]) == (True, False)
+    assert full["fits_tokens"] == fit["max_tokens"] > full["max_tokens"]
     assert run(["report", "out"]) == 0
     text = Path("out/report.md").read_text()
     assert "memory holds" in text
@@ -72,8 +72,8 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capfd: C
     assert sentence in " ".join(capfd.readouterr().err.split())
 
 
-def test_figures_of_others_stand_beside_by_their_file(capfd: Capture) -> None:
-    found(capfd)
+def test_published_figures_are_an_extra_column(capfd: Capture) -> None:
+    search(capfd)
     Path("others.yaml").write_text(
         "source: a report\nmaxima: [{implementation: ring, tokens: 100}]\n"
     )

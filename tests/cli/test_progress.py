@@ -1,4 +1,4 @@
-"""Progress lines: short labels, failures in plain words, brackets and time to go."""
+"""Progress lines: short labels, failures, brackets and remaining time."""
 
 import io
 from dataclasses import replace
@@ -14,7 +14,7 @@ from longseq_bench.search.strategy import Step
 from tests import make
 
 
-def test_a_label_has_only_what_differs() -> None:
+def test_a_label_has_only_differing_settings() -> None:
     trials = [
         make.trial("ring", 2048, {"chunk": 64, "order": "zigzag"}),
         make.trial("ring", 2048, {"chunk": 128, "order": "zigzag"}, causal=True),
@@ -36,22 +36,22 @@ def test_a_label_has_only_what_differs() -> None:
     ],
 )
 def test_a_failure_is_one_short_line(status: Status, phase: Phase, words: str) -> None:
-    """The allocator's text stays in the record."""
+    """The text of the allocator is in the record only."""
     failed = make.outcome(status, "four lines\n of text", phase)
     assert describe_failure(make.record(make.trial(time_budget=10.0), failed)) == words
     long = make.outcome("error", "x" * 1000, "forward")
     assert len(describe_failure(make.record(came_to=long))) < 130
 
 
-def test_a_sweep_counts_its_trials_and_says_the_time_to_go() -> None:
+def test_a_sweep_shows_finished_trials_and_remaining_time() -> None:
     screen = io.StringIO()
     trials = [make.trial("ring", 2048), make.trial("sdpa", 2048)]
     watcher = SweepProgress(Console(file=screen, width=80), trials, 3, "device: cpu")
     with watcher:
         watcher.starts(Step(trials[0]))
-        watcher.ends(Step(trials[0]), make.record(trials[0]), found=False)
+        watcher.ends(Step(trials[0]), make.record(trials[0]), from_store=False)
         failed = make.record(trials[1], make.outcome("oom", "no", "forward"))
-        watcher.ends(Step(trials[1]), failed, found=True)
+        watcher.ends(Step(trials[1]), failed, from_store=True)
     assert screen.getvalue().splitlines() == [
         "device: cpu",
         "[1/6] ring 2k  100 ms ±1 %",
@@ -69,13 +69,13 @@ def test_timing_after_a_search_does_not_show_its_bracket() -> None:
         return str(watcher._live.tasks[0].fields["left"])
 
     for tokens, status in ((1000, "ok"), (1100, "oom")):
-        found = make.step(tokens, status, of=trial)  # type: ignore[arg-type]
-        watcher.ends(Step(trial.at(tokens), "probe"), found, found=False)
+        record = make.step(tokens, status, of=trial)  # type: ignore[arg-type]
+        watcher.ends(Step(trial.at(tokens), "probe"), record, from_store=False)
     assert shown() == "[1,000 passed … 1,100 failed] 10.0% apart"
     timed = Step(trial.at(500).replace(repeats=7), "measure")
     watcher.starts(timed)
     assert shown() == "timing, 0 done"
-    watcher.ends(timed, make.record(timed.trial), found=False)
+    watcher.ends(timed, make.record(timed.trial), from_store=False)
     assert shown() == "timing, 1 done"
 
 
