@@ -50,13 +50,13 @@ CAUGHT: dict[int, list[str]] = {
         "worker.test_trial:test_a_wrong_output_is_a_result_with_its_error",
     ],
     5: [
-        "attention.test_ranks:test_late_ranks_change_nothing",
+        "attention.test_ranks:test_delays_change_nothing",
         "distributed.test_kv_exchange:test_every_block_of_every_other_rank_is_shown_once",
     ],
     6: ["patterns.test_hilbert:test_the_map_is_a_permutation"],
     7: [
         "patterns.test_blocks:test_every_row_keeps_the_requested_number_of_blocks",
-        "attention.test_contract:test_asked_density_is_met_within_a_block_a_row",
+        "attention.test_contract:test_requested_density_is_met_within_a_block_per_row",
         "worker.test_trial:test_shares_of_the_pattern_are_measured",
     ],
     8: [
@@ -87,9 +87,9 @@ CAUGHT: dict[int, list[str]] = {
     ],
     13: [
         "attention.test_refusals:test_a_batch_smaller_than_the_ranks_is_refused",
-        "attention.test_contract:test_what_cannot_run_here_says_why",
+        "attention.test_contract:test_unavailable_implementations_have_a_reason",
     ],
-    14: ["attention.test_ranks:test_partitioned_queries_save_work_and_full_ones_do_not"],
+    14: ["attention.test_ranks:test_partitioned_queries_save_work_and_full_queries_do_not"],
     15: ["worker.test_ranks:test_three_kinds_take_turns_and_ranks_meet_outside_the_clock"],
     16: ["worker.test_trial:test_what_ran_is_said"],
     17: ["worker.test_trial:test_samples_of_both_clocks_are_kept"],

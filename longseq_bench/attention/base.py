@@ -41,8 +41,8 @@ Counts = NDArray[np.int_] | NDArray[np.bool_]
 class Attention(ABC):
     """One way to compute attention, for one workload, on one rank of a group.
 
-    A subclass overrides `build_kernel`, or `__call__` where there is no kernel. `workload` is that
-    of all ranks together; `shard` says which part of it this rank holds.
+    A subclass overrides `build_kernel`, or `__call__` if it has no kernel. `workload` is the
+    workload of all ranks together, `shard` the part of it that this rank holds.
     """
 
     summary: ClassVar[str]
@@ -64,9 +64,9 @@ class Attention(ABC):
     """Kind of the device; set by `prepare`."""
 
     def __init__(self, workload: Workload, group: Group) -> None:
-        """Raise UnsupportedError for what it cannot do, before anything runs.
+        """Raise UnsupportedError for an unsupported workload, before anything runs.
 
-        The group may not be connected yet: build what needs the other ranks in `prepare`.
+        The group may not be connected yet: anything that needs other ranks belongs in `prepare`.
         """
         if group.size > 1 and not self.many_ranks:
             raise WorldError(f"runs on one rank, not {group.size}; ddp splits a batch over ranks")
@@ -85,11 +85,11 @@ class Attention(ABC):
 
     @classmethod
     def unavailable_reason(cls, device: str) -> str | None:
-        """Return why it cannot run on this kind of device here; None if it can."""
+        """Return the reason why it can't run on this kind of device; None if it can."""
         return None
 
     def prepare(self, device: str) -> None:
-        """Build layouts and index tables, and compile. Done once, and timed apart."""
+        """Build layouts and index tables, and compile. Called once, and timed separately."""
         self.device = device
 
     def build_kernel(self) -> AttentionKernel | None:
@@ -126,7 +126,7 @@ class Attention(ABC):
         written over q.
 
         Raises:
-            UnsupportedError: inplace=True, and the kernel needs q to the end.
+            UnsupportedError: inplace=True, and the kernel reads q until the end of the pass.
         """
         kernel = self._inplace_kernel()
         if kernel is not None:
@@ -141,7 +141,7 @@ class Attention(ABC):
         return kernel if isinstance(kernel, InPlaceKernel) else None
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        """Return how many times each query sees each key (queries, keys); 0 means not at all.
+        """Return the number of times each query sees each key, (queries, keys); 0: not visible.
 
         Positions are global tokens. Every float64 reference is built from this. The default is
         exact attention: every key, or with a causal mask those at or before the query. A sparse
@@ -192,7 +192,7 @@ class Attention(ABC):
         return {}
 
     def facts(self) -> dict[str, Any]:
-        """Return facts for the record: kernel, backend, and what a fallback would hide."""
+        """Return facts for the record: kernel, backend, and the reason for a fallback."""
         if type(self).build_kernel is Attention.build_kernel:
             return {}
         return {"kernel": torch_fused.name(self.device, self.torch_dtype)}

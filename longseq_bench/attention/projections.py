@@ -52,8 +52,8 @@ class Projected(nn.Module):
 class ProjectedAttention(Attention):
     """An inner attention between projections.
 
-    inner: states the pattern and the cost, for the workload of all ranks. A subclass sets `module`
-    in `prepare`; it may wrap a Projected, whose weights `projections` returns.
+    inner: gives the pattern and the cost, for the workload of all ranks. A subclass sets `module`
+    (a Projected, which may be wrapped) and `weights` (those of the Projected) in `prepare`.
     """
 
     module: nn.Module
@@ -94,7 +94,7 @@ class ProjectedAttention(Attention):
 def projection_flops(w: Workload, elements: int | None = None) -> float:
     """Return the FLOPs of projecting tensors; backward takes twice the forward.
 
-    elements: of all projected tensors together; None: those of q, k, v and out.
+    elements: number of elements of all projected tensors; None: those of q, k, v and out.
     """
     if elements is None:
         elements = 2 * w.batch * w.seq_len * (w.heads + w.kv_heads) * w.head_dim

@@ -36,20 +36,20 @@ TILE_ROWS = 1024
 """Rows of a kernel call. torch's CPU kernel works in tiles of 256 rows from 768 rows up."""
 
 RING_TILE_ROWS = 2048
-"""Rows of a kernel call with a block of keys, which is short: its keys are packed less often."""
+"""Rows of a kernel call with a (short) block of keys; more rows pack its keys less often."""
 
 MIN_TILE_BYTES = 512 * 1024
 TILE_SHARE_OF_Q = 16
-"""About four temporaries have the size of a tile. At 1/16 of q each they stay a few percent of the
-floor; they are no smaller than what keeps a processor's cache busy."""
+"""About four temporaries have the size of a tile. With 1/16 of q each they are a few percent of the
+floor. They have at least MIN_TILE_BYTES, because smaller tiles would be slower."""
 
 
-def head_runs(w: Workload, rows: int, held: int) -> list[slice]:
-    """Return runs of query heads whose tiles of `rows` tokens are small relative to `held` rows."""
+def head_runs(w: Workload, rows: int, local_rows: int) -> list[slice]:
+    """Return runs of query heads whose tiles of `rows` tokens are small relative to local q."""
     group = w.heads // w.kv_heads
     row_bytes = w.batch * w.head_dim * w.dtype_bytes
-    room = max(MIN_TILE_BYTES, row_bytes * w.heads * held // TILE_SHARE_OF_Q)
-    heads = max(room // (rows * row_bytes), -(-torch.get_num_threads() // w.batch))
+    tile_bytes = max(MIN_TILE_BYTES, row_bytes * w.heads * local_rows // TILE_SHARE_OF_Q)
+    heads = max(tile_bytes // (rows * row_bytes), -(-torch.get_num_threads() // w.batch))
     run = max(1, heads // group) * group
     return [slice(start, min(start + run, w.heads)) for start in range(0, w.heads, run)]
 
@@ -91,15 +91,13 @@ Block = KVBlock | LocalShare
 
 
 class BlockAttention(Protocol):
-    """Attention of this rank's queries to a block of keys, merged into what they saw before."""
+    """Attention of this rank's queries to a block of keys, merged into the results so far."""
 
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse, which start as 0 and -inf, in float32 or wider."""
-        ...
 
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv, in float32 or wider."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -135,11 +133,11 @@ class ExactTiles:
     def __init__(self, w: Workload, rank: int, order: TokenOrder, queries: Runs) -> None:
         self._order, self._queries, self._causal = order, queries, w.causal
         self._own_keys = order.runs(rank)
-        held = sum(map(len, queries))
-        self._rows = max(1, min(RING_TILE_ROWS, held))
-        self._head_runs = head_runs(w, self._rows, held)
+        local_rows = sum(map(len, queries))
+        self._rows = max(1, min(RING_TILE_ROWS, local_rows))
+        self._head_runs = head_runs(w, self._rows, local_rows)
         # keys are views; only their gradients take memory
-        self._most_keys = TILE_ROWS if w.train else w.seq_len
+        self._max_keys = TILE_ROWS if w.train else w.seq_len
 
     def __call__(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of a block."""
@@ -159,8 +157,8 @@ class ExactTiles:
             for start, stop in self._row_cuts(len(run))
         ]
         for first_row, rows in tiles[slice(*even_span(len(tiles), share.count, share.index))]:
-            for first_key in range(0, sum(map(len, self._own_keys)), self._most_keys):
-                keys = slice_runs(self._own_keys, first_key, first_key + self._most_keys)
+            for first_key in range(0, sum(map(len, self._own_keys)), self._max_keys):
+                keys = slice_runs(self._own_keys, first_key, first_key + self._max_keys)
                 for heads in self._head_runs:
                     yield from self._tiles(first_row, rows, keys, first_key, heads)
 
@@ -177,8 +175,8 @@ class ExactTiles:
         first_row, first_key: their indices in q and in the tensor of keys.
         """
         for tile in self._visible(rows, keys):
-            seen = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
-            piece = Piece(ALL, seen, heads, tile.causal)
+            tile_keys = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
+            piece = Piece(ALL, tile_keys, heads, tile.causal)
             offset, count = first_row + tile.rows.start, tile.rows.stop - tile.rows.start
             for start, stop in [(0, count)] if tile.causal else self._row_cuts(count):
                 yield RowBlock(slice(offset + start, offset + stop), heads, (piece,))
@@ -189,12 +187,12 @@ class ExactTiles:
             return
         for first_key, run in indexed_runs(keys):
             for tile in causal_tiles(rows, run):
-                seen = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
-                yield VisibleTile(tile.rows, seen, tile.causal)
+                tile_keys = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
+                yield VisibleTile(tile.rows, tile_keys, tile.causal)
 
 
 def empty_softmax(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out and lse of queries that have seen no key: 0 and -inf, in float32 or wider."""
+    """Return out and lse of queries without any key: 0 and -inf, in float32 or wider."""
     out = torch.zeros_like(q, dtype=wide(q))
     return out, out.new_full(q.shape[:3], -math.inf)
 

@@ -1,7 +1,7 @@
 """A ring whose transfers go through `deepspeed.comm`.
 
-Its send and receive block: even ranks send first, odd ranks receive first. With an odd number of
-ranks two even ranks are neighbours; the chain of waits is then one longer, but it ends. No transfer
+Its send and receive block, so even ranks send first and odd ranks receive first. With an odd number
+of ranks two even ranks are neighbours: one of them then waits longer, but not forever. No transfer
 overlaps with computation.
 """
 
@@ -13,7 +13,7 @@ from longseq_bench.distributed.kv_exchange import KVPair, RingExchange
 
 
 def unavailable_reason() -> str | None:
-    """Return why DeepSpeed cannot be used here; None if it can."""
+    """Return the reason why DeepSpeed can't be used; None if it can."""
     if importlib.util.find_spec("deepspeed") is None:
         return "DeepSpeed is not installed; pip install 'longseq-bench[transports]' brings it"
     return None
@@ -26,7 +26,7 @@ def connect(device: str) -> None:
     import deepspeed.ops
 
     if device == "cpu":
-        # otherwise it compiles an all-reduce in C++ that a ring never calls
+        # otherwise it compiles a C++ all-reduce, which a ring never calls
         deepspeed.ops.__compatible_ops__ = {}
     deepspeed.comm.init_distributed(
         dist_backend="gloo" if device == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False

@@ -1,8 +1,8 @@
 """The ranks that run one trial together, and the transfers between them.
 
-Bytes are counted where they leave a rank, so that they can be compared with the formula. A group of
-one (`alone()`) transfers nothing. What ranks agree on besides the attention itself (a verdict, a
-maximum) goes through the `control` group and is not counted.
+The bytes that a rank sends are counted, so that they can be compared with the formula. A group of
+one rank (`alone()`) transfers nothing. Values that do not belong to the attention (a verdict, a
+maximum) go through the `control` group and are not counted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor
 from longseq_bench.core.stack_markers import longseq_wait_for_peers
 from longseq_bench.meta_mode import device_kind, is_meta
 
-PATIENCE = timedelta(days=7)
-"""Longer than any wait: the launcher enforces time limits and detects hangs and lost ranks."""
+GROUP_TIMEOUT = timedelta(days=7)
+"""Practically none: the launcher enforces time limits and detects hangs and lost ranks."""
 
 
 @dataclass
 class Traffic:
-    """Bytes and transfers that a rank has sent, and which half of a pass is switched on."""
+    """Bytes and transfers that a rank has sent; and the halves of a pass that are switched on."""
 
     bytes_sent: int = 0
     transfers: int = 0
@@ -35,24 +35,24 @@ class Traffic:
 
 
 class Pending:
-    """Transfers in progress. The wait drops their handles, which keep buffers alive.
+    """Transfers in progress. `wait` drops their handles, because these keep buffers alive.
 
-    held: in meta mode, the tensor that a real transfer holds until the wait.
+    kept_alive: in meta mode, the tensor that a real transfer would keep alive until the wait.
     """
 
-    def __init__(self, works: Sequence[Any] = (), held: Tensor | None = None) -> None:
-        self._works, self._held = list(works), held
+    def __init__(self, works: Sequence[Any] = (), kept_alive: Tensor | None = None) -> None:
+        self._works, self._kept_alive = list(works), kept_alive
 
     def wait(self) -> None:
         """Block until every transfer is done. Raises RuntimeError if a rank is lost."""
         for work in self._works:
             longseq_wait_for_peers(work.wait)
-        self._works, self._held = [], None
+        self._works, self._kept_alive = [], None
 
 
 @dataclass(frozen=True)
 class Group:
-    """The group of ranks of a trial, as seen by rank `rank` of `size`.
+    """The group of ranks of a trial; this process is rank `rank` of `size`.
 
     ranks: global ranks of a subgroup, ascending; empty for the world.
     data, control: process groups of torch; None for a group that is not connected.
@@ -76,24 +76,26 @@ class Group:
         control = (
             dist.group.WORLD
             if device == "cpu"
-            else dist.new_group(backend="gloo", timeout=PATIENCE)
+            else dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         )
         return cls(dist.get_rank(), dist.get_world_size(), (), dist.group.WORLD, control)
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> Group:
-        """Return the one of `parts` that this rank is in; its bytes count with this group's.
+        """Return the subgroup of the part that contains this rank. It shares this group's traffic.
 
-        Every rank calls it with the same parts. They hold global ranks, ascending, and together all
-        ranks of the world.
+        Every rank calls it with the same parts. A part is a list of global ranks, ascending; each
+        rank of the world is in exactly one.
         """
         assert all(list(ranks) == sorted(ranks) for ranks in parts), parts
-        mine = next(tuple(p) for p in parts if self.rank in p)
+        own_ranks = next(tuple(p) for p in parts if self.rank in p)
         data = None
         if self.data is not None:
             for ranks in parts:
-                handle = dist.new_group(list(ranks), timeout=PATIENCE)
-                data = handle if tuple(ranks) == mine else data
-        return Group(mine.index(self.rank), len(mine), mine, data, self.control, self.traffic)
+                handle = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
+                data = handle if tuple(ranks) == own_ranks else data
+        return Group(
+            own_ranks.index(self.rank), len(own_ranks), own_ranks, data, self.control, self.traffic
+        )
 
     @contextmanager
     def only(self, *, compute: bool = True, communicate: bool = True) -> Iterator[None]:
@@ -134,68 +136,67 @@ class Group:
             return Pending()
         self._add((self.size - 1) * own.nbytes)
         if is_meta():
-            return Pending(held=own)
+            return Pending(kept_alive=own)
         if device_kind(out) == "cpu":
             return self._pairwise(list(out), [own] * self.size)
         # every backend accepts tensors joined along the first dimension
         joined = out.flatten(0, 1)
         return Pending([dist.all_gather_into_tensor(joined, own, self.data, async_op=True)])
 
-    def reduce_scatter(self, out: Tensor, given: Tensor) -> Pending:
-        """Start filling `out` with the sum over ranks of their given[rank].
+    def reduce_scatter(self, out: Tensor, parts: Tensor) -> Pending:
+        """Start filling `out` with the sum over ranks of their parts[rank].
 
-        given: (size, *out.shape).
+        parts: (size, *out.shape).
         """
         if self.size == 1 or not self.traffic.communicates:
-            out.copy_(given[self.rank])
+            out.copy_(parts[self.rank])
             return Pending()
         self._add((self.size - 1) * out.nbytes)
         if is_meta():
             return Pending()
-        joined = given.flatten(0, 1)
+        joined = parts.flatten(0, 1)
         return Pending([dist.reduce_scatter_tensor(out, joined, group=self.data, async_op=True)])
 
     def all_to_all(
         self,
         out: Tensor,
-        given: Tensor,
+        sent: Tensor,
         out_sizes: list[int] | None = None,
-        given_sizes: list[int] | None = None,
+        sent_sizes: list[int] | None = None,
     ) -> Pending:
-        """Start sending part r of `given` to each rank r, and receiving part r of `out` from it.
+        """Start sending part r of `sent` to each rank r, and receiving part r of `out` from it.
 
         Sizes are those of the parts along dimension 0; None: equal parts.
         """
         if self.size == 1 or not self.traffic.communicates:
-            if out.shape == given.shape:
-                out.copy_(given)
+            if out.shape == sent.shape:
+                out.copy_(sent)
             return Pending()
-        own = given_sizes[self.rank] if given_sizes else given.shape[0] // self.size
-        row = given[:1].nbytes if given.shape[0] else 0
-        self._add((given.shape[0] - own) * row)
+        own = sent_sizes[self.rank] if sent_sizes else sent.shape[0] // self.size
+        row = sent[:1].nbytes if sent.shape[0] else 0
+        self._add((sent.shape[0] - own) * row)
         if is_meta():
-            return Pending(held=given)
+            return Pending(kept_alive=sent)
         if device_kind(out) == "cpu":
-            parts = torch.split(out, out_sizes or out.shape[0] // self.size)
-            sent = torch.split(given, given_sizes or given.shape[0] // self.size)
-            return self._pairwise(parts, sent)
-        work = dist.all_to_all_single(out, given, out_sizes, given_sizes, self.data, async_op=True)
+            out_parts = torch.split(out, out_sizes or out.shape[0] // self.size)
+            sent_parts = torch.split(sent, sent_sizes or sent.shape[0] // self.size)
+            return self._pairwise(out_parts, sent_parts)
+        work = dist.all_to_all_single(out, sent, out_sizes, sent_sizes, self.data, async_op=True)
         return Pending([work])
 
-    def _pairwise(self, out: Sequence[Tensor], given: Sequence[Tensor]) -> Pending:
-        """Start sending given[r] to each rank r and receiving out[r] from it.
+    def _pairwise(self, out: Sequence[Tensor], sent: Sequence[Tensor]) -> Pending:
+        """Start sending sent[r] to each rank r and receiving out[r] from it.
 
-        The all-gather of gloo keeps a second copy of its result until some time after the wait;
-        these transfers keep none.
+        gloo's own all-gather keeps a second copy of its result until after the wait.
         """
-        out[self.rank].copy_(given[self.rank])
+        out[self.rank].copy_(sent[self.rank])
         others = [r for r in range(self.size) if r != self.rank]
-        ops = [dist.P2POp(dist.isend, given[r], self._peer(r), self.data) for r in others]
+        ops = [dist.P2POp(dist.isend, sent[r], self._peer(r), self.data) for r in others]
         ops += [dist.P2POp(dist.irecv, out[r], self._peer(r), self.data) for r in others]
         return Pending(dist.batch_isend_irecv(ops))
 
     def count(self, *sent: Tensor) -> None:
-        """Count tensors as sent, for transports that send by themselves."""
+        """Count tensors as sent, for transports that don't send through this class."""
         self._add(sum(t.nbytes for t in sent))
 
     def _add(self, sent: int) -> None:

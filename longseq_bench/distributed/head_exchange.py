@@ -21,7 +21,7 @@ from longseq_bench.meta_mode import MAX_STEPS, limited
 
 MIN_TRANSFER = 256
 TRANSFERS = 16
-"""Number of parts in which a shard is sent, so that the packed part is small relative to it."""
+"""Number of parts in which a shard is sent, so that packed copies are small relative to it."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class HeadExchange(ABC):
 
     @abstractmethod
     def bytes_sent(self, head_bytes: int, heads: int, to_heads: int, to_tokens: int) -> int:
-        """Return what this rank sends, by formula.
+        """Return the bytes that this rank sends, by formula.
 
-        head_bytes: of a token's head. heads: of a tensor. to_heads, to_tokens: tensors exchanged
-        in each direction.
+        head_bytes: bytes of one head of one token. heads: heads of a tensor. to_heads, to_tokens:
+        number of tensors exchanged in each direction.
         """
 
 
@@ -84,14 +84,14 @@ class AllToAll(HeadExchange):
 
     @override
     def bytes_sent(self, head_bytes: int, heads: int, to_heads: int, to_tokens: int) -> int:
-        size, held = self.group.size, self.counts[self.group.rank]
-        each = heads // size * head_bytes
-        return each * (to_heads * held * (size - 1) + to_tokens * (sum(self.counts) - held))
+        size, own = self.group.size, self.counts[self.group.rank]
+        token_bytes = heads // size * head_bytes
+        return token_bytes * (to_heads * own * (size - 1) + to_tokens * (sum(self.counts) - own))
 
     def _views(
         self, shard: Tensor, full: Tensor, stage: HeadStage, part: int
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return views of one part: the shard by rank of the heads, all tokens by their rank."""
+        """Return one part as views: of the shard per rank of the heads, of `full` per owner."""
         spans = [even_span(count, self.parts, part) for count in self.counts]
         own = slice(*spans[self.group.rank])
         by_heads = [shard[:, stage.of(rank), own] for rank in range(self.group.size)]
@@ -105,11 +105,12 @@ class AllToAll(HeadExchange):
         """Send sent[r] to each rank r and receive received[r] from it."""
         sizes, received_sizes = ([t.numel() for t in views] for views in (sent, received))
         packed = sent[0].new_empty(sum(sizes))
-        arrived = packed.new_zeros(sum(received_sizes))
+        packed_received = packed.new_zeros(sum(received_sizes))
         for target, tensor in zip(torch.split(packed, sizes), sent, strict=True):
             target.view(tensor.shape).copy_(tensor)
-        self.group.all_to_all(arrived, packed, received_sizes, sizes).wait()
-        for tensor, source in zip(received, torch.split(arrived, received_sizes), strict=True):
+        self.group.all_to_all(packed_received, packed, received_sizes, sizes).wait()
+        sources = torch.split(packed_received, received_sizes)
+        for tensor, source in zip(received, sources, strict=True):
             tensor.copy_(source.view(tensor.shape))
 
 

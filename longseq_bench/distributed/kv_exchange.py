@@ -1,4 +1,4 @@
-"""Exchange of keys and values between ranks, a block at a time, and the way back of gradients.
+"""Exchange of keys and values between ranks, a block at a time, and return of their gradients.
 
 RingExchange    each block goes from rank to rank (Ring Attention, arXiv 2310.01889)
 GatherExchange  one block of every rank goes to all ranks (all-gather)
@@ -27,7 +27,7 @@ BLOCKS_PER_SHARD = 20
 """A ring holds three blocks of k and v: with 20 blocks per shard that is 7 % of its floor."""
 
 ALIGNMENT = 64
-"""Tokens. Kernels are up to a fifth slower on keys that are not a multiple of their vectors."""
+"""In tokens. Kernels are up to 20 % slower if the keys are not a multiple of their vector width."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class KVBlock:
 class KVBlocks:
     """The blocks into which the tokens of every rank are cut; all ranks have equally many.
 
-    counts: tokens of each rank. limit: most tokens of a block.
+    counts: tokens of each rank. limit: maximum tokens of a block.
     """
 
     def __init__(self, counts: tuple[int, ...], limit: int) -> None:
@@ -59,15 +59,16 @@ class KVBlocks:
         units = [-(-count // self._unit) for count in counts]
         needed = -(-max(units) // max(1, limit // self._unit))
         self.per_rank = min(needed, max(1, min(units)))
-        # ranks with as many tokens have the same blocks
+        # ranks with equally many tokens have blocks of the same lengths
         owners = {count: rank for rank, count in enumerate(counts)}.values()
         self.longest = max(len(self.block(r, i)) for r in owners for i in range(self.per_rank))
 
     def block(self, owner: int, index: int) -> KVBlock:
         """Return a block of a rank, alternately from the first and the second half of its tokens.
 
-        In zigzag order one half is seen by twice as many queries of a peer as the other. If blocks
-        came in local order, ranks that work in step would wait for each other all the time.
+        In zigzag order a rank after the owner sees only the first half, with all its queries; a
+        rank before the owner sees both halves, with half of its queries. With blocks in local
+        order, one kind of rank would wait for the other at each step.
         """
         count = self.counts[owner]
         half, turn = divmod(index, 2)
@@ -114,7 +115,7 @@ class RingStep:
 class RingExchange:
     """Transfers of a ring: each block visits the next `hops` ranks, one after the other.
 
-    wire: dtype in which keys and values travel; None: their own. Gradients are never compressed.
+    wire: dtype in which keys and values are sent; None: their own. Gradients are never compressed.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class RingExchange:
     def steps(self) -> list[RingStep]:
         """Return the steps of a pass in order.
 
-        With limited loops: the first few and the last, at which gradients go home.
+        With limited loops: the first few and the last, at which gradients return to the owner.
         """
         if not self.hops:
             return []
@@ -151,10 +152,10 @@ class RingExchange:
         return self.group.exchange(sent, received, (rank + hops) % size, (rank - hops) % size)
 
     def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
-        """Return what this rank sends in one pass, by formula.
+        """Return the bytes that this rank sends in one pass, by formula.
 
-        token_bytes: of a token's key and value on the wire. gradient_bytes: of their gradients, in
-        a training pass; 0: forward only.
+        token_bytes: bytes of one token's key and value as they are sent. gradient_bytes: those of
+        their gradients, in a training pass; 0: forward only.
         """
         size, rank, counts = self.group.size, self.group.rank, self.blocks.counts
         passed_on = sum(counts[(rank - hop) % size] for hop in range(self.hops))
@@ -165,7 +166,7 @@ class RingExchange:
 
 
 class RingBuffers:
-    """The blocks on one rank during a pass: the own block that leaves, the current, the next."""
+    """Buffers on one rank during a pass: an own block to send, the current block, the next one."""
 
     def __init__(self, ring: RingExchange, k: Tensor, v: Tensor) -> None:
         self._ring, self._k, self._v = ring, k, v
@@ -188,8 +189,8 @@ class RingBuffers:
             source.view(len(sent)), arriving.view(len(ring.block_at(step)))
         )
 
-    def arrived(self, step: RingStep) -> KVPair:
-        """Return the keys and values of a step whose transfer is done."""
+    def take_block(self, step: RingStep) -> KVPair:
+        """Return the keys and values of a step whose transfer is done; they become current."""
         leaving, current, arriving = self._buffers
         self._buffers = [leaving, arriving, current]
         k_block, v_block = arriving.view(len(self._ring.block_at(step)))
@@ -197,9 +198,9 @@ class RingBuffers:
 
 
 class RingGradients:
-    """Gradients of blocks on their way to the owner, who adds them to its totals.
+    """Gradients of blocks. They follow their block round the ring, one step behind it.
 
-    They follow their block one step behind, and the last rank sends them home.
+    The last rank sends them to the owner, which adds them to its totals.
     """
 
     def __init__(self, ring: RingExchange, k: Tensor, totals: KVPair) -> None:
@@ -208,43 +209,43 @@ class RingGradients:
             BlockBuffer(k, ring.blocks.longest, k.dtype) for _ in range(2)
         )
         self._steps = iter(ring.steps())
-        self._last: RingStep | None = None
+        self._previous_step: RingStep | None = None
         self._current: KVPair | None = None
         self._targets: Sequence[Tensor] = ()
         self._transfer = Pending()
 
     def start(self, current: KVPair | None) -> None:
-        """Start sending the gradients of the last step after their block, or home at the end.
+        """Start sending the gradients of the previous step to the next rank, or last to the owner.
 
-        What arrives is added to `current`, the gradients of the block that is here now (None after
-        the last step), or after the last hop to the totals of an own block.
+        The received gradients are added to `current`, those of the block that is on this rank now
+        (None after the last step); after the last hop to the totals of an own block.
         """
-        self._current, ring, last = current, self._ring, self._last
-        if last is None:
+        self._current, ring, previous = current, self._ring, self._previous_step
+        if previous is None:
             return
-        goes_home = last.hop == ring.hops
-        block = ring.block_at(RingStep(last.index, 0 if goes_home else last.hop + 1))
-        if goes_home:
+        to_owner = previous.hop == ring.hops
+        block = ring.block_at(RingStep(previous.index, 0 if to_owner else previous.hop + 1))
+        if to_owner:
             self._targets = [total[:, :, block.tokens] for total in self._totals]
         elif current is not None:
             self._targets = current
-        sent = self._leaving.view(len(ring.block_at(last)))
+        sent = self._leaving.view(len(ring.block_at(previous)))
         received = self._arriving.view(len(block))
-        self._transfer = ring.send_and_receive(sent, received, -ring.hops if goes_home else 1)
+        self._transfer = ring.send_and_receive(sent, received, -ring.hops if to_owner else 1)
 
     def collect(self) -> None:
-        """Add what arrived; the gradients of the current block are complete and leave next."""
+        """Add the received gradients. Those of the current block are complete and are sent next."""
         self._transfer.wait()
         for i, target in enumerate(self._targets):
             target.add_(self._arriving.view(target.shape[2])[i])
         if self._current is not None:
             self._leaving.load(self._current)
-            self._last = next(self._steps)
+            self._previous_step = next(self._steps)
         self._targets, self._current = (), None
 
 
 class GatherExchange:
-    """Transfers of an all-gather: one block of every rank to all ranks, gradients to the owner."""
+    """Transfers of an all-gather: a block of each rank to all ranks, its gradients to the owner."""
 
     def __init__(self, group: Group, blocks: KVBlocks) -> None:
         self.group, self.blocks = group, blocks
@@ -272,7 +273,7 @@ class GatherExchange:
             yield block, (k_block, v_block)
 
     def return_gradients(self, gathered: list[Tensor], index: int, totals: KVPair) -> None:
-        """Send the gradients of each block to its owner, which adds those of all other ranks."""
+        """Send the gradients of each block to its owner, and add those that other ranks sent."""
         own = self.blocks.block(self.group.rank, index)
         for total, gradients in zip(totals, gathered, strict=True):
             returned = torch.empty_like(gradients)
@@ -282,9 +283,9 @@ class GatherExchange:
                     total[:, :, own.tokens].add_(returned[rank, :, :, : len(own)])
 
     def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
-        """Return what this rank sends in one pass, by formula; arguments as of RingExchange.
+        """Return the bytes that this rank sends in one pass, by formula.
 
-        Every block is sent as long as the longest one.
+        Arguments are those of RingExchange.bytes_sent. Every block is padded to the longest one.
         """
         tokens = (self.group.size - 1) * self.blocks.per_rank * self.blocks.longest
         return tokens * (2 * token_bytes + gradient_bytes if gradient_bytes else token_bytes)

@@ -35,7 +35,7 @@ def check_tokens(tokens: int, ranks: int) -> None:
 
 @dataclass(frozen=True)
 class TokenOrder:
-    """An assignment of `tokens` tokens to `ranks` ranks, each of which holds one at least.
+    """An assignment of `tokens` tokens to `ranks` ranks; each rank holds at least one.
 
     Raises WorldError for fewer tokens than ranks.
     """

@@ -1,4 +1,4 @@
-"""The attention kernel: forward and backward on one device, made differentiable for all of them.
+"""The attention kernel: forward and backward on one device. `attend` makes it differentiable.
 
 Shapes: q, out, grad_out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; lse (B, Hq, N), float32
 or wider.
@@ -20,7 +20,7 @@ Triple = tuple[Tensor, Tensor, Tensor]
 """q, k and v, or their gradients."""
 
 Queries = tuple[Tensor, Tensor, Tensor, Tensor]
-"""grad_out, q, out, and the lse of the softmax over all keys: what a backward pass starts from."""
+"""grad_out, q, out, and the lse of the softmax over all keys: the inputs of a backward pass."""
 
 OutputAndLse = tuple[Tensor, Tensor | None]
 """The output, and the log-sum-exp if it was kept."""
@@ -31,61 +31,58 @@ class AttentionKernel(Protocol):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp of the scores."""
-        ...
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v."""
-        ...
 
 
 @runtime_checkable
 class InPlaceKernel(AttentionKernel, Protocol):
-    """A kernel that has read rows of q for the last time before it writes their result."""
+    """A kernel that no longer reads a row of q after it has written the row's output."""
 
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the output, written over q."""
-        ...
 
     def backward_recompute(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
     ) -> Triple:
-        """Return the gradients of q, k and v, from the inputs alone; inplace: dq over q."""
-        ...
+        """Return the gradients of q, k and v from the inputs; inplace: dq is written over q."""
+
+
+_Part = tuple[Any, Any, AttentionKernel]
 
 
 class SplitKernel:
     """An AttentionKernel made of one kernel per part of the batch or of the heads.
 
-    parts: index of q and of k and v, and the kernel. sums: dtype in which gradients of k and v are
-    summed, if parts share them; None: that of k and v.
+    parts: for each part its index into q, its index into k and v, and its kernel.
+    sum_dtype: dtype in which gradients of k and v are summed; None: that of k and v.
     """
 
-    def __init__(
-        self, parts: Sequence[tuple[Any, Any, AttentionKernel]], sums: torch.dtype | None = None
-    ) -> None:
-        self._parts, self._sums = parts, sums
+    def __init__(self, parts: Sequence[_Part], sum_dtype: torch.dtype | None = None) -> None:
+        self._parts, self._sum_dtype = parts, sum_dtype
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp."""
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
-        for at, kv_at, kernel in self._parts:
-            out[at], own_lse = kernel.forward(q[at], k[kv_at], v[kv_at], keep_lse)
-            if lse is not None and own_lse is not None:
-                lse[at] = own_lse
+        for part, kv_part, kernel in self._parts:
+            out[part], part_lse = kernel.forward(q[part], k[kv_part], v[kv_part], keep_lse)
+            if lse is not None and part_lse is not None:
+                lse[part] = part_lse
         return out, lse
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v."""
         (grad_out, q, out, lse), (k, v) = queries, keys
         dq = torch.empty_like(q)
-        dk, dv = (torch.zeros_like(t, dtype=self._sums) for t in (k, v))
-        for at, kv_at, kernel in self._parts:
-            own = grad_out[at], q[at], out[at], lse[at]
-            grads = kernel.backward(own, (k[kv_at], v[kv_at]))
-            dq[at] = grads[0]
-            dk[kv_at] += grads[1]
-            dv[kv_at] += grads[2]
+        dk, dv = (torch.zeros_like(t, dtype=self._sum_dtype) for t in (k, v))
+        for part, kv_part, kernel in self._parts:
+            part_queries = grad_out[part], q[part], out[part], lse[part]
+            grads = kernel.backward(part_queries, (k[kv_part], v[kv_part]))
+            dq[part] = grads[0]
+            dk[kv_part] += grads[1]
+            dv[kv_part] += grads[2]
         return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
@@ -108,7 +105,7 @@ def disable_autocast(t: Tensor) -> AbstractContextManager[Any]:
 
 
 def refuse_second_derivative() -> None:
-    """Raise UnsupportedError in a backward pass that is to be differentiated (create_graph).
+    """Raise UnsupportedError in a backward pass with create_graph.
 
     Its derivative would silently be 0.
     """

@@ -1,8 +1,8 @@
 """Compilation of a C++ file of this package, once per machine, for its processor.
 
-A compiler is optional: without one, or if it fails, the reason is kept and slower kernels run. The
-library is in the user's cache, named by a digest of source, compiler, flags and processor, since
-different machines may share a home folder.
+A compiler is optional: without one, or if it fails, slower kernels run and the reason is recorded.
+The library is in the user's cache. Its name has a digest of source, compiler, flags and processor,
+because different machines may share a home folder.
 """
 
 import ctypes
@@ -30,10 +30,10 @@ FLAGS = (
     "-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
     "-shared", "-fPIC",
 )  # fmt: skip
-TUNED = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())
-"""Sets of options to try in turn: not every compiler knows them."""
+TUNING = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())
+"""Sets of flags to try in turn: not every compiler supports them."""
 
-_LIMIT_S = 120
+_TIMEOUT_S = 120
 
 
 @functools.cache
@@ -44,18 +44,18 @@ def library(source: Path) -> ctypes.CDLL:
     """
     compiler = _compiler()
     try:
-        wanted = cache_folder() / f"{source.stem}-{_digest(source, compiler)}.so"
-        if wanted.exists():
+        library_path = cache_folder() / f"{source.stem}-{_digest(source, compiler)}.so"
+        if library_path.exists():
             with suppress(OSError):
-                return ctypes.CDLL(str(wanted))
-        # there is none yet, or it is damaged
-        _compile(compiler, source, wanted)
+                return ctypes.CDLL(str(library_path))
+        # it does not exist yet, or it is damaged
+        _compile(compiler, source, library_path)
     except (OSError, subprocess.SubprocessError) as error:
         raise UnsupportedError(f"{source.name} can't be compiled here: {error}") from None
     try:
-        return ctypes.CDLL(str(wanted))
+        return ctypes.CDLL(str(library_path))
     except OSError as error:
-        raise UnsupportedError(f"{wanted.name} can't be loaded: {error}") from None
+        raise UnsupportedError(f"{library_path.name} can't be loaded: {error}") from None
 
 
 def cache_folder() -> Path:
@@ -72,8 +72,9 @@ def cache_folder() -> Path:
     except (OSError, RuntimeError):
         folder = Path(tempfile.gettempdir()) / f"longseq-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        status = folder.lstat()
+        is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+        if status.st_uid != os.getuid() or not is_private:
             raise PermissionError(f"{folder} belongs to another user") from None
         return folder
 
@@ -91,22 +92,22 @@ def _compiler() -> tuple[str, ...]:
     )
 
 
-def _compile(compiler: tuple[str, ...], source: Path, wanted: Path) -> None:
+def _compile(compiler: tuple[str, ...], source: Path, library_path: Path) -> None:
     """Compile in a separate folder, then move the result: several ranks may compile at once.
 
-    Raises OSError and subprocess.TimeoutExpired for failures not caused by source or options, for
-    which no slower build must be kept.
+    Raises OSError and subprocess.TimeoutExpired if the compiler itself fails. It is then not tried
+    with fewer flags, because the slower library would stay in the cache.
     """
     problem = ""
-    for tuned in TUNED:
-        with tempfile.TemporaryDirectory(dir=wanted.parent) as folder:
-            made = Path(folder) / wanted.name
-            command = [*compiler, *FLAGS, *tuned, "-o", str(made), str(source)]
+    for tuning in TUNING:
+        with tempfile.TemporaryDirectory(dir=library_path.parent) as folder:
+            output = Path(folder) / library_path.name
+            command = [*compiler, *FLAGS, *tuning, "-o", str(output), str(source)]
             run = subprocess.run(
-                command, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
             )
             if run.returncode == 0:
-                os.replace(made, wanted)
+                os.replace(output, library_path)
                 return
         if run.returncode < 0 or "Killed signal" in run.stderr:
             raise OSError(f"{compiler[0]} was killed, perhaps for lack of memory")
@@ -115,10 +116,11 @@ def _compile(compiler: tuple[str, ...], source: Path, wanted: Path) -> None:
 
 
 def _digest(source: Path, compiler: tuple[str, ...]) -> str:
+    command = [*compiler[:4], "--version"]
     version = subprocess.run(
-        [*compiler[:4], "--version"], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )
-    parts = (source.read_text(), *compiler, version.stdout, str((FLAGS, TUNED)), _processor())
+    parts = (source.read_text(), *compiler, version.stdout, str((FLAGS, TUNING)), _processor())
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=10).hexdigest()
 
 

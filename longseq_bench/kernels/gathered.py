@@ -3,8 +3,8 @@
 torch's fused CPU kernel runs on batches of neighbouring rows of a layout that keep equally many
 blocks. If the blocks shift with the row, as in a window, the keys are one overlapping strided view
 and nothing is copied; otherwise they are gathered into memory that is reused. The triangles on the
-diagonal are a separate call for all rows of a batch. Rows that fit no batch (they see a short last
-block) go piece by piece, as the whole backward does (tiling.py).
+diagonal are a separate call for all rows of a batch. Rows that fit no batch (because they see a
+short last block) are computed piece by piece, and so is the whole backward (tiling.py).
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); log-sum-exp (B, Hq, N) float32.
 """
@@ -28,10 +28,10 @@ from longseq_bench.kernels.tiling import ALL, Index, Piece, RowBlock
 from longseq_bench.meta_mode import limited
 from longseq_bench.patterns.block_layout import BlockLayout
 
-ROWS_A_CALL = 16
-LEAST_ROOM = 8 * 2**20
-ROOM_SHARE = 32
-"""Gathered keys and values take LEAST_ROOM bytes or 1 / ROOM_SHARE of q, whichever is more."""
+ROWS_PER_CALL = 16
+MIN_GATHERED_BYTES = 8 * 2**20
+GATHERED_SHARE_OF_Q = 32
+"""Gathered keys and values take MIN_GATHERED_BYTES or 1 / GATHERED_SHARE_OF_Q of q, if larger."""
 
 PIECE_TOKENS = 1024
 """Keys per call when pieces are merged; longer runs are separate calls."""
@@ -41,8 +41,8 @@ PIECE_TOKENS = 1024
 class _Batch:
     """Rows first ... first + len(keys) - 1 of a layout, with equally many full blocks.
 
-    keys: (rows, c), without the diagonal of causal layouts.  is_window: each row's keys are one
-    run, shifted by one block per row.
+    keys: kept blocks (rows, blocks), without the diagonal of causal layouts.  is_window: each row's
+    keys are one run, shifted by one block per row.
     """
 
     first: int
@@ -61,10 +61,10 @@ class GatheredBlocksKernel:
         self._check(q)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=tiling.wide(q)) if keep_lse else None
-        room = max(LEAST_ROOM, q.numel() * q.element_size() // ROOM_SHARE)
+        max_bytes = max(MIN_GATHERED_BYTES, q.numel() * q.element_size() // GATHERED_SHARE_OF_Q)
         batches, others = self._batches
         for b in range(q.shape[0]):
-            space = _Space(room, k)
+            space = _Space(max_bytes, k)
             tensors = q[b], k[b], v[b]
             own_lse = None if lse is None else lse[b]
             for batch in limited(batches):
@@ -100,12 +100,12 @@ class GatheredBlocksKernel:
             fits &= last < layout.rows - 1
         if layout.causal:
             fits &= last == rows  # the triangle is a separate call
-        found: list[_Batch] = []
+        batches: list[_Batch] = []
         cuts = np.flatnonzero((np.diff(lengths) != 0) | (fits[1:] != fits[:-1])) + 1
         for start, stop in zip([0, *cuts], [*cuts, layout.rows], strict=True):
-            parts = range(start, stop, ROWS_A_CALL) if fits[start] else ()
-            found += [self._batch(at, min(at + ROWS_A_CALL, stop)) for at in parts]
-        return found, rows[~fits]
+            firsts = range(start, stop, ROWS_PER_CALL) if fits[start] else ()
+            batches += [self._batch(i, min(i + ROWS_PER_CALL, stop)) for i in firsts]
+        return batches, rows[~fits]
 
     def _batch(self, first: int, stop: int) -> _Batch:
         layout = self.layout
@@ -124,26 +124,29 @@ class GatheredBlocksKernel:
         q, k, v = tensors
         group, width = q.shape[0] // k.shape[0], batch.keys.shape[1] * self.layout.block
         row_bytes = 2 * max(1, width) * k.shape[2] * k.element_size()
-        some = k.shape[0] if batch.is_window else max(1, min(k.shape[0], space.bytes // row_bytes))
-        step = len(batch.keys) if batch.is_window else max(1, space.bytes // (row_bytes * some))
-        for kv in range(0, k.shape[0], some):
-            of_keys = slice(kv, min(kv + some, k.shape[0]))
-            heads = slice(of_keys.start * group, of_keys.stop * group)
-            for at in range(0, len(batch.keys), step):
-                rows = range(at, min(at + step, len(batch.keys)))
+        # heads and rows per call, so that gathered keys fit the space
+        kv_step, row_step = k.shape[0], len(batch.keys)
+        if not batch.is_window:
+            kv_step = max(1, min(k.shape[0], space.max_bytes // row_bytes))
+            row_step = max(1, space.max_bytes // (row_bytes * kv_step))
+        for kv in range(0, k.shape[0], kv_step):
+            kv_heads = slice(kv, min(kv + kv_step, k.shape[0]))
+            heads = slice(kv_heads.start * group, kv_heads.stop * group)
+            for row in range(0, len(batch.keys), row_step):
+                rows = range(row, min(row + row_step, len(batch.keys)))
                 tokens = self._tokens(batch.first + rows.start, batch.first + rows.stop)
-                keys = k[of_keys], v[of_keys]
-                made, made_lse = self._rows_forward(batch, rows, q[heads], keys, tokens, space)
-                out[heads, tokens] = made.transpose(0, 1).flatten(1, 2)
+                keys = k[kv_heads], v[kv_heads]
+                part, part_lse = self._rows_forward(batch, rows, q[heads], keys, tokens, space)
+                out[heads, tokens] = part.transpose(0, 1).flatten(1, 2)
                 if lse is not None:
-                    lse[heads, tokens] = made_lse.transpose(0, 1).flatten(1, 2)
+                    lse[heads, tokens] = part_lse.transpose(0, 1).flatten(1, 2)
 
     def _rows_forward(
         self, batch: _Batch, rows: range, q: Tensor, keys: Pair, tokens: slice, space: _Space
     ) -> tuple[Tensor, Tensor]:
         """Return the output (rows, Hq, block, D) and log-sum-exp of some rows of a batch.
 
-        tokens: those of the rows.
+        tokens: the tokens of the rows.
         """
         queries, own_k, own_v = (
             torch.unflatten(t[:, tokens], 1, (len(rows), self.layout.block)).transpose(0, 1)
@@ -161,17 +164,17 @@ class GatheredBlocksKernel:
         weight = torch.sigmoid(other_lse - lse).unsqueeze(-1).to(out.dtype)
         return out.lerp_(other, weight), torch.logaddexp(lse, other_lse)
 
-    def _keys(self, batch: _Batch, rows: range, t: Tensor, space: _Space, which: int) -> Tensor:
+    def _keys(self, batch: _Batch, rows: range, t: Tensor, space: _Space, buffer: int) -> Tensor:
         """Return the keys or values (rows, Hk, tokens, D) that some rows of a batch see."""
         block, width = self.layout.block, batch.keys.shape[1] * self.layout.block
         if batch.is_window:
-            head, token, one = t.stride()
+            head, token, element = t.stride()
             first = t.storage_offset() + int(batch.keys[rows.start, 0]) * block * token
             size = (len(rows), t.shape[0], width, t.shape[2])
-            return t.as_strided(size, (block * token, head, token, one), first)
+            return t.as_strided(size, (block * token, head, token, element), first)
         index = torch.from_numpy(batch.keys[rows.start : rows.stop].astype(np.int64).flatten())
-        whole = t[:, : t.shape[1] // block * block]
-        gathered = space.gather(torch.unflatten(whole, 1, (-1, block)), index, which)
+        full_blocks = t[:, : t.shape[1] // block * block]
+        gathered = space.gather(torch.unflatten(full_blocks, 1, (-1, block)), index, buffer)
         shape = (t.shape[0], len(rows), width, t.shape[2])
         return gathered.view(shape).transpose(0, 1)
 
@@ -191,7 +194,7 @@ class GatheredBlocksKernel:
                 if end < stop:
                     pieces.append(Piece(ALL, own, heads, causal=True))
             step = max(1, PIECE_TOKENS // self.layout.block)
-            groups = (scattered[at : at + step] for at in range(0, len(scattered), step))
+            groups = (scattered[n : n + step] for n in range(0, len(scattered), step))
             pieces += [Piece(ALL, self._index(group), heads) for group in groups]
             yield RowBlock(own, heads, tuple(pieces))
 
@@ -207,18 +210,18 @@ class GatheredBlocksKernel:
 
 
 class _Space:
-    """Reusable memory for gathered keys and values; new memory would be mapped at every call."""
+    """Reused memory for gathered keys and values; new memory would cost page faults per call."""
 
-    def __init__(self, room: int, like: Tensor) -> None:
-        self.bytes = room
+    def __init__(self, max_bytes: int, like: Tensor) -> None:
+        self.max_bytes = max_bytes
         self._like = like
         self._flat: dict[int, Tensor] = {}
 
-    def gather(self, t: Tensor, index: Tensor, which: int) -> Tensor:
+    def gather(self, t: Tensor, index: Tensor, buffer: int) -> Tensor:
         """Return blocks of t (H, blocks, block, D) at `index`, (H, len(index), block, D)."""
         shape = (t.shape[0], len(index), *t.shape[2:])
         needed = math.prod(shape)
-        if which not in self._flat or self._flat[which].numel() < needed:
-            self._flat[which] = self._like.new_empty(needed)
-        out = self._flat[which][:needed].view(shape)
+        if buffer not in self._flat or self._flat[buffer].numel() < needed:
+            self._flat[buffer] = self._like.new_empty(needed)
+        out = self._flat[buffer][:needed].view(shape)
         return torch.index_select(t, 1, index.to(t.device), out=out)

@@ -25,27 +25,27 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
     """
     if meta_mode.is_meta():
         with _disable_current_modes():
-            made = torch.empty(tuple(shape), dtype=dtype, device="meta")
-        return meta_mode.mark_off_device(made)
+            tensor = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        return meta_mode.mark_off_device(tensor)
     if device == "cuda":
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
     return _mapped(tuple(shape), dtype)
 
 
 def copy(t: Tensor, device: str) -> Tensor:
-    """Return a copy in host memory for a kind of device; none of it stays resident.
+    """Return a copy in host memory for a kind of device; a mapped copy does not stay resident.
 
     Raises UnsupportedError as `zeros` does.
     """
-    made = zeros(t.shape, t.dtype, device)
+    result = zeros(t.shape, t.dtype, device)
     if meta_mode.is_meta() or device == "cuda":
-        return made.copy_(t.detach())
-    for there, here in zip(made.flatten(0, 1), t.detach().flatten(0, 1), strict=True):
-        step = max(1, RESIDENT_BYTES // max(1, here[:1].nbytes))
-        for start in range(0, len(here), step):
-            there[start : start + step] = here[start : start + step]
-            _evict(made)
-    return made
+        return result.copy_(t.detach())
+    for target, source in zip(result.flatten(0, 1), t.detach().flatten(0, 1), strict=True):
+        step = max(1, RESIDENT_BYTES // max(1, source[:1].nbytes))
+        for start in range(0, len(source), step):
+            target[start : start + step] = source[start : start + step]
+            _evict(result)
+    return result
 
 
 def _evict(mapped: Tensor) -> None:
@@ -70,7 +70,7 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     needed = count * dtype.itemsize
     try:
         with tempfile.TemporaryFile(prefix="longseq-") as file:
-            # fail now: writing to a page without space on the disk would raise a signal
+            # fail here: a later write to a page without space on the disk would raise SIGBUS
             os.posix_fallocate(file.fileno(), 0, needed)
             path = f"/proc/self/fd/{file.fileno()}"
             with _disable_current_modes():

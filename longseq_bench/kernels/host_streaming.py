@@ -1,8 +1,8 @@
 """Attention of tensors in the host's memory: tiles are copied to the device, results back.
 
-A row block of queries stays on the device while keys and values stream past it; the next tile is
-copied while the current one is computed. So the device's memory limits neither queries nor keys
-nor the output. On a CPU tiles are views of mapped files and nothing is copied.
+A row block of queries stays on the device while its keys and values are copied tile by tile; the
+next tile is copied while the current one is computed. So the device's memory does not limit
+queries, keys or the output. On a CPU tiles are views of mapped files and nothing is copied.
 
 Shapes: as in kernels/tiling.py; q, k, v, out and the gradients are on the host.
 """
@@ -44,8 +44,8 @@ class StreamedKernel:
             acc = torch.zeros_like(rows, dtype=wide(q))
             acc_lse = acc.new_full(acc.shape[:3], -math.inf)
             for (heads, _, piece), (k_tile, v_tile) in self._keys(block, q, (k, v)):
-                seen = rows[:, heads, piece.rows]
-                part = torch_fused.forward(seen, k_tile, v_tile, piece.causal)
+                queries = rows[:, heads, piece.rows]
+                part = torch_fused.forward(queries, k_tile, v_tile, piece.causal)
                 tiling.join(acc, acc_lse, heads, piece.rows, *part)
                 del k_tile, v_tile, part
             out[at] = acc
@@ -92,12 +92,12 @@ class _TileCopier:
             return tile
         if meta_mode.is_meta():
             return tile.clone()
-        made = torch.empty(tile.shape, dtype=tile.dtype, device="cuda")
-        for batch, heads in zip(made, tile, strict=True):
-            for there, here in zip(batch, heads, strict=True):
-                # the rows of one head are contiguous; other layouts need a copy on the host
-                there.copy_(here, non_blocking=True)
-        return made
+        copied = torch.empty(tile.shape, dtype=tile.dtype, device="cuda")
+        for targets, sources in zip(copied, tile, strict=True):
+            for target, source in zip(targets, sources, strict=True):
+                # the rows of one head are contiguous; torch copies other layouts on the host first
+                target.copy_(source, non_blocking=True)
+        return copied
 
     def copy_pairs(self, keys: Pair, calls: Iterable[Call]) -> Iterator[tuple[Call, Pair]]:
         """Yield each call with its keys and values on the device."""
@@ -117,11 +117,11 @@ class _TileCopier:
 
     def _wait_for(self, pending: tuple[Call, Pair]) -> tuple[Call, Pair]:
         if self._stream is not None:
-            now = torch.cuda.current_stream()
-            now.wait_stream(self._stream)
+            compute_stream = torch.cuda.current_stream()
+            compute_stream.wait_stream(self._stream)
             for tile in pending[1]:
-                # keep its memory from other copies until its readers are done
-                tile.record_stream(now)
+                # its memory is not reused for other copies until the computation has read it
+                tile.record_stream(compute_stream)
         return pending
 
 

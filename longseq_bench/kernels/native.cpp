@@ -89,7 +89,7 @@ struct Chunk {
     const float *k[KEYS], *v[KEYS];
     int32_t row[KEYS], at[KEYS];
     int64_t run[KEYS];
-    int32_t first;  // the least position
+    int32_t first;  // the smallest position
     int count;
 };
 
@@ -481,7 +481,7 @@ static void backward_tile(const Problem &p, int64_t b, int64_t index, int64_t ti
 static bool converts(const Problem &p) { return p.dtype || p.dim % BATCH; }
 
 // Bytes that a thread allocates.
-static int64_t held(const Problem &p, bool back) {
+static int64_t scratch_bytes(const Problem &p, bool back) {
     const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
     const int64_t floats = (back ? 5 : 3) * tile + (back ? 2 : 1) * s + (converts(p) ? 2 * keys : 0) +
@@ -494,7 +494,7 @@ static float *scratch(const Problem &p, bool back, Scratch &w) {
     const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
     const bool convert = converts(p);
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
-    const size_t bytes = held(p, back);
+    const size_t bytes = scratch_bytes(p, back);
     float *base = (float *)aligned_alloc(64, bytes), *next = base;
     if (!base) return 0;
     memset(base, 0, bytes);
@@ -556,7 +556,7 @@ int forward(const Problem *p) { return EACH(forward_all); }
 int backward(const Problem *p) { return EACH(backward_all); }
 // Vector width, and the size of Problem for a check by the caller.
 int lanes() { return LANES; }
-int thread_bytes(const Problem *p, int back) { return (int)held(*p, back); }
+int thread_bytes(const Problem *p, int back) { return (int)scratch_bytes(*p, back); }
 int problem_bytes() { return sizeof(Problem); }
 int has_float16() {
 #if defined(__FLT16_MAX__)

@@ -65,10 +65,10 @@ def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     if dtype not in DTYPES:
         return f"the compiled kernel does not support {dtype}"
     try:
-        found = _library()
+        compiled = _library()
     except UnsupportedError as error:
         return str(error)
-    if dtype == torch.float16 and not found.has_float16():
+    if dtype == torch.float16 and not compiled.has_float16():
         return "the compiler of this machine does not support float16"
     return None
 
@@ -112,14 +112,15 @@ def backward(
     problem = _problem(q, k, task)
     problem.wide = dq.dtype != q.dtype or q.dtype == torch.float32
     _set(problem, q=q, k=k, v=v, out=out, lse=lse, grad=grad_out, dq=dq, dk=sums[0], dv=sums[1])
-    for to in (problem.dk, problem.dv):
-        to.data -= kv_heads.start * to.head * sums[0].element_size()
+    # the kernel indexes sums by KV head; they begin at the first of kv_heads
+    for tensor in (problem.dk, problem.dv):
+        tensor.data -= kv_heads.start * tensor.head * sums[0].element_size()
     locks = np.zeros(LOCKS, dtype=np.uint8)
     for i, part in enumerate(task.parts):
-        used = sorted({h // problem.group for h in part.heads} & {*kv_heads})
-        if not used:
+        used_kv_heads = sorted({h // problem.group for h in part.heads} & {*kv_heads})
+        if not used_kv_heads:
             continue
-        kv = np.asarray(used, dtype=np.int32)
+        kv = np.asarray(used_kv_heads, dtype=np.int32)
         _set_spans(problem, part)
         problem.kv_heads, problem.kv_head = len(kv), kv.ctypes.data
         problem.parts = -(-torch.get_num_threads() // (len(kv) * problem.batches))
@@ -129,19 +130,19 @@ def backward(
 
 
 def _allocate_scratch(q: Tensor, k: Tensor, task: SpanTask, back: bool) -> None:
-    """Allocate for a moment what all threads hold while they work (dry runs on a CPU only)."""
+    """Allocate and free the scratch space of all threads (dry runs on a CPU only)."""
     if device_kind(q) == "cpu":
         problem = _problem(q, k, task)
-        one = int(_library().thread_bytes(ctypes.byref(problem), int(back)))
-        torch.empty(one * torch.get_num_threads(), dtype=torch.uint8, device=q.device)
+        thread_bytes = int(_library().thread_bytes(ctypes.byref(problem), int(back)))
+        torch.empty(thread_bytes * torch.get_num_threads(), dtype=torch.uint8, device=q.device)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if reason := unavailable_reason(q.dtype):
         raise UnsupportedError(f"the compiled kernel is not available: {reason}")
     if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
-        given = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
-        raise UnsupportedError(f"the compiled kernel needs q, k, v of one dtype on a CPU: {given}")
+        found = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
+        raise UnsupportedError(f"the compiled kernel needs q, k, v of one dtype on a CPU: {found}")
     if any(t.stride(-1) != 1 for t in (q, k, v)):
         raise UnsupportedError("the compiled kernel needs q, k and v with contiguous head_dim")
 
@@ -180,13 +181,13 @@ def _run(function: str, problem: _Problem) -> None:
     counter = np.zeros(1, dtype=np.int64)
     problem.counter = counter.ctypes.data
     call = getattr(_library(), function)
-    given = ctypes.byref(problem)
+    argument = ctypes.byref(problem)
     others: list[Future[int]] = []
     try:
-        others += (_pool().submit(call, given) for _ in range(torch.get_num_threads() - 1))
-        codes = [call(given), *(other.result() for other in others)]
+        others += (_pool().submit(call, argument) for _ in range(torch.get_num_threads() - 1))
+        codes = [call(argument), *(other.result() for other in others)]
     finally:
-        # also when interrupted: end all work on this call's memory
+        # also after an interrupt: no thread may still use this call's memory
         counter[0] = np.iinfo(np.int64).max // 2
         wait(others)
     if _NO_MEMORY in codes:
@@ -195,25 +196,25 @@ def _run(function: str, problem: _Problem) -> None:
 
 @functools.cache
 def _library() -> Any:
-    found = library(SOURCE)
-    if found.problem_bytes() != ctypes.sizeof(_Problem):
+    compiled = library(SOURCE)
+    if compiled.problem_bytes() != ctypes.sizeof(_Problem):
         raise UnsupportedError(f"{SOURCE.name} was compiled for another version of this package")
-    return found
+    return compiled
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return threads with small stacks, which count against the memory budget."""
-    before = threading.stack_size(_STACK_BYTES)
+    """Return threads with small stacks, because stacks count against the memory budget."""
+    default_size = threading.stack_size(_STACK_BYTES)
     workers = max(1, torch.get_num_threads() - 1)
     pool = ThreadPoolExecutor(workers, "longseq-native")
-    together = threading.Barrier(workers)
+    barrier = threading.Barrier(workers)
     try:
         # a pool starts no thread while one is idle: the barrier keeps all of them busy
-        for thread in [pool.submit(together.wait) for _ in range(workers)]:
+        for thread in [pool.submit(barrier.wait) for _ in range(workers)]:
             thread.result()
     finally:
-        threading.stack_size(before)
+        threading.stack_size(default_size)
     return pool
 
 

@@ -24,7 +24,7 @@ Ints32 = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class HeadSpans:
-    """Spans and the query heads that share them."""
+    """Spans, and the query heads that use them."""
 
     spans: Spans
     heads: Sequence[int]
@@ -37,10 +37,10 @@ class HeadSpans:
 
 @dataclass(frozen=True, eq=False)
 class StepMap:
-    """Rows of tensors and positions of the sequence for each step, all int32.
+    """The tensor row and the sequence position of each step, all int32.
 
     q_row, k_row: row of each step; None: the step is the row.
-    q_at, k_at: position of each step, which decides causality; None: the row is the position.
+    q_at, k_at: position of each step, for causality; None: the row is the position.
     """
 
     q_row: Ints32 | None = None
@@ -51,11 +51,11 @@ class StepMap:
 
 @dataclass(frozen=True, eq=False)
 class SpanTask:
-    """What a kernel computes: any pattern is a few parts.
+    """Input of a kernel: a pattern as parts.
 
-    merge: out (forward) and dq (backward) are float32 and hold results of other keys, to which
-    those of these keys are added.
-    bias: one array per part, float32 (B, heads, runs), to which a backward pass adds the sum of the
+    merge: out (forward) and dq (backward) are float32 and contain results of other keys; the
+    results of these keys are added to them.
+    bias: one array per part, float32 (B, heads, runs); a backward pass adds to it the sum of the
     score gradients of each run.
     """
 
@@ -76,7 +76,6 @@ class SpanKernel(Protocol):
 
         Rows that see nothing get 0 and -inf.
         """
-        ...
 
     def backward(
         self, queries: Queries, keys: Pair, dq: Tensor, sums: Pair, kv_heads: range, task: SpanTask
@@ -86,7 +85,6 @@ class SpanKernel(Protocol):
         queries: out (like q) and lse belong to the whole softmax.  dq: like q, or float32.
         sums: float32 (B, len(kv_heads), M, D).
         """
-        ...
 
 
 class SpanAttention:
@@ -141,8 +139,8 @@ def span_gradients(
 ) -> Triple:
     """Fill dq, and return it with the gradients of k and v.
 
-    For 16-bit tensors it takes as few KV heads at a time as keep every thread busy, since float32
-    sums of all heads would need twice the memory.
+    16-bit tensors need float32 sums, which take twice their memory. So only as many KV heads as
+    keep all threads busy are computed at a time.
     """
     dk, dv = (torch.zeros_like(t) for t in keys)
     batch, kv_heads = dk.shape[:2]

@@ -1,4 +1,4 @@
-"""Slow reference for native.py, on any device: all scores of a tile, softmax by its definition.
+"""Slow reference for native.py, on any device: all scores of a tile, and a plain softmax.
 
 Sums are float32 (float64 for float64).
 """
@@ -34,14 +34,14 @@ def forward(
                 scores = _scores(q[:, h, rows], k[:, kv, columns], queries, keys, task)
                 total = torch.logsumexp(scores, -1)
                 weights = _softmax_weights(scores, total)
-                made = weights @ v[:, kv, columns].to(scores.dtype)
+                result = weights @ v[:, kv, columns].to(scores.dtype)
                 if task.merge:
                     assert lse is not None
                     old = lse[:, h, rows]
-                    both = torch.logaddexp(old, total)
-                    shares = [_softmax_weights(x[..., None], both) for x in (old, total)]
-                    made, total = shares[0] * out[:, h, rows] + shares[1] * made, both
-                out[:, h, rows] = made.to(out.dtype)
+                    merged = torch.logaddexp(old, total)
+                    shares = [_softmax_weights(x[..., None], merged) for x in (old, total)]
+                    result, total = shares[0] * out[:, h, rows] + shares[1] * result, merged
+                out[:, h, rows] = result.to(out.dtype)
                 if lse is not None:
                     lse[:, h, rows] = total.to(lse.dtype)
 
@@ -69,17 +69,17 @@ def backward(
                 delta = (grad * out[:, h, rows].to(scores.dtype)).sum(-1, keepdim=True)
                 inner = grad @ v[:, kv, columns].to(scores.dtype).transpose(-1, -2)
                 d_scores = weights * (inner - delta)
-                own = (d_scores @ k_h.to(scores.dtype) * scale).to(dq.dtype)
-                dq[:, h, rows] = dq[:, h, rows] + own if task.merge else own
-                at = kv - kv_heads.start
+                dq_rows = (d_scores @ k_h.to(scores.dtype) * scale).to(dq.dtype)
+                dq[:, h, rows] = dq[:, h, rows] + dq_rows if task.merge else dq_rows
+                kv_index = kv - kv_heads.start
                 dk = (d_scores.transpose(-1, -2) @ q_h.to(scores.dtype) * scale).to(sums[0].dtype)
                 dv = (weights.transpose(-1, -2) @ grad).to(sums[1].dtype)
-                for total, one in zip(sums, (dk, dv), strict=True):
-                    total[:, at].index_add_(1, columns, one)
+                for total, gradient in zip(sums, (dk, dv), strict=True):
+                    total[:, kv_index].index_add_(1, columns, gradient)
                 if task.bias:
-                    of_keys = d_scores.sum(-2).float().cpu().numpy()
-                    for row, keys_of_row in zip(task.bias[i][:, j], of_keys, strict=True):
-                        np.add.at(row, run_of, keys_of_row)
+                    d_keys = d_scores.sum(-2).float().cpu().numpy()
+                    for run_sums, batch_keys in zip(task.bias[i][:, j], d_keys, strict=True):
+                        np.add.at(run_sums, run_of, batch_keys)
 
 
 def tiles_of(spans: Spans) -> Iterator[tuple[Steps, Steps, Steps]]:
@@ -103,8 +103,8 @@ def _softmax_weights(scores: Tensor, total: Tensor) -> Tensor:
 
 
 def _rows(steps: Steps, row: Ints32 | None, like: Tensor) -> Tensor:
-    found = steps if row is None else row[steps].astype(np.int64)
-    return torch.from_numpy(found).to(like.device)
+    rows = steps if row is None else row[steps].astype(np.int64)
+    return torch.from_numpy(rows).to(like.device)
 
 
 def _scores(q: Tensor, k: Tensor, queries: Steps, keys: Steps, task: SpanTask) -> Tensor:

@@ -1,8 +1,8 @@
-"""Choice of the kernel for a sparse pattern; records name the kernel and why no faster one ran.
+"""Choice of the kernel for a sparse pattern, and the reason if the fastest one is not used.
 
 native   compiled C++ on a CPU with a compiler: two to three times as fast as plain torch
 triton   on CUDA, block layouts only
-torch    torch's fused kernels on gathered keys, or, for spans, piece by piece; anywhere
+torch    torch's fused kernels on gathered keys or on tiles, or plain torch on spans; any device
 flex     FlexAttention compiled by torch, block layouts only; for comparison, never chosen by auto
 """
 
@@ -18,12 +18,12 @@ from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_meta
 
 Kernel = Literal["auto", "native", "triton", "flex", "torch"]
-SpansOf = Literal["auto", "native", "torch"]
+SpanKernelName = Literal["auto", "native", "torch"]
 
 FASTEST = ("native", "triton", "torch")
 """The order in which auto tries kernels."""
 
-_IN_SPANS = "only kernel=native and kernel=torch support this pattern"
+_NO_BLOCK_LAYOUT = "only kernel=native and kernel=torch support this pattern"
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,19 @@ class Blocks:
 
 
 def choose(
-    requested: str, device: str, dtype: str, way: str, blocks: Blocks | None = None
+    requested: str, device: str, dtype: str, form: str, blocks: Blocks | None = None
 ) -> tuple[str, dict[str, str]]:
     """Return the name of the kernel to use, and facts for the record: why not a faster one.
 
-    way: the use of torch's kernels: gathered, spans or tiles. blocks: None for patterns in spans.
-    Raises UnsupportedError with the reason for a kernel that can't be used.
+    form: input of torch's kernels: gathered (keys), spans or tiles. blocks: None if the pattern has
+    no block layout. Raises UnsupportedError with the reason if the requested kernel can't be used.
     """
     reasons = {
         "native": _native_reason(device, dtype),
-        "triton": _triton_reason(device, dtype, blocks) if blocks else _IN_SPANS,
-        "flex": flex_blocks.unavailable_reason(device, blocks.train) if blocks else _IN_SPANS,
+        "triton": _triton_reason(device, dtype, blocks) if blocks else _NO_BLOCK_LAYOUT,
+        "flex": flex_blocks.unavailable_reason(device, blocks.train)
+        if blocks
+        else _NO_BLOCK_LAYOUT,
         "torch": None,
     }
     name = requested
@@ -54,7 +56,7 @@ def choose(
         name = next(name for name in FASTEST if reasons[name] is None)
     elif reason := reasons[requested]:
         raise UnsupportedError(f"kernel={requested}: {reason}")
-    facts = {"kernel": f"torch ({way})" if name == "torch" else name}
+    facts = {"kernel": f"torch ({form})" if name == "torch" else name}
     if name == "native":
         facts["kernel"] = native.name()
     faster = {"cpu": "native", "cuda": "triton"}[device]

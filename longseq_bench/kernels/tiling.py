@@ -131,11 +131,11 @@ class InPlaceTiledKernel(TiledKernel):
             out = acc.to(q.dtype)
             del acc
             do, rows = (_take(t, block.heads, block.rows) for t in (grad_out, q))
-            of_rows = torch.zeros_like(out, dtype=wide(q))
+            dq_rows = torch.zeros_like(out, dtype=wide(q))
             group = q.shape[1] // k.shape[1]
-            _add_rows((do, rows, out, lse), (k, v), group, block, of_rows, (dk, dv))
-            _store(dq, block, of_rows)
-            del do, rows, out, of_rows
+            _add_rows((do, rows, out, lse), (k, v), group, block, dq_rows, (dk, dv))
+            _store(dq, block, dq_rows)
+            del do, rows, out, dq_rows
         dk = dk.to(k.dtype)
         return dq, dk, dv.to(v.dtype)
 
@@ -152,7 +152,7 @@ def _forward_copy(q: Tensor, k: Tensor, v: Tensor, block: RowBlock) -> tuple[Ten
 def block_forward(
     q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor | None
 ) -> None:
-    """Compute one row block into `out` and `lse`, which hold 0 and -inf in its rows."""
+    """Compute one row block into `out` and `lse`, whose rows are 0 and -inf before."""
     q_block = _take(q, block.heads, block.rows)
     acc = _accumulator(out, block)
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
@@ -168,9 +168,9 @@ def merge(q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Te
     out (B, Hq, N, D) and lse (B, Hq, N) are wide; rows without any key so far are 0 and -inf. The
     block's rows are a slice.
     """
-    at = (block.heads, block.rows)
+    index = (block.heads, block.rows)
     group = q.shape[1] // k.shape[1]
-    _merge_pieces(_take(q, *at), (k, v), group, block, _take(out, *at), _take(lse, *at))
+    _merge_pieces(_take(q, *index), (k, v), group, block, _take(out, *index), _take(lse, *index))
 
 
 def _merge_pieces(
@@ -200,7 +200,7 @@ def add_gradients(queries: Queries, keys: Pair, block: RowBlock, acc: Tensor, d_
 def _add_rows(
     own: Queries, keys: Pair, group: int, block: RowBlock, acc: Tensor, d_keys: Pair
 ) -> None:
-    """Do as `add_gradients`; `own` has only the rows and heads of the block."""
+    """Add gradients as `add_gradients` does; `own` has only the rows and heads of the block."""
     for heads, kv_heads, piece in limited(calls(block, group)):
         grad_out, q, out, lse = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
@@ -231,9 +231,9 @@ def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
     elif step == 1 and start % group == 0 and stop % group == 0:
         yield heads, slice(start // group, stop // group)
     else:
-        wanted = range(start, stop, step)
-        for kv in sorted({h // group for h in wanted}):
-            own = [h for h in wanted if h // group == kv]
+        q_heads = range(start, stop, step)
+        for kv in sorted({h // group for h in q_heads}):
+            own = [h for h in q_heads if h // group == kv]
             yield slice(own[0], own[-1] + 1, step), slice(kv, kv + 1)
 
 
@@ -248,7 +248,7 @@ def join(
     """
     old, old_lse = _take(acc, heads, rows), _take(acc_lse, heads, rows)
     if is_meta():
-        # allocate what the merge holds; its operations take a millisecond each on meta tensors
+        # allocate the merge's temporaries only: each operation on meta tensors takes a millisecond
         torch.empty_like(lse), part.to(old.dtype)
         return
     weight = torch.sigmoid(lse - old_lse).nan_to_num_(0.0).unsqueeze(-1)

@@ -43,8 +43,8 @@ def forward(
         out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
     else:
         k, v = _repeat_heads(q, k), _repeat_heads(q, v)
-        made = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, keep_lse, 0.0, causal)
-        out, lse = made[0], made[1][..., : q.shape[2]]
+        result = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, keep_lse, 0.0, causal)
+        out, lse = result[0], result[1][..., : q.shape[2]]
     if mask is not None:
         # the kernels return another log-sum-exp for rows that see nothing
         empty_rows = ~mask.any(1).to(lse.device)
@@ -60,7 +60,7 @@ def backward(
     (grad_out, q, out, lse), (k, v) = queries, keys
     bias = None
     if mask is not None:
-        # gives a row that sees nothing weights of 0, not of exp(-inf + inf)
+        # a row that sees nothing then has weights of 0 instead of exp(-inf + inf)
         bias, lse = _bias(mask, q), lse.masked_fill(lse == -torch.inf, torch.inf)
     if device_kind(q) == "cpu":
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -74,7 +74,7 @@ def backward(
             q.shape[2], k.shape[2], 0.0, causal, seed, seed,
         )  # fmt: skip
         return grads[0], grads[1], grads[2]
-    # the memory-efficient kernel takes heads repeated and log-sum-exps padded to 32 rows
+    # the memory-efficient kernel needs repeated KV heads, and a log-sum-exp padded to 32 rows
     short = -q.shape[2] % _EFFICIENT_ALIGN
     padded = torch.nn.functional.pad(lse, (0, short), value=torch.inf)
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
@@ -115,11 +115,11 @@ def _bias(mask: Tensor, q: Tensor) -> Tensor:
     Rows are aligned to 8 elements, as the memory-efficient kernel requires.
     """
     rows, keys = mask.shape
-    stored = q.new_zeros(rows, -(-keys // 8) * 8)[:, :keys]
-    stored.masked_fill_(~mask.to(q.device), -torch.inf)
+    bias = q.new_zeros(rows, -(-keys // 8) * 8)[:, :keys]
+    bias.masked_fill_(~mask.to(q.device), -torch.inf)
     if device_kind(q) == "cpu":
-        return stored
-    return stored.expand(q.shape[0], q.shape[1], rows, keys)
+        return bias
+    return bias.expand(q.shape[0], q.shape[1], rows, keys)
 
 
 def _repeat_heads(q: Tensor, k: Tensor) -> Tensor:

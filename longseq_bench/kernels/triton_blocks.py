@@ -1,8 +1,8 @@
 """Block-sparse attention on CUDA over compressed block layouts, in Triton: the host side.
 
-triton_kernels.py holds the kernels. Each gradient is summed by one program in one order: no
-atomics, the same bits at every run. A row or a column lists blocks without a mask and at most two
-with one: the causal diagonal and the short last block. Long rows and columns start first.
+triton_kernels.py has the kernels. One program sums each gradient in one order, without atomics, so
+every run gives the same bits. In the list of a row or column at most two blocks need a mask: the
+causal diagonal and the short last block. Long rows and columns start first.
 
 Letters: B batch, Hq query heads, Hk KV heads, N tokens, D head_dim.
 
@@ -36,7 +36,7 @@ MAX_PROGRAMS = 2**31 - 1
 
 
 def unavailable_reason(block: int, head_dim: int, dtype: torch.dtype) -> str | None:
-    """Return a sentence that says why these kernels can't do a workload, or None."""
+    """Return the reason why these kernels don't support a workload; None if they do."""
     if block not in BLOCKS:
         return f"Triton's tiles need a block of 16, 32, 64, 128 or 256 tokens, not {block}"
     if head_dim % 16 or not 16 <= head_dim <= 256:
@@ -48,7 +48,7 @@ def unavailable_reason(block: int, head_dim: int, dtype: torch.dtype) -> str | N
 
 @dataclass(frozen=True)
 class Shape:
-    """The tile of a kernel: queries by keys, warps that share it, loads kept in flight."""
+    """The tile of a kernel: queries by keys, its warps, and its pipeline stages."""
 
     queries: int
     keys: int
@@ -57,7 +57,7 @@ class Shape:
 
     def smaller(self) -> Shape | None:
         """Return the next tile that takes less shared memory, or None."""
-        # without a second stage no load overlaps computation: the second is given up last
+        # with one stage no load overlaps computation, so the second stage is removed last
         if self.stages > 2 or (self.stages == 2 and max(self.queries, self.keys) == 16):
             return replace(self, stages=self.stages - 1)
         if max(self.queries, self.keys) == 16:
@@ -67,7 +67,7 @@ class Shape:
         return replace(self, keys=self.keys // 2)
 
 
-_WIDEST = (64, 128, 256)
+_MAX_HEAD_DIMS = (64, 128, 256)
 _SHAPES = {
     ("forward", 2): (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 64, 8, 2)),
     ("forward", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 8, 2), Shape(16, 32, 4, 2)),
@@ -76,7 +76,7 @@ _SHAPES = {
     ("dkv", 2): (Shape(64, 128, 8, 3), Shape(64, 128, 8, 2), Shape(32, 64, 8, 2)),
     ("dkv", 4): (Shape(32, 32, 8, 2), Shape(32, 32, 8, 2), Shape(16, 16, 4, 2)),
 }
-"""Tiles by kernel and bytes per element, for a head_dim up to each of _WIDEST.
+"""Tiles by kernel and bytes per element, for a head_dim up to each of _MAX_HEAD_DIMS.
 
 Compiled for compute capabilities 8.0 and 9.0, the 16-bit ones fit the shared memory and spill few
 registers.
@@ -92,13 +92,14 @@ _KERNELS = {
 
 def select_shape(kernel: str, block: int, head_dim: int, dtype: torch.dtype) -> Shape:
     """Return the first tile to try for `kernel` (forward, dq, dkv), never larger than a block."""
-    for widest, found in zip(_WIDEST, _SHAPES.get((kernel, dtype.itemsize), ()), strict=False):
-        if head_dim <= widest:
-            queries, keys = min(found.queries, block), min(found.keys, block)
-            is_full = (queries, keys) == (found.queries, found.keys)
+    shapes = _SHAPES.get((kernel, dtype.itemsize), ())
+    for max_head_dim, shape in zip(_MAX_HEAD_DIMS, shapes, strict=False):
+        if head_dim <= max_head_dim:
+            queries, keys = min(shape.queries, block), min(shape.keys, block)
+            is_full = (queries, keys) == (shape.queries, shape.keys)
             # dK and dV of 64 keys by 128 take half the registers of 8 warps, all of 4
             is_large = is_full or (kernel == "dkv" and keys * head_dim > 64 * 64)
-            return Shape(queries, keys, found.warps if is_large else 4, found.stages)
+            return Shape(queries, keys, shape.warps if is_large else 4, shape.stages)
     raise UnsupportedError(unavailable_reason(block, head_dim, dtype) or f"no tile for {kernel}")
 
 
@@ -110,7 +111,7 @@ class TritonBlocks:
     is natural, float32.
 
     Raises UnsupportedError with the reason for a block, head_dim, dtype, device or shape that the
-    kernels don't take, KernelLimitError for a launch that is too large.
+    kernels don't support, KernelLimitError for a launch that is too large.
     """
 
     def __init__(self, layouts: Sequence[BlockLayout]) -> None:
@@ -123,13 +124,13 @@ class TritonBlocks:
         self._shapes: dict[tuple[str, int, torch.dtype], Shape] = {}
 
     def prepare(self, device: torch.device | str, train: bool = False) -> None:
-        """Copy the lists of rows, with `train` also those of columns, to a device, once."""
+        """Copy the lists of rows to a device, once; with `train` also those of columns."""
         device = torch.empty(0, device=device).device
         if device not in self._rows:
-            rows = [(one.indptr, one.indices) for one in self.layouts]
+            rows = [(layout.indptr, layout.indices) for layout in self.layouts]
             self._rows[device] = _build_lists(rows, device)
         if train and device not in self._columns:
-            columns = [one.transpose() for one in self.layouts]
+            columns = [layout.transpose() for layout in self.layouts]
             self._columns[device] = _build_lists(columns, device, shared_order=True)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
@@ -146,8 +147,8 @@ class TritonBlocks:
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v.
 
-        out, lse: of the whole softmax, of which these keys may be a part. Rows whose lse is -inf
-        get zeros.
+        out and lse may belong to a softmax over more keys than these. The gradients of rows with an
+        lse of -inf are zeros.
         """
         (grad_out, q, out, lse), (k, v) = queries, keys
         self._check(q, k, v)
@@ -235,9 +236,9 @@ class TritonBlocks:
 
 
 def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:
-    """Run with `tile` or the next smaller one that the device has resources for.
+    """Run with `tile`, or with the next smaller one that fits the device; return the tile.
 
-    Returns the tile it ran with. Raises KernelLimitError if the smallest is too large.
+    Raises KernelLimitError if the smallest tile does not fit.
     """
     while True:
         try:

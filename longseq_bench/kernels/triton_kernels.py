@@ -32,11 +32,11 @@ def _locate(
     """Return batch, head, layout and block of this program, and its part of the block."""
     program = tl.program_id(0)
     part = program % PARTS
-    place = program // PARTS
-    head = (place // rows % heads).to(tl.int64)
-    batch = (place // rows // heads).to(tl.int64)
+    position = program // PARTS
+    head = (position // rows % heads).to(tl.int64)
+    batch = (position // rows // heads).to(tl.int64)
     layout = head * 0 if SHARED else head
-    block = tl.load(order + layout * rows + place % rows).to(tl.int64)
+    block = tl.load(order + layout * rows + position % rows).to(tl.int64)
     return batch, head, layout, block, part
 
 
@@ -87,7 +87,7 @@ def _store(
     base: tensor, first: tensor, stride: tensor, seq_len: tensor, numbers: tensor,
     ROWS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Store ROWS tokens of one head from `first`; elements beyond either end are left out."""
+    """Store ROWS tokens of one head from `first`, except beyond the sequence or head_dim."""
     at = _tile_pointers(base, first, stride, ROWS, WIDE)
     inside = _tile_mask(first, seq_len, ROWS, DIM, WIDE)
     tl.store(at, numbers.to(base.dtype.element_ty), mask=inside)
@@ -109,7 +109,7 @@ def _load_row(
 def _load_lse(
     base: tensor, first: tensor, seq_len: tensor, ROWS: tl.constexpr, TAIL: tl.constexpr
 ) -> tensor:
-    """Load log-sum-exps in base 2; +inf, so weights of 0, for queries that see nothing."""
+    """Load log-sum-exps in base 2; queries that see nothing get +inf, so that weights are 0."""
     lse = _load_row(base, first, seq_len, float("inf"), ROWS, TAIL)
     return tl.where(lse == float("-inf"), float("inf"), lse) * _LOG2_E
 
@@ -121,11 +121,11 @@ def _pair_mask(
 ) -> tensor:  # fmt: skip
     """Return True where a query from token `query` sees a key from token `key`, (M, N)."""
     keys = key + tl.arange(0, N)
-    seen = (keys < seq_len)[None, :]
+    visible = (keys < seq_len)[None, :]
     if CAUSAL:
         queries = query + tl.arange(0, M)
-        seen = seen & (keys[None, :] <= queries[:, None])
-    return seen
+        visible = visible & (keys[None, :] <= queries[:, None])
+    return visible
 
 
 @_jit
@@ -154,28 +154,29 @@ def _count_keys_of_last(
 
 @_jit
 def _attend(
-    q: tensor, sums: tensor, top: tensor, total: tensor, k: tensor, v: tensor, k_stride: tensor,
-    v_stride: tensor, indices: tensor, begin: tensor, end: tensor, query: tensor, seq_len: tensor,
-    scale: tensor, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr,
-    MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    q: tensor, sums: tensor, row_max: tensor, row_sum: tensor, k: tensor, v: tensor,
+    k_stride: tensor, v_stride: tensor, indices: tensor, begin: tensor, end: tensor,
+    query: tensor, seq_len: tensor, scale: tensor, BLOCK: tl.constexpr, DIM: tl.constexpr,
+    WIDE: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Continue the online softmax over the tiles [begin, end) of a list of key blocks."""
     PARTS: tl.constexpr = BLOCK // N
-    for at in range(begin, end):
-        key = tl.load(indices + at // PARTS).to(tl.int64) * BLOCK + at % PARTS * N
+    for tile in range(begin, end):
+        key = tl.load(indices + tile // PARTS).to(tl.int64) * BLOCK + tile % PARTS * N
         keys = _load(k, key, k_stride, seq_len, N, DIM, WIDE, MASKED)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
         if MASKED:
             scores = tl.where(_pair_mask(query, key, seq_len, M, N, CAUSAL), scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(weights, 1)
-        sums = sums * fade[:, None]
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        sums = sums * rescale[:, None]
         values = _load(v, key, v_stride, seq_len, N, DIM, WIDE, MASKED)
         sums = tl.dot(weights.to(values.dtype), values, sums, input_precision="ieee")
-        top = higher
-    return sums, top, total
+        row_max = new_max
+    return sums, row_max, row_sum
 
 
 @_jit
@@ -200,28 +201,28 @@ def forward(
     v += batch * v_strides[0] + head // GROUP * v_strides[1]
     scale = scale * _LOG2_E
     sums = tl.zeros([M, WIDE], tl.float32)
-    top = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    whole = _end_of_unmasked(indices, end, block, rows, CAUSAL, TAIL)
-    sums, top, total = _attend(
-        own, sums, top, total, k, v, k_strides[2], v_strides[2], indices,
-        begin * PARTS, whole * PARTS, query, seq_len, scale,
+    row_max = tl.full([M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([M], tl.float32)
+    unmasked = _end_of_unmasked(indices, end, block, rows, CAUSAL, TAIL)
+    sums, row_max, row_sum = _attend(
+        own, sums, row_max, row_sum, k, v, k_strides[2], v_strides[2], indices,
+        begin * PARTS, unmasked * PARTS, query, seq_len, scale,
         BLOCK, DIM, WIDE, CAUSAL, False, M, N,
     )  # fmt: skip
     if CAUSAL or TAIL:
         last = tl.load(indices + end - 1).to(tl.int64) * BLOCK
-        keys = _count_keys_of_last(query, last, seq_len, BLOCK, M, CAUSAL) * (end - whole)
-        sums, top, total = _attend(
-            own, sums, top, total, k, v, k_strides[2], v_strides[2], indices,
-            whole * PARTS, whole * PARTS + tl.cdiv(keys, N), query, seq_len, scale,
+        keys = _count_keys_of_last(query, last, seq_len, BLOCK, M, CAUSAL) * (end - unmasked)
+        sums, row_max, row_sum = _attend(
+            own, sums, row_max, row_sum, k, v, k_strides[2], v_strides[2], indices,
+            unmasked * PARTS, unmasked * PARTS + tl.cdiv(keys, N), query, seq_len, scale,
             BLOCK, DIM, WIDE, CAUSAL, True, M, N,
         )  # fmt: skip
     out += batch * out_strides[0] + head * out_strides[1]
-    _store(out, query, out_strides[2], seq_len, sums / total[:, None], M, DIM, WIDE)
+    _store(out, query, out_strides[2], seq_len, sums / row_sum[:, None], M, DIM, WIDE)
     if KEEP_LSE:
         tokens = query + tl.arange(0, M)
         lse += (batch * heads + head) * seq_len
-        tl.store(lse + tokens, (top + tl.log2(total)) * _LOG_2, mask=tokens < seq_len)
+        tl.store(lse + tokens, (row_max + tl.log2(row_sum)) * _LOG_2, mask=tokens < seq_len)
 
 
 @_jit
@@ -233,8 +234,8 @@ def _add_to_dq(
 ) -> tensor:  # fmt: skip
     """Add to dQ, unscaled, from the tiles [begin, end) of a list of key blocks."""
     PARTS: tl.constexpr = BLOCK // N
-    for at in range(begin, end):
-        key = tl.load(indices + at // PARTS).to(tl.int64) * BLOCK + at % PARTS * N
+    for tile in range(begin, end):
+        key = tl.load(indices + tile // PARTS).to(tl.int64) * BLOCK + tile % PARTS * N
         keys = _load(k, key, k_stride, seq_len, N, DIM, WIDE, MASKED)
         values = _load(v, key, v_stride, seq_len, N, DIM, WIDE, MASKED)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
@@ -275,18 +276,18 @@ def backward_queries(
     own_lse = _load_lse(lse + row, query, seq_len, M, TAIL)
     own = _load(q, query, q_strides[2], seq_len, M, DIM, WIDE, TAIL)
     sums = tl.zeros([M, WIDE], tl.float32)
-    whole = _end_of_unmasked(indices, end, block, rows, CAUSAL, TAIL)
+    unmasked = _end_of_unmasked(indices, end, block, rows, CAUSAL, TAIL)
     sums = _add_to_dq(
         sums, own, grad, own_lse, own_delta, k, v, k_strides[2], v_strides[2], indices,
-        begin * PARTS, whole * PARTS, query, seq_len, scale * _LOG2_E,
+        begin * PARTS, unmasked * PARTS, query, seq_len, scale * _LOG2_E,
         BLOCK, DIM, WIDE, CAUSAL, False, M, N,
     )  # fmt: skip
     if CAUSAL or TAIL:
         last = tl.load(indices + end - 1).to(tl.int64) * BLOCK
-        keys = _count_keys_of_last(query, last, seq_len, BLOCK, M, CAUSAL) * (end - whole)
+        keys = _count_keys_of_last(query, last, seq_len, BLOCK, M, CAUSAL) * (end - unmasked)
         sums = _add_to_dq(
             sums, own, grad, own_lse, own_delta, k, v, k_strides[2], v_strides[2], indices,
-            whole * PARTS, whole * PARTS + tl.cdiv(keys, N), query, seq_len, scale * _LOG2_E,
+            unmasked * PARTS, unmasked * PARTS + tl.cdiv(keys, N), query, seq_len, scale * _LOG2_E,
             BLOCK, DIM, WIDE, CAUSAL, True, M, N,
         )  # fmt: skip
     dq += batch * dq_strides[0] + head * dq_strides[1]
@@ -305,8 +306,8 @@ def _add_to_dkv(
     Scores are transposed, (N, M).
     """
     PARTS: tl.constexpr = BLOCK // M
-    for at in range(begin, end):
-        query = tl.load(indices + at // PARTS).to(tl.int64) * BLOCK + at % PARTS * M
+    for tile in range(begin, end):
+        query = tl.load(indices + tile // PARTS).to(tl.int64) * BLOCK + tile % PARTS * M
         queries = _load(q, query, q_stride, seq_len, M, DIM, WIDE, TAIL)
         grad = _load(grad_out, query, grad_stride, seq_len, M, DIM, WIDE, TAIL)
         row_lse = _load_lse(lse, query, seq_len, M, TAIL)
@@ -332,15 +333,15 @@ def _unmasked_queries(
 
     They come after the diagonal block and before the short last block.
     """
-    whole = begin
+    start = begin
     if CAUSAL:
         first = tl.load(indices + begin, mask=begin < end, other=-1)
-        whole = begin + (first == block).to(tl.int64)
-    last = end
+        start = begin + (first == block).to(tl.int64)
+    stop = end
     if TAIL:
-        short = tl.load(indices + end - 1, mask=whole < end, other=-1)
-        last = end - (short == rows - 1).to(tl.int64)
-    return whole, last
+        last = tl.load(indices + end - 1, mask=start < end, other=-1)
+        stop = end - (last == rows - 1).to(tl.int64)
+    return start, stop
 
 
 @_jit
@@ -368,23 +369,23 @@ def backward_keys(
         row = (batch * heads + q_head) * seq_len
         q_own = q + batch * q_strides[0] + q_head * q_strides[1]
         grad_own = grad_out + batch * grad_strides[0] + q_head * grad_strides[1]
-        whole, last = _unmasked_queries(indices, begin, end, block, rows, CAUSAL, TAIL)
+        start, stop = _unmasked_queries(indices, begin, end, block, rows, CAUSAL, TAIL)
         if CAUSAL:
             first = begin * PARTS + part * N // M
             k_sums, v_sums = _add_to_dkv(
                 k_sums, v_sums, keys, values, q_own, grad_own, q_strides[2], grad_strides[2],
-                lse + row, delta + row, indices, first, whole * PARTS, key, seq_len,
+                lse + row, delta + row, indices, first, start * PARTS, key, seq_len,
                 scale * _LOG2_E, BLOCK, DIM, WIDE, TAIL, True, M, N,
             )  # fmt: skip
         k_sums, v_sums = _add_to_dkv(
             k_sums, v_sums, keys, values, q_own, grad_own, q_strides[2], grad_strides[2],
-            lse + row, delta + row, indices, whole * PARTS, last * PARTS, key, seq_len,
+            lse + row, delta + row, indices, start * PARTS, stop * PARTS, key, seq_len,
             scale * _LOG2_E, BLOCK, DIM, WIDE, False, False, M, N,
         )  # fmt: skip
         if TAIL:
             k_sums, v_sums = _add_to_dkv(
                 k_sums, v_sums, keys, values, q_own, grad_own, q_strides[2], grad_strides[2],
-                lse + row, delta + row, indices, last * PARTS, end * PARTS, key, seq_len,
+                lse + row, delta + row, indices, stop * PARTS, end * PARTS, key, seq_len,
                 scale * _LOG2_E, BLOCK, DIM, WIDE, True, False, M, N,
             )  # fmt: skip
     dk += batch * dk_strides[0] + head * dk_strides[1]

@@ -9,18 +9,8 @@ call, and the last few are kept.
 
 import inspect
 import types
-from collections.abc import Callable, Sequence
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    overload,
-)
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints, overload
 
 import torch
 import torch.distributed as dist
@@ -94,7 +84,7 @@ class SparseAttention:
         """Prepare for tensors of these shapes now instead of in their first call.
 
         seq_len: tokens of all ranks together. kv_heads None: as many as heads. Returns the part of
-        the tensors that this rank holds; on one rank everything.
+        the tensors that this rank holds; one rank holds everything.
         """
         sizes = {"seq_len": seq_len, "batch": batch, "heads": heads}
         sizes |= {"kv_heads": kv_heads or heads, "head_dim": head_dim}
@@ -107,9 +97,9 @@ class SparseAttention:
 
     @property
     def shard(self) -> Shard:
-        """The part of the tensors that this rank holds, as of the last call or `prepare`.
+        """The part of the tensors that this rank holds, from the last call or `prepare`.
 
-        `shard.queries` are the positions of its tokens. Raises UserError before.
+        `shard.queries` are the positions of its tokens. Raises UserError if there was none.
         """
         if self.attention is None:
             raise UserError("shard is known after prepare(seq_len=...) or a first call")
@@ -151,13 +141,13 @@ class SparseAttention:
             raise UnsupportedError(f"{self._name} on {device.type}: {reason}")
         attention: Any = kind(w, self._group(device), **self._options)
         attention.prepare(device.type)
-        if own := getattr(attention, "matrices", ()):
-            self._learned = self._learned or tuple(m.detach().requires_grad_() for m in own)
-            learned, needed = ((m[0].shape, m[0].device) for m in (self._learned, own))
+        if matrices := getattr(attention, "matrices", ()):
+            self._learned = self._learned or tuple(m.detach().requires_grad_() for m in matrices)
+            learned, needed = ((len(m[0]), m[0].device) for m in (self._learned, matrices))
             if learned != needed:
                 raise UserError(
-                    f"the learned scorer has head_dim {learned[0][0]} on {learned[1]}, the inputs "
-                    f"have {needed[0][0]} on {needed[1]}; create another attention for them"
+                    f"the learned scorer has head_dim {learned[0]} on {learned[1]}, the inputs "
+                    f"have {needed[0]} on {needed[1]}; create another attention for them"
                 )
             attention.matrices = self._learned
         return cast(Attention, attention)
@@ -167,8 +157,8 @@ class SpreadAttention(SparseAttention):
     """Sparse attention over all ranks of torch.distributed, each with its shard of the tokens.
 
         shard = attend.prepare(seq_len=131072, heads=8, head_dim=64)
-        mine = torch.from_numpy(shard.queries)
-        out = attend(q[:, :, mine], k[:, :, mine], v[:, :, mine])    # out[:, :, mine] of one rank
+        own = torch.from_numpy(shard.queries)
+        out = attend(q[:, :, own], k[:, :, own], v[:, :, own])    # out[:, :, own] of one rank
 
     Every rank calls prepare, attend and backward, in the same order and with the same options.
     Either the tensors of all ranks require gradients, or none do.
@@ -187,10 +177,10 @@ class SpreadAttention(SparseAttention):
                 "call prepare(seq_len=...) first; seq_len is the total over all ranks, which can't "
                 "be inferred from one shard"
             )
-        held, seq_len = len(self.attention.shard.queries), self.attention.workload.seq_len
-        if q.shape[2] != held:
+        tokens, seq_len = len(self.attention.shard.queries), self.attention.workload.seq_len
+        if q.shape[2] != tokens:
             raise UserError(
-                f"q has {q.shape[2]} tokens, but this rank holds {held} of the {seq_len} prepared; "
+                f"q has {q.shape[2]} tokens, but this rank holds {tokens} of {seq_len}; "
                 "pass the tokens of shard.queries, or prepare another seq_len"
             )
         return seq_len
@@ -236,7 +226,7 @@ def create_block_sparse_attention(
     hundred. All variants take `causal`, default False.
 
     Raises:
-        UnknownNameError: there is no such variant or option; the message names the nearest.
+        UnknownNameError: the variant or an option does not exist; the message names the nearest.
         UserError: an impossible value, or the old option sparsity_ratio, which meant density.
     """
     if variant not in VARIANTS:
@@ -257,9 +247,9 @@ def create_block_sparse_attention(
     options["sparsity"] = sparsity
     kind = IMPLEMENTATIONS.get(VARIANTS[variant])
     _check(kind, options, owner, ("causal",))
-    # options that are impossible at any length are refused here instead of in the first call
-    longest = max([1, *(value for value in options.values() if isinstance(value, int))])
-    kind(Workload(seq_len=longest, causal=causal), Group.alone(), **options)
+    # refuse impossible options here, not in the first call; no whole number exceeds this length
+    seq_len = max([1, *(value for value in options.values() if isinstance(value, int))])
+    kind(Workload(seq_len=seq_len, causal=causal), Group.alone(), **options)
     if not distributed:
         return SparseAttention(VARIANTS[variant], options, causal)
     if not (dist.is_available() and dist.is_initialized()):
@@ -280,9 +270,9 @@ def _multihead(options: dict[str, Any]) -> MultiheadBlockSparse:
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
-    alike = q.dim() == 4 and k.shape == v.shape and q.shape[0] == k.shape[0]
-    alike = alike and q.shape[2:] == k.shape[2:] and bool(q.numel() and k.numel())
-    if not alike or q.shape[1] % k.shape[1]:
+    matches = q.dim() == 4 and k.shape == v.shape and q.shape[0] == k.shape[0]
+    matches = matches and q.shape[2:] == k.shape[2:] and bool(q.numel() and k.numel())
+    if not matches or q.shape[1] % k.shape[1]:
         raise UserError(
             "q must be (B, Hq, N, D), k and v (B, Hk, N, D), none empty, Hk a divisor of Hq; "
             f"got {shapes}"
@@ -294,34 +284,34 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _check(
-    make: Callable[..., Any], given: dict[str, Any], owner: str, also: tuple[str, ...] = ()
+    target: type[Any], options: dict[str, Any], owner: str, also: tuple[str, ...] = ()
 ) -> None:
-    """Check options against a signature: their names, words and whole numbers.
+    """Check options against the signature of a class: their names, words and whole numbers.
 
     Other values are checked by the implementation.
     """
-    target = make.__init__ if inspect.isclass(make) else make
-    hints = get_type_hints(target, include_extras=True)
-    known = {name: hints[name] for name in inspect.signature(target).parameters if name in hints}
+    hints = get_type_hints(target.__init__, include_extras=True)
+    parameters = inspect.signature(target.__init__).parameters
+    known = {name: hints[name] for name in parameters if name in hints}
     for name in ("workload", "group"):
         known.pop(name, None)
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in known:
             raise UnknownNameError("option", name, {*known, *also}, place=owner)
         _check_value(known[name], name, value, owner)
 
 
 def _check_value(hint: Any, name: str, value: Any, owner: str) -> None:
-    least = 1
+    minimum = 1
     if get_origin(hint) is Annotated:
         hint, *extras = get_args(hint)
-        least = next((e for e in extras if isinstance(e, int)), 1)
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        minimum = next((e for e in extras if isinstance(e, int)), 1)
+    kinds = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
     if value is None and type(None) in kinds:
         return
     if get_origin(hint) is Literal and value not in get_args(hint):
         raise UnknownNameError(name, str(value), get_args(hint), place=owner)
     if bool in kinds and not isinstance(value, bool):
         raise UserError(f"{name}={value!r} in {owner} is neither True nor False")
-    if int in kinds and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise UserError(f"{name}={value!r} in {owner} is not a whole number from {least} up")
+    if int in kinds and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
+        raise UserError(f"{name}={value!r} in {owner} is not a whole number from {minimum} up")

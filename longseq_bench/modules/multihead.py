@@ -10,6 +10,7 @@ Shapes: B batch, N tokens, E embed_dim, Hq heads, Hk kv_heads, D head_dim = E / 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -42,7 +43,7 @@ class RecentCache(Generic[T]):
         self._values: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Return the value of a key; build it if it is not there."""
+        """Return the value of a key; build it if it is not in the cache."""
         if key not in self._values:
             self._values[key] = build()
             if len(self._values) > self._size:
@@ -65,15 +66,15 @@ def dtype_name(dtype: torch.dtype) -> DType:
 class MultiheadBlockSparse(nn.Module):
     """torch.nn.MultiheadAttention over the blocks of a layout, for self-attention.
 
-    Parameters have the same names and layout as there (in_proj_weight (E + 2 Hk D, E): rows of q,
-    k, v; in_proj_bias; out_proj). With as many KV heads as heads, a state_dict of one loads into
-    the other. With the attn_mask that equals the layout, both return the same, except for a query
-    whose visible keys are all padded: there it is NaN, here a row of zeros (also without out_proj's
-    bias) with zero gradient. Attention weights are never computed.
+    Parameters have the names and layout of nn.MultiheadAttention (in_proj_weight (E + 2 Hk D, E):
+    rows of q, k, v; in_proj_bias; out_proj). With as many KV heads as heads, a state_dict of one
+    loads into the other. With an attn_mask that equals the layout, both return the same, except for
+    a query whose visible keys are all padded: nn.MultiheadAttention returns NaN, this module a row
+    of zeros (without out_proj's bias) with zero gradient. Attention weights are never computed.
 
     Attributes:
-        ran: facts of the last call: the kernel, and as `uncovered` the share of queries that saw
-            no key.
+        ran: facts of the last call: the kernel, and the share of queries without a key
+            (`uncovered`).
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class MultiheadBlockSparse(nn.Module):
         """Pattern and kernel are options of `block-sparse`; num_kv_heads None: as many as heads.
 
         Raises:
-            UserError: a value that is not possible.
+            UserError: a value is impossible.
         """
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(embed_dim, num_heads, kv_heads)
@@ -148,13 +149,13 @@ class MultiheadBlockSparse(nn.Module):
         inputs = [self._batch_first(t) for t in (query, key, value)]
         q, k, v = self._project(inputs)
         padded = _padded_keys(key_padding_mask, query.dim() == 2, inputs[1])
-        kernel, blind = self._kernel_for(q, padded)
+        kernel, without_keys = self._kernel_for(q, padded)
         train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
         heads = attend(q, k, v, kernel, train)
         out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        if blind is not None:
-            self.ran["uncovered"] = float(blind.mean())
-            out = out.masked_fill(torch.from_numpy(blind).to(out.device).unsqueeze(-1), 0.0)
+        if without_keys is not None:
+            self.ran["uncovered"] = float(without_keys.mean())
+            out = out.masked_fill(torch.from_numpy(without_keys).to(out.device).unsqueeze(-1), 0.0)
         if query.dim() == 2:
             return out.squeeze(0), None
         return out if self.batch_first else out.transpose(0, 1), None
@@ -193,9 +194,9 @@ class MultiheadBlockSparse(nn.Module):
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         shapes = [tuple(t.shape) for t in (query, key, value)]
         if query.dim() not in (2, 3) or any(s[-1:] != (self.embed_dim,) for s in shapes):
-            wanted = "(B, N, E)" if self.batch_first else "(N, B, E)"
+            expected = "(B, N, E)" if self.batch_first else "(N, B, E)"
             found = ", ".join(map(str, shapes))
-            raise UserError(f"query, key, value {found} are not {wanted} with E={self.embed_dim}")
+            raise UserError(f"query, key, value {found} are not {expected} with E={self.embed_dim}")
         if len({*shapes}) > 1:
             raise UnsupportedError(
                 f"query, key and value have different shapes {', '.join(map(str, shapes))}; "
@@ -249,19 +250,19 @@ class MultiheadBlockSparse(nn.Module):
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
         span_kernel = sparse_selection.span_kernel(name)
         spans, kernels, start = spans_of(attention.layouts[0]), [], 0
-        blind = np.zeros_like(padded)
+        without_keys = np.zeros_like(padded)
         by_padding = {b"": (attention.build_kernel(), np.zeros(tokens, dtype=np.bool_))}
-        for key, same in groupby(row.tobytes() if row.any() else b"" for row in padded):
+        for key, equal_rows in groupby(row.tobytes() if row.any() else b"" for row in padded):
             if key not in by_padding:
                 visible = _remove_padded(spans, padded[start])
                 task = SpanTask([HeadSpans(visible, range(self.num_heads))], self.causal)
-                of_row = SpanAttention(span_kernel, task, (self.num_heads, tokens))
-                by_padding[key] = of_row, _find_blind(visible, self.causal)
-            rows = slice(start, start + len(list(same)))
-            kernel, blind[rows] = by_padding[key]
+                row_kernel = SpanAttention(span_kernel, task, (self.num_heads, tokens))
+                by_padding[key] = row_kernel, _find_queries_without_keys(visible, self.causal)
+            rows = slice(start, start + len(list(equal_rows)))
+            kernel, without_keys[rows] = by_padding[key]
             kernels.append((rows, rows, kernel))
             start = rows.stop
-        return SplitKernel(kernels), blind if blind.any() else None
+        return SplitKernel(kernels), without_keys if without_keys.any() else None
 
 
 def _check_heads(embed_dim: int, heads: int, kv_heads: int) -> None:
@@ -276,51 +277,53 @@ def _check_heads(embed_dim: int, heads: int, kv_heads: int) -> None:
 
 
 def _padded_keys(mask: Tensor | None, unbatched: bool, keys: Tensor) -> Padded | None:
-    """Return the keys to ignore, (B, N); None if there are none. Waits for the device."""
+    """Return the keys to ignore, (B, N); None if there are none. Synchronises with the device."""
     if mask is None:
         return None
     mask = mask.unsqueeze(0) if unbatched else mask
     if mask.shape != keys.shape[:2]:
-        wanted = tuple(keys.shape[:2])
-        raise UserError(f"key_padding_mask {tuple(mask.shape)} is not (B, N) = {wanted}")
+        expected = tuple(keys.shape[:2])
+        raise UserError(f"key_padding_mask {tuple(mask.shape)} is not (B, N) = {expected}")
     if mask.is_floating_point():
         ignored = mask == -math.inf
         if not bool((ignored | (mask == 0)).all()):
-            raise UnsupportedError("key_padding_mask of floats may hold 0 and -inf only")
+            raise UnsupportedError("a key_padding_mask of floats may contain 0 and -inf only")
         mask = ignored
     if mask.dtype != torch.bool:
         raise UserError(f"key_padding_mask must be bool (True: ignored), not {mask.dtype}")
-    found: Padded = mask.detach().cpu().numpy()
-    return found if found.any() else None
+    padded: Padded = mask.detach().cpu().numpy()
+    return padded if padded.any() else None
 
 
 def _remove_padded(spans: Spans, padded: Padded) -> Spans:
-    """Return the same tiles with padded keys (N,) removed from their runs."""
+    """Return the same tiles with padded keys (N,) removed from their runs.
+
+    Example: the run 4 ... 11, with key 6 padded, becomes the runs 4 5 and 7 ... 11.
+    """
     edges = np.diff(padded.astype(np.int8), prepend=1, append=1)
     kept_start, kept_stop = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
     start = spans.start.astype(np.int64)
     stop = start + spans.count
     first = np.searchsorted(kept_stop, start, side="right")
     pieces = np.searchsorted(kept_start, stop, side="left") - first
-    ends = np.concatenate(([0], np.cumsum(pieces)))
-    of = np.repeat(np.arange(len(start)), pieces)
-    kept = np.arange(ends[-1]) - ends[of] + first[of]
-    cut = np.maximum(start[of], kept_start[kept])
-    counts = np.minimum(stop[of], kept_stop[kept]) - cut
-    runs = ends[spans.runs]
-    return Spans(
-        spans.tile_start, spans.tile_count, runs, cut.astype(np.int32), counts.astype(np.int32)
-    )
+    piece_ends = np.concatenate(([0], np.cumsum(pieces)))
+    run = np.repeat(np.arange(len(start)), pieces)
+    kept = np.arange(piece_ends[-1]) - piece_ends[run] + first[run]
+    piece_start = np.maximum(start[run], kept_start[kept]).astype(np.int32)
+    piece_stop = np.minimum(stop[run], kept_stop[kept]).astype(np.int32)
+    runs = piece_ends[spans.runs]
+    return replace(spans, runs=runs, start=piece_start, count=piece_stop - piece_start)
 
 
-def _find_blind(spans: Spans, causal: bool) -> Padded:
+def _find_queries_without_keys(spans: Spans, causal: bool) -> Padded:
     """Return the queries (N,) that see no key.
 
     Tiles cover the sequence in order, and the runs of a tile are in order too.
     """
     n = int(spans.tile_count.sum())
-    first = np.full(spans.tiles, n)
-    some = np.diff(spans.runs) > 0
-    first[some] = spans.start[spans.runs[:-1][some]]
-    blind: Padded = np.repeat(first, spans.tile_count) > (np.arange(n) if causal else n - 1)
-    return blind
+    first_key = np.full(spans.tiles, n)
+    has_runs = np.diff(spans.runs) > 0
+    first_key[has_runs] = spans.start[spans.runs[:-1][has_runs]]
+    last_visible = np.arange(n) if causal else n - 1
+    without_keys: Padded = np.repeat(first_key, spans.tile_count) > last_visible
+    return without_keys

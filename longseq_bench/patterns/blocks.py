@@ -141,15 +141,10 @@ def make_layout(
     for start, stop in _chunks(counts, full_rows):
         kept = counts[start:stop, None]
         part = LayoutRows(
-            row=np.arange(start, stop)[:, None],
-            visible=visible[start:stop, None],
-            kept=kept,
-            slot=np.arange(int(kept.max()))[None, :],
-            seed=seed,
-            special=special_blocks,
-            stride=stride,
-            window=window_blocks or 1,
-        )
+            row=np.arange(start, stop)[:, None], visible=visible[start:stop, None], kept=kept,
+            slot=np.arange(int(kept.max()))[None, :], seed=seed, special=special_blocks,
+            stride=stride, window=window_blocks or 1,
+        )  # fmt: skip
         indices[indptr[start] : indptr[stop]] = PATTERNS[pattern](part)[part.slot < kept]
     return BlockLayout(seq_len, block, causal, indptr, indices)
 

@@ -43,13 +43,7 @@ def spans_of(layout: BlockLayout) -> Spans:
     n, block = layout.seq_len, layout.block
     rows = np.arange(layout.rows, dtype=np.int32) * np.int32(block)
     start = layout.indices * np.int32(block)
-    return Spans(
-        tile_start=rows,
-        tile_count=_counts(rows, n, block),
-        runs=layout.indptr,
-        start=start,
-        count=_counts(start, n, block),
-    )
+    return Spans(rows, _counts(rows, n, block), layout.indptr, start, _counts(start, n, block))
 
 
 def _counts(start: NDArray[np.int32], n: int, block: int) -> NDArray[np.int32]:

@@ -13,7 +13,7 @@ A complete test module of a plug-in that registers `my-attention`:
         def test_batches_do_not_mix(self, implementation, options):
             super().test_batches_do_not_mix(implementation, options)  # or skip, with the reason
 
-`definition` holds attention in float64, built from `Attention.multiplicity` alone.
+`definition` has attention in float64, built from `Attention.multiplicity` alone.
 """
 
 import pytest

@@ -48,18 +48,18 @@ def build_case(
 def assert_equals_reference(
     implementation: str | type[Attention], options: Options, w: Workload
 ) -> None:
-    """Compare the output, and in train the gradients, with the definition and with the gate.
+    """Compare the output, and in train the gradients, with the definition and with `check`.
 
-    The gate is the check that `longseq` makes before it reports a speed.
+    `check` decides whether `longseq` reports a speed.
     """
     attention, qkv = build_attention(implementation, options, w), make_inputs(w)
     out = attention(*qkv)
     assert out.dtype == qkv[0].dtype
     assert out.shape == qkv[0].shape
     matrices = attention.projections()
-    want, leaves = compute_reference(count_pairs(attention), qkv, matrices)
+    expected, leaves = compute_reference(count_pairs(attention), qkv, matrices)
     allowed = TOLERANCE[attention.coarsest_dtype]
-    assert relative_error(out.detach(), want.detach()) < allowed
+    assert relative_error(out.detach(), expected.detach()) < allowed
     rows = torch.arange(w.seq_len)
     if not w.train:
         assert check(attention, qkv, out, rows).over_tolerance(w.dtype) is None
@@ -68,26 +68,26 @@ def assert_equals_reference(
     torch.autograd.backward(out, grad_out)
     grads = [t.grad for t in (*qkv, *matrices.values()) if t.grad is not None]
     assert len(grads) == len(leaves)
-    wanted = torch.autograd.grad(want, list(leaves.values()), grad_out.double())
+    expected_gradients = torch.autograd.grad(expected, list(leaves.values()), grad_out.double())
     # the gradients of q and k of one token alone are rounding errors; a matrix sums over all rows
     errors = {
         n: relative_error(g, x, 0.3 if n.startswith("W") else 0.1)
-        for n, g, x in zip(leaves, grads, wanted, strict=True)
+        for n, g, x in zip(leaves, grads, expected_gradients, strict=True)
     }
     assert max(errors.values()) < allowed, errors
     if w.seq_len > WHOLE_ROWS:
-        return  # the gate samples rows and needs an output gradient that is zero elsewhere
-    gate = check(attention, qkv, out, rows, grad_out, (grads[0], grads[1], grads[2]))
-    assert gate.over_tolerance(w.dtype) is None
-    assert gate.largest.keys() == {"out", "dq", "dk", "dv"} | {PARAMETERS[n] for n in matrices}
+        return  # here `check` samples rows and needs an output gradient of zero in all others
+    errors_of = check(attention, qkv, out, rows, grad_out, (grads[0], grads[1], grads[2]))
+    assert errors_of.over_tolerance(w.dtype) is None
+    assert errors_of.largest.keys() == {"out", "dq", "dk", "dv"} | {PARAMETERS[n] for n in matrices}
 
 
 class ImplementationContract:
     """Tests that every implementation passes; a subclass lists its cases.
 
     cases: pairs of an implementation (a registered name or a class) and options. Every test runs
-    on each. Override a test to skip it with a reason, or a `expected_` method for a pattern whose
-    shares mean something else.
+    on each. Override a test to skip it with a reason, and `expected_density` for a pattern whose
+    density is a share of something else than token pairs.
     """
 
     cases: ClassVar[Sequence[tuple[str | type[Attention], Options]]] = ()
@@ -104,18 +104,14 @@ class ImplementationContract:
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
-        """Small tensors on several threads wait for each other on a busy machine."""
+        """Use one thread: with small tensors, threads mostly wait for each other."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
         torch.set_num_threads(threads)
 
     def expected_density(
-        self,
-        implementation: str | type[Attention],
-        options: Options,
-        pairs: Tensor,
-        causal: bool,
+        self, implementation: str | type[Attention], options: Options, pairs: Tensor, causal: bool
     ) -> float:
         """Return the share of visible pairs that are computed; pairs: (Hq, N, N)."""
         return float(pairs.sum()) / (len(pairs) * visible_pairs(pairs.shape[-1], causal))
@@ -150,7 +146,7 @@ class ImplementationContract:
     def test_forward_equals_the_forward_of_train(
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
-        """Forward keeps no log-sum-exp and may take other paths."""
+        """Forward keeps no log-sum-exp and may use other code."""
         w = make_workload(129, causal=causal, kv_heads=2)
         assert_equals_reference(implementation, options, w)
         train = build_attention(implementation, options, w.model_copy(update={"mode": "train"}))
@@ -162,7 +158,7 @@ class ImplementationContract:
     def test_constant_values_come_back(
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
-        """Fault 2: one softmax per block, summed, returns a multiple of v."""
+        """Fault 2: a sum of one softmax per block would return a multiple of v."""
         shape = {"causal": causal, "kv_heads": 2}
         attention, (q, k, v) = build_case(implementation, options, 300, **shape)
         generator = torch.Generator().manual_seed(2)
@@ -172,8 +168,8 @@ class ImplementationContract:
         sees_any = count_pairs(attention).sum(-1) > 0
         for matrix in [m for n, m in attention.projections().items() if n in ("v", "out")]:
             constant = constant @ matrix.detach()
-        want = constant.repeat_interleave(2, 1) * sees_any[None, :, :, None]
-        torch.testing.assert_close(out, want, rtol=1e-5, atol=3e-6)
+        expected = constant.repeat_interleave(2, 1) * sees_any[None, :, :, None]
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=3e-6)
 
     def test_the_future_never_reaches_the_past(self, implementation: Any, options: Options) -> None:
         """Fault 3. Bit for bit: an approximate test would hide a small leak."""
@@ -191,7 +187,7 @@ class ImplementationContract:
     def test_a_token_moves_the_rows_that_see_it_and_no_others(
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
-        """Fault 1: attention over heads moves the wrong rows. Both batches, every head."""
+        """Fault 1: attention over heads would change other rows. Both batches, every head."""
         attention, qkv = build_case(implementation, options, 300, causal=causal, kv_heads=2)
         before, pairs = attention(*qkv), count_pairs(attention)
         for token in (0, 130, 299):
@@ -236,7 +232,7 @@ class ImplementationContract:
     def test_shares_equal_enumeration(
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
-        """Faults 7 and 9: achieved density and uncovered tokens are what the pattern does."""
+        """Faults 7 and 9: achieved density and uncovered tokens are those of the pattern."""
         attention, qkv = build_case(implementation, options, 300, causal=causal, kv_heads=2)
         out = attention(*qkv)
         pairs, shares = count_pairs(attention), attention.measures()

@@ -50,7 +50,7 @@ def make_output_gradient(workload: Workload) -> Tensor:
 
 
 def count_pairs(attention: Attention) -> Tensor:
-    """Return how often each query sees each key, (Hq, N, N), as the implementation states it."""
+    """Return how often each query sees each key, (Hq, N, N), by `Attention.multiplicity`."""
     w = attention.workload
     positions = np.arange(w.seq_len)
     tables = [np.asarray(attention.multiplicity(positions, positions, h)) for h in range(w.heads)]
@@ -63,7 +63,7 @@ def compute_reference(
     """Return the output in float64, and the leaves to differentiate it by.
 
     pairs: (Hq, N, N), from `count_pairs`.  projections: those of `Attention.projections`.
-    The leaves are q, k, v and each projection, its name with a W before it.
+    The leaves are q, k, v and the projections; the name of a projection gets the prefix W.
     """
     leaves = dict(zip("qkv", qkv, strict=True)) | {f"W{n}": t for n, t in projections.items()}
     leaves = {n: t.detach().double().requires_grad_() for n, t in leaves.items()}
@@ -81,9 +81,9 @@ def compute_reference(
 
 
 def relative_error(got: Tensor, want: Tensor, least: float = 0.0) -> float:
-    """Return the largest difference over the largest magnitude of `want`, or over `least`.
+    """Return the largest difference, divided by the largest magnitude of `want` (at least `least`).
 
-    A value in `got` that is not finite makes it infinite.
+    It is infinite if `got` has a value that is not finite.
     """
     if not torch.isfinite(got).all():
         return math.inf

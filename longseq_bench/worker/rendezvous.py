@@ -11,7 +11,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from longseq_bench.core.cluster_env import LOOPBACK, RankInfo
 from longseq_bench.core.model import Device
-from longseq_bench.distributed.group import PATIENCE
+from longseq_bench.distributed.group import GROUP_TIMEOUT
 
 
 def join_process_group(place: RankInfo, device: Device, listener: socket | None = None) -> None:
@@ -26,7 +26,7 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     is_host = place.rank == 0 and not place.store_is_up
     store: Any = TCPStore(
-        place.address, place.port, place.size, is_host, PATIENCE, wait_for_workers=False,
+        place.address, place.port, place.size, is_host, GROUP_TIMEOUT, wait_for_workers=False,
         master_listen_fd=listener.detach() if is_host and listener else None,
     )  # fmt: skip
     device_id = None
@@ -35,7 +35,7 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
         device_id = torch.device("cuda", place.local_rank)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo", store=store, rank=place.rank,
-        world_size=place.size, timeout=PATIENCE, device_id=device_id,
+        world_size=place.size, timeout=GROUP_TIMEOUT, device_id=device_id,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ SEGMENTS: list[Options] = [
 
 
 def is_built_in(name: str) -> bool:
-    """Registered by the package itself, and importable here."""
+    """Return True if the package itself registers it and it can be imported."""
     return IMPLEMENTATIONS.unavailable_reason(name) is None and IMPLEMENTATIONS.get(
         name
     ).__module__.startswith("longseq_bench.")

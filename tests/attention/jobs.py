@@ -1,7 +1,7 @@
-"""What each rank of a test does: one pass of its share, with everything that it has to show.
+"""Functions that each rank of a test runs: one pass of its shard, and its results.
 
-All inputs are drawn whole on every rank, equal everywhere, and a rank takes its shard of them.
-Results are pickled here: as they are, torch would hand tensors over in shared memory.
+Every rank draws the same full inputs and takes its shard of them. Results are pickled here:
+otherwise torch would pass tensors in shared memory.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from longseq_bench.kernels.spans import HeadSpans, SpanTask
 from longseq_bench.testing.definition import Options, Tensors, make_inputs, make_output_gradient
 
 FINE = 6
-"""Tokens of a piece, a transfer or a tile where passes are cut fine."""
+"""Tokens of a piece, a transfer or a tile in cases with small ones."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One pass: which implementation on what.
+    """One pass of an implementation.
 
-    fine: cut into many small pieces, transfers and tiles.
-    future: all tokens from here on are others.
+    fine: with many small pieces, transfers and tiles.
+    future: all tokens from this one on have other values.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Case:
 
 
 @dataclass
-class Passed:
-    """What a rank has after a pass. gradients: of q, k, v, and of projections after a W.
+class PassResult:
+    """Results of a rank after a pass. gradients: of q, k, v, and of projections (prefix W).
 
-    calls, pairs: of kernels, and the query-key pairs that they were asked for.
+    calls, pairs: kernel calls, and the query-key pairs that they computed.
     """
 
     shard: Shard
@@ -64,9 +64,8 @@ class Passed:
     calls: int
     pairs: int
 
-    def equals(self, other: Passed) -> bool:
-        """Bit for bit, but for gradients of projections, which others sum in orders of their
-        own."""
+    def equals(self, other: PassResult) -> bool:
+        """Compare bit by bit; gradients of projections, summed in varying order, within 1e-4."""
         return torch.equal(self.out, other.out) and all(
             torch.allclose(own, other.gradients[n], rtol=1e-4, atol=1e-4)
             if n.startswith("W")
@@ -76,17 +75,17 @@ class Passed:
 
 
 def passes(group: Group, cases: list[Case]) -> bytes:
-    """One pass of each, forward or both ways."""
-    found = []
+    """Run one pass of each case."""
+    results = []
     for case in cases:
-        with _made(group, case) as (attention, qkv):
-            found.append(_pass(attention, qkv))
-    return pickle.dumps(found)
+        with _prepared(group, case) as (attention, qkv):
+            results.append(_pass(attention, qkv))
+    return pickle.dumps(results)
 
 
 def halves(group: Group, case: Case) -> bytes:
-    """A full pass, both halves alone, and each again."""
-    with _made(group, case) as (attention, qkv):
+    """Run a full pass and each half alone, with a full pass after each half."""
+    with _prepared(group, case) as (attention, qkv):
         found = {"full": _pass(attention, qkv)}
         with group.only(compute=False):
             found["sending alone"] = _pass(attention, qkv)
@@ -98,39 +97,39 @@ def halves(group: Group, case: Case) -> bytes:
 
 
 def delayed(group: Group, case: Case, times: int) -> list[int]:
-    """Which of many passes, ranks late at random before and after what they start to send, differ
-    from one without delays."""
-    draw = random.Random(group.rank)
-    with _made(group, case) as (attention, qkv):
-        calm = _pass(attention, qkv)
-        with _late(draw):
-            return [i for i in range(times) if not _pass(attention, qkv).equals(calm)]
+    """Return the passes, of many with random delays around transfers, that differ from one
+    without delays."""
+    generator = random.Random(group.rank)
+    with _prepared(group, case) as (attention, qkv):
+        undelayed = _pass(attention, qkv)
+        with _delays(generator):
+            return [i for i in range(times) if not _pass(attention, qkv).equals(undelayed)]
 
 
 @contextmanager
-def _made(group: Group, case: Case) -> Iterator[tuple[Attention, Tensors]]:
-    """Planned, with this rank's share of the inputs; process groups that it makes are ended."""
-    made: list[Any] = []
+def _prepared(group: Group, case: Case) -> Iterator[tuple[Attention, Tensors]]:
+    """Yield an attention with this rank's inputs; destroy its process groups at the end."""
+    groups: list[Any] = []
     new_group = dist.new_group
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        made.append(new_group(*args, **kwargs))
-        return made[-1]
+        groups.append(new_group(*args, **kwargs))
+        return groups[-1]
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(dist, "new_group", recorded))
         if case.fine:
-            _cut_fine(stack)
+            _use_small_sizes(stack)
         kind = IMPLEMENTATIONS.get(case.name)
         attention = kind(case.workload, group, **case.options)
         attention.prepare("cpu")
         yield attention, _share(attention, case.future)
-    for handle in made:
+    for handle in groups:
         if handle is not dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(handle)
 
 
-def _cut_fine(stack: ExitStack) -> None:
+def _use_small_sizes(stack: ExitStack) -> None:
     sizes = {
         "TILE_ROWS": FINE + 4,
         "RING_TILE_ROWS": FINE + 4,
@@ -140,29 +139,29 @@ def _cut_fine(stack: ExitStack) -> None:
         "MIN_TRANSFER": FINE,
         "TRANSFERS": 1000,
     }
-    ours = ("longseq_bench.attention.", "longseq_bench.distributed.")
-    modules = [m for name, m in sys.modules.items() if name.startswith(ours)]
+    packages = ("longseq_bench.attention.", "longseq_bench.distributed.")
+    modules = [m for name, m in sys.modules.items() if name.startswith(packages)]
     for name, size in sizes.items():
-        having = [module for module in modules if hasattr(module, name)]
-        assert having, f"nothing is called {name} any more, so nothing was cut fine"
-        for module in having:
+        owners = [module for module in modules if hasattr(module, name)]
+        assert owners, f"no module has {name} any more, so it was not made small"
+        for module in owners:
             stack.enter_context(patch.object(module, name, size))
 
 
 def take(tensor: Tensor, batch: range, heads: range, tokens: Positions) -> Tensor:
-    """A shard of a whole tensor (B, H, N, D)."""
+    """Return a shard of a full tensor (B, H, N, D)."""
     part = tensor[batch.start : batch.stop, heads.start : heads.stop]
     return part[:, :, torch.from_numpy(tokens)].contiguous()
 
 
 def _share(attention: Attention, future: int | None) -> Tensors:
     w, s = attention.workload, attention.shard
-    whole = [t.detach() for t in make_inputs(w)]
+    full = [t.detach() for t in make_inputs(w)]
     if future is not None:
         others = make_inputs(w, seed=future)
-        for tensor, other in zip(whole, others, strict=True):
+        for tensor, other in zip(full, others, strict=True):
             tensor[:, :, future:] = 30 * other.detach()[:, :, future:]
-    q, k, v = whole
+    q, k, v = full
     return (
         take(q, s.batch, s.heads, s.queries).requires_grad_(w.train),
         take(k, s.batch, s.kv_heads, s.keys).requires_grad_(w.train),
@@ -170,7 +169,7 @@ def _share(attention: Attention, future: int | None) -> Tensors:
     )
 
 
-def _pass(attention: Attention, qkv: Tensors) -> Passed:
+def _pass(attention: Attention, qkv: Tensors) -> PassResult:
     w, s = attention.workload, attention.shard
     matrices = attention.projections()
     for leaf in (*qkv, *matrices.values()):
@@ -184,7 +183,7 @@ def _pass(attention: Attention, qkv: Tensors) -> Passed:
     gradients = {n: t.grad for n, t in zip("qkv", qkv, strict=True) if t.grad is not None}
     if w.train:
         gradients |= {f"W{n}": t.clone() for n, t in attention.parameter_gradients().items()}
-    return Passed(
+    return PassResult(
         shard=s,
         tolerance_of=attention.coarsest_dtype,
         out=out.detach(),
@@ -199,7 +198,7 @@ def _pass(attention: Attention, qkv: Tensors) -> Passed:
 
 @dataclass
 class Kernels:
-    """What kernels were asked for. pairs: forward only, over heads and the batch."""
+    """Calls of kernels. pairs: of forward calls only, over heads and the batch."""
 
     calls: int = 0
     pairs: int = 0
@@ -207,91 +206,91 @@ class Kernels:
 
 @contextmanager
 def _counted() -> Iterator[Kernels]:
-    """Counts calls of our kernels and of torch's, forward and backward."""
-    found = Kernels()
+    """Count calls of our kernels and of torch's, forward and backward."""
+    kernels = Kernels()
     forward, backward = torch_fused.forward, torch_fused.backward
     from longseq_bench.attention.exact import sdpa
 
-    torchs = sdpa.scaled_dot_product_attention
+    torch_sdpa = sdpa.scaled_dot_product_attention
 
     def visible(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> int:
         rows, keys = q.shape[2], k.shape[2]
-        seen = rows * (rows + 1) // 2 if causal else rows * keys
-        return q.shape[0] * q.shape[1] * (seen if mask is None else int(mask.sum()))
+        pairs = rows * (rows + 1) // 2 if causal else rows * keys
+        return q.shape[0] * q.shape[1] * (pairs if mask is None else int(mask.sum()))
 
     def counted_forward(
         q: Tensor, k: Tensor, v: Tensor, causal: bool = False, mask: Tensor | None = None
     ) -> Any:
-        found.calls += 1
-        found.pairs += visible(q, k, causal, mask)
+        kernels.calls += 1
+        kernels.pairs += visible(q, k, causal, mask)
         return forward(q, k, v, causal, mask)
 
     def counted_backward(*args: Any) -> Any:
-        found.calls += 1
+        kernels.calls += 1
         return backward(*args)
 
-    def counted_torchs(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Any:
-        found.calls += 1
-        found.pairs += visible(q, k, how["is_causal"], None)
-        return torchs(q, k, v, **how)
+    def counted_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+        kernels.calls += 1
+        kernels.pairs += visible(q, k, options["is_causal"], None)
+        return torch_sdpa(q, k, v, **options)
 
-    def counted_spans(kernel: Any) -> Any:
+    def count_forward(kernel: Any) -> Any:
         start = kernel.forward
 
         def counted(q: Tensor, *others: Any) -> None:
             task: SpanTask = others[-1]
-            found.calls += 1
-            found.pairs += q.shape[0] * sum(seen_in(part, task) for part in task.parts)
+            kernels.calls += 1
+            kernels.pairs += q.shape[0] * sum(pairs_in(part, task) for part in task.parts)
             start(q, *others)
 
         return counted
 
-    def counted_back(kernel: Any) -> Any:
+    def count_backward(kernel: Any) -> Any:
         start = kernel.backward
 
-        def counted(*args: Any, **how: Any) -> None:
-            found.calls += 1
-            start(*args, **how)
+        def counted(*args: Any, **options: Any) -> None:
+            kernels.calls += 1
+            start(*args, **options)
 
         return counted
 
     with ExitStack() as stack:
         for kernel in (native, spans_reference):
-            stack.enter_context(patch.object(kernel, "forward", counted_spans(kernel)))
-            stack.enter_context(patch.object(kernel, "backward", counted_back(kernel)))
+            stack.enter_context(patch.object(kernel, "forward", count_forward(kernel)))
+            stack.enter_context(patch.object(kernel, "backward", count_backward(kernel)))
         stack.enter_context(patch.object(torch_fused, "forward", counted_forward))
         stack.enter_context(patch.object(torch_fused, "backward", counted_backward))
-        stack.enter_context(patch.object(sdpa, "scaled_dot_product_attention", counted_torchs))
-        yield found
+        stack.enter_context(patch.object(sdpa, "scaled_dot_product_attention", counted_sdpa))
+        yield kernels
 
 
-def seen_in(part: HeadSpans, task: SpanTask) -> int:
-    """Pairs of a part, of all its heads."""
-    seen = 0
+def pairs_in(part: HeadSpans, task: SpanTask) -> int:
+    """Return the visible pairs of a part, over its heads."""
+    total = 0
     for queries, keys, _ in spans_reference.tiles_of(part.spans):
         pairs = len(queries) * len(keys)
         if task.causal:
             q_at = spans_reference.positions(queries, task.steps.q_row, task.steps.q_at)
             k_at = spans_reference.positions(keys, task.steps.k_row, task.steps.k_at)
             pairs = int((k_at[None, :] <= q_at[:, None]).sum())
-        seen += pairs
-    return seen * len(part.heads)
+        total += pairs
+    return total * len(part.heads)
 
 
 @contextmanager
-def _late(draw: random.Random) -> Iterator[None]:
-    """Whatever is started to be sent starts late, and what comes after it comes late."""
+def _delays(generator: random.Random) -> Iterator[None]:
+    """Delay the start of every transfer, and the code after it."""
 
-    def late(start: Any) -> Any:
+    def delay(start: Any) -> Any:
         def started(*args: Any, **kwargs: Any) -> Any:
-            time.sleep(draw.choice((0.0, 0.0, 0.001, 0.002)))
+            time.sleep(generator.choice((0.0, 0.0, 0.001, 0.002)))
             pending = start(*args, **kwargs)
-            time.sleep(draw.choice((0.0, 0.0, 0.001, 0.002)))
+            time.sleep(generator.choice((0.0, 0.0, 0.001, 0.002)))
             return pending
 
         return started
 
     with ExitStack() as stack:
         for name in ("exchange", "all_gather", "all_to_all"):
-            stack.enter_context(patch.object(Group, name, late(getattr(Group, name))))
+            stack.enter_context(patch.object(Group, name, delay(getattr(Group, name))))
         yield

@@ -1,4 +1,4 @@
-"""What is chosen by looking: which blocks, when it is planned, and what a scorer learns from."""
+"""Adaptive patterns: the chosen blocks, the time of the choice, and gradients of a scorer."""
 
 import math
 from typing import Any
@@ -19,9 +19,9 @@ BLOCK = 16
 
 
 def adaptive(w: Workload, **options: Any) -> AdaptiveBlockSparse:
-    made = AdaptiveBlockSparse(w, Group.alone(), block=BLOCK, **{"sparsity": 0.7, **options})
-    made.prepare("cpu")
-    return made
+    attention = AdaptiveBlockSparse(w, Group.alone(), block=BLOCK, **{"sparsity": 0.7, **options})
+    attention.prepare("cpu")
+    return attention
 
 
 def workload(**fields: Any) -> Workload:
@@ -31,7 +31,7 @@ def workload(**fields: Any) -> Workload:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 def test_the_highest_scores_are_kept(causal: bool) -> None:
-    """Against every score written out, each head its own."""
+    """Compared with all scores, computed one by one for each head."""
     w = workload(causal=causal)
     q, k, v = make_inputs(w)
     attention = adaptive(w)
@@ -52,7 +52,7 @@ def test_the_highest_scores_are_kept(causal: bool) -> None:
 
 
 def test_later_queries_do_not_choose_for_earlier_ones() -> None:
-    """Fault 3 by the back door: a mean of queries would let the future pick for the past."""
+    """Fault 3: with a mean of queries the future would choose blocks for the past."""
     w = workload(causal=True)
     q, k, v = make_inputs(w)
     attention = adaptive(w)
@@ -65,7 +65,7 @@ def test_later_queries_do_not_choose_for_earlier_ones() -> None:
         assert torch.equal(after[:, :, :token], before[:, :, :token])
 
 
-def test_the_same_inputs_choose_the_same() -> None:
+def test_equal_inputs_choose_equal_blocks() -> None:
     w = workload()
     first, again = adaptive(w), adaptive(w)
     out, repeated = first(*make_inputs(w)), again(*make_inputs(w))
@@ -74,7 +74,7 @@ def test_the_same_inputs_choose_the_same() -> None:
         assert np.array_equal(one.indices, other.indices)
 
 
-def test_planning_is_part_of_the_call_and_told_apart() -> None:
+def test_the_choice_is_part_of_the_call_and_timed_separately() -> None:
     w = workload(seq_len=2000)
     attention = adaptive(w)
     assert attention.layout_s == 0
@@ -82,30 +82,30 @@ def test_planning_is_part_of_the_call_and_told_apart() -> None:
     assert attention.layout_s > 0
 
 
-def test_scores_of_all_blocks_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topk, "CHUNK", 50)
     w = workload()
-    attention, asked = adaptive(w), []
-    choose = topk.top_layout
+    attention, chunks = adaptive(w), []
+    top_layout = topk.top_layout
 
-    def watched(scores: Any, *args: Any) -> Any:
-        def seen(start: int, stop: int) -> Any:
-            asked.append(stop - start)
+    def recorded(scores: Any, *args: Any) -> Any:
+        def chunk_scores(start: int, stop: int) -> Any:
+            chunks.append(stop - start)
             return scores(start, stop)
 
-        return choose(seen, *args)
+        return top_layout(chunk_scores, *args)
 
-    monkeypatch.setattr("longseq_bench.attention.sparse.block_sparse_adaptive.top_layout", watched)
+    monkeypatch.setattr("longseq_bench.attention.sparse.block_sparse_adaptive.top_layout", recorded)
     attention(*make_inputs(w))
-    assert max(asked) == 50 // 13
-    assert sum(asked) == 13 * w.heads
+    assert max(chunks) == 50 // 13
+    assert sum(chunks) == 13 * w.heads
 
 
 @pytest.mark.parametrize("kernel", ["auto", "torch"])
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 def test_a_learned_scorer_gets_the_gradient_of_a_bias(causal: bool, kernel: str) -> None:
-    """Attention written out, each kept block's scores raised by (score - its own value): autograd
-    of that is the gradient which the scorer must get."""
+    """The reference adds (score - its value) to the scores of each kept block, and takes the
+    gradient by autograd."""
     w = workload(causal=causal, mode="train")
     q, k, v = make_inputs(w)
     attention = adaptive(w, scorer="learned", kernel=kernel, sparsity=0.5)
@@ -114,30 +114,30 @@ def test_a_learned_scorer_gets_the_gradient_of_a_bias(causal: bool, kernel: str)
     out.backward(grad)
     leaves = [m.detach().double().requires_grad_() for m in attention.matrices]
     rows = -(-w.seq_len // BLOCK)
-    cut = [slice(i * BLOCK, (i + 1) * BLOCK) for i in range(rows)]
-    pooled_k = torch.stack([k[:, :, c].mean(2) for c in cut], 2).double().detach()
-    whole_q = torch.stack([q[:, :, c].mean(2) for c in cut], 2).double().detach()
+    slices = [slice(i * BLOCK, (i + 1) * BLOCK) for i in range(rows)]
+    pooled_k = torch.stack([k[:, :, c].mean(2) for c in slices], 2).double().detach()
+    whole_q = torch.stack([q[:, :, c].mean(2) for c in slices], 2).double().detach()
     pooled_q = q[:, :, ::BLOCK].double().detach() if causal else whole_q
-    of_block = torch.arange(w.seq_len) // BLOCK
+    block_of = torch.arange(w.seq_len) // BLOCK
     steps = np.arange(w.seq_len)
     loss = torch.zeros((), dtype=torch.float64)
     for h in range(w.heads):
-        raised = (pooled_q[:, h] @ leaves[0]) @ (pooled_k[:, h // 2] @ leaves[1]).mT
-        raised = raised.mean(0) / math.sqrt(w.head_dim)
-        bias = (raised - raised.detach())[of_block][:, of_block]
+        block_scores = (pooled_q[:, h] @ leaves[0]) @ (pooled_k[:, h // 2] @ leaves[1]).mT
+        block_scores = block_scores.mean(0) / math.sqrt(w.head_dim)
+        bias = (block_scores - block_scores.detach())[block_of][:, block_of]
         scores = (q[:, h] @ k[:, h // 2].mT).double().detach() / math.sqrt(w.head_dim) + bias
-        seen = torch.from_numpy(attention.multiplicity(steps, steps, h))
-        weights = torch.softmax(scores.masked_fill(~seen, -math.inf), -1)
+        visible = torch.from_numpy(attention.multiplicity(steps, steps, h))
+        weights = torch.softmax(scores.masked_fill(~visible, -math.inf), -1)
         loss = loss + (weights @ v[:, h // 2].double().detach() * grad[:, h].double()).sum()
-    for got, want in zip(attention.matrices, torch.autograd.grad(loss, leaves), strict=True):
+    for got, expected in zip(attention.matrices, torch.autograd.grad(loss, leaves), strict=True):
         assert got.grad is not None
-        assert want.abs().max() > 0.01
-        torch.testing.assert_close(got.grad.double(), want, rtol=1e-4, atol=1e-4)
+        assert expected.abs().max() > 0.01
+        torch.testing.assert_close(got.grad.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_learned_scorer_learns_what_matters() -> None:
-    """Values of one far block are what the target needs: following the gradient, its score rises
-    until it is kept."""
+def test_a_learned_scorer_learns_a_useful_block() -> None:
+    """The loss falls with the values of one block: gradient steps raise its score until all rows
+    keep it."""
     torch.manual_seed(0)
     w = workload(seq_len=128, batch=1, heads=1, kv_heads=1, mode="train")
     mark = torch.nn.functional.one_hot(torch.tensor(2), w.head_dim).float()
@@ -146,7 +146,7 @@ def test_a_learned_scorer_learns_what_matters() -> None:
     q += 2 * torch.nn.functional.one_hot(torch.tensor(5), w.head_dim).float()
     v[:, :, 32:48] += 1.0
     attention = adaptive(w, scorer="learned", sparsity=0.5)
-    moved = torch.optim.SGD(attention.matrices, lr=3.0)
+    optimizer = torch.optim.SGD(attention.matrices, lr=3.0)
 
     def kept() -> int:
         return sum(2 in attention.layouts[0].row(i) for i in range(8))
@@ -154,16 +154,16 @@ def test_a_learned_scorer_learns_what_matters() -> None:
     attention(q, k, v)
     first = kept()
     for _ in range(40):
-        moved.zero_grad()
+        optimizer.zero_grad()
         loss = -attention(*(t.clone().requires_grad_() for t in (q, k, v))).mean()
         loss.backward()
-        moved.step()
+        optimizer.step()
     assert kept() > first
     assert kept() == 8
 
 
 @pytest.mark.parametrize("scorer", ["means", "learned"])
-def test_autocast_plans_and_computes_as_without(scorer: str) -> None:
+def test_autocast_changes_neither_blocks_nor_output(scorer: str) -> None:
     w = workload()
     attention = adaptive(w, scorer=scorer)
     q, k, v = make_inputs(w)[:3]

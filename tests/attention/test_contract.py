@@ -1,4 +1,4 @@
-"""The contract of an implementation, run on everything that the package registers.
+"""The contract of an implementation, for all implementations that the package registers.
 
 A new built-in is tested with its default options without a change here; other options are a line
 in `OPTIONS`.
@@ -24,12 +24,7 @@ from longseq_bench.testing.contract import (
     both_masks,
     make_workload,
 )
-from longseq_bench.testing.definition import (
-    Options,
-    build_attention,
-    count_pairs,
-    make_inputs,
-)
+from longseq_bench.testing.definition import Options, build_attention, count_pairs, make_inputs
 from tests.attention.definition import REGISTERED, SEGMENTS
 
 OPTIONS: dict[str, list[Options]] = {
@@ -56,7 +51,7 @@ OPTIONS: dict[str, list[Options]] = {
     ],
 }
 COMPILED = {"flex"}
-"""Compilation takes seconds for each dtype, grouping and mask: tested apart, in few cases."""
+"""Compilation takes seconds per dtype, grouping and mask: a separate test has few cases."""
 
 UNAVAILABLE = {
     n: IMPLEMENTATIONS.get(n).unavailable_reason("cpu") for n in REGISTERED if n not in COMPILED
@@ -82,16 +77,12 @@ class TestBuiltIns(ImplementationContract):
     ) -> float:
         if not implementation.startswith("block-sparse"):
             return super().expected_density(implementation, options, pairs, causal)
-        kept = [kept_blocks(of_head, options.get("block", 128), causal) for of_head in pairs]
+        kept = [kept_blocks(head_pairs, options.get("block", 128), causal) for head_pairs in pairs]
         return sum(kept) / len(kept)
 
     @both_masks
     def test_the_tile_size_changes_nothing(
-        self,
-        implementation: str,
-        options: Options,
-        causal: bool,
-        monkeypatch: pytest.MonkeyPatch,
+        self, implementation: str, options: Options, causal: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         w = make_workload(300, causal=causal, kv_heads=2, batch=1, mode="train")
         untiled = run_pass(implementation, options, w)
@@ -104,36 +95,36 @@ class TestBuiltIns(ImplementationContract):
 
 
 def kept_blocks(table: Tensor, block: int, causal: bool) -> float:
-    """Share of the visible blocks in which anything is seen."""
+    """Return the share of the visible blocks that have a visible pair."""
     rows = -(-len(table) // block)
-    seen = sum(
+    kept = sum(
         bool(table[i * block : (i + 1) * block, j * block : (j + 1) * block].any())
         for i in range(rows)
         for j in range(rows)
     )
-    return seen / (rows * (rows + 1) / 2 if causal else rows**2)
+    return kept / (rows * (rows + 1) / 2 if causal else rows**2)
 
 
 def run_pass(name: str, options: Options, w: Workload) -> list[Tensor]:
-    """Output and gradients."""
+    """Return the output and the gradients."""
     qkv = make_inputs(w)
     out = build_attention(name, options, w)(*qkv)
     return [out.detach(), *torch.autograd.grad(out, qkv, torch.ones_like(out))]
 
 
-def test_every_built_in_is_here() -> None:
+def test_built_ins_are_registered() -> None:
     assert {"dense", "sdpa", "ring", "collective", "dilated", "hilbert", "block-sparse"} <= {*NAMES}
     assert {"ulysses", "usp", "head-parallel", "ddp"} <= {*NAMES}
 
 
-def test_what_cannot_run_here_says_why() -> None:
-    """Fault 13: nn.DataParallel on a CPU would run, on one device, and be called parallel."""
+def test_unavailable_implementations_have_a_reason() -> None:
+    """Fault 13: nn.DataParallel on a CPU would run on one device, without an error."""
     assert "on a CPU use ddp" in (UNAVAILABLE["data-parallel"] or "")
     assert all(reason is None or " " in reason for reason in UNAVAILABLE.values())
 
 
 @pytest.mark.parametrize("name", [n for n in REGISTERED if not IMPLEMENTATIONS.get(n).many_ranks])
-def test_what_runs_on_one_rank_names_ddp(name: str) -> None:
+def test_implementations_of_one_rank_name_ddp(name: str) -> None:
     w = make_workload(1024, batch=8, heads=24)
     with pytest.raises(WorldError, match=r"^runs on one rank, not 3; .*ddp "):
         IMPLEMENTATIONS.get(name)(w, Group(2, 3))
@@ -142,10 +133,10 @@ def test_what_runs_on_one_rank_names_ddp(name: str) -> None:
 @both_masks
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.75, 0.97])
-def test_asked_density_is_met_within_a_block_a_row(
+def test_requested_density_is_met_within_a_block_per_row(
     pattern: str, sparsity: float, causal: bool
 ) -> None:
-    """Fault 7: a sparsity that nothing uses; density taken for sparsity."""
+    """Fault 7: a sparsity without effect, or a density used as sparsity."""
     block, tokens = 16, 640
     w = make_workload(tokens, causal=causal, batch=1)
     options: Options = {"pattern": pattern, "sparsity": sparsity, "block": block}
@@ -169,18 +160,18 @@ def test_hilbert_with_one_segment_is_sdpa(
     tokens: int, causal: bool, kv_heads: int, segment: int
 ) -> None:
     w = make_workload(tokens, causal=causal, kv_heads=kv_heads, batch=1, mode="train")
-    along = run_pass("hilbert", {"segments": (segment,), "dilation": (1,)}, w)
-    for got, want in zip(along, run_pass("sdpa", {}, w), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    along_curve = run_pass("hilbert", {"segments": (segment,), "dilation": (1,)}, w)
+    for got, expected in zip(along_curve, run_pass("sdpa", {}, w), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_hilbert_segments_are_not_those_of_the_sequence() -> None:
-    """Or the walk would do nothing."""
+    """Otherwise the walk would have no effect."""
     w, options = make_workload(256), {"segments": (16,), "dilation": (1,)}
-    along = count_pairs(build_attention("hilbert", options, w))[0]
+    visible = count_pairs(build_attention("hilbert", options, w))[0]
     # the first 16 steps fill the 4 x 4 corner of a grid of side 16
     corner = [row * 16 + column for row in range(4) for column in range(4)]
-    assert torch.nonzero(along[0]).flatten().tolist() == corner
+    assert torch.nonzero(visible[0]).flatten().tolist() == corner
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""The contract over several ranks, held against everything that can be spread over them.
+"""The contract over several ranks, for all implementations that support them.
 
-A new entry is tested with its default options by being there; its other options are a line in
-`options_at`. What ranks hold together is held against the softmax by its definition, and against
-what a single process sees.
+A new implementation is tested with its default options without a change here; other options are
+a line in `options_at`. The joined results of all ranks are compared with the definition.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ from longseq_bench.testing.definition import (
 )
 from longseq_bench.worker.check import TOLERANCE
 from tests.attention.definition import MANY, SEGMENTS
-from tests.attention.jobs import Case, Passed, delayed, halves, passes, take
+from tests.attention.jobs import Case, PassResult, delayed, halves, passes, take
 from tests.ranks import Ranks
 
 HEAD_DIM = 16
@@ -41,13 +40,13 @@ MISSING = {
     "deepspeed": deepspeed_transport.unavailable_reason(),
     "fairscale": fairscale_shards.unavailable_reason("float32"),
 }
-"""Why a transport of the ring can't be tested here."""
+"""Reasons why transports of the ring can't be tested here."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def options_at(name: str, world: int) -> list[Options]:
-    """What else than the defaults is tested of an implementation."""
+    """Return the options with which an implementation is tested."""
     orders = ("contiguous", "zigzag", "striped")
     if name == "ring":
         rings: list[Options] = [
@@ -93,13 +92,13 @@ def options_at(name: str, world: int) -> list[Options]:
 
 
 FINEST: dict[str, Options] = {"block-sparse": {"block": 4}}
-"""Of those that give a rank nothing smaller than a block."""
+"""Options for implementations that split the sequence into blocks."""
 
 
 def named(name: str, world: int, options: Options) -> Any:
     words = [f"{key}={value}" for key, value in options.items()]
-    why = MISSING.get(options.get("transport", ""))
-    marks = [pytest.mark.skip(why)] if why else []
+    reason = MISSING.get(options.get("transport", ""))
+    marks = [pytest.mark.skip(reason)] if reason else []
     return pytest.param(name, world, options, id="-".join([name, str(world), *words]), marks=marks)
 
 
@@ -125,7 +124,7 @@ causality = pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "
 
 
 def workload(name: str, world: int, tokens: int, grouped: bool = False, **fields: Any) -> Workload:
-    """Two key heads a rank of four, or, grouped, one; more rows of a batch for what splits it."""
+    """Two key heads per rank (grouped: one), and a larger batch for ddp."""
     heads = 2 * min(world, 4)
     shape = {"heads": heads, "kv_heads": heads // 2 if grouped else heads, "head_dim": HEAD_DIM}
     if world == LARGE:
@@ -134,18 +133,18 @@ def workload(name: str, world: int, tokens: int, grouped: bool = False, **fields
     return Workload(seq_len=tokens, **{**shape, "batch": batch, **fields})
 
 
-def passed_all(ranks: Ranks, world: int, cases: list[Case]) -> list[list[Passed]]:
-    """Of each case, what each rank has after it."""
+def run_cases(ranks: Ranks, world: int, cases: list[Case]) -> list[list[PassResult]]:
+    """Return for each case the results of all ranks."""
     by_rank = [pickle.loads(answer) for answer in ranks(world, passes, cases)]
-    return [list(of_case) for of_case in zip(*by_rank, strict=True)]
+    return [list(results) for results in zip(*by_rank, strict=True)]
 
 
-def passed_one(ranks: Ranks, world: int, case: Case) -> list[Passed]:
-    return passed_all(ranks, world, [case])[0]
+def run_case(ranks: Ranks, world: int, case: Case) -> list[PassResult]:
+    return run_cases(ranks, world, [case])[0]
 
 
 def unconnected(case: Case, world: int) -> Attention:
-    """The first rank's, to be asked who sees whom."""
+    """Return the attention of the first rank, for its visible pairs."""
     return IMPLEMENTATIONS.get(case.name)(case.workload, Group(0, world), **case.options)
 
 
@@ -155,64 +154,66 @@ def parts(shard: Any) -> dict[str, tuple[range, range, np.ndarray]]:
     return {"out": queries, "q": queries, "k": keys, "v": keys}
 
 
-def joined(passed: list[Passed], name: str, like: Tensor) -> Tensor:
-    """What all ranks hold of a tensor, each element held by one of them or by all."""
-    whole = torch.full(like.shape, torch.nan, dtype=like.dtype)
-    held = torch.zeros(like.shape, dtype=torch.int64)
-    for one in passed:
+def joined(results: list[PassResult], name: str, like: Tensor) -> Tensor:
+    """Join a tensor of all ranks; each element is on one rank or on all."""
+    full = torch.full(like.shape, torch.nan, dtype=like.dtype)
+    copies = torch.zeros(like.shape, dtype=torch.int64)
+    for one in results:
         batch, heads, tokens = parts(one.shard)[name]
-        at = np.ix_(batch, heads, tokens)
+        index = np.ix_(batch, heads, tokens)
         tensor = one.out if name == "out" else one.gradients[name]
         assert tensor.shape[:3] == (len(batch), len(heads), len(tokens))
-        whole[at] = tensor.to(like.dtype)
-        held[at] += 1
-    assert held.unique().tolist() in ([1], [len(passed)])
-    return whole
+        full[index] = tensor.to(like.dtype)
+        copies[index] += 1
+    assert copies.unique().tolist() in ([1], [len(results)])
+    return full
 
 
 _KNOWN: dict[str, dict[str, Tensor]] = {}
 
 
-def wanted_of(case: Case, seen: Tensor, projections: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The output and its gradients by the definition, made once for equal cases."""
+def expected_results(
+    case: Case, pairs: Tensor, projections: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return output and gradients by the definition, computed once for equal cases."""
     w = case.workload
-    made_of = (seen, *projections.values())
-    digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in made_of))
+    tensors = (pairs, *projections.values())
+    digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors))
     key = f"{w.model_dump_json()} {digest.hexdigest()}"
     if key not in _KNOWN:
-        want, leaves = compute_reference(seen, make_inputs(w), projections)
-        _KNOWN[key] = {"out": want.detach()}
+        out, leaves = compute_reference(pairs, make_inputs(w), projections)
+        _KNOWN[key] = {"out": out.detach()}
         if w.train:
             grads = torch.autograd.grad(
-                want, list(leaves.values()), make_output_gradient(w).double()
+                out, list(leaves.values()), make_output_gradient(w).double()
             )
             _KNOWN[key] |= dict(zip(leaves, grads, strict=True))
     return _KNOWN[key]
 
 
-def assert_right(case: Case, passed: list[Passed]) -> None:
-    """Every rank's part equals the float64 reference and all of it is there; what was sent is what
-    the formula says; and no pair was computed twice, but with full queries by every rank."""
-    world, w = len(passed), case.workload
-    seen = count_pairs(unconnected(case, world))
-    matrices = passed[0].projections
-    wanted = wanted_of(case, seen, {n: m.float() for n, m in matrices.items()})
-    allowed = TOLERANCE[passed[0].tolerance_of]
-    for rank, one in enumerate(passed):
+def assert_right(case: Case, results: list[PassResult]) -> None:
+    """Check results and coverage against the reference, sent bytes against the formula, and that no
+    pair was computed twice (with full queries: once on every rank)."""
+    world, w = len(results), case.workload
+    pairs = count_pairs(unconnected(case, world))
+    matrices = results[0].projections
+    expected = expected_results(case, pairs, {n: m.float() for n, m in matrices.items()})
+    allowed = TOLERANCE[results[0].tolerance_of]
+    for rank, one in enumerate(results):
         assert one.sent == one.formula, f"rank {rank} sent {one.sent}, not {one.formula}"
         assert one.out.dtype == getattr(torch, w.dtype)
-        assert {"out", *one.gradients} == wanted.keys()
+        assert {"out", *one.gradients} == expected.keys()
         for n, matrix in one.projections.items():
             assert torch.equal(matrix, matrices[n]), f"rank {rank} has another W{n}"
         for n, tensor in {"out": one.out, **one.gradients}.items():
-            place = parts(one.shard).get(n)
-            own = wanted[n] if place is None else take(wanted[n], *place)
-            scale = max(float(wanted[n].abs().max()), 0.1)
+            index = parts(one.shard).get(n)
+            own = expected[n] if index is None else take(expected[n], *index)
+            scale = max(float(expected[n].abs().max()), 0.1)
             assert relative_error(tensor, own, scale) < allowed, f"{n} of rank {rank} of {case}"
-    for n in wanted.keys() & {"out", "q", "k", "v"}:
-        assert torch.isfinite(joined(passed, n, wanted[n])).all()
+    for n in expected.keys() & {"out", "q", "k", "v"}:
+        assert torch.isfinite(joined(results, n, expected[n])).all()
     copies = world if case.options.get("queries") == "full" else 1
-    assert sum(one.pairs for one in passed) == copies * int(seen.sum()) * w.batch
+    assert sum(one.pairs for one in results) == copies * int(pairs.sum()) * w.batch
 
 
 @every
@@ -220,8 +221,8 @@ def assert_right(case: Case, passed: list[Passed]) -> None:
 def test_ranks_together_equal_the_reference(
     ranks: Ranks, name: str, world: int, options: Options, causal: bool
 ) -> None:
-    """Faults 4 and 8, forward and backward: 41 and 67 are multiples of no world; in small pieces,
-    transfers and tiles too."""
+    """Faults 4 and 8, forward and backward: 41 and 67 are not multiples of the number of ranks;
+    `fine` has small pieces, transfers and tiles."""
     cases = [
         Case(name, options, workload(name, world, tokens, grouped, causal=causal, mode=mode), fine)
         for tokens, grouped, mode, fine in (
@@ -230,8 +231,8 @@ def test_ranks_together_equal_the_reference(
             (67, True, "forward", False),
         )
     ]
-    for case, passed in zip(cases, passed_all(ranks, world, cases), strict=True):
-        assert_right(case, passed)
+    for case, results in zip(cases, run_cases(ranks, world, cases), strict=True):
+        assert_right(case, results)
 
 
 @pytest.mark.parametrize(("name", "world", "options"), SOME)
@@ -242,7 +243,7 @@ def test_half_precision_equals_the_reference(
 ) -> None:
     w = workload(name, world, 41, True, causal=causal, mode="train", dtype=dtype)
     case = Case(name, options, w, fine=dtype == "bfloat16")
-    assert_right(case, passed_one(ranks, world, case))
+    assert_right(case, run_case(ranks, world, case))
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -257,13 +258,13 @@ def test_eight_ranks_equal_the_reference(ranks: Ranks, name: str, causal: bool) 
         )
         for tokens, fine in ((131, False), (41, True))
     ]
-    for case, passed in zip(cases, passed_all(ranks, LARGE, cases), strict=True):
-        assert_right(case, passed)
+    for case, results in zip(cases, run_cases(ranks, LARGE, cases), strict=True):
+        assert_right(case, results)
 
 
 @some
-def test_a_token_or_two_a_rank(ranks: Ranks, name: str, world: int, options: Options) -> None:
-    """As many tokens as ranks and few more: none may be left without."""
+def test_one_or_two_tokens_per_rank(ranks: Ranks, name: str, world: int, options: Options) -> None:
+    """As many tokens as ranks and a few more: every rank has a token."""
     if name in FINEST:
         options = {**options, "block": 1}
     cases = [
@@ -271,8 +272,8 @@ def test_a_token_or_two_a_rank(ranks: Ranks, name: str, world: int, options: Opt
         for more in (0, 1, 2)
         for causal in (False, True)
     ]
-    for case, passed in zip(cases, passed_all(ranks, world, cases), strict=True):
-        assert_right(case, passed)
+    for case, results in zip(cases, run_cases(ranks, world, cases), strict=True):
+        assert_right(case, results)
 
 
 @every
@@ -280,7 +281,7 @@ def test_a_token_or_two_a_rank(ranks: Ranks, name: str, world: int, options: Opt
 def test_a_single_process_sees_the_same(
     name: str, world: int, options: Options, causal: bool
 ) -> None:
-    """Fault 8: a pattern is that of one process, on every rank."""
+    """Fault 8: on every rank the pattern is that of a single process."""
     w = workload(name, world, 67, causal=causal)
     kind = IMPLEMENTATIONS.get(name)
     options = {n: value for n, value in options.items() if n not in ("ulysses", "ring")}
@@ -298,7 +299,7 @@ def test_the_future_never_reaches_the_past(
     futures = (None, 1, 33, 66)
     cases = [Case(name, options, w, future=future) for future in futures]
     like = make_inputs(w)[0]
-    before, *after = (joined(p, "out", like) for p in passed_all(ranks, world, cases))
+    before, *after = (joined(p, "out", like) for p in run_cases(ranks, world, cases))
     for token, out in zip(futures[1:], after, strict=True):
         assert torch.isfinite(out).all()
         assert torch.equal(out[:, :, :token], before[:, :, :token])
@@ -310,23 +311,23 @@ def test_the_future_never_reaches_the_past(
 
 @causality
 @pytest.mark.parametrize("world", WORLDS)
-def test_partitioned_queries_save_work_and_full_ones_do_not(
+def test_partitioned_queries_save_work_and_full_queries_do_not(
     ranks: Ranks, world: int, causal: bool
 ) -> None:
-    """Fault 14: full q on every rank saves keys and values and no work."""
+    """Fault 14: with full q on every rank only keys and values are split, not the work."""
     tokens = 120
     w = workload("ring", world, tokens, causal=causal)
     dense = w.batch * w.heads * (tokens * (tokens + 1) // 2 if causal else tokens**2)
-    passed = {
-        queries: passed_one(ranks, world, Case("ring", {"queries": queries}, w))
+    results = {
+        queries: run_case(ranks, world, Case("ring", {"queries": queries}, w))
         for queries in ("partitioned", "full")
     }
-    for one in passed["full"]:
+    for one in results["full"]:
         assert one.pairs == dense
         assert sorted(one.shard.queries.tolist()) == list(range(tokens))
         assert one.out.shape[2] == tokens
         assert len(one.shard.keys) == tokens // world
-    for one in passed["partitioned"]:
+    for one in results["partitioned"]:
         assert one.pairs == pytest.approx(dense / world, rel=0.02)
         assert len(one.shard.queries) == one.out.shape[2] == tokens // world
         assert one.shard.keys.tolist() == one.shard.queries.tolist()
@@ -334,11 +335,13 @@ def test_partitioned_queries_save_work_and_full_ones_do_not(
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", ["ring", "collective"])
-def test_causal_work_is_even_but_in_contiguous_order(ranks: Ranks, name: str, world: int) -> None:
+def test_causal_work_is_even_except_in_contiguous_order(
+    ranks: Ranks, name: str, world: int
+) -> None:
     w = workload(name, world, 120, causal=True)
 
     def spread(order: str) -> float:
-        pairs = [one.pairs for one in passed_one(ranks, world, Case(name, {"order": order}, w))]
+        pairs = [one.pairs for one in run_case(ranks, world, Case(name, {"order": order}, w))]
         return max(pairs) / min(pairs)
 
     assert spread("zigzag") < 1.05
@@ -348,9 +351,9 @@ def test_causal_work_is_even_but_in_contiguous_order(ranks: Ranks, name: str, wo
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", ["dilated", "hilbert"])
-def test_segments_travel_only_as_far_as_they_reach(ranks: Ranks, name: str, world: int) -> None:
-    """Segments inside shards send nothing; where nothing is seen ahead along the walk, those over
-    two shards send one shard. Pieces go one way round, so what is ahead comes last."""
+def test_blocks_are_sent_only_as_far_as_segments_need(ranks: Ranks, name: str, world: int) -> None:
+    """Segments inside shards need no transfer. Segments over two shards need one hop if causality
+    follows the walk; otherwise all hops, because blocks go round in one direction."""
     shard = 24
     for segment, causal, hops in (
         (8, False, 0),
@@ -362,7 +365,7 @@ def test_segments_travel_only_as_far_as_they_reach(ranks: Ranks, name: str, worl
         w = workload(name, world, shard * world, causal=causal)
         options: Options = {"segments": (segment,), "dilation": (1,)}
         token = 2 * w.batch * w.kv_heads * HEAD_DIM * 4
-        for one in passed_one(ranks, world, Case(name, options, w)):
+        for one in run_case(ranks, world, Case(name, options, w)):
             assert one.sent == hops * shard * token, segment
 
 
@@ -374,23 +377,23 @@ def test_segments_travel_only_as_far_as_they_reach(ranks: Ranks, name: str, worl
 def test_each_half_of_a_pass_runs_alone(
     ranks: Ranks, name: str, world: int, options: Options, mode: str
 ) -> None:
-    """Without computing no kernel is called and everything is sent; without sending everything is
-    computed; and neither leaves anything behind."""
+    """Without computation no kernel is called and everything is sent; without communication
+    everything is computed. Neither changes later passes."""
     w = workload(name, world, 41, True, causal=True, mode=mode)
     for answer in ranks(world, halves, Case(name, options, w, fine=True)):
-        passed: dict[str, Passed] = pickle.loads(answer)
-        full = passed["full"]
-        assert passed["sending alone"].calls == 0
-        assert passed["sending alone"].sent == full.sent
-        assert passed["computing alone"].sent == 0
-        assert passed["computing alone"].calls == full.calls > 0
-        assert passed["computing alone"].pairs == full.pairs
-        assert passed["after sending"].equals(full)
-        assert passed["after computing"].equals(full)
-        assert passed["after computing"].sent == full.sent == full.formula
+        results: dict[str, PassResult] = pickle.loads(answer)
+        full = results["full"]
+        assert results["sending alone"].calls == 0
+        assert results["sending alone"].sent == full.sent
+        assert results["computing alone"].sent == 0
+        assert results["computing alone"].calls == full.calls > 0
+        assert results["computing alone"].pairs == full.pairs
+        assert results["after sending"].equals(full)
+        assert results["after computing"].equals(full)
+        assert results["after computing"].sent == full.sent == full.formula
 
 
-# ---- asynchronous ones -------------------------------------------------------------------------
+# ---- asynchronous transfers --------------------------------------------------------------------
 
 ASYNCHRONOUS = [
     ("ring", 3, {"order": "zigzag", "chunk": 2}),
@@ -401,9 +404,9 @@ ASYNCHRONOUS = [
 
 
 @pytest.mark.parametrize(("name", "world", "options"), ASYNCHRONOUS)
-def test_late_ranks_change_nothing(ranks: Ranks, name: str, world: int, options: Options) -> None:
-    """Fault 5: one buffer that sends and receives; a transfer nobody waits for. 20 times, ranks
-    late at random, bit for bit."""
+def test_delays_change_nothing(ranks: Ranks, name: str, world: int, options: Options) -> None:
+    """Fault 5: a buffer that is sent and received into, or a missing wait. 20 times with random
+    delays, bit by bit."""
     w = workload(name, world, 4 * world + 1, True, causal=True, mode="train", batch=1)
     assert ranks(world, delayed, Case(name, options, w), 20) == [[]] * world
 
@@ -411,11 +414,11 @@ def test_late_ranks_change_nothing(ranks: Ranks, name: str, world: int, options:
 # ---- shards --------------------------------------------------------------------------------------
 
 
-def test_what_a_rank_holds_is_what_the_tensors_are(ranks: Ranks) -> None:
-    """A shard is the same whether its group is connected or not: inputs are made before."""
+def test_shards_are_the_same_before_ranks_are_connected(ranks: Ranks) -> None:
+    """Inputs are drawn before ranks are connected."""
     for name, world in itertools.product(MANY, (2, 3)):
         case = Case(name, FINEST.get(name, {}), workload(name, world, 67))
-        for rank, one in enumerate(passed_one(ranks, world, case)):
+        for rank, one in enumerate(run_case(ranks, world, case)):
             kind = IMPLEMENTATIONS.get(name)
             shard = kind(case.workload, Group(rank, world), **case.options).shard
             for field in ("batch", "heads", "kv_heads"):

@@ -1,4 +1,4 @@
-"""What can't be spread over ranks is refused with the reason, before anything runs."""
+"""Workloads and options that do not fit the ranks are refused with the reason."""
 
 import importlib.util
 import re
@@ -15,7 +15,7 @@ from tests.attention.definition import MANY
 
 
 def refused(name: str, w: Workload, world: int, **options: Any) -> str:
-    """The reason that a rank gives; the same on all of them."""
+    """Return the message of the error, which is the same on all ranks."""
     messages = []
     for rank in range(world):
         with pytest.raises(WorldError) as raised:
@@ -35,7 +35,7 @@ def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
         IMPLEMENTATIONS.get("data-parallel")(Workload(seq_len=64), Group.alone(), devices=2)
 
 
-def test_what_splits_a_batch_does_not_split_it_again() -> None:
+def test_nested_splits_of_a_batch_are_refused() -> None:
     for inner in ("ddp", "data-parallel"):
         with pytest.raises(UserError, match=f"inner={inner} already splits the batch"):
             IMPLEMENTATIONS.get("ddp")(Workload(seq_len=64, batch=4), Group(0, 2), inner=inner)
@@ -43,27 +43,27 @@ def test_what_splits_a_batch_does_not_split_it_again() -> None:
 
 def test_heads_that_do_not_divide_are_refused() -> None:
     w = Workload(seq_len=64, heads=6)
-    wanted = "6 heads can't be split over 4 ranks; possible: 1, 2, 3, 6"
-    assert refused("ulysses", w, 4) == refused("head-parallel", w, 4) == wanted
-    assert refused("usp", w, 4, ulysses=4) == wanted
+    message = "6 heads can't be split over 4 ranks; possible: 1, 2, 3, 6"
+    assert refused("ulysses", w, 4) == refused("head-parallel", w, 4) == message
+    assert refused("usp", w, 4, ulysses=4) == message
     grouped = Workload(seq_len=64, heads=8, kv_heads=2)
     assert (
         refused("ulysses", grouped, 4) == "2 kv_heads can't be split over 4 ranks; possible: 1, 2"
     )
 
 
-def test_degrees_that_are_not_the_world_are_refused() -> None:
+def test_degrees_that_do_not_match_the_ranks_are_refused() -> None:
     w = Workload(seq_len=64, heads=8)
-    asked = refused("usp", w, 4, ulysses=2, ring=3)
-    assert asked.startswith("ulysses 2 and ring 3 do not make up 4 ranks")
+    message = refused("usp", w, 4, ulysses=2, ring=3)
+    assert message.startswith("ulysses 2 and ring 3 do not make up 4 ranks")
     assert refused("usp", w, 4, ulysses=3).startswith("ulysses 3 do")
     assert refused("usp", w, 4, ring=3).startswith("ring 3 do")
 
 
-def test_degrees_not_asked_for_make_up_the_world() -> None:
-    def degrees(world: int, kv_heads: int, **asked: int) -> tuple[int, int]:
+def test_missing_degrees_are_chosen() -> None:
+    def degrees(world: int, kv_heads: int, **options: int) -> tuple[int, int]:
         w = Workload(seq_len=64, heads=12, kv_heads=kv_heads)
-        usp: Any = IMPLEMENTATIONS.get("usp")(w, Group(0, world), **asked)
+        usp: Any = IMPLEMENTATIONS.get("usp")(w, Group(0, world), **options)
         return usp.ulysses, usp.ring
 
     assert [degrees(world, 12) for world in (2, 3, 4, 8)] == [(2, 1), (3, 1), (4, 1), (4, 2)]
@@ -83,7 +83,7 @@ def test_fewer_tokens_than_ranks_are_refused(name: str, options: Options) -> Non
 
 
 @pytest.mark.parametrize("name", ["dilated", "hilbert"])
-def test_the_compiled_kernel_is_refused_where_it_would_not_be_the_one_that_runs(name: str) -> None:
+def test_the_compiled_kernel_is_refused_on_several_ranks(name: str) -> None:
     attention = IMPLEMENTATIONS.get(name)(Workload(seq_len=4096), Group(0, 2), kernel="native")
     with pytest.raises(UnsupportedError, match="kernel=native runs on one rank; use auto"):
         attention.prepare("cpu")
@@ -101,7 +101,7 @@ def test_a_module_inside_a_module_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("transport", "library"), [("deepspeed", "DeepSpeed"), ("fairscale", "FairScale")]
 )
-def test_a_missing_library_is_named_with_what_installs_it(
+def test_a_missing_library_is_named_with_its_pip_command(
     monkeypatch: pytest.MonkeyPatch, transport: str, library: str
 ) -> None:
     found = importlib.util.find_spec
@@ -114,7 +114,7 @@ def test_a_missing_library_is_named_with_what_installs_it(
     message = rf"{library} is not installed; pip install 'longseq-bench\[transports\]'"
     with pytest.raises(UnsupportedError, match=message):
         make(w, Group(0, 2), transport=transport)
-    # nothing travels on one rank
+    # one rank sends nothing
     make(w, Group.alone(), transport=transport)
 
 

@@ -17,12 +17,7 @@ from longseq_bench.attention.tiles import LocalShare
 from longseq_bench.distributed import head_exchange as heads_module
 from longseq_bench.distributed.deepspeed_transport import DeepspeedRing, connect
 from longseq_bench.distributed.group import Group, Pending
-from longseq_bench.distributed.head_exchange import (
-    AllToAll,
-    GatherScatter,
-    HeadExchange,
-    HeadStage,
-)
+from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadExchange, HeadStage
 from longseq_bench.distributed.kv_exchange import (
     GatherExchange,
     KVBlock,

@@ -129,7 +129,7 @@ def test_a_compiler_that_fails_by_itself_is_a_reason_and_leaves_nothing(
         "Killed signal terminated program cc1plus' >&2\nexit 1\n",
     }[how])  # fmt: skip
     real.chmod(0o755)
-    monkeypatch.setattr(cpp_build, "_LIMIT_S", 0.5)
+    monkeypatch.setattr(cpp_build, "_TIMEOUT_S", 0.5)
     monkeypatch.setattr(shutil, "which", lambda name: str(real))
     with pytest.raises(UnsupportedError, match=r"small\.cpp can't be compiled here: "):
         cpp_build.library(source)
@@ -153,9 +153,7 @@ def test_a_temporary_cache_is_used_again_and_never_somebody_elses(
 # ---- which kernel --------------------------------------------------------------------------------
 
 
-def test_auto_is_the_fastest_that_is_here_and_says_why_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_is_the_fastest_that_is_here_and_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 16: a fall-back that hides which algorithm ran."""
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: None)
     assert choose("auto", "cpu", "float32", "gathered", BLOCKS)[0] == "native"

@@ -18,12 +18,7 @@ from tests.kernels import plain_attention
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 HEADS, D, BLOCK = 4, 16, 16
-CLOSE = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-5,
-    torch.bfloat16: 3e-2,
-    torch.float16: 4e-3,
-}
+CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 """Relative to the largest number of the reference, or to 0.1 where that is less."""
 
 
@@ -103,7 +98,7 @@ def test_any_block_size(block: int, causal: bool) -> None:
 def test_however_many_rows_are_taken_together(
     monkeypatch: pytest.MonkeyPatch, rows: int, causal: bool
 ) -> None:
-    monkeypatch.setattr(gathered, "ROWS_A_CALL", rows)
+    monkeypatch.setattr(gathered, "ROWS_PER_CALL", rows)
     for pattern in ("local-window", "global-local", "random"):
         assert_layout(layout_of(pattern, 301, causal), inputs(301, 2))
 
@@ -111,7 +106,7 @@ def test_however_many_rows_are_taken_together(
 @pytest.mark.parametrize("room", [64, 20_000, 200_000])
 def test_however_little_is_gathered(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """A head and a row at a time, some of them, all."""
-    monkeypatch.setattr(gathered, "LEAST_ROOM", room)
+    monkeypatch.setattr(gathered, "MIN_GATHERED_BYTES", room)
     for causal in (False, True):
         assert_layout(layout_of("random", 301, causal), inputs(301, 2))
 
@@ -206,7 +201,7 @@ def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
     others = sorted(seen.sizes.values())
     assert others.pop() == out_bytes
     # gathered keys or values, or the part of the output that they make
-    assert others[-1] <= gathered.LEAST_ROOM
+    assert others[-1] <= gathered.MIN_GATHERED_BYTES
 
 
 def test_another_length_is_refused() -> None:

@@ -37,8 +37,8 @@ def workload(**fields: Any) -> Workload:
     return Workload(**{**known, **fields})
 
 
-def passed(attend: Any, w: Workload, qkv: Tensors | None = None) -> list[Tensor]:
-    """Output and gradients."""
+def run_pass(attend: Any, w: Workload, qkv: Tensors | None = None) -> list[Tensor]:
+    """Return the output and the gradients."""
     qkv = make_inputs(w) if qkv is None else qkv
     out = attend(*qkv)
     return [out.detach(), *torch.autograd.grad(out, qkv, make_output_gradient(w))]
@@ -46,7 +46,7 @@ def passed(attend: Any, w: Workload, qkv: Tensors | None = None) -> list[Tensor]
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 @pytest.mark.parametrize("variant", ["base", "adaptive"])
-def test_it_is_the_implementation_of_that_name(variant: str, causal: bool) -> None:
+def test_a_variant_equals_its_implementation(variant: str, causal: bool) -> None:
     attend = create(variant, causal=causal, **BLOCKS)
     for fields in ({}, {"seq_len": 33}, {"heads": 2, "batch": 1}, {"mode": "forward"}):
         w = workload(causal=causal, **fields)
@@ -56,14 +56,14 @@ def test_it_is_the_implementation_of_that_name(variant: str, causal: bool) -> No
             assert not out.requires_grad
             assert torch.equal(out, implementation(*make_inputs(w)))
             continue
-        for got, want in zip(passed(attend, w), passed(implementation, w), strict=True):
-            torch.testing.assert_close(got, want)
+        for got, expected in zip(run_pass(attend, w), run_pass(implementation, w), strict=True):
+            torch.testing.assert_close(got, expected)
         assert attend.attention.facts()["kernel"] == implementation.facts()["kernel"]
         assert attend.shard.queries.tolist() == list(range(w.seq_len))
 
 
-def test_the_sparsity_that_is_asked_is_what_is_skipped() -> None:
-    """Density taken for sparsity would keep nine blocks in ten."""
+def test_sparsity_is_the_skipped_fraction() -> None:
+    """Density used as sparsity would keep nine blocks of ten."""
     for sparsity in (0.9, 0.5):
         attend = create(sparsity=sparsity, block=16)
         attend.prepare(1600)
@@ -71,7 +71,7 @@ def test_the_sparsity_that_is_asked_is_what_is_skipped() -> None:
     create().prepare(128)
 
 
-def test_plans_are_kept_for_the_last_few_shapes() -> None:
+def test_prepared_attentions_are_cached_for_the_last_shapes() -> None:
     attend, w = create(**BLOCKS), workload()
     assert attend.attention is None
     attend.prepare(150, batch=2, heads=4, kv_heads=2, head_dim=16, train=True)
@@ -88,27 +88,27 @@ def test_plans_are_kept_for_the_last_few_shapes() -> None:
     assert not attend.attention.workload.train
 
 
-def test_strided_tensors_are_taken() -> None:
+def test_strided_tensors_are_accepted() -> None:
     w = workload()
-    turned = tuple(
+    strided = tuple(
         t.detach().transpose(1, 3).contiguous().transpose(1, 3).requires_grad_()
         for t in make_inputs(w)
     )
-    assert turned[0].stride(-1) != 1
+    assert strided[0].stride(-1) != 1
     attend = create(**BLOCKS)
-    pairs = zip(passed(attend, w, turned), passed(attend, w), strict=True)  # type: ignore[arg-type]
-    for got, want in pairs:
-        torch.testing.assert_close(got, want)
+    pairs = zip(run_pass(attend, w, strided), run_pass(attend, w), strict=True)  # type: ignore[arg-type]
+    for got, expected in pairs:
+        torch.testing.assert_close(got, expected)
 
 
 def test_copies_and_pickles_compute_the_same() -> None:
     attend, w = create(**BLOCKS), workload()
-    want = attend(*make_inputs(w))
+    expected = attend(*make_inputs(w))
     for other in (copy.deepcopy(attend), pickle.loads(pickle.dumps(attend))):
-        assert torch.equal(other(*make_inputs(w)), want)
+        assert torch.equal(other(*make_inputs(w)), expected)
 
 
-def test_what_a_scorer_learns_is_one_for_all_shapes() -> None:
+def test_a_learned_scorer_is_the_same_for_all_shapes() -> None:
     attend = create("adaptive", scorer="learned", **BLOCKS)
     assert attend.parameters() == ()
     attend.prepare(64, heads=4, head_dim=16)
@@ -129,7 +129,7 @@ def test_what_a_scorer_learns_is_one_for_all_shapes() -> None:
     assert create(**BLOCKS).parameters() == ()
 
 
-def test_multihead_is_the_module() -> None:
+def test_multihead_returns_the_module() -> None:
     module = create("multihead", embed_dim=32, num_heads=4, causal=True, globals=0, **BLOCKS)
     assert isinstance(module, MultiheadBlockSparse)
     assert module.causal
@@ -146,24 +146,24 @@ def test_multihead_is_the_module() -> None:
 
 
 def share(group: Group, w: Workload, options: dict[str, Any]) -> list[Any]:
-    """Positions that this rank holds, its output and gradients; twice, and of a smaller batch."""
+    """Return this rank's positions, output and gradients: twice, and for a smaller batch."""
     attend = create("distributed", **options)
     shard = attend.prepare(w.seq_len, batch=w.batch, heads=w.heads, kv_heads=w.kv_heads,
                            head_dim=w.head_dim, train=True)  # fmt: skip
     assert np.array_equal(attend.shard.queries, shard.queries)
-    mine = torch.from_numpy(shard.queries)
+    own = torch.from_numpy(shard.queries)
     found: list[Any] = [shard.queries]
     for batch in (w.batch, w.batch, 1):
-        qkv = [t.detach()[:batch, :, mine].requires_grad_() for t in make_inputs(w)]
+        qkv = [t.detach()[:batch, :, own].requires_grad_() for t in make_inputs(w)]
         out = attend(*qkv)
-        grads = torch.autograd.grad(out, qkv, make_output_gradient(w)[:batch, :, mine])
+        grads = torch.autograd.grad(out, qkv, make_output_gradient(w)[:batch, :, own])
         found.append([t.detach().numpy() for t in (out, *grads)])
     assert attend.attention.group.size == group.size
     return found
 
 
 def refused(group: Group) -> list[str]:
-    """The reasons of calls that a rank can't make."""
+    """Return the errors of calls before `prepare` and with other lengths."""
     attend, messages = create("distributed", **BLOCKS), []
     tensors = make_inputs(workload(seq_len=64))
     for _ in range(2):
@@ -180,23 +180,23 @@ def test_joined_ranks_equal_the_single_process(
     ranks: Ranks, world: int, options: dict[str, Any]
 ) -> None:
     w = workload(seq_len=130, causal=True)
-    asked = {**BLOCKS, "causal": True}
-    want = passed(create(**asked), w)
-    rows = ranks(world, share, w, asked | options)
+    common = {**BLOCKS, "causal": True}
+    expected = run_pass(create(**common), w)
+    rows = ranks(world, share, w, common | options)
     positions = np.concatenate([row[0] for row in rows])
     assert sorted(positions.tolist()) == list(range(130))
     order = torch.from_numpy(np.argsort(positions))
-    for at, batch in ((1, 2), (2, 2), (3, 1)):
-        for i, whole in enumerate(want):
-            parts = [torch.from_numpy(row[at][i]) for row in rows]
+    for call, batch in ((1, 2), (2, 2), (3, 1)):
+        for i, whole in enumerate(expected):
+            parts = [torch.from_numpy(row[call][i]) for row in rows]
             joined = torch.cat(parts, 2)[:, :, order]
             torch.testing.assert_close(joined, whole[:batch], rtol=1e-4, atol=1e-5)
 
 
-def test_a_rank_is_told_what_to_do_first(ranks: Ranks) -> None:
+def test_errors_name_prepare_and_the_local_tokens(ranks: Ranks) -> None:
     for first, second in ranks(2, refused):
         assert "call prepare(seq_len=...) first; seq_len is the total over all ranks" in first
-        assert "q has 64 tokens, but this rank holds 48 of the 96 prepared" in second
+        assert "q has 64 tokens, but this rank holds 48 of 96" in second
 
 
 def test_distributed_needs_the_ranks_to_be_connected() -> None:
@@ -204,7 +204,7 @@ def test_distributed_needs_the_ranks_to_be_connected() -> None:
         create("distributed")
 
 
-# ---- what can't be -----------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_distributed_needs_the_ranks_to_be_connected() -> None:
     ],
 )
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_the_old_ratio_was_a_density(variant: str, ratio: Any, message: str) -> None:
+def test_the_old_sparsity_ratio_is_refused(variant: str, ratio: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
         create(variant, sparsity_ratio=ratio)
     assert str(caught.value).startswith(
@@ -271,12 +271,12 @@ def test_bad_options_say_what_is_wrong(variant: str, options: dict[str, Any], me
         (((2, 4, 8, 16), (2, 0, 8, 16), (2, 0, 8, 16)), "none empty"),
     ],
 )
-def test_shapes_that_do_not_fit(shapes: Any, message: str) -> None:
+def test_wrong_shapes_are_refused(shapes: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create()(*(torch.zeros(s) for s in shapes))
 
 
-def test_kinds_of_tensors_that_do_not_fit() -> None:
+def test_wrong_dtypes_and_sizes_are_refused() -> None:
     q = torch.zeros(1, 1, 4, 8)
     with pytest.raises(UserError, match=r"the same dtype and device; got torch\.bfl"):
         create()(q, q.bfloat16(), q)
@@ -288,10 +288,10 @@ def test_kinds_of_tensors_that_do_not_fit() -> None:
         _ = create().shard
 
 
-# ---- where it is -------------------------------------------------------------------------------
+# ---- exports -----------------------------------------------------------------------------------
 
 
-def test_the_package_exports_it_and_loads_no_torch_for_it() -> None:
+def test_the_package_exports_it_without_loading_torch() -> None:
     assert longseq_bench.create_block_sparse_attention is factory.create_block_sparse_attention
     assert isinstance(longseq_bench.create_block_sparse_attention(), SparseAttention)
     with pytest.raises(AttributeError, match="has no attribute 'create_block'"):

@@ -1,4 +1,4 @@
-"""MultiheadBlockSparse, held against torch's own module under the mask that its layout is."""
+"""MultiheadBlockSparse compared with torch's module under the mask that equals its layout."""
 
 import copy
 import pickle
@@ -24,31 +24,30 @@ causality = pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "
 
 
 def module(causal: bool = False, **options: Any) -> MultiheadBlockSparse:
-    """Seeded, its biases not zero, so that what is missing of them shows."""
+    """Return a seeded module; its biases are not zero, so that a missing bias is noticed."""
     torch.manual_seed(0)
-    asked: dict[str, Any] = {"sparsity": 0.6, "block": BLOCK, "batch_first": True} | options
-    found = MultiheadBlockSparse(EMBED, HEADS, causal=causal, **asked)
+    all_options: dict[str, Any] = {"sparsity": 0.6, "block": BLOCK, "batch_first": True} | options
+    sparse = MultiheadBlockSparse(EMBED, HEADS, causal=causal, **all_options)
     with torch.no_grad():
-        for bias in (found.in_proj_bias, found.out_proj.bias):
+        for bias in (sparse.in_proj_bias, sparse.out_proj.bias):
             if bias is not None:
                 bias.normal_()
-    return found
+    return sparse
 
 
 def tokens(n: int, batch: int = BATCH, seed: int = 1) -> Tensor:
     return torch.randn(batch, n, EMBED, generator=torch.Generator().manual_seed(seed))
 
 
-def seen_by(n: int, causal: bool, **options: Any) -> Tensor:
-    """Which query sees which key (N, N), asked of the implementation that has no module."""
+def visible_pairs(n: int, causal: bool, **options: Any) -> Tensor:
+    """Return the visible pairs (N, N) of the implementation `block-sparse`."""
     w = Workload(seq_len=n, heads=1, causal=causal)
-    asked = {"sparsity": 0.6, "block": BLOCK} | options
-    return count_pairs(build_attention("block-sparse", asked, w))[0] > 0
+    options = {"sparsity": 0.6, "block": BLOCK} | options
+    return count_pairs(build_attention("block-sparse", options, w))[0] > 0
 
 
 def padding(kind: str, n: int) -> Tensor | None:
-    """Keys to ignore, (B, N), another number in each row of the batch; in the first none, but for
-    `all`."""
+    """Return keys to ignore, (B, N): another number in each row; in row 0 only for `all`."""
     ignored = torch.zeros(BATCH, n, dtype=torch.bool)
     for b in range(BATCH):
         if kind == "end":
@@ -62,43 +61,47 @@ def padding(kind: str, n: int) -> Tensor | None:
     return None if kind == "none" else ignored
 
 
-def torch_s_own(
-    like: MultiheadBlockSparse, x: tuple[Tensor, ...], seen: Tensor, ignored: Tensor | None
-) -> tuple[Tensor, nn.MultiheadAttention, Tensor]:
-    """Output of nn.MultiheadAttention with the same numbers, and the queries that see nothing.
+def run_torch(
+    like: MultiheadBlockSparse, x: tuple[Tensor, ...], visible: Tensor, ignored: Tensor | None
+) -> tuple[Tensor, nn.MultiheadAttention]:
+    """Return the output of nn.MultiheadAttention with the same parameters, and the module.
 
-    Those it is given something to see, or it would be NaN, and their output is made zero.
+    Queries without a visible key get zeros; to avoid NaN the mask lets them see all keys.
     """
     own = nn.MultiheadAttention(EMBED, HEADS, bias=like.in_proj_bias is not None, batch_first=True)
     own.load_state_dict(like.state_dict())
-    hidden = (~seen).expand(BATCH, *seen.shape)
+    hidden = (~visible).expand(BATCH, *visible.shape)
     if ignored is not None:
         hidden = hidden | ignored[:, None]
-    blind = hidden.all(-1)
-    mask = (hidden & ~blind[..., None]).repeat_interleave(HEADS, 0)
+    without_keys = hidden.all(-1)
+    mask = (hidden & ~without_keys[..., None]).repeat_interleave(HEADS, 0)
     out, _ = own(*x, attn_mask=mask, need_weights=False)
-    return out.masked_fill(blind[..., None], 0.0), own, blind
+    return out.masked_fill(without_keys[..., None], 0.0), own
 
 
-def assert_equals_torch(sparse: MultiheadBlockSparse, seen: Tensor, ignored: Tensor | None) -> None:
-    """Output, gradients of what went in, and of the parameters."""
-    n = seen.shape[0]
+def assert_equals_torch(
+    sparse: MultiheadBlockSparse, visible: Tensor, ignored: Tensor | None
+) -> None:
+    """Compare the output and the gradients of inputs and parameters."""
+    n = visible.shape[0]
     x = tuple(tokens(n, seed=s).requires_grad_() for s in range(3))
     y = tuple(t.detach().clone().requires_grad_() for t in x)
     out, weights = sparse(*x, key_padding_mask=ignored)
-    want, own, _ = torch_s_own(sparse, y, seen, ignored)
+    expected, own = run_torch(sparse, y, visible, ignored)
     assert weights is None
-    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     grad = tokens(n, seed=9)
     out.backward(grad)
-    want.backward(grad)
+    expected.backward(grad)
     for one, other in zip(x, y, strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
-    wanted = dict(own.named_parameters())
-    assert wanted.keys() == dict(sparse.named_parameters()).keys()
+    expected_parameters = dict(own.named_parameters())
+    assert expected_parameters.keys() == dict(sparse.named_parameters()).keys()
     for name, parameter in sparse.named_parameters():
-        scale = float(wanted[name].grad.abs().max())
-        assert float((parameter.grad - wanted[name].grad).abs().max()) < 2e-5 * scale, name
+        scale = float(expected_parameters[name].grad.abs().max())
+        assert (
+            float((parameter.grad - expected_parameters[name].grad).abs().max()) < 2e-5 * scale
+        ), name
 
 
 @causality
@@ -109,9 +112,9 @@ def test_every_pattern_equals_torch_under_its_mask(pattern: str, causal: bool, k
     if pattern in WITH_SPECIAL:
         options["globals"] = BLOCK
     sparse = module(causal, **options)
-    seen = seen_by(150, causal, **options)
-    assert float(seen.double().mean()) < (0.4 if causal else 0.6)
-    assert_equals_torch(sparse, seen, padding(kind, 150))
+    visible = visible_pairs(150, causal, **options)
+    assert float(visible.double().mean()) < (0.4 if causal else 0.6)
+    assert_equals_torch(sparse, visible, padding(kind, 150))
 
 
 @causality
@@ -120,14 +123,14 @@ def test_every_pattern_equals_torch_under_its_mask(pattern: str, causal: bool, k
 @pytest.mark.parametrize("n", [1, 16, 101])
 def test_every_padding_equals_torch(n: int, kind: str, causal: bool, kernel: str) -> None:
     sparse = module(causal, pattern="random", kernel=kernel)
-    assert_equals_torch(sparse, seen_by(n, causal, pattern="random"), padding(kind, n))
+    assert_equals_torch(sparse, visible_pairs(n, causal, pattern="random"), padding(kind, n))
 
 
 def test_without_biases_and_with_a_window() -> None:
     options = {"pattern": "sink-window", "globals": 16, "window": 32}
     sparse = module(True, bias=False, **options)
     assert sparse.in_proj_bias is None
-    assert_equals_torch(sparse, seen_by(100, True, **options), padding("end", 100))
+    assert_equals_torch(sparse, visible_pairs(100, True, **options), padding("end", 100))
 
 
 @causality
@@ -155,7 +158,7 @@ def test_fewer_key_heads_equal_repeated_ones(causal: bool) -> None:
 
 @causality
 @pytest.mark.parametrize("kind", ["end", "scattered"])
-def test_what_stands_at_padded_keys_never_enters(kind: str, causal: bool) -> None:
+def test_values_at_padded_keys_have_no_effect(kind: str, causal: bool) -> None:
     sparse, ignored = module(causal), padding(kind, 140)
     x = tokens(140)
     before = sparse(x, x, x, ignored)[0]
@@ -167,7 +170,7 @@ def test_what_stands_at_padded_keys_never_enters(kind: str, causal: bool) -> Non
 
 @causality
 @pytest.mark.parametrize("kernel", ["auto", "torch"])
-def test_rows_that_see_nothing_are_zero_and_have_no_gradient(causal: bool, kernel: str) -> None:
+def test_rows_without_keys_are_zero_and_have_no_gradient(causal: bool, kernel: str) -> None:
     sparse = module(causal, kernel=kernel)
     x = tokens(70).requires_grad_()
     ignored = torch.tensor([[False], [True], [False]]).expand(3, 70)
@@ -185,7 +188,7 @@ def test_rows_that_see_nothing_are_zero_and_have_no_gradient(causal: bool, kerne
         torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_the_future_never_reaches_the_past_where_keys_are_padded() -> None:
+def test_the_future_never_reaches_the_past_with_padding() -> None:
     sparse, ignored, x = module(causal=True), padding("scattered", 120), tokens(120)
     changed = x.clone()
     changed[:, 70:] += 5
@@ -194,26 +197,28 @@ def test_the_future_never_reaches_the_past_where_keys_are_padded() -> None:
     assert not torch.equal(before[:, 70:], after[:, 70:])
 
 
-def test_masks_of_floats_are_those_of_truth_values() -> None:
+def test_float_masks_equal_bool_masks() -> None:
     sparse, ignored, x = module(), padding("end", 60), tokens(60)
     floats = torch.zeros(BATCH, 60).masked_fill(ignored, -torch.inf)
     assert torch.equal(sparse(x, x, x, floats)[0], sparse(x, x, x, ignored)[0])
 
 
-def test_padding_at_the_end_makes_no_more_runs_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The usual case costs what is left of it, and equal rows share one kernel."""
-    sparse, made_of = module(), []
+def test_padding_at_the_end_adds_no_runs_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reads only the remaining runs, and equal rows share one kernel."""
+    sparse, spans_built = module(), []
     make = multihead.HeadSpans
-    monkeypatch.setattr(multihead, "HeadSpans", lambda *of: made_of.append(of[0]) or make(*of))
+    monkeypatch.setattr(
+        multihead, "HeadSpans", lambda *args: spans_built.append(args[0]) or make(*args)
+    )
     ignored = torch.zeros(4, 160, dtype=torch.bool)
     ignored[1:, 60:] = True
     ignored[2] = False
     x = tokens(160, batch=4)
     out = sparse(x, x, x, ignored)[0]
-    assert len(made_of) == 1
+    assert len(spans_built) == 1
     layouts = sparse._build(160, "float32").layouts
     whole = sum(len(layout.indices) for layout in layouts)
-    assert len(made_of[0].start) < whole
+    assert len(spans_built[0].start) < whole
     torch.testing.assert_close(out[2:3], sparse(x[2:3], x[2:3], x[2:3])[0])
     torch.testing.assert_close(out[3:], sparse(x[3:], x[3:], x[3:], ignored[3:])[0])
 
@@ -221,7 +226,7 @@ def test_padding_at_the_end_makes_no_more_runs_of_keys(monkeypatch: pytest.Monke
 # ---- a drop-in ---------------------------------------------------------------------------------
 
 
-def test_parameters_go_both_ways_and_start_alike() -> None:
+def test_parameters_load_both_ways_and_start_equal() -> None:
     torch.manual_seed(5)
     own = nn.MultiheadAttention(EMBED, HEADS)
     torch.manual_seed(5)
@@ -236,13 +241,13 @@ def test_parameters_go_both_ways_and_start_alike() -> None:
 
 def test_shapes_are_those_of_torch() -> None:
     sparse, x = module(), tokens(50)
-    want = sparse(x, x, x)[0]
+    expected = sparse(x, x, x)[0]
     other = module(batch_first=False)
     assert not MultiheadBlockSparse(EMBED, HEADS).batch_first
     y = x.transpose(0, 1)
     out, weights = other(y, y, y)
     assert (out.shape, weights) == (y.shape, None)
-    torch.testing.assert_close(out.transpose(0, 1), want)
+    torch.testing.assert_close(out.transpose(0, 1), expected)
     ignored = padding("end", 50)
     torch.testing.assert_close(
         other(y, y, y, ignored)[0].transpose(0, 1), sparse(x, x, x, ignored)[0]
@@ -253,8 +258,8 @@ def test_shapes_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_in_torch_s_encoder_it_is_what_runs(mode: str) -> None:
-    """In eval its fast path would put a dense kernel in our place, and read our parameters."""
+def test_torch_s_encoder_runs_this_module(mode: str) -> None:
+    """In eval torch's fast path would run its dense kernel with our parameters."""
     layer = nn.TransformerEncoderLayer(EMBED, HEADS, 64, dropout=0.0, batch_first=True)
     layer.self_attn = module()
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -267,8 +272,8 @@ def test_in_torch_s_encoder_it_is_what_runs(mode: str) -> None:
         after = encoder(changed, src_key_padding_mask=ignored)
     assert torch.isfinite(before).all()
     reached = (before != after).any(-1)
-    seen = seen_by(140, False)
-    twice = (seen.double() @ seen.double())[:, 139] > 0
+    visible = visible_pairs(140, False)
+    twice = (visible.double() @ visible.double())[:, 139] > 0
     assert torch.equal(reached[0], twice)
     assert not twice.all()
     assert encoder.layers[0].self_attn.ran["kernel_of_padded"] in ("native", "torch (spans)")
@@ -276,41 +281,41 @@ def test_in_torch_s_encoder_it_is_what_runs(mode: str) -> None:
 
 def test_copies_and_pickles_compute_the_same() -> None:
     sparse, x = module(), tokens(60)
-    want = sparse(x, x, x)[0]
+    expected = sparse(x, x, x)[0]
     for other in (copy.deepcopy(sparse), pickle.loads(pickle.dumps(sparse))):
-        assert torch.equal(other(x, x, x)[0], want)
+        assert torch.equal(other(x, x, x)[0], expected)
     assert "num_heads=4" in repr(sparse)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     sparse, ignored, x = module(), padding("end", 80), tokens(80)
-    want = sparse(x, x, x, ignored)[0]
+    expected = sparse(x, x, x, ignored)[0]
     half, y = copy.deepcopy(sparse).to(dtype), x.to(dtype)
     got = half(y, y, y, ignored)[0]
     assert got.dtype == dtype
-    torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.05)
 
 
 def test_the_layouts_of_the_last_few_lengths_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    keep = block_sparse.make_layout
+    built: list[int] = []
+    make_layout = block_sparse.make_layout
 
-    def counted(*given: Any) -> Any:
-        asked.append(given[1])
-        return keep(*given)
+    def counted(*args: Any) -> Any:
+        built.append(args[1])
+        return make_layout(*args)
 
     monkeypatch.setattr(block_sparse, "make_layout", counted)
     sparse = module()
     lengths = [20 + i for i in range(CACHED_LAYOUTS)]
     for n in [*lengths, *lengths, lengths[0], 99, lengths[0], *lengths[2:], 99]:
         sparse(*[tokens(n)] * 3)
-    assert asked == [*lengths, 99]
+    assert built == [*lengths, 99]
     sparse(*[tokens(lengths[1])] * 3)
-    assert asked[-1] == lengths[1]
+    assert built[-1] == lengths[1]
 
 
-def test_nothing_is_kept_for_a_backward_that_will_not_come() -> None:
+def test_without_gradients_nothing_is_kept_for_backward() -> None:
     sparse, x = module(), tokens(40)
     with torch.no_grad():
         still = sparse(x, x, x)[0]
@@ -318,7 +323,7 @@ def test_nothing_is_kept_for_a_backward_that_will_not_come() -> None:
     torch.testing.assert_close(still, sparse(x, x, x)[0].detach())
 
 
-# ---- what can't be -----------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -333,7 +338,7 @@ def test_nothing_is_kept_for_a_backward_that_will_not_come() -> None:
         ({"globals": 16}, "globals=16 is not supported by pattern=local-window"),
     ],
 )
-def test_what_cannot_be_made_says_so(options: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         MultiheadBlockSparse(**{"embed_dim": EMBED, "num_heads": HEADS} | options)
 
@@ -368,12 +373,12 @@ def test_bad_input_says_what_is_wrong(
         module()(**{"query": X, "key": X, "value": X} | given)
 
 
-def test_a_dtype_that_no_kernel_takes_is_refused() -> None:
+def test_a_dtype_without_a_kernel_is_refused() -> None:
     y = X.double()
     with pytest.raises(UnsupportedError, match="float64 is not supported; use float32, bfloat16"):
         module().double()(y, y, y)
 
 
-def test_a_kernel_that_knows_no_padding_is_not_replaced_in_silence() -> None:
+def test_a_kernel_without_padding_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="kernel=flex does not support padding; use auto"):
         module(kernel="flex")(X, X, X, padding("end", 20))

@@ -39,13 +39,7 @@ def rows_of(layout: BlockLayout) -> list[list[int]]:
     special=st.integers(0, 100),
 )
 def test_every_row_keeps_the_requested_number_of_blocks(
-    pattern: str,
-    tokens: int,
-    block: int,
-    sparsity: float,
-    causal: bool,
-    seed: int,
-    special: int,
+    pattern: str, tokens: int, block: int, sparsity: float, causal: bool, seed: int, special: int
 ) -> None:
     """Fault 7. Rows of global tokens keep all visible blocks."""
     special = special_of(pattern, min(special, tokens))

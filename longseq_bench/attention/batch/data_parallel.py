@@ -1,7 +1,7 @@
 """The batch split over the CUDA devices of one process: torch's DataParallel.
 
 Each pass copies the parameters to every device, scatters the inputs, and gathers the output on the
-first device, whose memory limits the length. Reports still use it; torch recommends `ddp` instead.
+first device, whose memory limits the length. It is still in use; torch recommends `ddp` instead.
 """
 
 from typing import Annotated

@@ -1,8 +1,7 @@
 """The batch split over ranks: torch's DistributedDataParallel (arXiv 2006.15704).
 
 Every rank computes its rows of the batch, full sequences, with the same parameters; their gradients
-are averaged over ranks. A batch smaller than the number of ranks is refused: nothing would be
-faster.
+are averaged over ranks. A batch smaller than the number of ranks is refused: there is no speed-up.
 """
 
 from dataclasses import replace
@@ -101,7 +100,7 @@ class Ddp(BatchSplit):
 
     @override
     def parameter_gradients(self) -> dict[str, Tensor]:
-        # DDP averages them over ranks
+        # DDP averages over ranks; this returns the sum
         return {n: grad * self.group.size for n, grad in super().parameter_gradients().items()}
 
     @override
@@ -114,7 +113,7 @@ class Ddp(BatchSplit):
 def _average(group: Group, bucket: Any) -> Future[Tensor]:
     """Average gradients over ranks as DDP does by default.
 
-    Bytes are counted, and nothing is sent while computation alone is timed.
+    The sent bytes are counted. Nothing is sent while computation alone is timed.
     """
     gradients = bucket.buffer().div_(group.size)
     if not group.traffic.communicates:
@@ -128,5 +127,5 @@ def _average(group: Group, bucket: Any) -> Future[Tensor]:
 
 
 def _all_reduce_bytes(nbytes: int, size: int) -> int:
-    """Return the bytes that a rank sends in a ring all-reduce: two of each part but its own."""
+    """Return the bytes that a rank sends in a ring all-reduce: 2 · (size - 1) / size of them."""
     return 2 * nbytes * (size - 1) // size

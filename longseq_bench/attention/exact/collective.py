@@ -28,12 +28,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlocks, KVPair
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, TokenOrder
-from longseq_bench.kernels.base import (
-    AttentionKernel,
-    OutputAndLse,
-    Queries,
-    Triple,
-)
+from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.tiling import InPlaceTiledKernel, wide
 from longseq_bench.kernels.torch_fused import FusedKernel
 from longseq_bench.meta_mode import MAX_STEPS, limited

@@ -1,9 +1,9 @@
 """A module's parameters sharded over ranks by FairScale's FullyShardedDataParallel.
 
-FairScale 0.4.13 uses CUDA streams on every device and calls two functions of torch.distributed that
-later versions made private. On a CPU all calls run in order, so its streams are replaced by ones
-that do nothing, in its own module only. Its two collectives go through our group on any device,
-where their bytes are counted.
+FairScale 0.4.13 uses CUDA streams on every device, and it calls two collectives that newer versions
+of torch no longer have under these names. Both problems are solved by replacing the names `torch`
+and `dist` in FairScale's modules only: on a CPU, where calls run in order, by a torch whose streams
+do nothing; on every device by collectives of our Group, which counts their bytes.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from longseq_bench.distributed.group import Group
 
 
 def unavailable_reason(dtype: str) -> str | None:
-    """Return why FairScale cannot be used here; None if it can."""
+    """Return the reason why FairScale can't be used; None if it can."""
     if importlib.util.find_spec("fairscale") is None:
         return "FairScale is not installed; pip install 'longseq-bench[transports]' brings it"
     if dtype != "float32":
@@ -31,11 +31,11 @@ def unavailable_reason(dtype: str) -> str | None:
 def bytes_sent(head_dim: int, dtype_bytes: int, size: int, train: bool) -> int:
     """Return the bytes of parameters that a rank sends in one pass, padding included.
 
-    It sends its shard to all other ranks; in training a second time for backward, and its part of
-    every other rank's gradient.
+    It sends its shard to all other ranks. In training it sends it again for backward, and to every
+    other rank that rank's shard of its gradients.
     """
-    shard = -(-parameter_bytes(head_dim, 1) // size) * dtype_bytes
-    return (size - 1) * shard * (3 if train else 1)
+    shard_bytes = -(-parameter_bytes(head_dim, 1) // size) * dtype_bytes
+    return (size - 1) * shard_bytes * (3 if train else 1)
 
 
 class ShardedModule:
@@ -45,13 +45,13 @@ class ShardedModule:
         from fairscale.internal.parallel import ProcessGroupName
 
         self._group = group
-        _use_collectives_of(group)
+        _replace_collectives(group)
         self.module: Any = _sharded_class(device)(
             module,
             process_group=group.data,
             process_group_reduce_scatter=ProcessGroupName.default,
             compute_device=torch.device(device),
-            # otherwise full parameters stay, and only the first pass gathers them
+            # otherwise the full parameters stay in memory after the first pass
             disable_reshard_on_root=False,
             # larger buckets use a path that gloo refuses
             bucket_cap_mb=0,
@@ -59,50 +59,51 @@ class ShardedModule:
         self.module.set_gradient_divide_factors(1.0, 1.0, recursive=True)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the module's output, its old gradients dropped."""
-        for flat in self.module.params:
-            flat.grad = None
+        """Drop the gradients of the last pass, and return the module's output."""
+        for flat_parameter in self.module.params:
+            flat_parameter.grad = None
         out: Tensor = self.module(q, k, v)
         return out
 
     def gradients(self, head_dim: int) -> dict[str, Tensor]:
         """Return the full gradient of every weight, gathered from the shards of all ranks."""
-        (flat,) = self.module.params
-        shards = flat.grad.new_zeros(self._group.size, flat.grad.numel())
-        shards[self._group.rank] = flat.grad
-        joined = self._group.all_sum(shards.cpu()).flatten()
-        (saved,) = self.module.local_metadata_dict()["param_metadata"][0]["params"].values()
-        parts = torch.split(joined[: sum(saved["numels"])], saved["numels"])
+        # FairScale keeps all weights in one flat parameter, padded to a multiple of the ranks
+        (own_shard,) = (flat_parameter.grad for flat_parameter in self.module.params)
+        shards = own_shard.new_zeros(self._group.size, own_shard.numel())
+        shards[self._group.rank] = own_shard
+        padded = self._group.all_sum(shards.cpu()).flatten()
+        (weights,) = self.module.local_metadata_dict()["param_metadata"][0]["params"].values()
+        gradients = torch.split(padded[: sum(weights["numels"])], weights["numels"])
         return {
-            name.split(".")[-1]: part.view(head_dim, head_dim)
-            for name, part in zip(saved["names"], parts, strict=True)
+            name.split(".")[-1]: gradient.view(head_dim, head_dim)
+            for name, gradient in zip(weights["names"], gradients, strict=True)
         }
 
 
-class _ModuleWith(types.ModuleType):
-    """A module in which some names are replaced."""
+class _PatchedModule(types.ModuleType):
+    """A view of a module in which some names have other values."""
 
-    def __init__(self, module: types.ModuleType, **replaced: Any) -> None:
+    def __init__(self, module: types.ModuleType, **replacements: Any) -> None:
         super().__init__(module.__name__)
         self._module = module
-        vars(self).update(replaced)
+        vars(self).update(replacements)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
 
-def _use_collectives_of(group: Group) -> None:
-    """Let FairScale's two collectives go through a group."""
-    import fairscale.nn.data_parallel.fully_sharded_data_parallel as sharded
+def _replace_collectives(group: Group) -> None:
+    """Make FairScale call the all-gather and reduce-scatter of a group."""
+    import fairscale.nn.data_parallel.fully_sharded_data_parallel as fsdp_module
     from fairscale.internal import reduce_scatter_bucketer
 
     def all_gather(out: Tensor, own: Tensor, **_: Any) -> None:
         group.all_gather(out.view(group.size, -1), own.flatten()).wait()
 
-    def reduce_scatter(out: Tensor, given: Tensor, **_: Any) -> None:
-        group.reduce_scatter(out.flatten(), given.view(group.size, -1)).wait()
+    def reduce_scatter(out: Tensor, parts: Tensor, **_: Any) -> None:
+        group.reduce_scatter(out.flatten(), parts.view(group.size, -1)).wait()
 
-    sharded.dist = reduce_scatter_bucketer.dist = _ModuleWith(
+    fsdp_module.dist = reduce_scatter_bucketer.dist = _PatchedModule(
         torch.distributed, _all_gather_base=all_gather, _reduce_scatter_base=reduce_scatter
     )
 
@@ -111,16 +112,16 @@ class _NoStream(torch.Stream):
     """A stream on a CPU, where calls run in order."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Return at once: nothing runs in parallel."""
+        """Return immediately: nothing runs in parallel."""
 
 
 @cache
 def _sharded_class(device: str) -> Any:
     """Return FullyShardedDataParallel; on a CPU with streams that do nothing."""
-    import fairscale.nn.data_parallel.fully_sharded_data_parallel as sharded
+    import fairscale.nn.data_parallel.fully_sharded_data_parallel as fsdp_module
 
     if device == "cuda":
-        return sharded.FullyShardedDataParallel
+        return fsdp_module.FullyShardedDataParallel
     stream = _NoStream(device="cpu")
     cuda = types.SimpleNamespace(
         Stream=_NoStream,
@@ -129,16 +130,17 @@ def _sharded_class(device: str) -> Any:
         stream=lambda stream: contextlib.nullcontext(),
         is_available=lambda: False,
     )
-    sharded.torch = _ModuleWith(torch, cuda=cuda)
-    kernels: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    kernels.impl("record_stream", lambda tensor, stream: None, "CPU")
+    fsdp_module.torch = _PatchedModule(torch, cuda=cuda)
+    # torch has no Tensor.record_stream for CPU tensors
+    aten: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    aten.impl("record_stream", lambda tensor, stream: None, "CPU")
 
-    class OnCpu(sharded.FullyShardedDataParallel):  # type: ignore[misc]
-        # a library is valid as long as it lives
-        library = kernels
+    class CpuFullyShardedDataParallel(fsdp_module.FullyShardedDataParallel):  # type: ignore[misc]
+        # keeps the library alive: its kernels are removed with it
+        library = aten
 
         def _setup_streams(self) -> None:
             super()._setup_streams()
             self._streams |= dict.fromkeys(("fp32_to_fp16", "all_gather", "post_backward"), stream)
 
-    return OnCpu
+    return CpuFullyShardedDataParallel

@@ -1,6 +1,6 @@
 """Ring attention (arXiv 2310.01889).
 
-Each of p ranks holds n/p rows of q, k, v and the output. Blocks of keys and values travel round the
+Each of p ranks holds n/p rows of q, k, v and the output. Blocks of keys and values go round the
 ring of ranks. At each step a rank passes the current block on, computes the attention of its own
 queries to that block while the transfer runs, merges the result by log-sum-exp, and waits for the
 next block. A rank holds its own rows and three blocks, for any length.
@@ -50,12 +50,7 @@ from longseq_bench.distributed.kv_exchange import (
     ring_blocks,
 )
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import (
-    OrderName,
-    Runs,
-    TokenOrder,
-    positions_of,
-)
+from longseq_bench.distributed.token_order import OrderName, Runs, TokenOrder, positions_of
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import InPlaceTiledKernel, RowBlock, wide
@@ -68,7 +63,7 @@ class RingKernel:
 
     ring: the transfers. attention: attention of local queries to one block, for any pattern.
     full_queries: every rank holds all queries and computes everything, so the gradients of its own
-    keys are complete and do not travel.
+    keys are complete and are not sent.
     """
 
     def __init__(
@@ -77,9 +72,9 @@ class RingKernel:
         self.ring, self.attention, self.full_queries = ring, attention, full_queries
 
     def _visits(self, k: Tensor, v: Tensor) -> Iterator[tuple[Block, KVPair]]:
-        """Yield each block that visits this rank and, in between, shares of work with its own keys.
+        """Yield the blocks that visit this rank, and between them shares of work with its own keys.
 
-        While the caller computes with one of them, the next block is transferred.
+        While the caller computes with one of these, the next block is transferred.
         """
         steps = self.ring.steps()
         first_step, *next_steps = [*steps, None]
@@ -89,7 +84,7 @@ class RingKernel:
         yield LocalShare(0, len(steps) + 1), (k, v)
         for i, (step, next_step) in enumerate(zip(steps, next_steps, strict=True), 1):
             transfer.wait()
-            kv_block = buffers.arrived(step)
+            kv_block = buffers.take_block(step)
             transfer = buffers.start(next_step)
             yield self.ring.block_at(step), kv_block
             del kv_block
@@ -186,7 +181,8 @@ class Ring(Attention):
     def _query_runs(self) -> Runs:
         """Return the positions of the local queries.
 
-        All queries are listed run by run: a run of queries and one of keys need the same step.
+        With queries=full they are listed run by run, because a tile's rows and keys need the same
+        step.
         """
         if self.queries == "partitioned":
             return self.order.runs(self.group.rank)
@@ -241,9 +237,9 @@ class Ring(Attention):
     def uncompressed(self) -> Ring | None:
         if self.wire is None:
             return None
-        twin = copy(self)
-        twin.wire = None
-        return twin
+        uncompressed = copy(self)
+        uncompressed.wire = None
+        return uncompressed
 
     @property
     @override

@@ -1,9 +1,9 @@
 """DeepSpeed-Ulysses (arXiv 2309.14509): shards of tokens become shards of heads, and back.
 
 UlyssesKernel is the loop: all-to-all, attention over the full sequence for this rank's heads,
-all-to-all back. It takes a stage of heads at a time, so that only a stage is held twice; backward
-exchanges the inputs again instead of keeping them. USP and Megatron's sequence parallelism use the
-same loop with another inner attention or another exchange.
+all-to-all back. It takes a stage of heads at a time, so that only one stage is in memory twice.
+Backward exchanges the inputs again instead of keeping them. USP and Megatron's sequence parallelism
+use the same loop with another inner attention or another exchange.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, heads of this rank, all tokens).
 """
@@ -42,7 +42,7 @@ class UlyssesKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp of this rank's heads."""
-        out, kept = torch.empty_like(q), []
+        out, lse_of_stages = torch.empty_like(q), []
         to_heads = self.exchange.to_heads
         for q_heads, kv_heads in self.stages:
             q_full, k_full, v_full = (
@@ -53,8 +53,8 @@ class UlyssesKernel:
             self.exchange.to_tokens(out_full, out, q_heads)
             del out_full
             if keep_lse and lse is not None:
-                kept.append(lse)
-        return out, torch.cat(kept, 1) if kept else None
+                lse_of_stages.append(lse)
+        return out, torch.cat(lse_of_stages, 1) if lse_of_stages else None
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v."""
@@ -97,15 +97,15 @@ class SkippableKernel:
         return queries[1], *keys
 
 
-def head_stages(w: Workload, ranks: int, each: int) -> list[tuple[HeadStage, HeadStage]]:
-    """Return stages of `each` key heads per rank, with the query heads that use them.
+def head_stages(w: Workload, ranks: int, stage_heads: int) -> list[tuple[HeadStage, HeadStage]]:
+    """Return stages of `stage_heads` key heads per rank, with the query heads that use them.
 
     The last stage may have fewer heads.
     """
     group, own = w.heads // w.kv_heads, w.kv_heads // ranks
     stages = []
-    for start in range(0, own, each):
-        count = min(each, own - start)
+    for start in range(0, own, stage_heads):
+        count = min(stage_heads, own - start)
         kv_heads = HeadStage(start * ranks, count)
         stages.append((HeadStage(kv_heads.first * group, count * group), kv_heads))
     return stages
@@ -116,21 +116,22 @@ def check_heads(workload: Workload, ranks: int) -> None:
     w = workload
     for name, heads in (("heads", w.heads), ("kv_heads", w.kv_heads)):
         if heads % ranks:
-            fits = ", ".join(map(str, divisors(w.kv_heads)))
-            raise WorldError(f"{heads} {name} can't be split over {ranks} ranks; possible: {fits}")
+            allowed = ", ".join(map(str, divisors(w.kv_heads)))
+            message = f"{heads} {name} can't be split over {ranks} ranks; possible: {allowed}"
+            raise WorldError(message)
 
 
 def exchange_bytes(exchange: HeadExchange, w: Workload) -> int:
-    """Return what one pass of UlyssesKernel sends.
+    """Return the bytes that one pass of UlyssesKernel sends.
 
     Forward: q, k, v to heads and out to tokens. Backward: grad_out, q, k, v, out to heads and dq,
     dk, dv to tokens.
     """
-    head = w.batch * w.head_dim * w.dtype_bytes
-    queries = (4, 2) if w.train else (1, 1)
-    keys = (4, 2) if w.train else (2, 0)
-    sent = exchange.bytes_sent(head, w.heads, *queries)
-    return sent + exchange.bytes_sent(head, w.kv_heads, *keys)
+    head_bytes = w.batch * w.head_dim * w.dtype_bytes
+    # tensors sent to heads and to tokens, of query heads and of KV heads
+    q_tensors, kv_tensors = ((4, 2), (4, 2)) if w.train else ((1, 1), (2, 0))
+    sent = exchange.bytes_sent(head_bytes, w.heads, *q_tensors)
+    return sent + exchange.bytes_sent(head_bytes, w.kv_heads, *kv_tensors)
 
 
 @implementation("ulysses")

@@ -48,7 +48,7 @@ class Usp(Attention):
         workload: Workload,
         group: Group,
         *,
-        ulysses: Annotated[int | None, "ranks per Ulysses group; none: most possible"] = None,
+        ulysses: Annotated[int | None, "ranks per Ulysses group; none: as many as possible"] = None,
         ring: Annotated[int | None, "ranks per ring; none: world size / ulysses"] = None,
         chunk: Annotated[int, "maximum keys per step of a ring, in tokens"] = 4 * TILE_ROWS,
         order: Annotated[OrderName, "assignment of tokens to groups of ranks"] = "zigzag",
@@ -60,8 +60,8 @@ class Usp(Attention):
         super().__init__(workload, group)
         u, r = self.ulysses, self.ring
         heads_group = group.subgroup([[i * u + j for j in range(u)] for i in range(r)])
-        held = self.order.counts[group.rank // u]
-        spans = (even_span(held, u, member) for member in range(u))
+        group_tokens = self.order.counts[group.rank // u]
+        spans = (even_span(group_tokens, u, member) for member in range(u))
         self.exchange = AllToAll(heads_group, tuple(stop - start for start, stop in spans))
         # the ring of one stage: one key head and the query heads that use it
         stage = {"heads": workload.heads // workload.kv_heads, "kv_heads": 1} if u > 1 else {}
@@ -98,21 +98,21 @@ class Usp(Attention):
 def choose_degrees(
     workload: Workload, size: int, ulysses: int | None, ring: int | None
 ) -> tuple[int, int]:
-    """Return how many ranks share heads and how many form a ring.
+    """Return the number of ranks per Ulysses group and per ring.
 
-    A degree that is None is chosen; if both are, as many ranks as possible share heads.
+    A degree that is None is chosen; if both are, the Ulysses groups are as large as possible.
 
     Raises:
         WorldError: the product of the degrees is not the world size.
     """
-    given = {"ulysses": ulysses, "ring": ring}
+    requested = {"ulysses": ulysses, "ring": ring}
     if ulysses is None:
-        most = max(d for d in divisors(size) if workload.kv_heads % d == 0)
-        ulysses = size // ring if ring else most
+        largest = max(d for d in divisors(size) if workload.kv_heads % d == 0)
+        ulysses = size // ring if ring else largest
     if ring is None:
         ring = size // ulysses
     if ulysses * ring != size:
-        degrees = " and ".join(f"{name} {degree}" for name, degree in given.items() if degree)
+        degrees = " and ".join(f"{name} {degree}" for name, degree in requested.items() if degree)
         raise WorldError(
             f"{degrees} do not make up {size} ranks; ulysses · ring must be the world size"
         )

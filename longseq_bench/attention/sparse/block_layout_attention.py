@@ -25,7 +25,7 @@ class LayoutAttention(Attention):
     """Attention over the blocks of `layouts`: one layout, or one per query head."""
 
     requested_density: float | None
-    """Density that the options ask for; None if they set the window instead."""
+    """Requested density; None if the options set the window instead."""
 
     block: int
     """Tokens of a block."""
@@ -44,14 +44,14 @@ class LayoutAttention(Attention):
         """Choose the kernel."""
         super().prepare(device)
         blocks, dtype = self.kernel_blocks, self.workload.dtype
-        way = "gathered" if blocks else "spans"
+        form = "gathered" if blocks else "spans"
         self.kernel_name, self._kernel_facts = sparse_selection.choose(
-            self.requested_kernel, device, dtype, way, blocks
+            self.requested_kernel, device, dtype, form, blocks
         )
 
     @property
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
-        """Return the needs of a block kernel; None if only kernels of spans can be used."""
+        """Return what block kernels have to support; None if only span kernels can be used."""
         w = self.workload
         return sparse_selection.Blocks(self.block, w.head_dim, w.train)
 
@@ -68,9 +68,9 @@ class LayoutAttention(Attention):
     @override
     def measures(self) -> dict[str, float]:
         achieved = sum(layout.block_density for layout in self.layouts) / len(self.layouts)
-        # every query of a layout sees its own block
-        asked = self.requested_density
-        measures = {} if asked is None else {"density_asked": asked}
+        requested = self.requested_density
+        measures = {} if requested is None else {"density_asked": requested}
+        # no query is uncovered: in every layout each sees its own block
         return {**measures, "density_achieved": achieved, "uncovered": 0.0}
 
     @override
@@ -87,9 +87,9 @@ def build_layout_kernel(
     Kernels are imported here, because some need libraries that may be missing.
     """
     if kernel == "native" or (kernel == "triton" and not sparse_selection.has_triton()):
-        # Triton is missing in meta mode only; the native kernel holds the same memory there
-        own = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
-        parts = [HeadSpans(spans_of(x), of) for x, of in zip(layouts, own, strict=True)]
+        # Triton is missing in meta mode only; the native kernel needs the same memory there
+        by_layout = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
+        parts = [HeadSpans(spans_of(x), of) for x, of in zip(layouts, by_layout, strict=True)]
         task, shape = SpanTask(parts, layouts[0].causal), (heads, layouts[0].seq_len)
         return SpanAttention(sparse_selection.span_kernel("native"), task, shape)
     if kernel == "triton":
@@ -107,6 +107,6 @@ def build_layout_kernel(
         return kernels[0]
     kv = [h * kv_heads // heads for h in range(heads)]
     return SplitKernel(
-        [(np.s_[:, h : h + 1], np.s_[:, kv[h] : kv[h] + 1], own) for h, own in enumerate(kernels)],
+        [(np.s_[:, h : h + 1], np.s_[:, kv[h] : kv[h] + 1], one) for h, one in enumerate(kernels)],
         torch.float32,
     )

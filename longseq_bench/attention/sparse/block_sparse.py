@@ -80,7 +80,9 @@ class BlockSparse(LayoutAttention):
         seed: SeedOption = 0,
         kernel: KernelOption = "auto",
         placement: Annotated[Placement, "assignment of rows to ranks"] = "node-local",
-        ranks_per_node: Annotated[int, "ranks per node (hierarchical); 0: as here", 0] = 0,
+        ranks_per_node: Annotated[
+            int, "ranks per node (hierarchical); 0: those of this host", 0
+        ] = 0,
         exchange: Annotated[
             Literal["auto", "fetch", "ring"],
             "fetch: each rank fetches the key blocks it sees; ring: all blocks go round a ring; "
@@ -104,8 +106,8 @@ class BlockSparse(LayoutAttention):
         self._ranks_per_node = ranks_per_node or on_host or group.size
         self._exchange = exchange
         self._layout: BlockLayout | None = None
-        self._built: AttentionKernel | None = None
-        # a window replaces sparsity, except in strided, which spends the rest on its columns
+        self._kernel: AttentionKernel | None = None
+        # a window replaces sparsity, except in strided: there it is a part of the kept blocks
         self.requested_density = None if window and pattern != "strided" else 1 - sparsity
         if group.size > -(-w.seq_len // block):
             raise WorldError(
@@ -123,7 +125,7 @@ class BlockSparse(LayoutAttention):
 
     @property
     def layouts(self) -> tuple[BlockLayout, ...]:
-        """The layout, built when it is first needed: by `prepare`, which is timed apart."""
+        """The layout, built when it is first needed: in `prepare`, which is timed separately."""
         if self._layout is None:
             try:
                 self._layout = make_layout(*self._layout_options)
@@ -142,7 +144,7 @@ class BlockSparse(LayoutAttention):
             raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; use auto")
         super().prepare(device)
         w = self.workload
-        self._built = (
+        self._kernel = (
             build_layout_kernel(self.kernel_name, self.layouts, w.heads, w.kv_heads)
             if self.group.size == 1
             else self._rank_kernel
@@ -150,8 +152,8 @@ class BlockSparse(LayoutAttention):
 
     def build_kernel(self) -> AttentionKernel:
         """Return the kernel that `prepare` built."""
-        assert self._built is not None, "prepare comes before a call"
-        return self._built
+        assert self._kernel is not None, "call prepare first"
+        return self._kernel
 
     @property
     @override
@@ -177,15 +179,16 @@ class BlockSparse(LayoutAttention):
         return {**facts, "exchange": "ring" if ring else "fetch"}
 
     def _ignored_options(self) -> dict[str, str]:
-        """Return options that have no effect, or less than they ask for, with the reason."""
+        """Return options without effect, or with less than the requested effect, and the reason."""
         pattern, _, block, *_, special, window = self._layout_options
         ignored = {}
         if self.requested_density is None:
             ignored["sparsity"] = f"not used: window={window} determines the kept blocks"
-        wanted, kept = -(-special // block), int(np.median(self.layouts[0].row_lengths))
-        if wanted >= kept and pattern in WITH_SPECIAL:
+        requested, kept = -(-special // block), int(np.median(self.layouts[0].row_lengths))
+        if requested >= kept and pattern in WITH_SPECIAL:
             ignored["globals"] = (
-                f"most rows keep {kept} block(s), of which {kept - 1} global; requested: {wanted}"
+                f"most rows keep {kept} block(s), of which {kept - 1} global; "
+                f"requested: {requested}"
             )
         return ignored
 

@@ -1,15 +1,15 @@
-"""Block-sparse attention that chooses key blocks by their scores: the highest of each row and head.
+"""Block-sparse attention that keeps the key blocks with the highest scores of each row and head.
 
 The score of a block of queries and a block of keys is the product of their representatives. A block
 of keys is represented by the mean of its tokens, and so is a block of queries; with a causal mask
 by its first query, because a mean would let later queries decide what earlier ones see. Scores are
 averaged over the batch, so each head has one layout.
 
-With scorer=learned, representatives pass through a weight matrix first. The choice of blocks is no
-differentiable function of those matrices. So the gradient of a block's score is taken as that of a
-bias added to all attention scores of the block, at bias 0, which is the sum of the gradients of
-those scores (a straight-through estimate, arXiv 1308.3432). q, k and v get their exact gradients
-for the chosen layout.
+With scorer=learned, representatives are multiplied by a weight matrix first. The choice of blocks
+is not differentiable by those matrices. So the gradient of a block's score is defined as that of a
+bias of 0 added to all attention scores of the block: the sum of the gradients of those scores (a
+straight-through estimate, arXiv 1308.3432). q, k and v get their exact gradients for the chosen
+layout.
 """
 
 import math
@@ -43,7 +43,7 @@ from longseq_bench.patterns.topk import top_layout
 
 Scorer = Literal["means", "learned"]
 _INIT_NOISE = 0.1
-"""Noise of the scorer's initial matrices around the identity, which scores as means do."""
+"""Noise of the scorer's initial matrices around the identity; the identity equals scorer=means."""
 
 
 @implementation("block-sparse-adaptive")
@@ -72,22 +72,22 @@ class AdaptiveBlockSparse(LayoutAttention):
         self.block, self.sparsity, self.requested_density = block, sparsity, 1 - sparsity
         self.scorer, self._seed = scorer, seed
         self.matrices: tuple[Tensor, ...] = ()
-        self._chosen: tuple[BlockLayout, ...] = ()
+        self._layouts: tuple[BlockLayout, ...] = ()
 
     @property
     def layouts(self) -> tuple[BlockLayout, ...]:
         """The layouts of the last call, one per query head."""
-        if not self._chosen:
+        if not self._layouts:
             raise RuntimeError("the layouts of an adaptive pattern exist only after a call")
-        return self._chosen
+        return self._layouts
 
     def prepare(self, device: str) -> None:
         """Choose the kernel and draw the scorer's matrices; each call chooses its layouts."""
         super().prepare(device)
         w = self.workload
         if self.scorer == "learned" and not self.matrices:
-            draw = torch.Generator().manual_seed(self._seed)
-            noise = (torch.randn(w.head_dim, w.head_dim, generator=draw) for _ in range(2))
+            generator = torch.Generator().manual_seed(self._seed)
+            noise = (torch.randn(w.head_dim, w.head_dim, generator=generator) for _ in range(2))
             scale = _INIT_NOISE / math.sqrt(w.head_dim)
             matrices = (torch.eye(w.head_dim) + n * scale for n in noise)
             self.matrices = tuple(
@@ -99,15 +99,15 @@ class AdaptiveBlockSparse(LayoutAttention):
         start = time.perf_counter()
         with torch.no_grad(), disable_autocast(q):
             # representatives of blocks: (B, Hq, rows, D) and (B, Hk, rows, D), float32
-            firsts = q[:, :, :: self.block]
-            queries = firsts.float() if self.workload.causal else _means(q, self.block)
+            first_queries = q[:, :, :: self.block]
+            queries = first_queries.float() if self.workload.causal else _means(q, self.block)
             keys = _means(k, self.block)
-            self._chosen = tuple(self._layout(queries, keys, h) for h in range(q.shape[1]))
+            self._layouts = tuple(self._layout(queries, keys, h) for h in range(q.shape[1]))
         self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
             return _Learned.apply(q, k, v, *self.matrices, self, (queries, keys))  # type: ignore[no-any-return, no-untyped-call]
         w = self.workload
-        kernel = build_layout_kernel(self.kernel_name, self._chosen, w.heads, w.kv_heads)
+        kernel = build_layout_kernel(self.kernel_name, self._layouts, w.heads, w.kv_heads)
         return attend(q, k, v, kernel, w.train)
 
     @property
@@ -123,7 +123,7 @@ class AdaptiveBlockSparse(LayoutAttention):
     def _layout(self, queries: Tensor, keys: Tensor, head: int) -> BlockLayout:
         w = self.workload
         if is_meta():
-            # without scores: a layout with as many blocks
+            # there are no scores: use a layout with equally many blocks
             return make_layout("local-window", w.seq_len, self.block, self.sparsity, w.causal)
         kv = head * w.kv_heads // w.heads
         q, k = queries[:, head], keys[:, kv]
@@ -134,8 +134,8 @@ class AdaptiveBlockSparse(LayoutAttention):
         scale = 1 / (math.sqrt(w.head_dim) * w.batch)
 
         def scores(start: int, stop: int) -> NDArray[np.float32]:
-            found: NDArray[np.float32] = (rows[start:stop] @ columns.T * scale).cpu().numpy()
-            return found
+            chunk: NDArray[np.float32] = (rows[start:stop] @ columns.T * scale).cpu().numpy()
+            return chunk
 
         return top_layout(scores, w.seq_len, self.block, self.sparsity, w.causal)
 
@@ -152,9 +152,9 @@ class _Learned(torch.autograd.Function):
         ctx.layouts = attention.layouts
         parts = [HeadSpans(spans_of(layout), [h]) for h, layout in enumerate(ctx.layouts)]
         ctx.task = SpanTask(parts, attention.workload.causal)
-        whole = SpanAttention(ctx.kernel, ctx.task, (q.shape[1], q.shape[2]))
+        attend_all = SpanAttention(ctx.kernel, ctx.task, (q.shape[1], q.shape[2]))
         with disable_autocast(q):
-            out, lse = whole.forward(q, k, v, True)
+            out, lse = attend_all.forward(q, k, v, True)
         ctx.save_for_backward(q, k, v, w_q, w_k, out, lse, *pooled)
         return out
 
@@ -165,11 +165,11 @@ class _Learned(torch.autograd.Function):
         bias = [np.zeros((q.shape[0], 1, len(x.indices)), np.float32) for x in ctx.layouts]
         task, queries = replace(ctx.task, bias=bias), (grad_out, q, out, lse)
         grads = span_gradients(ctx.kernel, task, queries, (k, v), torch.empty_like(q))
-        d_matrices = _of_matrices(ctx.layouts, bias, (pooled[0], pooled[1]), (w_q, w_k))
+        d_matrices = _matrix_gradients(ctx.layouts, bias, (pooled[0], pooled[1]), (w_q, w_k))
         return *grads, *d_matrices, None, None
 
 
-def _of_matrices(
+def _matrix_gradients(
     layouts: tuple[BlockLayout, ...],
     bias: list[NDArray[np.float32]],
     pooled: tuple[Tensor, Tensor],
@@ -182,11 +182,11 @@ def _of_matrices(
     queries, keys = pooled
     batch, heads, _, dim = queries.shape
     scale = 1 / (math.sqrt(dim) * batch)
-    found = [torch.zeros_like(m) for m in matrices]
+    gradients = [torch.zeros_like(m) for m in matrices]
     for head, layout in enumerate(layouts):
         kv = head * keys.shape[1] // heads
         rows = np.repeat(np.arange(layout.rows), layout.row_lengths)
-        of_scores = torch.sparse_coo_tensor(
+        score_gradients = torch.sparse_coo_tensor(
             torch.from_numpy(np.stack((rows, layout.indices.astype(np.int64)))),
             torch.from_numpy(bias[head].sum((0, 1)) * np.float32(scale)),
             (layout.rows, layout.rows),
@@ -194,19 +194,19 @@ def _of_matrices(
             check_invariants=False,
         ).to(queries.device)
         for b in range(batch):
-            weighed = of_scores @ keys[b, kv]
-            found[0] += queries[b, head].T @ (weighed @ matrices[1])
-            found[1] += weighed.T @ (queries[b, head] @ matrices[0])
-    return found[0], found[1]
+            weighted_keys = score_gradients @ keys[b, kv]
+            gradients[0] += queries[b, head].T @ (weighted_keys @ matrices[1])
+            gradients[1] += weighted_keys.T @ (queries[b, head] @ matrices[0])
+    return gradients[0], gradients[1]
 
 
 def _means(t: Tensor, block: int) -> Tensor:
     """Return means of blocks of tokens, (B, H, rows, D) float32; the last block may be short."""
-    whole = t.shape[2] // block * block
-    found = []
-    if whole:
-        blocks = torch.unflatten(t[:, :, :whole], 2, (-1, block))
-        found.append(blocks.mean(3, dtype=torch.float32))
-    if whole < t.shape[2]:
-        found.append(t[:, :, whole:].mean(2, keepdim=True, dtype=torch.float32))
-    return torch.cat(found, 2)
+    end_of_full = t.shape[2] // block * block
+    means = []
+    if end_of_full:
+        blocks = torch.unflatten(t[:, :, :end_of_full], 2, (-1, block))
+        means.append(blocks.mean(3, dtype=torch.float32))
+    if end_of_full < t.shape[2]:
+        means.append(t[:, :, end_of_full:].mean(2, keepdim=True, dtype=torch.float32))
+    return torch.cat(means, 2)

@@ -1,8 +1,8 @@
 """Block-sparse attention with rows split over ranks, and keys and values with their rows.
 
 FetchKernel  each rank fetches the key blocks that its rows see, a few key heads at a time; the next
-             heads arrive while the current ones are computed with
-SpanBlocks   for patterns that see nearly everything: blocks of keys travel round a ring (ring.py)
+             heads are transferred during the computation with the current ones
+SpanBlocks   for patterns that see nearly everything: blocks of keys go round a ring (ring.py)
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N).
 """
@@ -37,7 +37,13 @@ RING_SHARE = 0.5
 
 @dataclass(frozen=True, eq=False)
 class ShardedLayout:
-    """A layout whose rows are split over ranks; a rank holds the tokens of its rows, ascending."""
+    """A layout whose rows are split over ranks; a rank holds the tokens of its rows, ascending.
+
+    owners: the rank of each row and of its key block.
+
+    Example: blocks of 2 tokens, owners 0 1 1 0. Rank 0 has the rows 0 and 3, and the tokens 0, 1,
+    6 and 7. `local_start` is 0 0 2 2: block 3 starts at local token 2 of rank 0.
+    """
 
     layout: BlockLayout
     owners: Owners
@@ -49,7 +55,7 @@ class ShardedLayout:
         return np.flatnonzero(self.owners == rank)
 
     def tokens(self, blocks: Ints) -> Ints:
-        """Return the positions of the tokens of some blocks, in their order."""
+        """Return the positions of the tokens of some blocks, block by block."""
         return _ranges(blocks * self.layout.block, self.sizes[blocks])
 
     @cached_property
@@ -60,17 +66,17 @@ class ShardedLayout:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Tokens of each rank."""
-        held = np.bincount(self.owners, weights=self.sizes, minlength=self.ranks)
-        return tuple(int(n) for n in held)
+        tokens = np.bincount(self.owners, weights=self.sizes, minlength=self.ranks)
+        return tuple(int(n) for n in tokens)
 
     @cached_property
-    def local(self) -> Ints:
-        """First token of each block among the tokens of its owner."""
-        local = np.empty(self.layout.rows, dtype=np.int64)
+    def local_start(self) -> Ints:
+        """Index of the first token of each block among the tokens of its owner."""
+        local_start = np.empty(self.layout.rows, dtype=np.int64)
         for rank in range(self.ranks):
             own = self.rows(rank)
-            local[own] = np.cumsum(self.sizes[own]) - self.sizes[own]
-        return local
+            local_start[own] = np.cumsum(self.sizes[own]) - self.sizes[own]
+        return local_start
 
     @cached_property
     def positions(self) -> NDArray[np.int32]:
@@ -78,8 +84,8 @@ class ShardedLayout:
         return self.tokens(self.rows(self.rank)).astype(np.int32)
 
     @cached_property
-    def entries(self) -> tuple[Ints, Ints]:
-        """Kept blocks of this rank's rows: the number of the row among them, and the key block."""
+    def kept_blocks(self) -> tuple[Ints, Ints]:
+        """Kept blocks of this rank's rows: the index of the row among them, and the key block."""
         own = self.rows(self.rank)
         counts = self.layout.row_lengths[own]
         kept = self.layout.indices[_ranges(self.layout.indptr[own], counts)]
@@ -88,12 +94,13 @@ class ShardedLayout:
     @cached_property
     def fetched(self) -> tuple[Ints, ...]:
         """Key blocks of other ranks that each rank's rows see, ordered by owner, ascending."""
-        of_row = self.owners.astype(np.int64) * self.layout.rows
-        pairs = np.unique(np.repeat(of_row, self.layout.row_lengths) + self.layout.indices)
+        # rank and key block as one integer, rank * rows + block, so that each pair is kept once
+        rank_of_row = self.owners.astype(np.int64) * self.layout.rows
+        pairs = np.unique(np.repeat(rank_of_row, self.layout.row_lengths) + self.layout.indices)
         ranks, keys = np.divmod(pairs, self.layout.rows)
-        foreign = self.owners[keys] != ranks
-        by_rank = (keys[foreign & (ranks == rank)] for rank in range(self.ranks))
-        return tuple(own[np.argsort(self.owners[own], kind="stable")] for own in by_rank)
+        is_remote = self.owners[keys] != ranks
+        by_rank = (keys[is_remote & (ranks == rank)] for rank in range(self.ranks))
+        return tuple(x[np.argsort(self.owners[x], kind="stable")] for x in by_rank)
 
     def sees_nearly_all(self) -> bool:
         """Return True if some rank would fetch nearly all keys of the others."""
@@ -106,23 +113,23 @@ class ShardedLayout:
     def spans(self, row: Ints, start: Ints, count: Ints) -> Spans:
         """Return spans: this rank's rows as tiles, and for each a run of key tokens.
 
-        row: number of the row of each run. start, count: tokens of the run.
+        row: index of each run's row among this rank's rows. start, count: tokens of the run.
         """
         order = np.argsort(row, kind="stable")
         per_row = np.bincount(row, minlength=len(self.rows(self.rank)))
-        kept = np.flatnonzero(per_row)
-        own = self.rows(self.rank)[kept]
+        with_runs = np.flatnonzero(per_row)
+        tiles = self.rows(self.rank)[with_runs]
         return Spans(
-            self.local[own].astype(np.int32),
-            self.sizes[own].astype(np.int32),
-            np.concatenate(([0], np.cumsum(per_row[kept]))).astype(np.int64),
-            start[order].astype(np.int32),
-            count[order].astype(np.int32),
+            tile_start=self.local_start[tiles].astype(np.int32),
+            tile_count=self.sizes[tiles].astype(np.int32),
+            runs=np.concatenate(([0], np.cumsum(per_row[with_runs]))).astype(np.int64),
+            start=start[order].astype(np.int32),
+            count=count[order].astype(np.int32),
         )
 
 
 class FetchKernel:
-    """Attention to the rank's own keys and fetched ones, a stage of key heads at a time.
+    """Attention to the rank's own and fetched keys, a stage of key heads at a time.
 
     An AttentionKernel. A buffer (tokens, 2, B, heads, D) holds keys and values of a stage: first
     the rank's own tokens, then the fetched ones.
@@ -135,13 +142,13 @@ class FetchKernel:
         rank, ranks = sharded.rank, sharded.ranks
         fetched = sharded.fetched[rank]
         in_buffer = np.concatenate((sharded.rows(rank), fetched))
-        starts = np.zeros(sharded.layout.rows, dtype=np.int64)
-        starts[in_buffer] = np.cumsum(sharded.sizes[in_buffer]) - sharded.sizes[in_buffer]
-        row, key = sharded.entries
-        self._spans = sharded.spans(row, starts[key], sharded.sizes[key])
+        buffer_start = np.zeros(sharded.layout.rows, dtype=np.int64)
+        buffer_start[in_buffer] = np.cumsum(sharded.sizes[in_buffer]) - sharded.sizes[in_buffer]
+        row, key = sharded.kept_blocks
+        self._spans = sharded.spans(row, buffer_start[key], sharded.sizes[key])
         key_positions = sharded.tokens(in_buffer).astype(np.int32)
         self._steps = StepMap(q_at=sharded.positions, k_at=key_positions)
-        self._own = sharded.counts[rank]
+        self._own_count = sharded.counts[rank]
         received = np.bincount(
             sharded.owners[fetched], weights=sharded.sizes[fetched], minlength=ranks
         )
@@ -151,9 +158,10 @@ class FetchKernel:
         self._sent_tokens = torch.from_numpy(np.concatenate(sent))
 
     def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
-        """Return what this rank sends in one pass, by formula; arguments as of RingExchange.
+        """Return the bytes that this rank sends in one pass, by formula.
 
-        In training keys are fetched twice, and the gradients of fetched keys go back.
+        Arguments are those of RingExchange.bytes_sent. In training keys are fetched twice, and the
+        gradients of fetched keys go back to their owners.
         """
         sent = sum(self._sent) * token_bytes
         return 2 * sent + sum(self._received) * gradient_bytes if gradient_bytes else sent
@@ -176,15 +184,15 @@ class FetchKernel:
         for kv_heads, heads, buffer in self._stages(q, k, v):
             sums = buffer.new_zeros(buffer.shape, dtype=torch.float32)
             if self._group.computes:
-                of_heads = grad_out[:, heads], q[:, heads], out[:, heads], lse[:, heads]
+                stage = grad_out[:, heads], q[:, heads], out[:, heads], lse[:, heads]
                 self._kernel.backward(
-                    of_heads, _keys_and_values(buffer), dq[:, heads], _keys_and_values(sums),
+                    stage, _keys_and_values(buffer), dq[:, heads], _keys_and_values(sums),
                     range(kv_heads.stop - kv_heads.start), self._task(heads),
                 )  # fmt: skip
             returned = buffer.new_empty(len(self._sent_tokens), *buffer.shape[1:])
-            leaving = sums[self._own :].to(buffer.dtype)
-            self._group.all_to_all(returned, leaving, self._sent, self._received).wait()
-            own = sums[: self._own]
+            remote = sums[self._own_count :].to(buffer.dtype)
+            self._group.all_to_all(returned, remote, self._sent, self._received).wait()
+            own = sums[: self._own_count]
             own.index_add_(0, self._sent_tokens.to(sums.device), returned.to(sums.dtype))
             for grad, total in zip((dk, dv), _keys_and_values(own), strict=True):
                 grad[:, kv_heads] = total
@@ -195,10 +203,10 @@ class FetchKernel:
         return SpanTask(parts, self._causal, self._steps)
 
     def _stages(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield key heads, their query heads and the buffer; the next stage is transferred."""
+        """Yield key heads, query heads and buffer of a stage; the next is transferred meanwhile."""
         heads, group = k.shape[1], q.shape[1] // k.shape[1]
         count = -(-heads // MAX_STAGES)
-        stages = [slice(at, min(at + count, heads)) for at in range(0, heads, count)]
+        stages = [slice(i, min(i + count, heads)) for i in range(0, heads, count)]
         next_fetch = self._fetch(k, v, stages[0])
         for i, kv_heads in enumerate(stages):
             buffer, pending, _ = next_fetch
@@ -208,16 +216,18 @@ class FetchKernel:
             yield kv_heads, slice(kv_heads.start * group, kv_heads.stop * group), buffer
 
     def _fetch(self, k: Tensor, v: Tensor, kv_heads: slice) -> tuple[Tensor, Pending, Tensor]:
-        """Start filling a buffer; the sent tensor, returned last, has to live until the wait."""
+        """Start filling a buffer; return it, the transfer, and the sent tensor (keep it alive)."""
         b, _, _, d = k.shape
         shape = (2, b, kv_heads.stop - kv_heads.start, d)
-        buffer = k.new_zeros(self._own + sum(self._received), *shape)
+        buffer = k.new_zeros(self._own_count + sum(self._received), *shape)
         sent = k.new_empty(len(self._sent_tokens), *shape)
         for i, t in enumerate((k, v)):
             tokens = t[:, kv_heads].permute(2, 0, 1, 3)
-            buffer[: self._own, i] = tokens
+            buffer[: self._own_count, i] = tokens
             sent[:, i] = tokens.index_select(0, self._sent_tokens.to(t.device))
-        pending = self._group.all_to_all(buffer[self._own :], sent, self._received, self._sent)
+        pending = self._group.all_to_all(
+            buffer[self._own_count :], sent, self._received, self._sent
+        )
         return buffer, pending, sent
 
 
@@ -243,25 +253,26 @@ class SpanBlocks:
             self._kernel.backward(queries, kv, dq, dkv, range(kv[0].shape[1]), task)
 
     def _task(self, block: Block, heads: int) -> SpanTask | None:
-        """Return what local rows see of a block; None for nothing, or if nothing is computed.
+        """Return the task of local rows with a block; None if there is nothing to compute.
 
-        The block may cut blocks of the layout.
+        The block's ends may lie inside blocks of the layout.
         """
         sharded = self._sharded
-        row, key = sharded.entries
+        row, key = sharded.kept_blocks
         if isinstance(block, LocalShare):
             first, last = even_span(len(sharded.rows(sharded.rank)), block.count, block.index)
-            seen = (sharded.owners[key] == sharded.rank) & (row >= first) & (row < last)
-            row, key = row[seen], key[seen]
-            spans = sharded.spans(row, sharded.local[key], sharded.sizes[key])
+            in_share = (sharded.owners[key] == sharded.rank) & (row >= first) & (row < last)
+            row, key = row[in_share], key[in_share]
+            spans = sharded.spans(row, sharded.local_start[key], sharded.sizes[key])
             key_positions = sharded.positions
         else:
-            seen = sharded.owners[key] == block.owner
-            row, key = row[seen], key[seen]
-            start = np.maximum(sharded.local[key], block.start)
-            stop = np.minimum(sharded.local[key] + sharded.sizes[key], block.stop)
-            seen = start < stop
-            spans = sharded.spans(row[seen], start[seen] - block.start, (stop - start)[seen])
+            is_owners = sharded.owners[key] == block.owner
+            row, key = row[is_owners], key[is_owners]
+            start = np.maximum(sharded.local_start[key], block.start)
+            stop = np.minimum(sharded.local_start[key] + sharded.sizes[key], block.stop)
+            visible = start < stop
+            row, start, stop = row[visible], start[visible], stop[visible]
+            spans = sharded.spans(row, start - block.start, stop - start)
             key_positions = self._positions[block.owner][block.tokens]
         if not (self._group.computes and spans.tiles):
             return None
@@ -270,16 +281,16 @@ class SpanBlocks:
 
 
 def _tokens_for(sharded: ShardedLayout, other: int) -> Ints:
-    """Return this rank's tokens that another rank fetches, in the order in which it takes them."""
+    """Return this rank's tokens that another rank fetches, in the order of its `fetched`."""
     if other == sharded.rank:
         return np.empty(0, dtype=np.int64)
     fetched = sharded.fetched[other]
     own = fetched[sharded.owners[fetched] == sharded.rank]
-    return _ranges(sharded.local[own], sharded.sizes[own])
+    return _ranges(sharded.local_start[own], sharded.sizes[own])
 
 
 def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """Return counts[i] consecutive numbers from starts[i], for all i, one after the other."""
+    """Return counts[i] numbers from starts[i] on: starts 10 50, counts 2 3 give 10 11 50 51 52."""
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     numbers: Ints = np.repeat(starts, counts) + within
     return numbers

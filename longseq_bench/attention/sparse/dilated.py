@@ -1,7 +1,7 @@
-"""LongNet's dilated attention (arXiv 2307.02486): segments, each thinned by its rate.
+"""LongNet's dilated attention (arXiv 2307.02486): every rate-th token of a segment.
 
-Pairs (segment, rate) are mixed by their softmax denominators, which is one softmax over the
-multiset union of the keys they see. With `mix=groups` each head uses one pair only.
+Pairs (segment, rate) are mixed by their softmax denominators. This equals one softmax over the
+multiset union of their keys. With `mix=groups` each head uses one pair only.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from longseq_bench.distributed.token_order import TokenOrder, even_span
 from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
-from longseq_bench.kernels.sparse_selection import SpansOf, choose, span_kernel
+from longseq_bench.kernels.sparse_selection import SpanKernelName, choose, span_kernel
 from longseq_bench.kernels.tiling import RowBlock, TiledKernel
 from longseq_bench.patterns.dilated import DilationRule
 from longseq_bench.patterns.segment_spans import heads_by_sets, segment_spans, sort_walk
@@ -61,7 +61,7 @@ class Dilated(Attention):
         mix: Annotated[
             Mix, "softmax: every head mixes all pairs; groups: each head uses one pair"
         ] = "softmax",
-        kernel: Annotated[SpansOf, "kernel; auto: the fastest one available"] = "auto",
+        kernel: Annotated[SpanKernelName, "kernel; auto: the fastest one available"] = "auto",
     ) -> None:
         self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
@@ -130,23 +130,23 @@ class Dilated(Attention):
             yield from self.segments.many_ranks(heads, own, rows, keys)
 
     def _exchange(self) -> RingExchange:
-        """Return transfers along the walk, as far as the segments of any rank reach."""
+        """Return the transfers along the walk, with as many hops as segments need."""
         return RingExchange(self.group, ring_blocks(self.order.counts), hops=self._hops())
 
     def _hops(self) -> int:
-        """Return the number of hops after which no rank sees a block."""
+        """Return the largest number of hops after which a rank still sees a block."""
         size = self.group.size
         steps = [self.order.runs(rank)[0] for rank in range(size)]
-        only_past = self.workload.causal and not self.permuted
+        past_only = self.workload.causal and not self.permuted
 
         def is_visible(hop: int) -> bool:
             return any(
                 self.segments.share_a_segment(steps[owner], steps[(owner + hop) % size])
                 for owner in range(size)
-                if not only_past or owner + hop < size
+                if not past_only or owner + hop < size
             )
 
-        if only_past:
+        if past_only:
             # a rank that is farther away shares no segment either
             return next((hop - 1 for hop in range(1, size) if not is_visible(hop)), size - 1)
         return next((hop for hop in range(size - 1, 0, -1) if is_visible(hop)), 0)
@@ -181,6 +181,6 @@ class Dilated(Attention):
         if self.group.size == 1:
             facts = {**self._kernel_facts}
         if longer := [f"{s:,}" for s in self.rule.segments if s > w.seq_len]:
-            names = ", ".join(longer)
-            facts["segments"] = f"{names} exceed {w.seq_len:,} tokens: one segment holds all"
+            lengths = ", ".join(longer)
+            facts["segments"] = f"{lengths} exceed {w.seq_len:,} tokens: one segment holds all"
         return facts

@@ -1,8 +1,8 @@
 """Dilated attention along the Hilbert curve: a segment is a compact 2-D patch.
 
 The sequence fills a grid row by row. Segments and dilation follow the Hilbert curve through it.
-q, k and v are never permuted as a whole: the tokens of a segment are gathered when it
-is computed, and the output goes straight to its place. Causality is that of the sequence.
+q, k and v are never permuted as a whole: the tokens of a segment are gathered when it is computed,
+and the output is written to its place. Causality is that of the sequence.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ class Hilbert(Dilated):
 
     def prepare(self, device: str) -> None:
         """Build the walk along the curve."""
-        # ranks hold their tokens in the order of the walk, and need it for causality alone
+        # several ranks hold their tokens in the order of the walk; they need it for causality only
         if self.group.size == 1 or self.workload.causal:
             self.segments.walk = hilbert_order(self.workload.seq_len)
         super().prepare(device)

@@ -5,11 +5,14 @@ step  an index into the walk
 set   the tokens of a segment at one offset modulo the rate; they see each other
 
 Along the sequence a set is a range, so its queries and keys are strided views. Along a permutation
-it is a list of tokens; sorted, its causal part is again a lower triangle, because a softmax does
-not depend on the order of its keys. So no mask is needed.
+it is a list of tokens. The list is sorted, which a softmax allows, so that its causal part is again
+a lower triangle. So no mask is needed on one rank.
 
-The sets of a segment are sorted once and used by all row tiles of a super-segment, the shortest run
-of the walk that the segments of every pair divide.
+A super-segment is the shortest run of the walk that the segments of every pair divide. Its sets are
+sorted once and used by all its row tiles.
+
+Example: segment 8, rate 2, offset 0, causal, along the sequence. The set is 0 2 4 6. With the rows
+4 ... 7 the set has two pieces: queries 4 6 with keys 0 2, and the triangle of 4 6 with 4 6.
 """
 
 import math
@@ -45,29 +48,30 @@ class SegmentTiles:
             members, sets = self._tokens(start, stop), list(self._sets(heads, start, stop))
             for i in range(0, len(members), TILE_ROWS):
                 rows = members[i : i + TILE_ROWS]
-                pieces = [p for tokens, h in sets for p in self._pieces(rows, tokens, h)]
+                pieces = [p for tokens, of in sets for p in self._pieces(rows, tokens, of)]
                 yield RowBlock(_index(rows), heads, tuple(pieces))
 
     def many_ranks(
         self, heads: slice, own: range, queries: range, keys: range
     ) -> Iterator[RowBlock]:
-        """Yield what queries at some steps of the walk see of keys at other steps, of any rank.
+        """Yield the row blocks of queries at some steps of the walk with keys at other steps.
 
         Queries and keys are in the order of the walk, so every set is a strided view. Row indices
-        are into `own`, the steps that this rank holds; key indices are into `keys`.
+        are into `own`, the steps that this rank holds; key indices are into `keys`, the steps of
+        any rank.
         """
         for start in range(queries.start, queries.stop, TILE_ROWS):
             rows = range(start, min(start + TILE_ROWS, queries.stop))
             pieces = [
                 piece
-                for q_steps, k_steps, of in self._set_parts(heads, rows, keys)
-                for piece in self._part_pieces(rows, keys, q_steps, k_steps, of)
+                for q_steps, k_steps, set_heads in self._set_parts(heads, rows, keys)
+                for piece in self._part_pieces(rows, keys, q_steps, k_steps, set_heads)
             ]
             if pieces:
                 yield RowBlock(_view(rows, own), heads, tuple(pieces))
 
     def share_a_segment(self, first: range, second: range) -> bool:
-        """Return True if any segment holds steps of both runs."""
+        """Return True if a segment contains steps of both runs."""
         low, high = sorted((first, second), key=lambda r: r.start)
         return any((low.stop - 1) // s.segment == high.start // s.segment for s in self._segments)
 
@@ -81,73 +85,75 @@ class SegmentTiles:
         for pair in self._segments:
             for first in range(start, stop, pair.segment):
                 end = min(first + pair.segment, stop)
-                for offset, own in pair.offsets(heads):
+                for offset, set_heads in pair.offsets(heads):
                     if first + offset < end:
-                        yield self._tokens(first + offset, end, pair.rate), own
+                        yield self._tokens(first + offset, end, pair.rate), set_heads
 
     def _pieces(self, rows: Tokens, tokens: Tokens, heads: slice) -> Iterator[Piece]:
-        """Yield the pieces of one set for a row block: earlier keys, and a causal triangle."""
+        """Yield the pieces of one set for a row block; causal: earlier keys, and a triangle."""
         first = bisect_left(tokens, int(rows[0]))
-        last = bisect_left(tokens, int(rows[-1]) + 1)
-        if first >= last:
+        stop = bisect_left(tokens, int(rows[-1]) + 1)
+        if first >= stop:
             return
-        queries = _within(rows, tokens[first:last])
-        seen = first if self._causal else len(tokens)
-        step = seen if isinstance(tokens, range) else TILE_ROWS
-        for i in range(0, seen, max(1, step)):
-            yield Piece(queries, _index(tokens[i : min(i + step, seen)]), heads)
+        queries = _indices(tokens[first:stop], rows)
+        unmasked = first if self._causal else len(tokens)
+        step = unmasked if isinstance(tokens, range) else TILE_ROWS
+        for i in range(0, unmasked, max(1, step)):
+            yield Piece(queries, _index(tokens[i : min(i + step, unmasked)]), heads)
         if self._causal:
-            yield Piece(queries, _index(tokens[first:last]), heads, causal=True)
+            yield Piece(queries, _index(tokens[first:stop]), heads, causal=True)
 
     def _set_parts(
         self, heads: slice, rows: range, keys: range
     ) -> Iterator[tuple[range, range, slice]]:
-        """Yield the steps of each set among rows and among keys, and the heads that use it."""
+        """Yield for each set its steps in rows, its steps in keys, and the heads that use it."""
         for pair in self._segments:
             first = max(rows.start, keys.start) // pair.segment
             last = min(rows.stop - 1, keys.stop - 1) // pair.segment
             for segment in range(first, last + 1):
                 start, stop = segment * pair.segment, (segment + 1) * pair.segment
-                for offset, own in pair.offsets(heads):
+                for offset, set_heads in pair.offsets(heads):
                     q_steps, k_steps = (
-                        _every(pair.rate, start + offset, stop, among) for among in (rows, keys)
+                        _steps_in(run, range(start + offset, stop, pair.rate))
+                        for run in (rows, keys)
                     )
                     if q_steps and k_steps:
-                        yield q_steps, k_steps, own
+                        yield q_steps, k_steps, set_heads
 
     def _part_pieces(
         self, rows: range, keys: range, q_steps: range, k_steps: range, heads: slice
     ) -> Iterator[Piece]:
+        """Yield the pieces of one set: its steps in `rows` with its steps in `keys`."""
         if not self._causal:
             yield Piece(_view(q_steps, rows), _view(k_steps, keys), heads)
         elif self.walk is None:
             for tile in causal_tiles(q_steps, k_steps):
-                at = _view(q_steps[tile.rows], rows), _view(k_steps[tile.keys], keys)
-                yield Piece(*at, heads, tile.causal)
+                queries, tile_keys = q_steps[tile.rows], k_steps[tile.keys]
+                yield Piece(_view(queries, rows), _view(tile_keys, keys), heads, tile.causal)
         else:
-            # along a permutation a set can be on both sides of a query
+            # along a permutation keys of a set can come before and after a query
             q_tokens, k_tokens = (
                 torch.from_numpy(self.walk[s.start : s.stop : s.step]) for s in (q_steps, k_steps)
             )
             mask = k_tokens[None, :] <= q_tokens[:, None]
             if mask.any():
-                needed = None if mask.all() else mask
-                yield Piece(_view(q_steps, rows), _view(k_steps, keys), heads, mask=needed)
+                partial_mask = None if mask.all() else mask
+                yield Piece(_view(q_steps, rows), _view(k_steps, keys), heads, mask=partial_mask)
 
 
-def _every(rate: int, start: int, stop: int, among: range) -> range:
-    """Return every rate-th step from start on that is in a run."""
-    first = start + max(0, -(-(among.start - start) // rate)) * rate
-    return range(first, min(stop, among.stop), rate)
+def _steps_in(run: range, steps: range) -> range:
+    """Return the steps that are in a run: range(4, 99, 3) in range(10, 20) is range(10, 20, 3)."""
+    first = steps.start + max(0, -(-(run.start - steps.start) // steps.step)) * steps.step
+    return range(first, min(steps.stop, run.stop), steps.step)
 
 
-def _view(steps: range, among: range) -> slice:
-    """Return the indices of steps among those of a run."""
-    return slice(steps.start - among.start, steps.stop - among.start, steps.step)
+def _view(steps: range, run: range) -> slice:
+    """Return the indices of steps in a run: range(10, 20, 3) in range(8, 24) is slice(2, 12, 3)."""
+    return slice(steps.start - run.start, steps.stop - run.start, steps.step)
 
 
-def _within(rows: Tokens, tokens: Tokens) -> Index:
-    """Return the indices of tokens among the rows of a block."""
+def _indices(tokens: Tokens, rows: Tokens) -> Index:
+    """Return the indices of tokens in the rows of a block."""
     if isinstance(rows, range) and isinstance(tokens, range):
         return _view(tokens, rows)
     if len(rows) == len(tokens):
@@ -156,6 +162,7 @@ def _within(rows: Tokens, tokens: Tokens) -> Index:
 
 
 def _index(tokens: Tokens) -> Index:
+    """Return the index of tokens in the whole sequence: a slice or a tensor."""
     if isinstance(tokens, range):
         return slice(tokens.start, tokens.stop, tokens.step)
     return torch.from_numpy(np.ascontiguousarray(tokens)).long()
