@@ -125,13 +125,13 @@ def slowed_code(args: argparse.Namespace, out: Path) -> int:
     whole = some = rows = false = 0
     for i in range(args.pairs):
         found = pair(args, out / f"slowed-{i:02d}", share)
-        ours = [t for t in found.times if t.row.implementation == SLOWER]
-        hits = [t for t in ours if t.verdict == "slower"]
-        others = [t for t in found.times if t not in ours and t.verdict != "same"]
-        whole, some = whole + (len(hits) == len(ours)), some + bool(hits)
+        slowed = [t for t in found.times if t.row.implementation == SLOWER]
+        hits = [t for t in slowed if t.verdict == "slower"]
+        others = [t for t in found.times if t not in slowed and t.verdict != "same"]
+        whole, some = whole + (len(hits) == len(slowed)), some + bool(hits)
         rows, false = rows + len(hits), false + bool(others)
-        ratios = ", ".join(f"{t.ratio:.3f}" for t in ours)
-        print(f"   {i + 1:3} slower in {len(hits)} of {len(ours)} (ratios {ratios})", flush=True)
+        ratios = ", ".join(f"{t.ratio:.3f}" for t in slowed)
+        print(f"   {i + 1:3} slower in {len(hits)} of {len(slowed)} (ratios {ratios})", flush=True)
     print(
         f"slower in {some} of {args.pairs} pairs, of all slowed trials in {whole}, of "
         f"{rows} of {args.pairs * len(LENGTHS)} such trials; {false} pairs with an alarm among "
@@ -147,11 +147,11 @@ def pair(args: argparse.Namespace, folder: Path, slowed: float) -> Comparison:
     if args.apart:
         turns.sort(key=lambda turn: turn[1])
     with LocalLauncher() as launcher, Store(folder / "a") as first, Store(folder / "b") as second:
-        wanted = trials(launcher)
+        compared = trials(launcher)
         for visit, side in turns:
             args.plugin.joinpath(SHARE).write_text(str((0.0, slowed)[side]))
-            # what is in the store already is not run again, so this is one more round
-            run_schedule(sweep(wanted, visit + 1), launcher, (first, second)[side], collect)
+            # trials in the store are not run again, so this is one more round
+            run_schedule(sweep(compared, visit + 1), launcher, (first, second)[side], collect)
         records = [list(store.records) for store in (first, second)]
     return compare(records[0], records[1], level=parse_share(args.level, "--level"))
 

@@ -1,7 +1,7 @@
 """Longest length as a fraction of the floor: `python benchmarks/floor.py`.
 
 Runs `longseq maxlen` for every implementation, forward and train. Prints the longest length, its
-fraction of the theoretical maximum (floor), the least fraction that passes, and the number of runs.
+fraction of the theoretical maximum (floor), the minimum that passes, and the runs.
 Takes about a minute on two cores. Options: --memory-budget 64MiB --dtype float32.
 """
 
@@ -13,12 +13,12 @@ import tempfile
 from typing import Any
 
 IMPLEMENTATIONS = ("sdpa", "ring", "collective", "block-sparse", "hilbert", "dilated")
-LEAST = {
+MIN_FLOOR_SHARE = {
     "forward": dict.fromkeys(IMPLEMENTATIONS[:4], 0.90) | {"hilbert": 0.80, "dilated": 0.80},
     "train": dict.fromkeys(IMPLEMENTATIONS[:3], 0.80)
     | {"block-sparse": 0.60, "hilbert": 0.60, "dilated": 0.60},
 }
-MOST_RUNS = 8
+MAX_RUNS = 8
 
 
 def main() -> None:
@@ -31,14 +31,14 @@ def main() -> None:
     layout = "{:<13} {:<8} {:>9} {:>9} {:>11} {:>8} {:>6} {:>5} {:>7}"
     print(layout.format(*head))
     missed = 0
-    for mode, least in LEAST.items():
+    for mode, min_share in MIN_FLOOR_SHARE.items():
         for row in maxima(mode, args.memory_budget, args.dtype):
             floor, name = row["fraction_of_floor"], row["implementation"]
-            good = floor >= least[name] and row["runs"] <= MOST_RUNS
+            good = floor >= min_share[name] and row["runs"] <= MAX_RUNS
             missed += not good
             cells = (
                 name, mode, row["max_tokens"], row["first_failure"], row["limited_by"],
-                f"{floor:.3f}", f"{least[name]:.2f}", row["runs"], f"{row['wall_s']:.1f}",
+                f"{floor:.3f}", f"{min_share[name]:.2f}", row["runs"], f"{row['wall_s']:.1f}",
             )  # fmt: skip
             print(layout.format(*map(str, cells)) + ("" if good else "  below the goal"))
     sys.exit(1 if missed else 0)

@@ -25,9 +25,9 @@ from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.trial import run_trial
 
-MOST_ISOLATION_S = 0.15
-MOST_DISAGREEMENT = 0.05
-MOST_HELP_S = 0.3
+MAX_ISOLATION_S = 0.15
+MAX_DISAGREEMENT = 0.05
+MAX_HELP_S = 0.3
 
 
 class Silent(MessageSender):
@@ -85,9 +85,9 @@ def isolation(launcher: Launcher, rounds: int) -> bool:
             own.append(time.perf_counter() - start)
         apart, inside = median(isolated[1:]), median(own[1:])
         cost = apart - inside
-        good &= cost <= MOST_ISOLATION_S
+        good &= cost <= MAX_ISOLATION_S
         print(f"   {mode:<8} isolated {apart:.3f}  own work {inside:.3f}  cost {cost:.3f} "
-              f"(at most {MOST_ISOLATION_S})")  # fmt: skip
+              f"(at most {MAX_ISOLATION_S})")  # fmt: skip
     return good
 
 
@@ -139,9 +139,9 @@ def agreement(launcher: Launcher, rounds: int) -> bool:
                 took[side] = side(launcher, tokens)
             ratios.append(took[by_tool] / took[by_timer])
         middle = median(ratios)
-        good &= abs(middle - 1) <= MOST_DISAGREEMENT
+        good &= abs(middle - 1) <= MAX_DISAGREEMENT
         print(f"   {tokens:>5} tokens: median {middle:.3f}, from {min(ratios):.3f} to "
-              f"{max(ratios):.3f} (within {MOST_DISAGREEMENT:.0%})")  # fmt: skip
+              f"{max(ratios):.3f} (within {MAX_DISAGREEMENT:.0%})")  # fmt: skip
     return good
 
 
@@ -170,8 +170,8 @@ def help_time() -> bool:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         times.append(time.perf_counter() - start)
     heavy = done.stderr.strip()
-    print(f"4. longseq --help: {median(times):.3f} s (under {MOST_HELP_S}), imports of {heavy}")
-    return median(times) < MOST_HELP_S and heavy == "[]"
+    print(f"4. longseq --help: {median(times):.3f} s (under {MAX_HELP_S}), imports of {heavy}")
+    return median(times) < MAX_HELP_S and heavy == "[]"
 
 
 if __name__ == "__main__":

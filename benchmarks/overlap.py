@@ -15,7 +15,7 @@ from longseq_bench.core.units import parse_tokens
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
 
-MOST_RATIO, MOST_EXPOSED = 1.15, 0.10
+MAX_RATIO, MAX_EXPOSED = 1.15, 0.10
 
 
 def main() -> None:
@@ -34,11 +34,11 @@ def main() -> None:
             trials[f"ring order={order}, 2 ranks"] = trial(
                 launcher, workload, "ring", 2, 1, order=order
             )
-        seen: dict[str, list[dict[str, float]]] = {name: [] for name in trials}
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in trials}
         for _ in range(args.rounds):
             for name, one in trials.items():
-                seen[name].append(measure(launcher, one))
-    sys.exit(0 if print_table(workload, seen) else 1)
+                rounds[name].append(measure(launcher, one))
+    sys.exit(0 if print_table(workload, rounds) else 1)
 
 
 def trial(
@@ -57,21 +57,21 @@ def measure(launcher: Launcher, one: Trial) -> dict[str, float]:
     outcome = launcher.run(one, lambda phase, part: None).outcome
     if outcome.status != "ok":
         sys.exit(f"{one.implementation}: {outcome.status}: {outcome.reason}")
-    seen: dict[str, list[tuple[float, ...]]] = {}
+    samples: dict[str, list[tuple[float, ...]]] = {}
     for m in outcome.measurements:
-        seen.setdefault(m.name, []).append(m.samples)
-    names = [n for n in ("time", "cpu_time", "compute_time", "communication_time") if n in seen]
-    return {name: median(map(max, zip(*seen[name], strict=True))) for name in names}
+        samples.setdefault(m.name, []).append(m.samples)
+    names = [n for n in ("time", "cpu_time", "compute_time", "communication_time") if n in samples]
+    return {name: median(map(max, zip(*samples[name], strict=True))) for name in names}
 
 
-def print_table(workload: Workload, seen: dict[str, list[dict[str, float]]]) -> bool:
+def print_table(workload: Workload, results: dict[str, list[dict[str, float]]]) -> bool:
     """Print the table; return True if the zigzag ring reaches its goals."""
     print(f"{workload.seq_len:,} tokens, causal, {workload.mode}, float32, 8 heads of 64")
     layout = "{:<30} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9}"
     print(layout.format("", "time s", "CPU s", "× sdpa", "compute s", "comm. s", "exposed"))
     base: list[float] = []
     good = True
-    for name, rounds in seen.items():
+    for name, rounds in results.items():
         middle = {key: median(r[key] for r in rounds) for key in rounds[0]}
         base = base or [r["time"] for r in rounds]
         ratio = median(r["time"] / b for r, b in zip(rounds, base, strict=True))
@@ -81,9 +81,9 @@ def print_table(workload: Workload, seen: dict[str, list[dict[str, float]]]) -> 
             comm = middle["communication_time"]
             cells += [f"{middle['compute_time']:.3f}", f"{comm:.3f}", f"{exposed:.1%}"]
             if "zigzag" in name:
-                good = ratio <= MOST_RATIO and exposed <= MOST_EXPOSED
+                good = ratio <= MAX_RATIO and exposed <= MAX_EXPOSED
         print(layout.format(name, *cells, *[""] * (6 - len(cells))))
-    print(f"goals of zigzag: × sdpa at most {MOST_RATIO}, exposed at most {MOST_EXPOSED:.0%}")
+    print(f"goals of zigzag: × sdpa at most {MAX_RATIO}, exposed at most {MAX_EXPOSED:.0%}")
     return good
 
 

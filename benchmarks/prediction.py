@@ -41,12 +41,12 @@ MEMORY_LIMIT, SDPA_LIMIT, TIME_LIMIT = 0.03, 0.05, 0.25
 
 
 def trials(
-    launcher: Launcher, dtype: str, budget: int, least: int = 1
+    launcher: Launcher, dtype: str, budget: int, min_ranks: int = 1
 ) -> Iterator[tuple[Trial, tuple[int, ...]]]:
     catalogue = launcher.catalogue()
-    for name, (options, lengths, most) in CASES.items():
+    for name, (options, lengths, max_ranks) in CASES.items():
         for mode in MODES:
-            for ranks in range(least, most + 1):
+            for ranks in range(min_ranks, max_ranks + 1):
                 shape = Workload(seq_len=1024, mode=mode, dtype=dtype)
                 yield Trial(
                     implementation=name, options=catalogue.options(name, options), workload=shape,
@@ -54,35 +54,39 @@ def trials(
                 ), lengths  # fmt: skip
 
 
-def limit(name: str) -> float:
+def memory_limit(name: str) -> float:
     return SDPA_LIMIT if name == "sdpa" else MEMORY_LIMIT
 
 
-def row(trial: Trial, tokens: int, predicted: float, seen: float, most: float, unit: float) -> bool:
-    off = predicted / seen - 1
+def row(
+    trial: Trial, tokens: int, predicted: float, measured: float, limit: float, unit: float
+) -> bool:
+    error = predicted / measured - 1
     w = trial.workload
-    flag = "" if abs(off) <= most else "  <-- beyond"
+    flag = "" if abs(error) <= limit else "  <-- beyond"
     print(
         f"{trial.implementation:14} {w.mode:8} {w.dtype:9} {trial.world_size:2} {tokens:8,} "
-        f"{predicted / unit:10.3f} {seen / unit:10.3f} {100 * off:+7.2f} %{flag}",
+        f"{predicted / unit:10.3f} {measured / unit:10.3f} {100 * error:+7.2f} %{flag}",
         flush=True,
     )
-    return abs(off) <= most
+    return abs(error) <= limit
 
 
 def peaks(launcher: Launcher, dtype: str) -> bool:
     print("\npeak of the fullest rank, MiB: predicted, measured, off", flush=True)
     good = True
     for trial, lengths in trials(launcher, dtype, 8 * 2**30):
-        seen = launcher.dry_run([trial.at(n) for n in lengths])
-        for n, one in zip(lengths, seen, strict=True):
+        estimates = launcher.dry_run([trial.at(n) for n in lengths])
+        for n, estimate in zip(lengths, estimates, strict=True):
             outcome = launcher.run(trial.at(n), lambda phase, part: None).outcome
             peak = outcome.largest("peak")
-            if one.unsupported or not peak:
-                print(f"{trial.implementation} {n}: {one.unsupported or outcome.reason}")
+            if estimate.unsupported or not peak:
+                print(f"{trial.implementation} {n}: {estimate.unsupported or outcome.reason}")
                 good = False
                 continue
-            good &= row(trial, n, one.peak_bytes, peak, limit(trial.implementation), MIB)
+            good &= row(
+                trial, n, estimate.peak_bytes, peak, memory_limit(trial.implementation), MIB
+            )
     return good
 
 
@@ -101,11 +105,11 @@ def maxima(launcher: Launcher, dtype: str, rates: RateModel, budget: int) -> boo
     return good
 
 
-def pass_times(launcher: Launcher, dtype: str, least: int) -> bool:
+def pass_times(launcher: Launcher, dtype: str, min_ranks: int) -> bool:
     print("\none pass, s, at twice the calibrated length: predicted, measured, off", flush=True)
     good, here = True, collect()
     cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
-    for trial, lengths in trials(launcher, dtype, 8 * 2**30, least):
+    for trial, lengths in trials(launcher, dtype, 8 * 2**30, min_ranks):
         tokens = lengths[-1]
         records = []
         for n in (tokens // 2, tokens):
@@ -114,10 +118,10 @@ def pass_times(launcher: Launcher, dtype: str, least: int) -> bool:
             records.append(Record(
                 trial=run, outcome=outcome, environment=here, started_at="", wall_s=0.0
             ))  # fmt: skip
-        made = predict(trial.at(tokens), launcher.dry_run, RateModel(cpu, records[:1]))
-        took = sorted(records[1].outcome.samples("time"))
-        assert not isinstance(made, str), made
-        good &= row(trial, tokens, made.times.total, took[len(took) // 2], TIME_LIMIT, 1)
+        result = predict(trial.at(tokens), launcher.dry_run, RateModel(cpu, records[:1]))
+        times = sorted(records[1].outcome.samples("time"))
+        assert not isinstance(result, str), result
+        good &= row(trial, tokens, result.times.total, times[len(times) // 2], TIME_LIMIT, 1)
     return good
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from longseq_bench.core.model import Environment, Measurement, Outcome, Record, Trial
 
-MOST_S, MOST_BYTES, MOST_RSS = 20.0, 20 * 10**6, 2**30
+MAX_S, MAX_BYTES, MAX_RSS = 20.0, 20 * 10**6, 2**30
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("sdpa", {"backend": "auto"}),
     ("sdpa", {"backend": "math"}),
@@ -88,13 +88,13 @@ def report(folder: Path, formats: str, kind: str) -> bool:
         command = [sys.executable, "-m", "longseq_bench", "report", str(folder), "--out", out]
         wall, cpu, rss = run([*command, "--format", formats, "--kind", kind])
         files = sorted(p for p in Path(out).rglob("*") if p.is_file())
-        print(f"  wall  {wall:8.1f} s    under {MOST_S:.0f} s; {cpu:.1f} s of CPU")
-        print(f"  peak  {rss / 2**20:8.0f} MiB  under {MOST_RSS / 2**20:.0f} MiB")
+        print(f"  wall  {wall:8.1f} s    under {MAX_S:.0f} s; {cpu:.1f} s of CPU")
+        print(f"  peak  {rss / 2**20:8.0f} MiB  under {MAX_RSS / 2**20:.0f} MiB")
         for file in files:
             size = file.stat().st_size
-            print(f"  size  {size / 1e6:8.1f} MB   under {MOST_BYTES / 1e6:.0f} MB; {file.name}")
+            print(f"  size  {size / 1e6:8.1f} MB   under {MAX_BYTES / 1e6:.0f} MB; {file.name}")
         largest = max(file.stat().st_size for file in files)
-    return wall >= MOST_S or rss >= MOST_RSS or largest >= MOST_BYTES
+    return wall >= MAX_S or rss >= MAX_RSS or largest >= MAX_BYTES
 
 
 STAGES = """
@@ -104,19 +104,19 @@ from longseq_bench.store import load
 from longseq_bench.analysis.searches import density_rows, search_rows
 from longseq_bench.analysis.sweeps import sweep_rows
 
-def timed(what, work):
+def timed(label, work):
     wall, cpu = time.perf_counter(), time.process_time()
     found = work()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"  {what:<16} {wall:6.2f} s, {cpu:6.2f} s of CPU, peak {mib:5.0f} MiB", flush=True)
+    print(f"  {label:<16} {wall:6.2f} s, {cpu:6.2f} s of CPU, peak {mib:5.0f} MiB", flush=True)
     return found
 
 records = timed("load", lambda: load(sys.argv[1]).records)
 for tabulate in (sweep_rows, search_rows, density_rows):
     timed(tabulate.__name__, lambda: len(tabulate(records)))
-made = timed("documents", lambda: documents(records, sys.argv[2].split(",")))
-for document in made:
+built = timed("documents", lambda: documents(records, sys.argv[2].split(",")))
+for document in built:
     points = sum(len(s.points) for s in document.sections)
     tables = [t for s in document.sections for t in s.tables]
     rows = sum(len(t.rows) for t in tables)

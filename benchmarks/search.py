@@ -52,10 +52,12 @@ TIMED: list[Case] = [
 STARTS = (64, 512)
 """Doubling starts at 1 token; the ratio is also printed for doubling from these lengths."""
 
-MOST_MEAN, MOST_ANY, LEAST_RATIO = 5.0, 8, 3.0
+MAX_MEAN_RUNS, MAX_RUNS, MIN_RATIO = 5.0, 8, 3.0
 
 
-def ours(trial: Trial, launcher: Launcher, rates: RateModel) -> tuple[int, int, int | None]:
+def search_bracket(
+    trial: Trial, launcher: Launcher, rates: RateModel
+) -> tuple[int, int, int | None]:
     """Search with longseq; return the number of runs and the bracket."""
     predictor = Predictor(launcher.dry_run, rates)
     records = run_schedule(maxlen([trial], None, predictor), launcher, None, collect)
@@ -96,7 +98,7 @@ def both(case: Case, launcher: Launcher, rates: RateModel) -> tuple[int, float, 
         repeats=0,
     )  # fmt: skip
     start = time.perf_counter()
-    runs, low, high = ours(trial, launcher, rates)
+    runs, low, high = search_bracket(trial, launcher, rates)
     middle = time.perf_counter()
     other, plain_low, plain_high = plain(trial, launcher)
     took, plain_took = middle - start, time.perf_counter() - middle
@@ -134,7 +136,7 @@ def main() -> int:
               f"{ratio(1):.2f} times, {_later(ratio)}")  # fmt: skip
         for case in TIMED:
             both(case, launcher, rates)
-    good = mean(counts) <= MOST_MEAN and max(counts) <= MOST_ANY and ratio(1) >= LEAST_RATIO
+    good = mean(counts) <= MAX_MEAN_RUNS and max(counts) <= MAX_RUNS and ratio(1) >= MIN_RATIO
     return 0 if good else 1
 
 

@@ -32,9 +32,9 @@ from longseq_bench.patterns.blocks import PATTERNS, make_layout
 
 HEADS, HEAD_DIM, BLOCK = 8, 64, 128
 ROWS = 1024
-LEAST = {"random": 0.65}
-LEAST_OTHERS = 0.75
-MOST_GROWTH = 4.4
+MIN_SHARES = {"random": 0.65}
+MIN_SHARE = 0.75
+MAX_GROWTH = 4.4
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 REQUIRED = ("local-window", "dilated-sparse", "sink-window", "strided", "global-local", "random")
 
@@ -65,12 +65,12 @@ def main() -> None:
 def one_case(args: Any, n: int, sparsity: float) -> bool:
     """Print all patterns at one length; return True if every share reaches its goal."""
     inputs = make_inputs(n, args.dtype)
-    how = "forward and backward" if args.train else "forward"
+    mode = "forward and backward" if args.train else "forward"
     print(
         f"\n{n:,} tokens, {sparsity:.1%} sparse, {'causal' if args.causal else 'both ways'}, ",
         end="",
     )
-    print(f"{args.dtype}, {how}, {torch.get_num_threads()} threads, {args.rounds} rounds")
+    print(f"{args.dtype}, {mode}, {torch.get_num_threads()} threads, {args.rounds} rounds")
     layout = "{:<16} {:<8} {:>8} {:>8} {:>8} {:>7} {:>15} {:>9} {:>7}"
     head = (
         "pattern",
@@ -90,7 +90,7 @@ def one_case(args: Any, n: int, sparsity: float) -> bool:
             cells, share = one_pattern(args, pattern, name, sparsity, inputs)
             print(layout.format(*cells), flush=True)
             if pattern in REQUIRED:
-                good &= share >= LEAST.get(pattern, LEAST_OTHERS)
+                good &= share >= MIN_SHARES.get(pattern, MIN_SHARE)
     return good
 
 
@@ -100,22 +100,22 @@ def one_pattern(
     """Measure one pattern; return its row of the table and its share of ideal."""
     n = inputs[0].shape[2]
     start = time.perf_counter()
-    made = make_layout(pattern, n, BLOCK, sparsity, args.causal)
+    layout = make_layout(pattern, n, BLOCK, sparsity, args.causal)
     kernel, _ = sparse_selection.choose(
         name, "cpu", args.dtype, "gathered", sparse_selection.Blocks(BLOCK, HEAD_DIM, args.train)
     )
-    built = build_layout_kernel(kernel, (made,), HEADS, HEADS)
+    built = build_layout_kernel(kernel, (layout,), HEADS, HEADS)
     planned = time.perf_counter() - start
     runs: dict[str, Callable[[], Clocked]] = {"ours": passes(built, inputs, args.train)}
     if not (args.no_flex or args.train):
-        runs["flex"] = flex(made, inputs, args.causal)
+        runs["flex"] = flex(layout, inputs, args.causal)
     times: dict[str, list[Clocked]] = {k: [] for k in (*runs, "dense")}
     for round_ in range(args.rounds + 1):
         for key, run in (*runs.items(), ("dense", lambda: dense(args, inputs))):
             clocked = run()
             if round_:  # the first warms up
                 times[key].append(clocked)
-    density = made.visible_pairs / visible_pairs(n, args.causal)
+    density = layout.visible_pairs / visible_pairs(n, args.causal)
     shares = [
         [d[i] * density / o[i] for d, o in zip(times["dense"], times["ours"], strict=True)]
         for i in (0, 1)
@@ -179,9 +179,9 @@ def growth(args: Any) -> bool:
     runs = {}
     for n, sparsity in ((131072, 0.99), (524288, 0.9975)):
         inputs = make_inputs(n, args.dtype)
-        made = make_layout("local-window", n, BLOCK, sparsity, args.causal)
+        layout = make_layout("local-window", n, BLOCK, sparsity, args.causal)
         kernel, _ = sparse_selection.choose("auto", "cpu", args.dtype, "gathered")
-        runs[n] = passes(build_layout_kernel(kernel, (made,), HEADS, HEADS), inputs, args.train)
+        runs[n] = passes(build_layout_kernel(kernel, (layout,), HEADS, HEADS), inputs, args.train)
         times[n] = []
     for round_ in range(args.rounds + 1):
         for n, run in runs.items():
@@ -191,7 +191,7 @@ def growth(args: Any) -> bool:
     short, long = times.values()
     ratio = median(b / a for a, b in zip(short, long, strict=True))
     print(f"local-window: {median(short):.3f} s, {median(long):.3f} s: {ratio:.2f} times")
-    return ratio <= MOST_GROWTH
+    return ratio <= MAX_GROWTH
 
 
 def keep_memory() -> None:
@@ -204,9 +204,11 @@ def keep_memory() -> None:
 
 def make_inputs(n: int, dtype: str) -> tuple[Tensor, ...]:
     """Return random q, k, v and an output gradient."""
-    made = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     shape = (1, HEADS, n, HEAD_DIM)
-    return tuple(torch.randn(shape, generator=made).to(getattr(torch, dtype)) for _ in range(4))
+    return tuple(
+        torch.randn(shape, generator=generator).to(getattr(torch, dtype)) for _ in range(4)
+    )
 
 
 def clocked(run: Callable[[], object]) -> Clocked:

@@ -45,8 +45,8 @@ def measure_workspace(
     call()
     meter = HeapPeak()
     with meter:
-        made = call()
-    return int(meter.peak) - sum(int(t.untyped_storage().nbytes()) for t in made)
+        outputs = call()
+    return int(meter.peak) - sum(int(t.untyped_storage().nbytes()) for t in outputs)
 
 
 def features(threads: int, n: int, m: int, hq: int, hk: int, d: int) -> list[float]:
@@ -57,9 +57,9 @@ def features(threads: int, n: int, m: int, hq: int, hk: int, d: int) -> list[flo
     ]  # fmt: skip
 
 
-def fit(rows: list[list[float]], seen: list[float]) -> tuple[dict[str, float], float]:
+def fit(rows: list[list[float]], measured: list[float]) -> tuple[dict[str, float], float]:
     """Fit the coefficients; return them and the largest residual in bytes."""
-    a, b = np.array(rows), np.array(seen)
+    a, b = np.array(rows), np.array(measured)
     keep = list(range(len(NAMES)))
     while True:
         # drop the column with the most negative coefficient, one at a time
@@ -80,15 +80,17 @@ def main() -> None:
     threads = torch.get_num_threads()
     table: dict[str, Any] = {}
     for backward, dtype in itertools.product((False, True), DTYPES):
-        rows, seen = [], []
+        rows, measured = [], []
         for (n, m), (hq, hk), d in itertools.product(TOKENS, HEADS, DIMS):
             rows.append(features(threads, n, m, hq, hk, d))
-            seen.append(float(measure_workspace(dtype, backward, n, m, hq, hk, d)))
-        found, left = fit(rows, seen)
+            measured.append(float(measure_workspace(dtype, backward, n, m, hq, hk, d)))
+        found, left = fit(rows, measured)
         name = "_scaled_dot_product_flash_attention_for_cpu" + ("_backward" if backward else "")
         kind = str(dtype).removeprefix("torch.")
         table.setdefault(name, {})[kind] = found
-        print(f"# {name} {kind}: off by {left / 2**20:.2f} MiB at most of {max(seen) / 2**20:.1f}")
+        print(
+            f"# {name} {kind}: off by {left / 2**20:.2f} MiB at most of {max(measured) / 2**20:.1f}"
+        )
     print(yaml.safe_dump(table, sort_keys=False))
 
 

@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, and the plug-in example runs as it is printed."""
+"""The documents: links work, and the plug-in example runs as printed."""
 
 import os
 import re
@@ -44,8 +44,8 @@ def test_generated_parts_have_a_generator() -> None:
         from generate import GENERATORS, MARKER
     finally:
         sys.path.pop(0)
-    asked = {name for page in PAGES for name in MARKER.findall(page.read_text(encoding="utf-8"))}
-    assert asked == set(GENERATORS)
+    used = {name for page in PAGES for name in MARKER.findall(page.read_text(encoding="utf-8"))}
+    assert used == set(GENERATORS)
 
 
 def test_every_command_is_in_the_command_reference() -> None:

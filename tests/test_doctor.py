@@ -1,4 +1,4 @@
-"""What the doctor finds on a machine that is described to it."""
+"""Findings of the doctor on described machines."""
 
 import os
 import platform
@@ -115,10 +115,11 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "state"), [(None, "ok"), ("4", "ok"), ("5", "note"), ("8,2", "note"), ("x", "ok")]
+    ("omp_threads", "state"),
+    [(None, "ok"), ("4", "ok"), ("5", "note"), ("8,2", "note"), ("x", "ok")],
 )
-def test_threads(asked: str | None, state: str) -> None:
-    found = finding("threads", variables={"OMP_NUM_THREADS": asked} if asked else {})
+def test_threads(omp_threads: str | None, state: str) -> None:
+    found = finding("threads", variables={"OMP_NUM_THREADS": omp_threads} if omp_threads else {})
     assert found.state == state
     assert "4 cores" in found.found
     assert ("set it to 4 or less" in found.remedy) == (state == "note")
@@ -157,7 +158,7 @@ def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (found.state, found.found) == ("missing", f"{tmp_path} can't be written")
 
 
-def test_implementations_that_can_not_run_here_say_why() -> None:
+def test_unavailable_implementations_have_a_reason() -> None:
     given = catalogue(
         sdpa=Entry(summary=""),
         ring=Entry(summary="", unavailable={"cpu": "No module named 'deepspeed.comm'"}),
@@ -175,7 +176,7 @@ def test_implementations_that_can_not_run_here_say_why() -> None:
     assert not {"sdpa", "flash"} & set(found), "a device that is not there is its own finding"
 
 
-def test_reasons_that_differ_by_device_are_all_said() -> None:
+def test_different_reasons_of_devices_are_all_listed() -> None:
     both = Entry(summary="", unavailable={"cpu": "needs cuda", "cuda": "too old"})
     one = Entry(summary="", unavailable={"cuda": "too old"})
     found = {f.name: f for f in examine(catalogue(H200, both=both, one=one), machine())}

@@ -1,4 +1,4 @@
-"""The machine as records say it: counted in a fake one, tolerant of what is not there."""
+"""The environment in records: read from a fake machine, with missing parts allowed."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ from longseq_bench.environment import (
 )
 
 
-def test_collect_says_what_python_says() -> None:
+def test_collect_agrees_with_python() -> None:
     found = collect()
     assert found.python == ".".join(map(str, sys.version_info[:3]))
     assert 1 <= found.cores <= (os.cpu_count() or 1)
@@ -35,7 +35,7 @@ def test_collect_says_what_python_says() -> None:
     assert Environment.model_validate_json(found.model_dump_json()) == found
 
 
-def test_torch_is_named_but_never_imported() -> None:
+def test_the_torch_version_is_read_without_an_import() -> None:
     code = (
         "import sys; from longseq_bench import environment as e, doctor, config; "
         "env = e.collect(); e.free_memory('cpu'); doctor.examine(None, env); "
@@ -47,7 +47,7 @@ def test_torch_is_named_but_never_imported() -> None:
     assert imported == "False"
 
 
-def test_torch_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(package: str) -> str:
         raise PackageNotFoundError(package)
 
@@ -96,7 +96,7 @@ V2 = ("memory.max", "memory.current", "inactive_file")
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def test_the_tightest_cgroup_above_counts(tmp_path: Path) -> None:
+def test_the_smallest_limit_of_all_parent_cgroups_applies(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("0::/slice/job\n")
     root = tmp_path / "fs"
@@ -109,7 +109,7 @@ def test_the_tightest_cgroup_above_counts(tmp_path: Path) -> None:
     assert cgroup_memory(root, own) is None
 
 
-def test_version_one_of_cgroups_has_other_names(tmp_path: Path) -> None:
+def test_cgroups_version_one(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("4:memory:/job\n3:cpu:/job\n0::/\n")
     cgroup(tmp_path / "memory" / "job", "5000", 1000, 500, V1)
@@ -119,7 +119,7 @@ def test_version_one_of_cgroups_has_other_names(tmp_path: Path) -> None:
     assert cgroup_memory(tmp_path, own) is None
 
 
-def test_a_container_that_can_not_see_its_own_path_uses_the_root(tmp_path: Path) -> None:
+def test_a_container_without_its_own_path_uses_the_root(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("0::/docker/0123\n")
     cgroup(tmp_path / "fs", "5000", 1000, 0, V2)
@@ -127,7 +127,7 @@ def test_a_container_that_can_not_see_its_own_path_uses_the_root(tmp_path: Path)
     assert cgroup_memory(tmp_path / "fs", tmp_path / "no such file") is None
 
 
-def test_free_memory_is_the_less_of_system_and_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_the_minimum_of_system_and_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         psutil, "virtual_memory", lambda: SimpleNamespace(available=800, total=1000)
     )
@@ -198,7 +198,7 @@ def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
         free_memory("cuda")
 
 
-def test_a_gpu_without_memory_of_its_own_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_own_memory_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(handle: int) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
@@ -230,7 +230,7 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_commit_says_when_the_package_differs(package: Path) -> None:
+def test_the_commit_is_marked_if_the_package_differs(package: Path) -> None:
     git(package, "add", ".")
     git(package, "commit", "-qm", "first")
     commit = git(package, "rev-parse", "HEAD")[:12]
@@ -253,7 +253,7 @@ def test_a_hook_of_another_repository_does_not_mislead(
     assert commit_of(package) == git(package, "rev-parse", "HEAD")[:12]
 
 
-def test_no_commit_where_git_does_not_hold_the_package(
+def test_no_commit_if_git_does_not_track_the_package(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git(package, "add", ".")

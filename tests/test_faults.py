@@ -30,17 +30,17 @@ import pytest
 CAUGHT: dict[int, list[str]] = {
     1: [
         "attention.test_contract:TestBuiltIns.test_a_token_moves_the_rows_that_see_it_and_no_others",
-        "worker.test_check:test_a_far_key_that_is_missed_is_caught",
-        "worker.test_check:test_wrong_ones_are_caught",
+        "worker.test_check:test_a_missing_far_key_fails",
+        "worker.test_check:test_wrong_implementations_fail",
     ],
     2: [
         "attention.test_contract:TestBuiltIns.test_constant_values_come_back",
-        "worker.test_check:test_wrong_ones_are_caught",
+        "worker.test_check:test_wrong_implementations_fail",
     ],
     3: [
         "attention.test_contract:TestBuiltIns.test_the_future_never_reaches_the_past",
         "attention.test_ranks:test_the_future_never_reaches_the_past",
-        "worker.test_check:test_what_is_not_finite_is_infinitely_wrong",
+        "worker.test_check:test_values_that_are_not_finite_are_infinite_errors",
         "worker.test_trial:test_a_wrong_output_is_a_result_with_its_error",
     ],
     4: [
@@ -70,9 +70,9 @@ CAUGHT: dict[int, list[str]] = {
         "worker.test_trial:test_shares_of_the_pattern_are_measured",
     ],
     10: [
-        "worker.test_trial:test_the_peak_is_a_need_of_a_moment",
+        "worker.test_trial:test_the_peak_includes_temporary_memory",
         "worker.test_trial:test_a_repeated_trial_has_the_same_peak",
-        "worker.test_limits:test_the_peak_is_what_was_needed_at_most",
+        "worker.test_limits:test_the_peak_is_the_largest_need",
         "launchers.test_local:test_trials_do_not_share_a_process",
         "core.test_units:test_formatting_of_bytes",
     ],
@@ -90,8 +90,8 @@ CAUGHT: dict[int, list[str]] = {
         "attention.test_contract:test_unavailable_implementations_have_a_reason",
     ],
     14: ["attention.test_ranks:test_partitioned_queries_save_work_and_full_queries_do_not"],
-    15: ["worker.test_ranks:test_three_kinds_take_turns_and_ranks_meet_outside_the_clock"],
-    16: ["worker.test_trial:test_what_ran_is_said"],
+    15: ["worker.test_ranks:test_three_kinds_of_pass_alternate_and_barriers_are_not_timed"],
+    16: ["worker.test_trial:test_facts_name_the_backend"],
     17: ["worker.test_trial:test_samples_of_both_clocks_are_kept"],
 }
 

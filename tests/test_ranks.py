@@ -1,4 +1,4 @@
-"""The helper by which tests run on several ranks: answers by rank, and nothing ever hangs."""
+"""The fixture that runs a function on several ranks: results by rank, and no hanging."""
 
 import os
 
@@ -9,22 +9,22 @@ from longseq_bench.distributed.group import Group
 from tests.ranks import Ranks, RanksFailed
 
 
-def summed(group: Group, factor: int) -> tuple[int, int, float, int]:
-    """Who this is, and what all give together."""
+def sum_over_ranks(group: Group, factor: int) -> tuple[int, int, float, int]:
+    """Return rank, size, the sum over ranks, and the process id."""
     total = group.all_sum(torch.tensor([float(group.rank * factor)]))
     return group.rank, group.size, float(total), os.getpid()
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_each_rank_answers_in_its_place(ranks: Ranks, world: int) -> None:
-    found = ranks(world, summed, 3)
+def test_results_are_in_the_order_of_ranks(ranks: Ranks, world: int) -> None:
+    found = ranks(world, sum_over_ranks, 3)
     assert [rank for rank, *_ in found] == list(range(world))
     assert {(size, total) for _, size, total, _ in found} == {(world, 3 * sum(range(world)))}
     assert len({process for *_, process in found}) == world
-    assert ranks(world, summed, 3) == found
+    assert ranks(world, sum_over_ranks, 3) == found
 
 
-def refuses(group: Group, ranks: list[int], waits: bool) -> None:
+def raise_on(group: Group, ranks: list[int], waits: bool) -> None:
     """Some ranks raise; the others may wait for them."""
     if group.rank in ranks:
         raise ValueError(f"rank {group.rank} will not")
@@ -32,30 +32,30 @@ def refuses(group: Group, ranks: list[int], waits: bool) -> None:
         group.barrier()
 
 
-def test_a_rank_that_raises_is_named_and_its_peers_do_not_hang(ranks: Ranks) -> None:
-    ranks(3, summed, 1)
+def test_an_exception_of_a_rank_is_reported_and_peers_do_not_hang(ranks: Ranks) -> None:
+    ranks(3, sum_over_ranks, 1)
     with pytest.raises(RanksFailed) as failed:
-        ranks(3, refuses, [1], True)
+        ranks(3, raise_on, [1], True)
     first, second, third = failed.value.texts
     assert "ValueError: rank 1 will not" in (second or "")
     assert "did not answer" in (first or "")
     assert "did not answer" in (third or "")
-    assert [total for *_, total, _ in ranks(3, summed, 1)] == [3.0] * 3
+    assert [total for *_, total, _ in ranks(3, sum_over_ranks, 1)] == [3.0] * 3
 
 
-def test_ranks_that_need_no_other_end_well(ranks: Ranks) -> None:
-    assert [text is None for text in ranks.failures(3, refuses, [2], False)] == [True, True, False]
-    assert [total for *_, total, _ in ranks(3, summed, 1)] == [3.0] * 3
+def test_ranks_that_do_not_wait_finish_normally(ranks: Ranks) -> None:
+    assert [text is None for text in ranks.failures(3, raise_on, [2], False)] == [True, True, False]
+    assert [total for *_, total, _ in ranks(3, sum_over_ranks, 1)] == [3.0] * 3
 
 
-def dies(group: Group) -> None:
-    """One rank is gone without a word."""
+def exit_on_rank_1(group: Group) -> None:
+    """End the process of rank 1 without a message."""
     if group.rank == 1:
         os._exit(3)
     group.barrier()
 
 
-def test_a_rank_that_dies_is_named(ranks: Ranks) -> None:
+def test_a_dead_rank_is_reported(ranks: Ranks) -> None:
     with pytest.raises(RanksFailed, match="rank 1: it died"):
-        ranks(2, dies)
-    assert len(ranks(2, summed, 1)) == 2
+        ranks(2, exit_on_rank_1)
+    assert len(ranks(2, sum_over_ranks, 1)) == 2

@@ -1,4 +1,4 @@
-"""What a command may load, and what no file may hold."""
+"""Libraries that commands may load, and texts that no file may contain."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     assert (tmp_path / "report.md").exists()
 
 
-def test_a_look_at_records_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_commands_on_records_load_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / RECORDS).write_text(record().model_dump_json(by_alias=True) + "\n")
     lines = ["show", tmp_path], ["report", tmp_path, "--format", "terminal"]
     assert not loads(*lines) & {"torch", "pandas", "psutil"}
@@ -76,7 +76,7 @@ UNFINISHED = re.compile(rf"\b({'|'.join(['TO' + 'DO', 'FIX' + 'ME', 'X' * 3])})\
 
 
 def committed() -> list[Path]:
-    """Every file under version control, or, without a checkout, everything but caches."""
+    """Every file under version control; without a checkout, everything except caches."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode == 0 and listed.stdout:
         found = [ROOT / name for name in listed.stdout.split("\0") if name]
@@ -90,7 +90,7 @@ def _is_cache(path: Path) -> bool:
 
 
 def places(pattern: re.Pattern[str]) -> list[str]:
-    """Lines of text files that match; the bytes of a picture may spell any word."""
+    """Lines of text files that match; images are left out."""
     found = []
     for path in committed():
         data = path.read_bytes()
@@ -102,15 +102,15 @@ def places(pattern: re.Pattern[str]) -> list[str]:
     return found
 
 
-def test_no_file_names_a_place_of_one_machine() -> None:
+def test_no_file_contains_a_path_of_one_machine() -> None:
     assert places(MACHINE_PATH) == []
 
 
-def test_no_file_holds_unfinished_work() -> None:
+def test_no_file_contains_unfinished_work() -> None:
     assert places(UNFINISHED) == []
 
 
-def test_the_search_for_words_would_find_them() -> None:
+def test_the_patterns_match() -> None:
     assert len(committed()) > 50
     assert MACHINE_PATH.search("cd " + "/".join(["", "home", "me", "longseq"]))
     assert UNFINISHED.search("# " + "TO" + "DO: later")

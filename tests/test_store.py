@@ -1,4 +1,4 @@
-"""The store: whole lines or none, one writer, and a sentence for whatever can't be read."""
+"""The store: complete lines only, one writer, and a message for every line that is not read."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_records_come_back_equal_and_in_order(tmp_path: Path) -> None:
     assert (loaded.broken, loaded.notes) == ([], [])
 
 
-def test_a_line_says_its_schema(tmp_path: Path) -> None:
+def test_a_line_has_its_schema(tmp_path: Path) -> None:
     line = json.loads(filled(tmp_path, 1).read_text())
     assert line["schema"] == SCHEMA
     assert "schema_" not in line
@@ -81,7 +81,7 @@ def test_each_record_is_one_write_then_a_sync(
     assert calls == ["write", "sync"]
 
 
-def test_found_by_trial_and_environment_together(tmp_path: Path) -> None:
+def test_records_are_found_by_trial_and_environment(tmp_path: Path) -> None:
     here, there = make.environment("alpha"), make.environment("beta")
     trial = make.trial()
     filed = make.record(trial, where=here)
@@ -107,7 +107,7 @@ def test_a_file_or_its_folder_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 40, 400])
-def test_a_torn_last_line_is_moved_aside_and_said(tmp_path: Path, cut: int) -> None:
+def test_a_torn_last_line_is_moved_to_a_file_and_reported(tmp_path: Path, cut: int) -> None:
     file = filled(tmp_path)
     whole = file.read_bytes()
     torn = whole.splitlines(keepends=True)[-1][:-cut][:-1]
@@ -124,7 +124,7 @@ def test_a_torn_last_line_is_moved_aside_and_said(tmp_path: Path, cut: int) -> N
     assert load(tmp_path).records == some(4)
 
 
-def test_a_torn_line_longer_than_one_read_is_moved_whole(tmp_path: Path) -> None:
+def test_a_long_torn_line_is_moved_completely(tmp_path: Path) -> None:
     file = filled(tmp_path)
     whole, torn = file.read_bytes(), b'{"schema":2,"command":"' + b"longseq " * 20_000
     file.write_bytes(whole + torn)
@@ -134,7 +134,7 @@ def test_a_torn_line_longer_than_one_read_is_moved_whole(tmp_path: Path) -> None
     assert (tmp_path / TORN).read_bytes() == torn + b"\n"
 
 
-def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+def test_a_last_line_without_line_end_is_kept(tmp_path: Path) -> None:
     file = filled(tmp_path)
     file.write_bytes(file.read_bytes()[:-1])
     with Store(tmp_path) as store:
@@ -160,7 +160,7 @@ def test_a_broken_line_is_skipped_counted_and_kept(tmp_path: Path, bad: bytes) -
     assert file.read_bytes().startswith(before)
 
 
-def test_the_next_schema_is_newer(tmp_path: Path) -> None:
+def test_the_next_schema_counts_as_newer(tmp_path: Path) -> None:
     file = filled(tmp_path, 2)
     first = json.loads(file.read_text().splitlines()[0])
     file.write_text(file.read_text() + json.dumps({**first, "schema": SCHEMA + 1}) + "\n")
@@ -174,14 +174,14 @@ def test_a_newer_schema_is_skipped_and_named(tmp_path: Path) -> None:
     file.write_text(file.read_text() + newer + "\n" + newer + "\n")
     loaded = load(tmp_path)
     assert (loaded.records, loaded.newer) == (some(2), {7: [3, 4]})
-    said = "2 lines (3, 4) are written by a newer longseq (schema 7); this one reads 2"
+    note = "2 lines (3, 4) are written by a newer longseq (schema 7); this one reads 2"
     known = json.dumps({"schema": 8, "environment": {"longseq": "0.9.0"}})
     (tmp_path / "later.jsonl").write_text(file.read_text() + known + "\n")
     assert load(tmp_path / "later.jsonl").notes[-1] == (
         "line 5 is written by a newer longseq (schema 8, which longseq 0.9.0 reads); "
         "this one reads 2"
     )
-    assert loaded.notes == [said]
+    assert loaded.notes == [note]
     file.write_text(newer + "\n")
     with pytest.raises(StoreError, match=r"line 1 is written by a newer longseq \(schema 7\)"):
         load(tmp_path)
@@ -193,33 +193,33 @@ def test_a_newer_schema_is_skipped_and_named(tmp_path: Path) -> None:
      ("2.0", False), ("null", False), (None, False)],
 )  # fmt: skip
 @pytest.mark.parametrize("last", [False, True])
-def test_a_schema_is_a_whole_number_wherever_it_stands(
+def test_a_schema_is_found_at_any_position_in_a_line(
     tmp_path: Path, schema: str | None, kept: bool, last: bool
 ) -> None:
     file = filled(tmp_path, 1)
     opening = f'{{"schema":{SCHEMA},'
     whole = file.read_text().strip()
     assert whole.startswith(opening)
-    inner, said = whole.removeprefix(opening)[:-1], f'"schema":{schema}'
-    fields = [inner] if schema is None else [inner, said] if last else [said, inner]
+    inner, entry = whole.removeprefix(opening)[:-1], f'"schema":{schema}'
+    fields = [inner] if schema is None else [inner, entry] if last else [entry, inner]
     file.write_text(whole + "\n" + "{" + ",".join(fields) + "}\n")
     loaded = load(tmp_path)
     assert loaded.broken == ([] if kept else [2])
     assert [str(r.schema_) for r in loaded.records] == [str(SCHEMA), *[schema] * kept]
 
 
-def test_of_a_schema_that_is_said_twice_the_last_counts(tmp_path: Path) -> None:
+def test_the_last_of_two_schemas_in_a_line_applies(tmp_path: Path) -> None:
     file = filled(tmp_path, 1)
     line = file.read_text().strip()
-    for said in ("true", "7"):
+    for other in ("true", "7"):
         with file.open("a") as stream:
-            stream.write(f'{line[:-1]},"schema":{said}}}\n')
+            stream.write(f'{line[:-1]},"schema":{other}}}\n')
     loaded = load(tmp_path)
     assert (len(loaded.records), loaded.broken, loaded.newer) == (1, [2], {7: [3]})
 
 
-def test_a_line_may_be_written_otherwise(tmp_path: Path) -> None:
-    """With spaces, in another order, with a word that only Python's reader takes."""
+def test_other_json_formats_of_a_line_are_read(tmp_path: Path) -> None:
+    """With spaces, in another order, or with values that only Python's JSON reader accepts."""
     file = filled(tmp_path, 1)
     line = json.loads(file.read_text())
     line["outcome"]["facts"] = {"note": "\ud800", "schema": 9, "share": float("nan")}
@@ -229,7 +229,7 @@ def test_a_line_may_be_written_otherwise(tmp_path: Path) -> None:
     assert [r.outcome.facts["note"] for r in loaded.records] == ["\ud800"] * 2
 
 
-def test_what_records_share_is_shared_and_equal(tmp_path: Path) -> None:
+def test_loaded_records_share_equal_parts(tmp_path: Path) -> None:
     filled(tmp_path, 3)
     one, two, three = load(tmp_path).records
     assert one.environment is two.environment is three.environment
@@ -237,7 +237,7 @@ def test_what_records_share_is_shared_and_equal(tmp_path: Path) -> None:
     assert [one, two, three] == some(3)
 
 
-def test_a_second_writer_is_refused_and_told_who(tmp_path: Path) -> None:
+def test_the_error_of_a_second_writer_names_the_first(tmp_path: Path) -> None:
     code = "import sys; from longseq_bench.store import Store; s = Store(sys.argv[1]);"
     holder = python(code + "print('open', flush=True); input()", str(tmp_path))
     try:
@@ -254,7 +254,7 @@ def test_a_second_writer_is_refused_and_told_who(tmp_path: Path) -> None:
         assert store.notes == []
 
 
-def test_an_orphan_of_a_killed_writer_does_not_hold_the_lock(tmp_path: Path) -> None:
+def test_a_child_of_a_killed_writer_does_not_keep_the_lock(tmp_path: Path) -> None:
     code = """
 import os, signal, sys, time
 from longseq_bench.store import Store
@@ -276,7 +276,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         os.kill(orphan, signal.SIGKILL)
 
 
-def test_kill_9_leaves_every_finished_line(tmp_path: Path) -> None:
+def test_kill_9_keeps_every_complete_line(tmp_path: Path) -> None:
     code = """
 import sys
 from longseq_bench.store import Store
@@ -288,17 +288,17 @@ for i in range(1, 100000):
 """
     writer = python(code, str(tmp_path))
     assert writer.stdout is not None
-    said = [int(writer.stdout.readline()) for _ in range(40)]
+    printed = [int(writer.stdout.readline()) for _ in range(40)]
     writer.send_signal(signal.SIGKILL)
-    said += [int(line) for line in writer.communicate()[0].split()]
+    printed += [int(line) for line in writer.communicate()[0].split()]
     with Store(tmp_path) as store:
         lengths = [record.trial.workload.seq_len for record in store.records]
-        assert lengths[: len(said)] == said
+        assert lengths[: len(printed)] == printed
         assert lengths == list(range(1, len(lengths) + 1))
         assert store.broken == []
 
 
-def test_a_write_cut_short_leaves_no_torn_line(
+def test_an_incomplete_write_leaves_no_torn_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = filled(tmp_path)
@@ -311,7 +311,7 @@ def test_a_write_cut_short_leaves_no_torn_line(
     assert file.read_bytes() == whole
 
 
-def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
+def test_a_closed_store_refuses_records(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.close()
     store.close()
@@ -324,15 +324,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/longseq")):
         with pytest.raises(StoreError, match=f"results folder {folder} can't be written"):
             Store(folder)
-    (tmp_path / "taken" / RECORDS).mkdir(parents=True)
+    (tmp_path / "blocked" / RECORDS).mkdir(parents=True)
     with pytest.raises(StoreError, match=RECORDS):
-        Store(tmp_path / "taken")
-    (tmp_path / "taken" / RECORDS).rmdir()
-    with Store(tmp_path / "taken") as store:
+        Store(tmp_path / "blocked")
+    (tmp_path / "blocked" / RECORDS).rmdir()
+    with Store(tmp_path / "blocked") as store:
         assert store.records == []
 
 
-def test_nothing_to_read_is_one_clear_sentence(tmp_path: Path) -> None:
+def test_an_empty_or_missing_store_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=f"folder {tmp_path} holds no {RECORDS}"):
         load(tmp_path)
     (tmp_path / RECORDS).write_text("")
@@ -343,7 +343,7 @@ def test_nothing_to_read_is_one_clear_sentence(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_wrong_path_names_the_likely_one(tmp_path: Path) -> None:
+def test_the_error_of_a_wrong_path_suggests_the_right_one(tmp_path: Path) -> None:
     filled(tmp_path / "laptop")
     with pytest.raises(StoreError, match=f"laptob do not exist; did you mean {tmp_path}/laptop"):
         load(tmp_path / "laptob")

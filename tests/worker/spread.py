@@ -1,9 +1,9 @@
-"""Attention over ranks in the plainest way, and with one fault each: for tests of the probe.
+"""A simple attention over ranks, with optional faults, for tests of the worker.
 
-Nothing of the package's own implementations is in it. Every rank fills its part into a tensor of
-zeros, the sum over ranks is the whole, and own queries attend to it by a dense softmax.
+It does not use the package's implementations. Every rank copies its part into a tensor of zeros,
+the sum over ranks is the whole tensor, and own queries attend to it by a dense softmax.
 
-how   contiguous   tokens in runs, one a rank
+split   contiguous   one run of tokens per rank
       striped      every p-th token
       full         keys in runs, all queries on every rank
       heads        heads split, whole sequences
@@ -30,7 +30,7 @@ LATE_S = 0.1
 
 
 class Spread(Attention):
-    """sees: keys from here on nobody sees."""
+    """visible_keys: no query sees keys from this position on."""
 
     summary = "for tests"
     many_ranks = True
@@ -40,12 +40,12 @@ class Spread(Attention):
         workload: Workload,
         group: Group,
         *,
-        how: str = "contiguous",
+        split: str = "contiguous",
         fault: str = "",
-        sees: int | None = None,
+        visible_keys: int | None = None,
     ) -> None:
-        self.how, self.fault, self.sees = how.split()[0], fault, sees
-        self.module = how == "batch" or "module" in how
+        self.split, self.fault, self.visible_keys = split.split()[0], fault, visible_keys
+        self.module = split == "batch" or "module" in split
         super().__init__(workload, group)
         self.last = group.rank == group.size - 1
         self.passes = 0
@@ -56,21 +56,21 @@ class Spread(Attention):
         runs = every[slice(*even_span(w.seq_len, size, rank))]
         if self.fault == "gap" and rank == size - 1:
             runs = runs[1:]
-        if self.how == "striped":
+        if self.split == "striped":
             return Shard.of_tokens(w, every[rank::size])
-        if self.how == "full":
+        if self.split == "full":
             return Shard.of_tokens(w, every, runs)
-        spread = {"heads": w.heads, "batch": w.batch}.get(self.how)
+        spread = {"heads": w.heads, "batch": w.batch}.get(self.split)
         if spread is None:
             return Shard.of_tokens(w, runs)
-        mine = range(*even_span(spread, size, rank))
+        own_part = range(*even_span(spread, size, rank))
         whole = Shard.full(w)
-        if self.how == "batch":
-            return Shard(mine, whole.heads, whole.kv_heads, every, every)
+        if self.split == "batch":
+            return Shard(own_part, whole.heads, whole.kv_heads, every, every)
         # a key head that several ranks' query heads use is on each of them
         each = w.heads // w.kv_heads
-        keys = range(mine.start // each, (mine.stop - 1) // each + 1)
-        return Shard(whole.batch, mine, keys, every, every)
+        keys = range(own_part.start // each, (own_part.stop - 1) // each + 1)
+        return Shard(whole.batch, own_part, keys, every, every)
 
     def prepare(self, device: str) -> None:
         if not self.module:
@@ -104,44 +104,48 @@ class Spread(Attention):
             time.sleep(LATE_S)
         if self.fault == "nan gradient" and self.last:
             q = q.clone()
-            q.register_hook(_pierced)
-        if self.how == "heads":
+            q.register_hook(_with_nan)
+        if self.split == "heads":
             k, v = (_Shared.apply(t, self) for t in (k, v))
         if self.module:
             q, k, v = (t @ self.matrices[n] for t, n in ((q, "q"), (k, "k"), (v, "v")))
         own, keys = self.shard.queries, self.shard.keys
-        if self.how in ("contiguous", "striped", "full"):
-            k, v = (_everywhere(t, self) for t in (k, v))
+        if self.split in ("contiguous", "striped", "full"):
+            k, v = (_gather(t, self) for t in (k, v))
             keys = np.arange(self.workload.seq_len)
-        seen = self._mask(own, keys)
+        visible = self._mask(own, keys)
         first, each = self.shard.heads.start, self.workload.heads // self.workload.kv_heads
         use = [(h + first) // each - self.shard.kv_heads.start for h in range(q.shape[1])]
         scores = q @ k[:, use].transpose(-1, -2) / math.sqrt(q.shape[-1])
-        out = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1) @ v[:, use]
+        out = torch.softmax(scores.masked_fill(~visible, -torch.inf), -1) @ v[:, use]
         if self.module:
             out = out @ self.matrices["out"]
-        return self._spoilt(out)
+        return self._add_fault(out)
 
     def _mask(self, own: Positions, keys: Positions) -> Tensor:
-        seen = torch.from_numpy(np.array(self.multiplicity(own, keys, 0)))
+        visible = torch.from_numpy(np.array(self.multiplicity(own, keys, 0)))
         if self.fault == "block diagonal":
-            seen &= torch.from_numpy(np.isin(keys, self.shard.keys))
+            visible &= torch.from_numpy(np.isin(keys, self.shard.keys))
         if self.fault == "far key" and self.group.rank == 0:
-            seen[:, -1] = False
+            visible[:, -1] = False
         if self.fault == "future" and self.last:
-            seen = torch.from_numpy(keys[None] <= own[:, None] + 1)
-        return seen
+            visible = torch.from_numpy(keys[None] <= own[:, None] + 1)
+        return visible
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Any:
-        seen = np.array(super().multiplicity(q_positions, k_positions, head))
-        return seen if self.sees is None else seen & (k_positions[None] < self.sees)
+        visible = np.array(super().multiplicity(q_positions, k_positions, head))
+        return (
+            visible
+            if self.visible_keys is None
+            else visible & (k_positions[None] < self.visible_keys)
+        )
 
-    def _spoilt(self, out: Tensor) -> Tensor:
+    def _add_fault(self, out: Tensor) -> Tensor:
         if self.fault == "out" and self.last:
             return out * 1.01
         if self.fault == "nan" and self.last:
             row = out.shape[2] // 3
-            return torch.cat([out[:, :, :row], out[:, :, row:] * _hole(out, row)], 2)
+            return torch.cat([out[:, :, :row], out[:, :, row:] * _nan_factor(out, row)], 2)
         if self.fault == "holder" and self.group.rank == 1:
             return out * 1.01
         return out
@@ -151,27 +155,27 @@ class Spread(Attention):
         return Cost(whole.flops, whole.floor_bytes, 12345)
 
 
-def _hole(out: Tensor, row: int) -> Tensor:
+def _nan_factor(out: Tensor, row: int) -> Tensor:
     hole = torch.ones_like(out[:, :, row:])
     hole[0, 0, 0, 0] = math.nan
     return hole
 
 
-def _pierced(gradient: Tensor) -> Tensor:
-    """With one NaN, in a row that has no gradient: few rows of a long sequence have one."""
+def _with_nan(gradient: Tensor) -> Tensor:
+    """Return the gradient with one NaN in a row whose gradient is zero (most rows are)."""
     row = int((gradient[0, 0] == 0).all(-1).nonzero()[0])
     gradient = gradient.clone()
     gradient[0, 0, row, 0] = math.nan
     return gradient
 
 
-def _everywhere(own: Tensor, attention: Spread) -> Tensor:
-    whole: Tensor = _Everywhere.apply(own, attention)
+def _gather(own: Tensor, attention: Spread) -> Tensor:
+    whole: Tensor = _Gather.apply(own, attention)
     return whole
 
 
-class _Everywhere(torch.autograd.Function):
-    """Own keys (B, H, M, D) -> all (B, H, N, D); backward, the sum of what all ranks say."""
+class _Gather(torch.autograd.Function):
+    """Own keys (B, H, M, D) -> all (B, H, N, D); backward: the sum over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, attention: Spread) -> Tensor:
@@ -185,20 +189,20 @@ class _Everywhere(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         attention = ctx.attention
         grad = grad.clone(memory_format=torch.contiguous_format)
-        if attention.how == "full" and attention.group.rank:
-            grad.zero_()  # every rank has all queries: one of them says it
+        if attention.split == "full" and attention.group.rank:
+            grad.zero_()  # every rank has all queries, so only rank 0 counts
         if attention.fault == "dk" and attention.last:
             grad.zero_()
         summed = attention.group.all_sum(grad)[:, :, torch.from_numpy(attention.shard.keys)]
         if attention.fault.startswith("stray"):
-            blind = torch.from_numpy(attention.shard.keys >= (attention.sees or 0))
+            unseen = torch.from_numpy(attention.shard.keys >= (attention.visible_keys or 0))
             stray = float(attention.fault.split()[1])
-            summed = torch.where(blind[:, None], torch.full_like(summed, stray), summed)
+            summed = torch.where(unseen[:, None], torch.full_like(summed, stray), summed)
         return summed, None
 
 
 class _Shared(torch.autograd.Function):
-    """Own key heads as they are; backward, the sum of what all ranks that hold them say."""
+    """Own key heads as they are; backward: the sum over the ranks that have them."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, attention: Spread) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gate: wrong attentions are caught at every length, right ones pass, both in every dtype."""
+"""The numerics check: wrong attentions fail at every length and dtype, correct ones pass."""
 
 import math
 from typing import Any
@@ -30,8 +30,8 @@ WRONG: dict[str, tuple[type[Attention], dict[str, Any]]] = {
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def gated(make: type[Attention], tokens: int, seed: int = 0, **fields: Any) -> Errors:
-    """What the gate says of an implementation, fed as a trial feeds it."""
+def errors_for(make: type[Attention], tokens: int, seed: int = 0, **fields: Any) -> Errors:
+    """Return the errors of an implementation on the inputs of a trial."""
     w = Workload(seq_len=tokens, **{"heads": 2, "head_dim": 16, **fields})
     attention = make(w, Group.alone())
     attention.prepare("cpu")
@@ -58,37 +58,37 @@ def inputs(w: Workload, rows: Tensor, seed: int) -> tuple[Tensors, Tensor]:
 @pytest.mark.parametrize("tokens", [SHORT, LONG])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("fault", sorted(WRONG))
-def test_wrong_ones_are_caught(fault: str, dtype: Any, tokens: int) -> None:
+def test_wrong_implementations_fail(fault: str, dtype: Any, tokens: int) -> None:
     make, fields = WRONG[fault]
     if fault == "nan" and tokens == LONG:
-        pytest.skip("one value in a row that is not drawn: the trial looks at every value itself")
-    reason = gated(make, tokens, dtype=dtype, **fields).over_tolerance(dtype)
+        pytest.skip("one value in a row that is not sampled: run_trial tests all values")
+    reason = errors_for(make, tokens, dtype=dtype, **fields).over_tolerance(dtype)
     assert reason is not None
     assert "off the float64 reference" in reason
 
 
 @pytest.mark.parametrize("tokens", [SHORT, LONG])
-def test_a_far_key_that_is_missed_is_caught(tokens: int) -> None:
-    """Fault 1, in float32, where one key among thousands shows."""
-    assert gated(misbehaving.FarKey, tokens).over_tolerance("float32") is not None
+def test_a_missing_far_key_fails(tokens: int) -> None:
+    """Fault 1, in float32: one key of thousands makes a measurable difference."""
+    assert errors_for(misbehaving.FarKey, tokens).over_tolerance("float32") is not None
 
 
 @pytest.mark.parametrize("tokens", [1, 2, SHORT, LONG])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["sdpa", "ring", "dilated", "hilbert", "block-sparse"])
-def test_right_ones_pass(name: str, causal: bool, dtype: Any, tokens: int) -> None:
+def test_correct_ones_pass(name: str, causal: bool, dtype: Any, tokens: int) -> None:
     fields = {"causal": causal, "mode": "train", "kv_heads": 1}
-    errors = gated(IMPLEMENTATIONS.get(name), tokens, dtype=dtype, **fields)
+    errors = errors_for(IMPLEMENTATIONS.get(name), tokens, dtype=dtype, **fields)
     assert errors.over_tolerance(dtype) is None
     assert set(errors.largest) == {"out", "dq", "dk", "dv"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_right_ones_pass_whatever_the_draw(dtype: Any) -> None:
-    """Rows that see one key or two have gradients that cancel to nothing but rounding."""
+def test_correct_implementations_pass_for_any_seed(dtype: Any) -> None:
+    """The gradients of rows that see one or two keys cancel; only rounding errors are left."""
     for seed in range(150):
-        errors = gated(
+        errors = errors_for(
             IMPLEMENTATIONS.get("sdpa"), 24, seed, dtype=dtype, causal=True, mode="train",
             heads=4, head_dim=64,
         )  # fmt: skip
@@ -96,8 +96,8 @@ def test_right_ones_pass_whatever_the_draw(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_sampled_gradients_are_the_whole_gradients(causal: bool) -> None:
-    """The reference at some rows is all of dk and dv, because no other row has a gradient."""
+def test_sampled_rows_determine_the_whole_gradients(causal: bool) -> None:
+    """Sampled rows give all of dk and dv, because no other row has an output gradient."""
     tokens = WHOLE_ROWS + 400
     w = Workload(seq_len=tokens, heads=2, kv_heads=1, head_dim=16, causal=causal, mode="train")
     attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
@@ -106,17 +106,17 @@ def test_sampled_gradients_are_the_whole_gradients(causal: bool) -> None:
     qkv, grad_out = inputs(w, rows, 0)
     out = attention(*qkv)
     grads = torch.autograd.grad(out, qkv, grad_out)
-    every = check(attention, qkv, out, torch.arange(tokens), grad_out, grads)
+    all_rows = check(attention, qkv, out, torch.arange(tokens), grad_out, grads)
     sampled = check(attention, qkv, out, rows, grad_out, grads)
-    assert every.largest["dk"] == pytest.approx(sampled.largest["dk"], rel=1e-3)
-    assert every.largest["dv"] == pytest.approx(sampled.largest["dv"], rel=1e-3)
-    moved = [g.clone() for g in grads]
-    moved[1][0, 0, 723] += moved[1][0, 0].abs().max()
-    assert check(attention, qkv, out, rows, grad_out, tuple(moved)).largest["dk"] > 0.5
+    assert all_rows.largest["dk"] == pytest.approx(sampled.largest["dk"], rel=1e-3)
+    assert all_rows.largest["dv"] == pytest.approx(sampled.largest["dv"], rel=1e-3)
+    wrong = [g.clone() for g in grads]
+    wrong[1][0, 0, 723] += wrong[1][0, 0].abs().max()
+    assert check(attention, qkv, out, rows, grad_out, tuple(wrong)).largest["dk"] > 0.5
 
 
 @pytest.mark.parametrize("tensor", [0, 1, 2])
-def test_each_gradient_of_each_head_and_batch_is_looked_at(tensor: int) -> None:
+def test_each_gradient_of_each_head_and_batch_is_checked(tensor: int) -> None:
     w = Workload(seq_len=40, batch=2, heads=4, kv_heads=2, head_dim=16, mode="train")
     attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
     rows = torch.arange(40)
@@ -134,7 +134,7 @@ def test_each_gradient_of_each_head_and_batch_is_looked_at(tensor: int) -> None:
 
 
 def test_late_causal_rows_count_as_much_as_early_ones() -> None:
-    """They are a hundred times smaller; one percent of one is an error of one percent."""
+    """They are a hundred times smaller, but an error of 1 % counts as 1 %."""
     w = Workload(seq_len=LONG, heads=1, head_dim=16, causal=True)
     attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
     rows = checked_rows(LONG, 0)
@@ -159,7 +159,7 @@ def test_a_row_that_sees_nothing_must_be_zero() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_infinitely_wrong(value: float) -> None:
+def test_values_that_are_not_finite_are_infinite_errors(value: float) -> None:
     errors = Errors()
     errors.add("out", torch.tensor([[1.0, value]]), Sum(torch.ones(1, 2).double()))
     assert errors.worst == math.inf
@@ -168,7 +168,7 @@ def test_what_is_not_finite_is_infinitely_wrong(value: float) -> None:
     assert errors.worst == math.inf
 
 
-def test_rows_to_check_are_all_or_first_last_and_drawn() -> None:
+def test_checked_rows_are_all_or_first_last_and_random() -> None:
     assert checked_rows(WHOLE_ROWS, 0).tolist() == list(range(WHOLE_ROWS))
     for tokens in (WHOLE_ROWS + 1, 10**6, 2**30):
         rows = checked_rows(tokens, 3).tolist()

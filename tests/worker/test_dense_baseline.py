@@ -1,6 +1,6 @@
-"""The dense yardstick: what it runs, when it runs, how a part is scaled, that it disturbs nothing.
+"""The dense baseline: when it runs, its passes, how a part is scaled, and that it affects nothing.
 
-Clocks are made here: each says what the test wants, and writes down when it was open.
+Clocks are replaced: each returns the seconds of the test, and logs when it starts and stops.
 """
 
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from tests.trials import complete, exact, run, run_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SPARSE = {"density_achieved": 0.25}
-A_PART = "computed from 1,024 of 4,096 rows"
+FROM_A_PART = "computed from 1,024 of 4,096 rows"
 
 
 class Silent:
@@ -46,7 +46,7 @@ class Silent:
 
 
 class Bench:
-    """Clocks of made seconds and the kernel that dense passes call, with a log of both."""
+    """Replaced clocks and the kernel that dense passes call, with a log of both."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:
         self.log: list[str] = []
@@ -55,12 +55,12 @@ class Bench:
         self.seconds, self.clocks = seconds, 0
         real = dense_baseline.scaled_dot_product_attention
 
-        def kernel(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+        def kernel(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
             self.log.append("dense")
-            self.calls.append({"q": q, "k": k, "v": v, **how})
+            self.calls.append({"q": q, "k": k, "v": v, **options})
             if self.fails(q.shape[2]):
                 raise RuntimeError("no room for it\nat all")
-            out: Tensor = real(q, k, v, **how)
+            out: Tensor = real(q, k, v, **options)
             return out
 
         monkeypatch.setattr(dense_baseline, "scaled_dot_product_attention", kernel)
@@ -71,7 +71,7 @@ class Bench:
         name, self.clocks = f"clock {self.clocks}", self.clocks + 1
         bench = self
 
-        class Made(Clock):
+        class LoggedClock(Clock):
             def start(self) -> None:
                 bench.log.append(f"{name} starts")
 
@@ -80,7 +80,7 @@ class Bench:
                 self.wall.append(bench.seconds)
                 self.cpu.append(bench.seconds)
 
-        return Made()
+        return LoggedClock()
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(monkeypatch)
 
 
-def made(name: str = "dilated", n: int = 2048, **fields: Any) -> tuple[Attention, Pass]:
+def prepare(name: str = "dilated", n: int = 2048, **fields: Any) -> tuple[Attention, Pass]:
     options = fields.pop("options", {})
     workload = Workload(seq_len=n, **{"heads": 1, "head_dim": 8, **fields})
     attention = IMPLEMENTATIONS.get(name)(workload, Group.alone(), **options)
@@ -96,11 +96,11 @@ def made(name: str = "dilated", n: int = 2048, **fields: Any) -> tuple[Attention
     return attention, draw_inputs(attention, "cpu", 0, torch.zeros(1, dtype=torch.long))
 
 
-def turned(stick: DenseBaseline, sparse_s: float, times: int = 3) -> MeasurementLog:
+def run_baseline(baseline: DenseBaseline, sparse_s: float, times: int = 3) -> MeasurementLog:
     for _ in range(times):
-        stick.run(Silent(), sparse_s)  # type: ignore[arg-type]
+        baseline.run(Silent(), sparse_s)  # type: ignore[arg-type]
     log = MeasurementLog()
-    stick.add_to(log)
+    baseline.add_to(log)
     return log
 
 
@@ -109,16 +109,16 @@ def turned(stick: DenseBaseline, sparse_s: float, times: int = 3) -> Measurement
 
 @pytest.mark.parametrize(("causal", "pairs"), [(False, 100 * 100), (True, 100 * 101 // 2)])
 @pytest.mark.parametrize(("mode", "products"), [("forward", 2), ("train", 7)])
-def test_dense_flops_are_those_of_the_same_causality_and_mode(
+def test_dense_flops_depend_on_causality_and_mode(
     causal: bool, pairs: int, mode: str, products: int
 ) -> None:
-    attention, _ = made(n=100, causal=causal, mode=mode, heads=6, kv_heads=2, batch=3)
+    attention, _ = prepare(n=100, causal=causal, mode=mode, heads=6, kv_heads=2, batch=3)
     assert dense_flops(attention) == 2 * products * pairs * 8 * 6 * 3
     assert dense_flops(attention, 10, 70) == 2 * products * 10 * 70 * 8 * 6 * 3
 
 
-def test_a_modules_projections_are_in_its_dense_flops() -> None:
-    attention, _ = made("ddp", 100, heads=6, kv_heads=2, batch=3, options={"inner": "sdpa"})
+def test_dense_flops_of_a_module_include_projections() -> None:
+    attention, _ = prepare("ddp", 100, heads=6, kv_heads=2, batch=3, options={"inner": "sdpa"})
     assert dense_flops(attention) == attention.cost().flops
     whole = 2 * 2 * 10 * 70 * 8 * 6 * 3
     queries, keys = 2 * (3 * 6 * 10 * 8) * 8, 2 * (3 * 2 * 70 * 8) * 8
@@ -133,16 +133,16 @@ def test_a_part_has_rows_for_every_worker(heads: int, device: str, workers: int,
     assert part_rows(heads, device, workers) == rows
 
 
-# whole or a part
+# a complete pass or a part
 
 
 @pytest.mark.parametrize(("causal", "pairs"), [(False, 4096**2), (True, 4096 * 4097 // 2)])
 def test_a_part_is_scaled_by_the_visible_pairs(bench: Bench, causal: bool, pairs: int) -> None:
-    log = turned(DenseBaseline(*made(n=4096, causal=causal), "cpu", 1, 0.0), sparse_s=1e-9)
+    log = run_baseline(DenseBaseline(*prepare(n=4096, causal=causal), "cpu", 1, 0.0), sparse_s=1e-9)
     scaled = 0.5 * pairs / (1024 * 4096)
     assert samples_of(log.measurements, "dense_time") == pytest.approx([scaled] * 3)
-    assert log.facts["dense"] == A_PART
-    # the calibration, a warm-up and three passes: never causal, as a part is no triangle
+    assert log.facts["dense"] == FROM_A_PART
+    # the calibration, a warm-up and three passes; a part is a rectangle, so never causal
     assert [c["is_causal"] for c in bench.calls] == [False] * 6
     assert {(c["q"].shape[2], c["k"].shape[2], c["v"].shape[2]) for c in bench.calls} == {
         (1024, 4096, 4096)
@@ -150,9 +150,9 @@ def test_a_part_is_scaled_by_the_visible_pairs(bench: Bench, causal: bool, pairs
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_whole_pass_is_the_workloads_own(bench: Bench, causal: bool) -> None:
-    attention, one = made(n=2048, causal=causal, heads=4, kv_heads=2)
-    log = turned(DenseBaseline(attention, one, "cpu", 1, 0.0), sparse_s=100)
+def test_a_complete_pass_runs_on_the_inputs_of_the_trial(bench: Bench, causal: bool) -> None:
+    attention, one = prepare(n=2048, causal=causal, heads=4, kv_heads=2)
+    log = run_baseline(DenseBaseline(attention, one, "cpu", 1, 0.0), sparse_s=100)
     assert samples_of(log.measurements, "dense_time") == [0.5] * 3
     assert log.facts["dense"] == "measured"
     for call in bench.calls[2:]:
@@ -165,88 +165,88 @@ def test_a_whole_pass_is_the_workloads_own(bench: Bench, causal: bool) -> None:
     ("causal", "sparse_s", "cap", "source"),
     [
         (False, 0.51, 0.0, "measured"),
-        (False, 0.49, 0.0, A_PART),
+        (False, 0.49, 0.0, FROM_A_PART),
         (True, 0.26, 0.0, "measured"),
-        (True, 0.24, 0.0, A_PART),
+        (True, 0.24, 0.0, FROM_A_PART),
         (False, 1e-9, 1e9, "measured"),
     ],
 )
-def test_a_whole_pass_may_take_four_times_the_sparse_one_or_the_cap(
+def test_a_complete_pass_may_take_four_sparse_passes_or_the_cap(
     bench: Bench, causal: bool, sparse_s: float, cap: float, source: str
 ) -> None:
-    """The calibration says 0.5 s for a quarter of the pairs, so 2 s for all, or 1 s if causal."""
-    baseline = DenseBaseline(*made(n=4096, causal=causal), "cpu", 0, cap)
-    assert turned(baseline, sparse_s).facts["dense"] == source
+    """The calibration takes 0.5 s for a quarter of the pairs: 2 s for all, or 1 s if causal."""
+    baseline = DenseBaseline(*prepare(n=4096, causal=causal), "cpu", 0, cap)
+    assert run_baseline(baseline, sparse_s).facts["dense"] == source
 
 
-def test_keys_of_the_calibration_are_few(bench: Bench) -> None:
-    turned(DenseBaseline(*made(n=8192), "cpu", 0, 0.0), 1e-9, times=1)
+def test_the_calibration_has_few_keys(bench: Bench) -> None:
+    run_baseline(DenseBaseline(*prepare(n=8192), "cpu", 0, 0.0), 1e-9, times=1)
     assert [(c["q"].shape[2], c["k"].shape[2]) for c in bench.calls] == [
         (1024, 4096), (1024, 4096), (1024, 8192),
     ]  # fmt: skip
 
 
 def test_a_short_sequence_needs_no_calibration(bench: Bench) -> None:
-    log = turned(DenseBaseline(*made(n=512), "cpu", 1, 0.0), sparse_s=1e-9)
+    log = run_baseline(DenseBaseline(*prepare(n=512), "cpu", 1, 0.0), sparse_s=1e-9)
     assert (log.facts["dense"], len(bench.calls)) == ("measured", 4)
 
 
 def test_training_runs_backward_and_leaves_no_gradient_behind(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[list[torch.Size], torch.Size]] = []
+    shapes: list[tuple[list[torch.Size], torch.Size]] = []
     real = torch.autograd.grad
 
-    def grad(out: Tensor, leaves: list[Tensor], given: Tensor) -> Any:
-        asked.append(([t.shape for t in leaves], given.shape))
-        return real(out, leaves, given)
+    def grad(out: Tensor, leaves: list[Tensor], grad_out: Tensor) -> Any:
+        shapes.append(([t.shape for t in leaves], grad_out.shape))
+        return real(out, leaves, grad_out)
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
-    attention, one = made(n=2048, mode="train", heads=2, kv_heads=1)
-    turned(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=1e-9, times=1)
+    attention, one = prepare(n=2048, mode="train", heads=2, kv_heads=1)
+    run_baseline(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=1e-9, times=1)
     q, kv, part = (1, 2, 1024, 8), (1, 1, 2048, 8), (1, 2, 1024, 8)
-    assert asked[-1] == ([q, kv, kv], part)
-    turned(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=100, times=1)
-    assert asked[-1] == ([(1, 2, 2048, 8), kv, kv], (1, 2, 2048, 8))
+    assert shapes[-1] == ([q, kv, kv], part)
+    run_baseline(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=100, times=1)
+    assert shapes[-1] == ([(1, 2, 2048, 8), kv, kv], (1, 2, 2048, 8))
     assert all(t.grad is None for t in one.inputs)
 
 
-def test_a_module_is_set_beside_dense_attention_in_the_same_module(bench: Bench) -> None:
-    attention, one = made("ddp", 512, mode="train", options={"inner": "dilated"})
-    turned(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=1.0, times=1)
+def test_the_baseline_of_a_module_has_the_same_projections(bench: Bench) -> None:
+    attention, one = prepare("ddp", 512, mode="train", options={"inner": "dilated"})
+    run_baseline(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=1.0, times=1)
     with torch.no_grad():
         expected = one.inputs[0] @ attention.projections()["q"]
     assert torch.equal(bench.calls[-1]["q"], expected)
     assert all(m.grad is None for m in attention.projections().values())
 
 
-# what can't be run
+# failures
 
 
-def test_a_whole_pass_that_fails_gives_way_to_a_part(bench: Bench) -> None:
+def test_after_a_failed_complete_pass_a_part_is_run(bench: Bench) -> None:
     bench.fails = lambda rows: rows == 4096
-    log = turned(DenseBaseline(*made(n=4096), "cpu", 1, 0.0), sparse_s=100)
-    assert log.facts["dense"] == A_PART
+    log = run_baseline(DenseBaseline(*prepare(n=4096), "cpu", 1, 0.0), sparse_s=100)
+    assert log.facts["dense"] == FROM_A_PART
     assert samples_of(log.measurements, "dense_time") == [2.0] * 3
 
 
-def test_samples_of_a_whole_pass_are_dropped_when_one_fails_later(bench: Bench) -> None:
-    stick = DenseBaseline(*made(n=4096), "cpu", 0, 0.0)
-    stick.run(Silent(), 100)  # type: ignore[arg-type]
+def test_samples_of_complete_passes_are_dropped_after_a_failure(bench: Bench) -> None:
+    baseline = DenseBaseline(*prepare(n=4096), "cpu", 0, 0.0)
+    baseline.run(Silent(), 100)  # type: ignore[arg-type]
     bench.fails = lambda rows: rows == 4096
-    log = turned(stick, sparse_s=100, times=2)
+    log = run_baseline(baseline, sparse_s=100, times=2)
     assert samples_of(log.measurements, "dense_time") == [2.0] * 2
 
 
 @pytest.mark.parametrize("n", [512, 4096])
-def test_what_cannot_run_at_all_is_said_and_nothing_is_timed(bench: Bench, n: int) -> None:
+def test_a_failed_part_is_a_fact_and_nothing_is_timed(bench: Bench, n: int) -> None:
     bench.fails = lambda rows: True
-    log = turned(DenseBaseline(*made(n=n), "cpu", 1, 0.0), sparse_s=100)
+    log = run_baseline(DenseBaseline(*prepare(n=n), "cpu", 1, 0.0), sparse_s=100)
     assert log.facts["dense"] == "not run: no room for it"
     assert log.measurements == []
 
 
-# which attention has one
+# attentions with a baseline
 
 
 @pytest.mark.parametrize(
@@ -254,22 +254,22 @@ def test_what_cannot_run_at_all_is_said_and_nothing_is_timed(bench: Bench, n: in
     [({}, False), ({"density_achieved": 1.0}, False), ({"density_achieved": 1.25}, False),
      ({"density_achieved": 0.99}, True), ({"density_asked": 0.1}, False)],
 )  # fmt: skip
-def test_only_what_skips_pairs_has_a_yardstick(shares: dict[str, float], has_one: bool) -> None:
+def test_only_sparse_attention_has_a_baseline(shares: dict[str, float], has_one: bool) -> None:
     log = MeasurementLog()
     for name, share in shares.items():
         log.add(name, "1", share)
-    assert (dense_baseline_for(*made(), trial("dilated"), 1, log) is not None) == has_one
+    assert (dense_baseline_for(*prepare(), trial("dilated"), 1, log) is not None) == has_one
     assert "dense" not in log.facts
 
 
-# taking turns
+# alternation
 
 
-def timed_with(
+def run_timed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, shares: dict[str, float], **fields: Any
 ) -> tuple[MeasurementLog, Silent]:
-    """`timed` on an attention that writes down its passes and does nothing else."""
-    attention, one = made(n=4096)
+    """Run timed passes of an attention that only logs them."""
+    attention, one = prepare(n=4096)
     monkeypatch.setattr(timing, "run_pass", lambda *_: bench.log.append("sparse"))
     log, sender = MeasurementLog(), Silent()
     for name, share in shares.items():
@@ -278,10 +278,10 @@ def timed_with(
     return log, sender
 
 
-def test_sparse_and_dense_take_turns_each_under_a_clock_of_its_own(
+def test_sparse_and_dense_passes_alternate_with_their_own_clocks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, sender = timed_with(bench, monkeypatch, SPARSE, repeats=3)
+    log, sender = run_timed(bench, monkeypatch, SPARSE, repeats=3)
     sparse, dense = "clock 0 starts|sparse|clock 0 stops", "clock 1 starts|dense|clock 1 stops"
     calibrated = "|".join(["clock 2 starts|dense|clock 2 stops"] * 2)
     order = "|".join(bench.log)
@@ -290,20 +290,20 @@ def test_sparse_and_dense_take_turns_each_under_a_clock_of_its_own(
     )
     assert samples_of(log.measurements, "time") == [0.5] * 3
     assert len(samples_of(log.measurements, "dense_time")) == 3
-    # what may outlast the time budget is not in a phase that it covers, and what follows is
+    # dense passes are in a phase without a time limit; the phase after them has one again
     assert [phase for phase, part in sender.sent if "dense" in part] == ["check"] * 3
     assert sender.sent[-1] == ("time", "")
 
 
-def test_a_single_repeat_has_no_warm_up_of_either(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed_with(bench, monkeypatch, SPARSE, repeats=1)
+def test_a_single_repeat_has_no_warm_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_timed(bench, monkeypatch, SPARSE, repeats=1)
     assert [word for word in bench.log if "clock" not in word] == ["sparse"] + ["dense"] * 3
 
 
-def test_what_is_not_sparse_is_timed_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, sender = timed_with(bench, monkeypatch, {}, repeats=3)
+def test_exact_attention_is_timed_without_a_baseline(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, sender = run_timed(bench, monkeypatch, {}, repeats=3)
     assert "dense" not in bench.log
     assert "dense" not in log.facts
     assert all(phase == "time" for phase, _ in sender.sent)
@@ -312,7 +312,7 @@ def test_what_is_not_sparse_is_timed_alone(bench: Bench, monkeypatch: pytest.Mon
 def test_dense_passes_do_not_count_for_the_cap(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pass of the sparse one takes a second here, a dense one ten; the cap is five."""
+    """A sparse pass takes 1 s, a dense one 10 s, and the cap is 5 s."""
     now = SimpleNamespace(s=0.0)
 
     class Ticking(list[str]):
@@ -325,7 +325,7 @@ def test_dense_passes_do_not_count_for_the_cap(
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now.s))
     bench.seconds = 0.5
     monkeypatch.setattr(timing, "settled", lambda samples, within: False)
-    log, _ = timed_with(bench, monkeypatch, SPARSE, repeats=30, time_cap=5.0)
+    log, _ = run_timed(bench, monkeypatch, SPARSE, repeats=30, time_cap=5.0)
     # the sixth pass is the first that ends after the cap
     assert len(samples_of(log.measurements, "time")) == 6
     assert len(samples_of(log.measurements, "dense_time")) == 6
@@ -350,7 +350,9 @@ def test_a_sparse_trial_has_a_dense_sample_a_repeat(
     assert outcome.samples("dense_flops") == (2 * products * (2048 * 2049 // 2) * 64 * 2,)
 
 
-def test_a_search_an_exact_attention_and_several_ranks_have_none(launcher: LocalLauncher) -> None:
+def test_searches_exact_attention_and_several_ranks_have_no_baseline(
+    launcher: LocalLauncher,
+) -> None:
     searched = run(launcher, "dilated")
     assert (searched.samples("dense_time"), searched.facts.get("dense")) == ((), None)
     exactly = run(launcher, "sdpa", repeats=4)
@@ -363,7 +365,7 @@ def test_a_search_an_exact_attention_and_several_ranks_have_none(launcher: Local
 
 @exact
 @pytest.mark.parametrize("mode", ["forward", "train"])
-def test_the_yardstick_is_not_in_the_peak(launcher: LocalLauncher, mode: str) -> None:
+def test_the_baseline_is_not_in_the_peak(launcher: LocalLauncher, mode: str) -> None:
     def peak(repeats: int) -> float:
         fields = {"repeats": repeats, "mode": mode}
         outcome = run(launcher, "block-sparse", 8192, {"sparsity": 0.97}, **fields)
@@ -375,9 +377,9 @@ def test_the_yardstick_is_not_in_the_peak(launcher: LocalLauncher, mode: str) ->
 @exact
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("mode", "kv_heads"), [("forward", 1), ("train", 2)])
-def test_standard_attention_takes_what_its_formula_says(
+def test_the_peak_of_standard_attention_is_that_of_the_formula(
     launcher: LocalLauncher, causal: bool, mode: str, kv_heads: int
 ) -> None:
     of = complete(launcher, "dense", causal=causal, mode=mode, kv_heads=kv_heads)
-    wanted = standard_bytes(of.workload)
-    assert run_trial(launcher, of).largest("peak") == pytest.approx(wanted, rel=0.01)
+    expected = standard_bytes(of.workload)
+    assert run_trial(launcher, of).largest("peak") == pytest.approx(expected, rel=0.01)

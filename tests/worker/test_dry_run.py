@@ -1,4 +1,4 @@
-"""What is foreseen without data, against what a process of its own then measures."""
+"""Dry runs without data, against measurements."""
 
 from typing import Any
 
@@ -13,7 +13,9 @@ from longseq_bench.worker.kernel_workspace import KernelWorkspace
 from tests.trials import MIB, complete, exact, run_trial
 
 
-def asked(launcher: LocalLauncher, name: str, tokens: int, ranks: int = 1, **fields: Any) -> Trial:
+def trial_on(
+    launcher: LocalLauncher, name: str, tokens: int, ranks: int = 1, **fields: Any
+) -> Trial:
     return complete(launcher, name, tokens, heads=8, world_size=ranks, **fields)
 
 
@@ -21,27 +23,26 @@ def asked(launcher: LocalLauncher, name: str, tokens: int, ranks: int = 1, **fie
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["forward", "train"])
 @pytest.mark.parametrize(
-    ("name", "ranks", "most"),
+    ("name", "ranks", "tolerance"),
     [
         ("dense", 1, 0.03), ("sdpa", 1, 0.05), ("ring", 1, 0.03), ("ring", 2, 0.03),
         ("collective", 2, 0.03), ("ulysses", 2, 0.03), ("block-sparse", 1, 0.03),
         ("block-sparse", 2, 0.03), ("hilbert", 1, 0.03), ("dilated", 2, 0.03),
     ],
 )  # fmt: skip
-def test_the_peak_is_foreseen(
-    launcher: LocalLauncher, name: str, ranks: int, most: float, mode: str
+def test_the_peak_of_a_dry_run_is_the_measured_one(
+    launcher: LocalLauncher, name: str, ranks: int, tolerance: float, mode: str
 ) -> None:
-    one = asked(launcher, name, 2048 if name == "dense" else 4096, ranks, mode=mode)
-    (seen,) = launcher.dry_run([one])
+    one = trial_on(launcher, name, 2048 if name == "dense" else 4096, ranks, mode=mode)
+    (estimate,) = launcher.dry_run([one])
     measured = run_trial(launcher, one).largest("peak")
-    assert seen.unsupported is None
-    assert seen.peak_bytes == pytest.approx(measured, rel=most)
+    assert estimate.unsupported is None
+    assert estimate.peak_bytes == pytest.approx(measured, rel=tolerance)
 
 
-def test_work_and_bytes_are_a_ranks_own(launcher: LocalLauncher) -> None:
-    alone, shared = launcher.dry_run(
-        [asked(launcher, "ring", 4096), asked(launcher, "ring", 4096, 4)]
-    )
+def test_work_and_bytes_are_those_of_one_rank(launcher: LocalLauncher) -> None:
+    one, four = [trial_on(launcher, "ring", 4096, ranks) for ranks in (1, 4)]
+    alone, shared = launcher.dry_run([one, four])
     assert shared.flops == pytest.approx(alone.flops / 4)
     assert (alone.bytes_sent, alone.transfers) == (0, 0)
     # the keys and values of three others, in float32
@@ -50,29 +51,24 @@ def test_work_and_bytes_are_a_ranks_own(launcher: LocalLauncher) -> None:
     assert shared.peak_bytes < 0.4 * alone.peak_bytes
 
 
-def test_a_thousand_ranks_are_walked_in_a_moment(launcher: LocalLauncher) -> None:
-    one = asked(launcher, "ring", 2**20 * 1024, 1024, mode="train", dtype="bfloat16")
-    (seen,) = launcher.dry_run([one.replace(device="cuda")])
+def test_a_dry_run_of_a_thousand_ranks(launcher: LocalLauncher) -> None:
+    one = trial_on(launcher, "ring", 2**20 * 1024, 1024, mode="train", dtype="bfloat16")
+    (estimate,) = launcher.dry_run([one.replace(device="cuda")])
     floor = 2**20 * (2 * 4 * 8 * 64 * 2 + 4 * 8)
-    assert seen.unsupported is None
-    assert floor < seen.peak_bytes < 2 * floor
-    assert seen.bytes_sent > 1000 * 2**20 * 2 * 8 * 64 * 2
+    assert estimate.unsupported is None
+    assert floor < estimate.peak_bytes < 2 * floor
+    assert estimate.bytes_sent > 1000 * 2**20 * 2 * 8 * 64 * 2
 
 
-def test_what_cannot_be_foreseen_says_why(launcher: LocalLauncher) -> None:
-    seen = launcher.dry_run(
-        [
-            asked(launcher, "sdpa", 1024, 2),
-            asked(launcher, "ulysses", 1024, 3),
-            asked(launcher, "sdpa", 1024),
-        ]
-    )
-    assert "runs on one rank" in (seen[0].unsupported or "")
-    assert "can't be split over 3 ranks" in (seen[1].unsupported or "")
-    assert seen[2].unsupported is None
+def test_an_unsupported_dry_run_gives_its_reason(launcher: LocalLauncher) -> None:
+    cases = (("sdpa", 2), ("ulysses", 3), ("sdpa", 1))
+    estimates = launcher.dry_run([trial_on(launcher, name, 1024, ranks) for name, ranks in cases])
+    assert "runs on one rank" in (estimates[0].unsupported or "")
+    assert "can't be split over 3 ranks" in (estimates[1].unsupported or "")
+    assert estimates[2].unsupported is None
 
 
-def test_nothing_is_held_that_is_let_go() -> None:
+def test_freed_storages_do_not_count() -> None:
     meter = StoragePeak()
     with meter:
         a = torch.zeros(1000)
@@ -86,7 +82,7 @@ def test_nothing_is_held_that_is_let_go() -> None:
     assert meter.current == 0
 
 
-def test_a_backward_is_seen_too() -> None:
+def test_the_backward_pass_counts_too() -> None:
     meter, a = StoragePeak(), torch.zeros(1000, requires_grad=True)
     with meter:
         total = (a * 2).sum()
@@ -95,7 +91,7 @@ def test_a_backward_is_seen_too() -> None:
     assert before < 4000 <= meter.current
 
 
-def test_what_a_kernel_holds_inside_counts_while_it_runs() -> None:
+def test_the_workspace_of_a_kernel_counts_while_it_runs() -> None:
     meter = StoragePeak(
         MeterContext(workspace=lambda op, args, kwargs: 5000 if "mul" in str(op) else 0)
     )
@@ -109,16 +105,9 @@ def test_what_a_kernel_holds_inside_counts_while_it_runs() -> None:
     del a, c
 
 
-def test_the_table_is_by_threads_rows_and_elements_and_says_what_it_lacks() -> None:
-    row = {
-        "thread": 100,
-        "thread_short": 10,
-        "thread_dim": 1,
-        "query": 2,
-        "kv": 3,
-        "key": 5,
-        "row": 7,
-    }
+def test_the_workspace_table_and_a_kernel_that_it_lacks() -> None:
+    row = {"thread": 100, "thread_short": 10, "thread_dim": 1}
+    row |= {"query": 2, "kv": 3, "key": 5, "row": 7}
     table = {"_scaled_dot_product_flash_attention_for_cpu": {"float32": row}}
     q, k = torch.empty(2, 4, 1000, 8, device="meta"), torch.empty(2, 2, 50, 8, device="meta")
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -137,10 +126,10 @@ def test_the_table_is_by_threads_rows_and_elements_and_says_what_it_lacks() -> N
 
 
 @exact
-def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(
+def test_a_fit_only_pass_has_the_peak_of_a_whole_one(
     launcher: LocalLauncher,
 ) -> None:
-    whole = asked(launcher, "ring", 8192, memory_budget=400 * MIB)
+    whole = trial_on(launcher, "ring", 8192, memory_budget=400 * MIB)
     measured = run_trial(launcher, whole).largest("peak")
     outcome = run_trial(launcher, whole.replace(fit_only=True))
     assert outcome.status == "ok"
@@ -151,10 +140,10 @@ def test_a_capped_pass_is_as_large_as_a_whole_one_and_says_what_it_is(
 
 
 @exact
-def test_a_capped_pass_meets_the_budget_as_a_whole_one_does(launcher: LocalLauncher) -> None:
-    one = asked(launcher, "ring", 8192, fit_only=True)
-    (seen,) = launcher.dry_run([one])
+def test_a_fit_only_pass_is_limited_by_the_budget(launcher: LocalLauncher) -> None:
+    one = trial_on(launcher, "ring", 8192, fit_only=True)
+    (estimate,) = launcher.dry_run([one])
     for share, status in ((0.95, "oom"), (1.1, "ok")):
-        budget = int(share * seen.peak_bytes)
+        budget = int(share * estimate.peak_bytes)
         outcome = run_trial(launcher, one.replace(memory_budget=budget))
         assert outcome.status == status

@@ -1,4 +1,4 @@
-"""What a pass leaves alone: recomputation, and results that go over spent inputs."""
+"""Option keep: recomputation, and passes whose outputs overwrite their inputs (in place)."""
 
 from typing import Any
 
@@ -22,18 +22,18 @@ needs_compiler = pytest.mark.skipif(
     native.unavailable_reason() is not None, reason="no compiler here"
 )
 
-OVER: list[Any] = [
+IN_PLACE: list[Any] = [
     ("ring", {"chunk": 100}),
     ("collective", {"chunk": 64}),
     pytest.param("block-sparse", {"sparsity": 0.5, "block": 32}, marks=needs_compiler),
     pytest.param("dilated", {"segments": (64, 128), "dilation": (1, 2)}, marks=needs_compiler),
     pytest.param("hilbert", {"segments": (64, 128), "dilation": (1, 2)}, marks=needs_compiler),
 ]
-"""What can write over its inputs."""
+"""Implementations that can overwrite their inputs."""
 
 
-def passed(name: str, options: dict[str, Any], keep: Keep, **shape: Any) -> tuple[Tensor, ...]:
-    """Output and gradients of one pass."""
+def run_once(name: str, options: dict[str, Any], keep: Keep, **shape: Any) -> tuple[Tensor, ...]:
+    """Return the output and the gradients of one pass."""
     w = Workload(seq_len=330, heads=4, head_dim=16, **shape)
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
     one = draw_inputs(attention, "cpu", 0, torch.arange(330), keep)
@@ -46,22 +46,22 @@ def passed(name: str, options: dict[str, Any], keep: Keep, **shape: Any) -> tupl
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mode", ["forward", "train"])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("name", "options"), OVER)
-def test_results_over_inputs_are_the_same(
+@pytest.mark.parametrize(("name", "options"), IN_PLACE)
+def test_results_do_not_depend_on_keep(
     name: str, options: dict[str, Any], causal: bool, mode: str, dtype: str
 ) -> None:
     shape = {"causal": causal, "mode": mode, "dtype": dtype, "kv_heads": 2}
-    plain = passed(name, options, "all", **shape)
+    plain = run_once(name, options, "all", **shape)
     for keep in ("inputs", "nothing") if mode == "train" else ("nothing",):
-        found = passed(name, options, keep, **shape)  # type: ignore[arg-type]
-        loose = 1e-5 if dtype == "float32" else 2e-2
-        for got, want in zip(found, plain, strict=True):
-            torch.testing.assert_close(got, want, rtol=loose, atol=loose)
+        found = run_once(name, options, keep, **shape)  # type: ignore[arg-type]
+        tolerance = 1e-5 if dtype == "float32" else 2e-2
+        for got, expected in zip(found, plain, strict=True):
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("name", "options"), OVER)
+@pytest.mark.parametrize(("name", "options"), IN_PLACE)
 @pytest.mark.parametrize("mode", ["forward", "train"])
-def test_they_are_where_q_was(name: str, options: dict[str, Any], mode: Any) -> None:
+def test_results_overwrite_q(name: str, options: dict[str, Any], mode: Any) -> None:
     w = Workload(seq_len=330, heads=4, head_dim=16, mode=mode)
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
     one = draw_inputs(attention, "cpu", 0, torch.arange(330), "nothing")
@@ -75,13 +75,13 @@ def test_they_are_where_q_was(name: str, options: dict[str, Any], mode: Any) -> 
 
 
 @pytest.mark.parametrize("name", ["sdpa", "dense", "collective", "block-sparse-adaptive"])
-def test_others_compute_forward_again_and_refuse_to_overwrite(name: str) -> None:
-    plain = passed(name, {}, "all", mode="train")
-    for got, want in zip(passed(name, {}, "inputs", mode="train"), plain, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+def test_other_implementations_recompute_but_refuse_to_overwrite(name: str) -> None:
+    plain = run_once(name, {}, "all", mode="train")
+    for got, expected in zip(run_once(name, {}, "inputs", mode="train"), plain, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     for mode in ("forward", "train"):
         with pytest.raises(UnsupportedError, match="inputs are read until the end"):
-            passed(name, {}, "nothing", mode=mode)
+            run_once(name, {}, "nothing", mode=mode)
 
 
 @exact
@@ -89,10 +89,10 @@ def test_others_compute_forward_again_and_refuse_to_overwrite(name: str) -> None
     ("keep", "mode", "tensors"), [("inputs", "train", 7), ("nothing", "train", 6),
                                   ("nothing", "forward", 3)],
 )  # fmt: skip
-def test_a_trial_takes_as_many_tensors_and_no_more(
+def test_the_peak_is_a_known_number_of_tensors(
     launcher: LocalLauncher, keep: str, mode: str, tensors: int
 ) -> None:
-    """Of eight in training, four forward; checked and timed as any other."""
+    """The usual number is eight in training, four in forward. The trial is checked and timed."""
     shape = {"heads": 4, "mode": mode, "repeats": 1}
     of = complete(launcher, "ring", 4096, {"chunk": 256}, keep=keep, **shape)
     outcome = run_trial(launcher, of)
@@ -106,7 +106,7 @@ def test_a_trial_takes_as_many_tensors_and_no_more(
     assert predicted.peak_bytes == pytest.approx(peak, rel=0.03)
 
 
-def test_on_two_ranks_forward_is_run_again(launcher: LocalLauncher) -> None:
+def test_recomputation_on_two_ranks_sends_more(launcher: LocalLauncher) -> None:
     fields = {"mode": "train", "world_size": 2, "causal": True, "repeats": 1}
     outcome = run(launcher, "ring", 1024, keep="inputs", **fields)
     assert (outcome.status, outcome.reason) == ("ok", None)
@@ -123,7 +123,7 @@ def test_on_two_ranks_forward_is_run_again(launcher: LocalLauncher) -> None:
         ({"allocator": "expandable"}, "allocator=expandable needs device=cuda"),
     ],
 )
-def test_what_has_no_meaning_is_unsupported(
+def test_impossible_settings_are_unsupported(
     launcher: LocalLauncher, fields: dict[str, Any], reason: str
 ) -> None:
     outcome = run(launcher, "ring", 512, **fields)
@@ -133,10 +133,10 @@ def test_what_has_no_meaning_is_unsupported(
 
 @exact
 @pytest.mark.parametrize("mode", ["forward", "train"])
-def test_a_pass_that_only_its_accounting_made_late_is_judged_by_its_own_results(
+def test_a_pass_that_is_timed_again_is_checked_by_its_first_results(
     launcher: LocalLauncher, mode: str
 ) -> None:
-    """What is timed again after it writes over the results that the check looks at."""
+    """The pass is timed again after the check, because it overwrites the checked results."""
     fields = {"keep": "nothing", "mode": mode, "memory_budget": 256 * MIB}
     once = run(launcher, "ring", 3000, **fields)
     outcome = run(launcher, "ring", 3000, time_budget=0.97 * once.facts["pass_s"], **fields)
@@ -152,7 +152,7 @@ def test_a_compressed_transfer_is_compared_with_a_pass_on_the_same_inputs(
     assert outcome.largest("wire_error") == 0.0
 
 
-def test_bytes_of_a_recomputed_pass_are_those_of_the_formula(launcher: LocalLauncher) -> None:
+def test_bytes_of_recomputation_equal_the_formula(launcher: LocalLauncher) -> None:
     for name in ("ring", "collective", "ulysses"):
         outcome = run(launcher, name, 1024, keep="inputs", mode="train", world_size=2)
         assert outcome.status == "ok"
@@ -161,7 +161,7 @@ def test_bytes_of_a_recomputed_pass_are_those_of_the_formula(launcher: LocalLaun
 
 @exact
 @pytest.mark.parametrize(("mode", "dtype"), [("forward", "float32"), ("train", "bfloat16")])
-def test_pages_of_mapped_files_are_in_no_peak(
+def test_pages_of_mapped_files_do_not_count_for_the_peak(
     launcher: LocalLauncher, mode: str, dtype: str
 ) -> None:
     shape = {"heads": 4, "kv_heads": 1, "mode": mode, "dtype": dtype}
@@ -173,7 +173,7 @@ def test_pages_of_mapped_files_are_in_no_peak(
     assert outcome.largest("peak") == pytest.approx(predicted.peak_bytes, rel=0.03)
 
 
-def test_a_kernel_that_does_it_in_one_call_cannot_be_cut_short(launcher: LocalLauncher) -> None:
+def test_a_single_kernel_call_does_not_support_fit_only(launcher: LocalLauncher) -> None:
     for name in ("collective", "dense", "sdpa"):
         outcome = run(launcher, name, 512, fit_only=True)
         assert outcome.status == "unsupported"
@@ -182,7 +182,7 @@ def test_a_kernel_that_does_it_in_one_call_cannot_be_cut_short(launcher: LocalLa
 
 @pytest.mark.parametrize("mode", ["forward", "train"])
 @pytest.mark.parametrize("name", ["ring", "block-sparse", "hilbert"])
-def test_threads_do_not_meet_in_what_is_written_over(
+def test_threads_do_not_conflict_when_inputs_are_overwritten(
     launcher: LocalLauncher, name: str, mode: str
 ) -> None:
     shape = {"mode": mode, "threads": 2, "causal": True, "kv_heads": 1}

@@ -1,6 +1,6 @@
-"""The budget is a wall: a true need just under it passes, one just over it fails.
+"""The memory budget: a need just below it passes, one just above it fails.
 
-Every case runs in a child of the fork server, since a limit and an allocator's settings stay.
+Every case runs in its own process, because limits and allocator settings can't be undone.
 """
 
 import multiprocessing
@@ -18,24 +18,24 @@ from longseq_bench.worker import limits
 
 MIB = 2**20
 pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="no enforced budget and no mark to reset here"
+    not sys.platform.startswith("linux"), reason="the budget is enforced on Linux only"
 )
 
 
 def in_child(launcher: LocalLauncher, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns in a process of its own, which has torch loaded."""
+    """Return the result of a function that runs in its own process, which has torch loaded."""
     assert launcher.catalogue()  # starts the server with torch
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=answer, args=(sender, function, arguments))
+    child = context.Process(target=respond, args=(sender, function, arguments))
     child.start()
     sender.close()
-    found = receiver.recv()
+    result = receiver.recv()
     child.join()
-    return found
+    return result
 
 
-def answer(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def respond(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.ones(2**20).add_(1)
     assert limits.use_exact_heap() is None
     sender.send(function(*arguments))
@@ -72,7 +72,7 @@ def fit_budgets(tensors: int, each: int, budgets: list[int]) -> list[bool]:
 
 
 def measure_peaks(tensors: int, each: int) -> tuple[int, int]:
-    """Return the peak of tensors that are freed before 1 MiB is kept, and that of nothing."""
+    """Return the peak of tensors that are freed before 1 MiB is kept, and that of no work."""
     with HeapPeak() as meter:
         assert fits(tensors, each)
         kept = torch.ones(2**18)
@@ -82,15 +82,15 @@ def measure_peaks(tensors: int, each: int) -> tuple[int, int]:
     return meter.peak, after.peak
 
 
-def test_what_was_freed_before_is_not_used_outside_the_budget(launcher: LocalLauncher) -> None:
+def test_memory_that_was_freed_before_does_not_extend_the_budget(launcher: LocalLauncher) -> None:
     assert not in_child(launcher, reuse_freed_memory)
 
 
 @pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (52, MIB), (260, MIB // 5)])
-def test_a_true_need_is_met_to_within_a_mebibyte(
+def test_the_budget_is_exact_to_a_mebibyte(
     launcher: LocalLauncher, tensors: int, each: int
 ) -> None:
-    """One large tensor, some, and many just above what the allocator maps on its own."""
+    """One large tensor, some medium ones, and many that are just above the mmap threshold."""
     need = tensors * (each // 4) * 4
     budgets = [need - MIB, need + 2 * MIB]
     assert in_child(launcher, fit_budgets, tensors, each, budgets) == [False, True]
@@ -100,16 +100,14 @@ def test_a_true_need_is_met_to_within_a_mebibyte(
     HeapPeak.unavailable_reason() is not None, reason="the mark can't be reset here"
 )
 @pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (26, 2 * MIB)])
-def test_the_peak_is_what_was_needed_at_most(
-    launcher: LocalLauncher, tensors: int, each: int
-) -> None:
-    """Fault 10: not what is left (1 MiB here), and nothing of an earlier peak."""
+def test_the_peak_is_the_largest_need(launcher: LocalLauncher, tensors: int, each: int) -> None:
+    """Fault 10: not the memory that is left (1 MiB), and nothing of an earlier peak."""
     peak, after = in_child(launcher, measure_peaks, tensors, each)
     assert peak == pytest.approx(tensors * each, rel=0.02)
     assert after < MIB / 4
 
 
-def test_the_allocator_is_set_whatever_the_environment_says(
+def test_the_allocator_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings: list[str] = []

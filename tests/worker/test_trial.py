@@ -1,4 +1,4 @@
-"""Whole trials in processes of their own: wrong is a status, the peak is what was needed."""
+"""Whole trials in their own processes: statuses, peaks, budgets and facts."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.make import trial
 from tests.trials import MIB, exact, run
 
 
-@pytest.mark.parametrize("tokens", [300, 3000], ids=["every row", "drawn rows"])
+@pytest.mark.parametrize("tokens", [300, 3000], ids=["every row", "sampled rows"])
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -45,7 +45,7 @@ def test_a_wrong_output_is_a_result_with_its_error(
         ("block-sparse", "float32"),
     ],
 )
-def test_a_right_one_passes_long_and_in_train(
+def test_a_correct_implementation_passes_in_training(
     launcher: LocalLauncher, name: str, dtype: str
 ) -> None:
     outcome = run(launcher, name, 5000, dtype=dtype, causal=True, mode="train", kv_heads=1)
@@ -67,19 +67,19 @@ def test_shares_of_the_pattern_are_measured(launcher: LocalLauncher) -> None:
 
 
 @exact
-def test_the_peak_is_a_need_of_a_moment(launcher: LocalLauncher) -> None:
-    """Fault 10: 32 MiB are needed and freed again; what is left afterwards is a thirtieth."""
+def test_the_peak_includes_temporary_memory(launcher: LocalLauncher) -> None:
+    """Fault 10: 32 MiB are allocated and freed again; a thirtieth is left at the end."""
     without = run(launcher, "sdpa", 4096, heads=4).largest("peak") or 0
     spends = run(launcher, "bad-spends", 4096, heads=4).largest("peak") or 0
-    left = floor_bytes(trial("sdpa", 4096, heads=4).workload)
-    assert without == pytest.approx(left, rel=0.15)
-    # q, k and v are there when the 32 MiB come; the output is not yet
-    assert spends == pytest.approx(32 * MIB + 0.75 * left, rel=0.02)
+    floor = floor_bytes(trial("sdpa", 4096, heads=4).workload)
+    assert without == pytest.approx(floor, rel=0.15)
+    # q, k and v exist when the 32 MiB are allocated; the output does not yet
+    assert spends == pytest.approx(32 * MIB + 0.75 * floor, rel=0.02)
 
 
 @exact
 def test_a_repeated_trial_has_the_same_peak(launcher: LocalLauncher) -> None:
-    """Fault 10: nothing is carried over."""
+    """Fault 10: a larger trial before it has no effect."""
     first = run(launcher, "sdpa", 4096).largest("peak") or 0
     run(launcher, "sdpa", 12_000)
     assert run(launcher, "sdpa", 4096).largest("peak") == pytest.approx(
@@ -99,9 +99,9 @@ def test_the_peak_is_above_the_floor_and_below_its_budget(launcher: LocalLaunche
 
 @exact
 def test_a_need_just_over_the_budget_is_out_of_memory(launcher: LocalLauncher) -> None:
-    """The need of a moment counts: 32 MiB and the inputs."""
-    held = 0.75 * floor_bytes(trial("sdpa", 4096, heads=4).workload)
-    need = int(32 * MIB + held)
+    """A temporary need counts: 32 MiB and the inputs."""
+    inputs = 0.75 * floor_bytes(trial("sdpa", 4096, heads=4).workload)
+    need = int(32 * MIB + inputs)
     over = run(launcher, "bad-spends", 4096, heads=4, memory_budget=need - MIB)
     assert (over.status, over.phase, over.fits) == ("oom", "forward", False)
     fits = run(launcher, "bad-spends", 4096, heads=4, memory_budget=need + MIB)
@@ -109,7 +109,7 @@ def test_a_need_just_over_the_budget_is_out_of_memory(launcher: LocalLauncher) -
     assert fits.largest("peak") == pytest.approx(need, abs=MIB)
 
 
-def test_a_pass_over_its_time_is_a_timeout_and_keeps_its_time(launcher: LocalLauncher) -> None:
+def test_a_pass_over_its_time_budget_is_a_timeout_with_its_time(launcher: LocalLauncher) -> None:
     outcome = run(launcher, "sdpa", 4096, time_budget=1e-5)
     assert (outcome.status, outcome.fits) == ("timeout", None)
     assert "1e-05 s allowed" in (outcome.reason or "")
@@ -124,10 +124,10 @@ def test_a_pass_over_its_time_is_a_timeout_and_keeps_its_time(launcher: LocalLau
         ({"block": 2048}, 2),
     ],
 )
-def test_a_short_warm_up_refuses_nothing_that_the_trial_can_do(
+def test_the_warm_up_supports_the_options_of_the_trial(
     launcher: LocalLauncher, options: dict[str, object], ranks: int
 ) -> None:
-    """Its first length has fewer tokens than these options need."""
+    """The first warm-up length has fewer tokens than these options need."""
     outcome = run(launcher, "block-sparse", 6000, options, world_size=ranks)
     assert (outcome.status, outcome.reason) == ("ok", None)
 
@@ -140,8 +140,8 @@ def test_samples_of_both_clocks_are_kept(launcher: LocalLauncher) -> None:
     assert min(outcome.samples("time")) > 0
 
 
-def test_what_ran_is_said(launcher: LocalLauncher) -> None:
-    """Fault 16: a fall-back would show in the facts."""
+def test_facts_name_the_backend(launcher: LocalLauncher) -> None:
+    """Fault 16: the facts name the backend or kernel, so a fall-back is visible."""
     assert run(launcher, "sdpa", 512).facts["backend"] == "flash"
     assert run(launcher, "ring", 512).facts["kernel"] == "flash (CPU)"
     assert run(launcher, "sdpa", 512, {"backend": "math"}).facts["backend"] == "math"
