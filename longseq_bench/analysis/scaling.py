@@ -185,9 +185,8 @@ def _line(x: Sequence[float], y: Sequence[float]) -> list[Exponent]:
     degrees = n - 2
     if degrees < 1:
         return [Exponent(slope, None, None)]
-    variance = (
-        sum((b - mean_y - slope * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True)) / degrees
-    )
+    residuals = (b - mean_y - slope * (a - mean_x) for a, b in zip(x, y, strict=True))
+    variance = sum(residual**2 for residual in residuals) / degrees
     half = math.sqrt(variance / spread_x) * _student(degrees)
     return [Exponent(slope, slope - half, slope + half)]
 

@@ -212,7 +212,7 @@ def _trial_row(runs: Sequence[Record]) -> SweepRow:
 def _describe_machines(pairs: Sequence[MatchedPair]) -> str:
     """Return the differences between the machines of the pairs, in brackets; "" for no pairs.
 
-    Compared pair by pair: two machines that swapped sides are equal when taken together.
+    Compared pair by pair: as sets, two machines that swapped sides would be equal.
     """
     machines = {
         tuple(one.environment.fingerprint for one in (pair.a[0], pair.b[0])): pair for pair in pairs

@@ -17,11 +17,11 @@ def limit_sentences(sentences: Iterable[str]) -> list[str]:
     return [*known[:MAX_SENTENCES], f"… and {more:,} more of this kind; the tables have them."]
 
 
-def join_names(names: Iterable[str], between: str = ", ") -> str:
+def join_names(names: Iterable[str], separator: str = ", ") -> str:
     """Return the first MAX_SENTENCES names of a sentence, then the number of further ones."""
     named = list(names)
     more = len(named) - MAX_SENTENCES
-    return between.join(named if more <= 0 else [*named[:MAX_SENTENCES], f"… and {more:,} more"])
+    return separator.join(named if more <= 0 else [*named[:MAX_SENTENCES], f"… and {more:,} more"])
 
 
 def format_range(values: Sequence[float], write: Callable[[float], str]) -> str:

@@ -1,4 +1,4 @@
-"""Rows and maxima: the numbers that everything printed is made of."""
+"""Rows and maxima: the numbers behind all printed output."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def only(records: list[Record]) -> SweepRow:
 @pytest.mark.parametrize(
     ("n", "rank"), [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (20, 6), (30, 10), (100, 40)]
 )
-def test_interval_takes_the_ranks_of_the_published_table(n: int, rank: int) -> None:
+def test_interval_uses_the_order_statistics_of_the_published_table(n: int, rank: int) -> None:
     samples = [float(i) for i in range(1, n + 1)]
     random.Random(n).shuffle(samples)
     assert median_interval(samples)[::2] == (rank, n + 1 - rank)
@@ -63,7 +63,7 @@ def test_with_few_samples_the_interval_is_their_range(samples: list[float]) -> N
 
 
 @pytest.mark.parametrize("n", [6, 15, 40])
-def test_interval_covers_the_median_as_often_as_it_says(n: int) -> None:
+def test_interval_covers_the_median_in_95_percent(n: int) -> None:
     draw = random.Random(1)
     true_median = math.log(2)
     hits = 0
@@ -76,7 +76,7 @@ def test_interval_covers_the_median_as_often_as_it_says(n: int) -> None:
 # rows
 
 
-def test_a_row_holds_what_was_measured() -> None:
+def test_a_row_has_the_measured_values() -> None:
     times = [0.5, 0.1, 0.3, 0.2, 0.4, 0.6, 0.7]
     came_to = make.outcome(
         time=times, cpu_time=[2.0, 1.0, 3.0], plan_time=0.25, peak=3 * MIB, flops=7e9,
@@ -154,8 +154,8 @@ def test_each_ranks_own_figures_are_kept_in_the_order_of_ranks() -> None:
     assert (row.rank_bytes, row.rank_formulas) == ([7, 9, 8], [7, 9, 8])
 
 
-def test_a_rank_that_says_nothing_has_no_figure_and_the_trial_no_time() -> None:
-    """The slowest rank may be the one that is missing."""
+def test_with_a_silent_rank_the_trial_has_no_time() -> None:
+    """The missing rank may be the slowest."""
     said = {"time": 1.0, "compute_time": 0.5, "peak": 10.0}
     row = only([make.record(make.trial(world_size=3), make.on_ranks(said, {}, said))])
     assert (row.time_s, row.samples, row.tokens_per_s) == (None, 0, None)
@@ -165,7 +165,7 @@ def test_a_rank_that_says_nothing_has_no_figure_and_the_trial_no_time() -> None:
     assert (row.tokens_per_rank, row.bytes_sent, row.bytes_unlike) == (None, None, None)
 
 
-def test_what_was_not_timed_apart_has_no_exposed_share_and_less_than_none_is_none() -> None:
+def test_the_exposed_share_needs_a_compute_time_and_is_never_negative() -> None:
     plain = only([make.record(make.trial(world_size=2), make.measured(ranks=2))])
     assert (plain.compute_time_s, plain.communication_time_s, plain.exposed_share) == (None,) * 3
     slower = make.measured(0.1, ranks=2, compute_time=0.2)
@@ -176,7 +176,7 @@ def test_what_was_not_timed_apart_has_no_exposed_share_and_less_than_none_is_non
     assert alone.imbalance is None
 
 
-def test_what_failed_on_several_ranks_shows_no_times_and_keeps_what_each_rank_held() -> None:
+def test_a_failed_trial_on_several_ranks_has_peaks_but_no_times() -> None:
     ok, _ = on_three()
     bad = make.on_ranks({"peak": 50.0}, {"peak": 70.0}, {}, status="oom", reason="rank 1: full")
     row = only([ok, make.record(ok.trial.replace(round=1), bad)])
@@ -187,7 +187,7 @@ def test_what_failed_on_several_ranks_shows_no_times_and_keeps_what_each_rank_he
     assert row.rank_peaks == [50, 70, 20]
 
 
-def test_bytes_that_are_not_those_of_the_formula_are_found_on_any_rank_in_any_round() -> None:
+def test_miscounted_bytes_are_found_on_any_rank_in_any_round() -> None:
     def row(*rounds: list[tuple[int, int]]) -> dict[str, Any]:
         return only([
             make.record(
@@ -221,7 +221,7 @@ def test_a_speed_up_is_against_the_same_trial_on_one_rank() -> None:
     assert two.speedup_low < two.speedup < two.speedup_high
 
 
-def test_a_single_sample_bounds_nothing() -> None:
+def test_a_single_sample_gives_no_bounds() -> None:
     once = make.measured(0.2, samples=1, ranks=2, compute_time=0.1)
     several = make.measured(0.2, ranks=2, compute_time=[0.1, 0.1])
     alone, trial = make.record(), make.trial(world_size=2)
@@ -258,13 +258,13 @@ def test_no_speed_up_over_another_trial(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("status", ["wrong", "oom"])
-def test_no_speed_up_over_what_was_not_ok(status: Status) -> None:
+def test_no_speed_up_over_a_failed_trial(status: Status) -> None:
     bad = make.record(came_to=make.measured().model_copy(update={"status": status}))
     several = make.record(make.trial(world_size=2), make.measured(ranks=2))
     assert [row.speedup for row in sweep_rows([bad, several])] == [None, None]
 
 
-def test_a_probes_single_pass_is_not_taken_for_a_time() -> None:
+def test_the_single_pass_of_a_probe_is_not_a_time() -> None:
     row = only([make.record(came_to=make.outcome(pass_time=0.5, peak=1))])
     assert (row.time_s, row.tokens_per_s, row.samples) == (None, None, 0)
 
@@ -278,7 +278,7 @@ def test_a_row_is_ok_only_if_every_round_is() -> None:
     assert (row.time_s, row.time_low_s, row.tokens_per_s) == (None, None, None)
 
 
-def test_the_worst_status_of_the_rounds_is_told() -> None:
+def test_the_status_is_the_worst_of_the_rounds() -> None:
     base = make.trial()
     for worse, better in pairwise(SEVERITY):
         for order in ((worse, better), (better, worse)):
@@ -324,13 +324,13 @@ def test_labels_name_only_the_options_that_differ() -> None:
     ]  # fmt: skip
 
 
-# beside dense attention
+# relative to dense attention
 
 
 def sparse_run(
     time: Any = (1.0, 2.0, 3.0), dense: Any = (6.0, 8.0, 7.0), density: float = 0.125, **fields: Any
 ) -> Record:
-    """A causal trial that sees an eighth of the pairs, asked as a sparsity of 0.9."""
+    """A causal trial that computes an eighth of the pairs, with a requested sparsity of 0.9."""
     trial = make.trial("block-sparse", 1000, **{"causal": True, "heads": 2, "head_dim": 4} | fields)
     pairs = 1000 * 1001 // 2 if trial.workload.causal else 1000**2
     came_to = make.outcome(
@@ -354,8 +354,8 @@ def test_the_share_of_ideal_is_dense_time_times_density_in_pairs_over_time(causa
     assert row.sparsity_asked == 0.9
 
 
-def test_in_a_module_the_density_is_beside_dense_attention_in_that_module() -> None:
-    """Its projections are work that nothing skips, and no pairs."""
+def test_in_a_module_the_density_is_relative_to_dense_attention_in_it() -> None:
+    """Projections are never skipped and have no pairs."""
     record = sparse_run()
     pairs = record.outcome.largest("flops") or 0
     projecting = 3 * pairs
@@ -379,7 +379,7 @@ DENSE_TIMES = ("dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "s
                "share_of_ideal", "share_low", "share_high")  # fmt: skip
 
 
-def test_what_has_no_dense_time_has_no_share_and_nothing_is_zero() -> None:
+def test_without_a_dense_time_there_is_no_share_of_ideal() -> None:
     exact = only([make.record(came_to=make.measured(flops=8.0))])
     assert [
         getattr(exact, n) for n in (*DENSE_TIMES, "sparsity_asked", "token_density", "uncovered")
@@ -392,7 +392,7 @@ def test_what_has_no_dense_time_has_no_share_and_nothing_is_zero() -> None:
 
 
 @pytest.mark.parametrize("status", ["wrong", "timeout"])
-def test_no_dense_time_beside_what_was_not_ok(status: Status) -> None:
+def test_a_failed_trial_has_no_dense_time(status: Status) -> None:
     bad = sparse_run()
     bad = make.record(bad.trial, bad.outcome.model_copy(update={"status": status}))
     row = only([bad])
@@ -400,7 +400,7 @@ def test_no_dense_time_beside_what_was_not_ok(status: Status) -> None:
     assert (row.memory_reduction, row.effective_flops) == (None, None)
 
 
-def test_rounds_of_one_source_are_merged_and_measured_ones_go_first() -> None:
+def test_dense_times_of_one_source_are_merged_and_measured_ones_preferred() -> None:
     def run(i: int, source: str, *dense: float) -> Record:
         record = sparse_run(dense=dense)
         facts = {"dense": source}
@@ -417,7 +417,7 @@ def test_rounds_of_one_source_are_merged_and_measured_ones_go_first() -> None:
     assert (row.dense_source, row.dense_time_s) == (None, None)
 
 
-def test_and_measured_where_it_ran_on_the_same_workload_here() -> None:
+def test_standard_memory_is_measured_if_dense_ran_on_the_workload() -> None:
     sparse = sparse_run()
 
     def beside(status: Status = "ok", where: str = "alpha", **change: Any) -> dict[str, Any]:
@@ -431,7 +431,7 @@ def test_and_measured_where_it_ran_on_the_same_workload_here() -> None:
     row = beside()
     assert (row.dense_peak_bytes, row.dense_memory_source) == (50_000, "measured")
     assert row.memory_reduction == 50.0
-    # another budget, or a time that was too long, makes no other peak
+    # another budget or a timeout does not change the peak
     assert beside(memory_budget=2**20).dense_memory_source == "measured"
     assert beside("timeout").dense_memory_source == "measured"
     others = [beside("oom"), beside("crashed"), beside(where="beta"), beside(causal=False),
@@ -440,12 +440,12 @@ def test_and_measured_where_it_ran_on_the_same_workload_here() -> None:
         assert other.dense_memory_source == "computed"
 
 
-def test_over_ranks_a_ranks_peak_is_no_reduction() -> None:
+def test_several_ranks_have_no_memory_reduction() -> None:
     several = make.record(make.trial("ring", world_size=2), make.measured(ranks=2))
     assert only([several]).memory_reduction is None
 
 
-# relative
+# speed relative to a baseline
 
 
 def test_speed_is_the_baselines_time_over_the_rows() -> None:
@@ -474,7 +474,7 @@ def test_no_speed_across_machines() -> None:
 
 
 @pytest.mark.parametrize("bad", ["dense", "sdpa"])
-def test_no_speed_for_or_against_a_wrong_answer(bad: str) -> None:
+def test_no_speed_for_or_relative_to_a_wrong_output(bad: str) -> None:
     wrong = make.measured().model_copy(update={"status": "wrong"})
     records = [
         make.record(make.trial(name), wrong if name == bad else make.measured())
@@ -484,13 +484,13 @@ def test_no_speed_for_or_against_a_wrong_answer(bad: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_not_even_where_a_row_brings_a_time(bad: int) -> None:
+def test_no_speed_for_a_wrong_row_that_has_a_time(bad: int) -> None:
     found = sweep_rows([make.record(make.trial(name)) for name in ("dense", "sdpa")])
     found[bad] = replace(found[bad], status="wrong")
     assert speeds(found, "dense")[1] is None
 
 
-def test_the_baseline_runs_on_as_many_ranks_or_else_on_the_fewest() -> None:
+def test_the_baseline_is_on_the_same_number_of_ranks_or_the_fewest() -> None:
     def run(name: str, ranks: int, time: float) -> Record:
         trial = make.trial(name, world_size=ranks)
         return make.record(trial, make.measured(time, ranks=ranks))
@@ -499,7 +499,7 @@ def test_the_baseline_runs_on_as_many_ranks_or_else_on_the_fewest() -> None:
     assert speeds(sweep_rows(records), "sdpa") == pytest.approx([1, 1, 2, 8])
 
 
-def test_a_baseline_that_is_not_there_or_not_one() -> None:
+def test_an_unknown_or_ambiguous_baseline_is_an_error() -> None:
     several = sweep_rows([make.record(make.trial("ring", options={"chunk": c})) for c in (1, 2)])
     with pytest.raises(UserError, match=r"ambiguous: 'ring chunk=1', 'ring chunk=2'; name"):
         speeds(several, "ring")
@@ -511,7 +511,7 @@ def test_a_baseline_that_is_not_there_or_not_one() -> None:
 # maxima
 
 
-def test_a_maximum_is_a_bracket_and_what_limited_it() -> None:
+def test_a_maximum_is_a_bracket_and_a_limit() -> None:
     records = [
         make.step(1024, predicted_tokens=None),
         make.step(4096, "oom", phase="backward", predicted_tokens=2000, processes=2),
@@ -549,7 +549,7 @@ def test_a_length_that_failed_once_did_not_pass() -> None:
     assert (found.limited_by, found.confirmations) == ("memory", 0)
 
 
-def test_nothing_passed_and_nothing_failed() -> None:
+def test_searches_without_a_pass_or_without_a_failure() -> None:
     nothing = merge_search([make.step(512, "unsupported", phase=None, reason="no CPU kernel")])
     assert (nothing.max_tokens, nothing.first_failure) == (0, 512)
     assert (nothing.peak_bytes, nothing.bytes_per_token) == (None, None)
@@ -591,7 +591,7 @@ def test_any_order_of_steps_gives_the_same_bracket() -> None:
 # frames and JSON
 
 
-def test_frames_hold_the_rows() -> None:
+def test_frames_have_the_rows() -> None:
     records = [make.record(), make.record(make.trial("dense"), make.outcome("oom", "full"))]
     records += [make.step(1024), make.step(2048, "oom")]
     assert rows_of_frame(rows(records)) == sweep_rows(records)
@@ -640,7 +640,7 @@ def test_json_and_rows_need_neither_torch_nor_pandas() -> None:
     assert out.stdout == "set()\n"
 
 
-# ---- what must not be taken for each other -----------------------------------------------------
+# ---- settings that keep rows apart -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -648,7 +648,7 @@ def test_json_and_rows_need_neither_torch_nor_pandas() -> None:
     [{"keep": "nothing"}, {"allocator": "expandable"}, {"world_size": 2}, {"heads": 4},
      {"memory_budget": 2**27}, {"options": {"chunk": 3}}, {"threads": 1}, {"mode": "train"}],
 )  # fmt: skip
-def test_memory_alone_is_that_of_the_same_search(other: dict[str, Any]) -> None:
+def test_fits_tokens_are_of_the_same_search(other: dict[str, Any]) -> None:
     def search(tokens: int, **fields: Any) -> list[Record]:
         of = make.trial("ring", **{"memory_budget": 2**26, "repeats": 0, **fields})
         return [make.step(tokens, of=of), make.step(tokens + 64, "oom", of=of)]
@@ -660,7 +660,7 @@ def test_memory_alone_is_that_of_the_same_search(other: dict[str, Any]) -> None:
     assert [row.fits_tokens for row in rows] == [None, None]
 
 
-def test_memory_alone_is_told_where_it_is_a_limit() -> None:
+def test_fits_tokens_need_a_pass_and_a_failure() -> None:
     of = make.trial("ring", memory_budget=2**26, repeats=0)
     whole = [make.step(4000, of=of), make.step(4064, "timeout", of=of)]
     alone = of.replace(fit_only=True)
@@ -668,7 +668,7 @@ def test_memory_alone_is_told_where_it_is_a_limit() -> None:
         assert search_rows([*steps, *whole])[-1].fits_tokens is None
 
 
-def test_standard_memory_is_that_of_a_pass_that_keeps_what_it_made() -> None:
+def test_standard_memory_is_that_of_a_full_pass() -> None:
     rows = sweep_rows([
         make.record(make.trial("dense", 4096), make.measured(0.1, 1000.0)),
         make.record(make.trial("dense", 4096, keep="nothing"), make.measured(0.1, 700.0)),
@@ -686,7 +686,7 @@ def test_a_speed_up_is_against_the_same_settings_on_one_rank() -> None:
         assert rows[-1].speedup == speedup
 
 
-def test_the_samples_say_what_sets_a_run_apart() -> None:
+def test_the_samples_table_has_all_settings() -> None:
     trial = make.trial("ring", 4096, fit_only=True, keep="nothing")
     table = samples_table([make.record(trial)])
     row = dict(zip((c.name for c in table.columns), table.rows[0], strict=True))
@@ -696,7 +696,7 @@ def test_the_samples_say_what_sets_a_run_apart() -> None:
 # searches for the minimum sparsity
 
 
-def test_runs_of_one_search_for_the_least_sparsity_differ_in_nothing_else() -> None:
+def test_steps_of_a_sparsity_search_differ_in_sparsity_only() -> None:
     base = make.trial("block-sparse", options={"sparsity": 0.5, "block": 64})
     same = [
         base.replace(repeats=1),
@@ -713,8 +713,8 @@ def test_runs_of_one_search_for_the_least_sparsity_differ_in_nothing_else() -> N
     assert [row.runs for row in density_rows(records)] == [4, 1, 1, 1, 1]
 
 
-def test_a_late_run_confirms_no_least_sparsity() -> None:
-    """Two of three runs in time pass; the late one is neither a confirmation nor a figure."""
+def test_a_timeout_does_not_confirm_a_minimum_sparsity() -> None:
+    """Two of three runs in time pass; the timeout is neither a confirmation nor a sample."""
     trial = make.trial("block-sparse", options={"sparsity": 0.9}, repeats=0)
     passes = [make.record(trial, make.measured(peak=1000), purpose="density") for _ in range(2)]
     late = make.record(trial, make.outcome("timeout", peak=9000), purpose="density")

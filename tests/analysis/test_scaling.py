@@ -1,4 +1,4 @@
-"""What is said of growth: theory, expectation, and exponents that can be recomputed."""
+"""Growth with tokens and ranks: theory, expectation and fitted exponents."""
 
 import math
 import random
@@ -27,7 +27,7 @@ def searched(
     ]
 
 
-def test_theory_expectation_and_what_was_found_stand_together_by_ranks() -> None:
+def test_maxima_have_theory_and_expectation_by_ranks() -> None:
     records = searched(4, 25_000, 25_100) + searched(1, 8_000, 8_050) + searched(2, 15_000, 15_100)
     found = maxima_on_ranks(search_rows(records))
     floor = 64 * MIB // (2 * 16 * 64 * 4)
@@ -37,7 +37,7 @@ def test_theory_expectation_and_what_was_found_stand_together_by_ranks() -> None
     assert {r.limited_by for r in found} == {"memory"}
 
 
-def test_without_one_rank_nothing_is_expected_and_others_are_not_mixed_in() -> None:
+def test_without_one_rank_there_is_no_expectation() -> None:
     records = searched(2, 15_000, 15_100) + searched(1, 9_000, 9_100, "ulysses")
     records += searched(1, 7_000, 7_100, mode="train")
     found = maxima_on_ranks(search_rows(records))
@@ -65,7 +65,7 @@ def test_exponents_are_those_of_the_rows() -> None:
     assert one.tokens.low == pytest.approx(1.8)
 
 
-def test_a_study_needs_three_lengths_and_what_failed_is_left_out() -> None:
+def test_exponents_need_three_lengths_that_were_ok() -> None:
     two = [timed(n, 1, 1.0) for n in (1024, 2048)]
     assert complexities(sweep_rows(two)) == []
     late = make.record(
@@ -76,7 +76,7 @@ def test_a_study_needs_three_lengths_and_what_failed_is_left_out() -> None:
     assert (one.ranks, one.points) == (None, 3)
 
 
-def test_memory_has_its_exponents_beside_those_of_the_floor() -> None:
+def test_memory_has_fitted_exponents_and_those_of_the_floor() -> None:
     records = [
         make.record(
             make.trial("ring", n, world_size=p), make.measured(0.1, 5.0 * n**1.2 / p, ranks=p)
@@ -92,8 +92,8 @@ def test_memory_has_its_exponents_beside_those_of_the_floor() -> None:
     assert (one.formula_tokens, one.formula_ranks) == (1.0, -1.0)
 
 
-def test_what_went_together_has_no_exponents() -> None:
-    """Weak scaling: tokens grow as ranks do, so nothing can tell the two apart."""
+def test_quantities_that_vary_together_have_no_exponents() -> None:
+    """Weak scaling: tokens grow in proportion to ranks, so no fit can separate them."""
     records = [timed(1024 * p, p, 1e-9 * (1024 * p) ** 2 / p) for p in (1, 2, 4)]
     (one,) = complexities(sweep_rows(records))
     assert (one.tokens, one.ranks, one.points) == (None, None, 3)
@@ -108,19 +108,19 @@ def test_one_degree_of_freedom_has_the_widest_interval() -> None:
     )
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """95 % of them, by 400 draws: between 92 and 98."""
-    draw, held = random.Random(0), 0
+def test_intervals_cover_the_true_exponent_in_95_percent() -> None:
+    """Of 400 simulations, 92 % to 98 % cover the true exponent."""
+    draw, covered = random.Random(0), 0
     logs = [math.log(n) for n in (1024, 2048, 4096, 8192, 16384)]
     for _ in range(400):
         seconds = [2.0 * x + draw.gauss(0, 0.1) for x in logs]
         (one,) = power_law([logs], seconds)
         assert one.low is not None
         assert one.high is not None
-        held += one.low <= 2.0 <= one.high
-    assert 0.92 <= held / 400 <= 0.98
+        covered += one.low <= 2.0 <= one.high
+    assert 0.92 <= covered / 400 <= 0.98
 
 
-def test_as_few_points_as_parameters_leave_no_interval() -> None:
+def test_without_degrees_of_freedom_there_is_no_interval() -> None:
     (one,) = power_law([[0.0, 1.0]], [0.0, 3.0])
     assert (one.value, one.low, one.high) == (pytest.approx(3.0), None, None)

@@ -32,7 +32,7 @@ def rounds(
     name: str = "sdpa", times: Sequence[float] = STEADY, where: Environment = ALPHA,
     peak: float = MIB, at: str = "2026-11-21T09:00:00Z", ranks: int = 1, **fields: Any,
 ) -> list[Record]:  # fmt: skip
-    """A record a time, each a process whose passes lie round it."""
+    """A record per time, each a process with passes around it."""
     return [
         make.record(
             make.trial(name, round=i, world_size=ranks, **fields),
@@ -47,7 +47,7 @@ def times(by: float) -> list[float]:
 
 
 def swept(*by: float) -> list[Record]:
-    """Lengths of 64, 128 and so on, each so many times as slow."""
+    """Trials of 64, 128, ... tokens, each slower by a factor."""
     return [r for i, factor in enumerate(by) for r in rounds(times=times(factor), seq_len=64 << i)]
 
 
@@ -62,7 +62,7 @@ def only(found: Comparison) -> Any:
 @pytest.mark.parametrize(
     ("by", "verdict"), [(1.1, "slower"), (0.9, "faster"), (1.0, "same"), (1.005, "same")]
 )
-def test_a_ratio_with_its_interval_and_what_it_means(by: float, verdict: str) -> None:
+def test_a_ratio_has_an_interval_and_a_verdict(by: float, verdict: str) -> None:
     row = only(compare(rounds(), rounds(times=times(by))))
     assert row.verdict == verdict
     assert row.ratio == pytest.approx(by)
@@ -71,8 +71,8 @@ def test_a_ratio_with_its_interval_and_what_it_means(by: float, verdict: str) ->
     assert row.a_rounds == pytest.approx(STEADY)
 
 
-def test_the_processes_are_what_is_counted_and_not_their_passes() -> None:
-    """Fifty passes of two processes say no more of processes than two."""
+def test_samples_are_processes_not_passes() -> None:
+    """Fifty passes of two processes give two independent samples."""
     wide = (0.1, 0.12)
     few = only(compare(rounds(times=wide), rounds(times=times(1.1)[:2])))
     many = [
@@ -93,7 +93,7 @@ def test_the_slowest_rank_is_the_time() -> None:
     assert only(compare(a, each)).b_s == pytest.approx(0.202, rel=1e-3)
 
 
-def test_less_than_the_least_effect_is_not_told() -> None:
+def test_a_change_below_the_minimum_is_not_reported() -> None:
     exact = [0.1 + i * 1e-6 for i in range(5)]
     a, b = rounds(times=exact), rounds(times=[1.03 * t for t in exact])
     assert only(compare(a, b)).verdict == "slower"
@@ -101,7 +101,7 @@ def test_less_than_the_least_effect_is_not_told() -> None:
 
 
 def test_all_rows_are_tested_together() -> None:
-    """What is found alone at 5 % is not, among thirty that hold their level together."""
+    """A change that is significant alone at 5 % is not significant among thirty rows."""
     a, b = rounds(times=STEADY[:3]), rounds(times=[1.03 * t for t in STEADY[:3]])
     assert only(compare(a, b)).verdict == "slower"
     more = [r for i in range(29) for r in rounds(seq_len=64 + i, times=(0.1, 0.11, 0.09))]
@@ -130,10 +130,10 @@ def test_the_sentence_counts_rows() -> None:
     assert "the smallest detectable difference is 1.5 %)." in said
 
 
-# ---- what is the same trial --------------------------------------------------------------------
+# ---- matching ----------------------------------------------------------------------------------
 
 
-def test_how_often_it_was_looked_at_is_no_part_of_a_trial() -> None:
+def test_repetition_is_not_part_of_the_identity_of_a_trial() -> None:
     b = rounds(times=times(1.1), repeats=3, time_cap=0.5, seed=7)
     assert only(compare(rounds(), b)).verdict == "slower"
 
@@ -141,14 +141,14 @@ def test_how_often_it_was_looked_at_is_no_part_of_a_trial() -> None:
 @pytest.mark.parametrize(
     "field", [{"seq_len": 64}, {"causal": True}, {"threads": 1}, {"keep": "nothing"}]
 )
-def test_anything_else_is(field: dict[str, Any]) -> None:
+def test_other_fields_are_part_of_the_identity_of_a_trial(field: dict[str, Any]) -> None:
     found = compare(rounds() + rounds("ring"), rounds() + rounds("ring", **field))
     assert [t.row.implementation for t in found.times] == ["sdpa"]
     assert (len(found.only_a), len(found.only_b)) == (1, 1)
     assert "1 trial or search is only in B." in summarize(found)
 
 
-def test_budgets_may_differ_and_are_told() -> None:
+def test_budgets_may_differ_and_are_reported() -> None:
     found = compare(rounds(memory_budget=64 * MIB), rounds(memory_budget=128 * MIB, time_budget=5))
     assert only(found).note == "memory budgets 64 MiB and 128 MiB; time budgets none and 5 s"
     both = rounds(memory_budget=64 * MIB) + rounds(memory_budget=128 * MIB, times=times(2))
@@ -157,7 +157,7 @@ def test_budgets_may_differ_and_are_told() -> None:
     assert [t.note for t in found.times] == ["", ""]
 
 
-def test_software_may_differ_and_is_told() -> None:
+def test_software_may_differ_and_is_reported() -> None:
     newer = make.environment("alpha", torch="2.14.0", commit="def5678", memory_bytes=8 * 2**30 + 9)
     found = compare(rounds(), rounds(where=newer))
     assert only(found).verdict == "same"
@@ -180,7 +180,7 @@ UNLIKE = [
 
 
 @pytest.mark.parametrize("field", UNLIKE)
-def test_unlike_machines_are_refused_unless_told(field: dict[str, Any]) -> None:
+def test_different_machines_are_refused_by_default(field: dict[str, Any]) -> None:
     b = rounds(times=times(2), where=make.environment("alpha", **field))
     with pytest.raises(
         UserError, match=r"measured on different machines \(.* and .*\); --across-machines"
@@ -191,15 +191,15 @@ def test_unlike_machines_are_refused_unless_told(field: dict[str, Any]) -> None:
     assert len(found.differences) == 1
 
 
-def test_across_prefers_the_same_machine() -> None:
+def test_any_machine_prefers_the_same_machine() -> None:
     other = make.environment("beta")
     b = rounds(times=times(1.5)) + rounds(times=times(9), where=other, at="2027-01-01T00:00:00Z")
     assert only(compare(rounds(), b, any_machine=True)).ratio == pytest.approx(1.5)
     assert len(compare(rounds(), b).only_b) == 1
 
 
-def test_what_is_in_both_on_unlike_machines_is_in_neither_alone() -> None:
-    """Some of B's trials and its search ran elsewhere: they are not "only in B"."""
+def test_trials_on_different_machines_are_not_only_in_one_side() -> None:
+    """Some of B's trials and its search ran on another machine: they are not "only in B"."""
     other, spare = make.environment("beta", cpu="Other CPU"), make.environment("gamma")
     b = rounds(seq_len=64) + rounds(where=other, times=times(2), seq_len=128)
     b += rounds("ring", seq_len=64, where=spare) + rounds("new", where=other)
@@ -232,7 +232,7 @@ def test_what_is_in_both_on_unlike_machines_is_in_neither_alone() -> None:
     check_gate(every)
 
 
-def test_machines_that_changed_places_are_told() -> None:
+def test_machines_that_swapped_sides_are_reported() -> None:
     beta = make.environment("beta")
     a = rounds() + rounds(seq_len=64) + rounds(seq_len=128, where=beta)
     b = rounds() + rounds(seq_len=64, where=beta) + rounds(seq_len=128)
@@ -241,7 +241,7 @@ def test_machines_that_changed_places_are_told() -> None:
     assert "host beta and alpha)" in said
 
 
-def test_nothing_in_common_names_what_there_is() -> None:
+def test_without_common_trials_the_error_names_the_contents() -> None:
     with pytest.raises(UserError, match="A has sdpa at 4k tokens; B has ring, hilbert at 64"):
         compare(rounds(), rounds("ring", seq_len=64) + rounds("hilbert", seq_len=64))
     with pytest.raises(UserError, match="B has searches of sdpa"):
@@ -303,7 +303,7 @@ def turned(a: list[Record], b: list[Record]) -> StatusChange:
     return one
 
 
-def test_what_no_longer_runs_is_broken_and_has_no_time() -> None:
+def test_a_trial_that_fails_only_in_b_is_broken_and_has_no_time() -> None:
     assert turned(rounds(), failed("wrong")).verdict == "broken"
     assert turned(failed("oom"), rounds()).verdict == "mended"
     assert turned(failed("oom"), failed("crashed")).verdict == "otherwise"
@@ -316,7 +316,7 @@ def test_what_no_longer_runs_is_broken_and_has_no_time() -> None:
 # ---- the gate ----------------------------------------------------------------------------------
 
 
-def test_the_gate_names_what_is_worse() -> None:
+def test_the_gate_names_regressions() -> None:
     assert regressions(compare(rounds(), rounds(times=times(1.1))), 0.05) == [
         "sdpa at 4k is 10 % slower"
     ]
@@ -339,7 +339,7 @@ def test_a_smaller_budget_breaks_nothing() -> None:
     assert regressions(compare(a, failed("wrong", memory_budget=MIB)), 0.05)
 
 
-def test_the_gate_says_where_it_is_blind() -> None:
+def test_the_gate_counts_undetectable_trials() -> None:
     wide = (0.1, 0.12, 0.11)
     found = compare(rounds(times=wide), rounds(times=wide))
     assert describe_gate(found, 0.05) == [
@@ -349,7 +349,7 @@ def test_the_gate_says_where_it_is_blind() -> None:
     assert len(describe_gate(compare(rounds(), rounds()), 0.05)) == 1
 
 
-# ---- what is told beside it --------------------------------------------------------------------
+# ---- caveats -----------------------------------------------------------------------------------
 
 
 def regressions(found: Comparison, share: float) -> list[str]:
@@ -360,7 +360,7 @@ def notes(a: list[Record], b: list[Record]) -> str:
     return " ".join(compare(a, b).caveats)
 
 
-def test_the_same_records_on_both_sides_are_told() -> None:
+def test_the_same_records_on_both_sides_are_reported() -> None:
     a = [*swept(1, 1), *search(1000, 1010)]
     alone = "The compared records are the same on both sides: identical records can't differ."
     assert compare(a, a).caveats == (alone,)
@@ -377,7 +377,7 @@ def test_the_same_records_on_both_sides_are_told() -> None:
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, 0.0, -0.1])
-def test_times_that_are_none_are_left_out_and_told(odd: float) -> None:
+def test_invalid_times_are_left_out_and_reported(odd: float) -> None:
     def holding(at: Sequence[int], **fields: Any) -> list[Record]:
         return [
             r.model_copy(update={"outcome": make.outcome(time=[0.1, odd, 0.1])}) if i in at else r
@@ -395,7 +395,7 @@ def test_times_that_are_none_are_left_out_and_told(odd: float) -> None:
     assert "Left out" not in notes(a, a)
 
 
-def test_a_shift_of_all_rows_is_told() -> None:
+def test_a_shift_of_all_rows_is_reported() -> None:
     a = swept(1, 1, 1)
     assert "All 3 trials changed by a similar ratio; by the median B is 10 % slower" in notes(
         a, swept(1.1, 1.12, 1.09)
@@ -404,7 +404,7 @@ def test_a_shift_of_all_rows_is_told() -> None:
     assert "similar ratio" not in notes(a, a)
 
 
-def test_the_machine_is_told_where_it_was_busy() -> None:
+def test_a_busy_machine_is_reported() -> None:
     busy = make.environment("alpha", load=(5.0, 3.0, 2.0))
     idle = make.environment("alpha", load=(1.0, 1.0, 1.0))
     assert "load was 1.0 with A and 5.0 with B" in notes(rounds(where=idle), rounds(where=busy))
@@ -417,14 +417,14 @@ def test_the_machine_is_told_where_it_was_busy() -> None:
     assert "processor" not in notes(rounds(), rounds())
 
 
-def test_the_order_of_measuring_is_told() -> None:
+def test_the_order_of_measuring_is_reported() -> None:
     later = rounds(at="2026-11-22T09:00:00Z")
     assert "All of A was measured before B" in notes(rounds(), later)
     assert "All of B was measured before A" in notes(later, rounds())
     assert "measured before" not in notes(rounds(), rounds() + later)
 
 
-def test_several_commits_and_what_is_left_out_are_told() -> None:
+def test_several_commits_and_skipped_records_are_reported() -> None:
     mixed = rounds(times=STEADY[:2]) + rounds(
         times=STEADY[2:], where=make.environment("alpha", commit="fff")
     )
@@ -439,7 +439,7 @@ HOSTILE = "a|b<i>\n[x]`"
 
 
 def everything() -> Comparison:
-    """Rows of every kind, with names that are no plain words."""
+    """Rows of every kind, with names that need escaping."""
     a, b = [], []
     for n, by in ((64, 1.2), (128, 1.0)):
         a += rounds(HOSTILE, seq_len=n)
@@ -469,7 +469,7 @@ def test_every_format_renders_it_and_escapes_names(name: str) -> None:
     assert "<i>" not in files[main] or name in ("csv", "json")
 
 
-def test_the_document_holds_every_comparison() -> None:
+def test_the_document_has_every_comparison() -> None:
     found = sections(comparison_document(everything(), 0.05))
     assert list(found) == [
         "Summary", "Worse by 5 % or more", "Times", "Peak memory", "Longest lengths",
@@ -497,7 +497,7 @@ def test_a_terminal_ends_with_the_answer_and_leaves_unchanged_peaks_out() -> Non
     assert not any(section.charts for section in found.values())
 
 
-def test_a_difference_that_only_a_huge_one_could_show_is_above_100_percent() -> None:
+def test_a_detectable_difference_above_100_percent_has_no_size() -> None:
     found = compare(rounds(times=(1, 3)), rounds(times=(1, 3)))
     assert only(found).estimate.detectable > 20
     (row,) = rows_of(sections(comparison_document(found))["Times"])
@@ -521,7 +521,7 @@ def test_the_tidy_data_are_the_processes() -> None:
     assert sdpa == pytest.approx(times(1.2))
 
 
-def test_names_tell_workloads_apart() -> None:
+def test_names_distinguish_workloads() -> None:
     a = [*rounds(), *rounds(mode="train", dtype="bfloat16", causal=True)]
     assert [name_row(t.row) for t in compare(a, a).times] == [
         "sdpa at 4k", "sdpa at 4k (train, bfloat16, causal)",

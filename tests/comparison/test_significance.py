@@ -1,4 +1,4 @@
-"""The test behind a comparison: against printed tables, permutations, and simulated noise."""
+"""The statistical test of a comparison, against printed tables, permutations and simulations."""
 
 import math
 from collections.abc import Callable
@@ -28,15 +28,15 @@ Noise = Callable[[Random], float]
         (0.001, 2, 31.599), (0.001, 7, 5.408), (0.1, 6, 1.943), (0.2, 40, 1.303),
     ],
 )  # fmt: skip
-def test_student_is_that_of_printed_tables(share: float, free: int, printed: float) -> None:
+def test_students_t_agrees_with_printed_tables(share: float, free: int, printed: float) -> None:
     assert quantile(share, free) == pytest.approx(printed, abs=6e-4)
     assert two_sided(printed, free) == pytest.approx(share, rel=1e-3)
     assert two_sided(-printed, free) == two_sided(printed, free)
 
 
-def test_a_row_of_its_own_is_welchs_test() -> None:
-    """By hand: logs 0, 1, 2 and 4, 5, 9; variances 1 and 7; error √(8/3), 64/(1/2+49/2) = 2.56
-    degrees of freedom, so 2."""
+def test_a_single_row_is_welchs_test() -> None:
+    """By hand: logs 0, 1, 2 and 4, 5, 9; variances 1 and 7; standard error √(8/3);
+    64 / (1/2 + 49/2) = 2.56 degrees of freedom, rounded down to 2."""
     a, b = ([math.exp(x) for x in xs] for xs in ((0, 1, 2), (4, 5, 9)))
     (found,) = estimate_ratios([(a, b)])
     assert found.degrees_of_freedom == 2
@@ -78,7 +78,7 @@ def test_holm_by_hand() -> None:
     assert adjust_by_holm([]) == []
 
 
-def test_rows_that_agree_lend_each_other_what_they_know() -> None:
+def test_rows_with_similar_variance_share_degrees_of_freedom() -> None:
     rows = noisy(Random(1), [0.02] * 20, 2)
     alone = [estimate_ratios([row])[0] for row in rows]
     assert max(s.degrees_of_freedom for s in alone) <= 2
@@ -87,7 +87,7 @@ def test_rows_that_agree_lend_each_other_what_they_know() -> None:
 
 
 def test_a_noisier_row_keeps_its_own_noise() -> None:
-    """Its error is what its own values say, though thirty rows say less."""
+    """Its error comes from its own values, although thirty rows have less noise."""
     rows, loud = noisy(Random(2), [0.02] * 30, 3), noisy(Random(2), [0.1], 3)[0]
 
     def error(found: RatioEstimate) -> float:
@@ -98,7 +98,7 @@ def test_a_noisier_row_keeps_its_own_noise() -> None:
     assert error(beside) == pytest.approx(error(alone))
 
 
-def test_no_noise_is_no_division_by_none() -> None:
+def test_rows_without_noise_do_not_divide_by_zero() -> None:
     same, apart = estimate_ratios([([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [2.0, 2.0])])
     assert (same.ratio, same.p_value, apart.ratio, apart.p_value) == (
         1.0,
@@ -112,7 +112,7 @@ def test_no_noise_is_no_division_by_none() -> None:
         estimate_ratios([([1.0], [1.0, 2.0])])
 
 
-# ---- simulated: how often it is wrong, how often it is right ------------------------------------
+# ---- simulated false alarms and detections ------------------------------------------------------
 
 NORMAL: Noise = lambda rng: rng.gauss(0, 1)  # noqa: E731
 SCALES: dict[str, Callable[[Random, int], list[float]]] = {
@@ -131,7 +131,7 @@ def heavy(rng: Random) -> float:
 def noisy(
     rng: Random, scales: list[float], rounds: int, shift: float = 0.0, noise: Noise = NORMAL
 ) -> list[Pair]:
-    """A row a scale: rounds a side, the second shifted, in logarithms."""
+    """A row per scale: `rounds` values per side in logarithms, the second side shifted."""
     return [
         tuple([math.exp(by + s * noise(rng)) for _ in range(rounds)] for by in (0, shift))
         for s in scales
@@ -142,7 +142,7 @@ def noisy(
 @pytest.mark.parametrize("rows", [1, 5, 30])
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_false_alarm_is_as_rare_as_stated(scale: str, rows: int, rounds: int) -> None:
-    """5 % of comparisons at most, of which 12 of 120 would be seen by chance once in a hundred."""
+    """At most 5 % of comparisons; by chance, 12 of 120 occur once in a hundred runs."""
     alarms = 0
     for i in range(120):
         rng = Random(f"{scale} {rows} {rounds} {i}")
@@ -153,7 +153,7 @@ def test_a_false_alarm_is_as_rare_as_stated(scale: str, rows: int, rounds: int) 
 
 
 @pytest.mark.parametrize(("rounds", "rows", "least"), [(5, 1, 0.95), (5, 12, 0.95), (3, 21, 0.85)])
-def test_a_tenth_slower_is_found_beside_two_percent_of_noise(
+def test_ten_percent_slower_is_found_in_two_percent_noise(
     rounds: int, rows: int, least: float
 ) -> None:
     found = 0
@@ -163,8 +163,8 @@ def test_a_tenth_slower_is_found_beside_two_percent_of_noise(
     assert found / (40 * rows) >= least
 
 
-def test_by_itself_every_row_would_raise_many_alarms() -> None:
-    """What Holm is for: with 30 rows the level of one is not that of all."""
+def test_without_correction_there_are_many_false_alarms() -> None:
+    """The reason for Holm: with 30 rows the level of one row is not that of all."""
     alone = 0
     for i in range(60):
         made = estimate_ratios(noisy(Random(i), [0.02] * 30, 5))

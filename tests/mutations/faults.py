@@ -264,7 +264,7 @@ _REPORTS = (
           "A column of the HTML page sorts its numbers as text.",
           "return (0, value) if value == value else (2,)",
           "return (0, str(value)) if value == value else (2,)",
-          ("tests/reports/test_page.py::test_values_sort_before_words_and_words_by_their_numbers",)),
+          ("tests/reports/test_page.py::test_values_sort_before_text_and_text_by_its_numbers",)),
 )
 
 _LAUNCHERS = (

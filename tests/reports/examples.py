@@ -1,7 +1,7 @@
-"""Records made by hand in which every section of every report has rows: few, small, never the same.
+"""Small records with rows for every section of every report; no two values are equal.
 
 rich()       two machines, ranks 1, 2 and 4, every status, rounds, single samples, zeros, searches
-sparser()    sparse attention, segments and the curve, beside dense
+sparser()    sparse attention, segments and the curve, with dense
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ BETA = {"gpus": ("X1", "X1"), "driver": "570", "torch": "2.12.0", "load": (0.5, 
 
 
 def spread(middle: float, n: int, share: float = 0.02) -> list[float]:
-    """So many times round one, no two as far off."""
+    """n samples around `middle`, all different."""
     return [middle * (1 + share * ((i * 11) % n - n / 3) / n) for i in range(n)]
 
 
@@ -60,7 +60,7 @@ def on_one(name: str, tokens: int, time: float, n: int = 9, **fields: Any) -> Re
 def failed(
     status: Status, name: str, tokens: int, reason: str | None = None, **more: Any
 ) -> Record:
-    """A trial that was not ok."""
+    """A failed trial."""
     fields = {k: more.pop(k) for k in ("world_size", "options", "causal", "mode") if k in more}
     came_to = make.outcome(status, reason, **more)
     return make.record(make.trial(name, tokens, **fields), came_to)
@@ -95,7 +95,7 @@ def swept() -> Iterator[Record]:
 
 
 def ranked() -> Iterator[Record]:
-    """The same on one, two and four ranks; one whose bytes are not its formula's; a hang."""
+    """The same on one, two and four ranks; one with miscounted bytes; a hang."""
     for tokens in (1024, 2048, 4096):
         one = 0.01 * (tokens / 1024) ** 2
         ways = (("ring", 0.9, 0.8), ("ulysses", 0.55, 0.35), ("ulysses2", 0.3, 0.5))
@@ -116,7 +116,7 @@ BUDGET = 64 * MIB
 
 
 def searched() -> Iterator[Record]:
-    """Searches: brackets, overlaps, a ceiling, none passed, cut short, over inputs, sparse."""
+    """Searches: brackets, ties, a ceiling, no pass, fit only, in place, sparse."""
 
     def steps(
         name: str, best: int, failed: int, status: Status = "oom", ranks: int = 1, again: int = 1,
@@ -196,12 +196,12 @@ def sparser() -> list[Record]:
 
 
 def elsewhere_too(records: list[Record]) -> list[Record]:
-    """With some of them on a second machine, and a fact a trial said of itself."""
+    """The same, some on a second machine, and one with a fact."""
     beta = make.environment("beta", **BETA)
     copies = [r.model_copy(update={"environment": beta}) for r in records[::5]]
     return [*records, *copies]
 
 
 def rich() -> list[Record]:
-    """Everything but what `sparser` has."""
+    """Records for all sections except those of `sparser`."""
     return [*swept(), *ranked(), *searched()]

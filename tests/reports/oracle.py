@@ -30,8 +30,8 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def interval(samples: Sequence[float]) -> tuple[float, float]:
-    """Of the median, by order statistics: as many left out at each end as a fair coin, thrown as
-    often as there are samples, shows heads or fewer at most once in forty."""
+    """The 95 % interval of the median by order statistics: each end leaves out the largest k with
+    P(heads <= k) <= 1/40 for one throw of a fair coin per sample."""
     ordered, n = sorted(samples), len(samples)
     rare = [
         k for k in range(n // 2) if 40 * sum(math.comb(n, i) for i in range(k + 1)) <= 2**n
@@ -41,23 +41,23 @@ def interval(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def floor_a_token(w: Workload) -> int:
-    """q and out of each query head, k and v of each key head; in training the gradients of all four
-    and a float32 a head."""
+    """q and the output of each query head, k and v of each key head; in training also their
+    gradients and a float32 per head."""
     element = ELEMENT[w.dtype]
     tensors = (w.heads + w.heads + w.kv_heads + w.kv_heads) * w.head_dim * element
     return w.batch * (tensors + (tensors + 4 * w.heads if w.mode == "train" else 0))
 
 
 def dense_flops(w: Workload) -> int:
-    """Two products of matrices, in training five more, of two FLOPs a pair and element."""
+    """Two matrix products, in training five more, of two FLOPs per pair and element."""
     n = w.seq_len
     pairs = n * (n + 1) // 2 if w.causal else n * n
     return 2 * (7 if w.mode == "train" else 2) * pairs * w.head_dim * w.heads * w.batch
 
 
 def score_bytes(w: Workload) -> int:
-    """What standard attention holds at its fullest: two score matrices beside the floor; in
-    training three, beside three tensors as large as q and three as large as k."""
+    """Peak of standard attention: two score matrices and the floor; in training three score
+    matrices, three tensors as large as q and three as large as k."""
     n, element = w.seq_len, ELEMENT[w.dtype]
     matrix, mask = w.batch * w.heads * n * n * element, n * n if w.causal else 0
     if w.mode == "train":
@@ -68,8 +68,8 @@ def score_bytes(w: Workload) -> int:
 
 @cache
 def student(free: int) -> float:
-    """The 97.5 % point of Student's t: to three digits after the point up to 20 degrees of freedom,
-    beyond by 1.96 + 2.4 over them."""
+    """The 97.5 % point of Student's t, to three decimals up to 20 degrees of freedom; above,
+    1.96 + 2.4 / degrees."""
     if free > 20:
         return 1.96 + 2.4 / free
     whole = math.gamma((free + 1) / 2) / (math.sqrt(free * math.pi) * math.gamma(free / 2))
@@ -90,8 +90,8 @@ Exponent = tuple[float, float | None, float | None]
 
 
 def exponents(columns: Sequence[Sequence[float]], y: Sequence[float]) -> list[Exponent] | None:
-    """Least squares with a free constant in one or two columns, by the normal equations, each with
-    the ends of its 95 % interval; None where the columns go together."""
+    """Least squares in one or two columns with a constant, by the normal equations, with 95 %
+    intervals; None if the columns are proportional."""
     n, k = len(y), len(columns)
     xs = [[x - sum(column) / n for x in column] for column in columns]
     ys = [value - sum(y) / n for value in y]
@@ -116,13 +116,13 @@ def exponents(columns: Sequence[Sequence[float]], y: Sequence[float]) -> list[Ex
 
 
 def largest(records: Iterable[Record], name: str) -> float | None:
-    """Of all samples of all ranks; not a number where one is not."""
+    """The largest sample of all ranks; NaN if one is NaN."""
     found = [s for r in records for s in r.outcome.samples(name)]
     return math.nan if any(s != s for s in found) else max(found, default=None)
 
 
 def build_document(value: float | None) -> int | None:
-    """Rounded; None for what is no size."""
+    """A rounded size; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else round(value)
 
 
@@ -133,7 +133,7 @@ def on_rank(record: Record, name: str, rank: int) -> list[float]:
 
 
 def iterations(records: Iterable[Record], name: str) -> list[float]:
-    """The slowest rank of each pass that every rank finished; none where one is no number."""
+    """The slowest rank of each pass that every rank finished; empty if one is not finite."""
     found: list[float] = []
     for record in records:
         ranks = [on_rank(record, name, rank) for rank in range(record.trial.world_size)]
@@ -144,14 +144,14 @@ def iterations(records: Iterable[Record], name: str) -> list[float]:
 def each_rank(
     records: Sequence[Record], name: str, of: Callable[[list[float]], float]
 ) -> list[float | None] | None:
-    """A figure a rank; None where no rank has one."""
+    """A value per rank; None if no rank has one."""
     ranks = range(records[0].trial.world_size) if records else ()
     samples = [[s for r in records for s in on_rank(r, name, rank)] for rank in ranks]
     return [of(some) if some else None for some in samples] if any(samples) else None
 
 
 def over(one: float | None, other: float | None) -> float | None:
-    """A ratio; None where either is missing or the lower is 0."""
+    """A ratio; None if either is missing or the denominator is 0."""
     return None if one is None or not other else one / other
 
 
@@ -160,7 +160,7 @@ class Trials:
 
     label: str
     alone: Any = None
-    """The same on one rank, where it was run."""
+    """The same trial on one rank, if it ran."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         worst = min(records, key=lambda r: WORST_FIRST.index(r.outcome.status))
@@ -171,24 +171,24 @@ class Trials:
 
     @property
     def name(self) -> str:
-        """The label, with the ranks where there are several."""
+        """The label, with the number of ranks if there are several."""
         return f"{self.label} on {self.ranks} ranks" if self.ranks > 1 else self.label
 
     @property
     def workload_key(self) -> tuple[Any, ...]:
-        """Equal for the same workload, length aside, on the same machine."""
+        """Equal for the same workload on the same machine, at any length."""
         shape = tuple(sorted(self.workload.model_dump(exclude={"seq_len"}).items()))
         return self.fingerprint, self.trial.device, self.trial.threads, shape
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Equal for what may stand in one table."""
+        """Equal for rows of one table."""
         t = self.trial
         return (*self.workload_key, t.memory_budget, t.time_budget, t.fit_only)
 
     @property
     def but_ranks(self) -> tuple[Any, ...]:
-        """Equal for trials that differ in length and ranks alone."""
+        """Equal for trials that differ only in length and ranks."""
         t = self.trial
         return (*self.group, t.keep, t.allocator, self.implementation, str(self.options))
 
@@ -220,13 +220,13 @@ class Swept(Trials):
 
     @property
     def sparse(self) -> bool:
-        """Whether the pattern skips anything that dense attention sees."""
+        """Whether the pattern skips pairs of dense attention."""
         kept = self.most("density_achieved")
         return kept is not None and kept < 1
 
     @property
     def pairs_seen(self) -> float | None:
-        """The share of dense attention's pairs, by FLOPs; a module's projections see none."""
+        """The share of the pairs of dense attention, by FLOPs without a module's projections."""
         flops, dense = self.most("flops"), dense_flops(self.workload)
         if flops is None or self.most("density_achieved") is None:
             return None
@@ -240,19 +240,19 @@ class Swept(Trials):
 
     @property
     def speedup(self) -> float | None:
-        """The time on one rank over the time."""
+        """The time on one rank divided by the time."""
         return over(self.alone.time, self.time) if self.alone and self.time else None
 
     @property
     def speedup_ends(self) -> tuple[float | None, float | None]:
-        """The least and the most possible."""
+        """The lowest and the highest speed-up that the intervals allow."""
         if not (self.speedup and self.ends and self.alone.ends):
             return None, None
         return self.alone.ends[0] / self.ends[1], self.alone.ends[1] / self.ends[0]
 
     @cached_property
     def dense(self) -> tuple[str, float, tuple[float, float] | None] | None:
-        """Where dense attention's time comes from, its median, and its interval."""
+        """The source of the dense time, its median, and its interval."""
         found: dict[str, list[float]] = defaultdict(list)
         for record in self.records if self.ok else []:
             if times := iterations([record], "dense_time"):
@@ -264,7 +264,7 @@ class Swept(Trials):
 
     @property
     def ideal(self) -> tuple[float, float | None, float | None] | None:
-        """Dense time times the share of work, over the time; with its interval."""
+        """Dense time times the share of work divided by the time, with its interval."""
         work = over(self.most("flops"), self.most("dense_flops") or dense_flops(self.workload))
         if self.dense is None or work is None or not self.time:
             return None
@@ -277,12 +277,12 @@ class Swept(Trials):
 
     @property
     def saving(self) -> float | None:
-        """The peak of standard attention over this one's, on one rank."""
+        """The peak of standard attention divided by the peak, on one rank."""
         return over(self.standard[0], self.peak) if self.ok and self.ranks == 1 else None
 
 
 class Search(Trials):
-    """One search for the longest length: the bracket that its steps came to."""
+    """One search for the longest length: the bracket of its steps."""
 
     memory_alone: int | None = None
 
@@ -311,7 +311,7 @@ class Search(Trials):
 
     @property
     def expected(self) -> int | None:
-        """The maximum on one rank times the ranks, where memory limited both."""
+        """The maximum on one rank times the ranks, if memory limited both."""
         if self.alone is None or {self.alone.limited_by, self.limited_by} != {"memory"}:
             return None
         return self.alone.tokens * self.ranks or None
@@ -337,7 +337,7 @@ class Sparsity(Trials):
 
 
 class Fit(NamedTuple):
-    """How time or memory of an implementation grows with tokens and ranks."""
+    """Growth of time or memory of an implementation with tokens and ranks."""
 
     label: str
     quantity: str
@@ -399,12 +399,12 @@ class Book:
 
 
 def holds_memory(one: Search) -> bool:
-    """Whether a search of passes cut short came to a bracket."""
+    """Whether a fit-only search found a bracket."""
     return bool(one.trial.fit_only and one.tokens and one.failed)
 
 
 def but_time(one: Search, other: Search) -> bool:
-    """Whether two searches differ in the time of a pass, or in being cut short, alone."""
+    """Whether two searches differ only in time budget and fit_only."""
     keys = [
         (s.workload_key, s.ranks, s.trial.memory_budget, s.trial.keep, s.trial.allocator,
          s.implementation, str(s.options))
@@ -414,7 +414,7 @@ def but_time(one: Search, other: Search) -> bool:
 
 
 def is_standard(row: Swept) -> bool:
-    """Whether a row is a whole pass of standard attention on one rank."""
+    """Whether a row is a full pass of standard attention on one rank."""
     ran = row.status in ("ok", "timeout") and row.peak is not None and row.ranks == 1
     return ran and row.implementation == "dense" and row.trial.keep == "all"
 
@@ -422,7 +422,7 @@ def is_standard(row: Swept) -> bool:
 def together(
     records: Iterable[Record], *but: str, length: bool = True, sparsity: bool = True
 ) -> list[list[Record]]:
-    """Records whose trials differ in some fields alone, by environment, in file order."""
+    """Records grouped by environment and by all fields except some, in file order."""
     found: dict[Any, list[Record]] = defaultdict(list)
     for record in records:
         trial = record.trial.model_dump(exclude=set(but))
@@ -436,7 +436,7 @@ def together(
 
 
 def by(same: Callable[[Any], Any], items: Iterable[Any]) -> list[list[Any]]:
-    """Items of which something is the same, in order of first appearance."""
+    """Items grouped by a key, in order of first appearance."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for item in items:
         found[same(item)].append(item)
@@ -444,7 +444,7 @@ def by(same: Callable[[Any], Any], items: Iterable[Any]) -> list[list[Any]]:
 
 
 def set_labels(trials: Sequence[Trials]) -> None:
-    """The implementation with those of its options that differ, and special settings."""
+    """The implementation with its differing options and special settings."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for one in trials:
         for name, value in one.options.items():
@@ -475,7 +475,7 @@ def option_text(value: Any) -> str:
 
 
 def fits(group: Sequence[Swept]) -> list[Fit]:
-    """Exponents of time and memory, where three lengths or more are known."""
+    """Exponents of time and memory, if three lengths or more are known."""
     found = []
     for quantity in ("time", "peak"):
         rows = [r for r in group if r.ok and getattr(r, quantity)]
@@ -500,7 +500,7 @@ def fits(group: Sequence[Swept]) -> list[Fit]:
 
 
 def middle(samples: Sequence[float]) -> float | None:
-    """The median; None of no samples."""
+    """The median; None without samples."""
     return median(samples) if samples else None
 
 
@@ -510,7 +510,7 @@ def ends(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def uneven(peaks: Sequence[float | None] | None) -> tuple[float | None, float | None]:
-    """The largest over the least of several ranks, and the least."""
+    """The largest value of several ranks divided by the smallest, and the smallest."""
     known = [peak for peak in peaks or () if peak]
     if len(known) < 2 or len(known) < len(peaks or ()):
         return None, None

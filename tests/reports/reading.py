@@ -1,4 +1,4 @@
-"""Documents read by a test: a section, the rows of its tables by their headings, its sentences."""
+"""Readers of documents for tests: sections, rows of tables by heading, sentences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from longseq_bench.reports.document import Document, Section, Table, format_cell
 
 
 def build(records: Sequence[Record], kind: str = "summary", **given: Any) -> Document:
-    """One report."""
+    """The report of one kind."""
     (document,) = documents(records, [kind], **given)
     return document
 
 
 def section(document: Document, title: str) -> Section:
-    """The section of that title, which must be there."""
+    """The only section with this title."""
     (found,) = [s for s in document.sections if s.title == title]
     return found
 
@@ -26,7 +26,7 @@ def titles(document: Document) -> list[str]:
 
 
 def cells(table: Table) -> list[dict[str, Any]]:
-    """Rows by heading; a second column of one heading has " (2)" behind it."""
+    """Rows by heading; a repeated heading gets the suffix " (2)"."""
     names: list[str] = []
     for column in table.columns:
         names.append(f"{column.name} (2)" if column.name in names else column.name)
@@ -39,7 +39,7 @@ def rows(document: Document, title: str) -> list[dict[str, Any]]:
 
 
 def texts(document: Document, title: str) -> list[dict[str, str]]:
-    """The same as a reader sees them."""
+    """The same rows, formatted as text."""
     return [
         dict(zip(row, (format_cell(v, c.kind) for v, c in pairs), strict=True))
         for table in section(document, title).tables

@@ -1,4 +1,4 @@
-"""Documents that commands print at their end: rows, failures, answers, explanations."""
+"""Documents that commands print when they end: rows, failures, answers, explanations."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_columns_are_in_the_order_of_their_importance() -> None:
     assert [column.name for column in table.columns[1:4]] == ["Tokens", "Ranks", "Time"]
 
 
-def test_workloads_have_tables_of_their_own_and_state_it_once() -> None:
+def test_each_workload_has_a_table_titled_with_it() -> None:
     found = sweep_brief([run("sdpa"), run("sdpa", causal=True)])
     titles = [table.title for section in found.sections for table in section.tables]
     assert [", causal," in title for title in titles] == [False, True]

@@ -1,4 +1,4 @@
-"""Charts: the schema that they keep, what of their rows they draw, and how they are cut short."""
+"""Charts: valid Vega-Lite, the drawn values, and the limits of what is drawn."""
 
 import re
 from typing import Any
@@ -40,8 +40,8 @@ def all_charts() -> list[Chart]:
 
 
 @pytest.mark.parametrize("page", [True, False])
-def test_every_chart_keeps_the_schema(page: bool) -> None:
-    """It is not checked where it is made, which takes long."""
+def test_every_chart_is_valid_vega_lite(page: bool) -> None:
+    """`spec` does not validate, because this takes long."""
     charts = {(c.name, c.shape, bool(c.failures), bool(c.guides)): c for c in all_charts()}
     assert {shape for _, shape, _, _ in charts} == {"lines", "bars", "dots"}
     for chart in charts.values():
@@ -49,7 +49,7 @@ def test_every_chart_keeps_the_schema(page: bool) -> None:
         assert drawn.to_dict(validate=True)["datasets"]
 
 
-def test_figures_intervals_and_failures_are_drawn_as_they_are() -> None:
+def test_values_intervals_and_failures_are_drawn() -> None:
     chart = lines(
         Point("a", 1024, 0.5, 0.4, 0.6), Point("a", 2048, 1.0),
         failures=(Mark("a", 4096, "oom in forward"), Mark("b", 1024, "wrong")),
@@ -67,14 +67,14 @@ def test_figures_intervals_and_failures_are_drawn_as_they_are() -> None:
     assert [row["y"] for row in rows(chart, 2)] == [2.0, 4.0]
 
 
-def test_a_picture_says_its_names_and_no_more() -> None:
+def test_a_picture_has_the_names_as_text_only() -> None:
     text = svg(lines(Point("a<script>|b", 1024, 0.5), Point("a<script>|b", 2048, 1.0)))
     assert "a&lt;script&gt;|b" in text
     assert "<script" not in text
     assert text.startswith("<svg")
 
 
-def test_what_there_is_no_room_for_is_counted() -> None:
+def test_series_that_are_not_drawn_are_counted() -> None:
     many = lines(*(Point(f"s{i}", 1024, 1.0) for i in range(MAX_SERIES + 5)))
     assert count_left_out(many) == 5
     assert len({row["s"] for row in rows(many)}) == MAX_SERIES
@@ -82,7 +82,7 @@ def test_what_there_is_no_room_for_is_counted() -> None:
     assert len(rows(long)) == MAX_POINTS
 
 
-def test_charts_of_workloads_that_are_not_drawn_are_said() -> None:
+def test_workloads_without_a_chart_are_counted() -> None:
     records = [
         make.record(make.trial("sdpa", 1024 * k, heads=h))
         for h in range(1, MAX_CHARTS + 3)
@@ -97,7 +97,7 @@ def test_charts_of_workloads_that_are_not_drawn_are_said() -> None:
     assert len(swept.tables) == MAX_CHARTS + 2
 
 
-# ---- failures where little passed ----------------------------------------------------------------
+# ---- failures with few passed trials -------------------------------------------------------------
 
 
 def swept_charts(*records: Record) -> dict[str, Chart]:
@@ -105,7 +105,7 @@ def swept_charts(*records: Record) -> dict[str, Chart]:
     return {c.name: c for s in document.sections if s.title == "Lengths swept" for c in s.charts}
 
 
-def test_failures_stay_where_one_length_alone_passed() -> None:
+def test_failures_are_drawn_if_only_one_length_passed() -> None:
     found = swept_charts(
         examples.on_one("sdpa", 1024, 0.01), examples.failed("oom", "sdpa", 2048),
         examples.failed("wrong", "bad", 1024), examples.failed("wrong", "bad", 2048),
@@ -123,7 +123,7 @@ def test_failures_stay_where_one_length_alone_passed() -> None:
     assert [p.x for p in found["memory"].guides[0].points] == [1024, 2048]
 
 
-def test_at_one_length_failures_are_beside_the_bars() -> None:
+def test_at_one_length_failures_are_next_to_the_bars() -> None:
     found = swept_charts(examples.on_one("sdpa", 1024, 0.01), examples.failed("wrong", "bad", 1024))
     one = found["time"]
     assert one.shape == "bars"
@@ -132,12 +132,12 @@ def test_at_one_length_failures_are_beside_the_bars() -> None:
     assert svg(one).count("bad") > 1
 
 
-def test_where_nothing_passed_there_is_no_chart() -> None:
+def test_without_a_passed_trial_there_is_no_chart() -> None:
     assert not swept_charts(examples.failed("oom", "a", 1024), examples.failed("oom", "a", 2048))
 
 
-def test_crosses_have_a_place_of_their_own() -> None:
-    """A cross on a point would seem to be that point's."""
+def test_crosses_are_above_all_points() -> None:
+    """A cross on a point would seem to belong to that point."""
     chart = lines(
         Point("a", 1024, 0.5), Point("a", 2048, 1.0),
         failures=(Mark("b", 2048, "oom"), Mark("c", 2048, "oom")),
@@ -152,7 +152,7 @@ def test_crosses_have_a_place_of_their_own() -> None:
 
 
 def searched(name: str, best: int, ranks: int = 1, **fields: Any) -> list[Record]:
-    """A search that ends at a length; at none where that is 0."""
+    """A search with this maximum; 0: no length passed."""
     given = {"memory_budget": 64 * examples.MIB, "repeats": 0, "world_size": ranks, **fields}
     of = make.trial(name, 1, **given)
     steps = [make.step(best, of=of)] if best else []
@@ -164,7 +164,7 @@ def maxima_charts(*searches: list[Record], title: str = "Longest lengths") -> li
     return [c for s in document.sections if s.title == title for c in s.charts]
 
 
-def test_maxima_of_memory_alone_or_over_inputs_are_no_bars_among_confirmed_ones() -> None:
+def test_fit_only_and_in_place_maxima_have_charts_of_their_own() -> None:
     found = maxima_charts(
         searched("ring", 2_000_000, fit_only=True), searched("sdpa", 9000, keep="nothing"),
         searched("ring", 4000), searched("sdpa", 5000),
@@ -172,7 +172,7 @@ def test_maxima_of_memory_alone_or_over_inputs_are_no_bars_among_confirmed_ones(
     assert [[p.y for p in chart.points] for chart in found] == [[4000, 5000], [9000], [2_000_000]]
 
 
-def test_a_search_that_reached_none_is_drawn_and_counted() -> None:
+def test_a_search_without_a_passed_length_is_drawn_and_counted() -> None:
     (chart,) = maxima_charts(searched("ring", 4000), searched("slow", 0))
     assert chart.series == ["ring", "slow"]
     assert chart.failures == (Mark("slow", 0, "no length passed, limited by memory"),)
@@ -196,7 +196,7 @@ def written(chart: Chart) -> list[str]:
     return re.findall(r"<(?:text|tspan)[^>]*>([^<]+)<", svg(chart))
 
 
-def test_names_of_bars_that_begin_alike_stay_apart() -> None:
+def test_names_of_bars_with_the_same_beginning_stay_distinct() -> None:
     long = "ring order=zigzag queries=partitioned transport=p2p wire_dtype=null"
     names = f"{long} (fit only), bfloat16, no time limit", f"{long}, bfloat16, 30 s a pass"
     told = written(bars(*names))
@@ -209,7 +209,7 @@ def test_names_of_bars_that_begin_alike_stay_apart() -> None:
         altair.Chart.from_dict(high, validate=True).to_dict(validate=True)
 
 
-def test_a_name_without_an_end_is_cut_in_its_middle() -> None:
+def test_a_very_long_name_is_cut_in_its_middle() -> None:
     told = written(bars("begin " + "x" * 5000 + " end", "y"))
     assert any(text.startswith("begin") for text in told)
     assert any("…" in text for text in told)
@@ -217,7 +217,7 @@ def test_a_name_without_an_end_is_cut_in_its_middle() -> None:
     assert spec(bars("x" * 5000), page=True)["height"] < 2 * 120
 
 
-def test_no_name_is_part_of_an_expression() -> None:
+def test_names_are_never_part_of_an_expression() -> None:
     nasty = "'+alert(1)+' \\ " + "name " * 30
     (axis,) = (layer["encoding"]["y"]["axis"] for layer in spec(bars(nasty), page=True)["layer"])
     assert "datum.label" in axis["labelExpr"]

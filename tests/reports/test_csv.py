@@ -1,4 +1,4 @@
-"""CSV: every raw sample comes back, with all that identifies it."""
+"""CSV: every raw sample can be read back, with its identity."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ def test_every_sample_comes_back() -> None:
     }
 
 
-def test_what_identifies_a_record_comes_back() -> None:
+def test_the_identity_of_a_record_comes_back() -> None:
     rows = list(csv.DictReader(io.StringIO(rendered(RECORDS))))
     first, failed = rows[0], next(row for row in rows if row["status"] == "oom")
     assert json.loads(first["options"]) == {"chunk": 64, "w": [1, 2]}
@@ -63,7 +63,7 @@ def test_each_ranks_samples_come_back() -> None:
     ]  # fmt: skip
 
 
-def test_where_dense_times_come_from_comes_back() -> None:
+def test_the_source_of_dense_times_comes_back() -> None:
     facts = {"dense": "computed from 1,024 of 4,096 rows"}
     sparse = make.record(came_to=make.outcome(time=0.1, dense_time=0.4, facts=facts))
     without = make.record(make.trial("ring"), make.outcome(time=0.1, facts={"dense": "not run: x"}))

@@ -1,4 +1,4 @@
-"""Cells: one way to write each kind of quantity."""
+"""Cells: the format of each kind of quantity."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_each_kind_is_written_with_its_unit(cell: Cell, kind: Kind, text: str) -
     assert format_cell(cell, kind) == text
 
 
-def test_the_spread_is_the_farther_end() -> None:
+def test_the_spread_is_the_larger_distance() -> None:
     assert Spread(10.0, 9.0, 10.5).share == Spread(10.0, 9.9, 11.0).share == pytest.approx(0.1)
 
 

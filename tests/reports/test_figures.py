@@ -1,4 +1,4 @@
-"""Every number of every table is computed a second time from the records, and must be the same."""
+"""Every number of every table agrees with a second computation from the records."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -33,14 +33,14 @@ RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 
 
 def spread(row: Swept | Sparsity) -> Spread | float | None:
-    """The median time with its interval, which a single sample has not."""
+    """The median time, with its interval if there are several samples."""
     if isinstance(row, Sparsity):
         return middle(row.times)
     return row.time if row.time is None or row.ends is None else Spread(row.time, *row.ends)
 
 
 def joined(each: Sequence[float | None] | None, write: Callable[[float], str]) -> str | None:
-    """A figure of each rank, in order."""
+    """The values of all ranks, in order."""
     return " · ".join(MISSING if v is None else write(v) for v in each) if each else None
 
 
@@ -179,7 +179,7 @@ def max_of(records: Iterable[Record], name: str) -> float | None:
 
 
 def sparsity_text(value: float | None, rounded: Callable[[float], int]) -> str | None:
-    """Five digits, so that what is shown passed, or failed, as well."""
+    """Five digits, rounded so that the shown sparsity passed, or failed, too."""
     return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
 
 
@@ -191,7 +191,7 @@ def exponent_text(one: Exponent | None) -> str | None:
 
 
 def agrees(cell: Any, figure: Any) -> bool:
-    """Whether a cell holds a figure, to nine digits."""
+    """Whether a cell has a value, to nine digits."""
     if isinstance(cell, Spread) and isinstance(figure, Spread):
         pairs = ((cell.value, figure.value), (cell.low, figure.low), (cell.high, figure.high))
         return all(agrees(a, b) for a, b in pairs)
@@ -201,7 +201,7 @@ def agrees(cell: Any, figure: Any) -> bool:
 
 
 def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
-    """What the rows of a table are, and its figures by heading; none of tables of words."""
+    """The trials or searches of the rows, and the values by heading; empty for tables of text."""
     headings = {column.name for column in table.columns}
     if headings & {"Minimum sparsity"}:
         return book.sparsities, SPARSITIES
@@ -220,14 +220,14 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 WORDS = {
     "Asked for", "Not measured", "What", "Setting", "Use case", "Works", "Longest ok",
 }  # fmt: skip
-"""Headings of tables that tests of their own look at."""
+"""Headings of tables with separate tests."""
 OF_PAIRS = {
     "Twice", "Time is", "Exponent of tokens", "Relative speed", "Relative memory", "Sparsity",
     "Speed of dilation", "Pairs without, times", "Along the sequence", "Along the curve",
     "The curve takes", "Bottleneck", "By", "Segments", "Dilation", "Published max",
     "Ratio to published",
 }  # fmt: skip
-"""Headings of what two rows give, or of options: below, and in other files."""
+"""Headings of values of two rows or of options: tested below and in other files."""
 
 
 NOTHING = {"Uncovered", "Zero rows"}
@@ -235,7 +235,7 @@ NOTHING = {"Uncovered", "Zero rows"}
 
 
 def wrong_rows(book: Book, table: Table) -> list[str]:
-    """Rows that no trial or search of their name explains."""
+    """Rows that agree with no trial or search of their name."""
     known, figures = figures_of(book, table)
     if not figures or any(column.name == "Twice" for column in table.columns):
         return []
@@ -256,21 +256,21 @@ def wrong_rows(book: Book, table: Table) -> list[str]:
 
 
 def unlike_figures(one: Any, shown: dict[str, Any], figures: Figures) -> dict[str, Any]:
-    """What a trial or search has instead of what is shown."""
+    """The expected values that differ from the shown ones."""
     pairs = {n: (v, figures[n](one)) for n, v in shown.items()}
     none = {n for n in NOTHING & set(pairs) if not any(pairs[n])}
     return {n: f for n, (v, f) in pairs.items() if not agrees(v, f) and n not in none}
 
 
 def failed_baseline() -> list[Record]:
-    """dense has a peak of a failure only, at the length that most ran."""
+    """dense has only the peak of a failure at the most frequent length."""
     failed = examples.failed("oom", "dense", 2000, phase="forward", peak=9e6)
     ok = [("dense", 1000), ("ring", 1000), ("ring", 2000), ("ulysses", 2000)]
     return [failed, *(examples.on_one(name, tokens, 1e-4 * tokens) for name, tokens in ok)]
 
 
 def twice_on_one() -> list[Record]:
-    """A trial on one rank with few repeats that failed, and with more that did not."""
+    """A trial on one rank that failed with few repeats and passed with more."""
     few, more = (make.trial("a", 1000, repeats=n) for n in (5, 6))
     two = few.replace(world_size=2)
     came_to = make.outcome("oom"), examples.took(more, 0.1), examples.took_on(two, 0.06)
@@ -289,21 +289,21 @@ REAL = ("quickstart", "ranks", "extreme", "parallel", "sparsity", "ring_transpor
 
 @cache
 def reports(name: str) -> tuple[Book, list[Document]]:
-    """The figures of a set of records, and every report of it."""
+    """The expected values of a set of records, and all its reports."""
     records = EXAMPLES[name]() if name in EXAMPLES else load(RESULTS / name).records
     base = "dense" if name == "sparse" else None
     return Book(records, base), documents(records, ["all"], baseline=base)
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
-def test_every_number_is_what_the_records_say(name: str) -> None:
+def test_every_number_agrees_with_the_records(name: str) -> None:
     book, found = reports(name)
     tables = [t for document in found for s in document.sections for t in s.tables]
     assert [line for table in tables for line in wrong_rows(book, table)] == []
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
-def test_no_trial_and_no_search_is_left_out(name: str) -> None:
+def test_every_trial_and_search_is_reported(name: str) -> None:
     book, found = reports(name)
     summary = next(document for document in found if document.kind == "summary")
     for title, known in (("Lengths swept", book.swept), ("Longest lengths", book.searches)):
@@ -314,7 +314,7 @@ def test_no_trial_and_no_search_is_left_out(name: str) -> None:
             assert len(tables) == len(by(lambda one: one.group, known))
 
 
-def test_a_number_that_is_off_by_little_is_found() -> None:
+def test_a_slightly_wrong_number_is_found() -> None:
     book, found = reports("rich")
     summary = next(document for document in found if document.kind == "summary")
     table = next(s for s in summary.sections if s.title == "Lengths swept").tables[0]
@@ -333,7 +333,7 @@ def test_a_number_that_is_off_by_little_is_found() -> None:
 
 
 def pairs_of(book: Book, row: dict[str, Any]) -> list[tuple[Swept, Swept]]:
-    """A timed trial at a length, and the same at twice that."""
+    """A trial timed at N tokens, and the same at 2N."""
     one = [r for r in book.swept if r.name == row["Implementation"] and r.time]
     two = [r for r in one if r.tokens == row["Twice"]]
     return [
@@ -342,7 +342,7 @@ def pairs_of(book: Book, row: dict[str, Any]) -> list[tuple[Swept, Swept]]:
 
 
 def time_ratio(one: Swept, other: Swept) -> Any:
-    """A time over another, with what both intervals leave possible."""
+    """The ratio of two times, with the bounds that both intervals allow."""
     value = (one.time or 0) / (other.time or 1)
     if one.ends is None or other.ends is None:
         return value
@@ -350,7 +350,7 @@ def time_ratio(one: Swept, other: Swept) -> Any:
 
 
 @pytest.mark.parametrize("name", ["rich", "sparse", "quickstart"])
-def test_doubling_is_the_longer_time_over_the_shorter(name: str) -> None:
+def test_doubling_is_the_longer_time_divided_by_the_shorter(name: str) -> None:
     book, found = reports(name)
     extreme = next(document for document in found if document.kind == "extreme")
     fits: list[Fit] = [fit for fit in book.fits if fit.quantity == "time"]

@@ -1,4 +1,4 @@
-"""Reports of many rows: as many sentences as somebody reads, and no row lost from the tables."""
+"""Reports of many rows: limited sentences and complete tables."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def hung(seq_len: int, **fields: int) -> Record:
     return make.record(trial, make.outcome("hang", "no answer", "forward", facts))
 
 
-def test_as_many_sentences_as_are_read_and_none_is_said_of_few() -> None:
+def test_sentences_and_names_are_limited() -> None:
     said = [str(i) for i in range(MOST + 2)]
     assert limit_sentences(said[:MOST]) == said[:MOST]
     *first, last = limit_sentences(iter(said))
@@ -34,7 +34,7 @@ def test_as_many_sentences_as_are_read_and_none_is_said_of_few() -> None:
     assert join_names(iter(said)) == "0, 1, 2, … and 2 more"
 
 
-def test_of_many_workloads_a_few_are_told_and_each_has_its_table() -> None:
+def test_sentences_on_many_workloads_are_limited_but_not_tables() -> None:
     records = [make.record(make.trial(head_dim=8 * (i + 1))) for i in range(MOST + 4)]
     document = build(records)
     points = section(document, "Summary").points
@@ -52,7 +52,7 @@ def timed(workloads: int) -> list[Record]:
     ]
 
 
-def test_a_page_of_many_workloads_is_no_longer_than_one_of_fewer(
+def test_the_page_of_many_workloads_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(html_format, "MAX_TABLES", 20)
@@ -63,7 +63,7 @@ def test_a_page_of_many_workloads_is_no_longer_than_one_of_fewer(
     assert "There are 21 more tables" in page(many)
 
 
-def test_of_many_hangs_the_first_are_shown() -> None:
+def test_only_the_first_of_many_hangs_are_shown() -> None:
     records = [hung(1024 * (i + 1), round=i % 2) for i in range(MOST + 2)]
     document = build([*records, hung(1024, round=1, seed=5)])
     titles = [s.title for s in document.sections if s.title.startswith("Hang: ")]

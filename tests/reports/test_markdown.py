@@ -1,4 +1,4 @@
-"""Markdown: what is rendered reads back, by a parser that is not ours, as what was said."""
+"""Markdown: an independent parser reads back the rendered text."""
 
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ NASTY = [
 
 
 def parsed(markdown: str) -> dict[str, list[str]]:
-    """The text of each kind of block, as a GitHub reader would see it."""
+    """The text of each kind of block, as GitHub shows it."""
     found: dict[str, list[str]] = {}
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown)
     for before, token in pairwise(tokens):

@@ -1,4 +1,4 @@
-"""The page, as a file and in a browser: what it says, what it lets a reader do, what it loads."""
+"""The HTML page, as a file and in a browser: content, interaction, requests."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ ROWS = (
     ("dilated", "ok", 2.0),
 )
 SORTED = ["hilbert 16", "sdpa", "dilated", "dense", "hilbert 4", "ring"]
-"""By time; what has none is last."""
+"""Ordered by time; rows without a time are last."""
 
 
 def small() -> Document:
@@ -158,7 +158,7 @@ class Parts(HTMLParser):
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_the_policy_names_each_script_by_its_hash_and_nothing_else(live: bool) -> None:
+def test_the_policy_allows_only_scripts_with_the_listed_hashes(live: bool) -> None:
     text = page(small(), live)
     parts = Parts(text)
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
@@ -170,7 +170,7 @@ def test_the_policy_names_each_script_by_its_hash_and_nothing_else(live: bool) -
     assert policy["connect-src"] == ["'self'" if live else "'none'"]
 
 
-def test_data_can_neither_end_its_element_nor_be_another_name() -> None:
+def test_data_can_not_end_its_element() -> None:
     written = nasty_page()
     datas = re.findall(r'<script type="application/json">(.*?)</script>', written, re.DOTALL)
     assert not re.search("[<>&\u2028\u2029]", "".join(datas))
@@ -179,7 +179,7 @@ def test_data_can_neither_end_its_element_nor_be_another_name() -> None:
     assert Parts(written).of("img") == []
 
 
-def test_what_can_be_read_without_scripts() -> None:
+def test_the_page_is_readable_without_scripts() -> None:
     parts = Parts(small_page())
     words = "".join(text for tag, text in parts.texts if tag not in ("script", "style"))
     for said in ("Said first.", "One.", "Words.", "By time", "hilbert 16", "500 ms ±20 %"):
@@ -190,7 +190,7 @@ def test_what_can_be_read_without_scripts() -> None:
     ]  # fmt: skip
 
 
-def test_a_chart_says_what_its_signs_mean_and_what_it_lacks() -> None:
+def test_a_chart_explains_its_marks_and_what_it_leaves_out() -> None:
     names = tuple(f"way {i}" for i in range(40))
     words = page(Document("x", "x", [], [Section("x", charts=[chart(names)])]))
     assert "× at the top: a length that failed; see Failures." in words
@@ -198,14 +198,14 @@ def test_a_chart_says_what_its_signs_mean_and_what_it_lacks() -> None:
     assert "Not drawn, to keep the chart readable: 8 of 40 series." in words
 
 
-def test_values_sort_before_words_and_words_by_their_numbers() -> None:
+def test_values_sort_before_text_and_text_by_its_numbers() -> None:
     cells = ["b 10", 3.0, None, "b 9", Spread(2.0, 1.0, 3.0), "a", 3, float("nan"), "b 9", 12]
     packed = pack(cells, "count")
     assert packed.texts == ["2 ±50 %", "3", "12", "a", "b 9", "b 10", "not a number"]
     assert packed.codes == [5, 1, -1, 4, 0, 3, 1, 6, 4, 2]
 
 
-def test_a_long_table_is_data_beside_its_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_table_has_first_rows_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
     written = page(long())
     assert written.count("<tr>") == 201
     (data,) = re.findall(r'<script type="application/json">(.*?)</script>', written)
@@ -217,7 +217,7 @@ def test_a_long_table_is_data_beside_its_first_rows(monkeypatch: pytest.MonkeyPa
     assert "Here are the first 700 of 5,000 rows; the report in CSV has all." in page(long())
 
 
-def test_data_that_is_too_much_is_cut_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_data_is_cut_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html_format, "MAX_BYTES", 30_000)
     written = page(long())
     (data,) = re.findall(r'<script type="application/json">(.*?)</script>', written)
@@ -240,7 +240,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One browser for all; where CI runs, it has to be there."""
+    """One browser for all tests; CI requires it."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -259,7 +259,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 class Reader:
-    """Somebody who reads a page: every look is JavaScript in the page, clicks are clicks."""
+    """A reader of a page: `look` evaluates JavaScript, clicks are real mouse events."""
 
     def __init__(self, driver: Any, folder: Path) -> None:
         self.driver, self.folder = driver, folder
@@ -284,7 +284,7 @@ class Reader:
         self.run("document.querySelectorAll(arguments[0])[arguments[1]].click()", query, at)
 
     def mouse(self, event: str, query: str, **given: Any) -> None:
-        """A real event of the mouse over the middle of what the query finds first."""
+        """A real mouse event at the centre of the first element that matches the query."""
         there = "const there = document.querySelector(arguments[0]);"
         self.run(f"{there} there.scrollIntoView({{block: 'center', behavior: 'instant'}})", query)
         middle = "return [b.x + b.width / 2, b.y + b.height / 2]"
@@ -310,7 +310,7 @@ class Reader:
         raise AssertionError(f"never came: {what}")
 
     def drawn(self, charts: int = 1) -> Reader:
-        """Scrolls to every chart, until it is drawn."""
+        """Scroll to every chart and wait until it is drawn."""
         for i in range(charts):
             self.run("document.querySelectorAll('figure')[arguments[0]].scrollIntoView()", i)
             self.waits(f"!!document.querySelectorAll('figure')[{i}].querySelector('svg.marks')")
@@ -328,7 +328,7 @@ class Reader:
         return str(self.look(f"document.querySelectorAll('.grid .count')[{grid}].textContent"))
 
     def marks(self, kind: str = "line mark", figure: int = 0) -> int:
-        """Series drawn in a chart, the guide not counted."""
+        """The series drawn in a chart, without guides."""
         query = f"path[aria-roledescription='{kind}']:not([stroke='#888888'])"
         return int(
             self.look(
@@ -337,7 +337,7 @@ class Reader:
         )
 
     def asked_for(self) -> set[str]:
-        """Schemes and hosts of every address that was requested since it was last asked."""
+        """Schemes and hosts of all addresses requested since the last call."""
         events = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
         sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
         return {re.sub(r"^([a-z]+:(//[^/]*)?).*", r"\1", one["request"]["url"]) for one in sent}
@@ -358,7 +358,7 @@ def quickstart() -> str:
     return page(document)
 
 
-def test_a_real_report_asks_for_nothing_and_complains_of_nothing(reader: Reader) -> None:
+def test_a_real_report_needs_no_network_and_has_no_errors(reader: Reader) -> None:
     reader.open(quickstart())
     assert reader.look("document.querySelectorAll('.grid').length") >= 5
     assert "sdpa" in reader.column()
@@ -366,7 +366,7 @@ def test_a_real_report_asks_for_nothing_and_complains_of_nothing(reader: Reader)
     assert reader.complaints() == []
 
 
-def test_long_names_of_bars_are_whole_and_what_failed_is_crossed(reader: Reader) -> None:
+def test_long_names_of_bars_are_complete_and_failures_have_crosses(reader: Reader) -> None:
     long = "ring order=zigzag queries=partitioned transport=p2p wire_dtype=null"
     names = f"{long} on 2 ranks", f"{long} on 4 ranks"
     drawn = replace(bars(names), failures=(Mark("slow", 0, "no length passed"),))
@@ -380,7 +380,7 @@ def test_long_names_of_bars_are_whole_and_what_failed_is_crossed(reader: Reader)
     assert reader.complaints() == []
 
 
-def test_a_chart_is_drawn_when_it_comes_near(reader: Reader) -> None:
+def test_a_chart_is_drawn_when_it_scrolls_near(reader: Reader) -> None:
     far = Document("x", "x", [], [Section("x", ["Words. " * 9000], charts=[chart()])])
     reader.open(page(far))
     assert reader.marks() == 0
@@ -389,7 +389,7 @@ def test_a_chart_is_drawn_when_it_comes_near(reader: Reader) -> None:
     assert reader.marks() == 3
 
 
-def test_a_click_on_the_legend_hides_a_line_and_another_brings_it_back(reader: Reader) -> None:
+def test_the_legend_hides_and_shows_a_series(reader: Reader) -> None:
     reader.open(small_page()).drawn()
     pressed = "document.querySelector('.legend .pick').getAttribute('aria-pressed')"
     for left, state in ((2, "false"), (3, "true")):
@@ -398,7 +398,7 @@ def test_a_click_on_the_legend_hides_a_line_and_another_brings_it_back(reader: R
         assert reader.look(pressed) == state
 
 
-def test_an_implementation_goes_from_every_chart_and_table(reader: Reader) -> None:
+def test_hiding_an_implementation_affects_every_chart_and_table(reader: Reader) -> None:
     reader.open(small_page()).drawn(2)
     reader.click(".chooser .pick")
     reader.until(lambda: reader.marks() == 2, "two lines")
@@ -411,7 +411,7 @@ def test_an_implementation_goes_from_every_chart_and_table(reader: Reader) -> No
     assert len(reader.column()) == 6
 
 
-def test_an_axis_is_logarithmic_as_the_reader_likes(reader: Reader) -> None:
+def test_the_reader_can_make_an_axis_logarithmic(reader: Reader) -> None:
     reader.open(small_page()).drawn()
     y = "document.querySelectorAll('.role-axis-label')[1].textContent"
     before = reader.look(y)
@@ -433,7 +433,7 @@ def test_a_table_sorts_by_value_and_back(reader: Reader) -> None:
         assert reader.look("document.querySelectorAll('th')[2].getAttribute('aria-sort')") == said
 
 
-def test_a_filter_wants_every_word_and_counts(reader: Reader) -> None:
+def test_a_filter_requires_every_word_and_counts_rows(reader: Reader) -> None:
     reader.open(small_page())
     assert reader.count() == "6 rows"
     reader.type("HILB  time")
@@ -445,7 +445,7 @@ def test_a_filter_wants_every_word_and_counts(reader: Reader) -> None:
     assert reader.count() == "0 of 6 rows"
 
 
-def test_a_long_table_answers_with_all_its_rows(reader: Reader) -> None:
+def test_a_long_table_sorts_and_filters_all_its_rows(reader: Reader) -> None:
     reader.open(long_page())
     assert len(reader.column()) == 200
     assert reader.count() == "5,000 rows, the first 200 here"
@@ -464,7 +464,7 @@ def test_a_long_table_answers_with_all_its_rows(reader: Reader) -> None:
     assert reader.look("document.images.length") == 0
 
 
-def test_keys_reach_and_press_what_sorts(reader: Reader) -> None:
+def test_sorting_works_with_the_keyboard(reader: Reader) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
@@ -484,7 +484,7 @@ PAPER = "getComputedStyle(document.body).backgroundColor"
 LABEL = "getComputedStyle(document.querySelector('.role-axis-label text')).fill"
 
 
-def test_colours_follow_the_system_until_the_reader_says_otherwise(reader: Reader) -> None:
+def test_colours_follow_the_system_until_the_reader_chooses(reader: Reader) -> None:
     reader.open(small_page()).drawn()
     light = [reader.look(PAPER), reader.look(LABEL)]
     reader.prefers("dark")
@@ -498,7 +498,7 @@ def test_colours_follow_the_system_until_the_reader_says_otherwise(reader: Reade
     assert reader.look(PAPER) == light[0]
 
 
-def test_a_telephone_shows_it_without_a_scroll_to_the_side(reader: Reader) -> None:
+def test_a_narrow_screen_needs_no_horizontal_scrolling(reader: Reader) -> None:
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     reader.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     for text in (small_page(), quickstart()):
@@ -533,7 +533,7 @@ def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:
     assert reader.complaints() == []
 
 
-# ---- a page that is served -----------------------------------------------------------------------
+# ---- a served page -------------------------------------------------------------------------------
 
 
 class Served:
@@ -573,7 +573,7 @@ class Served:
 STATE = "document.querySelector('.state').textContent"
 
 
-def test_a_served_page_grows_and_keeps_what_its_reader_has_set(
+def test_a_served_page_updates_and_keeps_the_settings_of_its_reader(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(html_format, "POLL_MS", 50)

@@ -1,4 +1,4 @@
-"""Every kind in every format, whatever the records; and the files that are written."""
+"""Every kind in every format for any records, and the written files."""
 
 import re
 import subprocess
@@ -39,7 +39,7 @@ SETS: dict[str, list[Record]] = {
 
 @pytest.mark.parametrize("kind", KINDS.names())
 @pytest.mark.parametrize("name", SETS)
-def test_a_kind_tells_every_record_or_counts_it(kind: str, name: str) -> None:
+def test_a_kind_reports_or_counts_every_record(kind: str, name: str) -> None:
     document = KINDS.get(kind)(Source(SETS[name]))
     keys = {cell for row in document.data.rows for cell in row}
     assert {record.key for record in SETS[name]} <= keys
@@ -61,7 +61,7 @@ def test_a_registered_section_is_at_the_end_of_its_kind(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("format_name", FORMATS.names())
 @pytest.mark.parametrize("name", ["mixed", "ranks", "a hang"])
-def test_a_format_writes_every_kind_the_same_way_twice(format_name: str, name: str) -> None:
+def test_a_format_is_deterministic(format_name: str, name: str) -> None:
     for kind in KINDS.names():
         first, second = (
             FORMATS.get(format_name)(KINDS.get(kind)(Source(SETS[name]))) for _ in range(2)
@@ -90,7 +90,7 @@ def test_the_files_are_named_for_their_format(tmp_path: Path) -> None:
     assert only.read_text() == written[1].read_text()
 
 
-def test_mistakes_are_named_before_anything_is_written(tmp_path: Path) -> None:
+def test_errors_are_raised_before_anything_is_written(tmp_path: Path) -> None:
     records, folder = SETS["one row"], tmp_path / "out"
     with pytest.raises(UnknownNameError, match=r"report format 'cvs'; did you mean 'csv'"):
         write(records, folder, formats=["md", "cvs"])
@@ -118,8 +118,8 @@ def test_reports_need_neither_torch_nor_pandas() -> None:
     assert out.stdout == "set()\n"
 
 
-def test_only_what_an_earlier_report_wrote_is_removed(tmp_path: Path) -> None:
-    """A picture of the user's own beside ours stays."""
+def test_only_files_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
+    """The user's own picture in the folder stays."""
     charts = tmp_path / "report-charts"
     charts.mkdir()
     for name in ("mine.svg", "99-old-chart.svg", "07-notes.txt"):
@@ -132,7 +132,7 @@ def test_only_what_an_earlier_report_wrote_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "a\x1b[31mb\x1b]0;t\x07", "a\nb", "\u2028", "\u202e"])
-def test_control_characters_end_neither_the_drawing_nor_the_report(name: str) -> None:
+def test_control_characters_do_not_break_a_report(name: str) -> None:
     """vl-convert ends the whole process on some of them."""
     records = [make.record(make.trial(name, n)) for n in (1024, 2048)]
     for document in documents(records, ["all"]):
@@ -142,14 +142,14 @@ def test_control_characters_end_neither_the_drawing_nor_the_report(name: str) ->
 
 
 @pytest.mark.parametrize("seconds", [1e-320, 1e300, float("inf"), float("nan")])
-def test_what_no_scale_holds_is_not_drawn(seconds: float) -> None:
+def test_values_outside_any_scale_are_not_drawn(seconds: float) -> None:
     records = [make.record(make.trial("sdpa", n), make.measured(seconds)) for n in (10**18, 2048)]
     for document in documents(records, ["all"]):
         assert f"# {document.title}" in FORMATS.get("md")(document)[f"{document.stem}.md"]
 
 
 @pytest.mark.parametrize("made", ["text", {}, {"../out.txt": "x"}, {"/out.txt": "x"}, {"a": b"x"}])
-def test_a_format_of_another_package_that_makes_no_files_is_named(
+def test_an_invalid_result_of_an_external_format_is_an_error(
     made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(FORMATS._objects, "odd", lambda document: made)

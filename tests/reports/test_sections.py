@@ -1,4 +1,4 @@
-"""Sections: which there are, what their rows and words follow from, and what is missing."""
+"""Sections: which exist, the source of their rows and sentences, and missing figures."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ BUDGET = 64 * MIB
 
 
 def found(tokens: int, of: Trial) -> list[Record]:
-    """A search that ends there."""
+    """A search with this maximum."""
     return [
         make.step(tokens, of=of),
         make.step(tokens, "ok", "confirm", of=of),
@@ -34,10 +34,10 @@ def one_of(shown: list[dict[str, Any]], implementation: str) -> dict[str, Any]:
     return row
 
 
-# ---- what was not ok -----------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------
 
 
-def test_every_run_that_was_not_ok_has_its_reason_and_equal_ones_are_counted() -> None:
+def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
     records = [make.record()]
     for status in ("oom", "timeout", "hang", "crashed", "wrong", "error", "limit", "unsupported"):
         failed = make.outcome(status, f"why {status}", "forward")
@@ -65,7 +65,7 @@ def test_a_figure_that_is_missing_has_its_reason() -> None:
     ]  # fmt: skip
 
 
-def test_samples_that_are_no_numbers_are_missing_figures() -> None:
+def test_samples_that_are_not_finite_are_missing_figures() -> None:
     nan, inf = float("nan"), float("inf")
     known = {"flops": 1.0, "max_error": 0.0}
     records = [
@@ -93,7 +93,7 @@ def hangs(*records: Record) -> list[Any]:
     return [s for s in build(list(records)).sections if s.title.startswith("Hang: ")]
 
 
-def test_a_hang_shows_where_each_rank_was_once_a_trial() -> None:
+def test_a_hang_shows_the_stack_of_each_rank_once_per_trial() -> None:
     stacks = {"1": ["  File b.py, line 2, in read"], "0": ["  File `a`.py, line 1", "main"]}
     (one,) = hangs(hung(stacks), hung(stacks, round=1))
     assert list(one.code) == [
@@ -168,22 +168,22 @@ def test_rounds_are_those_of_each_sweep() -> None:
     a, b = "longseq sweep a.yaml", "longseq sweep b.yaml"
     assert rounds([*swept(a, 1), *swept(b, 3)]) == "1 to 3"
     assert rounds([*swept(a, 1), *swept(a, 2, "beta")]) == "1 to 2"
-    # a trial that failed is not run again; a search is no round
+    # a failed trial is not run again; a search has no rounds
     failed = make.record(make.trial("ring"), make.outcome("oom"), command=a)
     assert rounds([*swept(a, 2), failed, make.step(1024, command=b)]) == "2"
 
 
-def test_facts_of_trials_are_shown_and_measurements_among_them_are_not() -> None:
+def test_only_text_facts_of_trials_are_shown() -> None:
     came_to = make.outcome(time=0.1, facts={"backend": "math", "pass_s": 1.0, "errors": {"a": 1}})
     assert rows(build([make.record(came_to=came_to)]), "How each ran") == [
         {"Implementation": "sdpa", "What": "backend", "Value": "math"}
     ]
 
 
-# ---- columns and sections only where they say something ------------------------------------------
+# ---- columns and sections that need rows ---------------------------------------------------------
 
 
-def test_columns_of_ranks_are_there_where_some_trial_has_several() -> None:
+def test_columns_of_ranks_need_a_trial_on_several_ranks() -> None:
     ranks = {"Ranks", "Exposed", "Speed-up", "Bytes sent per rank", "Imbalance"}
     plain = [make.record(), make.step(1024), make.step(2048, "oom")]
     for title in ("Lengths swept", "Longest lengths"):
@@ -211,7 +211,7 @@ def test_each_rank_has_its_figures_in_order() -> None:
     assert [row["Time of each rank"] for row in shown] == ["100 ms · 200 ms", None]
 
 
-def test_sparse_rows_stand_in_their_section_and_what_skips_nothing_does_not() -> None:
+def test_the_sparse_section_has_only_rows_that_skip_pairs() -> None:
     known = {"density_achieved": 0.2, "flops": 1e9, "dense_time": spread(0.9, 5)}
     sparse = on_one("blocks", 4096, 0.1, facts={"dense": "measured"}, **known)
     full = on_one("dilated", 4096, 0.1, density_achieved=1.25)
@@ -240,11 +240,11 @@ def doubled(*lengths: int) -> list[dict[str, str]]:
     return texts(build(records, "extreme"), "Time a doubling")
 
 
-def test_where_no_length_is_twice_another_the_time_of_a_doubling_is_fitted() -> None:
+def test_without_doubled_lengths_the_time_of_a_doubling_is_fitted() -> None:
     (row,) = doubled(4096, 32768, 131072)
     assert (row["Which is"], row["Tokens"], row["Time is"]) == ("fitted", MISSING, "3.73×")
     assert [row["Which is"] for row in doubled(4096, 8192, 131072)] == ["measured"]
-    # lengths that are close, or two alone, tell nothing of twice the tokens
+    # close lengths, or only two, don't show the time of twice the tokens
     assert not doubled(4096, 5000, 8000)
     assert not doubled(4096, 131072)
 
@@ -258,8 +258,8 @@ def test_where_no_length_is_twice_another_the_time_of_a_doubling_is_fitted() -> 
         ({"allocator": "expandable"}, "ring (expandable segments)"),
     ],
 )
-def test_settings_set_a_maximum_apart(fields: dict[str, Any], label: str) -> None:
-    """In the table and in what failed; the plain one beside it keeps its name."""
+def test_settings_are_part_of_the_label_of_a_maximum(fields: dict[str, Any], label: str) -> None:
+    """In the table and in Failures; the plain search keeps its name."""
     document = build([*found(8000, ring(**fields)), *found(4000, ring())])
     shown = {row["Implementation"]: row["Max tokens"] for row in rows(document, "Longest lengths")}
     assert shown == {label: 8000, "ring": 4000}
@@ -269,7 +269,7 @@ def test_settings_set_a_maximum_apart(fields: dict[str, Any], label: str) -> Non
 # ---- published figures, baselines ----------------------------------------------------------------
 
 
-def test_published_figures_stand_beside_ours_with_their_source() -> None:
+def test_published_figures_have_a_column_with_their_source() -> None:
     beside = PublishedResults.model_validate({
         "source": "a report of 2025",
         "maxima": [{"implementation": "ring", "tokens": 2000, "dtype": "bfloat16"},
@@ -302,7 +302,7 @@ def test_the_file_of_published_figures_is_read() -> None:
         ("just words\n", "the file"),
     ],
 )
-def test_a_bad_file_of_published_figures_is_one_sentence(
+def test_an_invalid_file_of_published_figures_is_one_sentence(
     tmp_path: Path, text: str, said: str
 ) -> None:
     path = tmp_path / "beside.yaml"

@@ -12,8 +12,6 @@ from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.sections.findings import describe_limit
 
-HALF = 0.5
-"""Share of the time above which communication is the bottleneck."""
 _EXPLANATION = (
     "Trials: communication if it adds more than half of the time, compute if it adds less, either "
     "if the interval includes one half. Searches: the limit of the first failure."
@@ -48,9 +46,9 @@ def _count(kind: str, workload: str, found: Iterable[str]) -> str:
 def find_bottleneck(row: SweepRow) -> str:
     """Name the bottleneck of a row, by the share of its time that communication adds."""
     low, high = row.exposed_low, row.exposed_high
-    if low is not None and high is not None and low < HALF < high:
+    if low is not None and high is not None and low < 0.5 < high:
         return "either"
-    return "communication" if require(row.exposed_share) > HALF else "compute"
+    return "communication" if require(row.exposed_share) > 0.5 else "compute"
 
 
 def _evidence(row: SweepRow) -> str:

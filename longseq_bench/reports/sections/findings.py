@@ -64,7 +64,7 @@ def _of_group(group: list[SweepRow], where: str) -> Iterator[str]:
 def _comparable(rows: list[SweepRow]) -> list[list[SweepRow]]:
     """Return groups of rows of similar density, at the longest length with several in a group."""
     for _, at in sorted(group_by(rows, lambda row: row.tokens).items(), reverse=True):
-        if several := [alike for alike in group_by_density(at) if len(alike) > 1]:
+        if several := [similar for similar in group_by_density(at) if len(similar) > 1]:
             return several
     return []
 

@@ -31,7 +31,7 @@ def hardware(source: Source) -> Section:
     """Build a table per machine: hardware, versions, load and commit."""
     tables = []
     environments = (record.environment for record in source.records)
-    for fingerprint, found in group_by(environments, lambda e: e.fingerprint).items():
+    for fingerprint, found in group_by(environments, lambda one: one.fingerprint).items():
         facts = tuple((name, value) for name, value in _facts(found) if value)
         name = source.machines[fingerprint]
         title = f"Machine {name}" if name else ""
@@ -40,21 +40,21 @@ def hardware(source: Source) -> Section:
 
 
 def _facts(environments: Sequence[Environment]) -> Iterator[tuple[str, str]]:
-    e = environments[-1]
-    yield "Host", e.host
-    yield "System", e.os
-    yield "CPU", f"{e.cpu}, {e.cores} cores, {format_bytes(e.memory_bytes)} memory"
-    for gpu, count in Counter(e.gpus).items():
+    last = environments[-1]
+    yield "Host", last.host
+    yield "System", last.os
+    yield "CPU", f"{last.cpu}, {last.cores} cores, {format_bytes(last.memory_bytes)} memory"
+    for gpu, count in Counter(last.gpus).items():
         yield "GPU", f"{count} × {gpu}" if count > 1 else gpu
-    yield "Driver", e.driver or ""
-    yield "Versions", f"longseq {e.longseq}, torch {e.torch}, Python {e.python}"
+    yield "Driver", last.driver or ""
+    yield "Versions", f"longseq {last.longseq}, torch {last.torch}, Python {last.python}"
     yield "Commit", ", ".join(dict.fromkeys(one.commit for one in environments if one.commit))
-    yield "Variables", ", ".join(f"{k}={v}" for k, v in sorted(e.variables.items()))
+    yield "Variables", ", ".join(f"{k}={v}" for k, v in sorted(last.variables.items()))
     loads = [one.load[0] for one in environments if one.load]
     yield "Load, 1 minute", f"{min(loads):.2f} to {max(loads):.2f}" if loads else ""
     clocks = [one.clock_mhz for one in environments if one.clock_mhz]
     yield "Clock", f"{min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else ""
-    yield "Fingerprint", e.fingerprint
+    yield "Fingerprint", last.fingerprint
 
 
 def how_it_ran(source: Source) -> Section:

@@ -58,7 +58,7 @@ def _segmented(row: Row) -> bool:
     return "segments" in row.options and "dilation" in row.options
 
 
-def _format_option(value: object) -> str:
+def _as_text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -66,9 +66,9 @@ def _key(row: SweepRow, implementation: str = "", dilation: int | None = None) -
     """Return the key of a row, or of the same row with another implementation or dilation."""
     options: dict[str, object] = dict(row.options)
     if dilation is not None:
-        options["dilation"] = [dilation] * len(_format_option(options["dilation"]).split(", "))
+        options["dilation"] = [dilation] * len(_as_text(options["dilation"]).split(", "))
     same = table_key(row), row.tokens, row.world_size, row.keep, row.allocator
-    named = sorted((name, _format_option(value)) for name, value in options.items())
+    named = sorted((name, _as_text(value)) for name, value in options.items())
     return implementation or row.implementation, same, *named
 
 
@@ -130,8 +130,7 @@ def curve(source: Source) -> Section:
 
 _CONFIGURATION: Columns = (
     ValueColumn("Implementation", "text", attrgetter("implementation")),
-    ValueColumn("Segments", "text", lambda row: _format_option(row.options["segments"])),
-    ValueColumn("Dilation", "text", lambda row: _format_option(row.options["dilation"])),
-    "world_size",
+    ValueColumn("Segments", "text", lambda row: _as_text(row.options["segments"])),
+    ValueColumn("Dilation", "text", lambda row: _as_text(row.options["dilation"])), "world_size",
 )  # fmt: skip
 _MAXIMA: Columns = (*_CONFIGURATION, "max_tokens", "limited_by", "peak_bytes")

@@ -51,11 +51,11 @@ def relative(source: Source) -> Section:
 
 
 def baseline_of(source: Source) -> str:
-    """Return the chosen baseline; else standard attention, else the label with most rows."""
+    """Return the requested baseline, else sdpa or dense, else the label with most timed rows."""
     labels = Counter(row.label for row in source.rows if row.time_s is not None)
-    usual = [name for name in ("sdpa", "dense") if name in labels]
-    most = [label for label, _ in labels.most_common(1)]
-    return source.baseline or next(iter([*usual, *most]), "")
+    preferred = [name for name in ("sdpa", "dense") if name in labels]
+    most_frequent = [label for label, _ in labels.most_common(1)]
+    return source.baseline or next(iter([*preferred, *most_frequent]), "")
 
 
 def shared_length(group: Sequence[SweepRow]) -> int:

@@ -23,7 +23,8 @@ _BY_SPARSITY: Columns = (
 )  # fmt: skip
 _EXPLANATION = (
     "Memory of standard attention: measured if the implementation dense ran on the same workload, "
-    "else computed by formula: the floor and two score matrices, in training three."
+    "else computed by formula: two score matrices and the floor; in training three score matrices "
+    "and the tensors used with them."
 )
 
 
