@@ -70,13 +70,15 @@ def launch(
     from longseq_bench.core import cluster_env
     from longseq_bench.launchers.base import LaunchSettings, create_launcher
 
-    cluster = cluster_env.site(os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint)
+    cluster = cluster_env.find_node(os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint)
     parsed = _parse(command)
     identity = _identify(cluster, command, parsed.params.get("config"))
     if cluster.node:
         return _follow(cluster, identity, rdzv_timeout)
     settings = LaunchSettings(cluster, identity, rdzv_timeout, _print)
-    target = LaunchTarget(lambda: create_launcher("elastic", settings), cluster.ranks, cluster.per)
+    target = LaunchTarget(
+        lambda: create_launcher("elastic", settings), cluster.ranks, cluster.ranks_per_node
+    )
     with use_launch_target(target), parsed:
         return int(parsed.command.invoke(parsed) or 0)
 
@@ -134,7 +136,7 @@ def _identify(cluster: NodeInfo, command: list[str], config: Any) -> NodeIdentit
         "torch": installed_version("torch"),
         "python": platform.python_version(),
         "--nnodes": str(cluster.nodes),
-        "--nproc-per-node": str(cluster.per),
+        "--nproc-per-node": str(cluster.ranks_per_node),
         "the command": shlex.join(command),
     }
     if config is not None:

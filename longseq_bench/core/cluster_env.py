@@ -42,10 +42,10 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """Host `node` among `nodes`, which starts `per` ranks; node 0 listens at host:port."""
+    """Node `node` of `nodes`, which starts `ranks_per_node` ranks; node 0 listens at host:port."""
 
     nodes: int = 1
-    per: int = 1
+    ranks_per_node: int = 1
     node: int = 0
     host: str = LOOPBACK
     port: int = 0
@@ -53,7 +53,7 @@ class NodeInfo:
     @property
     def ranks(self) -> int:
         """Number of ranks of all nodes."""
-        return self.nodes * self.per
+        return self.nodes * self.ranks_per_node
 
     @property
     def endpoint(self) -> str:
@@ -61,16 +61,16 @@ class NodeInfo:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def site(
+def find_node(
     environ: Mapping[str, str],
     nodes: int | None = None,
-    per: int | None = None,
+    ranks_per_node: int | None = None,
     node: int | None = None,
     endpoint: str | None = None,
 ) -> NodeInfo:
-    """Return the site of this process.
+    """Return the node of this process in its launch; the default is one node alone.
 
-    Given values have priority over srun, mpirun and torchrun. The default is one node.
+    Given values have priority over those of srun, mpirun and torchrun.
 
     Raises:
         UserError: a value is missing or invalid.
@@ -79,7 +79,7 @@ def site(
     detected = None if complete else _detect_node(environ)
     default = detected or NodeInfo()
     nodes = default.nodes if nodes is None else nodes
-    per = default.per if per is None else per
+    ranks_per_node = default.ranks_per_node if ranks_per_node is None else ranks_per_node
     if node is None:
         if nodes != default.nodes:
             raise UserError(
@@ -89,11 +89,11 @@ def site(
     if not 0 <= node < nodes:
         raise UserError(f"--node-rank {node} is not one of --nnodes {nodes}: 0 to {nodes - 1}")
     if nodes == 1:
-        return NodeInfo(1, per)
+        return NodeInfo(1, ranks_per_node)
     if endpoint:
-        return NodeInfo(nodes, per, node, *_endpoint(endpoint))
+        return NodeInfo(nodes, ranks_per_node, node, *_endpoint(endpoint))
     if detected:
-        return NodeInfo(nodes, per, node, detected.host, detected.port)
+        return NodeInfo(nodes, ranks_per_node, node, detected.host, detected.port)
     raise UserError(
         f"--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, an address of node 0 for all nodes"
     )
@@ -143,7 +143,7 @@ def _from_srun(environ: Mapping[str, str]) -> NodeInfo:
     name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
     return NodeInfo(
         nodes=_require_int(environ, name),
-        per=int(gpus) if gpus.isdigit() and int(gpus) else 1,
+        ranks_per_node=int(gpus) if gpus.isdigit() and int(gpus) else 1,
         node=_require_int(environ, "SLURM_NODEID"),
         host=environ.get("MASTER_ADDR") or first_host(_require(environ, hosts), hosts),
         port=_port(environ, f"{_require(environ, 'SLURM_JOB_ID')}.{step}"),

@@ -108,7 +108,7 @@ class ElasticLauncher(LocalLauncher):
         """Return the catalogue of this host, with the CUDA devices of all hosts (assumed alike)."""
         here = super().catalogue()
         cuda = here.devices["cuda"]
-        count = min(cuda.count, self.cluster.per) * self.cluster.nodes
+        count = min(cuda.count, self.cluster.ranks_per_node) * self.cluster.nodes
         devices = here.devices | {"cuda": cuda.model_copy(update={"count": count})}
         return here.model_copy(update={"devices": devices})
 
@@ -125,9 +125,8 @@ class ElasticLauncher(LocalLauncher):
             raise UserError(self._server.describe_missing(missing, self._timeout_s))
         hosts = [link.identity.host for _, link in sorted(self._server.links.items())]
         names = ", ".join([self._identity.host, *hosts])
-        self._log(
-            f"node 0: {self.cluster.nodes} nodes, {self.cluster.per} rank(s) on each: {names}"
-        )
+        nodes, per_node = self.cluster.nodes, self.cluster.ranks_per_node
+        self._log(f"node 0: {nodes} nodes, {per_node} rank(s) on each: {names}")
 
     def _shut_down(self, error: BaseException | None) -> None:
         """Tell the other nodes why the launch ends, and close the connections."""
@@ -221,19 +220,20 @@ def split(ranks: int, cluster: NodeInfo) -> tuple[int, int]:
     Raises:
         ValueError: the launch has fewer ranks, or the ranks do not fill complete nodes.
     """
-    if ranks <= cluster.per:
+    per_node = cluster.ranks_per_node
+    if ranks <= per_node:
         return 1, ranks
     if ranks > cluster.ranks:
         raise ValueError(
-            f"{ranks} ranks are more than the {cluster.ranks} of this launch, {cluster.per} on "
-            f"each of {cluster.nodes} node(s)"
+            f"{ranks} ranks are more than the {cluster.ranks} of this launch, {per_node} on each "
+            f"of {cluster.nodes} node(s)"
         )
-    if ranks % cluster.per:
+    if ranks % per_node:
         raise ValueError(
-            f"{ranks} ranks do not fill nodes of {cluster.per} ranks; use up to {cluster.per}, or "
-            f"a multiple of {cluster.per}"
+            f"{ranks} ranks do not fill nodes of {per_node} ranks; use up to {per_node}, or a "
+            f"multiple of {per_node}"
         )
-    return ranks // cluster.per, cluster.per
+    return ranks // per_node, per_node
 
 
 @dataclass

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, first_host, site
+from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, find_node, first_host
 from longseq_bench.core.errors import UserError
 
 SRUN = {
@@ -23,14 +23,14 @@ BATCH_SCRIPT = {name: value for name, value in SRUN.items() if name != "SLURM_ST
 
 
 def test_the_default_is_one_node() -> None:
-    assert site({}) == NodeInfo(1, 1, 0, LOOPBACK, 0)
-    assert site({}, per=4) == NodeInfo(1, 4)
-    assert site(BATCH_SCRIPT) == NodeInfo()
-    assert site({}, nodes=1, node=0).ranks == 1
+    assert find_node({}) == NodeInfo(1, 1, 0, LOOPBACK, 0)
+    assert find_node({}, ranks_per_node=4) == NodeInfo(1, 4)
+    assert find_node(BATCH_SCRIPT) == NodeInfo()
+    assert find_node({}, nodes=1, node=0).ranks == 1
 
 
 def test_values_of_options() -> None:
-    found = site({}, 2, 4, 1, "alpha:29555")
+    found = find_node({}, 2, 4, 1, "alpha:29555")
     assert found == NodeInfo(2, 4, 1, "alpha", 29555)
     assert (found.ranks, found.endpoint) == (8, "alpha:29555")
 
@@ -40,31 +40,31 @@ def test_values_of_options() -> None:
     [("alpha", "alpha", 29400), ("10.0.0.1:80", "10.0.0.1", 80), ("[fe80::1]:5", "fe80::1", 5)],
 )
 def test_endpoints(text: str, host: str, port: int) -> None:
-    found = site({}, 2, 1, 0, text)
+    found = find_node({}, 2, 1, 0, text)
     assert (found.host, found.port) == (host, port)
-    assert site({}, 2, 1, 0, found.endpoint) == found
+    assert find_node({}, 2, 1, 0, found.endpoint) == found
 
 
 @pytest.mark.parametrize("text", ["alpha:", "alpha:ssh", "alpha:70000", "alpha:0", "", "a b:1"])
 def test_an_invalid_endpoint(text: str) -> None:
     with pytest.raises(UserError, match="--rdzv-endpoint"):
-        site({}, 2, 1, 0, text)
+        find_node({}, 2, 1, 0, text)
 
 
 def test_srun() -> None:
-    found = site(SRUN)
-    assert (found.nodes, found.per, found.node, found.host) == (2, 1, 1, "n03")
+    found = find_node(SRUN)
+    assert (found.nodes, found.ranks_per_node, found.node, found.host) == (2, 1, 1, "n03")
     assert 20000 <= found.port < 32768
-    assert site({**SRUN, "SLURM_NODEID": "0"}).endpoint == found.endpoint
-    assert site({**SRUN, "SLURM_JOB_ID": "813"}).port != found.port
-    assert site({**SRUN, "SLURM_GPUS_ON_NODE": "8"}).ranks == 16
-    assert site({**SRUN, "SLURM_STEP_NUM_NODES": "3"}).nodes == 3
+    assert find_node({**SRUN, "SLURM_NODEID": "0"}).endpoint == found.endpoint
+    assert find_node({**SRUN, "SLURM_JOB_ID": "813"}).port != found.port
+    assert find_node({**SRUN, "SLURM_GPUS_ON_NODE": "8"}).ranks == 16
+    assert find_node({**SRUN, "SLURM_STEP_NUM_NODES": "3"}).nodes == 3
 
     named = SRUN | {"MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
-    assert site(named) == NodeInfo(2, 1, 1, "alpha", 29500)
+    assert find_node(named) == NodeInfo(2, 1, 1, "alpha", 29500)
     lists = {"SLURM_STEP_NODELIST": "n07", "SLURM_JOB_NODELIST": "n[01-09]"}
-    assert site(SRUN | lists).host == "n07"
-    assert site(BATCH_SCRIPT | {"SLURM_STEPID": "0"}) == site(SRUN)
+    assert find_node(SRUN | lists).host == "n07"
+    assert find_node(BATCH_SCRIPT | {"SLURM_STEPID": "0"}) == find_node(SRUN)
 
 
 @pytest.mark.parametrize(
@@ -87,27 +87,27 @@ def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
 @pytest.mark.parametrize("nodes", ["n[03-05", "n]3[", "n[]", "n[a-b]", ",n1", "n1 n2", "n[1--2]"])
 def test_an_invalid_host_list(nodes: str) -> None:
     with pytest.raises(UserError, match=r"SLURM_NODELIST is .* not a list of hosts"):
-        site(SRUN | {"SLURM_NODELIST": nodes})
+        find_node(SRUN | {"SLURM_NODELIST": nodes})
 
 
 def test_mpirun_and_torchrun() -> None:
-    assert site(MPIRUN) == NodeInfo(2, 1, 1, "beta", 1234)
-    assert site(SRUN | MPIRUN) == site(MPIRUN)
-    assert site({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": ""}) == NodeInfo()
-    found = site(TORCHRUN)
-    assert (found.nodes, found.per, found.node, found.host) == (3, 1, 1, "alpha")
+    assert find_node(MPIRUN) == NodeInfo(2, 1, 1, "beta", 1234)
+    assert find_node(SRUN | MPIRUN) == find_node(MPIRUN)
+    assert find_node({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": ""}) == NodeInfo()
+    found = find_node(TORCHRUN)
+    assert (found.nodes, found.ranks_per_node, found.node, found.host) == (3, 1, 1, "alpha")
     # port 29500 belongs to torchrun's own store
     assert found.port != 29500
-    assert site({**TORCHRUN, "GROUP_RANK": "2"}).endpoint == found.endpoint
+    assert find_node({**TORCHRUN, "GROUP_RANK": "2"}).endpoint == found.endpoint
 
 
 def test_options_have_priority_over_the_environment() -> None:
-    assert site(SRUN, per=4).per == 4
-    assert site(SRUN, endpoint="beta:9").endpoint == "beta:9"
-    assert site(SRUN, node=0).node == 0
-    assert site(SRUN, nodes=1) == NodeInfo()
+    assert find_node(SRUN, ranks_per_node=4).ranks_per_node == 4
+    assert find_node(SRUN, endpoint="beta:9").endpoint == "beta:9"
+    assert find_node(SRUN, node=0).node == 0
+    assert find_node(SRUN, nodes=1) == NodeInfo()
     # an invalid variable is not read if all values are given
-    assert site({"GROUP_RANK": "x"}, 2, 1, 1, "beta:9").node == 1
+    assert find_node({"GROUP_RANK": "x"}, 2, 1, 1, "beta:9").node == 1
 
 
 @pytest.mark.parametrize(
@@ -131,4 +131,4 @@ def test_invalid_or_missing_values(
     environ: Mapping[str, str], given: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        site(environ, **given)
+        find_node(environ, **given)

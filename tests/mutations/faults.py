@@ -296,7 +296,7 @@ _LAUNCHERS = (
           ("tests/launchers/test_local.py::test_a_crash_with_more_memory_too_stays_a_crash",)),
     Fault("uneven-nodes", "launchers", "launchers/elastic.py",
           "A number of ranks that is no multiple of the ranks of a host is accepted.",
-          "if ranks % cluster.per:", "if ranks % cluster.per == ranks:",
+          "if ranks % per_node:", "if ranks % per_node == ranks:",
           ("tests/launchers/test_elastic.py",)),
     Fault("left-behind", "launchers", "launchers/process_inspection.py",
           "A process that a trial leaves behind goes on running.",
