@@ -1,4 +1,4 @@
-"""What each rank of a test of comm does. Numbers say where they are from."""
+"""Functions that each rank of a test runs. Values of tensors identify their owner."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from longseq_bench.distributed.kv_exchange import (
 
 B, H, D = 2, 2, 3
 TOKEN_BYTES = 2 * B * H * D * 4
-"""Of a token's key and value in float32."""
+"""Bytes of a token's key and value in float32."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An exchange and what it carries. hops: of a ring, if not all."""
+    """An exchange and its tensors. hops: of a ring, if not all."""
 
     kind: str
     counts: tuple[int, ...]
@@ -54,7 +54,7 @@ class Plan:
         return RingExchange(group, blocks, wire, self.hops)
 
     def keys(self, owner: int) -> KVPair:
-        """Keys and values of a rank: whole numbers, or (rough) too fine ones for 16 bits."""
+        """Return keys and values of a rank: whole numbers, or (rough) inexact in 16 bits."""
         n = self.counts[owner]
         whole = torch.arange(B * H * n * D, dtype=torch.float32).view(B, H, n, D)
         k = (whole % 61 + 1) * (owner + 1)
@@ -66,10 +66,10 @@ class Plan:
 
 @dataclass
 class Recorder:
-    """A BlockAttention that records what a rank sees, in place of computing.
+    """A BlockAttention that records the blocks instead of computing.
 
-    wrong: blocks whose numbers were not those of their owner. idle: calls with nothing under way.
-    The gradients of a block are its numbers times this rank's number plus one; those of own keys 0.
+    wrong: blocks whose values are not those of their owner. idle: calls without a transfer in
+    progress. The gradients of a block are its values times rank + 1; those of own keys are 0.
     """
 
     plan: Plan
@@ -83,10 +83,10 @@ class Recorder:
     idle: list[str] = field(default_factory=list)
 
     def forward(self, q: Any, kv: KVPair, block: KVBlock | LocalShare, *results: Any) -> None:
-        what = "own" if isinstance(block, LocalShare) else "block"
-        self.calls.append(what)
-        if not self.watch.under_way:
-            self.idle.append(what)
+        kind = "own" if isinstance(block, LocalShare) else "block"
+        self.calls.append(kind)
+        if not self.watch.in_progress:
+            self.idle.append(kind)
         if isinstance(block, LocalShare):
             self.shares.append((block.index, block.count))
             return
@@ -111,9 +111,9 @@ class Recorder:
 
 @dataclass
 class Result:
-    """What a rank saw and got back."""
+    """Results of a rank."""
 
-    seen: Recorder
+    recorder: Recorder
     clashes: list[str]
     totals: list[list[float]]
     sent: int
@@ -121,24 +121,24 @@ class Result:
 
 
 def run_exchange(group: Group, plan: Plan, back: bool = False, communicate: bool = True) -> Result:
-    """One pass, forward or backward."""
+    """Run one pass, forward or backward."""
     exchange = plan.exchange(group)
     k, v = plan.keys(group.rank)
     q = torch.zeros(B, H, 1, D)
     totals: list[list[float]] = []
     with watched(group) as watch, group.only(communicate=communicate):
-        seen = Recorder(plan, group.rank, communicate, watch)
+        recorder = Recorder(plan, group.rank, communicate, watch)
         gathers = isinstance(exchange, GatherExchange)
-        kernel: Any = GatherKernel(exchange, seen) if gathers else RingKernel(exchange, seen)
+        kernel: Any = (GatherKernel if gathers else RingKernel)(exchange, recorder)
         if back:
             _, dk, dv = kernel.backward((q, q, q, q[..., 0]), (k, v))
             totals = [t.flatten().tolist() for t in (dk, dv)]
         else:
             kernel.forward(q, k, v, False)
-    seen.watch = Watch()
+    recorder.watch = Watch()
     token = TOKEN_BYTES // 2 if plan.wire else TOKEN_BYTES
     return Result(
-        seen=seen,
+        recorder=recorder,
         clashes=watch.clashes,
         totals=totals,
         sent=group.traffic.bytes_sent,
@@ -149,27 +149,26 @@ def run_exchange(group: Group, plan: Plan, back: bool = False, communicate: bool
     )
 
 
-def wanted_totals(plan: Plan, owner: int, seen_by: list[int]) -> list[list[float]]:
-    """Gradients of a rank's keys that those ranks saw."""
-    share = sum(rank + 1 for rank in seen_by)
+def expected_totals(plan: Plan, owner: int, visited: list[int]) -> list[list[float]]:
+    """Return the gradients of a rank's keys that visited these ranks."""
+    share = sum(rank + 1 for rank in visited)
     return [(t.float() * share).flatten().tolist() for t in plan.keys(owner)]
 
 
 @dataclass
 class Watch:
-    """Buffers of transfers that nobody has waited for."""
+    """Buffers of transfers without a wait so far."""
 
     sending: list[range] = field(default_factory=list)
     receiving: list[range] = field(default_factory=list)
     clashes: list[str] = field(default_factory=list)
 
     @property
-    def under_way(self) -> int:
+    def in_progress(self) -> int:
         return len(self.sending) + len(self.receiving)
 
     def begin(self, sent: list[Tensor], received: list[Tensor]) -> tuple[list[range], list[range]]:
-        """A buffer may be sent twice at once, but never received into while it is sent, or
-        received into twice."""
+        """Record a transfer. A buffer in use may be sent again, but not received into."""
         out, into = [_memory(t) for t in sent], [_memory(t) for t in received]
         for a in into:
             others = [r for r in into if r is not a]
@@ -183,7 +182,7 @@ class Watch:
 
 
 class Watched(Pending):
-    """Says when it has been waited for."""
+    """A Pending that calls `done` after the wait."""
 
     def __init__(self, inner: Pending, done: Callable[[], None]) -> None:
         super().__init__()
@@ -205,7 +204,7 @@ def _overlap(a: range, b: range) -> bool:
 
 @contextmanager
 def watched(group: Group) -> Iterator[Watch]:
-    """Watches what every transfer sends and receives, from its start to the wait for it."""
+    """Record the buffers of every transfer, from its start to its wait."""
     watch = Watch()
 
     def follow(name: str, buffers: Callable[..., tuple[list[Tensor], list[Tensor]]]) -> Any:
@@ -229,7 +228,7 @@ def watched(group: Group) -> Iterator[Watch]:
     with (
         follow("exchange", lambda send, receive, *to: (list(send), list(receive))),
         follow("all_gather", lambda out, own: ([own], [out])),
-        follow("all_to_all", lambda out, given, *sizes: ([given], [out])),
+        follow("all_to_all", lambda out, sent, *sizes: ([sent], [out])),
     ):
         yield watch
 
@@ -239,7 +238,7 @@ def watched(group: Group) -> Iterator[Watch]:
 
 @dataclass(frozen=True)
 class Swap:
-    """An exchange of tokens for heads: tokens of each rank, heads, heads a rank takes a stage."""
+    """An exchange of tokens for heads. counts: tokens per rank. each: heads per rank and stage."""
 
     kind: str
     counts: tuple[int, ...]
@@ -250,22 +249,22 @@ class Swap:
 
 @dataclass
 class Swapped:
-    """there: right on this rank; back: what it gave came back."""
+    """to_heads, to_tokens: True if the result of this direction is correct."""
 
-    there: bool
-    back: bool
+    to_heads: bool
+    to_tokens: bool
     sent: int
     formula: int
 
 
 def swap(group: Group, plan: Swap, communicate: bool = True) -> Swapped:
-    """All stages of heads to the ranks that take them and home again."""
+    """Exchange all stages of heads, and back."""
     n = sum(plan.counts)
     whole = torch.arange(B * plan.heads * n * D, dtype=torch.float32).view(B, plan.heads, n, D)
     first = sum(plan.counts[: group.rank])
-    mine = whole[:, :, first : first + plan.counts[group.rank]].contiguous()
-    home = torch.full_like(mine, torch.nan)
-    there = True
+    own = whole[:, :, first : first + plan.counts[group.rank]].contiguous()
+    returned = torch.full_like(own, torch.nan)
+    is_right = True
     with (
         patch.object(heads_module, "MIN_TRANSFER", plan.part),
         patch.object(heads_module, "TRANSFERS", 1000),
@@ -275,12 +274,12 @@ def swap(group: Group, plan: Swap, communicate: bool = True) -> Swapped:
         exchange = kinds[plan.kind](group, plan.counts)
         for start in range(0, plan.heads, plan.each * group.size):
             stage = HeadStage(start, plan.each)
-            got = exchange.to_heads(mine, stage)
-            there = there and torch.equal(got, whole[:, stage.of(group.rank)])
-            exchange.to_tokens(got, home, stage)
+            got = exchange.to_heads(own, stage)
+            is_right = is_right and torch.equal(got, whole[:, stage.of(group.rank)])
+            exchange.to_tokens(got, returned, stage)
     return Swapped(
-        there=there,
-        back=torch.equal(home, mine),
+        to_heads=is_right,
+        to_tokens=torch.equal(returned, own),
         sent=group.traffic.bytes_sent,
         formula=exchange.bytes_sent(B * D * 4, plan.heads, 1, 1),
     )
@@ -290,7 +289,7 @@ def swap(group: Group, plan: Swap, communicate: bool = True) -> Swapped:
 
 
 def collectives(group: Group) -> dict[str, Any]:
-    """Each of them once, with the bytes that it counted."""
+    """Run each transfer once; return its result and the bytes that it counted."""
     size, rank = group.size, group.rank
     found: dict[str, Any] = {}
 
@@ -301,11 +300,11 @@ def collectives(group: Group) -> dict[str, Any]:
     def of(rank: int, *shape: int) -> Tensor:
         return torch.full(shape, float(rank))
 
-    here = (torch.empty(4), torch.empty(2))
+    received = (torch.empty(4), torch.empty(2))
     group.exchange(
-        (of(rank, 4), of(10 * rank, 2)), here, (rank + 1) % size, (rank - 1) % size
+        (of(rank, 4), of(10 * rank, 2)), received, (rank + 1) % size, (rank - 1) % size
     ).wait()
-    counted("exchange", *here)
+    counted("exchange", *received)
 
     gathered = torch.empty(size, 3)
     group.all_gather(gathered, of(rank, 3)).wait()
@@ -319,10 +318,10 @@ def collectives(group: Group) -> dict[str, Any]:
     group.all_to_all(parts, 10.0 * rank + torch.arange(float(size))).wait()
     counted("all_to_all", parts)
 
-    # rank r gives r + 1 rows to each, so gets as many from rank r
+    # rank r sends r + 1 rows to each rank
     uneven = torch.empty(sum(range(1, size + 1)), 2)
-    given = torch.full((size * (rank + 1), 2), float(rank))
-    group.all_to_all(uneven, given, list(range(1, size + 1)), [rank + 1] * size).wait()
+    sent = torch.full((size * (rank + 1), 2), float(rank))
+    group.all_to_all(uneven, sent, list(range(1, size + 1)), [rank + 1] * size).wait()
     counted("uneven", uneven)
 
     found["largest"] = group.all_max(rank, -rank)
@@ -333,7 +332,7 @@ def collectives(group: Group) -> dict[str, Any]:
 
 
 def muted(group: Group) -> list[int]:
-    """Bytes counted with communication off, and whether it is on again even after an error."""
+    """Return the bytes counted with communication off, and 1 for each half that is on again."""
     with group.only(communicate=False):
         found = collectives(group)
     names = ("exchange", "all_gather", "reduce_scatter", "all_to_all", "uneven")
@@ -345,7 +344,7 @@ def muted(group: Group) -> list[int]:
 
 
 def parts(group: Group, split: list[list[int]]) -> dict[str, Any]:
-    """A ring step inside a part of the world."""
+    """Run a ring step and a gather inside a subgroup."""
     part = group.subgroup(split)
     got = torch.empty(2)
     step = (torch.full((2,), float(group.rank)),), (got,)
@@ -356,7 +355,7 @@ def parts(group: Group, split: list[list[int]]) -> dict[str, Any]:
         "rank": part.rank,
         "size": part.size,
         "ranks": part.ranks,
-        "came": got.tolist(),
+        "received": got.tolist(),
         "gathered": gathered.flatten().tolist(),
         "sent": group.traffic.bytes_sent,
     }

@@ -1,4 +1,4 @@
-"""What passes between ranks arrives, and is counted where it leaves."""
+"""Transfers between ranks arrive, and the sender counts their bytes."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ def test_everything_arrives_and_its_bytes_are_counted(ranks: Ranks, world: int) 
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_what_ranks_agree_on_is_not_counted(ranks: Ranks, world: int) -> None:
+def test_control_values_are_not_counted(ranks: Ranks, world: int) -> None:
     for found in ranks(world, collectives):
         assert found["largest"] == [world - 1, 0]
         assert found["total"] == [world, sum(range(world))]
         assert found["uncounted"] == 0
 
 
-def test_with_communication_off_nothing_is_sent_and_it_is_on_again_after(ranks: Ranks) -> None:
+def test_communication_can_be_switched_off(ranks: Ranks) -> None:
     assert ranks(3, muted) == [[0, 0, 0, 0, 0, 1, 1]] * 3
 
 
@@ -51,7 +51,7 @@ def test_a_part_of_the_world_is_a_world_and_counts_for_the_whole(
         at = mine.index(rank)
         assert (found["rank"], found["size"], found["ranks"]) == (at, len(mine), tuple(mine))
         if len(mine) > 1:
-            assert found["came"] == [float(mine[at - 1])] * 2
+            assert found["received"] == [float(mine[at - 1])] * 2
         assert found["gathered"] == [float(r) for r in mine]
         assert found["sent"] == (8 + 4 * (len(mine) - 1) if len(mine) > 1 else 0)
 
@@ -63,7 +63,7 @@ def test_a_group_not_yet_connected_has_parts() -> None:
     assert part.traffic is group.traffic
 
 
-def test_one_rank_talks_to_itself() -> None:
+def test_transfers_of_one_rank_copy() -> None:
     group = Group.alone()
     found = collectives(group)
     assert found["all_gather"] == ([[0.0] * 3], 0)
@@ -73,7 +73,7 @@ def test_one_rank_talks_to_itself() -> None:
     assert found["total"] == [1, 0]
 
 
-def test_one_half_is_off_at_a_time_and_both_are_on_after() -> None:
+def test_each_half_can_be_switched_off() -> None:
     group = Group.alone()
     with group.only(compute=False):
         assert (group.computes, group.traffic.communicates) == (False, True)
@@ -82,8 +82,8 @@ def test_one_half_is_off_at_a_time_and_both_are_on_after() -> None:
     assert (group.computes, group.traffic.communicates) == (True, True)
 
 
-def test_a_transfer_is_let_go_of_after_the_wait() -> None:
-    """A handle that is kept keeps its buffers."""
+def test_handles_are_dropped_after_the_wait() -> None:
+    """A handle keeps buffers alive."""
 
     class Work:
         waited = 0
@@ -97,7 +97,7 @@ def test_a_transfer_is_let_go_of_after_the_wait() -> None:
     assert Work.waited == 2
 
 
-def test_what_a_transport_sends_by_itself_is_counted() -> None:
+def test_other_transports_can_count_their_bytes() -> None:
     group = Group.alone()
     group.count(torch.zeros(3), torch.zeros(2, dtype=torch.bfloat16))
     assert group.traffic.bytes_sent == 16

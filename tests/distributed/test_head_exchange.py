@@ -1,4 +1,4 @@
-"""Tokens become heads and heads tokens again, and nothing is lost or mixed up."""
+"""Tokens are exchanged for heads and back, and no value is lost or misplaced."""
 
 import pytest
 
@@ -12,8 +12,8 @@ kinds = pytest.mark.parametrize("kind", ["all", "gather"])
 
 def assert_right(swapped: list[Swapped]) -> None:
     for rank, one in enumerate(swapped):
-        assert one.there, f"rank {rank} has other heads or tokens than its own"
-        assert one.back, f"rank {rank} has not got back what it gave"
+        assert one.to_heads, f"rank {rank} has wrong heads or tokens"
+        assert one.to_tokens, f"rank {rank} got back other values than it sent"
         assert one.sent == one.formula > 0
 
 
@@ -22,8 +22,8 @@ def assert_right(swapped: list[Swapped]) -> None:
 def test_to_heads_and_back_is_the_identity(
     ranks: Ranks, kind: str, world: int, counts: tuple[int, ...]
 ) -> None:
-    """Even and uneven shards, one stage of heads and several, in transfers small and large. A
-    gather and its sum are of all heads at once."""
+    """Even and uneven shards, one or more stages of heads, small and large transfers. A gather has
+    all heads in one stage."""
     for each, stages, part in ((1, 1, 100), (3, 1, 2), (1, 2, 2), (2, 2, 1)):
         if kind == "gather" and stages > 1:
             continue
@@ -35,4 +35,4 @@ def test_to_heads_and_back_is_the_identity(
 def test_without_communication_shapes_are_the_same(ranks: Ranks, kind: str) -> None:
     for one in ranks(3, swap, Swap(kind, (1, 6, 3), 6, 1), False):
         assert one.sent == 0
-        assert not one.there
+        assert not one.to_heads

@@ -1,4 +1,4 @@
-"""Orders of a sequence over ranks, and what queries at some positions see of keys at others."""
+"""Assignments of tokens to ranks, and the visible tiles of queries and keys at given positions."""
 
 from typing import get_args
 
@@ -24,13 +24,13 @@ ranks = st.integers(1, 9)
 each_order = pytest.mark.parametrize("name", NAMES)
 
 
-def seen_pairs(order: TokenOrder, rank: int) -> int:
-    """Causal query-key pairs of a rank's queries, a head."""
+def causal_pairs(order: TokenOrder, rank: int) -> int:
+    """Return the causal query-key pairs of a rank's queries, per head."""
     return int((order.positions(rank) + 1).sum())
 
 
 @given(total=st.integers(0, 300), parts=st.integers(1, 20))
-def test_even_parts_follow_each_other_and_differ_by_one_at_most(total: int, parts: int) -> None:
+def test_even_parts_are_adjacent_and_differ_by_one_at_most(total: int, parts: int) -> None:
     spans = [even_span(total, parts, part) for part in range(parts)]
     assert (spans[0][0], spans[-1][1]) == (0, total)
     assert all(spans[i][1] == spans[i + 1][0] for i in range(parts - 1))
@@ -40,30 +40,30 @@ def test_even_parts_follow_each_other_and_differ_by_one_at_most(total: int, part
 
 @given(name=names, more=st.integers(0, 190), p=ranks)
 @example(name="zigzag", more=1, p=4)
-def test_every_token_is_held_by_one_rank(name: OrderName, more: int, p: int) -> None:
-    """Any number of tokens from one a rank on; a kernel of no rows is no kernel."""
+def test_every_token_is_on_one_rank(name: OrderName, more: int, p: int) -> None:
+    """For any number of tokens with at least one per rank; no run is empty."""
     order = TokenOrder(name, p + more, p)
-    held = [order.positions(rank) for rank in range(p)]
-    assert sorted(np.concatenate(held).tolist()) == list(range(p + more))
+    positions = [order.positions(rank) for rank in range(p)]
+    assert sorted(np.concatenate(positions).tolist()) == list(range(p + more))
     for rank in range(p):
-        assert order.counts[rank] == len(held[rank])
+        assert order.counts[rank] == len(positions[rank])
         assert all(len(run) for run in order.runs(rank))
-        assert positions_of(order.runs(rank)).tolist() == held[rank].tolist()
+        assert positions_of(order.runs(rank)).tolist() == positions[rank].tolist()
     assert min(order.counts) >= 1
     assert max(order.counts) - min(order.counts) <= 2
 
 
-def test_orders_are_what_their_names_say() -> None:
-    def held(name: OrderName) -> list[list[int]]:
+def test_the_positions_of_each_order() -> None:
+    def positions(name: OrderName) -> list[list[int]]:
         return [TokenOrder(name, 12, 3).positions(rank).tolist() for rank in range(3)]
 
-    assert held("contiguous") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert held("zigzag") == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
-    assert held("striped") == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    assert positions("contiguous") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert positions("zigzag") == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+    assert positions("striped") == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
 
 @each_order
-def test_one_rank_holds_the_sequence_as_it_is(name: OrderName) -> None:
+def test_one_rank_has_the_sequence_in_order(name: OrderName) -> None:
     assert TokenOrder(name, 17, 1).runs(0) == (range(17),)
 
 
@@ -71,21 +71,21 @@ def test_one_rank_holds_the_sequence_as_it_is(name: OrderName) -> None:
 def test_causal_work_is_even_in_zigzag_and_striped(more: int, p: int, name: OrderName) -> None:
     tokens = p + more
     order = TokenOrder(name, tokens, p)
-    pairs = [seen_pairs(order, rank) for rank in range(p)]
-    # a token or two more or less at the end, which sees all
+    pairs = [causal_pairs(order, rank) for rank in range(p)]
+    # one or two tokens more or less, each of which sees at most all tokens
     assert max(pairs) - min(pairs) <= 2 * tokens
 
 
 def test_causal_work_is_not_even_in_contiguous() -> None:
-    """Or the bound above would hold for anything."""
+    """Otherwise the bound above would hold for any order."""
     order = TokenOrder("contiguous", 500, 4)
-    pairs = [seen_pairs(order, rank) for rank in range(4)]
+    pairs = [causal_pairs(order, rank) for rank in range(4)]
     assert max(pairs) - min(pairs) > 50 * 500
     assert pairs == sorted(pairs)
 
 
 @given(name=names, more=st.integers(0, 90), p=ranks, data=st.data())
-def test_a_cut_is_those_of_the_local_tokens(
+def test_slices_of_runs_have_the_local_tokens(
     name: OrderName, more: int, p: int, data: st.DataObject
 ) -> None:
     order = TokenOrder(name, p + more, p)
@@ -98,11 +98,11 @@ def test_a_cut_is_those_of_the_local_tokens(
 
 
 def covered(rows: range, keys: range) -> np.ndarray:
-    """How often the stairs show each key to each row."""
+    """Return how often the tiles contain each pair of row and key."""
     table = np.zeros((len(rows), len(keys)), dtype=int)
     for tile in causal_tiles(rows, keys):
         part = table[tile.rows, tile.keys]
-        assert part.size, "a piece of nothing"
+        assert part.size, "an empty tile"
         if tile.causal:
             assert part.shape[0] == part.shape[1], "a triangle has equal sides"
         part += np.tri(*part.shape, dtype=int) if tile.causal else 1
@@ -116,7 +116,7 @@ def covered(rows: range, keys: range) -> np.ndarray:
     rows=st.integers(1, 12),
     keys=st.integers(1, 12),
 )
-def test_stairs_show_every_visible_pair_once_and_no_other(
+def test_tiles_contain_exactly_the_visible_pairs(
     step: int, first_row: int, first_key: int, rows: int, keys: int
 ) -> None:
     queries = range(first_row, first_row + rows * step, step)
@@ -126,7 +126,7 @@ def test_stairs_show_every_visible_pair_once_and_no_other(
 
 
 @given(name=names, more=st.integers(0, 55), p=st.integers(1, 5))
-def test_stairs_of_all_ranks_make_the_triangle(name: OrderName, more: int, p: int) -> None:
+def test_tiles_of_all_ranks_make_the_triangle(name: OrderName, more: int, p: int) -> None:
     tokens = p + more
     order = TokenOrder(name, tokens, p)
     table = np.zeros((tokens, tokens), dtype=int)
@@ -145,5 +145,5 @@ def test_a_shard_of_tokens_has_all_heads_and_rows_of_the_batch() -> None:
     assert (shard.batch, shard.heads, shard.kv_heads) == (range(3), range(4), range(2))
     assert (shard.queries is own, shard.keys is keys) == (True, True)
     assert Shard.of_tokens(w, own).keys is own
-    whole = Shard.full(w)
-    assert whole.queries.tolist() == whole.keys.tolist() == list(range(10))
+    full = Shard.full(w)
+    assert full.queries.tolist() == full.keys.tolist() == list(range(10))

@@ -1,4 +1,4 @@
-"""Attention with all scores in memory, softmax by its definition: the reference of all kernels."""
+"""Attention with all scores in memory and a plain softmax: the reference of all kernels."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ def forward(
 
     q (B, Hq, Nq, D); k, v (B, Hk, Nk, D) with Hk dividing Hq; causal needs Nq == Nk.
     counts: how often each query sees each key, (Nq, Nk) or (Hq, Nq, Nk).
-    Returns out (B, Hq, Nq, D) and the log-sum-exp of the scaled scores (B, Hq, Nq); of rows that
-    see nothing 0 and -inf.
+    Returns out (B, Hq, Nq, D) and the log-sum-exp of the scaled scores (B, Hq, Nq); 0 and -inf for
+    rows that see nothing.
     """
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -27,16 +27,16 @@ def forward(
     if causal:
         counts = counts.tril()
     scores = scores.masked_fill(counts == 0, -math.inf)
-    top = scores.amax(-1, keepdim=True).detach().nan_to_num(neginf=0.0)
-    weights = counts * torch.exp(scores - top)
+    row_max = scores.amax(-1, keepdim=True).detach().nan_to_num(neginf=0.0)
+    weights = counts * torch.exp(scores - row_max)
     total = weights.sum(-1, keepdim=True)
-    return weights / total.where(total > 0, 1.0) @ v, (total.log() + top).squeeze(-1)
+    return weights / total.where(total > 0, 1.0) @ v, (total.log() + row_max).squeeze(-1)
 
 
 def gradients(
     tensors: Sequence[Tensor], grad_out: Tensor, counts: Tensor | None = None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Output, log-sum-exp and gradients of q, k and v in float64."""
+    """Return output, log-sum-exp and gradients of q, k and v in float64."""
     q, k, v = (t.detach().double().requires_grad_() for t in tensors)
     out, lse = forward(q, k, v, counts=counts)
     grads = torch.autograd.grad(out, (q, k, v), grad_out.double())
@@ -44,6 +44,6 @@ def gradients(
 
 
 def masks(layouts: Sequence[BlockLayout]) -> Tensor:
-    """Which queries see which keys, (layouts, N, N)."""
+    """Return True where a query sees a key, (layouts, N, N)."""
     tokens = np.arange(layouts[0].seq_len)
     return torch.from_numpy(np.stack([one.multiplicity(tokens, tokens) > 0 for one in layouts]))

@@ -1,4 +1,4 @@
-"""A core is made differentiable once, for all of them."""
+"""`attend` makes every kernel differentiable."""
 
 from functools import partial
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def inputs(kv_heads: int = HEADS, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     shapes = [(2, heads, N, D) for heads in (HEADS, kv_heads, kv_heads)]
-    return [torch.randn(s, generator=draw, dtype=torch.double).to(dtype) for s in shapes]
+    return [torch.randn(s, generator=generator, dtype=torch.double).to(dtype) for s in shapes]
 
 
 def tiles(causal: bool) -> AttentionKernel:
@@ -38,29 +38,29 @@ class Recorder:
 
     def __init__(self) -> None:
         self.kept: list[bool] = []
-        self.given: tuple[Tensor, ...] = ()
+        self.arguments: tuple[Tensor, ...] = ()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         self.kept.append(keep_lse)
         return q + 1, q.new_full(q.shape[:3], 7.0)
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
-        self.given = (*keys, *queries)
+        self.arguments = (*keys, *queries)
         return 2 * queries[1], 3 * keys[0], 4 * keys[1]
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("make", [FusedKernel, tiles])
-def test_output_and_gradients_equal_the_plain_twin(make: type, causal: bool, kv_heads: int) -> None:
+def test_output_and_gradients_equal_the_reference(make: type, causal: bool, kv_heads: int) -> None:
     qkv = [t.requires_grad_() for t in inputs(kv_heads)]
     leaves = [t.detach().double().requires_grad_() for t in qkv]
     out = attend(qkv[0], qkv[1], qkv[2], make(causal), train=True)
-    want, _ = plain.forward(leaves[0], leaves[1], leaves[2], causal)
-    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-6)
+    expected, _ = plain.forward(leaves[0], leaves[1], leaves[2], causal)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
     grad_out = torch.randn_like(out)
-    wanted = torch.autograd.grad(want, leaves, grad_out.double())
-    for got, grad in zip(torch.autograd.grad(out, qkv, grad_out), wanted, strict=True):
+    expected_gradients = torch.autograd.grad(expected, leaves, grad_out.double())
+    for got, grad in zip(torch.autograd.grad(out, qkv, grad_out), expected_gradients, strict=True):
         torch.testing.assert_close(got.double(), grad, rtol=1e-4, atol=1e-5)
 
 
@@ -71,7 +71,7 @@ def test_gradcheck_of_the_fused_kernel_in_float64() -> None:
         assert torch.autograd.gradcheck(run, qkv)
 
 
-def test_gradients_are_those_of_the_kernel_and_no_others() -> None:
+def test_gradients_are_those_of_the_kernel() -> None:
     kernel = Recorder()
     q, k, v = (t.requires_grad_() for t in inputs(2))
     out = attend(q, k, v, kernel, train=True)
@@ -80,13 +80,13 @@ def test_gradients_are_those_of_the_kernel_and_no_others() -> None:
     assert torch.equal(dq, 2 * q)
     assert torch.equal(dk, 3 * k)
     assert torch.equal(dv, 4 * v)
-    for given, want in zip(kernel.given, (k, v, grad_out, q, q + 1), strict=False):
-        assert torch.equal(given, want)
-    assert kernel.given[-1].eq(7).all()
+    for argument, expected in zip(kernel.arguments, (k, v, grad_out, q, q + 1), strict=False):
+        assert torch.equal(argument, expected)
+    assert kernel.arguments[-1].eq(7).all()
     assert kernel.kept == [True]
 
 
-def test_a_second_derivative_is_refused_and_never_dropped() -> None:
+def test_a_second_derivative_is_refused() -> None:
     q, k, v = (torch.randn(1, 1, 8, 8, requires_grad=True) for _ in range(3))
     out = attend(q, k, v, FusedKernel(False), True)
     with pytest.raises(UnsupportedError, match="no second derivative"):
@@ -94,7 +94,7 @@ def test_a_second_derivative_is_refused_and_never_dropped() -> None:
 
 
 def test_autocast_changes_nothing_inside() -> None:
-    """Else forward would be of another dtype than backward."""
+    """Otherwise forward and backward would run in different dtypes."""
     q, k, v = (torch.randn(1, 1, 8, 8, requires_grad=True) for _ in range(3))
     plain = attend(q, k, v, FusedKernel(False), True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -102,11 +102,11 @@ def test_autocast_changes_nothing_inside() -> None:
     assert torch.equal(out, plain)
 
 
-def test_forward_alone_keeps_nothing() -> None:
-    """No log-sum-exp is kept and no graph is made, also if inputs require gradients."""
+def test_without_train_nothing_is_kept() -> None:
+    """There is no log-sum-exp and no graph, even if inputs require gradients."""
     kernel = Recorder()
     q, k, v = (t.requires_grad_() for t in inputs())
     out = attend(q, k, v, kernel, train=False)
     assert not out.requires_grad
     assert kernel.kept == [False]
-    assert kernel.given == ()
+    assert kernel.arguments == ()

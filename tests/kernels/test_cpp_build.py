@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small file, and a cache of its own."""
+    """Return a small source file; the cache is a separate folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cpp_build.library.cache_clear()
     path = tmp_path / "small.cpp"
@@ -29,49 +29,49 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def again(source: Path) -> ctypes.CDLL:
+def load_again(source: Path) -> ctypes.CDLL:
     cpp_build.library.cache_clear()
     return cpp_build.library(source)
 
 
-def kept(source: Path) -> list[Path]:
+def cached_files(source: Path) -> list[Path]:
     return sorted((source.parent / "cache" / "longseq").glob("*"))
 
 
 @needs_compiler
-def test_it_is_compiled_once_and_anew_when_the_source_changes(source: Path) -> None:
+def test_it_is_compiled_once_and_again_when_the_source_changes(source: Path) -> None:
     assert cpp_build.library(source).answer() == 42
-    (first,) = kept(source)
-    made = first.stat().st_mtime_ns
-    assert again(source).answer() == 42
-    assert [p.stat().st_mtime_ns for p in kept(source)] == [made]
+    (first,) = cached_files(source)
+    mtime = first.stat().st_mtime_ns
+    assert load_again(source).answer() == 42
+    assert [p.stat().st_mtime_ns for p in cached_files(source)] == [mtime]
     source.write_text(SOURCE.replace("42", "43"))
-    assert again(source).answer() == 43
-    assert len(kept(source)) == 2
+    assert load_again(source).answer() == 43
+    assert len(cached_files(source)) == 2
 
 
 @needs_compiler
-def test_another_processor_or_compiler_gets_its_own(
+def test_processors_and_compilers_have_separate_libraries(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A home folder may be shared by unlike machines."""
-    again(source)
+    """Different machines may share a home folder."""
+    load_again(source)
     monkeypatch.setattr(cpp_build, "_processor", lambda: "another")
-    again(source)
+    load_again(source)
     monkeypatch.setattr(cpp_build, "FLAGS", (*cpp_build.FLAGS, "-DOTHER"))
-    again(source)
-    assert len(kept(source)) == 3
+    load_again(source)
+    assert len(cached_files(source)) == 3
 
 
 @needs_compiler
-def test_what_the_compiler_says_is_the_reason(source: Path) -> None:
+def test_the_reason_has_the_message_of_the_compiler(source: Path) -> None:
     source.write_text("int answer() { return nonsense; }\n")
     with pytest.raises(UnsupportedError, match=r"can't compile small\.cpp: .*nonsense"):
         cpp_build.library(source)
-    assert kept(source) == []
+    assert cached_files(source) == []
 
 
-def test_without_a_compiler_the_way_to_one_is_named(
+def test_without_a_compiler_the_message_names_the_extra(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -80,7 +80,7 @@ def test_without_a_compiler_the_way_to_one_is_named(
         cpp_build.library(source)
 
 
-def test_a_compiler_of_pip_is_taken_where_there_is_no_other(
+def test_a_compiler_of_pip_is_used_if_there_is_no_other(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -107,36 +107,36 @@ def test_a_cache_below_a_file_is_replaced(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @needs_compiler
-def test_a_file_that_is_spoilt_is_made_again(source: Path) -> None:
-    again(source)
-    (file,) = kept(source)
-    file.unlink()  # what is loaded stays as it is
+def test_a_damaged_library_is_compiled_again(source: Path) -> None:
+    load_again(source)
+    (file,) = cached_files(source)
+    file.unlink()  # so that the loaded library does not change
     file.write_bytes(b"")
-    assert again(source).answer() == 42
-    assert kept(source) == [file]
+    assert load_again(source).answer() == 42
+    assert cached_files(source) == [file]
 
 
-@pytest.mark.parametrize("how", ["can't run", "hangs", "killed"])
-def test_a_compiler_that_fails_by_itself_is_a_reason_and_leaves_nothing(
-    source: Path, monkeypatch: pytest.MonkeyPatch, how: str
+@pytest.mark.parametrize("failure", ["can't run", "hangs", "killed"])
+def test_a_failing_compiler_is_the_reason_and_leaves_no_file(
+    source: Path, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
-    """No traceback, and no slower build in its place."""
+    """There is no traceback and no slower build."""
     real = source.parent / "g++"
     real.write_text({
         "can't run": "not a program",
         "hangs": "#!/bin/sh\nexec sleep 60\n",
         "killed": "#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'g++: fatal error: "
         "Killed signal terminated program cc1plus' >&2\nexit 1\n",
-    }[how])  # fmt: skip
+    }[failure])  # fmt: skip
     real.chmod(0o755)
     monkeypatch.setattr(cpp_build, "_TIMEOUT_S", 0.5)
     monkeypatch.setattr(shutil, "which", lambda name: str(real))
     with pytest.raises(UnsupportedError, match=r"small\.cpp can't be compiled here: "):
         cpp_build.library(source)
-    assert kept(source) == []
+    assert cached_files(source) == []
 
 
-def test_a_temporary_cache_is_used_again_and_never_somebody_elses(
+def test_a_temporary_cache_is_reused_unless_others_can_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -153,8 +153,8 @@ def test_a_temporary_cache_is_used_again_and_never_somebody_elses(
 # ---- which kernel --------------------------------------------------------------------------------
 
 
-def test_auto_is_the_fastest_that_is_here_and_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 16: a fall-back that hides which algorithm ran."""
+def test_auto_is_the_fastest_available_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 16: facts name the kernel, and the reason why a faster one was not used."""
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: None)
     assert choose("auto", "cpu", "float32", "gathered", BLOCKS)[0] == "native"
     assert choose("auto", "cpu", "bfloat16", "gathered")[0] == "native"
@@ -166,8 +166,8 @@ def test_auto_is_the_fastest_that_is_here_and_says_why_not(monkeypatch: pytest.M
         choose("native", "cpu", "float32", "gathered")
 
 
-def test_auto_takes_what_suits_blocks_and_heads_and_says_why_not_triton() -> None:
-    """Of an odd block, an odd head_dim, or keys that come in spans."""
+def test_auto_uses_triton_where_it_supports_blocks_and_heads() -> None:
+    """Not for other block sizes, other head_dims, or patterns in spans."""
     pytest.importorskip("triton")
     assert choose("auto", "cuda", "bfloat16", "gathered", BLOCKS)[0] == "triton"
     for blocks, reason in (
@@ -180,7 +180,7 @@ def test_auto_takes_what_suits_blocks_and_heads_and_says_why_not_triton() -> Non
         assert reason in facts["not_triton"]
 
 
-def test_flex_says_what_it_lacks_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_names_what_is_missing_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"kernel=flex: .* there is no g\+\+ or clang"):
         choose("flex", "cpu", "float32", "gathered", BLOCKS)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 HEADS, D, BLOCK = 4, 16, 16
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Relative to the largest number of the reference, or to 0.1 where that is less."""
+"""Relative to the largest number of the reference, but at least to 0.1."""
 
 
 def layout_of(pattern: str, tokens: int, causal: bool, block: int = BLOCK) -> BlockLayout:
@@ -30,9 +30,9 @@ def layout_of(pattern: str, tokens: int, causal: bool, block: int = BLOCK) -> Bl
 def inputs(
     tokens: int, kv_heads: int = HEADS, dtype: torch.dtype = torch.float32, batch: int = 2
 ) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(tokens)
+    generator = torch.Generator().manual_seed(tokens)
     shapes = [(batch, heads, tokens, D) for heads in (HEADS, kv_heads, kv_heads, HEADS)]
-    return [torch.randn(shape, generator=draw).to(dtype) for shape in shapes]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
 def reference(
@@ -41,24 +41,24 @@ def reference(
     return plain_attention.gradients(qkv, grad_out, plain_attention.masks([layout]))
 
 
-def assert_near(got: Tensor, want: Tensor, allowed: float) -> None:
+def assert_near(got: Tensor, expected: Tensor, allowed: float) -> None:
     assert got.isfinite().all()
-    error = (got.double() - want).abs().max()
-    assert float(error) < allowed * max(0.1, float(want.abs().max()))
+    error = (got.double() - expected).abs().max()
+    assert float(error) < allowed * max(0.1, float(expected.abs().max()))
 
 
 def assert_layout(layout: BlockLayout, qkvg: Sequence[Tensor], scores: float = 0) -> None:
-    """scores: how large they get, for what rounding them alone may cost."""
+    """scores: their magnitude, which scales the error of rounding them."""
     q, k, v, grad_out = qkvg
-    want, want_lse, grads = reference(layout, (q, k, v), grad_out)
+    expected, expected_lse, grads = reference(layout, (q, k, v), grad_out)
     kernel = GatheredBlocksKernel(layout)
     out, lse = kernel.forward(q, k, v, True)
     assert lse is not None
     allowed = CLOSE[q.dtype] + 1e-6 * scores
     assert out.dtype == q.dtype
     assert lse.dtype == torch.promote_types(q.dtype, torch.float32)
-    assert_near(out, want, allowed)
-    assert_near(lse, want_lse, min(allowed, 2e-3))
+    assert_near(out, expected, allowed)
+    assert_near(lse, expected_lse, min(allowed, 2e-3))
     alone, none = kernel.forward(q, k, v, False)
     assert none is None
     assert torch.equal(alone, out)
@@ -73,7 +73,7 @@ def assert_layout(layout: BlockLayout, qkvg: Sequence[Tensor], scores: float = 0
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_every_pattern_is_its_definition(
+def test_every_pattern_equals_its_definition(
     pattern: str, causal: bool, kv_heads: int, tokens: int
 ) -> None:
     assert_layout(layout_of(pattern, tokens, causal), inputs(tokens, kv_heads))
@@ -95,7 +95,7 @@ def test_any_block_size(block: int, causal: bool) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 1000])
 @pytest.mark.parametrize("causal", [False, True])
-def test_however_many_rows_are_taken_together(
+def test_the_number_of_rows_per_call_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, rows: int, causal: bool
 ) -> None:
     monkeypatch.setattr(gathered, "ROWS_PER_CALL", rows)
@@ -103,37 +103,37 @@ def test_however_many_rows_are_taken_together(
         assert_layout(layout_of(pattern, 301, causal), inputs(301, 2))
 
 
-@pytest.mark.parametrize("room", [64, 20_000, 200_000])
-def test_however_little_is_gathered(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """A head and a row at a time, some of them, all."""
-    monkeypatch.setattr(gathered, "MIN_GATHERED_BYTES", room)
+@pytest.mark.parametrize("size", [64, 20_000, 200_000])
+def test_the_gathered_size_changes_nothing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """One head and row at a time, some of them, all."""
+    monkeypatch.setattr(gathered, "MIN_GATHERED_BYTES", size)
     for causal in (False, True):
         assert_layout(layout_of("random", 301, causal), inputs(301, 2))
 
 
 def test_a_window_is_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its keys are views; those of a draw are not."""
-    asked: list[str] = []
+    """Its keys are views; those of `random` are not."""
+    calls: list[str] = []
 
-    def gather(self: object, t: Tensor, index: Tensor, which: int) -> Tensor:
-        asked.append("gather")
+    def gather(self: object, t: Tensor, index: Tensor, buffer: int) -> Tensor:
+        calls.append("gather")
         return t[:, index]
 
     monkeypatch.setattr(gathered._Space, "gather", gather)
     q, k, v, _ = inputs(320)
-    for pattern, some in (("local-window", False), ("random", True)):
-        asked.clear()
+    for pattern, gathers in (("local-window", False), ("random", True)):
+        calls.clear()
         layout = make_layout(pattern, 320, BLOCK, 0.8, True, 3)
         GatheredBlocksKernel(layout).forward(q, k, v, False)
-        assert bool(asked) is some
+        assert bool(calls) is gathers
 
 
 def test_large_values_do_not_overflow() -> None:
     q, k, v, _ = inputs(160)
     q[..., 0], k[..., 0] = 10, 12
-    want, _, _ = reference(layout_of("random", 160, False), (q, k, v), torch.ones_like(q))
+    expected, _, _ = reference(layout_of("random", 160, False), (q, k, v), torch.ones_like(q))
     out, _ = GatheredBlocksKernel(layout_of("random", 160, False)).forward(q, k, v * 1e30, False)
-    assert_near(out.double() / 1e30, want, 1e-5)
+    assert_near(out.double() / 1e30, expected, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -151,29 +151,29 @@ def test_constant_values_come_back(pattern: str, causal: bool, dtype: torch.dtyp
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_past_does_not_see_the_future(pattern: str, dtype: torch.dtype) -> None:
     q, k, v, _ = inputs(301, 2, dtype)
-    kernel, at = GatheredBlocksKernel(layout_of(pattern, 301, True)), 150
+    kernel, token = GatheredBlocksKernel(layout_of(pattern, 301, True)), 150
     before, _ = kernel.forward(q, k, v, False)
-    k[:, :, at:] *= 30
-    v[:, :, at:] += 1e4
+    k[:, :, token:] *= 30
+    v[:, :, token:] += 1e4
     after, _ = kernel.forward(q, k, v, False)
-    assert torch.equal(before[:, :, :at], after[:, :, :at])
-    assert not torch.equal(before[:, :, at:], after[:, :, at:])
+    assert torch.equal(before[:, :, :token], after[:, :, :token])
+    assert not torch.equal(before[:, :, token:], after[:, :, token:])
 
 
 def test_strided_inputs_and_expanded_gradients() -> None:
-    """As (B, N, H, D) seen through a transpose, and as sum() sends them back."""
+    """A transposed (B, N, H, D) tensor, and the expanded gradient of sum()."""
     layout = layout_of("dilated-sparse", 171, True)
     q, k, v, _ = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs(171, 2))
-    want, _, grads = reference(layout, (q, k, v), torch.ones_like(q))
+    expected, _, grads = reference(layout, (q, k, v), torch.ones_like(q))
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     out = attend(*leaves, GatheredBlocksKernel(layout), True)
-    assert_near(out.detach(), want, 1e-5)
+    assert_near(out.detach(), expected, 1e-5)
     for got, grad in zip(torch.autograd.grad(out.sum(), leaves), grads, strict=True):
         assert_near(got, grad, 3e-5)
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor storage that an operation made, bytes, inputs and results left out."""
+class StorageSizes(TorchDispatchMode):
+    """Record the storage sizes of tensors that operations create, except `known` ones."""
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()
@@ -181,11 +181,11 @@ class Largest(TorchDispatchMode):
         self.sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        made = func(*args, **(kwargs or {}))
-        for t in made if isinstance(made, tuple | list) else [made]:
+        result = func(*args, **(kwargs or {}))
+        for t in result if isinstance(result, tuple | list) else [result]:
             if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in self.known:
                 self.sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return made
+        return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -196,11 +196,11 @@ def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
     special = 128 if pattern in ("global-local", "sink-window") else 0
     kernel = GatheredBlocksKernel(make_layout(pattern, tokens, 128, 0.95, True, 0, special))
     out_bytes = q.untyped_storage().nbytes()
-    with Largest((q, k, v)) as seen:
+    with StorageSizes((q, k, v)) as created:
         kernel.forward(q, k, v, False)
-    others = sorted(seen.sizes.values())
+    others = sorted(created.sizes.values())
     assert others.pop() == out_bytes
-    # gathered keys or values, or the part of the output that they make
+    # gathered keys or values, or a part of the output
     assert others[-1] <= gathered.MIN_GATHERED_BYTES
 
 

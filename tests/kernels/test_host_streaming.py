@@ -1,4 +1,4 @@
-"""Tensors in the host's memory: the same attention, under a budget that does not hold them."""
+"""Tensors in the host's memory: the same attention, with a budget smaller than the tensors."""
 
 import os
 from pathlib import Path
@@ -24,17 +24,17 @@ exact = pytest.mark.skipif(
 N, TILE = 300, 64
 
 
-def plan(causal: bool, heads: int) -> Any:
-    """Tiles of rows with the keys before them in pieces, and the triangle."""
+def tiling(causal: bool, heads: int) -> Any:
+    """Return a tiling: for each row block pieces of earlier keys, and the triangle."""
 
     def tiles() -> Any:
         for first in range(0, heads, 2):
             own = slice(first, first + 2)
             for start in range(0, N, TILE):
                 rows = slice(start, min(start + TILE, N))
-                last = start if causal else N
-                steps = range(0, last, 100)
-                pieces = [Piece(ALL, slice(k, min(k + 100, last)), own) for k in steps]
+                stop = start if causal else N
+                firsts = range(0, stop, 100)
+                pieces = [Piece(ALL, slice(k, min(k + 100, stop)), own) for k in firsts]
                 pieces += [Piece(ALL, rows, own, causal=True)] * causal
                 yield RowBlock(rows, own, tuple(pieces))
 
@@ -44,12 +44,12 @@ def plan(causal: bool, heads: int) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_it_is_the_same_attention(causal: bool, kv_heads: int, dtype: torch.dtype) -> None:
+def test_it_equals_the_tiled_kernel(causal: bool, kv_heads: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(2, h, N, 16).to(dtype) for h in (4, kv_heads, kv_heads)]
     grad = torch.randn(2, 4, N, 16).to(dtype)
     found = []
-    for kernel in (StreamedKernel(plan(causal, 4), "cpu"), TiledKernel(plan(causal, 4))):
+    for kernel in (StreamedKernel(tiling(causal, 4), "cpu"), TiledKernel(tiling(causal, 4))):
         leaves = [t.clone().requires_grad_() for t in tensors]
         out = attend(*leaves, kernel, True)
         found.append((out, *torch.autograd.grad(out, leaves, grad)))
@@ -62,14 +62,15 @@ def test_a_mapped_tensor_has_no_name_and_starts_at_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = host_memory.zeros((2, 3, 5), torch.bfloat16, "cpu")
-    assert (made.shape, made.dtype, int(made.count_nonzero())) == ((2, 3, 5), torch.bfloat16, 0)
-    made += 1
+    tensor = host_memory.zeros((2, 3, 5), torch.bfloat16, "cpu")
+    assert (tensor.shape, tensor.dtype) == ((2, 3, 5), torch.bfloat16)
+    assert not tensor.any()
+    tensor += 1
     assert list(tmp_path.iterdir()) == []
-    assert torch.equal(host_memory.zeros_like(made, torch.float32), torch.zeros(2, 3, 5))
+    assert torch.equal(host_memory.zeros_like(tensor, torch.float32), torch.zeros(2, 3, 5))
 
 
-def test_no_room_for_a_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(handle: int, start: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -98,10 +99,10 @@ def test_keys_and_values_may_exceed_the_budget_three_times(
     assert (outcome.largest("max_error") or 1) < 2e-5
     assert (outcome.largest("peak") or 0) <= budget
     assert outcome.facts["offload"] == "host"
-    held = one.replace(options={**options, "offload": "none"})
-    assert launcher.run(held, lambda phase, part: None).outcome.status == "oom"
-    (seen,) = launcher.dry_run([one])
-    assert seen.peak_bytes < budget
+    on_device = one.replace(options={**options, "offload": "none"})
+    assert launcher.run(on_device, lambda phase, part: None).outcome.status == "oom"
+    (estimate,) = launcher.dry_run([one])
+    assert estimate.peak_bytes < budget
 
 
 def test_it_runs_on_one_rank(launcher: LocalLauncher) -> None:

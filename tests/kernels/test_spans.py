@@ -1,5 +1,5 @@
-"""Kernels of spans: the plain one against the softmax by its definition, the compiled one against
-the plain one, on spans, indices and heads drawn at random."""
+"""Kernels of spans on random spans, indices and heads: the reference kernel against the definition,
+the compiled kernel against the reference kernel."""
 
 import math
 import os
@@ -31,7 +31,7 @@ kernels = pytest.mark.parametrize("kernel", KERNELS)
 
 
 @dataclass
-class Drawn:
+class RandomCase:
     q: Tensor
     k: Tensor
     v: Tensor
@@ -39,9 +39,9 @@ class Drawn:
     task: SpanTask
 
 
-def drawn(seed: int, dtype: torch.dtype = torch.float32) -> Drawn:
-    """Tiles with a stride that cover every query once; runs with strides of their own, some tiles
-    without any; indices that permute, or are not there; positions unlike rows."""
+def random_case(seed: int, dtype: torch.dtype = torch.float32) -> RandomCase:
+    """Return strided tiles that cover every query once, strided runs (some tiles have none),
+    permuting indices or none, and positions that differ from rows."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     n, m = (int(x) for x in rng.integers(20, 420, 2))
@@ -66,13 +66,13 @@ def drawn(seed: int, dtype: torch.dtype = torch.float32) -> Drawn:
     )
     steps = StepMap(q_row, k_row, q_at, k_at)
     task = SpanTask([HeadSpans(spans, used)], bool(rng.random() < 0.6), steps)
-    return Drawn(q, k, v, grad, task)
+    return RandomCase(q, k, v, grad, task)
 
 
-def times_seen(d: Drawn) -> Tensor:
-    """How often each query sees each key by the spans, (N, M), from loops alone."""
+def count_pairs(d: RandomCase) -> Tensor:
+    """Return how often each query sees each key in the spans, (N, M), by plain loops."""
     (part,), index = d.task.parts, d.task.steps
-    spans, seen = part.spans, torch.zeros(d.q.shape[2], d.k.shape[2], dtype=torch.float64)
+    spans, pairs = part.spans, torch.zeros(d.q.shape[2], d.k.shape[2], dtype=torch.float64)
     for t in range(spans.tiles):
         for s in range(spans.tile_count[t]):
             i = int(spans.tile_start[t]) + s * spans.tile_step
@@ -84,12 +84,12 @@ def times_seen(d: Drawn) -> Tensor:
                 keys = j if index.k_row is None else index.k_row[j]
                 k_at = keys if index.k_at is None else index.k_at[j]
                 for key in keys[k_at <= at] if d.task.causal else keys:
-                    seen[row, key] += 1
-    return seen
+                    pairs[row, key] += 1
+    return pairs
 
 
-def run(kernel: Any, d: Drawn, merge: bool = False) -> dict[str, Tensor]:
-    """Everything that a kernel fills, forward and backward; what it must not touch is NaN."""
+def run(kernel: Any, d: RandomCase, merge: bool = False) -> dict[str, Tensor]:
+    """Return all outputs of a kernel, forward and backward; untouched elements are NaN."""
     out = torch.full_like(d.q, math.nan, dtype=torch.float32)
     lse = torch.full(d.q.shape[:3], math.nan)
     dq = torch.full_like(out, math.nan)
@@ -102,62 +102,63 @@ def run(kernel: Any, d: Drawn, merge: bool = False) -> dict[str, Tensor]:
     task = replace(d.task, merge=merge, bias=[bias])
     kernel.forward(d.q, d.k, d.v, out, lse, task)
     sums = torch.zeros(d.k.shape), torch.zeros(d.v.shape)
-    whole = out.to(d.q.dtype).nan_to_num(0.0)
-    queries = (d.grad, d.q, whole, lse.nan_to_num(0.0, math.inf, -math.inf))
+    result = out.to(d.q.dtype).nan_to_num(0.0)
+    queries = (d.grad, d.q, result, lse.nan_to_num(0.0, math.inf, -math.inf))
     kernel.backward(queries, (d.k, d.v), dq, sums, range(d.k.shape[1]), task)
-    of_bias = torch.from_numpy(bias)
-    return {"out": out, "lse": lse, "dq": dq, "dk": sums[0], "dv": sums[1], "bias": of_bias}
+    d_bias = torch.from_numpy(bias)
+    return {"out": out, "lse": lse, "dq": dq, "dk": sums[0], "dv": sums[1], "bias": d_bias}
 
 
-def over(layout: BlockLayout, heads: int, kernel: Any) -> SpanAttention:
+def attention_over(layout: BlockLayout, heads: int, kernel: Any) -> SpanAttention:
     task = SpanTask([HeadSpans(spans_of(layout), range(heads))], layout.causal)
     return SpanAttention(kernel, task, (heads, layout.seq_len))
 
 
-def same(got: Tensor, want: Tensor, near: float) -> None:
-    """Equal to the largest number there, infinities and NaN at the same places."""
-    assert torch.equal(got.isnan(), want.isnan())
-    assert torch.equal(got == -math.inf, want == -math.inf)
-    if want.numel():
-        finite = [t.nan_to_num(0.0, 0.0, 0.0) for t in (got, want)]
-        assert (finite[0] - finite[1]).abs().max() <= near * max(1.0, float(finite[1].abs().max()))
+def assert_near(got: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Compare relative to the largest number; infinities and NaN must be at the same places."""
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got == -math.inf, expected == -math.inf)
+    if expected.numel():
+        finite = [t.nan_to_num(0.0, 0.0, 0.0) for t in (got, expected)]
+        scale = max(1.0, float(finite[1].abs().max()))
+        assert (finite[0] - finite[1]).abs().max() <= tolerance * scale
 
 
 @pytest.mark.parametrize("seed", range(12))
 @kernels
 def test_equals_the_definition(kernel: Any, seed: int) -> None:
-    d = drawn(seed)
-    got, seen = run(kernel, d), times_seen(d)
+    d = random_case(seed)
+    got, pairs = run(kernel, d), count_pairs(d)
     q, k, v = (t.double().requires_grad_() for t in (d.q, d.k, d.v))
-    want, want_lse = plain_attention.forward(q, k, v, counts=seen)
+    expected, expected_lse = plain_attention.forward(q, k, v, counts=pairs)
     heads = list(d.task.parts[0].heads)
-    same(got["out"][:, heads], want[:, heads].detach().float(), 1e-5)
-    same(got["lse"][:, heads], want_lse[:, heads].detach().float(), 1e-5)
+    assert_near(got["out"][:, heads], expected[:, heads].detach().float(), 1e-5)
+    assert_near(got["lse"][:, heads], expected_lse[:, heads].detach().float(), 1e-5)
     untouched = [h for h in range(q.shape[1]) if h not in heads]
     assert got["out"][:, untouched].isnan().all()
-    grads = torch.autograd.grad(want[:, heads], (q, k, v), d.grad[:, heads].double())
-    same(got["dq"][:, heads], grads[0][:, heads].float(), 2e-5)
-    same(got["dk"], grads[1].float(), 2e-5)
-    same(got["dv"], grads[2].float(), 2e-5)
+    grads = torch.autograd.grad(expected[:, heads], (q, k, v), d.grad[:, heads].double())
+    assert_near(got["dq"][:, heads], grads[0][:, heads].float(), 2e-5)
+    assert_near(got["dk"], grads[1].float(), 2e-5)
+    assert_near(got["dv"], grads[2].float(), 2e-5)
 
 
 @needs_native
 @pytest.mark.parametrize("merge", [False, True], ids=["alone", "merged"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("seed", range(20, 28))
-def test_the_compiled_kernel_equals_its_plain_twin(
+def test_the_compiled_kernel_equals_the_reference_kernel(
     seed: int, dtype: torch.dtype, merge: bool
 ) -> None:
-    """A softmax that was begun elsewhere is joined; the gradient of a bias on each run too."""
-    d = drawn(seed, dtype)
-    got, want = run(native, d, merge), run(spans_reference, d, merge)
+    """Also merged into an earlier softmax, and with the gradient of a bias on each run."""
+    d = random_case(seed, dtype)
+    got, expected = run(native, d, merge), run(spans_reference, d, merge)
     for name in ("out", "lse"):
-        same(got[name], want[name], 1e-5)
-    if not merge:  # gradients of a softmax whose output is made up grow without bound
+        assert_near(got[name], expected[name], 1e-5)
+    if not merge:  # gradients for a random output of the softmax have no bound
         # outputs that differ in their last bit may be rounded to different halves
-        near = 1e-4 if dtype == torch.float32 else 2e-3
+        tolerance = 1e-4 if dtype == torch.float32 else 2e-3
         for name in ("dq", "dk", "dv", "bias"):
-            same(got[name], want[name], near)
+            assert_near(got[name], expected[name], tolerance)
 
 
 @kernels
@@ -172,15 +173,15 @@ def test_the_gradient_of_a_bias_is_that_of_a_number_added_to_scores(kernel: Any)
     kernel.forward(q, k, v, out, lse, task)
     sums = (torch.zeros(k.shape), torch.zeros(v.shape))
     kernel.backward((grad, q, out, lse), (k, v), torch.empty_like(q), sums, range(2), task)
-    seen = torch.from_numpy(layout.multiplicity(np.arange(90), np.arange(90)))
+    visible = torch.from_numpy(layout.multiplicity(np.arange(90), np.arange(90)))
     scores = (q @ k.transpose(-1, -2)).double() / 4
 
     def loss(entry: int, head: int, more: float) -> float:
         row = int(np.searchsorted(layout.indptr, entry, side="right")) - 1
         key = int(layout.indices[entry])
-        raised = scores.clone()
-        raised[:, head, row * 16 : row * 16 + 16, key * 16 : key * 16 + 16] += more
-        weights = torch.softmax(raised.masked_fill(~seen, -math.inf), -1)
+        with_bias = scores.clone()
+        with_bias[:, head, row * 16 : row * 16 + 16, key * 16 : key * 16 + 16] += more
+        weights = torch.softmax(with_bias.masked_fill(~visible, -math.inf), -1)
         return float((weights @ v.double() * grad.double()).sum())
 
     for entry in (0, 3, 7, len(layout.indices) - 1):
@@ -194,7 +195,7 @@ def test_constant_values_come_back_and_the_future_does_not(kernel: Any) -> None:
     """Faults 2 and 3: bit for bit, also where a chunk of keys is cut by the diagonal."""
     torch.manual_seed(0)
     layout = make_layout("local-window", 300, 64, 0.5, causal=True)
-    attention = over(layout, 2, kernel)
+    attention = attention_over(layout, 2, kernel)
     q, k, v = (torch.randn(1, 2, 300, 32) for _ in range(3))
     torch.testing.assert_close(
         attention.forward(q, k, torch.ones_like(v), False)[0], torch.ones_like(v)
@@ -218,7 +219,7 @@ def test_more_threads_than_key_heads_add_up(monkeypatch: pytest.MonkeyPatch) -> 
     for threads in (1, 4):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         native._pool.cache_clear()
-        attention = over(layout, 2, native)
+        attention = attention_over(layout, 2, native)
         out, lse = attention.forward(q, k, v, True)
         assert lse is not None
         found.append((out, *attention.backward((grad, q, out, lse), (k, v))))
@@ -259,7 +260,7 @@ def test_what_is_no_number_comes_out_as_none(kernel: Any, fault: str) -> None:
         k[0, 0, at, 3] = math.nan
         sees = torch.arange(300) // 128 == at // 128
     layout = make_layout("local-window", 300, 128, 0.99, causal=False)
-    attention = over(layout, 1, kernel)
+    attention = attention_over(layout, 1, kernel)
     out, lse = attention.forward(q, k, v, True)
     assert lse is not None
     assert torch.equal(out[0, 0].isfinite().all(1), ~sees)
@@ -269,9 +270,9 @@ def test_what_is_no_number_comes_out_as_none(kernel: Any, fault: str) -> None:
 
 
 @needs_native
-def test_tensors_of_another_shape_than_planned_are_refused() -> None:
+def test_tensors_of_another_shape_than_prepared_are_refused() -> None:
     layout = make_layout("local-window", 300, 128, 0.5, causal=False)
-    attention = over(layout, 2, native)
+    attention = attention_over(layout, 2, native)
     for heads, tokens, keys in ((2, 200, 200), (1, 300, 300), (2, 300, 200)):
         q, k = torch.zeros(1, heads, tokens, 8), torch.zeros(1, heads, keys, 8)
         with pytest.raises(UserError, match="prepared for 2 query heads and 300 tokens"):
@@ -279,17 +280,17 @@ def test_tensors_of_another_shape_than_planned_are_refused() -> None:
 
 
 @needs_native
-def test_a_forked_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool whose threads stayed in the parent would be waited for without end."""
+def test_a_forked_child_starts_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of the parent's pool do not exist in the child, which would wait forever."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     native._pool.cache_clear()
     layout = make_layout("local-window", 300, 128, 0.5, causal=False)
-    attention = over(layout, 1, native)
+    attention = attention_over(layout, 1, native)
     q = torch.ones(1, 1, 300, 8)
-    want = attention.forward(q, q, q, False)[0]
+    expected = attention.forward(q, q, q, False)[0]
     child = os.fork()
     if not child:
         signal.alarm(20)
-        os._exit(0 if torch.equal(attention.forward(q, q, q, False)[0], want) else 1)
+        os._exit(0 if torch.equal(attention.forward(q, q, q, False)[0], expected) else 1)
     native._pool.cache_clear()
     assert os.waitpid(child, 0)[1] == 0

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def inputs(kv_heads: int = HEADS, tokens: int = N, seed: int = 0) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     shapes = [(1, heads, tokens, D) for heads in (HEADS, kv_heads, kv_heads)]
-    return [torch.randn(shape, generator=draw).requires_grad_() for shape in shapes]
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
 
 
 def tiling_of(*blocks: RowBlock) -> Tiling:
@@ -41,50 +41,50 @@ def piece(keys: tiling.Index, rows: tiling.Index = ALL, causal: bool = False) ->
 
 
 def reference(qkv: Sequence[Tensor], counts: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Float64 softmax over the multiset that `counts` (N, N) or (Hq, N, N) gives."""
+    """Return the float64 softmax over a multiset of keys; counts: (N, N) or (Hq, N, N)."""
     leaves = [t.detach().double().requires_grad_() for t in qkv]
     return plain_attention.forward(*leaves, counts=counts)[0], leaves
 
 
 def assert_tiling(tiles: Tiling, counts: Tensor, qkv: Sequence[Tensor] | None = None) -> None:
-    """The tiling gives the softmax of `counts`, forward, in train, and its gradients."""
+    """Check that the tiling gives the softmax of `counts`, and its gradients."""
     qkv = qkv or inputs()
-    want, leaves = reference(qkv, counts)
+    expected, leaves = reference(qkv, counts)
     out = attend(*qkv, tiles, train=True)
-    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
         torch.testing.assert_close(attend(*qkv, tiles, train=False), out)
     grad_out = torch.randn_like(out)
-    wanted = torch.autograd.grad(want, leaves, grad_out.double())
-    for got, grad in zip(torch.autograd.grad(out, qkv, grad_out), wanted, strict=True):
+    expected_gradients = torch.autograd.grad(expected, leaves, grad_out.double())
+    for got, grad in zip(torch.autograd.grad(out, qkv, grad_out), expected_gradients, strict=True):
         torch.testing.assert_close(got.double(), grad, rtol=1e-4, atol=1e-5)
 
 
-def seen(*keys: slice) -> Tensor:
+def counts_of(*keys: slice) -> Tensor:
     counts = torch.zeros(N, N, dtype=torch.float64)
     for own in keys:
         counts[:, own] += 1
     return counts
 
 
-def test_keys_seen_twice_count_twice() -> None:
+def test_keys_in_two_pieces_count_twice() -> None:
     parts = [slice(0, 40), slice(30, 60), slice(35, 36)]
-    assert_tiling(rows_of([piece(own) for own in parts]), seen(*parts))
+    assert_tiling(rows_of([piece(own) for own in parts]), counts_of(*parts))
 
 
-def test_pieces_in_any_order_are_the_same_softmax() -> None:
+def test_the_order_of_pieces_changes_nothing() -> None:
     parts = [slice(at, at + 12) for at in range(0, 60, 12)]
-    assert_tiling(rows_of([piece(own) for own in parts]), seen(slice(0, 60)))
-    assert_tiling(rows_of([piece(own) for own in reversed(parts)]), seen(slice(0, 60)))
+    assert_tiling(rows_of([piece(own) for own in parts]), counts_of(slice(0, 60)))
+    assert_tiling(rows_of([piece(own) for own in reversed(parts)]), counts_of(slice(0, 60)))
 
 
-def test_one_key_a_piece() -> None:
+def test_pieces_of_one_key() -> None:
     keys = [slice(at, at + 1) for at in range(N)]
-    assert_tiling(rows_of([piece(own) for own in keys]), seen(slice(0, N)))
+    assert_tiling(rows_of([piece(own) for own in keys]), counts_of(slice(0, N)))
 
 
 def test_rows_in_no_piece_are_zero_and_have_no_gradient() -> None:
-    counts = seen(slice(0, 20))
+    counts = counts_of(slice(0, 20))
     counts[10:30] = 0
     covered = [piece(slice(0, 20), slice(0, 10)), piece(slice(0, 20), slice(30, 60))]
     assert_tiling(rows_of(covered), counts)
@@ -99,13 +99,13 @@ def test_rows_in_no_piece_are_zero_and_have_no_gradient() -> None:
 
 def test_rows_in_no_block_are_zero() -> None:
     block = RowBlock(slice(0, 10), EVERY_HEAD, (piece(ALL),))
-    counts = seen(ALL)
+    counts = counts_of(ALL)
     counts[10:] = 0
     assert_tiling(tiling_of(block), counts)
 
 
 @pytest.mark.parametrize("pieces", [(), None], ids=["a block without pieces", "no block"])
-def test_an_empty_plan_is_zero_with_zero_gradients(pieces: tuple[Piece, ...] | None) -> None:
+def test_an_empty_tiling_is_zero_with_zero_gradients(pieces: tuple[Piece, ...] | None) -> None:
     tiles = tiling_of() if pieces is None else rows_of(pieces)
     qkv = inputs()
     out = attend(*qkv, tiles, train=True)
@@ -116,7 +116,7 @@ def test_an_empty_plan_is_zero_with_zero_gradients(pieces: tuple[Piece, ...] | N
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_index_tensors_equal_slices(kv_heads: int) -> None:
-    """Gathered rows and keys, in no order; pieces within a gathered block."""
+    """Gathered rows and keys in random order; pieces of a gathered block."""
     order = torch.randperm(N, generator=torch.Generator().manual_seed(2))
     keys = order[:17]
     counts = torch.zeros(N, N, dtype=torch.float64)
@@ -133,7 +133,7 @@ def test_index_tensors_equal_slices(kv_heads: int) -> None:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_strided_rows_keys_and_heads(kv_heads: int) -> None:
-    """As dilation makes them: heads 1 and 3 see every third token from the second on."""
+    """As in dilation: heads 1 and 3 see every third token from the second on."""
     odd = Piece(slice(1, None, 3), slice(1, 60, 3), slice(1, HEADS, 2))
     first = Piece(ALL, slice(0, 10), slice(0, 1))
     counts = torch.zeros(HEADS, N, N, dtype=torch.float64)
@@ -164,10 +164,10 @@ def test_causal_triangles_merge(kv_heads: int) -> None:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_masked_pieces_merge(kv_heads: int) -> None:
-    """Two masked pieces and a whole one; the second leaves rows blind, the last sees them twice."""
-    draw = torch.Generator().manual_seed(5)
-    first = torch.rand(N, 30, generator=draw) < 0.5
-    second = torch.rand(20, 20, generator=draw) < 0.3
+    """Two masked pieces and a full one; the second has rows without keys, the last repeats keys."""
+    generator = torch.Generator().manual_seed(5)
+    first = torch.rand(N, 30, generator=generator) < 0.5
+    second = torch.rand(20, 20, generator=generator) < 0.3
     second[::3] = False
     counts = torch.zeros(N, N, dtype=torch.float64)
     counts[:, :30] += first
@@ -182,14 +182,14 @@ def test_masked_pieces_merge(kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_keys_may_come_one_tensor_after_the_other(dtype: torch.dtype) -> None:
-    """As they do over ranks: output, log-sum-exp and gradients are summed in place, and what has
-    seen nothing yet is 0 and -inf."""
+def test_keys_of_several_tensors_merge(dtype: torch.dtype) -> None:
+    """As over ranks: output, log-sum-exp and gradients are summed in place; rows without keys so
+    far are 0 and -inf."""
     qkv = [t.detach().to(dtype) for t in inputs(2)]
     q, k, v = qkv
-    counts = seen(slice(0, 25), slice(25, 60))
+    counts = counts_of(slice(0, 25), slice(25, 60))
     counts[40:] = 0
-    want, leaves = reference(qkv, counts)
+    expected, leaves = reference(qkv, counts)
     block = RowBlock(slice(0, 40), EVERY_HEAD, (piece(ALL),))
     wide = torch.float32
     out = torch.zeros(q.shape, dtype=wide)
@@ -198,7 +198,7 @@ def test_keys_may_come_one_tensor_after_the_other(dtype: torch.dtype) -> None:
     for own in parts:
         tiling.merge(q, k[:, :, own], v[:, :, own], block, out, lse)
     allowed = {"rtol": 1e-5, "atol": 1e-6} if dtype == wide else {"rtol": 2e-2, "atol": 2e-2}
-    torch.testing.assert_close(out.double(), want, **allowed)
+    torch.testing.assert_close(out.double(), expected, **allowed)
     assert (lse[:, :, 40:] == -math.inf).all()
     grad_out = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     dq = torch.zeros(q.shape, dtype=wide)
@@ -208,8 +208,8 @@ def test_keys_may_come_one_tensor_after_the_other(dtype: torch.dtype) -> None:
         queries = (grad_out, q, out.to(dtype), lse)
         acc = dq[:, block.heads, block.rows]
         tiling.add_gradients(queries, (k[:, :, own], v[:, :, own]), block, acc, sums)
-    wanted = torch.autograd.grad(want, leaves, grad_out.double())
-    for got, grad in zip((dq, dk, dv), wanted, strict=True):
+    expected_gradients = torch.autograd.grad(expected, leaves, grad_out.double())
+    for got, grad in zip((dq, dk, dv), expected_gradients, strict=True):
         torch.testing.assert_close(got.double(), grad, **{n: 10 * x for n, x in allowed.items()})
 
 
@@ -223,15 +223,15 @@ def test_extreme_scores_do_not_overflow(size: float) -> None:
         k[:] = 0
         k[:, :, :30, 0] = size
     out = attend(q, k, v, rows_of([piece(slice(0, 30)), piece(slice(30, 60))]), train=True)
-    winners = slice(0, 30) if size > 0 else slice(30, 60)
-    want = v[:, :, winners].mean(2, keepdim=True).expand_as(out)
-    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    largest = slice(0, 30) if size > 0 else slice(30, 60)
+    expected = v[:, :, largest].mean(2, keepdim=True).expand_as(out)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     for grad in torch.autograd.grad(out, (q, k, v), torch.ones_like(out)):
         assert torch.isfinite(grad).all()
 
 
 def error_of(pieces: int, dtype: torch.dtype) -> float:
-    """Error of an output merged from that many pieces, and of the gradient of v likewise."""
+    """Return the larger error of the output and the gradient of v, merged from so many pieces."""
     tokens = 512
     qkv = [t.detach().to(dtype).requires_grad_() for t in inputs(tokens=tokens)]
     step = tokens // pieces
@@ -245,18 +245,18 @@ def error_of(pieces: int, dtype: torch.dtype) -> float:
             for r in range(0, tokens, 128)
         )
     )
-    want, leaves = reference(qkv, torch.ones(tokens, tokens))
+    expected, leaves = reference(qkv, torch.ones(tokens, tokens))
     out = attend(*qkv, tiles, train=True)
     grad_out = torch.ones_like(out)
     dv = torch.autograd.grad(out, qkv, grad_out)[2]
-    wanted = torch.autograd.grad(want, leaves, grad_out.double())[2]
-    pairs = ((out.detach(), want.detach()), (dv, wanted))
+    expected_gradients = torch.autograd.grad(expected, leaves, grad_out.double())[2]
+    pairs = ((out.detach(), expected.detach()), (dv, expected_gradients))
     return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
-    """A sum kept in bfloat16 would lose a bit with every doubling of the pieces."""
+    """A sum in bfloat16 would lose a bit with every doubling of the pieces."""
     assert error_of(128, dtype) < 1.5 * error_of(4, dtype)
 
 
@@ -273,7 +273,7 @@ def test_gradients_of_v_are_summed_in_float32_over_row_blocks() -> None:
 
 
 def test_gradcheck_in_float64() -> None:
-    """The whole-tensor path, whose kernel takes float64."""
+    """For a piece that covers everything; its kernel supports float64."""
     for causal in (False, True):
         qkv = [t.detach()[:, :, :6].double().requires_grad_() for t in inputs(2)]
         tiles = rows_of([piece(ALL, causal=causal)])
@@ -284,17 +284,17 @@ def test_gradcheck_in_float64() -> None:
         assert torch.autograd.gradcheck(run, qkv)
 
 
-def test_backward_walks_the_plan_afresh() -> None:
-    """A tiling may be a generator function: nothing of it is kept between the passes."""
-    walks = []
+def test_backward_generates_the_tiling_again() -> None:
+    """A tiling may be a generator function: it is not kept between the passes."""
+    calls = []
 
     def tiles() -> object:
-        walks.append(1)
+        calls.append(1)
         yield RowBlock(ALL, EVERY_HEAD, (piece(slice(0, 30)), piece(slice(30, 60))))
 
     out = attend(*(qkv := inputs()), tiles, train=True)  # type: ignore[arg-type]
     torch.autograd.grad(out, qkv, torch.ones_like(out))
-    assert len(walks) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 12])
@@ -303,20 +303,20 @@ def test_every_query_head_is_covered_once_with_its_key_head(group: int) -> None:
     for start in range(heads):
         for stop in range(start + 1, heads + 1):
             for step in (None, 1, 2, 3, 5):
-                wanted = slice(start, stop, step)
-                covered = list(pairs(wanted, group, heads))
-                assert sorted(h for h, _ in covered) == list(range(heads))[wanted]
+                q_heads = slice(start, stop, step)
+                covered = list(pairs(q_heads, group, heads))
+                assert sorted(h for h, _ in covered) == list(range(heads))[q_heads]
                 assert all(kv == h // group for h, kv in covered)
 
 
-def pairs(wanted: slice, group: int, heads: int) -> list[tuple[int, int]]:
-    """Query heads with the key head that a kernel call gives each: equal runs share one."""
+def pairs(q_heads: slice, group: int, heads: int) -> list[tuple[int, int]]:
+    """Return each query head with its key head in the kernel calls: equal runs share one."""
     found = []
-    for own, kv in kv_heads_of(wanted, group):
+    for own, kv in kv_heads_of(q_heads, group):
         queries, keys = range(heads)[own], range(heads // group)[kv]
         assert len(queries) % len(keys) == 0
         share = len(queries) // len(keys)
-        found += [(h, keys[at // share]) for at, h in enumerate(queries)]
+        found += [(h, keys[i // share]) for i, h in enumerate(queries)]
     return found
 
 

@@ -21,47 +21,46 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def inputs(shape: Shape, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     B, Hq, Hk, Nq, Nk = shape
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     sizes = ((B, Hq, Nq, 16), (B, Hk, Nk, 16), (B, Hk, Nk, 16))
-    return [torch.randn(size, generator=draw).to(dtype) for size in sizes]
+    return [torch.randn(size, generator=generator).to(dtype) for size in sizes]
 
 
 def gradient_like(out: Tensor) -> Tensor:
-    """The same numbers at every run: a tolerance of 16 bits is not met by all there are."""
-    draw = torch.Generator().manual_seed(1)
-    return torch.randn(out.shape, generator=draw, dtype=torch.double).to(out.dtype)
+    """Return the same numbers in every run; with others a 16-bit dtype may miss the tolerance."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(out.shape, generator=generator, dtype=torch.double).to(out.dtype)
 
 
-def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
-    got, want = got.detach(), want.detach()
-    scale = max(float(want.abs().max()), 0.5)
-    assert float((got.double() - want.double()).abs().max()) < ALLOWED[dtype] * scale
+def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    got, expected = got.detach(), expected.detach()
+    scale = max(float(expected.abs().max()), 0.5)
+    assert float((got.double() - expected.double()).abs().max()) < ALLOWED[dtype] * scale
 
 
 @pytest.mark.parametrize("dtype", ALLOWED)
 @pytest.mark.parametrize(
     ("shape", "causal"), [*((s, False) for s in SHAPES), *((s, True) for s in CAUSAL)]
 )
-def test_it_equals_the_plain_twin(shape: Shape, causal: bool, dtype: torch.dtype) -> None:
+def test_it_equals_the_reference(shape: Shape, causal: bool, dtype: torch.dtype) -> None:
     q, k, v = tensors = inputs(shape, dtype)
     out, lse = torch_fused.forward(*tensors, causal)
     grad_out = gradient_like(out)
     leaves = [t.double().requires_grad_() for t in tensors]
-    want, want_lse = plain_attention.forward(*leaves, causal)
+    expected, expected_lse = plain_attention.forward(*leaves, causal)
     assert (out.dtype, lse.dtype) == (dtype, torch.float64 if dtype.itemsize == 8 else torch.float)
     assert lse.shape == out.shape[:3]
-    assert_near(out, want, dtype)
-    assert_near(lse, want_lse, dtype)
-    wanted = torch.autograd.grad(want, leaves, grad_out.double())
-    for got, grad in zip(
-        torch_fused.backward((grad_out, q, out, lse), (k, v), causal), wanted, strict=True
-    ):
+    assert_near(out, expected, dtype)
+    assert_near(lse, expected_lse, dtype)
+    expected_grads = torch.autograd.grad(expected, leaves, grad_out.double())
+    grads = torch_fused.backward((grad_out, q, out, lse), (k, v), causal)
+    for got, grad in zip(grads, expected_grads, strict=True):
         assert got.shape == grad.shape
         assert_near(got, grad, dtype)
 
 
-def test_backward_gives_a_part_of_a_larger_softmax() -> None:
-    """Output and log-sum-exp may be those of all keys while the keys are some of them."""
+def test_backward_of_a_part_of_a_larger_softmax() -> None:
+    """Output and log-sum-exp are those of all keys; the keys are some of them."""
     q, k, v = inputs((1, 2, 2, 40, 90))
     grad_out = gradient_like(q)
     out, lse, (dq, dk, dv) = plain_attention.gradients((q, k, v), grad_out)
@@ -77,31 +76,32 @@ def test_backward_gives_a_part_of_a_larger_softmax() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_strided_tokens_and_heads_equal_their_copies(causal: bool) -> None:
-    """Tiles hand over views: every third token, every second head, heads next to tokens."""
-    whole = inputs((1, 8, 8, 90, 90))
-    views = [t[:, 1::2, 2::3] for t in whole]
+    """Tiles are views: every third token, every second head, heads next to tokens."""
+    full = inputs((1, 8, 8, 90, 90))
+    views = [t[:, 1::2, 2::3] for t in full]
     views[2] = views[2].transpose(1, 2).contiguous().transpose(1, 2)
     copies = [t.contiguous() for t in views]
     out, lse = torch_fused.forward(*views, causal)
-    want, want_lse = torch_fused.forward(*copies, causal)
-    assert torch.equal(lse, want_lse)
-    assert torch.equal(out, want)
+    expected, expected_lse = torch_fused.forward(*copies, causal)
+    assert torch.equal(lse, expected_lse)
+    assert torch.equal(out, expected)
     grad_out = torch.randn(1, 30, 4, 16).transpose(1, 2)
     (q, *keys), (q2, *keys2) = views, copies
     grads = torch_fused.backward((grad_out, q, out, lse), keys, causal)
-    wanted = torch_fused.backward((grad_out.contiguous(), q2, want, want_lse), keys2, causal)
-    for got, grad in zip(grads, wanted, strict=True):
+    expected_grads = torch_fused.backward(
+        (grad_out.contiguous(), q2, expected, expected_lse), keys2, causal
+    )
+    for got, grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(got, grad, rtol=1e-6, atol=1e-7)
 
 
-def test_plain_is_what_torch_computes() -> None:
-    """The twin itself is held against another hand's attention."""
+def test_the_reference_equals_torch() -> None:
     q, k, v = (t.double() for t in inputs((2, 4, 2, 33, 33)))
     for causal in (False, True):
-        want = torch.nn.functional.scaled_dot_product_attention(
+        expected = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, is_causal=causal, enable_gqa=True
         )
-        torch.testing.assert_close(plain_attention.forward(q, k, v, causal)[0], want)
+        torch.testing.assert_close(plain_attention.forward(q, k, v, causal)[0], expected)
 
 
 def test_the_kernel_has_a_name() -> None:
@@ -114,7 +114,7 @@ MASKED = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 33, 50), (2, 2, 1, 5, 67),
 
 
 def masked(shape: Shape) -> Tensor:
-    """Half the pairs, no row without a key; rows of 33 and 50 keys are not aligned to 8."""
+    """Return a mask of half the pairs, with a key in every row; 33 and 50 keys are unaligned."""
     _, _, _, rows, keys = shape
     mask = torch.rand(rows, keys, generator=torch.Generator().manual_seed(3)) < 0.5
     mask[torch.arange(rows), torch.arange(rows) % keys] = True
@@ -123,53 +123,52 @@ def masked(shape: Shape) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", MASKED)
-def test_a_mask_hides_what_it_hides_and_no_more(shape: Shape, dtype: torch.dtype) -> None:
+def test_masks_equal_the_reference(shape: Shape, dtype: torch.dtype) -> None:
     q, k, v = tensors = inputs(shape, dtype)
     mask = masked(shape)
     out, lse = torch_fused.forward(*tensors, mask=mask)
     grad_out = gradient_like(out)
-    want, want_lse, wanted = plain_attention.gradients(tensors, grad_out, mask)
+    expected, expected_lse, expected_grads = plain_attention.gradients(tensors, grad_out, mask)
     assert (out.dtype, lse.dtype) == (dtype, torch.float)
-    assert_near(out, want, dtype)
-    assert_near(lse, want_lse, dtype)
-    for got, grad in zip(
-        torch_fused.backward((grad_out, q, out, lse), (k, v), mask=mask), wanted, strict=True
-    ):
+    assert_near(out, expected, dtype)
+    assert_near(lse, expected_lse, dtype)
+    grads = torch_fused.backward((grad_out, q, out, lse), (k, v), mask=mask)
+    for got, grad in zip(grads, expected_grads, strict=True):
         assert got.shape == grad.shape
         assert_near(got, grad, dtype)
 
 
-def test_a_mask_of_everything_is_none() -> None:
+def test_a_mask_of_all_pairs_changes_nothing() -> None:
     tensors = inputs((2, 4, 2, 9, 21))
     out, lse = torch_fused.forward(*tensors, mask=torch.ones(9, 21, dtype=torch.bool))
-    want, want_lse = torch_fused.forward(*tensors)
-    torch.testing.assert_close(out, want)
-    torch.testing.assert_close(lse, want_lse)
+    expected, expected_lse = torch_fused.forward(*tensors)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("blind", [[0], [3, 4], list(range(9))], ids=["first", "some", "all"])
-def test_rows_that_see_nothing_are_zero_and_weigh_nothing(
-    blind: list[int], dtype: torch.dtype
+@pytest.mark.parametrize("hidden", [[0], [3, 4], list(range(9))], ids=["first", "some", "all"])
+def test_rows_without_keys_are_zero_and_have_no_weight(
+    hidden: list[int], dtype: torch.dtype
 ) -> None:
     """As a part of a larger softmax: the log-sum-exp is that of all keys."""
     shape = (2, 4, 2, 9, 21)
     q, k, v = inputs(shape, dtype)
     mask = masked(shape)
-    mask[blind] = False
+    mask[hidden] = False
     out, lse = torch_fused.forward(q, k, v, mask=mask)
-    assert not out[:, :, blind].any()
-    assert (lse[:, :, blind] == -torch.inf).all()
-    seeing = [row for row in range(9) if row not in blind]
-    assert torch.isfinite(lse[:, :, seeing]).all()
-    whole, whole_lse = torch_fused.forward(q, k, v)
+    assert not out[:, :, hidden].any()
+    assert (lse[:, :, hidden] == -torch.inf).all()
+    visible = [row for row in range(9) if row not in hidden]
+    assert torch.isfinite(lse[:, :, visible]).all()
+    full, full_lse = torch_fused.forward(q, k, v)
     grad_out = gradient_like(out)
-    grads = torch_fused.backward((grad_out, q, whole, whole_lse), (k, v), mask=mask)
-    assert not grads[0][:, :, blind].any()
-    if not seeing:
+    grads = torch_fused.backward((grad_out, q, full, full_lse), (k, v), mask=mask)
+    assert not grads[0][:, :, hidden].any()
+    if not visible:
         assert not any(grad.any() for grad in grads)
         return
-    rows = [t[:, :, seeing].contiguous() for t in (grad_out, q, whole, whole_lse)]
-    wanted = torch_fused.backward((rows[0], rows[1], rows[2], rows[3]), (k, v), mask=mask[seeing])
-    for got, want in zip((grads[0][:, :, seeing], *grads[1:]), wanted, strict=True):
-        assert_near(got, want, dtype)
+    rows = [t[:, :, visible].contiguous() for t in (grad_out, q, full, full_lse)]
+    expected_grads = torch_fused.backward(tuple(rows), (k, v), mask=mask[visible])
+    for got, expected in zip((grads[0][:, :, visible], *grads[1:]), expected_grads, strict=True):
+        assert_near(got, expected, dtype)

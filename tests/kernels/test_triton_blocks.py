@@ -1,7 +1,7 @@
 """The Triton kernels against dense masked softmax in float64, on a CPU.
 
-They run in Triton's interpreter, in a process of their own: it has to be chosen before triton is
-first imported. What only a compiler can say is asked of the compiler, which needs no device.
+They run in Triton's interpreter in a separate process, because it has to be chosen before the first
+import of triton. Other tests compile the kernels, which needs no device.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ LIMIT_S = 120.0
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-Asked = Callable[..., Any]
+Interpreted = Callable[..., Any]
 
 
 # ---- the process that interprets ---------------------------------------------------------------
@@ -45,16 +45,16 @@ def compile_quietly(cache: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> Iterator[Asked]:
+def interpreted() -> Iterator[Interpreted]:
     """`interpreted(function, *arguments)` calls a function of this module in that process."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, interpret) as pool:
-        yield lambda function, *given: pool.submit(function, *given).result(LIMIT_S)
+        yield lambda function, *args: pool.submit(function, *args).result(LIMIT_S)
 
 
 @dataclass(frozen=True)
-class Passed:
-    """What one pass gave."""
+class PassResult:
+    """Results of one pass."""
 
     out: Tensor
     lse: Tensor
@@ -67,8 +67,8 @@ def run(
     grad_out: Tensor,
     tile: tuple[int, int] | None = None,
     larger: tuple[Tensor, Tensor] | None = None,
-) -> Passed:
-    """Forward and backward; `larger` are the output and log-sum-exp to go back from."""
+) -> PassResult:
+    """Run forward and backward; larger: output and log-sum-exp for backward, if not its own."""
     from longseq_bench.kernels import triton_blocks
 
     chosen = triton_blocks.select_shape
@@ -80,7 +80,7 @@ def run(
         assert lse is not None
         back = larger or (out, lse)
         q, *keys = tensors
-        return Passed(out, lse, kernel.backward((grad_out, q, *back), tuple(keys)))
+        return PassResult(out, lse, kernel.backward((grad_out, q, *back), tuple(keys)))
     finally:
         triton_blocks.select_shape = chosen
 
@@ -95,53 +95,53 @@ def inputs(
     dim: int = 16,
     batch: int = 1,
 ) -> tuple[list[Tensor], Tensor]:
-    """q, k, v and a gradient of the output."""
-    draw = torch.Generator().manual_seed(0)
+    """Return q, k, v and a gradient of the output."""
+    generator = torch.Generator().manual_seed(0)
     sizes = [(batch, h, tokens, dim) for h in (heads[0], heads[1], heads[1], heads[0])]
-    q, k, v, grad_out = (torch.randn(size, generator=draw).to(dtype) for size in sizes)
+    q, k, v, grad_out = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
     return [q, k, v], grad_out
 
 
 def reference(
     layouts: Sequence[BlockLayout], tensors: Sequence[Tensor], grad_out: Tensor
-) -> Passed:
-    return Passed(*plain_attention.gradients(tensors, grad_out, plain_attention.masks(layouts)))
+) -> PassResult:
+    return PassResult(*plain_attention.gradients(tensors, grad_out, plain_attention.masks(layouts)))
 
 
-def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
-    assert got.shape == want.shape
-    scale = max(float(want.abs().max()), 0.5)
-    assert float((got.double() - want.double()).abs().max()) < ALLOWED[dtype] * scale
+def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert got.shape == expected.shape
+    scale = max(float(expected.abs().max()), 0.5)
+    assert float((got.double() - expected.double()).abs().max()) < ALLOWED[dtype] * scale
 
 
-def assert_passed(got: Passed, want: Passed, dtype: torch.dtype) -> None:
+def assert_passed(got: PassResult, expected: PassResult, dtype: torch.dtype) -> None:
     assert (got.out.dtype, got.lse.dtype) == (dtype, torch.float32)
-    assert_near(got.out, want.out, dtype)
-    assert_near(got.lse, want.lse, torch.float32)
-    for mine, true in zip(got.grads, want.grads, strict=True):
-        assert mine.dtype == dtype
-        assert_near(mine, true, dtype)
+    assert_near(got.out, expected.out, dtype)
+    assert_near(got.lse, expected.lse, torch.float32)
+    for own, expected_grad in zip(got.grads, expected.grads, strict=True):
+        assert own.dtype == dtype
+        assert_near(own, expected_grad, dtype)
 
 
 def assert_right(
-    interpreted: Asked,
+    interpreted: Interpreted,
     layouts: Sequence[BlockLayout],
     tensors: Sequence[Tensor],
     grad_out: Tensor,
     tile: tuple[int, int] | None = None,
-) -> Passed:
-    got: Passed = interpreted(run, layouts, tensors, grad_out, tile)
+) -> PassResult:
+    got: PassResult = interpreted(run, layouts, tensors, grad_out, tile)
     assert_passed(got, reference(layouts, tensors, grad_out), grad_out.dtype)
     return got
 
 
-# ---- right ------------------------------------------------------------------------------------
+# ---- results ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_pattern_equals_its_definition(
-    interpreted: Asked, pattern: str, causal: bool
+    interpreted: Interpreted, pattern: str, causal: bool
 ) -> None:
     special = 16 if pattern in ("global-local", "sink-window") else 0
     layout = make_layout(pattern, 75, 16, 0.5, causal, special=special)
@@ -150,8 +150,8 @@ def test_every_pattern_equals_its_definition(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [32, 64, 80, 128])
-def test_heads_of_every_width_and_dtype(interpreted: Asked, dim: int, dtype: torch.dtype) -> None:
-    """80 is padded to 128 within the kernel."""
+def test_every_head_dim_and_dtype(interpreted: Interpreted, dim: int, dtype: torch.dtype) -> None:
+    """The kernel pads 80 to 128."""
     layout = make_layout("random", 70, 32, 0.3, dim != 64)
     assert_right(interpreted, [layout], *inputs(70, dtype, dim=dim))
 
@@ -159,9 +159,9 @@ def test_heads_of_every_width_and_dtype(interpreted: Asked, dim: int, dtype: tor
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("tile", [(16, 16), (16, 32), (32, 16), (16, 64), (64, 16)])
 def test_tiles_smaller_than_a_block(
-    interpreted: Asked, tile: tuple[int, int], causal: bool
+    interpreted: Interpreted, tile: tuple[int, int], causal: bool
 ) -> None:
-    """A last block of 43 tokens ends within a tile and leaves another without a token."""
+    """A last block of 43 tokens ends inside a tile; another tile has no token."""
     layout = make_layout("strided", 64 + 43, 64, 0.0, causal)
     assert_right(interpreted, [layout], *inputs(64 + 43, heads=(1, 1)), tile)
 
@@ -170,14 +170,14 @@ def test_tiles_smaller_than_a_block(
     ("heads", "tokens"), [((4, 2), 50), ((4, 2), 64), ((3, 3), 17), ((6, 2), 33), ((6, 2), 5)]
 )
 def test_batches_groups_and_lengths(
-    interpreted: Asked, heads: tuple[int, int], tokens: int
+    interpreted: Interpreted, heads: tuple[int, int], tokens: int
 ) -> None:
     layout = make_layout("random", tokens, 16, 0.5, heads != (6, 2))
     assert_right(interpreted, [layout], *inputs(tokens, heads=heads, batch=2))
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-def test_every_head_may_have_a_layout_of_its_own(interpreted: Asked, causal: bool) -> None:
+def test_every_head_may_have_another_layout(interpreted: Interpreted, causal: bool) -> None:
     names = ["local-window", "random", "strided", "dilated-sparse"]
     layouts = [make_layout(p, 75, 16, 0.4 + 0.1 * i, causal) for i, p in enumerate(names)]
     assert_right(interpreted, layouts, *inputs(75, heads=(4, 2)))
@@ -190,10 +190,10 @@ def by_hand(rows: Sequence[Sequence[int]], tokens: int, block: int, causal: bool
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-def test_rows_without_their_diagonal_and_columns_that_none_sees(
-    interpreted: Asked, causal: bool
+def test_rows_without_their_diagonal_and_empty_columns(
+    interpreted: Interpreted, causal: bool
 ) -> None:
-    """Block 1 is a key of nobody, block 2 does not see itself, block 3 sees only itself."""
+    """No row sees block 1, block 2 does not see itself, block 3 sees only itself."""
     rows = [[0], [0], [0], [3], [0, 3, 4]] if causal else [[0, 4], [4], [0], [3], [0, 3]]
     layout = by_hand(rows, 75, 16, causal)
     tensors, grad_out = inputs(75)
@@ -202,7 +202,7 @@ def test_rows_without_their_diagonal_and_columns_that_none_sees(
     assert not got.grads[2][:, :, 16:32].any()
 
 
-def test_a_constant_v_comes_back(interpreted: Asked) -> None:
+def test_a_constant_v_comes_back(interpreted: Interpreted) -> None:
     layout = make_layout("sink-window", 75, 16, 0.5, True, special=16)
     (q, k, v), grad_out = inputs(75)
     v = torch.full_like(v, 3.0)
@@ -211,8 +211,8 @@ def test_a_constant_v_comes_back(interpreted: Asked) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-def test_a_changed_key_moves_those_that_see_it_and_no_others(
-    interpreted: Asked, causal: bool
+def test_a_changed_key_changes_only_rows_that_see_it(
+    interpreted: Interpreted, causal: bool
 ) -> None:
     layout = make_layout("random", 75, 16, 0.5, causal)
     (q, k, v), grad_out = inputs(75)
@@ -223,8 +223,8 @@ def test_a_changed_key_moves_those_that_see_it_and_no_others(
     assert torch.equal(moved, plain_attention.masks([layout])[:, :, 35].expand_as(moved))
 
 
-def test_strides_of_any_kind_equal_their_copies(interpreted: Asked) -> None:
-    """Heads next to tokens, every second head, a gradient that is one number seen everywhere."""
+def test_strides_of_any_kind_equal_their_copies(interpreted: Interpreted) -> None:
+    """Heads next to tokens, every second head, and an expanded gradient."""
     layout = make_layout("random", 75, 16, 0.5, True)
     (q, k, v), _ = inputs(75, heads=(4, 2))
     whole = torch.randn(1, 75, 8, 16)
@@ -236,14 +236,14 @@ def test_strides_of_any_kind_equal_their_copies(interpreted: Asked) -> None:
     grad_out = torch.tensor(0.5).expand(q.shape)
     got = interpreted(strided, [layout], views, grad_out)
     copies = [t.contiguous() for t in views]
-    want = interpreted(run, [layout], copies, grad_out.contiguous())
-    assert torch.equal(got.out, want.out)
-    for mine, other in zip(got.grads, want.grads, strict=True):
-        assert torch.equal(mine, other)
+    expected = interpreted(run, [layout], copies, grad_out.contiguous())
+    assert torch.equal(got.out, expected.out)
+    for own, other in zip(got.grads, expected.grads, strict=True):
+        assert torch.equal(own, other)
 
 
-def strided(layouts: Sequence[BlockLayout], views: list[Tensor], grad_out: Tensor) -> Passed:
-    """Views keep their strides on the way here."""
+def strided(layouts: Sequence[BlockLayout], views: list[Tensor], grad_out: Tensor) -> PassResult:
+    """Run with views; pickling must have kept their strides."""
     assert not any(t.is_contiguous() for t in (*views, grad_out))
     return run(layouts, views, grad_out)
 
@@ -251,83 +251,83 @@ def strided(layouts: Sequence[BlockLayout], views: list[Tensor], grad_out: Tenso
 # ---- a part of a larger softmax ----------------------------------------------------------------
 
 
-def test_parts_of_a_larger_softmax_sum_to_its_gradients(interpreted: Asked) -> None:
+def test_parts_of_a_larger_softmax_sum_to_its_gradients(interpreted: Interpreted) -> None:
     whole = by_hand([[0], [0, 1], [0, 1, 2], [0, 2, 3], [1, 3, 4]], 75, 16, True)
     near = by_hand([[0], [1], [2], [3], [4]], 75, 16, True)
     far = by_hand([[0], [0], [0, 1], [0, 2], [1, 3]], 75, 16, True)
     tensors, grad_out = inputs(75)
-    want = interpreted(run, [whole], tensors, grad_out)
-    larger = (want.out, want.lse)
+    expected = interpreted(run, [whole], tensors, grad_out)
+    larger = (expected.out, expected.lse)
     one = interpreted(run, [near], tensors, grad_out, None, larger).grads
-    lone = grad_out.clone()
-    lone[:, :, :16] = 0
-    # the first row has no block but its own, and a layout leaves no row empty
-    two = interpreted(run, [far], tensors, lone, None, larger).grads
-    for first, second, true in zip(one, two, want.grads, strict=True):
-        assert_near(first + second, true, torch.float32)
+    without_first = grad_out.clone()
+    without_first[:, :, :16] = 0
+    # in `far` the first row should be empty, which a layout does not allow
+    two = interpreted(run, [far], tensors, without_first, None, larger).grads
+    for first, second, expected_grad in zip(one, two, expected.grads, strict=True):
+        assert_near(first + second, expected_grad, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_that_saw_nothing_have_no_gradient(interpreted: Asked, dtype: torch.dtype) -> None:
+def test_rows_without_keys_have_no_gradient(interpreted: Interpreted, dtype: torch.dtype) -> None:
     layout = make_layout("random", 75, 16, 0.5, True)
     tensors, grad_out = inputs(75, dtype)
-    seen = interpreted(run, [layout], tensors, grad_out)
-    out, lse, quiet = seen.out.clone(), seen.lse.clone(), grad_out.clone()
-    for t, number in ((out, 0.0), (lse, -torch.inf), (quiet, 0.0)):
+    full = interpreted(run, [layout], tensors, grad_out)
+    out, lse, masked_grad = full.out.clone(), full.lse.clone(), grad_out.clone()
+    for t, number in ((out, 0.0), (lse, -torch.inf), (masked_grad, 0.0)):
         t[:, :, 3:40] = number
     got = interpreted(run, [layout], tensors, grad_out, None, (out, lse)).grads
-    want = interpreted(run, [layout], tensors, quiet).grads
+    expected = interpreted(run, [layout], tensors, masked_grad).grads
     assert not got[0][:, :, 3:40].any()
-    for mine, other in zip(got, want, strict=True):
-        assert_near(mine, other, dtype)
+    for own, other in zip(got, expected, strict=True):
+        assert_near(own, other, dtype)
 
 
 # ---- offsets -----------------------------------------------------------------------------------
 
-APART = 5 * 2**25
-"""Numbers between two tokens: the 16 of one tile span 2.5e9, more than 32 bits hold."""
+TOKEN_STRIDE = 5 * 2**25
+"""Elements between two tokens: the 16 tokens of a tile span 2.5e9, more than 32 bits."""
 
 LONG = 20
 """Tokens: the second block starts beyond 32 bits too."""
 
 
-def far_apart(axis: int) -> tuple[Passed, Passed] | str:
-    """A pass over tokens (axis 2) or heads (1) that are far apart in an untouched storage."""
+def far_apart(axis: int) -> tuple[PassResult, PassResult] | str:
+    """Run a pass over tokens (axis 2) or heads (axis 1) that are far apart in memory."""
     layout = make_layout("local-window", LONG, 16, 0.0, True)
     tensors, grad_out = inputs(LONG, torch.float16, (3, 3))
-    want = run([layout], tensors, grad_out)
+    expected = run([layout], tensors, grad_out)
     try:
-        storage = torch.empty(LONG * APART, dtype=torch.float16)
+        storage = torch.empty(LONG * TOKEN_STRIDE, dtype=torch.float16)
     except RuntimeError as error:
         return str(error)
-    strides = (1, 16, APART, 1) if axis == 2 else (1, 2**30, 16, 1)
+    strides = (1, 16, TOKEN_STRIDE, 1) if axis == 2 else (1, 2**30, 16, 1)
     views = []
     for i, t in enumerate((*tensors, grad_out)):
         view = storage.as_strided(t.shape, strides, i * 1024)
         view.copy_(t)
         views.append(view)
-    return run([layout], views[:3], views[3]), want
+    return run([layout], views[:3], views[3]), expected
 
 
 @pytest.mark.parametrize("axis", [2, 1], ids=["tokens", "heads"])
-def test_offsets_are_wider_than_32_bits(interpreted: Asked, axis: int) -> None:
-    """Seven gigabytes are asked for and some hundred kilobytes of them touched."""
+def test_offsets_are_wider_than_32_bits(interpreted: Interpreted, axis: int) -> None:
+    """Seven gigabytes are reserved; only some hundred kilobytes are touched."""
     passed = interpreted(far_apart, axis)
     if isinstance(passed, str):
-        pytest.skip(f"this machine does not lend untouched memory: {passed}")
-    got, want = passed
-    assert torch.equal(got.out, want.out)
-    for mine, other in zip(got.grads, want.grads, strict=True):
-        assert torch.equal(mine, other)
+        pytest.skip(f"this machine does not reserve untouched memory: {passed}")
+    got, expected = passed
+    assert torch.equal(got.out, expected.out)
+    for own, other in zip(got.grads, expected.grads, strict=True):
+        assert torch.equal(own, other)
 
 
-# ---- what it says no to ------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------
 
 
-def refusal(function: Callable[..., Any], *given: Any) -> str:
-    """The text of the UnsupportedError or KernelLimitError that a call raises."""
+def refusal(function: Callable[..., Any], *args: Any) -> str:
+    """Return the text of the UnsupportedError or KernelLimitError that a call raises."""
     with pytest.raises((UnsupportedError, KernelLimitError)) as caught:
-        function(*given)
+        function(*args)
     return str(caught.value)
 
 
@@ -358,7 +358,7 @@ def refusals() -> dict[str, str]:
     }
 
 
-def test_what_does_not_suit_is_refused_with_the_reason(interpreted: Asked) -> None:
+def test_unsupported_calls_are_refused_with_the_reason(interpreted: Interpreted) -> None:
     reasons = interpreted(refusals)
     assert "block of 16, 32, 64, 128 or 256 tokens, not 24" in reasons["block"]
     assert "needs at least one layout" in reasons["none"]
@@ -374,7 +374,7 @@ def test_what_does_not_suit_is_refused_with_the_reason(interpreted: Asked) -> No
 
 
 def fitted(room: int) -> Any:
-    """The tile found on a device with room for so many numbers in flight, or the reason."""
+    """Return the tile for a device with room for so many numbers, or the reason."""
     from triton.runtime.errors import OutOfResources
 
     from longseq_bench.kernels import triton_blocks
@@ -391,7 +391,7 @@ def fitted(room: int) -> Any:
         return str(error)
 
 
-def test_a_tile_that_does_not_fit_gives_way_to_a_smaller_one(interpreted: Asked) -> None:
+def test_a_tile_that_does_not_fit_is_replaced_by_a_smaller_one(interpreted: Interpreted) -> None:
     whole = interpreted(fitted, 2**30)
     assert (whole.queries, whole.keys, whole.stages) == (128, 64, 3)
     fewer = interpreted(fitted, 128 * 64 * 2)
@@ -415,7 +415,7 @@ def tiles() -> list[tuple[int, int, Any]]:
     ]
 
 
-def test_a_tile_divides_the_block_and_is_no_less_than_16(interpreted: Asked) -> None:
+def test_a_tile_divides_the_block_and_is_at_least_16(interpreted: Interpreted) -> None:
     found = interpreted(tiles)
     assert len(found) == 3 * 5 * 16 * 3
     for block, dim, tile in found:
@@ -424,14 +424,14 @@ def test_a_tile_divides_the_block_and_is_no_less_than_16(interpreted: Asked) -> 
         assert dim <= 128 or tile.queries <= 64
 
 
-# ---- what the compiler says --------------------------------------------------------------------
+# ---- compiled kernels --------------------------------------------------------------------------
 
 ROOM = {80: 163 * 1024, 90: 227 * 1024}
-"""Shared memory that one program may take, by compute capability."""
+"""Maximum shared memory of a program, by compute capability."""
 
 
 def compiled(kernel: str, capability: int) -> tuple[int, str]:
-    """Shared memory and PTX of a kernel for bfloat16 heads of 128 in blocks of 128."""
+    """Return shared memory and PTX of a kernel for bfloat16, head_dim 128 and blocks of 128."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -461,13 +461,13 @@ def compiled(kernel: str, capability: int) -> tuple[int, str]:
                 known[(i,)] = [["tt.divisibility", 16]]
     source = triton.compiler.ASTSource(function, signature, fixed, known)
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return made.metadata.shared, made.asm["ptx"]
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return binary.metadata.shared, binary.asm["ptx"]
 
 
 @pytest.mark.slow
-def test_the_kernels_compile_for_devices_that_are_not_here(tmp_path: Path) -> None:
-    """Tensor cores are used, loads stay in flight 16 bytes at a time, shared memory suffices."""
+def test_the_kernels_compile_for_other_devices(tmp_path: Path) -> None:
+    """They use tensor cores and asynchronous 16-byte loads, and fit the shared memory."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, compile_quietly, (str(tmp_path),)) as pool:
         for kernel, capability in (("forward", 90), ("dq", 90), ("dkv", 80)):

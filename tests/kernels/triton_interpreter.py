@@ -1,4 +1,4 @@
-"""Triton's interpreter, in a process of its own."""
+"""Triton's interpreter, for a separate process."""
 
 import os
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 
 def interpret() -> None:
-    """Chooses the interpreter and mends what it can't do with today's numpy and with bfloat16."""
+    """Choose the interpreter, and correct its errors with current numpy and with bfloat16."""
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
     import triton.language as tl
@@ -22,13 +22,13 @@ def interpret() -> None:
     patched: list[Any] = []
 
     def with_index(tensor: Any, scope: Any) -> None:
-        # numpy 2.4 no longer takes an array of one number for a number
+        # numpy 2.4 no longer converts an array of one number to a number
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     class Scope:
-        """One a launch and module: functions that a kernel calls find the language patched, and
-        patching takes most of the time. Restored by the launch alone."""
+        """A patch of the language, once per launch and module, because patching takes most of the
+        time. It is restored at the end of the launch."""
 
         def __init__(self, function: Any) -> None:
             names = function.__globals__
@@ -55,5 +55,5 @@ def interpret() -> None:
     interpreter._patch_lang_tensor = with_index
     interpreter._patch_lang = Scope
     interpreter.InterpreterBuilder.create_dot = wide_dot
-    # tensors are on the CPU already: nothing to copy back, least of all untouched gigabytes
+    # tensors are on the CPU already, so nothing is copied back (it could be gigabytes)
     interpreter.GridExecutor._restore_args_dev = lambda *_: None
