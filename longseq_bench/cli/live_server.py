@@ -145,8 +145,7 @@ def _listen(
         timeout = 20.0
 
         def do_GET(self) -> None:
-            # DNS rebinding: a page of another host, whose name resolves to this address, must not
-            # read this page
+            # DNS rebinding: refuse pages of other hosts whose name resolves to this address
             host = self.headers.get("Host", "")
             port = self.connection.getsockname()[1]
             allowed_hosts = [f"{name}:{port}" for name in NAMES] + list(NAMES) * (port == HTTP_PORT)

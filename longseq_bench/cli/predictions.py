@@ -34,11 +34,7 @@ def predictions_document(
     notes = dict.fromkeys(
         note
         for result, trial in zip(results, trials, strict=True)
-        for note in (
-            _notes(result, trial)
-            if isinstance(result, Prediction)
-            else [f"{_name(trial)}: {result}"]
-        )
+        for note in _notes(result, trial)
     )
     tables = [build_table("", _columns(accuracies), rows)] if rows else []
     sections = [
@@ -153,8 +149,10 @@ def _largest(errors: Sequence[float]) -> str:
     return f"{100 * max(errors, key=abs):+.1f} %" if errors else "—"
 
 
-def _notes(one: Prediction, trial: Trial) -> list[str]:
+def _notes(one: Prediction | str, trial: Trial) -> list[str]:
     name = _name(trial)
+    if isinstance(one, str):
+        return [f"{name}: {one}"]
     notes = [f"{name}: time from {one.rate.source}"]
     if one.trial.world_size != trial.world_size:
         ranks = one.trial.world_size

@@ -135,11 +135,8 @@ def show_document(chosen: Selection) -> Document:
     notes = [*explain(SweepRow, tables), *explain(SearchRow, search_tables)]
     if any(column.name == "Passes" for table in tables for column in table.columns):
         notes.append(_PASSES_EXPLANATION)
-    sections = [
-        *sweep_sections,
-        Section("Longest lengths", tables=search_tables),
-        Section("", points=notes),
-    ]
+    searches = Section("Longest lengths", tables=search_tables)
+    sections = [*sweep_sections, searches, Section("", points=notes)]
     return Document(
         "show",
         "",

@@ -114,10 +114,8 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
     if not isinstance(node, yaml.MappingNode):
         if node.tag == "tag:yaml.org,2002:null":
             return None
-        is_integer = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(
-            r"[+-]?[0-9]+", node.value
-        )
-        return int(node.value) if is_integer else str(node.value)
+        is_int = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[+-]?[0-9]+", node.value)
+        return int(node.value) if is_int else str(node.value)
     mapping: dict[str, Any] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1

@@ -60,11 +60,8 @@ def parse_config(text: str, name: str, catalogue: Catalogue, ranks: int = 1) -> 
     if "dtype" not in shape and set(devices) == {"cuda"}:
         shape["dtype"] = (catalogue.default_dtype("cuda"),)
     shape["seq_len"] = _distinct(file.tokens)
-    settings = {
-        key: _distinct(getattr(file, key))
-        for key in SETTINGS
-        if key == "device" or key in source.data
-    }
+    keys = {"device", *source.data}
+    settings = {key: _distinct(getattr(file, key)) for key in SETTINGS if key in keys}
     choices = [
         (name, _option_axes(name, options, catalogue, source, index))
         for index, item in enumerate(file.implementations)

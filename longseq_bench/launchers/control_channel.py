@@ -1,7 +1,6 @@
 """The control channel: one TCP connection from every other node to node 0.
 
-Messages are JSON; nothing that is received is ever executed. Both ends send at least one
-every HEARTBEAT_S.
+Messages are JSON; nothing that is received is executed. Both ends send one every HEARTBEAT_S.
 A node that is silent for LOST_S is lost (TCP alone would take a quarter of an hour). A node that
 lost its connection may connect again. elastic.py lists the messages.
 
@@ -212,9 +211,8 @@ class ControlServer:
             while True:
                 if self._mismatch:
                     raise UserError(self._mismatch)
-                missing = [
-                    n for n in expected if n not in self._links or self._links[n].lost_reason
-                ]
+                linked = {node for node, link in self._links.items() if not link.lost_reason}
+                missing = [node for node in expected if node not in linked]
                 if not missing or time.monotonic() >= end:
                     return missing
                 # wake up regularly: no event announces that a node is lost
@@ -286,11 +284,8 @@ class ControlServer:
             self._mismatch = self._mismatch or ("" if identity.node in self._links else refusal)
             return refusal
         existing = self._links.get(identity.node)
-        is_rank_in_use = (
-            existing is not None
-            and not existing.lost_reason
-            and existing.identity.token != identity.token
-        )
+        is_same = existing and existing.identity.token == identity.token
+        is_rank_in_use = existing and not existing.lost_reason and not is_same
         if not (0 < identity.node < self.cluster.nodes) or is_rank_in_use:
             holder = existing.identity if existing else self.identity
             refusal = (

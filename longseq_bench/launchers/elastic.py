@@ -73,11 +73,7 @@ class ElasticLauncher(LocalLauncher):
     """
 
     def __init__(
-        self,
-        cluster: NodeInfo,
-        identity: NodeIdentity,
-        timeout_s: float,
-        log: Log = lambda text: None,
+        self, cluster: NodeInfo, identity: NodeIdentity, timeout_s: float, log: Log = print
     ) -> None:
         super().__init__()
         self.cluster, self._identity, self._timeout_s, self._log = cluster, identity, timeout_s, log
@@ -116,17 +112,16 @@ class ElasticLauncher(LocalLauncher):
         """Wait for the other nodes. Raises UserError if one does not connect in time."""
         if not self._server:
             return
-        others = range(1, self.cluster.nodes)
+        cluster = self.cluster
+        others = range(1, cluster.nodes)
         if self._server.wait_for_nodes(others, control_channel.RETRY_S):
-            self._log(
-                f"node 0: waiting at {self.cluster.endpoint} for {self.cluster.nodes - 1} more"
-            )
+            self._log(f"node 0: waiting at {cluster.endpoint} for {cluster.nodes - 1} more")
         if missing := self._server.wait_for_nodes(others, self._timeout_s):
             raise UserError(self._server.describe_missing(missing, self._timeout_s))
         hosts = [link.identity.host for _, link in sorted(self._server.links.items())]
         names = ", ".join([self._identity.host, *hosts])
-        nodes, per_node = self.cluster.nodes, self.cluster.ranks_per_node
-        self._log(f"node 0: {nodes} nodes, {per_node} rank(s) on each: {names}")
+        ranks = cluster.ranks_per_node
+        self._log(f"node 0: {cluster.nodes} nodes, {ranks} rank(s) on each: {names}")
 
     def _shut_down(self, error: BaseException | None) -> None:
         """Tell the other nodes why the launch ends, and close the connections."""

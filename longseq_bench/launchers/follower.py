@@ -1,7 +1,4 @@
-"""The other nodes of a launch: each starts and ends ranks on request of node 0.
-
-elastic.py lists the messages.
-"""
+"""The other nodes of a launch: each runs ranks on request of node 0 (messages: elastic.py)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -83,18 +80,16 @@ class Follower:
     def _serve(self, channel: Channel) -> dict[str, Any] | None:
         """Process node 0's messages. Returns the shutdown message, or None if node 0 is lost."""
         while True:
-            for event in self._ranks.events(
-                wait_ready([channel, *self._ranks.handles], HEARTBEAT_S)
-            ):
+            ready = wait_ready([channel, *self._ranks.handles], HEARTBEAT_S)
+            for event in self._ranks.events(ready):
                 channel.send(run_id=self._run_id, event=event)
             for message in channel.receive():
                 if "shutdown" in message:
                     return message
                 self._handle(channel, message)
             if channel.silent_s() > control_channel.LOST_S:
-                channel.close(
-                    channel.disconnect_reason or f"no message for {control_channel.LOST_S:.0f} s"
-                )
+                silence = f"no message for {control_channel.LOST_S:.0f} s"
+                channel.close(channel.disconnect_reason or silence)
                 return None
 
     def _handle(self, channel: Channel, message: dict[str, Any]) -> None:

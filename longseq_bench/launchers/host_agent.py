@@ -189,10 +189,8 @@ class HostRanks:
         state.ended = True
         if state.status is not None:
             return
-        dead_peers = [
-            r for r in self._ranks.values() if r is not state and r.ended and not r.status
-        ]
-        if event["exit"] == -signal.SIGTERM and dead_peers:
+        peer_died = any(r.ended and not r.status for r in self._ranks.values() if r is not state)
+        if event["exit"] == -signal.SIGTERM and peer_died:
             reason = "ended because another rank here had died"
             yield {"rank": rank, "lost_peer": reason, "at": event["at"]}
         else:

@@ -134,11 +134,9 @@ class LocalLauncher(Launcher):
         if trial.device == "cpu":
             available = int(psutil.virtual_memory().available * RETRY_SHARE / trial.world_size)
             larger = max(trial.memory_budget, min(larger, available))
-        second, _ = self._attempt(trial.replace(memory_budget=larger, repeats=0), on_phase)
-        if second.status != "ok":
-            reason = (
-                f"{first.reason}; with {format_bytes(larger)} it ended with {second.status} too"
-            )
+        retry, _ = self._attempt(trial.replace(memory_budget=larger, repeats=0), on_phase)
+        if retry.status != "ok":
+            reason = f"{first.reason}; with {format_bytes(larger)} it ended with {retry.status} too"
             return first.model_copy(update={"reason": reason})
         reason = (
             f"{first.reason} under {format_bytes(trial.memory_budget)}, passes under "

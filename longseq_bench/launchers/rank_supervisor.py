@@ -51,8 +51,7 @@ class ProcessSample:
 class _Rank:
     """The state of one rank.
 
-    ended_ns: when it ended, by its host's clock. known_s: when the launcher received that, by the
-    launcher's clock.
+    ended_ns: its end by its host's clock. known_s: the report of it by the launcher's clock.
     """
 
     deadline: float

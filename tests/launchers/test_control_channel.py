@@ -104,9 +104,7 @@ def test_a_difference_is_an_error_on_both_nodes(server: ControlServer, connect: 
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
-def test_a_node_rank_in_use_or_out_of_range_is_refused(
-    server: ControlServer, connect: Connect, rank: int
-) -> None:
+def test_a_wrong_node_rank_is_refused(server: ControlServer, connect: Connect, rank: int) -> None:
     connect(ONE)
     with pytest.raises(UserError, match=f"gamma connected with --node-rank {rank}, which"):
         connect(NodeIdentity(rank, "gamma", "other", AGREED))
@@ -135,9 +133,7 @@ def test_a_lost_node_can_be_replaced(server: ControlServer, connect: Connect) ->
     assert link(server).identity.host == "gamma"
 
 
-def test_a_replacement_that_differs_is_refused_without_ending_node_0(
-    server: ControlServer, connect: Connect
-) -> None:
+def test_a_replacement_that_differs_is_refused(server: ControlServer, connect: Connect) -> None:
     connect(ONE).close()
     until(lambda: 1 in server.links and server.links[1].lost_reason)
     with pytest.raises(UserError, match="the nodes differ"):
@@ -161,12 +157,13 @@ def test_other_programs_and_wrong_keys_are_refused_and_block_no_node(
 # ---- no connection -------------------------------------------------------------------------------
 
 
-def test_node_0_names_missing_nodes(
-    server: ControlServer, connect: Connect, cluster: NodeInfo
-) -> None:
+def test_node_0_names_missing_nodes(server: ControlServer, connect: Connect) -> None:
     connect(ONE)
     text = server.describe_missing(server.wait_for_nodes([1, 2], 0.05), 0.05)
-    assert f"2 of 3 nodes connected to {cluster.endpoint} within 0.05 s; missing: node 2" in text
+    assert (
+        f"2 of 3 nodes connected to {server.cluster.endpoint} within 0.05 s; missing: node 2"
+        in text
+    )
     assert "firewall" in text
     assert "--rdzv-endpoint" in text
 
@@ -188,11 +185,9 @@ def test_another_program_listens_at_the_endpoint(cluster: NodeInfo) -> None:
         connect_to_node_0(cluster, ONE, 0.3)
 
 
-def test_node_0_cannot_listen(server: ControlServer, cluster: NodeInfo) -> None:
-    with pytest.raises(
-        UserError, match=f"can't listen at {cluster.endpoint}: address already in use"
-    ):
-        ControlServer(cluster, ZERO)
+def test_node_0_cannot_listen(server: ControlServer) -> None:
+    with pytest.raises(UserError, match=r"can't listen at 127.*: address already in use"):
+        ControlServer(server.cluster, ZERO)
     # an address reserved for documentation; no host has it
     with pytest.raises(UserError, match=r"can't listen at 192\.0\.2\.1:29400"):
         ControlServer(NodeInfo(2, 1, 0, "192.0.2.1", 29400), ZERO)

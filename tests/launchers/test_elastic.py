@@ -154,10 +154,8 @@ def test_a_native_crash_is_retried_with_more_memory(alone: ElasticLauncher) -> N
 
 
 def test_a_dead_agent_is_named(alone: ElasticLauncher) -> None:
-    def kill(phase: str, part: str) -> None:
-        alone._host_ranks._process.kill()
-
-    outcome = run(alone, ranks_trial("ring"), kill)
+    kill = in_forward(lambda: alone._host_ranks._process.kill())
+    outcome = run(alone, ranks_trial("rank-waits", time_budget=60), kill)
     assert outcome.status == "error"
     assert "torch's agent ended (killed by SIGKILL)" in (outcome.reason or "")
     assert run(alone, ranks_trial("ring")).status == "ok"

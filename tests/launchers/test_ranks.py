@@ -183,9 +183,7 @@ def test_one_stopped_process_is_a_hang(launcher: LocalLauncher, nothing_left: No
 # ---- before anything runs ----------------------------------------------------------------------
 
 
-def test_an_attention_for_one_rank_is_unsupported_on_two(
-    launcher: LocalLauncher, nothing_left: None
-) -> None:
+def test_sdpa_on_two_ranks_is_unsupported(launcher: LocalLauncher, nothing_left: None) -> None:
     outcome = run(launcher, "sdpa", threads=None)
     assert (outcome.status, outcome.phase) == ("unsupported", "start")
     assert outcome.reason == "runs on one rank, not 2; ddp splits a batch over ranks"
@@ -202,6 +200,7 @@ def test_ranks_share_the_cores(launcher: LocalLauncher, ranks: int) -> None:
 
 
 WRONG = {"segments": (64,), "dilation": (1, 2)}
+STAGED = trial("ulysses", 4096, {"stage": 2}, world_size=3)
 
 
 def ulysses(ranks: int, **fields: object) -> Trial:
@@ -212,10 +211,7 @@ def ulysses(ranks: int, **fields: object) -> Trial:
     ("trials", "problem"),
     [
         ([ulysses(3)], "ulysses: 8 heads can't be split over 3 ranks"),
-        (
-            [ulysses(1), trial("ulysses", 4096, {"stage": 2}, world_size=3)],
-            "8 heads can't be split",
-        ),
+        ([ulysses(1), STAGED], "8 heads can't be split"),
         # options are checked with any number of ranks
         ([ulysses(4), trial("dilated", 64, WRONG, world_size=2)], "give one rate per segment"),
         # the world size of one trial is possible

@@ -292,7 +292,7 @@ _LAUNCHERS = (
           ("tests/launchers/test_local.py", "tests/launchers/test_rank_supervisor.py")),
     Fault("retry-after-crash", "launchers", "launchers/local.py",
           "A real crash is called out of memory although it also crashes with more memory.",
-          'if second.status != "ok":', 'if second.status == "oom":',
+          'if retry.status != "ok":', 'if retry.status == "oom":',
           ("tests/launchers/test_local.py::test_a_crash_with_more_memory_too_stays_a_crash",)),
     Fault("uneven-nodes", "launchers", "launchers/elastic.py",
           "A number of ranks that is no multiple of the ranks of a host is accepted.",
