@@ -91,7 +91,7 @@ def find_node(
     if nodes == 1:
         return NodeInfo(1, ranks_per_node)
     if endpoint:
-        return NodeInfo(nodes, ranks_per_node, node, *_endpoint(endpoint))
+        return NodeInfo(nodes, ranks_per_node, node, *_parse_endpoint(endpoint))
     if detected:
         return NodeInfo(nodes, ranks_per_node, node, detected.host, detected.port)
     raise UserError(
@@ -130,7 +130,7 @@ def _from_mpirun(environ: Mapping[str, str]) -> NodeInfo:
         return NodeInfo()
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
     node, host = _require_int(environ, "OMPI_COMM_WORLD_RANK"), _require(environ, "MASTER_ADDR")
-    return NodeInfo(nodes, 1, node, host, _port(environ, job))
+    return NodeInfo(nodes, 1, node, host, _find_port(environ, job))
 
 
 def _from_srun(environ: Mapping[str, str]) -> NodeInfo:
@@ -146,7 +146,7 @@ def _from_srun(environ: Mapping[str, str]) -> NodeInfo:
         ranks_per_node=int(gpus) if gpus.isdigit() and int(gpus) else 1,
         node=_require_int(environ, "SLURM_NODEID"),
         host=environ.get("MASTER_ADDR") or first_host(_require(environ, hosts), hosts),
-        port=_port(environ, f"{_require(environ, 'SLURM_JOB_ID')}.{step}"),
+        port=_find_port(environ, f"{_require(environ, 'SLURM_JOB_ID')}.{step}"),
     )
 
 
@@ -172,7 +172,7 @@ def first_host(nodes: str, name: str) -> str:
     return host
 
 
-def _port(environ: Mapping[str, str], job: str = "") -> int:
+def _find_port(environ: Mapping[str, str], job: str = "") -> int:
     """Return MASTER_PORT, or a port that every process of the job derives equally."""
     if job and "MASTER_PORT" not in environ:
         return _derive_port(job)
@@ -199,7 +199,7 @@ def _require(environ: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _endpoint(text: str) -> tuple[str, int]:
+def _parse_endpoint(text: str) -> tuple[str, int]:
     """Parse HOST:PORT, HOST or [ADDRESS]:PORT into host and port."""
     found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]\s]+))(?::(\d+))?", text.strip())
     port = int(found[3] or DEFAULT_PORT) if found else 0

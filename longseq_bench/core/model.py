@@ -1,6 +1,6 @@
 """Data of longseq: frozen, validated once when created, JSON both ways.
 
-Workload     the shape of q, k, v and the kind of pass; not how it is computed
+Workload     the shape of q, k, v and the kind of pass; not the implementation
 Trial        one implementation on one workload under one budget; identified by its key
 Measurement  raw samples of one meter, in SI units
 Outcome      the result of one trial: status, reason, phase and measurements
@@ -105,8 +105,8 @@ class Trial(Frozen):
     time_cap: seconds after which no further timed pass starts.
     time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process.
     round: repetition index of an interleaved comparison, from 0.
-    fit_only: loops are cut short; memory is that of a whole pass, time is not. Results are not
-    checked, and such trials are never compared with whole passes.
+    fit_only: loops are cut short; memory is that of a complete pass, time is not. Results are not
+    checked, and such trials are never compared with complete passes.
     keep: tensors that a pass keeps. all: as autograd keeps them. inputs: q, k, v alone between
     forward and backward (recomputation, arXiv 1604.06174). nothing: outputs overwrite inputs (in
     place), which needs less than the floor.

@@ -69,7 +69,7 @@ class Meter(ABC):
     """A context manager around the code that it measures. It may be entered several times.
 
     name: the display name, written to the record.
-    priority: among several available meters of one role, the highest is taken.
+    priority: among several available meters of one role, the highest is used.
     """
 
     name: ClassVar[str]

@@ -30,7 +30,7 @@ from longseq_bench.search.edge_model import MARGIN, EdgeModel, ExpectedLoads, Hi
 Purpose = Literal["probe", "edge", "confirm"]
 
 TOLERANCE_TOKENS, TOLERANCE_SHARE = 64, 0.01
-MAX_SPREAD = 0.16  # the widest tolerance, as a share of the length: noise widens it up to here
+MAX_SPREAD = 0.16  # maximum tolerance of a noisy machine, as a share of the length
 MAX_GROWTH = 16  # factor beyond the longest pass up to which a prediction is trusted
 FALLBACK_SHARES = (1.0, 0.97, 0.9, 0.7, 0.35)  # of the first length, while none has passed
 LATE_LOAD = 1.05  # assumed time load of a run that was killed at its limit
@@ -150,7 +150,7 @@ class _BracketSearch:
         self.predicted, self.first = self.model.expected_edge()
         self.hopeless, self.runs = False, 0
         self._time_spent = 0.0
-        self._misses = 0  # failed runs one after the other: how often the model was wrong
+        self._misses = 0  # failed runs in a row: how often the model was wrong
         self._contradictions = 0
 
     @property
@@ -171,7 +171,7 @@ class _BracketSearch:
         self._learn(tokens, result)
 
     def _purpose(self, tokens: int) -> Purpose:
-        """Return `edge` once a failure above, or the prediction, is near; `confirm` for a tie."""
+        """Return `confirm` for a tie, `edge` below a failure or near the prediction, or `probe`."""
         if self.history.is_tied(tokens):
             return "confirm"
         near = self.predicted is not None and tokens > 0.9 * self.predicted
@@ -222,7 +222,7 @@ class _BracketSearch:
         return self.high is not None and self.high not in self.history.failures
 
     def _width(self) -> int:
-        """Return the width of a closed bracket here: the tolerance, or the spread of time edges."""
+        """Return the width of a closed bracket: the tolerance, or the spread of the time edges."""
         width = tolerance(self.low, self._contradictions)
         edges = self.model.time_edges()
         if not edges or not self._high_is_late:

@@ -2,7 +2,7 @@
 
 A load is the fraction of a limit (memory, time) that a run uses; the edge is where the first load
 reaches 1. Memory is nearly the same in every run, time is not: each run near the edge gives its own
-estimate of the time edge, and their spread says how noisy the machine is.
+estimate of the time edge, and their spread shows how noisy the machine is.
 """
 
 import math
@@ -101,7 +101,7 @@ class EdgeModel:
     def _corrected(self, longest: int) -> tuple[int, str] | None:
         """Find the edge by the expected loads, corrected by the loads of the longest pass.
 
-        A load that was not measured is used as expected. Time is left out where runs estimate it.
+        A load that was not measured is not corrected. Time is left out if runs estimate its edge.
         """
         if self.expected is None:
             return None
@@ -146,7 +146,7 @@ class EdgeModel:
         return [edge for edge in edges if edge is not None]
 
     def _time_edge(self, tokens: int, time: float, exponent: float | None) -> float | None:
-        """Return the edge by one run; None where nothing shows how time grows."""
+        """Return the edge by one run; None if it is not known how time grows."""
         expected = self.expected
         if expected and (predicted := expected.loads(tokens).get("time", 0.0)) > 0:
             if (tokens, time) not in self._time_edges_of_runs:

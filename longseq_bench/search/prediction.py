@@ -93,7 +93,7 @@ class Curve:
 
 
 def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> Curve | str:
-    """Return a trial's curve up to where the floor reaches the budget, or why there is none."""
+    """Return a trial's curve up to the length whose floor fills the budget, or why not."""
     floor = floor_tokens(trial.workload, budget, trial.world_size)
     min_tokens = 2 * trial.world_size
     lengths = sorted({max(min_tokens, min(ceiling, round(share * floor))) for share in GRID})
@@ -175,9 +175,9 @@ class RateModel:
         w = trial.workload
         rate = self.hardware.rate(w.dtype, w.mode)
         if w.train and trial.keep != "all":
-            # the forward is run again, and is not counted in the FLOPs
-            once = FORWARD_MATMULS + BACKWARD_MATMULS
-            rate *= once / (once + FORWARD_MATMULS)
+            # the forward runs twice, but the FLOPs count it once
+            matmuls = FORWARD_MATMULS + BACKWARD_MATMULS
+            rate *= matmuls / (matmuls + FORWARD_MATMULS)
         return Rate(rate, PROFILE_UNCERTAINTY, f"profile of {self.hardware.name}")
 
     def bandwidth(self, ranks: int) -> float:
@@ -212,7 +212,7 @@ class Times:
 
     @property
     def limit(self) -> str:
-        """The part that takes most of the time."""
+        """Name of the part that takes most of the time."""
         parts = {"compute": self.compute, "memory bandwidth": self.memory}
         parts["communication"] = self.exposed
         return max(parts, key=lambda name: parts[name])
@@ -262,7 +262,7 @@ class Prediction:
 
 
 def predict(trial: Trial, dry_run: DryRun, rates: RateModel) -> Prediction | str:
-    """Predict a trial at its length, or return why that is impossible."""
+    """Predict a trial at its length, or return the reason why it can't be predicted."""
     assert trial.memory_budget
     (estimate,) = dry_run([trial.replace(repeats=0, round=0)])
     if estimate.unsupported:
@@ -275,7 +275,7 @@ def predict(trial: Trial, dry_run: DryRun, rates: RateModel) -> Prediction | str
 def find_longest_fit(
     trial: Trial, dry_run: DryRun, rates: RateModel, ceiling: int
 ) -> Prediction | str:
-    """Predict the longest length that fits in the budget of each rank, or return why not."""
+    """Predict the longest length that fits the budget of each rank, or return why it can't."""
     assert trial.memory_budget
     curve = dry_run_curve(trial, trial.memory_budget, dry_run, ceiling)
     if isinstance(curve, str):

@@ -69,7 +69,6 @@ def _predict(trial: Trial, threads: int) -> DryRunEstimate:
     meta_mode.enable(trial.device)
     # ranks on one host share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
-    make = None
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
         if reason := unsupported_setting(trial):

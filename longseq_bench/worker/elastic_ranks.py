@@ -52,7 +52,7 @@ def run_agent(
 
     It sends over `events`:
 
-    {"started": [pid, ...]}                        the ranks run: all hosts have met
+    {"started": [pid, ...]}                        the ranks run: all hosts are connected
     {"exit": -9, "local_rank": 1, "at": 17...}     a rank ended, and when, in ns since 1970
     {"failed": "..."}                              the ranks could not be started
 
@@ -151,9 +151,10 @@ def _run_rank(
 def _place_of_rank() -> RankInfo:
     """Return the place that torch's agent wrote into the environment."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-    rank, size, local_rank, here, port = (int(os.environ[name]) for name in names)
-    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return RankInfo(rank, size, local_rank, os.environ["MASTER_ADDR"], port, served, here)
+    rank, size, local_rank, local_ranks, port = (int(os.environ[name]) for name in names)
+    store_is_up = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address = os.environ["MASTER_ADDR"]
+    return RankInfo(rank, size, local_rank, address, port, store_is_up, local_ranks)
 
 
 def _become_a_child(output: int) -> None:

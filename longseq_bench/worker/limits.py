@@ -1,8 +1,8 @@
 """A hard memory budget for this process, and the allocator settings that make it exact.
 
 CPU: RLIMIT_DATA is set to the bytes mapped now plus the budget. glibc maps every block of 128 KiB
-or more on its own and returns it at once. Without that, a need of 52 MiB passes only at 130 MiB;
-with it, 52 fails and 53 passes.
+or more on its own and returns it at once. A trial that needs 52 MiB then fails with a budget of
+52 MiB and passes with 53; without these settings it needs 130 MiB.
 CUDA: the caching allocator's fraction, less the memory outside it (context, libraries).
 """
 

@@ -23,7 +23,7 @@ def run_pass(
 ) -> None:
     """Run forward, and in train mode backward.
 
-    The output and the gradients of q, k, v are left in `one`, those of a module's matrices in
+    The output and the gradients of q, k, v are stored in `one`, those of a module's matrices in
     `.grad`. part: a detail of the phase, for progress output.
     """
     matrices = attention.projections()

@@ -146,7 +146,7 @@ class _TrialRun:
         """Check only that a pass fits in memory, in little time.
 
         Loops over equal blocks run their first blocks only, so the output is not checked, and the
-        heap is smaller than that of a whole pass. The peak is that of tensors, plus the tabulated
+        heap is smaller than in a complete pass. The peak is that of tensors, plus the tabulated
         workspace of fused kernels.
         """
         log = self.log
