@@ -247,14 +247,14 @@ def test_a_single_sample_gives_no_bounds() -> None:
      {"implementation": "sdpa"}],
 )  # fmt: skip
 def test_no_speed_up_over_another_trial(change: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"implementation": "ring", "options": {"chunk": 1}}
-    alone = make.record(make.trial(**asked))
-    several = make.record(make.trial(**asked | change, world_size=2), make.measured(ranks=2))
+    settings: dict[str, Any] = {"implementation": "ring", "options": {"chunk": 1}}
+    alone = make.record(make.trial(**settings))
+    several = make.record(make.trial(**settings | change, world_size=2), make.measured(ranks=2))
     assert [row.speedup for row in sweep_rows([alone, several])] == [1.0, None]
-    same = make.record(make.trial(**asked, world_size=2), make.measured(ranks=2))
+    same = make.record(make.trial(**settings, world_size=2), make.measured(ranks=2))
     assert [row.speedup for row in sweep_rows([alone, same])] == [1.0, 1.0]
-    elsewhere = make.record(same.trial, same.outcome, make.environment("beta"))
-    assert sweep_rows([alone, elsewhere])[1].speedup is None
+    other_machine = make.record(same.trial, same.outcome, make.environment("beta"))
+    assert sweep_rows([alone, other_machine])[1].speedup is None
 
 
 @pytest.mark.parametrize("status", ["wrong", "oom"])
@@ -420,7 +420,7 @@ def test_dense_times_of_one_source_are_merged_and_measured_ones_preferred() -> N
 def test_standard_memory_is_measured_if_dense_ran_on_the_workload() -> None:
     sparse = sparse_run()
 
-    def beside(status: Status = "ok", where: str = "alpha", **change: Any) -> dict[str, Any]:
+    def swept(status: Status = "ok", where: str = "alpha", **change: Any) -> dict[str, Any]:
         shape = {"causal": True, "heads": 2, "head_dim": 4, **change}
         came_to = make.outcome(status, peak=50_000)
         dense = make.record(
@@ -428,14 +428,14 @@ def test_standard_memory_is_measured_if_dense_ran_on_the_workload() -> None:
         )
         return sweep_rows([sparse, dense])[0]
 
-    row = beside()
+    row = swept()
     assert (row.dense_peak_bytes, row.dense_memory_source) == (50_000, "measured")
     assert row.memory_reduction == 50.0
     # another budget or a timeout does not change the peak
-    assert beside(memory_budget=2**20).dense_memory_source == "measured"
-    assert beside("timeout").dense_memory_source == "measured"
-    others = [beside("oom"), beside("crashed"), beside(where="beta"), beside(causal=False),
-              beside(mode="train"), beside(dtype="bfloat16"), beside(batch=2)]  # fmt: skip
+    assert swept(memory_budget=2**20).dense_memory_source == "measured"
+    assert swept("timeout").dense_memory_source == "measured"
+    others = [swept("oom"), swept("crashed"), swept(where="beta"), swept(causal=False),
+              swept(mode="train"), swept(dtype="bfloat16"), swept(batch=2)]  # fmt: skip
     for other in others:
         assert other.dense_memory_source == "computed"
 

@@ -125,9 +125,9 @@ def test_one_process_decides_nothing(of_a: int, of_b: int, reason: str) -> None:
 
 
 def test_the_sentence_counts_rows() -> None:
-    said = summarize(compare(swept(1, 1, 1), swept(1.2, 1, 0.8)))[0]
-    assert said.startswith("B is slower in 1 of 3 trials, faster in 1; 1 the same within noise")
-    assert "the smallest detectable difference is 1.5 %)." in said
+    sentence = summarize(compare(swept(1, 1, 1), swept(1.2, 1, 0.8)))[0]
+    assert sentence.startswith("B is slower in 1 of 3 trials, faster in 1; 1 the same within noise")
+    assert "the smallest detectable difference is 1.5 %)." in sentence
 
 
 # ---- matching ----------------------------------------------------------------------------------
@@ -236,9 +236,9 @@ def test_machines_that_swapped_sides_are_reported() -> None:
     beta = make.environment("beta")
     a = rounds() + rounds(seq_len=64) + rounds(seq_len=128, where=beta)
     b = rounds() + rounds(seq_len=64, where=beta) + rounds(seq_len=128)
-    (said,) = [line for line in summarize(compare(a, b)) if "different machines" in line]
-    assert said.startswith("2 trials are in both, but on different machines (host alpha and beta; ")
-    assert "host beta and alpha)" in said
+    (line,) = (one for one in summarize(compare(a, b)) if "different machines" in one)
+    assert line.startswith("2 trials are in both, but on different machines (host alpha and beta; ")
+    assert "host beta and alpha)" in line
 
 
 def test_without_common_trials_the_error_names_the_contents() -> None:
@@ -263,9 +263,9 @@ def test_peaks_whose_rounds_overlap_are_the_same() -> None:
     assert (row.verdict, row.ratio) == ("same", 2.0)
 
 
-def search(passed: int, failed: int | None, how: Any = "oom", **fields: Any) -> list[Record]:
+def search(passed: int, failed: int | None, status: Any = "oom", **fields: Any) -> list[Record]:
     steps = [make.step(passed, **fields)] if passed else []
-    return steps + ([make.step(failed, how, **fields)] if failed else [])
+    return steps + ([make.step(failed, status, **fields)] if failed else [])
 
 
 @pytest.mark.parametrize(
@@ -308,9 +308,9 @@ def test_a_trial_that_fails_only_in_b_is_broken_and_has_no_time() -> None:
     assert turned(failed("oom"), rounds()).verdict == "mended"
     assert turned(failed("oom"), failed("crashed")).verdict == "otherwise"
     assert compare(rounds(), rounds() + failed("wrong", round=9)).times == ()
-    alike = compare(failed("oom"), failed("oom"))
-    assert (alike.status_changes, alike.failed_alike) == ((), 1)
-    assert "1 trial failed in the same way in both." in summarize(alike)
+    same = compare(failed("oom"), failed("oom"))
+    assert (same.status_changes, same.failed_alike) == ((), 1)
+    assert "1 trial failed in the same way in both." in summarize(same)
 
 
 # ---- the gate ----------------------------------------------------------------------------------
@@ -506,8 +506,8 @@ def test_a_detectable_difference_above_100_percent_has_no_size() -> None:
 
 
 def test_running_out_of_memory_is_three_words() -> None:
-    said = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
-    full = [make.record(make.trial(), make.outcome("oom", said))]
+    reason = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
+    full = [make.record(make.trial(), make.outcome("oom", reason))]
     found = compare(rounds(), full)
     assert regressions(found, 0.05) == ["sdpa at 4k is no longer ok: out of memory"]
     (row,) = rows_of(sections(comparison_document(found))["Different status"])

@@ -93,14 +93,14 @@ def test_a_noisier_row_keeps_its_own_noise() -> None:
     def error(found: RatioEstimate) -> float:
         return math.log(found.high / found.ratio) / quantile(0.05, found.degrees_of_freedom)
 
-    beside, alone = estimate_ratios([*rows, loud])[-1], estimate_ratios([loud])[0]
-    assert beside.degrees_of_freedom > alone.degrees_of_freedom
-    assert error(beside) == pytest.approx(error(alone))
+    shared, alone = estimate_ratios([*rows, loud])[-1], estimate_ratios([loud])[0]
+    assert shared.degrees_of_freedom > alone.degrees_of_freedom
+    assert error(shared) == pytest.approx(error(alone))
 
 
 def test_rows_without_noise_do_not_divide_by_zero() -> None:
-    same, apart = estimate_ratios([([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [2.0, 2.0])])
-    assert (same.ratio, same.p_value, apart.ratio, apart.p_value) == (
+    same, different = estimate_ratios([([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [2.0, 2.0])])
+    assert (same.ratio, same.p_value, different.ratio, different.p_value) == (
         1.0,
         1.0,
         pytest.approx(2.0),
@@ -147,26 +147,26 @@ def test_a_false_alarm_is_as_rare_as_stated(scale: str, rows: int, rounds: int) 
     for i in range(120):
         rng = Random(f"{scale} {rows} {rounds} {i}")
         noise = heavy if i % 2 else NORMAL
-        made = noisy(rng, SCALES[scale](rng, rows), rounds, 0.0, noise)
-        alarms += any(s.adjusted_p <= 0.05 for s in estimate_ratios(made))
+        noisy_rows = noisy(rng, SCALES[scale](rng, rows), rounds, 0.0, noise)
+        alarms += any(s.adjusted_p <= 0.05 for s in estimate_ratios(noisy_rows))
     assert alarms <= 12
 
 
-@pytest.mark.parametrize(("rounds", "rows", "least"), [(5, 1, 0.95), (5, 12, 0.95), (3, 21, 0.85)])
+@pytest.mark.parametrize(("rounds", "rows", "power"), [(5, 1, 0.95), (5, 12, 0.95), (3, 21, 0.85)])
 def test_ten_percent_slower_is_found_in_two_percent_noise(
-    rounds: int, rows: int, least: float
+    rounds: int, rows: int, power: float
 ) -> None:
     found = 0
     for i in range(40):
-        made = noisy(Random(i), [0.02] * rows, rounds, math.log(1.1))
-        found += sum(s.adjusted_p <= 0.05 and s.ratio > 1 for s in estimate_ratios(made))
-    assert found / (40 * rows) >= least
+        noisy_rows = noisy(Random(i), [0.02] * rows, rounds, math.log(1.1))
+        found += sum(s.adjusted_p <= 0.05 and s.ratio > 1 for s in estimate_ratios(noisy_rows))
+    assert found / (40 * rows) >= power
 
 
 def test_without_correction_there_are_many_false_alarms() -> None:
     """The reason for Holm: with 30 rows the level of one row is not that of all."""
     alone = 0
     for i in range(60):
-        made = estimate_ratios(noisy(Random(i), [0.02] * 30, 5))
-        alone += any(s.p_value <= 0.05 for s in made)
+        estimates = estimate_ratios(noisy(Random(i), [0.02] * 30, 5))
+        alone += any(s.p_value <= 0.05 for s in estimates)
     assert alone > 20

@@ -72,12 +72,12 @@ def student(free: int) -> float:
     1.96 + 2.4 / degrees."""
     if free > 20:
         return 1.96 + 2.4 / free
-    whole = math.gamma((free + 1) / 2) / (math.sqrt(free * math.pi) * math.gamma(free / 2))
+    factor = math.gamma((free + 1) / 2) / (math.sqrt(free * math.pi) * math.gamma(free / 2))
 
     def below(t: float) -> float:
         steps = 2000
         heights = [(1 + (t * i / steps) ** 2 / free) ** (-(free + 1) / 2) for i in range(steps + 1)]
-        return 0.5 + whole * t / steps * (sum(heights) - (heights[0] + heights[-1]) / 2)
+        return 0.5 + factor * t / steps * (sum(heights) - (heights[0] + heights[-1]) / 2)
 
     low, high = 1.9, 13.0
     while high - low > 1e-5:
@@ -121,7 +121,7 @@ def largest(records: Iterable[Record], name: str) -> float | None:
     return math.nan if any(s != s for s in found) else max(found, default=None)
 
 
-def build_document(value: float | None) -> int | None:
+def rounded(value: float | None) -> int | None:
     """A rounded size; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else round(value)
 
@@ -209,28 +209,28 @@ class Swept(Trials):
         self.communicating = iterations(timed, "communication_time")
         self.planning = iterations(records, "plan_time")
         self.time, self.ends = middle(self.times), ends(self.times)
-        self.peak = build_document(largest(records, "peak"))
+        self.peak = rounded(largest(records, "peak"))
         self.rank_peaks = each_rank(records, "peak", max)
         self.rank_times = each_rank(timed, "time", median)
         self.imbalance, self.least_peak = uneven(self.rank_peaks)
 
-    def most(self, name: str) -> float | None:
+    def largest(self, name: str) -> float | None:
         """The largest sample of a measurement over ranks and rounds."""
         return largest(self.records, name)
 
     @property
     def sparse(self) -> bool:
         """Whether the pattern skips pairs of dense attention."""
-        kept = self.most("density_achieved")
+        kept = self.largest("density_achieved")
         return kept is not None and kept < 1
 
     @property
     def pairs_seen(self) -> float | None:
         """The share of the pairs of dense attention, by FLOPs without a module's projections."""
-        flops, dense = self.most("flops"), dense_flops(self.workload)
-        if flops is None or self.most("density_achieved") is None:
+        flops, dense = self.largest("flops"), dense_flops(self.workload)
+        if flops is None or self.largest("density_achieved") is None:
             return None
-        return (flops - ((self.most("dense_flops") or dense) - dense)) / dense
+        return (flops - ((self.largest("dense_flops") or dense) - dense)) / dense
 
     @property
     def exposed(self) -> float | None:
@@ -265,7 +265,8 @@ class Swept(Trials):
     @property
     def ideal(self) -> tuple[float, float | None, float | None] | None:
         """Dense time times the share of work divided by the time, with its interval."""
-        work = over(self.most("flops"), self.most("dense_flops") or dense_flops(self.workload))
+        dense = self.largest("dense_flops") or dense_flops(self.workload)
+        work = over(self.largest("flops"), dense)
         if self.dense is None or work is None or not self.time:
             return None
         _, dense, interval_of_dense = self.dense
@@ -297,7 +298,7 @@ class Search(Trials):
         self.limited_by = LIMITS[worst.status] if worst else "ceiling"
         self.phase = worst.phase if worst else None
         self.at = [r for r in records if r.trial.workload.seq_len == self.tokens]
-        self.peak = build_document(largest(self.at, "peak"))
+        self.peak = rounded(largest(self.at, "peak"))
         self.rank_peaks = each_rank(self.at, "peak", max)
         self.imbalance, self.least_peak = uneven(self.rank_peaks)
         self.runs = sum(max(1, r.processes // self.ranks) for r in records)
@@ -326,14 +327,14 @@ class Sparsity(Trials):
         self.tokens = self.workload.seq_len
         runs = [(float(str(r.trial.options["sparsity"])), r) for r in records]
         bad = {sparsity for sparsity, r in runs if r.outcome.status != "ok"}
-        self.least = min({sparsity for sparsity, _ in runs} - bad, default=None)
-        denser = [s for s in bad if self.least is None or s < self.least]
+        self.minimum = min({sparsity for sparsity, _ in runs} - bad, default=None)
+        denser = [s for s in bad if self.minimum is None or s < self.minimum]
         self.too_dense = max(denser, default=None)
-        at = [r for sparsity, r in runs if sparsity == self.least]
+        at = [r for sparsity, r in runs if sparsity == self.minimum]
         failed = [r.outcome.status for s, r in runs if s == self.too_dense]
         self.limited_by = LIMITS[[s for s in failed if s != "ok"][-1]] if failed else None
         self.times = iterations(at, "time")
-        self.peak, self.confirmations = build_document(largest(at, "peak")), max(len(at) - 1, 0)
+        self.peak, self.confirmations = rounded(largest(at, "peak")), max(len(at) - 1, 0)
 
 
 class Fit(NamedTuple):
@@ -450,7 +451,7 @@ def set_labels(trials: Sequence[Trials]) -> None:
         for name, value in one.options.items():
             values[one.implementation, name].add(option_text(value))
     for one in trials:
-        told = [
+        differing = [
             f"{name}={option_text(value)}"
             for name, value in one.options.items()
             if len(values[one.implementation, name]) > 1
@@ -463,7 +464,7 @@ def set_labels(trials: Sequence[Trials]) -> None:
             *["offloaded"] * (one.options.get("offload", "none") != "none"),
         ]
         words = f" ({', '.join(special)})" if special else ""
-        one.label = " ".join([one.implementation, *told]) + words
+        one.label = " ".join([one.implementation, *differing]) + words
 
 
 def option_text(value: Any) -> str:
@@ -487,7 +488,7 @@ def fits(group: Sequence[Swept]) -> list[Fit]:
         fitted = exponents(columns, [math.log(getattr(r, quantity)) for r in rows])
         formula: float | None = 2.0 if rows[0].implementation == "dense" else 1.0
         if quantity == "time":
-            work = [(math.log(r.tokens), math.log(f)) for r in rows if (f := r.most("flops"))]
+            work = [(math.log(r.tokens), math.log(f)) for r in rows if (f := r.largest("flops"))]
             formula = None
             if len({x for x, _ in work}) > 1:
                 slopes = exponents([[x for x, _ in work]], [y for _, y in work])

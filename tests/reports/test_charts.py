@@ -199,10 +199,10 @@ def written(chart: Chart) -> list[str]:
 def test_names_of_bars_with_the_same_beginning_stay_distinct() -> None:
     long = "ring order=zigzag queries=partitioned transport=p2p wire_dtype=null"
     names = f"{long} (fit only), bfloat16, no time limit", f"{long}, bfloat16, 30 s a pass"
-    told = written(bars(*names))
-    assert not [text for text in told if "…" in text]
+    texts = written(bars(*names))
+    assert not [text for text in texts if "…" in text]
     for name in names:
-        assert name in " ".join(told)
+        assert name in " ".join(texts)
     for page in (True, False):
         high, short = spec(bars(*names), page), spec(bars("a", "b"), page)
         assert high["height"] > short["height"] == 2 * BAR
@@ -210,15 +210,15 @@ def test_names_of_bars_with_the_same_beginning_stay_distinct() -> None:
 
 
 def test_a_very_long_name_is_cut_in_its_middle() -> None:
-    told = written(bars("begin " + "x" * 5000 + " end", "y"))
-    assert any(text.startswith("begin") for text in told)
-    assert any("…" in text for text in told)
-    assert any(text.endswith(" end") for text in told)
+    texts = written(bars("begin " + "x" * 5000 + " end", "y"))
+    assert any(text.startswith("begin") for text in texts)
+    assert any("…" in text for text in texts)
+    assert any(text.endswith(" end") for text in texts)
     assert spec(bars("x" * 5000), page=True)["height"] < 2 * 120
 
 
 def test_names_are_never_part_of_an_expression() -> None:
-    nasty = "'+alert(1)+' \\ " + "name " * 30
-    (axis,) = (layer["encoding"]["y"]["axis"] for layer in spec(bars(nasty), page=True)["layer"])
+    hostile = "'+alert(1)+' \\ " + "name " * 30
+    (axis,) = (layer["encoding"]["y"]["axis"] for layer in spec(bars(hostile), page=True)["layer"])
     assert "datum.label" in axis["labelExpr"]
     assert "alert" not in str(axis)

@@ -57,8 +57,8 @@ def ideal_text(row: Swept) -> str | None:
     return f"{format_share(share)} ({format_share(low)} to {format_share(high)})"
 
 
-def most(name: str) -> Callable[[Swept], float | None]:
-    return lambda r: r.most(name)
+def largest(name: str) -> Callable[[Swept], float | None]:
+    return lambda r: r.largest(name)
 
 
 Figures = dict[str, Callable[[Any], Any]]
@@ -67,7 +67,7 @@ SWEPT: Figures = {
     "Tokens": lambda r: r.tokens,
     "Ranks": lambda r: r.ranks,
     "Batch": lambda r: r.workload.batch,
-    "Tokens per rank": lambda r: build_document(r.most("own_tokens")),
+    "Tokens per rank": lambda r: rounded(r.largest("own_tokens")),
     "Status": lambda r: r.status,
     "Time": spread,
     "Samples": lambda r: len(r.times),
@@ -78,19 +78,19 @@ SWEPT: Figures = {
     "At least": lambda r: r.speedup_ends[0],
     "At most": lambda r: r.speedup_ends[1],
     "Efficiency": lambda r: over(r.speedup, r.ranks),
-    "Bytes sent per rank": lambda r: build_document(r.most("bytes_sent")),
+    "Bytes sent per rank": lambda r: rounded(r.largest("bytes_sent")),
     "Peak memory": lambda r: r.peak,
     "Peak of a rank": lambda r: r.peak,
     "Least peak": lambda r: r.least_peak,
     "Imbalance": lambda r: r.imbalance,
     "Tokens/s": lambda r: over(r.workload.batch * r.tokens, r.time),
-    "Effective FLOP/s": lambda r: over(r.most("flops"), r.time),
-    "Max error": most("max_error"),
-    "Wire error": most("wire_error"),
-    "Requested density": most("density_asked"),
-    "Achieved density": most("density_achieved"),
-    "Uncovered": most("uncovered"),
-    "Zero rows": most("zero_rows"),
+    "Effective FLOP/s": lambda r: over(r.largest("flops"), r.time),
+    "Max error": largest("max_error"),
+    "Wire error": largest("wire_error"),
+    "Requested density": largest("density_asked"),
+    "Achieved density": largest("density_achieved"),
+    "Uncovered": largest("uncovered"),
+    "Zero rows": largest("zero_rows"),
     "Speed": lambda r: r.speed,
     "Density of pairs": lambda r: r.pairs_seen,
     "Pairs seen": lambda r: r.pairs_seen if r.sparse else None,
@@ -123,7 +123,7 @@ SEARCHES: Figures = {
     "Max on one rank": lambda s: s.alone and s.alone.tokens,
     "Times as long": lambda s: s.alone and over(s.tokens, s.alone.tokens),
     "Fits in memory": lambda s: s.memory_alone,
-    "Tokens per rank": lambda s: build_document(max_of(s.at, "own_tokens")),
+    "Tokens per rank": lambda s: rounded(max_of(s.at, "own_tokens")),
     "First failure": lambda s: s.failed,
     "Limited by": lambda s: s.limited_by,
     "Bottleneck": lambda s: s.limited_by,
@@ -154,7 +154,7 @@ SPARSITIES: Figures = {
     "Tokens": lambda s: s.tokens,
     "Time": spread,
     "Peak memory": lambda s: s.peak,
-    "Minimum sparsity": lambda s: sparsity_text(s.least, math.ceil),
+    "Minimum sparsity": lambda s: sparsity_text(s.minimum, math.ceil),
     "Highest failed sparsity": lambda s: sparsity_text(s.too_dense, math.floor),
     "Limited by": lambda s: s.limited_by,
     "Confirmations": lambda s: s.confirmations,
@@ -170,7 +170,7 @@ FITS: Figures = {
 }
 
 
-def build_document(value: float | None) -> int | None:
+def rounded(value: float | None) -> int | None:
     return None if value is None or not math.isfinite(value) else round(value)
 
 
@@ -359,8 +359,8 @@ def test_doubling_is_the_longer_time_divided_by_the_shorter(name: str) -> None:
             ratios = [time_ratio(two, one) for one, two in pairs_of(book, row)]
             assert any(agrees(row["Time is"], ratio) for ratio in ratios), row
         label = row["Implementation"].split(" on ")[0]
-        told = [exponent_text(fit.tokens) for fit in fits if fit.label == label]
-        assert row["Exponent of tokens"] in (told or [None]), row
+        expected = [exponent_text(fit.tokens) for fit in fits if fit.label == label]
+        assert row["Exponent of tokens"] in (expected or [None]), row
 
 
 @pytest.mark.parametrize(("name", "base"), [("rich", "sdpa"), ("a failed baseline", "dense")])

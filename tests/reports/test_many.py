@@ -10,13 +10,13 @@ from tests import make
 from tests.reports import examples
 from tests.reports.reading import build, section
 
-MOST = 3
+LIMIT = 3
 
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("wording", "sections.ranks"):
-        monkeypatch.setattr(f"longseq_bench.reports.{module}.MAX_SENTENCES", MOST)
+        monkeypatch.setattr(f"longseq_bench.reports.{module}.MAX_SENTENCES", LIMIT)
 
 
 def hung(seq_len: int, **fields: int) -> Record:
@@ -26,21 +26,21 @@ def hung(seq_len: int, **fields: int) -> Record:
 
 
 def test_sentences_and_names_are_limited() -> None:
-    said = [str(i) for i in range(MOST + 2)]
-    assert limit_sentences(said[:MOST]) == said[:MOST]
-    *first, last = limit_sentences(iter(said))
-    assert (first, "2 more" in last) == (said[:MOST], True)
-    assert join_names(said[:MOST], "; ") == "0; 1; 2"
-    assert join_names(iter(said)) == "0, 1, 2, … and 2 more"
+    names = [str(i) for i in range(LIMIT + 2)]
+    assert limit_sentences(names[:LIMIT]) == names[:LIMIT]
+    *first, last = limit_sentences(iter(names))
+    assert (first, "2 more" in last) == (names[:LIMIT], True)
+    assert join_names(names[:LIMIT], "; ") == "0; 1; 2"
+    assert join_names(iter(names)) == "0, 1, 2, … and 2 more"
 
 
 def test_sentences_on_many_workloads_are_limited_but_not_tables() -> None:
-    records = [make.record(make.trial(head_dim=8 * (i + 1))) for i in range(MOST + 4)]
+    records = [make.record(make.trial(head_dim=8 * (i + 1))) for i in range(LIMIT + 4)]
     document = build(records)
     points = section(document, "Summary").points
-    assert len(points) == 1 + MOST + 1
+    assert len(points) == 1 + LIMIT + 1
     assert "4 more" in points[-1]
-    assert len(section(document, "Lengths swept").tables) == MOST + 4
+    assert len(section(document, "Lengths swept").tables) == LIMIT + 4
 
 
 def timed(workloads: int) -> list[Record]:
@@ -64,10 +64,10 @@ def test_the_page_of_many_workloads_is_limited(
 
 
 def test_only_the_first_of_many_hangs_are_shown() -> None:
-    records = [hung(1024 * (i + 1), round=i % 2) for i in range(MOST + 2)]
+    records = [hung(1024 * (i + 1), round=i % 2) for i in range(LIMIT + 2)]
     document = build([*records, hung(1024, round=1, seed=5)])
     titles = [s.title for s in document.sections if s.title.startswith("Hang: ")]
-    assert len(titles) == MOST
+    assert len(titles) == LIMIT
     assert "2 more" in section(document, "Further hangs").points[0]
-    alone = build(records[:MOST])
-    assert "Further hangs" not in [s.title for s in alone.sections]
+    without_more = build(records[:LIMIT])
+    assert "Further hangs" not in [s.title for s in without_more.sections]

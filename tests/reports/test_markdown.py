@@ -40,12 +40,12 @@ def one(text: str) -> Document:
 
 
 def check_reads_back(text: str) -> None:
-    said = " ".join(text.split())
+    expected = " ".join(text.split())
     found = parsed(page(one(text)))
-    assert found["h1"] == found["h2"] == found["h3"] == [said]
-    assert found["p"] == [said, said, said, "last"]
-    assert found["th"] == [said, "n"]
-    assert found["td"] == [said, "1", "—", "2"]
+    assert found["h1"] == found["h2"] == found["h3"] == [expected]
+    assert found["p"] == [expected, expected, expected, "last"]
+    assert found["th"] == [expected, "n"]
+    assert found["td"] == [expected, "1", "—", "2"]
 
 
 @pytest.mark.parametrize("text", NASTY)

@@ -39,7 +39,7 @@ from longseq_bench.reports.render.html import page
 from longseq_bench.store import load
 
 ROOT = Path(__file__).parents[2]
-NASTY = [
+HOSTILE = [
     "<script>window.ran = 1</script>", "</script><script>window.ran = 1</script>",
     '"><img src=x onerror="window.ran = 1">', "a|b", "two\nlines", "it's \"said\" `so`",
     "{{ 7 * 7 }}", "</style></title><b>", "<!-- <script>", "' + (window.ran = 1) + '", "&lt;&amp;",
@@ -53,14 +53,14 @@ NASTY = [
 THREE = ("sdpa", "ring", "dense")
 
 
-def chart(names: tuple[str, ...] = THREE, said: str = "Time by tokens.") -> Chart:
+def chart(names: tuple[str, ...] = THREE, text: str = "Time by tokens.") -> Chart:
     points = tuple(
         Point(name, n, 1e-9 * n * n * (i + 1), 0.9e-9 * n * n * (i + 1), 1.1e-9 * n * n * (i + 1))
         for i, name in enumerate(names)
         for n in (1024, 2048, 4096)
     )
     return Chart(
-        "time", said, said, Axis("Tokens", "tokens", True), Axis("Time", "seconds", True), points,
+        "time", text, text, Axis("Tokens", "tokens", True), Axis("Time", "seconds", True), points,
         (Mark(names[-1], 8192, "oom in forward"),),
         (Guide("ideal", (Point("", 1024, 1e-3), Point("", 4096, 16e-3))),),
     )  # fmt: skip
@@ -101,7 +101,7 @@ def long(n: int = 5000) -> Document:
     columns = (Column("Implementation"), Column("Tokens", "tokens"), Column("Time", "seconds"))
     times = [None if i % 100 == 3 else (i * 37 % n) / 10 for i in range(n)]
     rows = [(f"way {i % 7}", 1 + i, time) for i, time in enumerate(times)]
-    rows[-1] = (NASTY[2], n, 0.5)
+    rows[-1] = (HOSTILE[2], n, 0.5)
     return Document(
         "summary", "Long", [], [Section("All", tables=[Table("Rows", columns, tuple(rows))])]
     )
@@ -117,15 +117,15 @@ def long_page() -> str:
     return page(long())
 
 
-def nasty(text: str) -> Section:
+def hostile(text: str) -> Section:
     table = Table(text, (Column("Implementation"), Column(text)), ((text, text), ("b", None)))
     charts = [chart((text, "other"), text), bars((text,))]
     return Section(text, [text], [text], [table], [text], charts)
 
 
 @cache
-def nasty_page() -> str:
-    return page(Document("x", NASTY[0], [NASTY[1]], [nasty(text) for text in NASTY]))
+def hostile_page() -> str:
+    return page(Document("x", HOSTILE[0], [HOSTILE[1]], [hostile(text) for text in HOSTILE]))
 
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -171,19 +171,19 @@ def test_the_policy_allows_only_scripts_with_the_listed_hashes(live: bool) -> No
 
 
 def test_data_can_not_end_its_element() -> None:
-    written = nasty_page()
+    written = hostile_page()
     datas = re.findall(r'<script type="application/json">(.*?)</script>', written, re.DOTALL)
     assert not re.search("[<>&\u2028\u2029]", "".join(datas))
-    assert [json.loads(data)["series"] for data in datas[::2]] == [[t, "other"] for t in NASTY]
-    assert len(re.findall(r"<script\b", written.split("<body>")[1])) == 2 * len(NASTY) + 1
+    assert [json.loads(data)["series"] for data in datas[::2]] == [[t, "other"] for t in HOSTILE]
+    assert len(re.findall(r"<script\b", written.split("<body>")[1])) == 2 * len(HOSTILE) + 1
     assert Parts(written).of("img") == []
 
 
 def test_the_page_is_readable_without_scripts() -> None:
     parts = Parts(small_page())
     words = "".join(text for tag, text in parts.texts if tag not in ("script", "style"))
-    for said in ("Said first.", "One.", "Words.", "By time", "hilbert 16", "500 ms ±20 %"):
-        assert said in words
+    for sentence in ("Said first.", "One.", "Words.", "By time", "hilbert 16", "500 ms ±20 %"):
+        assert sentence in words
     assert "Time by tokens. The chart needs JavaScript" in words
     assert [a.get("class") for a in parts.of("td")][1::3] == [
         f"status is-{row[1]}" for row in ROWS
@@ -210,7 +210,7 @@ def test_a_long_table_has_first_rows_and_data(monkeypatch: pytest.MonkeyPatch) -
     assert written.count("<tr>") == 201
     (data,) = re.findall(r'<script type="application/json">(.*?)</script>', written)
     label, tokens, seconds = json.loads(data)
-    assert label["dict"] == [NASTY[2], *(f"way {i}" for i in range(7))]
+    assert label["dict"] == [HOSTILE[2], *(f"way {i}" for i in range(7))]
     assert tokens["codes"] == list(range(5000))
     assert seconds["codes"][3] == -1
     monkeypatch.setattr(html_format, "MAX_ROWS", 700)
@@ -221,10 +221,10 @@ def test_too_much_data_is_cut_with_a_note(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(html_format, "MAX_BYTES", 30_000)
     written = page(long())
     (data,) = re.findall(r'<script type="application/json">(.*?)</script>', written)
-    held = len(json.loads(data)[0]["codes"])
+    row_count = len(json.loads(data)[0]["codes"])
     assert len(data) <= 30_000
-    assert 1000 < held < 5000
-    assert f"Here are the first {held:,} of 5,000 rows" in written
+    assert 1000 < row_count < 5000
+    assert f"Here are the first {row_count:,} of 5,000 rows" in written
     monkeypatch.setattr(html_format, "MAX_BYTES", 500)
     assert "Here are the first 200 of 5,000 rows" in page(long())
     assert '<script type="application/json">' not in page(long())
@@ -289,8 +289,8 @@ class Reader:
         self.run(f"{there} there.scrollIntoView({{block: 'center', behavior: 'instant'}})", query)
         middle = "return [b.x + b.width / 2, b.y + b.height / 2]"
         x, y = self.run(f"{there} const b = there.getBoundingClientRect(); {middle}", query)
-        told = {"type": event, "x": x, "y": y, **given}
-        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", told)
+        values = {"type": event, "x": x, "y": y, **given}
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", values)
 
     def type(self, text: str, at: int = 0) -> None:
         from selenium.webdriver.common.by import By
@@ -373,8 +373,8 @@ def test_long_names_of_bars_are_complete_and_failures_have_crosses(reader: Reade
     reader.open(page(Document("x", "x", [], [Section("x", charts=[drawn])]))).drawn()
     texts = "[...document.querySelectorAll('.role-axis-label text')].map((t) => {})"
     lines = "[...t.querySelectorAll('tspan')].map((s) => s.textContent).join(' ')"
-    told = reader.look(texts.format(f"t.querySelector('tspan') ? {lines} : t.textContent"))
-    assert told[-3:] == [*names, "slow"]
+    values = reader.look(texts.format(f"t.querySelector('tspan') ? {lines} : t.textContent"))
+    assert values[-3:] == [*names, "slow"]
     assert reader.marks("bar") == 2
     assert reader.look("document.querySelectorAll('path[aria-roledescription=point]').length") == 1
     assert reader.complaints() == []
@@ -427,10 +427,10 @@ def test_a_table_sorts_by_value_and_back(reader: Reader) -> None:
     reader.open(small_page())
     as_made = [row[0] for row in ROWS]
     orders = [SORTED, [*SORTED[-2::-1], SORTED[-1]], as_made]
-    for order, said in zip(orders, ("ascending", "descending", None), strict=True):
+    for order, aria in zip(orders, ("ascending", "descending", None), strict=True):
         reader.click("th button", 2)
         assert reader.column() == order
-        assert reader.look("document.querySelectorAll('th')[2].getAttribute('aria-sort')") == said
+        assert reader.look("document.querySelectorAll('th')[2].getAttribute('aria-sort')") == aria
 
 
 def test_a_filter_requires_every_word_and_counts_rows(reader: Reader) -> None:
@@ -460,7 +460,7 @@ def test_a_long_table_sorts_and_filters_all_its_rows(reader: Reader) -> None:
     assert reader.column(1) == [f"{n:,}" for n in range(4990, 5000)]
     assert reader.count() == "10 of 5,000 rows"
     reader.type("onerror")
-    assert reader.column() == [NASTY[2]]
+    assert reader.column() == [HOSTILE[2]]
     assert reader.look("document.images.length") == 0
 
 
@@ -511,13 +511,13 @@ def test_a_narrow_screen_needs_no_horizontal_scrolling(reader: Reader) -> None:
 
 def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:
     shown = "document.querySelector({}).textContent"
-    reader.open(nasty_page())
+    reader.open(hostile_page())
     reader.run("dispatchEvent(new Event('beforeprint'))")
-    reader.waits(f"document.querySelectorAll('svg.marks').length === {2 * len(NASTY)}")
+    reader.waits(f"document.querySelectorAll('svg.marks').length === {2 * len(HOSTILE)}")
     assert reader.look("window.ran") is None
     assert reader.look("document.images.length") == 0
-    assert reader.look(shown.format("'h1'")) == NASTY[0]
-    for i, text in enumerate(NASTY):
+    assert reader.look(shown.format("'h1'")) == HOSTILE[0]
+    for i, text in enumerate(HOSTILE):
         assert reader.column(1, i) == [text, "—"]
         keys = f"document.querySelectorAll('.legend')[{2 * i}].querySelector('span').textContent"
         assert reader.look(keys) == text
@@ -526,7 +526,7 @@ def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:
         assert reader.marks("line mark", 2 * i) == 2
     reader.mouse("mouseMoved", "path[aria-roledescription=point]")
     tip = "document.querySelector('#vg-tooltip-element')"
-    reader.waits(f"!!{tip} && {tip}.textContent.includes({json.dumps(NASTY[0])})")
+    reader.waits(f"!!{tip} && {tip}.textContent.includes({json.dumps(HOSTILE[0])})")
     reader.click(".legend .pick")
     reader.until(lambda: reader.marks() == 1, "one line")
     assert reader.look("window.ran") is None

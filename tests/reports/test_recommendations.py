@@ -259,10 +259,10 @@ def test_a_span_of_lengths_ends_where_its_fastest_failed(status: Status) -> None
         return [text.split(" is ")[0] for text in fastest(Source(records))]
 
     ok: dict[int, Status] = {1: "ok", 2: "ok", 4: "ok"}
-    apart = ["At 1k tokens, one", "At 4k tokens, one"]
+    split = ["At 1k tokens, one", "At 4k tokens, one"]
     assert spans(ok, ok) == ["From 1k to 4k tokens, one"]
-    assert spans(ok | {2: status}, ok) == apart
-    assert spans(ok | {2: status}, {1: "ok", 4: "ok"}) == apart
+    assert spans(ok | {2: status}, ok) == split
+    assert spans(ok | {2: status}, {1: "ok", 4: "ok"}) == split
     assert spans(ok, ok | {2: status}) == ["From 1k to 4k tokens, one"]
     assert spans({1: "ok", 4: "ok"}, ok) == ["From 1k to 4k tokens, one"]
     assert spans(ok | {8: status}, ok) == ["From 1k to 4k tokens, one"]

@@ -148,11 +148,11 @@ def test_values_outside_any_scale_are_not_drawn(seconds: float) -> None:
         assert f"# {document.title}" in FORMATS.get("md")(document)[f"{document.stem}.md"]
 
 
-@pytest.mark.parametrize("made", ["text", {}, {"../out.txt": "x"}, {"/out.txt": "x"}, {"a": b"x"}])
+@pytest.mark.parametrize("files", ["text", {}, {"../out.txt": "x"}, {"/out.txt": "x"}, {"a": b"x"}])
 def test_an_invalid_result_of_an_external_format_is_an_error(
-    made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FORMATS._objects, "odd", lambda document: made)
+    monkeypatch.setitem(FORMATS._objects, "odd", lambda document: files)
     with pytest.raises(UserError, match="report format 'odd'"):
         write(SETS["one row"], tmp_path / "out", formats=["odd"])
     assert not (tmp_path / "out").exists()

@@ -147,9 +147,9 @@ def test_how_to_reproduce_comes_from_the_records() -> None:
     part = section(document, "How to reproduce")
     assert list(part.code) == ["longseq sweep a.yaml", "longseq maxlen b.yaml"]
     assert "abc1234" in " ".join(part.paragraphs)
-    told = " ".join(document.paragraphs)
+    text = " ".join(document.paragraphs)
     for what in ("2026-11-21T09:00:00Z", "2026-11-22T01:00:00Z", "line 7 is not a record"):
-        assert what in told
+        assert what in text
     settings = {row["Setting"]: row["Value"] for row in rows(document, "How to reproduce")}
     assert settings["Memory budget a rank"] == "none, 64 MiB"
     assert settings["Seeds"] == "0, 3"
@@ -270,14 +270,14 @@ def test_settings_are_part_of_the_label_of_a_maximum(fields: dict[str, Any], lab
 
 
 def test_published_figures_have_a_column_with_their_source() -> None:
-    beside = PublishedResults.model_validate({
+    published = PublishedResults.model_validate({
         "source": "a report of 2025",
         "maxima": [{"implementation": "ring", "tokens": 2000, "dtype": "bfloat16"},
                    {"implementation": "ring", "tokens": 4000, "options": {"chunk": 64}}],
     })  # fmt: skip
     of = make.trial("ring", 1, {"chunk": 64}, memory_budget=BUDGET)
     other = make.trial("ring", 1, {"chunk": 32}, memory_budget=BUDGET)
-    document = build([*found(8000, of), *found(9000, other)], published=beside)
+    document = build([*found(8000, of), *found(9000, other)], published=published)
     shown = rows(document, "Longest lengths")
     assert [(r["Published max"], r["Ratio to published"]) for r in shown] == [
         (4000, 2.0),
