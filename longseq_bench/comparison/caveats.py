@@ -44,7 +44,6 @@ def find_caveats(
 
 
 def _shared_records(pairs: Sequence[MatchedPair]) -> Iterator[str]:
-    """Report records that are on both sides."""
     alone = "identical records can't differ"
     shared = equal = 0
     for pair in pairs:

@@ -133,7 +133,6 @@ _DIFFERENCES = (
 
 
 def _detectable(t: TimeComparison) -> Cell:
-    """Return the smallest detectable difference; above 100 % its size has no meaning."""
     if t.estimate is None:
         return None
     share = t.estimate.detectable

@@ -7,14 +7,14 @@ from statistics import median
 from longseq_bench.core.model import Record
 from longseq_bench.reports.document import Cell, Column, Table
 
-_OF_RECORD = (
+_RECORD_COLUMNS = (
     "started_at", "host", "fingerprint", "commit", "purpose", "implementation", "options",
     "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
     "world_size", "memory_budget", "time_budget", "threads", "repeats", "seed", "round", "key",
     "status", "reason", "phase", "wall_s", "processes", "predicted_tokens", "dense_source",
     "fit_only", "keep", "allocator", "foreseen_peak_bytes", "foreseen_s",
 )  # fmt: skip
-_OF_MEASUREMENT = (
+_MEASUREMENT_COLUMNS = (
     "measurement", "unit", "rank", "samples", "median", "smallest", "largest", "values",
 )  # fmt: skip
 
@@ -24,13 +24,13 @@ def samples_table(records: Sequence[Record]) -> Table:
 
     A record without measurements has one row without values, so that failures are included.
     """
-    columns = tuple(Column(name) for name in (*_OF_RECORD, *_OF_MEASUREMENT))
+    columns = tuple(Column(name) for name in (*_RECORD_COLUMNS, *_MEASUREMENT_COLUMNS))
     return Table("samples", columns, tuple(row for r in records for row in _rows(r)))
 
 
 def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
     trial, outcome, environment = record.trial, record.outcome, record.environment
-    named = {
+    values = {
         "started_at": record.started_at,
         "wall_s": record.wall_s,
         "key": record.key,
@@ -51,9 +51,9 @@ def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
         "phase": outcome.phase,
         "dense_source": outcome.facts.get("dense") if outcome.samples("dense_time") else None,
     }
-    known = tuple(named[name] for name in _OF_RECORD)
+    known = tuple(values[name] for name in _RECORD_COLUMNS)
     if not outcome.measurements:
-        yield (*known, *[None] * len(_OF_MEASUREMENT))
+        yield (*known, *[None] * len(_MEASUREMENT_COLUMNS))
     for measurement in outcome.measurements:
         samples = measurement.samples
         yield (

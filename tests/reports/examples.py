@@ -48,7 +48,6 @@ def took_on(trial: Trial, time: float, n: int = 9, share: float = 0.8, **more: A
 
 
 def on_one(name: str, tokens: int, time: float, n: int = 9, **fields: Any) -> Record:
-    """A measured trial on one rank."""
     given = {key: fields.pop(key) for key in ("peak", "density_achieved", "uncovered", "plan_time",
              "dense_time", "density_asked", "flops", "zero_rows") if key in fields}  # fmt: skip
     where, facts = fields.pop("where", None), fields.pop("facts", {})
@@ -60,7 +59,6 @@ def on_one(name: str, tokens: int, time: float, n: int = 9, **fields: Any) -> Re
 def failed(
     status: Status, name: str, tokens: int, reason: str | None = None, **more: Any
 ) -> Record:
-    """A failed trial."""
     fields = {k: more.pop(k) for k in ("world_size", "options", "causal", "mode") if k in more}
     came_to = make.outcome(status, reason, **more)
     return make.record(make.trial(name, tokens, **fields), came_to)

@@ -127,7 +127,6 @@ def rounded(value: float | None) -> int | None:
 
 
 def on_rank(record: Record, name: str, rank: int) -> list[float]:
-    """The samples of one rank."""
     known = record.outcome.measurements
     return [s for m in known if (m.name, m.rank) == (name, rank) for s in m.samples]
 
@@ -156,8 +155,6 @@ def over(one: float | None, other: float | None) -> float | None:
 
 
 class Trials:
-    """Records of one trial, or of one search."""
-
     label: str
     alone: Any = None
     """The same trial on one rank, if it ran."""
@@ -501,7 +498,6 @@ def fits(group: Sequence[Swept]) -> list[Fit]:
 
 
 def middle(samples: Sequence[float]) -> float | None:
-    """The median; None without samples."""
     return median(samples) if samples else None
 
 

@@ -9,7 +9,6 @@ from longseq_bench.reports.document import Document, Section, Table, format_cell
 
 
 def build(records: Sequence[Record], kind: str = "summary", **given: Any) -> Document:
-    """The report of one kind."""
     (document,) = documents(records, [kind], **given)
     return document
 
@@ -21,7 +20,6 @@ def section(document: Document, title: str) -> Section:
 
 
 def titles(document: Document) -> list[str]:
-    """The titles of all sections."""
     return [s.title for s in document.sections]
 
 
@@ -49,7 +47,6 @@ def texts(document: Document, title: str) -> list[dict[str, str]]:
 
 
 def words(document: Document) -> str:
-    """Every sentence of a report."""
     lines = [*document.paragraphs]
     for one in document.sections:
         lines += [one.title, *one.paragraphs, *one.points, *one.code]

@@ -192,7 +192,6 @@ def bars(*names: str) -> Chart:
 
 
 def written(chart: Chart) -> list[str]:
-    """The texts of a picture."""
     return re.findall(r"<(?:text|tspan)[^>]*>([^<]+)<", svg(chart))
 
 

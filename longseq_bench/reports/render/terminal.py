@@ -195,7 +195,6 @@ def _ends(chart: Chart, points: Iterable[Point]) -> str:
 
 
 def _legend(chart: Chart, slots: Slots, scale: Scale | None) -> str:
-    """Explain the characters of the sparklines."""
     first, last = (format_cell(x, chart.x.kind) for x in (slots.xs[0], slots.xs[-1]))
     words = [f"{chart.x.name} {first} to {last}" if first != last else f"{chart.x.name} {first}"]
     if slots.count < len(slots.xs):

@@ -60,7 +60,6 @@ def _section(
 
 
 def _at_longest(group: list[SweepRow], where: str) -> str:
-    """Compare memory at the longest length of a workload with standard attention's."""
     tokens = max(row.tokens for row in group)
     at = sorted((r for r in group if r.tokens == tokens), key=lambda r: require(r.peak_bytes))
     ends = [f"{format_bytes(require(r.peak_bytes))} ({r.label})" for r in (at[0], at[-1])]

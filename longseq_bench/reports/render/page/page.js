@@ -26,7 +26,7 @@
 
   function themeButton() {
     const button = document.getElementById("theme");
-    const say = () => {
+    const updateLabel = () => {
       button.textContent = isDark() ? "Light" : "Dark";
       button.setAttribute("aria-label", `${button.textContent} colours`);
     };
@@ -34,10 +34,10 @@
       const theme = isDark() ? "light" : "dark";
       applyTheme(theme);
       remembered(theme);
-      say();
+      updateLabel();
     });
-    dark.addEventListener("change", say);
-    say();
+    dark.addEventListener("change", updateLabel);
+    updateLabel();
   }
 
   // ---- helpers ----------------------------------------------------------------------------------
@@ -66,17 +66,17 @@
       node.querySelector("[name=all]").addEventListener("click", () => this.set(this.picks, true));
       node.querySelector("[name=none]").addEventListener("click", () => this.set(this.picks, false));
       this.hidden = new Set();
-      this.say();
+      this.updateCount();
     }
 
     set(picks, on) {
       const labels = picks.map((pick) => pick.value);
       for (const label of labels) on ? this.hidden.delete(label) : this.hidden.add(label);
-      this.say();
+      this.updateCount();
       for (const widget of widgets.values()) widget.choose?.(labels, on);
     }
 
-    say() {
+    updateCount() {
       for (const pick of this.picks) press(pick, !this.hidden.has(pick.value));
       const n = this.picks.length;
       const shown = this.picks.filter((pick) => !this.hidden.has(pick.value)).length;
@@ -90,7 +90,7 @@
     restore({ hidden, open }) {
       this.hidden = new Set(hidden);
       this.node.open = open;
-      this.say();
+      this.updateCount();
     }
   }
 
@@ -141,7 +141,7 @@
       this.keys = all(node, ".legend .pick");
       ({ spec: this.plain, axes: this.axes, series: this.series } = data(node));
       this.keys.forEach((key, i) => {
-        key.addEventListener("click", () => this.flip(this.series[i]));
+        key.addEventListener("click", () => this.toggle(this.series[i]));
       });
       for (const box of this.logs) box.addEventListener("change", () => this.draw());
     }
@@ -154,17 +154,17 @@
       this.press();
     }
 
-    flip(series) {
+    toggle(series) {
       this.hidden.has(series) ? this.hidden.delete(series) : this.hidden.add(series);
       this.press();
     }
 
     press() {
       this.keys.forEach((key, i) => press(key, !this.hidden.has(this.series[i])));
-      this.view?.signal("hidden", this.left()).runAsync();
+      this.view?.signal("hidden", this.hiddenSeries()).runAsync();
     }
 
-    left() {
+    hiddenSeries() {
       return this.series.filter((series) => this.hidden.has(series));
     }
 
@@ -175,7 +175,7 @@
       }
       const params = spec.params
         .filter((param) => param.name !== "zoom" || !coarse.matches) // a finger scrolls the page
-        .map((param) => (param.name === "hidden" ? { ...param, value: this.left() } : param));
+        .map((param) => (param.name === "hidden" ? { ...param, value: this.hiddenSeries() } : param));
       return { ...spec, params };
     }
 
@@ -276,17 +276,17 @@
 
     sort(j) {
       const next = { none: "ascending", ascending: "descending", descending: "none" };
-      const way = next[this.column === j ? this.way : "none"];
-      [this.column, this.way] = way === "none" ? [undefined, "none"] : [j, way];
+      const direction = next[this.column === j ? this.direction : "none"];
+      [this.column, this.direction] = direction === "none" ? [undefined, "none"] : [j, direction];
       this.heads.forEach((head, i) => {
-        if (i === this.column) head.setAttribute("aria-sort", way);
+        if (i === this.column) head.setAttribute("aria-sort", direction);
         else head.removeAttribute("aria-sort");
       });
       this.show(this.limit);
     }
 
     // Indices of the rows to show, in their order; missing values are last in both directions.
-    found() {
+    visibleRows() {
       const tests = this.words.map((word) =>
         this.columns.map((c) => c.dict.map((text) => text.toLowerCase().includes(word))),
       );
@@ -298,7 +298,7 @@
       }
       if (this.column === undefined) return rows;
       const { codes } = this.columns[this.column];
-      const sign = this.way === "ascending" ? 1 : -1;
+      const sign = this.direction === "ascending" ? 1 : -1;
       return rows.sort((a, b) => {
         if (codes[a] < 0 || codes[b] < 0) return (codes[a] < 0) - (codes[b] < 0) || a - b;
         return sign * (codes[a] - codes[b]) || a - b;
@@ -319,7 +319,7 @@
 
     show(limit) {
       this.limit = limit;
-      const rows = this.found();
+      const rows = this.visibleRows();
       const shown = Math.min(limit, rows.length);
       this.body.replaceChildren(...rows.slice(0, shown).map((i) => this.row(i)));
       this.more.hidden = shown === rows.length;
@@ -331,17 +331,17 @@
 
     state() {
       const { scrollLeft: left, scrollTop: top } = this.node.querySelector(".scroll");
-      const { column, way, limit } = this;
-      return { hidden: [...this.hidden], text: this.field.value, column, way, limit, left, top };
+      const { column, direction, limit } = this;
+      return { hidden: [...this.hidden], text: this.field.value, column, direction, limit, left, top };
     }
 
-    restore({ hidden, text, column, way, limit, left, top }) {
+    restore({ hidden, text, column, direction, limit, left, top }) {
       this.hidden = new Set(hidden);
       this.field.value = text;
       this.filter(text);
       if (column < this.heads.length) {
         this.sort(column);
-        if (way === "descending") this.sort(column);
+        if (direction === "descending") this.sort(column);
       }
       this.show(limit);
       this.scroll(left, top);
@@ -429,27 +429,27 @@
   let version, ended, text;
 
   async function poll() {
-    const say = (words) => write(document.querySelector(".state"), words);
+    const showStatus = (words) => write(document.querySelector(".state"), words);
     try {
-      const state = await (await answer("state")).json();
+      const state = await (await request("state")).json();
       if (state.version !== version) await refresh();
       version = state.version;
       ended = !state.running;
-      say(state.said || (ended ? "The run has ended." : ""));
+      showStatus(state.said || (ended ? "The run has ended." : ""));
     } catch {
-      say("The server does not answer; this is the last known state.");
+      showStatus("The server does not answer; this is the last known state.");
     }
     if (!ended) setTimeout(poll, Number(root.dataset.live));
   }
 
-  async function answer(address) {
+  async function request(address) {
     const reply = await fetch(address, { cache: "no-store" });
     if (!reply.ok) throw new Error(`${address}: ${reply.status}`);
     return reply;
   }
 
   async function refresh() {
-    const next = await (await answer(location.pathname + location.search)).text();
+    const next = await (await request(location.pathname + location.search)).text();
     if (next === text) return;
     text = next;
     const fresh = new DOMParser().parseFromString(next, "text/html");
