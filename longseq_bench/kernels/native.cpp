@@ -434,7 +434,7 @@ INLINE void add_rows(
     }
 }
 
-// Adds the score gradients of each run: the gradient of a bias on all scores of the run.
+// Adds up the score gradients of each run: the gradient of a bias on all its scores.
 INLINE void add_bias(const Chunk &c, const float *t, int count, float *bias) {
     for (int j = 0; j < c.count; j++) {
         float sum = 0;

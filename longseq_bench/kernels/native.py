@@ -31,8 +31,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOCKS = 4096
 _STACK_BYTES = 512 * 1024
 _NO_MEMORY = 1
-
-
 _STEP_ARRAYS = ("q_row", "k_row", "q_at", "k_at")
 _SPAN_ARRAYS = ("tile_start", "tile_count", "runs", "start", "count", "step")
 

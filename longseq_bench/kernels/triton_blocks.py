@@ -82,7 +82,6 @@ Compiled for compute capabilities 8.0 and 9.0, the 16-bit ones fit the shared me
 registers.
 """
 
-
 _KERNELS = {
     "forward": triton_kernels.forward,
     "dq": triton_kernels.backward_queries,

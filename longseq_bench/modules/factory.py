@@ -153,7 +153,7 @@ class SparseAttention:
         return cast(Attention, attention)
 
 
-class SpreadAttention(SparseAttention):
+class DistributedAttention(SparseAttention):
     """Sparse attention over all ranks of torch.distributed, each with its shard of the tokens.
 
         shard = attend.prepare(seq_len=131072, heads=8, head_dim=64)
@@ -218,7 +218,7 @@ def create_block_sparse_attention(
 
     base         attend(q, k, v) -> out, tensors (B, H, N, D); options of `block-sparse`
     adaptive     the same, key blocks chosen by their scores; options of `block-sparse-adaptive`
-    distributed  the same over the ranks of an initialised torch.distributed: SpreadAttention
+    distributed  the same over the ranks of an initialised torch.distributed: DistributedAttention
     multihead    a module in place of torch.nn.MultiheadAttention: MultiheadBlockSparse; embed_dim
                  and num_heads are needed
 
@@ -257,7 +257,7 @@ def create_block_sparse_attention(
             "variant=distributed runs on the ranks of torch.distributed: call "
             "torch.distributed.init_process_group on every rank first"
         )
-    return SpreadAttention(VARIANTS[variant], options, causal)
+    return DistributedAttention(VARIANTS[variant], options, causal)
 
 
 def _multihead(options: dict[str, Any]) -> MultiheadBlockSparse:

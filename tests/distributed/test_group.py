@@ -43,17 +43,15 @@ def test_communication_can_be_switched_off(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     "split", [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[1, 3], [0, 2]], [[2], [0, 1, 3]]]
 )
-def test_a_part_of_the_world_is_a_world_and_counts_for_the_whole(
-    ranks: Ranks, split: list[list[int]]
-) -> None:
+def test_transfers_inside_a_subgroup_are_counted(ranks: Ranks, split: list[list[int]]) -> None:
     for rank, found in enumerate(ranks(4, parts, split)):
-        mine = next(part for part in split if rank in part)
-        at = mine.index(rank)
-        assert (found["rank"], found["size"], found["ranks"]) == (at, len(mine), tuple(mine))
-        if len(mine) > 1:
-            assert found["received"] == [float(mine[at - 1])] * 2
-        assert found["gathered"] == [float(r) for r in mine]
-        assert found["sent"] == (8 + 4 * (len(mine) - 1) if len(mine) > 1 else 0)
+        part = next(part for part in split if rank in part)
+        index, size = part.index(rank), len(part)
+        assert (found["rank"], found["size"], found["ranks"]) == (index, size, tuple(part))
+        if size > 1:
+            assert found["received"] == [float(part[index - 1])] * 2
+        assert found["gathered"] == [float(r) for r in part]
+        assert found["sent"] == (8 + 4 * (size - 1) if size > 1 else 0)
 
 
 def test_a_group_not_yet_connected_has_parts() -> None:

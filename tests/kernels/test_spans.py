@@ -244,9 +244,8 @@ def test_what_it_cannot_do_is_refused() -> None:
 
 @kernels
 @pytest.mark.parametrize("fault", ["query", "key", "last key", "infinite"])
-def test_what_is_no_number_comes_out_as_none(kernel: Any, fault: str) -> None:
-    """Never as zeros or as somebody else's weights, so that it can be seen: output, log-sum-exp and
-    gradients, of the rows that see it and of no others."""
+def test_nan_and_infinity_reach_exactly_the_rows_that_see_them(kernel: Any, fault: str) -> None:
+    """In output, log-sum-exp and gradients; they are never hidden by zeros or other weights."""
     torch.manual_seed(0)
     q, k, v, grad = (torch.randn(1, 1, 300, 32) for _ in range(4))
     if fault == "query":
