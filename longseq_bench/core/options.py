@@ -120,8 +120,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals or not name:
-            example = f"{name or 'NAME'}=VALUE"
-            raise UserError(f"option {assignment!r} can't be read; write {example}")
+            raise UserError(f"option {assignment!r} can't be read; write {name or 'NAME'}=VALUE")
         if name in found:
             raise UserError(f"option {name} is given twice, as {found[name]!r} and {value!r}")
         found[name] = value

@@ -43,8 +43,7 @@ PROFILE_UNCERTAINTY = 6.0  # the factor by which a rate from a profile may be wr
 RECORD_UNCERTAINTY = 1.3  # the factor by which a rate from records of this machine may be wrong
 
 
-Point = tuple[int, DryRunEstimate]
-"""A length and the estimate of its dry run."""
+Point = tuple[int, DryRunEstimate]  # a length and the estimate of its dry run
 
 
 @dataclass(frozen=True)

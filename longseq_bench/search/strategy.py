@@ -7,7 +7,7 @@ resumed from records. A Predictor predicts the memory and time of its trials.
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from statistics import median
 
@@ -74,15 +74,13 @@ def _predict_together(
     predictor: Predictor | None, trials: Sequence[Trial]
 ) -> Callable[[Trial], Callable[[], TrialPrediction | None]]:
     """Return a function from a trial to its `predict`: the first call predicts all trials."""
-    trials, predictions = tuple(trials), dict[str, TrialPrediction | None]()
 
-    def predict(key: str) -> TrialPrediction | None:
-        if predictor and not predictions:
-            keys = (trial.key for trial in trials)
-            predictions.update(zip(keys, predictor.predict_trials(trials), strict=True))
-        return predictions.get(key)
+    @cache
+    def predictions() -> dict[str, TrialPrediction | None]:
+        results = predictor.predict_trials(trials) if predictor else [None] * len(trials)
+        return {trial.key: result for trial, result in zip(trials, results, strict=True)}
 
-    return lambda trial: partial(predict, trial.key)
+    return lambda trial: lambda: predictions()[trial.key]
 
 
 def maxlen(
