@@ -21,7 +21,7 @@ def spread(middle: float, n: int, share: float = 0.02) -> list[float]:
     return [middle * (1 + share * ((i * 11) % n - n / 3) / n) for i in range(n)]
 
 
-def took(trial: Trial, time: float, n: int = 9, peak: float = 0, **more: Any) -> Outcome:
+def timing(trial: Trial, time: float, n: int = 9, peak: float = 0, **more: Any) -> Outcome:
     """An ok outcome of one rank, with FLOPs of dense attention."""
     floor = 1024 * trial.workload.seq_len
     samples = {"time": spread(time, n), "peak": peak or floor * 2.3, "max_error": time * 1e-5}
@@ -29,7 +29,7 @@ def took(trial: Trial, time: float, n: int = 9, peak: float = 0, **more: Any) ->
     return make.outcome(**{**samples, "flops": flops, **more})
 
 
-def took_on(trial: Trial, time: float, n: int = 9, share: float = 0.8, **more: Any) -> Outcome:
+def timings(trial: Trial, time: float, n: int = 9, share: float = 0.8, **more: Any) -> Outcome:
     """An ok outcome of several ranks, each a little slower and larger than the one before."""
     tokens, ranks = trial.workload.seq_len, trial.world_size
     each: list[dict[str, Any]] = []
@@ -47,35 +47,35 @@ def took_on(trial: Trial, time: float, n: int = 9, share: float = 0.8, **more: A
     return make.on_ranks(*each)
 
 
-def on_one(name: str, tokens: int, time: float, n: int = 9, **fields: Any) -> Record:
+def single(name: str, tokens: int, time: float, n: int = 9, **fields: Any) -> Record:
     given = {key: fields.pop(key) for key in ("peak", "density_achieved", "uncovered", "plan_time",
              "dense_time", "density_asked", "flops", "zero_rows") if key in fields}  # fmt: skip
     where, facts = fields.pop("where", None), fields.pop("facts", {})
     trial = make.trial(name, tokens, fields.pop("options", None), **fields)
-    came_to = took(trial, time, n, **given).model_copy(update={"facts": facts})
-    return make.record(trial, came_to, where, started_at=DAY.format(1 + tokens % 20))
+    outcome = timing(trial, time, n, **given).model_copy(update={"facts": facts})
+    return make.record(trial, outcome, where, started_at=DAY.format(1 + tokens % 20))
 
 
 def failed(
     status: Status, name: str, tokens: int, reason: str | None = None, **more: Any
 ) -> Record:
     fields = {k: more.pop(k) for k in ("world_size", "options", "causal", "mode") if k in more}
-    came_to = make.outcome(status, reason, **more)
-    return make.record(make.trial(name, tokens, **fields), came_to)
+    outcome = make.outcome(status, reason, **more)
+    return make.record(make.trial(name, tokens, **fields), outcome)
 
 
 def swept() -> Iterator[Record]:
     """Exact attention at five lengths on one rank: rounds, single samples, a zero, failures."""
     for i, tokens in enumerate((1000, 2000, 4000, 5120, 8000)):
         scale = (tokens / 1000) ** 2
-        yield on_one("sdpa", tokens, 0.00213 * scale, 9 + i, peak=1.1 * MIB * tokens / 1000)
-        ring = on_one("ring", tokens, 0.0031 * scale**0.9, 7, options={"chunk": 64}, threads=None)
+        yield single("sdpa", tokens, 0.00213 * scale, 9 + i, peak=1.1 * MIB * tokens / 1000)
+        ring = single("ring", tokens, 0.0031 * scale**0.9, 7, options={"chunk": 64}, threads=None)
         for round_ in range(2):
             again = {"round": round_, "seed": round_}
             yield ring.model_copy(update={"trial": ring.trial.replace(**again), "processes": 2})
-        yield on_one("ring", tokens, 0.00316 * scale**0.9, 1, options={"chunk": 128})
-    yield on_one("dense", 1000, 0.004, 6, peak=0)
-    yield on_one("dense", 2000, 0.0171, 5, peak=70.3 * MIB)
+        yield single("ring", tokens, 0.00316 * scale**0.9, 1, options={"chunk": 128})
+    yield single("dense", 1000, 0.004, 6, peak=0)
+    yield single("dense", 2000, 0.0171, 5, peak=70.3 * MIB)
     yield failed("oom", "dense", 4000, "512 MiB | asked", phase="forward", peak=90 * MIB)
     yield failed("timeout", "ring", 16000, options={"chunk": 64}, phase="time", peak=33 * MIB)
     yield failed("wrong", "sdpa", 9000, "row 3 sums to 2", phase="check", max_error=0.5)
@@ -83,7 +83,7 @@ def swept() -> Iterator[Record]:
     yield failed("limit", "sdpa", 9002, phase="plan")
     yield failed("unsupported", "sdpa", 9003, "no such dtype", phase="start")
     yield failed("error", "sdpa", 9004, phase="inputs")
-    thrashing = on_one("sdpa", 3000, 0.02, 4, mode="train", heads=4, kv_heads=2)
+    thrashing = single("sdpa", 3000, 0.02, 4, mode="train", heads=4, kv_heads=2)
     more = (*thrashing.outcome.measurements, make.measurement("alloc_retries", 3.0))
     yield thrashing.model_copy(
         update={"outcome": thrashing.outcome.model_copy(update={"measurements": more})}
@@ -99,12 +99,12 @@ def ranked() -> Iterator[Record]:
         ways = (("ring", 0.9, 0.8), ("ulysses", 0.55, 0.35), ("ulysses2", 0.3, 0.5))
         for name, gain, share in ways:
             alone = make.trial(name, tokens, {"chunk": 64} if name == "ring" else {}, causal=True)
-            yield make.record(alone, took(alone, one, 8))
+            yield make.record(alone, timing(alone, one, 8))
             for ranks in (2, 4):
                 trial = alone.replace(world_size=ranks)
-                yield make.record(trial, took_on(trial, one / gain / ranks, 8, share))
+                yield make.record(trial, timings(trial, one / gain / ranks, 8, share))
     off = make.trial("ring", 8192, {"chunk": 64}, causal=True, world_size=2)
-    yield make.record(off, took_on(off, 0.5, 1, bytes_sent=1001, bytes_formula=1000.0))
+    yield make.record(off, timings(off, 0.5, 1, bytes_sent=1001, bytes_formula=1000.0))
     stacks = {"0": ["at a", "at b"], "1": ["at a", "at b"], "2": "at c\nat d", "3": ["x"] * 20}
     hang = {"phase": "communication", "facts": {"stacks": stacks, "backend": "gloo"}}
     yield failed("hang", "ulysses", 8192, "rank 2 is late", causal=True, world_size=4, **hang)
@@ -151,14 +151,14 @@ def searched() -> Iterator[Record]:
     yield make.step(512, "crashed", of=make.trial("slow", memory_budget=BUDGET, repeats=0))
     for sparsity, status in ((0.5, "oom"), (0.97312849, "ok"), (0.9, "oom"), (0.9612345, "oom")):
         trial = make.trial("block-sparse", 2**20, {"sparsity": sparsity}, repeats=1)
-        came_to = make.outcome(time=3.1, peak=9e8) if status == "ok" else make.outcome(status)
-        yield make.record(trial, came_to, purpose="density")
+        outcome = make.outcome(time=3.1, peak=9e8) if status == "ok" else make.outcome(status)
+        yield make.record(trial, outcome, purpose="density")
 
 
 def _blocks(tokens: int, dense: float, sparsity: float, gain: float, n: int) -> Record:
     kept = 1 - sparsity
     source = "measured" if tokens < 16384 else "computed from 1,024 of 16,384 rows"
-    return on_one(
+    return single(
         "block-sparse", tokens, dense / gain, n, density_achieved=kept * 1.1, density_asked=kept,
         flops=kept * 1.05 * 4 * tokens**2 * 512, options={"sparsity": sparsity},
         facts={"dense": source, "pattern": "window"}, peak=tokens * 2500 / gain,
@@ -168,7 +168,7 @@ def _blocks(tokens: int, dense: float, sparsity: float, gain: float, n: int) -> 
 
 def _segments(name: str, tokens: int, time: float, rate: int, seen: float) -> Record:
     bare = 0.0 if rate == 1 else 0.5
-    return on_one(
+    return single(
         name, tokens, time, 3 if rate == 3 else 8, density_achieved=seen,
         flops=seen * 4 * tokens**2 * 512, options={"segments": (4096,), "dilation": (rate,)},
         uncovered=bare, zero_rows=bare,
@@ -180,7 +180,7 @@ def sparser() -> list[Record]:
     found = []
     for tokens in (4096, 8192, 16384):
         one = 0.02 * (tokens / 4096) ** 2
-        found.append(on_one("dense", tokens, one * 1.3, peak=tokens * 9000.0))
+        found.append(single("dense", tokens, one * 1.3, peak=tokens * 9000.0))
         for sparsity, gain, n in ((0.5, 1.7, 9), (0.9, 6.1, 9), (0.99, 9.3, 1), (0.995, 9.31, 6)):
             found.append(_blocks(tokens, one, sparsity, gain, n))
         for name, slower in (("dilated", 1.0), ("hilbert", 1.07)):
@@ -188,12 +188,12 @@ def sparser() -> list[Record]:
                 found.append(_segments(name, tokens, one * slower / gain, rate, seen))
     spread_out = make.trial("dilated", 8192, {"segments": (4096,), "dilation": (2,)}, world_size=2)
     some = {"density_achieved": 0.125, "flops": 0.125 * 4 * 8192**2 * 512}
-    found.append(make.record(spread_out, took_on(spread_out, 0.009, 8, **some)))
+    found.append(make.record(spread_out, timings(spread_out, 0.009, 8, **some)))
     trial = make.trial("block-sparse", 2**15, {"sparsity": 0.5})
     return [*found, make.record(trial, make.outcome("timeout", "over 20 s", "forward"))]
 
 
-def elsewhere_too(records: list[Record]) -> list[Record]:
+def on_two_machines(records: list[Record]) -> list[Record]:
     """The same, some on a second machine, and one with a fact."""
     beta = make.environment("beta", **BETA)
     copies = [r.model_copy(update={"environment": beta}) for r in records[::5]]

@@ -107,7 +107,7 @@ def swept_charts(*records: Record) -> dict[str, Chart]:
 
 def test_failures_are_drawn_if_only_one_length_passed() -> None:
     found = swept_charts(
-        examples.on_one("sdpa", 1024, 0.01), examples.failed("oom", "sdpa", 2048),
+        examples.single("sdpa", 1024, 0.01), examples.failed("oom", "sdpa", 2048),
         examples.failed("wrong", "bad", 1024), examples.failed("wrong", "bad", 2048),
     )  # fmt: skip
     assert set(found) == {"time", "memory", "throughput"}
@@ -124,7 +124,7 @@ def test_failures_are_drawn_if_only_one_length_passed() -> None:
 
 
 def test_at_one_length_failures_are_next_to_the_bars() -> None:
-    found = swept_charts(examples.on_one("sdpa", 1024, 0.01), examples.failed("wrong", "bad", 1024))
+    found = swept_charts(examples.single("sdpa", 1024, 0.01), examples.failed("wrong", "bad", 1024))
     one = found["time"]
     assert one.shape == "bars"
     (bar,), (cross,) = rows(one, 0), rows(one, 1)

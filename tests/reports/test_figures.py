@@ -266,21 +266,21 @@ def failed_baseline() -> list[Record]:
     """dense has only the peak of a failure at the most frequent length."""
     failed = examples.failed("oom", "dense", 2000, phase="forward", peak=9e6)
     ok = [("dense", 1000), ("ring", 1000), ("ring", 2000), ("ulysses", 2000)]
-    return [failed, *(examples.on_one(name, tokens, 1e-4 * tokens) for name, tokens in ok)]
+    return [failed, *(examples.single(name, tokens, 1e-4 * tokens) for name, tokens in ok)]
 
 
 def twice_on_one() -> list[Record]:
     """A trial on one rank that failed with few repeats and passed with more."""
     few, more = (make.trial("a", 1000, repeats=n) for n in (5, 6))
     two = few.replace(world_size=2)
-    came_to = make.outcome("oom"), examples.took(more, 0.1), examples.took_on(two, 0.06)
+    came_to = make.outcome("oom"), examples.timing(more, 0.1), examples.timings(two, 0.06)
     return [make.record(*pair) for pair in zip((few, more, two), came_to, strict=True)]
 
 
 EXAMPLES: dict[str, Callable[[], list[Record]]] = {
     "rich": examples.rich,
     "sparse": examples.sparser,
-    "two machines": lambda: examples.elsewhere_too([*examples.rich(), *examples.sparser()]),
+    "two machines": lambda: examples.on_two_machines([*examples.rich(), *examples.sparser()]),
     "a failed baseline": failed_baseline,
     "twice on one rank": twice_on_one,
 }

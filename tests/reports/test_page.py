@@ -259,14 +259,14 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 class Reader:
-    """A reader of a page: `look` evaluates JavaScript, clicks are real mouse events."""
+    """A reader of a page: `js` runs JavaScript, clicks are real mouse events."""
 
     def __init__(self, driver: Any, folder: Path) -> None:
         self.driver, self.folder = driver, folder
         driver.get("about:blank")
         driver.get_log("performance"), driver.get_log("browser")
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        self.prefers("light")
+        self.set_scheme("light")
 
     def open(self, text: str) -> Reader:
         path = self.folder / "page.html"
@@ -277,7 +277,7 @@ class Reader:
     def run(self, script: str, *given: Any) -> Any:
         return self.driver.execute_script(script, *given)
 
-    def look(self, expression: str) -> Any:
+    def js(self, expression: str) -> Any:
         return self.run(f"return {expression}")
 
     def click(self, query: str, at: int = 0) -> None:
@@ -299,8 +299,8 @@ class Reader:
         field.clear()
         field.send_keys(text)
 
-    def waits(self, expression: str) -> None:
-        self.until(lambda: self.look(expression), expression)
+    def wait_for(self, expression: str) -> None:
+        self.until(lambda: self.js(expression), expression)
 
     def until(self, true: Callable[[], Any], what: str) -> None:
         for _ in range(500):
@@ -313,36 +313,36 @@ class Reader:
         """Scroll to every chart and wait until it is drawn."""
         for i in range(charts):
             self.run("document.querySelectorAll('figure')[arguments[0]].scrollIntoView()", i)
-            self.waits(f"!!document.querySelectorAll('figure')[{i}].querySelector('svg.marks')")
+            self.wait_for(f"!!document.querySelectorAll('figure')[{i}].querySelector('svg.marks')")
         return self
 
-    def prefers(self, scheme: str) -> None:
+    def set_scheme(self, scheme: str) -> None:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def column(self, j: int = 0, grid: int = 0) -> list[str]:
         rows = f"[...document.querySelectorAll('.grid')[{grid}].querySelectorAll('tbody tr')]"
-        return list(self.look(f"{rows}.map((row) => row.cells[{j}].textContent)"))
+        return list(self.js(f"{rows}.map((row) => row.cells[{j}].textContent)"))
 
     def count(self, grid: int = 0) -> str:
-        return str(self.look(f"document.querySelectorAll('.grid .count')[{grid}].textContent"))
+        return str(self.js(f"document.querySelectorAll('.grid .count')[{grid}].textContent"))
 
     def marks(self, kind: str = "line mark", figure: int = 0) -> int:
         """The series drawn in a chart, without guides."""
         query = f"path[aria-roledescription='{kind}']:not([stroke='#888888'])"
         return int(
-            self.look(
+            self.js(
                 f"document.querySelectorAll('figure')[{figure}].querySelectorAll(\"{query}\").length"
             )
         )
 
-    def asked_for(self) -> set[str]:
+    def requested(self) -> set[str]:
         """Schemes and hosts of all addresses requested since the last call."""
         events = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
         sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
         return {re.sub(r"^([a-z]+:(//[^/]*)?).*", r"\1", one["request"]["url"]) for one in sent}
 
-    def complaints(self) -> list[str]:
+    def errors(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
 
@@ -360,10 +360,10 @@ def quickstart() -> str:
 
 def test_a_real_report_needs_no_network_and_has_no_errors(reader: Reader) -> None:
     reader.open(quickstart())
-    assert reader.look("document.querySelectorAll('.grid').length") >= 5
+    assert reader.js("document.querySelectorAll('.grid').length") >= 5
     assert "sdpa" in reader.column()
-    assert reader.asked_for() == {"file://"}
-    assert reader.complaints() == []
+    assert reader.requested() == {"file://"}
+    assert reader.errors() == []
 
 
 def test_long_names_of_bars_are_complete_and_failures_have_crosses(reader: Reader) -> None:
@@ -373,11 +373,11 @@ def test_long_names_of_bars_are_complete_and_failures_have_crosses(reader: Reade
     reader.open(page(Document("x", "x", [], [Section("x", charts=[drawn])]))).drawn()
     texts = "[...document.querySelectorAll('.role-axis-label text')].map((t) => {})"
     lines = "[...t.querySelectorAll('tspan')].map((s) => s.textContent).join(' ')"
-    values = reader.look(texts.format(f"t.querySelector('tspan') ? {lines} : t.textContent"))
+    values = reader.js(texts.format(f"t.querySelector('tspan') ? {lines} : t.textContent"))
     assert values[-3:] == [*names, "slow"]
     assert reader.marks("bar") == 2
-    assert reader.look("document.querySelectorAll('path[aria-roledescription=point]').length") == 1
-    assert reader.complaints() == []
+    assert reader.js("document.querySelectorAll('path[aria-roledescription=point]').length") == 1
+    assert reader.errors() == []
 
 
 def test_a_chart_is_drawn_when_it_scrolls_near(reader: Reader) -> None:
@@ -385,7 +385,7 @@ def test_a_chart_is_drawn_when_it_scrolls_near(reader: Reader) -> None:
     reader.open(page(far))
     assert reader.marks() == 0
     reader.run("dispatchEvent(new Event('beforeprint'))")
-    reader.waits("!!document.querySelector('svg.marks')")
+    reader.wait_for("!!document.querySelector('svg.marks')")
     assert reader.marks() == 3
 
 
@@ -395,7 +395,7 @@ def test_the_legend_hides_and_shows_a_series(reader: Reader) -> None:
     for left, state in ((2, "false"), (3, "true")):
         reader.click(".legend .pick")
         reader.until(lambda n=left: reader.marks() == n, f"{left} lines")  # type: ignore[misc]
-        assert reader.look(pressed) == state
+        assert reader.js(pressed) == state
 
 
 def test_hiding_an_implementation_affects_every_chart_and_table(reader: Reader) -> None:
@@ -414,13 +414,13 @@ def test_hiding_an_implementation_affects_every_chart_and_table(reader: Reader) 
 def test_the_reader_can_make_an_axis_logarithmic(reader: Reader) -> None:
     reader.open(small_page()).drawn()
     y = "document.querySelectorAll('.role-axis-label')[1].textContent"
-    before = reader.look(y)
+    before = reader.js(y)
     reader.click(".settings input", 1)
-    reader.waits(f"{y} !== {json.dumps(before)}")
+    reader.wait_for(f"{y} !== {json.dumps(before)}")
     assert reader.marks() == 3
     reader.click(".settings input", 1)
-    reader.waits(f"{y} === {json.dumps(before)}")
-    assert reader.look("document.querySelectorAll('.settings').length") == 1  # bars have none
+    reader.wait_for(f"{y} === {json.dumps(before)}")
+    assert reader.js("document.querySelectorAll('.settings').length") == 1  # bars have none
 
 
 def test_a_table_sorts_by_value_and_back(reader: Reader) -> None:
@@ -430,7 +430,7 @@ def test_a_table_sorts_by_value_and_back(reader: Reader) -> None:
     for order, aria in zip(orders, ("ascending", "descending", None), strict=True):
         reader.click("th button", 2)
         assert reader.column() == order
-        assert reader.look("document.querySelectorAll('th')[2].getAttribute('aria-sort')") == aria
+        assert reader.js("document.querySelectorAll('th')[2].getAttribute('aria-sort')") == aria
 
 
 def test_a_filter_requires_every_word_and_counts_rows(reader: Reader) -> None:
@@ -461,7 +461,7 @@ def test_a_long_table_sorts_and_filters_all_its_rows(reader: Reader) -> None:
     assert reader.count() == "10 of 5,000 rows"
     reader.type("onerror")
     assert reader.column() == [HOSTILE[2]]
-    assert reader.look("document.images.length") == 0
+    assert reader.js("document.images.length") == 0
 
 
 def test_sorting_works_with_the_keyboard(reader: Reader) -> None:
@@ -472,10 +472,10 @@ def test_sorting_works_with_the_keyboard(reader: Reader) -> None:
     sorts = "document.activeElement.matches('th:nth-child(3) button')"
     for _ in range(60):
         ActionChains(reader.driver).send_keys(Keys.TAB).perform()
-        if reader.look(sorts):
+        if reader.js(sorts):
             break
-    assert reader.look(sorts)
-    assert reader.look("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert reader.js(sorts)
+    assert reader.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     ActionChains(reader.driver).send_keys(Keys.ENTER).perform()
     assert reader.column() == SORTED
 
@@ -486,16 +486,16 @@ LABEL = "getComputedStyle(document.querySelector('.role-axis-label text')).fill"
 
 def test_colours_follow_the_system_until_the_reader_chooses(reader: Reader) -> None:
     reader.open(small_page()).drawn()
-    light = [reader.look(PAPER), reader.look(LABEL)]
-    reader.prefers("dark")
-    dark = [reader.look(PAPER), reader.look(LABEL)]
+    light = [reader.js(PAPER), reader.js(LABEL)]
+    reader.set_scheme("dark")
+    dark = [reader.js(PAPER), reader.js(LABEL)]
     assert light[0] == "rgb(255, 255, 255)"
     assert not set(light) & set(dark)
     reader.click("#theme")
-    assert [reader.look(PAPER), reader.look(LABEL)] == light
+    assert [reader.js(PAPER), reader.js(LABEL)] == light
     reader.driver.refresh()
     reader.run("localStorage.clear()")
-    assert reader.look(PAPER) == light[0]
+    assert reader.js(PAPER) == light[0]
 
 
 def test_a_narrow_screen_needs_no_horizontal_scrolling(reader: Reader) -> None:
@@ -503,34 +503,34 @@ def test_a_narrow_screen_needs_no_horizontal_scrolling(reader: Reader) -> None:
     reader.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     for text in (small_page(), quickstart()):
         reader.open(text)
-        assert reader.look("document.documentElement.clientWidth") == 390
-        assert reader.look("document.documentElement.scrollWidth") <= 390
+        assert reader.js("document.documentElement.clientWidth") == 390
+        assert reader.js("document.documentElement.scrollWidth") <= 390
     reader.open(small_page()).drawn(2)
-    assert reader.look("document.documentElement.scrollWidth") <= 390
+    assert reader.js("document.documentElement.scrollWidth") <= 390
 
 
 def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:
     shown = "document.querySelector({}).textContent"
     reader.open(hostile_page())
     reader.run("dispatchEvent(new Event('beforeprint'))")
-    reader.waits(f"document.querySelectorAll('svg.marks').length === {2 * len(HOSTILE)}")
-    assert reader.look("window.ran") is None
-    assert reader.look("document.images.length") == 0
-    assert reader.look(shown.format("'h1'")) == HOSTILE[0]
+    reader.wait_for(f"document.querySelectorAll('svg.marks').length === {2 * len(HOSTILE)}")
+    assert reader.js("window.ran") is None
+    assert reader.js("document.images.length") == 0
+    assert reader.js(shown.format("'h1'")) == HOSTILE[0]
     for i, text in enumerate(HOSTILE):
         assert reader.column(1, i) == [text, "—"]
         keys = f"document.querySelectorAll('.legend')[{2 * i}].querySelector('span').textContent"
-        assert reader.look(keys) == text
+        assert reader.js(keys) == text
         code = f"document.querySelectorAll('pre code')[{i}].textContent"
-        assert reader.look(code) == text
+        assert reader.js(code) == text
         assert reader.marks("line mark", 2 * i) == 2
     reader.mouse("mouseMoved", "path[aria-roledescription=point]")
     tip = "document.querySelector('#vg-tooltip-element')"
-    reader.waits(f"!!{tip} && {tip}.textContent.includes({json.dumps(HOSTILE[0])})")
+    reader.wait_for(f"!!{tip} && {tip}.textContent.includes({json.dumps(HOSTILE[0])})")
     reader.click(".legend .pick")
     reader.until(lambda: reader.marks() == 1, "one line")
-    assert reader.look("window.ran") is None
-    assert reader.complaints() == []
+    assert reader.js("window.ran") is None
+    assert reader.errors() == []
 
 
 # ---- a served page -------------------------------------------------------------------------------
@@ -561,7 +561,7 @@ class Served:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}).start()
 
-    def becomes(self, document: Document) -> None:
+    def replace(self, document: Document) -> None:
         self.text = page(document, live=True)
         self.state = {**self.state, "version": self.state["version"] + 1}
 
@@ -580,7 +580,7 @@ def test_a_served_page_updates_and_keeps_the_settings_of_its_reader(
     served = Served(small())
     try:
         reader.driver.get(f"http://127.0.0.1:{served.server.server_port}/")
-        reader.waits(f"{STATE} === '2 of 3 runs'")
+        reader.wait_for(f"{STATE} === '2 of 3 runs'")
         reader.drawn()
         reader.click(".legend .pick", 1)
         reader.type("hilbert")
@@ -588,13 +588,13 @@ def test_a_served_page_updates_and_keeps_the_settings_of_its_reader(
         before = small()
         grown = Table("By time", COLUMNS, (*ROWS, ("hilbert 64", "ok", 0.01)))
         lengths = Section("Lengths", ["Words."], [], [grown], [], list(before.sections[1].charts))
-        served.becomes(Document("summary", "Grown", [], [before.sections[0], lengths]))
-        reader.waits("document.title === 'Grown'")
+        served.replace(Document("summary", "Grown", [], [before.sections[0], lengths]))
+        reader.wait_for("document.title === 'Grown'")
         assert reader.column() == ["hilbert 16", "hilbert 64", "hilbert 4"]
         assert reader.count() == "3 of 7 rows"
-        assert reader.look("document.querySelectorAll('.legend .pick')[1].ariaPressed") == "false"
+        assert reader.js("document.querySelectorAll('.legend .pick')[1].ariaPressed") == "false"
         assert reader.marks() == 2
-        assert reader.complaints() == []
+        assert reader.errors() == []
     finally:
         served.close()
-    reader.waits(f"{STATE}.startsWith('The server does not answer')")
+    reader.wait_for(f"{STATE}.startsWith('The server does not answer')")

@@ -28,7 +28,7 @@ from longseq_bench.reports.sections.sparse import sparse
 from longseq_bench.reports.sections.standard_attention import against_standard
 from longseq_bench.reports.sections.use_cases import uses
 from tests import make
-from tests.reports.examples import on_one, spread, took, took_on
+from tests.reports.examples import single, spread, timing, timings
 from tests.reports.reading import cells
 
 Scores = Mapping[str, float]
@@ -38,19 +38,19 @@ MIB = 2**20
 
 def timed(scores: Scores, n: int = 9, **more: float) -> list[Record]:
     """Trials of one length; the score is the speed."""
-    return [on_one(name, TOKENS, 1 / value, n, **more) for name, value in scores.items()]
+    return [single(name, TOKENS, 1 / value, n, **more) for name, value in scores.items()]
 
 
 def with_peaks(scores: Scores) -> list[Record]:
     """Trials of one time; a higher score is a lower peak."""
-    return [on_one(name, TOKENS, 0.1, peak=5 * MIB / value) for name, value in scores.items()]
+    return [single(name, TOKENS, 0.1, peak=5 * MIB / value) for name, value in scores.items()]
 
 
 def with_dense(scores: Scores) -> list[Record]:
     """Sparse trials with a dense time; the score is the speed."""
     flops = 4 * TOKENS**2 * 512 * 0.1
     kept = {"density_achieved": 0.1, "flops": flops, "dense_time": spread(1.0, 8)}
-    return [on_one(name, TOKENS, 1 / value, 9, **kept) for name, value in scores.items()]
+    return [single(name, TOKENS, 1 / value, 9, **kept) for name, value in scores.items()]
 
 
 def on_two_ranks(scores: Scores) -> list[Record]:
@@ -59,7 +59,7 @@ def on_two_ranks(scores: Scores) -> list[Record]:
     for name, value in scores.items():
         one = make.trial(name, TOKENS)
         two = one.replace(world_size=2)
-        found += [make.record(one, took(one, 1.0)), make.record(two, took_on(two, 1 / value))]
+        found += [make.record(one, timing(one, 1.0)), make.record(two, timings(two, 1 / value))]
     return found
 
 
@@ -100,7 +100,7 @@ def on_more_ranks(scores: Scores) -> list[Record]:
 def dilated(scores: Scores) -> list[Record]:
     """Trials with segments; the score is the speed-up by dilation."""
     return [
-        on_one(name, TOKENS, time, options={"segments": (1024,), "dilation": (rate,)})
+        single(name, TOKENS, time, options={"segments": (1024,), "dilation": (rate,)})
         for name, value in scores.items()
         for rate, time in ((1, 1.0), (2, 1 / value))
     ]
@@ -245,7 +245,7 @@ def test_exact_and_sparse_are_never_compared(
 def at_lengths(name: str, time: float, statuses: dict[int, Status]) -> list[Record]:
     """Trials by length in thousands of tokens: timed if ok, else with this status."""
     return [
-        on_one(name, 1024 * n, n * time)
+        single(name, 1024 * n, n * time)
         if status == "ok"
         else make.record(make.trial(name, 1024 * n), make.outcome(status))
         for n, status in statuses.items()
@@ -270,7 +270,7 @@ def test_a_span_of_lengths_ends_where_its_fastest_failed(status: Status) -> None
 
 def keeping(name: str, density: float, time: float, tokens: int = TOKENS, **more: object) -> Record:
     """A sparse trial with this achieved density."""
-    return on_one(name, tokens, time, density_achieved=density, **more)
+    return single(name, tokens, time, density_achieved=density, **more)
 
 
 def test_only_rows_of_similar_density_are_compared() -> None:
@@ -294,7 +294,7 @@ def test_a_summary_compares_sparse_rows_on_equal_numbers_of_ranks() -> None:
     for name, time in (("one", 0.1), ("two", 0.2)):
         for ranks in (1, 2):
             trial = make.trial(name, TOKENS, world_size=ranks)
-            run = took_on if ranks > 1 else took
+            run = timings if ranks > 1 else timing
             outcome = run(trial, time / ranks, density_achieved=0.1)
             records.append(make.record(trial, outcome))
     one_rank, two_ranks = (text for text in findings(Source(records)) if "fastest" in text)
@@ -357,8 +357,8 @@ def shortest_recommended(*ends: float | Status) -> str | None:
     for i, end in enumerate(ends):
         one = make.trial("a", 1024 * 2**i)
         two = one.replace(world_size=2)
-        outcome = make.outcome(end) if isinstance(end, str) else took_on(two, 1 / end)
-        found += [make.record(one, took(one, 1.0)), make.record(two, outcome)]
+        outcome = make.outcome(end) if isinstance(end, str) else timings(two, 1 / end)
+        found += [make.record(one, timing(one, 1.0)), make.record(two, outcome)]
     (sentence,) = several_ranks(Source(found))
     since = re.match(r"Faster than one rank from (\S+) tokens", sentence)
     return since[1] if since else None
@@ -383,7 +383,7 @@ def test_a_single_pass_in_between_is_not_a_failure() -> None:
     for tokens, n in ((1024, 9), (2048, 1), (4096, 9)):
         one = make.trial("a", tokens)
         two = one.replace(world_size=2)
-        found += [make.record(one, took(one, 1.0, n)), make.record(two, took_on(two, 0.5, n))]
+        found += [make.record(one, timing(one, 1.0, n)), make.record(two, timings(two, 0.5, n))]
     (sentence,) = several_ranks(Source(found))
     assert sentence.startswith("Faster than one rank from 1k tokens")
 
@@ -391,7 +391,7 @@ def test_a_single_pass_in_between_is_not_a_failure() -> None:
 @pytest.mark.parametrize(("gain", "n"), [(0.5, 9), (1.002, 9), (3.0, 1)])
 def test_dilation_without_a_significant_speed_up_is_not_recommended(gain: float, n: int) -> None:
     records = [
-        on_one("a", TOKENS, time, n, options={"segments": (1024,), "dilation": (rate,)})
+        single("a", TOKENS, time, n, options={"segments": (1024,), "dilation": (rate,)})
         for rate, time in ((1, 1.0), (2, 1 / gain))
     ]
     (sentence,) = segments(Source(records)).points
@@ -403,7 +403,7 @@ def test_dilation_without_a_significant_speed_up_is_not_recommended(gain: float,
 def test_the_bottleneck_follows_the_exposed_share() -> None:
     def of(share: float, **more: object) -> tuple[object, object]:
         trial = make.trial("a", TOKENS, world_size=2)
-        section = bottleneck(Source([make.record(trial, took_on(trial, 1.0, share=share, **more))]))
+        section = bottleneck(Source([make.record(trial, timings(trial, 1.0, share=share, **more))]))
         ((*_, limit, evidence),) = section.tables[0].rows
         return limit, evidence
 

@@ -10,7 +10,7 @@ from longseq_bench.core.model import Record, Trial
 from longseq_bench.reports.document import MISSING
 from longseq_bench.reports.published_results import PublishedResults, read
 from tests import make
-from tests.reports.examples import BETA, MIB, on_one, spread
+from tests.reports.examples import BETA, MIB, single, spread
 from tests.reports.reading import build, rows, section, texts, titles, words
 
 BUDGET = 64 * MIB
@@ -85,8 +85,8 @@ def test_samples_that_are_not_finite_are_missing_figures() -> None:
 
 
 def hung(stacks: Any, **fields: Any) -> Record:
-    came_to = make.outcome("hang", "rank 1 was stopped", "communication", {"stacks": stacks})
-    return make.record(make.trial("ring", world_size=2, **fields), came_to)
+    outcome = make.outcome("hang", "rank 1 was stopped", "communication", {"stacks": stacks})
+    return make.record(make.trial("ring", world_size=2, **fields), outcome)
 
 
 def hangs(*records: Record) -> list[Any]:
@@ -174,8 +174,8 @@ def test_rounds_are_those_of_each_sweep() -> None:
 
 
 def test_only_text_facts_of_trials_are_shown() -> None:
-    came_to = make.outcome(time=0.1, facts={"backend": "math", "pass_s": 1.0, "errors": {"a": 1}})
-    assert rows(build([make.record(came_to=came_to)]), "How each ran") == [
+    outcome = make.outcome(time=0.1, facts={"backend": "math", "pass_s": 1.0, "errors": {"a": 1}})
+    assert rows(build([make.record(came_to=outcome)]), "How each ran") == [
         {"Implementation": "sdpa", "What": "backend", "Value": "math"}
     ]
 
@@ -213,12 +213,12 @@ def test_each_rank_has_its_figures_in_order() -> None:
 
 def test_the_sparse_section_has_only_rows_that_skip_pairs() -> None:
     known = {"density_achieved": 0.2, "flops": 1e9, "dense_time": spread(0.9, 5)}
-    sparse = on_one("blocks", 4096, 0.1, facts={"dense": "measured"}, **known)
-    full = on_one("dilated", 4096, 0.1, density_achieved=1.25)
+    sparse = single("blocks", 4096, 0.1, facts={"dense": "measured"}, **known)
+    full = single("dilated", 4096, 0.1, density_achieved=1.25)
     (row,) = rows(build([sparse, full]), "Sparse attention")
     assert row["Implementation"] == "blocks"
     assert "Sparse attention" not in titles(build([full]))
-    without = on_one("blocks", 4096, 0.1, density_achieved=0.2, flops=1e9)
+    without = single("blocks", 4096, 0.1, density_achieved=0.2, flops=1e9)
     missing = [r for r in rows(build([without]), "Failures") if r["Not measured"] == "dense_time"]
     assert [r["Reason"] for r in missing] == ["no dense pass was recorded"]
 
@@ -228,7 +228,7 @@ def test_growth_has_sections_where_ranks_and_lengths_differ() -> None:
     both = [*found(8000, ring()), *found(15000, ring(world_size=2))]
     one, two = rows(build(both), "Longest lengths over ranks")
     assert (one["Expected"], two["Expected"], two["Found"]) == (8000, 16000, 15000)
-    swept = [on_one("ring", n, 1e-9 * n**1.9, 3, peak=10.0 * n) for n in (1000, 2000, 4000, 8000)]
+    swept = [single("ring", n, 1e-9 * n**1.9, 3, peak=10.0 * n) for n in (1000, 2000, 4000, 8000)]
     time, memory = rows(build(swept), "How time and memory grow")
     assert (time["Of"], time["Tokens ^"][:5]) == ("time", "1.90 ")
     assert (memory["Of"], memory["Tokens ^"][:5]) == ("memory", "1.00 ")

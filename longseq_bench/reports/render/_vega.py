@@ -310,15 +310,15 @@ def _axis(name: str, chart: Chart) -> Any:
     """Return the channel of "x" or "y" with its scale and labels."""
     is_x = name == "x"
     axis, values = getattr(chart, name), [getattr(p, name) for p in chart.points]
-    kind: dict[str, Any] = {"type": "linear", "zero": False, "nice": False, "padding": 12}
+    scale: dict[str, Any] = {"type": "linear", "zero": False, "nice": False, "padding": 12}
     if axis.log and values and min(values) > 0:
-        kind = kind | {"type": "log", "base": 2 if axis.kind == "tokens" else 10}
-        del kind["zero"]
+        scale |= {"type": "log", "base": 2 if axis.kind == "tokens" else 10}
+        del scale["zero"]
     crosses = _cross_rows(chart)
     if crosses and not is_x:
         # below the crosses, because a cross on a point would seem to belong to that point
-        kind["range"] = [HEIGHT, max(crosses.values())]
-    words = _label(axis.kind, log=kind["type"] == "log")
+        scale["range"] = [HEIGHT, max(crosses.values())]
+    words = _label(axis.kind, log=scale["type"] == "log")
     label = alt.Axis(labelExpr=words, title=axis.name, labelOverlap=True)
     if crosses and is_x:
         label.grid = False  # grid lines are as long as the range of y, so they would miss the axis
@@ -326,13 +326,13 @@ def _axis(name: str, chart: Chart) -> Any:
     exact = tried if len(tried) <= MAX_TICKS else sorted(set(values))
     if axis.kind in ("tokens", "count") and is_x and len(exact) <= MAX_TICKS:
         label.values = exact
-    elif kind["type"] == "log" and axis.kind in ("tokens", "bytes"):
+    elif scale["type"] == "log" and axis.kind in ("tokens", "bytes"):
         # powers of two among and next to the values
         first, last = math.ceil(math.log2(min(values))), math.floor(math.log2(max(values)))
         powers = [2**i for i in range(max(first - 1, 0), last + 2)]
         label.values = powers if first < last else alt.Undefined
     channel = alt.X if is_x else alt.Y
-    return channel(f"{name}:Q", scale=alt.Scale(**kind), axis=label)
+    return channel(f"{name}:Q", scale=alt.Scale(**scale), axis=label)
 
 
 def _label(kind: Kind, log: bool) -> str:

@@ -22,7 +22,7 @@ _EXPLANATION = (
     "interval; 100 %: skipped work costs nothing. Memory reduction: peak of standard attention "
     "divided by the row's peak."
 )
-_ONE_RANK = "Dense time and memory reduction are of one rank: of several, each holds only a part."
+_ONE_RANK = "Dense time and memory reduction are known on one rank only."
 
 
 def sparse(source: Source) -> Section:
