@@ -1,4 +1,4 @@
-"""Functions run on several ranks at once, for tests: worlds of processes that wait for jobs.
+"""Run functions on several ranks, for tests, in groups of processes that wait for jobs.
 
     def share(group: Group, factor: int) -> float:          # at the top of a test module
         return float(group.all_sum(torch.tensor([group.rank * factor])))
@@ -6,14 +6,14 @@
     def test_a_sum(ranks: Ranks) -> None:                   # `ranks` is a fixture of the session
         assert ranks(3, share, 2) == [6, 6, 6]
 
-`ranks(world, function, *arguments)` calls it once on each rank, with the Group of all of them
-first, and gives what each returned, by rank. Function, arguments and results travel by pickle. A
-rank that raised makes it raise RanksFailed, with the text of each; `failures` gives those texts.
+`ranks(world, function, *arguments)` calls function(group, *arguments) on each rank and returns the
+results by rank. Function, arguments and results are pickled. If a rank raises, RanksFailed has the
+texts of all exceptions; `failures` returns these texts.
 
 A world starts with its first job (two seconds, mostly torch) and stays for the session; a job then
-takes milliseconds. Ranks are gloo processes of one thread each; connections are made through a
-file. A world in which ranks did not all end the same way is killed, and the next job gets a new
-one: its collectives may be out of step.
+takes milliseconds. Ranks are gloo processes with one thread; they connect through a file. If ranks
+end differently, their collectives may be out of step: the world is killed, and the next job gets a
+new one.
 """
 
 import os
@@ -31,14 +31,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 GRACE_S = 3.0
-"""How long ranks whose peer has failed may take to say so."""
+"""Time for the other ranks to report after one has failed."""
 
 LIMIT_S = 120.0
-"""A job's; so that nothing hangs."""
+"""Time limit of a job, so that nothing hangs."""
 
 
 class RanksFailed(AssertionError):
-    """Some rank raised. texts: of each exception, None where it ended well."""
+    """A rank raised. texts: of each rank's exception; None if it returned."""
 
     def __init__(self, texts: Sequence[str | None]) -> None:
         self.texts = list(texts)
@@ -52,28 +52,28 @@ class World:
     def __init__(self, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="longseq-ranks-")
         ends = [Pipe() for _ in range(size)]
-        descriptors = [there.fileno() for _, there in ends]
+        descriptors = [child_end.fileno() for _, child_end in ends]
         store = os.path.join(self._folder.name, "store")
         code = f"from tests.ranks import serve; serve({descriptors!r}, {store!r})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], cwd=ROOT, pass_fds=descriptors, start_new_session=True
         )
-        self._pipes = [here for here, _ in ends]
-        for _, there in ends:
-            there.close()
+        self._pipes = [own_end for own_end, _ in ends]
+        for _, child_end in ends:
+            child_end.close()
 
     def run(self, job: tuple[Any, ...]) -> tuple[list[Any], list[str | None]]:
-        """What each rank returned, and the text of each exception."""
+        """Return the result and the text of the exception of each rank."""
         for pipe in self._pipes:
             pipe.send(job)
         results: list[Any] = [None] * len(self._pipes)
         texts: list[str | None] = ["it did not answer"] * len(self._pipes)
-        left, end = list(self._pipes), time.monotonic() + LIMIT_S
-        while left and (ready := wait(left, max(0.0, end - time.monotonic()))):
+        remaining, end = list(self._pipes), time.monotonic() + LIMIT_S
+        while remaining and (ready := wait(remaining, max(0.0, end - time.monotonic()))):
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 rank = self._pipes.index(pipe)
-                left.remove(pipe)
+                remaining.remove(pipe)
                 try:
                     results[rank], texts[rank] = pipe.recv()
                 except (EOFError, ConnectionError):
@@ -83,7 +83,7 @@ class World:
         return results, texts
 
     def close(self) -> None:
-        """Kill all of it."""
+        """Kill all processes."""
         for pipe in self._pipes:
             pipe.close()
         with suppress(ProcessLookupError):
@@ -93,14 +93,13 @@ class World:
 
 
 class Ranks:
-    """Worlds by their size, each started when it is first asked for."""
+    """Worlds by size, each started with its first job."""
 
     def __init__(self) -> None:
         self._worlds: dict[int, World] = {}
 
     def __call__(self, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What function(group, *arguments) returned on each of `world` ranks. Raises
-        RanksFailed."""
+        """Return the results of function(group, *arguments) on `world` ranks; raise RanksFailed."""
         results, texts = self._run(world, function, arguments)
         if any(text is not None for text in texts):
             raise RanksFailed(texts)
@@ -109,7 +108,7 @@ class Ranks:
     def failures(
         self, world: int, function: Callable[..., Any], *arguments: Any
     ) -> list[str | None]:
-        """The text of each rank's exception, with where it was raised; None where none was."""
+        """Return the traceback of each rank's exception; None if it returned."""
         return self._run(world, function, arguments)[1]
 
     def close(self) -> None:
@@ -123,7 +122,7 @@ class Ranks:
         world = self._worlds.get(size) or World(size)
         self._worlds[size] = world
         results, texts = world.run((function, arguments))
-        # if all ranks raised the same, at the same place, none waits for another
+        # if all ranks raised the same exception at the same place, no rank waits for another
         if len(set(texts)) > 1:
             self._worlds.pop(size).close()
         return results, texts
@@ -181,7 +180,7 @@ def _serve(rank: int, size: int, pipe: Connection, store: str) -> None:
             answer = (None, traceback.format_exc())
         try:
             pipe.send(answer)
-        except OSError:  # nobody listens any more
+        except OSError:  # the parent has closed the pipe
             return
         except Exception:
             pipe.send((None, traceback.format_exc()))

@@ -1,1 +1,1 @@
-"""nn.Module variants of block-sparse attention: a library, apart from the benchmark."""
+"""nn.Module variants of block-sparse attention: a library that the benchmark does not use."""
