@@ -159,16 +159,16 @@ def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list
     """
     if len(columns) == 1:
         return _line(columns[0], logs)
-    a = np.column_stack([np.ones(len(logs)), *columns])
-    b = np.asarray(logs)
-    solution, _, rank, _ = np.linalg.lstsq(a, b, rcond=None)
-    degrees = len(logs) - a.shape[1]
-    if rank < a.shape[1]:
+    design = np.column_stack([np.ones(len(logs)), *columns])
+    target = np.asarray(logs)
+    solution, _, rank, _ = np.linalg.lstsq(design, target, rcond=None)
+    degrees = len(logs) - design.shape[1]
+    if rank < design.shape[1]:
         return []
     if degrees < 1:
         return [Exponent(float(x), None, None) for x in solution[1:]]
-    variance = float(((a @ solution - b) ** 2).sum()) / degrees
-    spread = np.sqrt(variance * np.diag(np.linalg.inv(a.T @ a)))[1:] * _student(degrees)
+    variance = float(((design @ solution - target) ** 2).sum()) / degrees
+    spread = np.sqrt(variance * np.diag(np.linalg.inv(design.T @ design)))[1:] * _student(degrees)
     return [
         Exponent(float(x), float(x - s), float(x + s))
         for x, s in zip(solution[1:], spread, strict=True)

@@ -245,7 +245,7 @@ _REPORTS = (
           ("tests/reports/test_document.py",)),
     Fault("times-exchanged", "reports", "reports/sections/multi_rank.py",
           "The time on several ranks stands under the heading of that on one rank.",
-          "lambda r: time_with_interval(alone[r.ranks_key])", "time_with_interval",
+          "lambda r: time_with_interval(one_rank[r.ranks_key])", "time_with_interval",
           ("tests/reports/test_figures.py",)),
     Fault("doubling-inverted", "reports", "reports/sections/doubling.py",
           "The ratio of a doubling is inverted.",

@@ -179,8 +179,8 @@ def _longest_ok(group: list[SweepRow]) -> Iterator[str]:
 
 def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
     """Index the maxima on one rank by search, to compare those on several ranks with them."""
-    alone = group_by((row for row in maxima if row.world_size == 1), lambda row: row.ranks_key)
-    return {key: rows[0] for key, rows in alone.items()}
+    by_search = group_by((row for row in maxima if row.world_size == 1), lambda row: row.ranks_key)
+    return {key: rows[0] for key, rows in by_search.items()}
 
 
 def describe_search(row: SearchRow, maxima: Iterable[SearchRow], where: str = "") -> str:

@@ -55,12 +55,12 @@ def against_one(source: Source) -> Section:
 
 
 def _times(source: Source) -> list[Table]:
-    alone = index_one_rank(row for row in source.rows if row.time_s)
+    one_rank = index_one_rank(row for row in source.rows if row.time_s)
     columns: Columns = (
         "label", "tokens", "world_size",
-        ValueColumn("Time on one", "seconds", lambda r: time_with_interval(alone[r.ranks_key])),
+        ValueColumn("Time on one", "seconds", lambda r: time_with_interval(one_rank[r.ranks_key])),
         "time_s", "speedup", "efficiency",
-        ValueColumn("Peak on one", "bytes", lambda row: alone[row.ranks_key].peak_bytes),
+        ValueColumn("Peak on one", "bytes", lambda row: one_rank[row.ranks_key].peak_bytes),
         ValueColumn("Peak of a rank", "bytes", attrgetter("peak_bytes")), "exposed_share",
     )  # fmt: skip
     known = (row for row in source.rows if row.speedup and row.world_size > 1)
@@ -69,23 +69,23 @@ def _times(source: Source) -> list[Table]:
 
 def _maxima(source: Source) -> tuple[list[Table], list[str]]:
     """Return tables of maxima on several ranks, and a sentence on the largest gain of each."""
-    alone = {k: row for k, row in index_one_rank(source.maxima).items() if row.max_tokens}
+    one_rank = {k: row for k, row in index_one_rank(source.maxima).items() if row.max_tokens}
     several = [row for row in source.maxima if row.world_size > 1 and row.is_full_pass]
-    known = [row for row in several if row.ranks_key in alone]
+    known = [row for row in several if row.ranks_key in one_rank]
 
     def times(row: SearchRow) -> float:
-        return row.max_tokens / alone[row.ranks_key].max_tokens
+        return row.max_tokens / one_rank[row.ranks_key].max_tokens
 
     columns: Columns = (
         "label", "world_size",
-        ValueColumn("Max on one rank", "tokens", lambda row: alone[row.ranks_key].max_tokens),
+        ValueColumn("Max on one rank", "tokens", lambda row: one_rank[row.ranks_key].max_tokens),
         ValueColumn("Max on all", "tokens", attrgetter("max_tokens")),
         ValueColumn("Times as long", "ratio", times), "limited_by",
     )  # fmt: skip
     largest = [max(group, key=times) for _, group in source.workloads(known)]
     points = [
         f"On {row.world_size} ranks, {row.label} gains most ({source.workload(row)}): "
-        f"{row.max_tokens:,} tokens against {alone[row.ranks_key].max_tokens:,} on one rank, "
+        f"{row.max_tokens:,} tokens against {one_rank[row.ranks_key].max_tokens:,} on one rank, "
         f"{format_ratio(times(row))} ({format_share(times(row) / row.world_size)} of linear)."
         for row in largest
         if times(row) > 1
