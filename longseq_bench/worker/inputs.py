@@ -17,8 +17,8 @@ from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host_memory
 from longseq_bench.worker.shard_coverage import all_gather, find_rows, fingerprint
 
-WHOLE_ROWS = 512
-"""All rows are checked up to this sequence length."""
+FULL_CHECK_TOKENS = 512
+"""Longest sequence of which all rows are checked."""
 
 SAMPLED_ROWS = 16
 """Checked rows of a longer sequence, the first and last among them."""
@@ -59,7 +59,7 @@ def checked_rows(seq_len: int, seed: int, ends: Tensor | None = None) -> Tensor:
     All of a short sequence; else the first, the last and random ones, and some of `ends`: the first
     and last position of each rank's queries, (ranks, 2).
     """
-    if seq_len <= WHOLE_ROWS:
+    if seq_len <= FULL_CHECK_TOKENS:
         return torch.arange(seq_len)
     generator = torch.Generator().manual_seed(seed)
     middle = torch.randint(1, seq_len - 1, (SAMPLED_ROWS - 2,), generator=generator)

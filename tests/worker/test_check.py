@@ -13,7 +13,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.definition import Tensors, make_inputs, make_output_gradient
 from longseq_bench.worker.check import Errors, check, zero_row_share
-from longseq_bench.worker.inputs import SAMPLED_ROWS, WHOLE_ROWS, checked_rows
+from longseq_bench.worker.inputs import FULL_CHECK_TOKENS, SAMPLED_ROWS, checked_rows
 from longseq_bench.worker.reference import Sum
 
 SHORT, LONG = 300, 3000
@@ -98,7 +98,7 @@ def test_correct_implementations_pass_for_any_seed(dtype: Any) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_sampled_rows_determine_the_whole_gradients(causal: bool) -> None:
     """Sampled rows give all of dk and dv, because no other row has an output gradient."""
-    tokens = WHOLE_ROWS + 400
+    tokens = FULL_CHECK_TOKENS + 400
     w = Workload(seq_len=tokens, heads=2, kv_heads=1, head_dim=16, causal=causal, mode="train")
     attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
     rows = checked_rows(tokens, 0)
@@ -169,8 +169,8 @@ def test_values_that_are_not_finite_are_infinite_errors(value: float) -> None:
 
 
 def test_checked_rows_are_all_or_first_last_and_random() -> None:
-    assert checked_rows(WHOLE_ROWS, 0).tolist() == list(range(WHOLE_ROWS))
-    for tokens in (WHOLE_ROWS + 1, 10**6, 2**30):
+    assert checked_rows(FULL_CHECK_TOKENS, 0).tolist() == list(range(FULL_CHECK_TOKENS))
+    for tokens in (FULL_CHECK_TOKENS + 1, 10**6, 2**30):
         rows = checked_rows(tokens, 3).tolist()
         assert (rows[0], rows[-1]) == (0, tokens - 1)
         assert len(rows) <= SAMPLED_ROWS

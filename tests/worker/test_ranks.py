@@ -17,7 +17,7 @@ from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import reference, timing
 from longseq_bench.worker import trial as trial_module
 from longseq_bench.worker.check import Errors, check
-from longseq_bench.worker.inputs import WHOLE_ROWS, draw_inputs, select_checked_rows
+from longseq_bench.worker.inputs import FULL_CHECK_TOKENS, draw_inputs, select_checked_rows
 from longseq_bench.worker.measurement_log import MeasurementLog
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.passes import run_pass, warm_up_tokens
@@ -25,7 +25,7 @@ from tests.make import trial
 from tests.ranks import Ranks
 from tests.worker.spread import LATE_S, Spread
 
-SHORT, LONG = 61, WHOLE_ROWS + 89
+SHORT, LONG = 61, FULL_CHECK_TOKENS + 89
 SPLITS = ("contiguous", "striped", "full", "heads", "batch", "heads module")
 worlds = pytest.mark.parametrize("world", [2, 3, 4])
 sizes = pytest.mark.parametrize(
