@@ -77,7 +77,7 @@ def state(folder: Path) -> dict[str, bytes]:
          "--ceiling 3 is smaller than --world-size 4; use at least 4"),
     ],
 )  # fmt: skip
-def test_a_search_that_can_not_be_is_refused(
+def test_an_impossible_search_is_refused(
     arguments: list[str], sentence: str, tmp_path: Path, capfd: Capture
 ) -> None:
     before = state(tmp_path)
@@ -87,7 +87,7 @@ def test_a_search_that_can_not_be_is_refused(
 
 
 @pytest.mark.parametrize(("count", "devices"), [(1, "1 CUDA device"), (3, "3 CUDA devices")])
-def test_more_ranks_than_cuda_devices_are_refused_with_how_many_there_are(
+def test_more_ranks_than_cuda_devices_are_refused(
     count: int, devices: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     class Machine(SimulatedLauncher):
@@ -97,17 +97,17 @@ def test_more_ranks_than_cuda_devices_are_refused_with_how_many_there_are(
             return Catalogue(implementations=entries, devices={"cpu": known, "cuda": known})
 
     monkeypatch.setattr("longseq_bench.cli.session.make_launcher", Machine)
-    asked = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
-    said = refusal(capfd, *asked, "--world-size", "4", "--out", "out")
-    assert said == f"--world-size 4 is too large: this machine has {devices}"
+    command = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
+    message = refusal(capfd, *command, "--world-size", "4", "--out", "out")
+    assert message == f"--world-size 4 is too large: this machine has {devices}"
     Path("four.yaml").write_text(
         "memory_budget: 1MiB\ntokens: 64\nimplementations: ring\ndevice: cuda\n"
         "world_size: [1,\n  4]\n"
     )
-    said = refusal(capfd, "sweep", "four.yaml", "--out", "out")
-    assert said == f"four.yaml:6: world_size 4 is too large: this machine has {devices}"
+    message = refusal(capfd, "sweep", "four.yaml", "--out", "out")
+    assert message == f"four.yaml:6: world_size 4 is too large: this machine has {devices}"
     assert not Path("out").exists()
-    assert run([*asked, "--world-size", str(count), "--ceiling", "16"]) == 0
+    assert run([*command, "--world-size", str(count), "--ceiling", "16"]) == 0
     assert run(["maxlen", "--impl", "ring", "--memory-budget", "1MiB", "--world-size", "9",
                 "--ceiling", "16"]) == 0  # fmt: skip
 
@@ -117,13 +117,13 @@ def _cuda_is_here() -> bool:
 
 
 @pytest.mark.skipif(_cuda_is_here(), reason="this machine has a GPU")
-def test_a_device_that_is_not_here_is_refused(capfd: Capture) -> None:
-    said = refusal(capfd, "maxlen", "--impl", "sdpa", "--device", "cuda", "--out", "out")
-    assert said.startswith("device cuda is not available: ")
-    assert said.endswith("; available: cpu")
+def test_an_unavailable_device_is_refused(capfd: Capture) -> None:
+    message = refusal(capfd, "maxlen", "--impl", "sdpa", "--device", "cuda", "--out", "out")
+    assert message.startswith("device cuda is not available: ")
+    assert message.endswith("; available: cpu")
     Path("gpu.yaml").write_text(SOUND + "device: cuda\n")
-    said = refusal(capfd, "sweep", "gpu.yaml", "--out", "out")
-    assert said.startswith("gpu.yaml:7: device cuda is not available: ")
+    message = refusal(capfd, "sweep", "gpu.yaml", "--out", "out")
+    assert message.startswith("gpu.yaml:7: device cuda is not available: ")
     assert not Path("out").exists()
 
 
@@ -141,7 +141,7 @@ def test_a_device_that_is_not_here_is_refused(capfd: Capture) -> None:
         (["maxlen", "--impl", "sdpa", "--world-size", "1,2"], "'--world-size'"),
     ],
 )
-def test_what_the_grammar_refuses_says_what_is_possible(
+def test_usage_errors_name_the_possible_values(
     arguments: list[str], sentence: str, tmp_path: Path, capfd: Capture
 ) -> None:
     before = state(tmp_path)
@@ -154,8 +154,8 @@ def test_what_the_grammar_refuses_says_what_is_possible(
 
 def test_no_command_at_all_shows_the_help(capfd: Capture) -> None:
     assert run([]) == 2
-    said = capfd.readouterr()
-    assert "Commands" in said.out + said.err
+    captured = capfd.readouterr()
+    assert "Commands" in captured.out + captured.err
 
 
 def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
@@ -163,14 +163,14 @@ def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
         "maxlen", "--impl", "sdpa", "--time-budget", "1us", "--memory-budget", "8MiB",
         "--ceiling", "64", "--out", "out", "--json",
     ])  # fmt: skip
-    said = capfd.readouterr()
+    captured = capfd.readouterr()
     assert code == 2
-    assert "Traceback" not in said.err
-    assert said.err.strip().splitlines()[-1] == (
+    assert "Traceback" not in captured.err
+    assert captured.err.strip().splitlines()[-1] == (
         "longseq: time budget 1e-06 s is shorter than one run of sdpa: "
         "1 token(s) took longer; raise --time-budget"
     )
-    (found,) = json.loads(said.out)["results"]
+    (found,) = json.loads(captured.out)["results"]
     assert (found["max_tokens"], found["limited_by"]) == (0, "time")
     assert {r.outcome.status for r in load("out").records} == {"timeout"}
 
@@ -192,7 +192,7 @@ def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
         ("", "bad.yaml is empty; configs/quickstart.yaml is one to start from"),
     ],
 )
-def test_a_config_with_a_mistake_is_refused_with_its_place(
+def test_a_bad_config_is_refused_with_its_line(
     text: str, sentence: str, tmp_path: Path, capfd: Capture
 ) -> None:
     Path("bad.yaml").write_text(text)
@@ -203,12 +203,12 @@ def test_a_config_with_a_mistake_is_refused_with_its_place(
     assert not Path("out").exists()
 
 
-def test_a_baseline_that_means_several_is_refused_before_anything_runs(capfd: Capture) -> None:
+def test_an_ambiguous_baseline_is_refused_before_anything_runs(capfd: Capture) -> None:
     Path("bad.yaml").write_text(
         TAIL + "tokens: 32\nbaseline: ring\nimplementations:\n  - ring: {chunk: [16, 32]}\n"
     )
-    said = refusal(capfd, "sweep", "bad.yaml", "--out", "out")
-    assert "baseline 'ring' is ambiguous: 'ring chunk=16', 'ring chunk=32'" in said
+    message = refusal(capfd, "sweep", "bad.yaml", "--out", "out")
+    assert "baseline 'ring' is ambiguous: 'ring chunk=16', 'ring chunk=32'" in message
     assert not Path("out").exists()
 
 
@@ -217,27 +217,27 @@ def test_a_baseline_that_means_several_is_refused_before_anything_runs(capfd: Ca
 
 @pytest.mark.parametrize("command", ["sweep sound.yaml", "maxlen --impl sdpa"])
 @pytest.mark.parametrize("out", ["sound.yaml", "sound.yaml/below"])
-def test_a_folder_that_can_not_be_made_is_refused(
+def test_a_folder_that_cannot_be_created_is_refused(
     command: str, out: str, tmp_path: Path, capfd: Capture
 ) -> None:
     before = state(tmp_path)
-    said = refusal(capfd, *command.split(), "--out", out)
-    assert said.startswith(f"results folder {out} can't be written: ")
+    message = refusal(capfd, *command.split(), "--out", out)
+    assert message.startswith(f"results folder {out} can't be written: ")
     assert state(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", [RECORDS, "config.yaml"])
 def test_a_folder_in_the_place_of_a_file_is_refused(name: str, capfd: Capture) -> None:
     (Path("out") / name).mkdir(parents=True)
-    said = refusal(capfd, "sweep", "sound.yaml", "--out", "out")
-    assert said == f"results folder out can't be written: Is a directory (out/{name})"
+    message = refusal(capfd, "sweep", "sound.yaml", "--out", "out")
+    assert message == f"results folder out can't be written: Is a directory (out/{name})"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission_is_refused(capfd: Capture) -> None:
     Path("out").mkdir(mode=0o500)
-    said = refusal(capfd, "sweep", "sound.yaml", "--out", "out")
-    assert said.startswith("results folder out can't be written: Permission denied")
+    message = refusal(capfd, "sweep", "sound.yaml", "--out", "out")
+    assert message.startswith("results folder out can't be written: Permission denied")
 
 
 def test_a_broken_line_in_the_middle_is_skipped_counted_and_kept(capfd: Capture) -> None:
@@ -249,15 +249,15 @@ def test_a_broken_line_in_the_middle_is_skipped_counted_and_kept(capfd: Capture)
     capfd.readouterr()
 
     assert run(["sweep", "sound.yaml", "--out", "out", "--json"]) == 0
-    said = capfd.readouterr()
-    assert "line 2 is not a record and skipped (unchanged on disk)" in said.err
-    assert [row["tokens"] for row in json.loads(said.out)["rows"]] == [32, 64]
+    captured = capfd.readouterr()
+    assert "line 2 is not a record and skipped (unchanged on disk)" in captured.err
+    assert [row["tokens"] for row in json.loads(captured.out)["rows"]] == [32, 64]
     assert path.read_bytes() == before
 
     assert run(["report", "out", "--json"]) == 0
-    said = capfd.readouterr()
-    assert "line 2 is not a record and skipped" in said.err
-    assert len(json.loads(said.out)["rows"]) == 2
+    captured = capfd.readouterr()
+    assert "line 2 is not a record and skipped" in captured.err
+    assert len(json.loads(captured.out)["rows"]) == 2
     assert "line 2 is not a record and skipped" in (Path("out") / "report.md").read_text()
     assert path.read_bytes() == before
 
@@ -304,7 +304,7 @@ def test_results_without_a_record_are_refused_by_report_and_filled_by_sweep(
         (["kept", "--out", "sound.yaml"], "report folder sound.yaml can't be written: File exists"),
     ],
 )
-def test_a_report_that_can_not_be_is_refused(
+def test_an_impossible_report_is_refused(
     arguments: list[str], sentence: str, tmp_path: Path, capfd: Capture
 ) -> None:
     Path("bare").mkdir()
@@ -314,7 +314,7 @@ def test_a_report_that_can_not_be_is_refused(
     assert state(tmp_path) == before
 
 
-def test_a_kept_config_that_is_no_text_does_not_stop_a_report(capfd: Capture) -> None:
+def test_a_binary_config_does_not_stop_a_report(capfd: Capture) -> None:
     write_records("kept", [record()])
     (Path("kept") / "config.yaml").write_bytes(b"baseline: \xff\xfe\n")
     assert run(["report", "kept"]) == 0
@@ -325,7 +325,7 @@ def test_a_kept_config_that_is_no_text_does_not_stop_a_report(capfd: Capture) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "phase", "said", "code"),
+    ("name", "status", "phase", "message", "code"),
     [
         ("bad-nan", "wrong", "check", "not finite", 3),
         ("bad-far-key", "wrong", "check", "off the float64 reference", 3),
@@ -334,14 +334,14 @@ def test_a_kept_config_that_is_no_text_does_not_stop_a_report(capfd: Capture) ->
         ("bad-import", "unsupported", "start", "no_such_name", 0),
     ],
 )
-def test_a_trial_that_ended_badly_is_told_and_gives_the_exit_code(
-    name: str, status: str, phase: str, said: str, code: int, capfd: Capture
+def test_a_failed_trial_has_its_reason_and_exit_code(
+    name: str, status: str, phase: str, message: str, code: int, capfd: Capture
 ) -> None:
     Path("bad.yaml").write_text(AT_2K % name)
     assert run(["sweep", "bad.yaml", "--out", "out", "--json"]) == code
     row, sound = json.loads(capfd.readouterr().out)["rows"]
     assert (row["implementation"], row["status"], row["phase"]) == (name, status, phase)
-    assert said in row["reason"]
+    assert message in row["reason"]
     assert (row["time_s"], row["tokens_per_s"]) == (None, None)
     assert sound["status"] == "ok"
     report = (Path("out") / "report.md").read_text()
@@ -349,9 +349,9 @@ def test_a_trial_that_ended_badly_is_told_and_gives_the_exit_code(
     assert status in report
 
 
-def test_a_search_that_met_a_wrong_answer_ends_with_3(capfd: Capture) -> None:
-    asked = ["maxlen", "--impl", "bad-far-key", "--memory-budget", "8MiB", "--ceiling", "8"]
-    assert run([*asked, "--json"]) == 3
+def test_a_search_with_a_wrong_output_ends_with_3(capfd: Capture) -> None:
+    command = ["maxlen", "--impl", "bad-far-key", "--memory-budget", "8MiB", "--ceiling", "8"]
+    assert run([*command, "--json"]) == 3
     (found,) = json.loads(capfd.readouterr().out)["results"]
     assert found["limited_by"] == "numerics"
     assert found["failure_phase"] == "check"
@@ -360,7 +360,7 @@ def test_a_search_that_met_a_wrong_answer_ends_with_3(capfd: Capture) -> None:
 # ---- a resumed command asks for the same -------------------------------------------------------
 
 
-def test_free_memory_that_moves_a_little_runs_nothing_again(
+def test_small_changes_of_free_memory_repeat_no_trial(
     monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     """Without a budget in the config, the one of the records in the folder goes on."""

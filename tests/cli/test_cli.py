@@ -75,14 +75,14 @@ def files(folder: Path) -> set[str]:
 # ---- the program -------------------------------------------------------------------------------
 
 
-def test_it_is_a_program_of_its_own() -> None:
+def test_it_runs_as_a_program() -> None:
     def say(*arguments: str) -> str:
         command = [sys.executable, "-m", "longseq_bench", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert say("--version") == f"longseq {__version__}\n"
-    told = say("--help")
-    assert all(f" {name} " in told for name in ("sweep", "maxlen", "report", "list", "doctor"))
+    text = say("--help")
+    assert all(f" {name} " in text for name in ("sweep", "maxlen", "report", "list", "doctor"))
 
 
 READING = [
@@ -95,27 +95,27 @@ def printed_to(stdout: int, command: tuple[str, ...]) -> tuple[int, str]:
     """The exit code of a command over few records whose stdout is this file, and its stderr."""
     make.write_records(Path("kept"), [record(trial(round=i)) for i in range(2)])
     sides = ["kept"] * (2 if command[0] == "compare" else 1)
-    asked = [sys.executable, "-m", "longseq_bench", command[0], *sides, *command[1:]]
-    done = subprocess.run(asked, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    arguments = [sys.executable, "-m", "longseq_bench", command[0], *sides, *command[1:]]
+    done = subprocess.run(arguments, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
     return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize("command", READING, ids=" ".join)
-def test_a_reader_that_went_away_is_no_fault(command: tuple[str, ...]) -> None:
-    ours, theirs = os.pipe()
-    os.close(ours)
-    code, said = printed_to(theirs, command)
-    os.close(theirs)
+def test_a_closed_stdout_is_not_an_error(command: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code, message = printed_to(writer, command)
+    os.close(writer)
     assert code == 0
-    assert all(line.startswith("wrote ") for line in said.splitlines()), said
+    assert all(line.startswith("wrote ") for line in message.splitlines()), message
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("command", READING, ids=" ".join)
-def test_output_that_has_no_room_is_one_sentence(command: tuple[str, ...]) -> None:
+def test_a_full_stdout_is_one_sentence(command: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        code, said = printed_to(full.fileno(), command)
-    assert said == "longseq: the output can't be written: No space left on device\n"
+        code, message = printed_to(full.fileno(), command)
+    assert message == "longseq: the output can't be written: No space left on device\n"
     assert code == 2
 
 
@@ -124,7 +124,7 @@ class Unreadable(io.StringIO):
         raise BrokenPipeError(errno.EPIPE, "nobody reads")
 
 
-def test_a_failed_trial_is_told_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_trial_has_its_exit_code_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longseq_bench.cli.session.exit_code", lambda records: 3)
     Path("tiny.yaml").write_text(TINY)
     monkeypatch.setattr(sys, "stdout", Unreadable())
@@ -146,7 +146,7 @@ def test_every_option_has_help_with_its_default() -> None:
     assert [name for name, one in found.items() if not getattr(one, "help", None)] == []
     optional = {n: p for n, p in found.items() if p.param_type_name == "option" and not p.required}
     stated = {n: p.show_default or "efault" in (p.help or "") for n, p in optional.items()}
-    assert [n for n, told in stated.items() if not told and n not in ("--version", "--help")] == []
+    assert [n for n, text in stated.items() if not text and n not in ("--version", "--help")] == []
 
 
 def test_help_fills_the_lines_of_a_terminal(
@@ -162,10 +162,10 @@ def test_help_fills_the_lines_of_a_terminal(
 # ---- list, doctor ------------------------------------------------------------------------------
 
 
-def test_list_says_options_with_defaults_and_why_one_is_not_here(capfd: Capture) -> None:
-    told = document(capfd, "list")
-    assert told["schema"] == 1
-    known = told["implementations"]
+def test_list_has_options_defaults_and_reasons(capfd: Capture) -> None:
+    answer = document(capfd, "list")
+    assert answer["schema"] == 1
+    known = answer["implementations"]
     built_in = {name for name, entry in known.items() if entry["source"] == "built-in"}
     assert built_in >= {
         "dense", "sdpa", "ring", "collective", "dilated", "hilbert", "block-sparse",
@@ -176,16 +176,16 @@ def test_list_says_options_with_defaults_and_why_one_is_not_here(capfd: Capture)
     assert "no_such_name" in known["bad-import"]["unavailable"]["cpu"]
     assert "cpu" not in known["sdpa"]["unavailable"]
     assert run(["list"]) == 0
-    told = capfd.readouterr().out
-    assert all(word in told for word in ("block-sparse", "chunk=", "no_such_name"))
+    output = capfd.readouterr().out
+    assert all(word in output for word in ("block-sparse", "chunk=", "no_such_name"))
 
 
-def test_doctor_says_what_this_machine_has(capfd: Capture) -> None:
-    told = document(capfd, "doctor")
-    assert told["schema"] == 1
-    assert told["environment"]["cores"] >= 1
-    cores = told["environment"]["cores"]
-    found = {finding["name"]: finding for finding in told["findings"]}
+def test_doctor_describes_this_machine(capfd: Capture) -> None:
+    answer = document(capfd, "doctor")
+    assert answer["schema"] == 1
+    assert answer["environment"]["cores"] >= 1
+    cores = answer["environment"]["cores"]
+    found = {finding["name"]: finding for finding in answer["findings"]}
     assert found["ranks of a trial"]["found"].startswith(
         f"any number on cpu, where they share {cores} cores"
     )
@@ -193,9 +193,9 @@ def test_doctor_says_what_this_machine_has(capfd: Capture) -> None:
     transports = found["transports"]
     assert transports["state"] == ("ok" if here else "note")
     assert here or "longseq-bench[transports]" in transports["remedy"]
-    assert {"name", "state", "found", "remedy"} <= set(told["findings"][0])
+    assert {"name", "state", "found", "remedy"} <= set(answer["findings"][0])
     assert run(["doctor"]) == 0
-    assert told["environment"]["host"] in capfd.readouterr().out
+    assert answer["environment"]["host"] in capfd.readouterr().out
 
 
 # ---- sweep -------------------------------------------------------------------------------------
@@ -206,21 +206,21 @@ def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
     tiny: Path, tmp_path: Path, capfd: Capture
 ) -> None:
     assert run(["sweep", str(tiny), "--out", "out", "--json"]) == 0
-    said = capfd.readouterr()
-    told = json.loads(said.out)
-    assert (set(told), told["schema"]) == ({"schema", "rows"}, 1)
-    assert [set(row) for row in told["rows"]] == [ROW] * 3
-    assert [(r["implementation"], r["options"].get("chunk")) for r in told["rows"]] == [
+    captured = capfd.readouterr()
+    answer = json.loads(captured.out)
+    assert (set(answer), answer["schema"]) == ({"schema", "rows"}, 1)
+    assert [set(row) for row in answer["rows"]] == [ROW] * 3
+    assert [(r["implementation"], r["options"].get("chunk")) for r in answer["rows"]] == [
         ("sdpa", None), ("ring", 32), ("ring", 64),
     ]  # fmt: skip
-    for row in told["rows"]:
+    for row in answer["rows"]:
         assert (row["tokens"], row["status"], row["causal"]) == (64, "ok", False)
         assert 0 < row["time_low_s"] <= row["time_s"] <= row["time_high_s"]
         assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time_s"])
         assert 0 < row["max_error"] < 1e-4
     assert files(tmp_path / "out") >= {RECORDS, "report.md", "report.csv", "config.yaml"}
     assert (tmp_path / "out" / "config.yaml").read_text() == TINY
-    lines = said.err.splitlines()
+    lines = captured.err.splitlines()
     assert lines[0].startswith(("device: cpu; dtype: float32", "device: cuda"))
     assert [line.split("  ")[0] for line in lines[1:7]] == [
         "[1/6] sdpa 64", "[2/6] ring 64 chunk=32", "[3/6] ring 64 chunk=64",
@@ -230,7 +230,7 @@ def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
     assert ran == [(turn, name) for turn in (0, 1) for name in ("sdpa", "ring", "ring")]
 
     kept = (tmp_path / "out" / RECORDS).read_bytes()
-    assert document(capfd, "sweep", tiny, "--out", "out") == told
+    assert document(capfd, "sweep", tiny, "--out", "out") == answer
     assert (tmp_path / "out" / RECORDS).read_bytes() == kept
 
 
@@ -243,17 +243,17 @@ def test_a_sweep_goes_by_default_to_a_new_folder_under_results(
     assert run(["sweep", "one.yaml"]) == 0
     (folder,) = (tmp_path / "results").iterdir()
     assert {RECORDS, "report.md", "report.csv"} <= files(folder)
-    said = capfd.readouterr()
-    assert f"wrote results/{folder.name}/report.md" in said.err
-    assert "1×" in said.out
-    assert "ring" in said.out
+    captured = capfd.readouterr()
+    assert f"wrote results/{folder.name}/report.md" in captured.err
+    assert "1×" in captured.out
+    assert "ring" in captured.out
 
 
 def test_a_dry_run_lists_the_trials_and_writes_nothing(
     tiny: Path, tmp_path: Path, capfd: Capture
 ) -> None:
-    told = document(capfd, "sweep", tiny, "--dry-run", "--out", "out")
-    listed = [(t["implementation"], t["options"].get("chunk")) for t in told["trials"]]
+    answer = document(capfd, "sweep", tiny, "--dry-run", "--out", "out")
+    listed = [(t["implementation"], t["options"].get("chunk")) for t in answer["trials"]]
     assert listed == [("sdpa", None), ("ring", 32), ("ring", 64)]
     assert run(["sweep", str(tiny), "--dry-run"]) == 0
     assert "3 trials × 2 rounds; nothing was run" in capfd.readouterr().out
@@ -262,10 +262,10 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(
 
 
 @pytest.mark.parametrize("config", sorted((Path(__file__).parents[2] / "configs").iterdir()))
-def test_every_config_of_ours_is_a_sweep(config: Path, capfd: Capture) -> None:
-    told = document(capfd, "sweep", config, "--dry-run")
-    assert told["trials"]
-    ranks = {trial["world_size"] for trial in told["trials"]}
+def test_every_config_is_a_sweep(config: Path, capfd: Capture) -> None:
+    answer = document(capfd, "sweep", config, "--dry-run")
+    assert answer["trials"]
+    ranks = {trial["world_size"] for trial in answer["trials"]}
     assert ranks == {"parallel": {1, 2}, "hilbert": {1, 2}, "ring-transports": {2}}.get(
         config.stem, {1}
     )
@@ -275,11 +275,11 @@ def test_every_config_of_ours_is_a_sweep(config: Path, capfd: Capture) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_ends_with_a_bracket_that_its_records_hold(tmp_path: Path, capfd: Capture) -> None:
-    asked = ("maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--out", "out", "--json")
-    told = document(capfd, *asked)
-    assert (set(told), told["schema"]) == ({"schema", "results"}, 1)
-    (found,) = told["results"]
+def test_a_search_ends_with_the_bracket_of_its_records(tmp_path: Path, capfd: Capture) -> None:
+    command = ("maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--out", "out", "--json")
+    answer = document(capfd, *command)
+    assert (set(answer), answer["schema"]) == ({"schema", "results"}, 1)
+    (found,) = answer["results"]
     assert set(found) >= RESULT
     records = load(tmp_path / "out").records
     lengths = {r.trial.workload.seq_len: r.outcome.status for r in records}
@@ -299,15 +299,15 @@ def test_a_search_ends_with_a_bracket_that_its_records_hold(tmp_path: Path, capf
     assert {RECORDS, "report.md", "report.csv"} <= files(tmp_path / "out")
 
     kept = (tmp_path / "out" / RECORDS).read_bytes()
-    assert document(capfd, *asked) == told
+    assert document(capfd, *command) == answer
     assert (tmp_path / "out" / RECORDS).read_bytes() == kept
 
 
-def test_up_to_a_ceiling_nothing_need_fail(tmp_path: Path, capfd: Capture) -> None:
-    told = document(
+def test_a_search_may_end_at_its_ceiling(tmp_path: Path, capfd: Capture) -> None:
+    answer = document(
         capfd, "maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--ceiling", "64", "--out", "out"
     )
-    (found,) = told["results"]
+    (found,) = answer["results"]
     assert (found["max_tokens"], found["first_failure"]) == (64, None)
     assert (found["limited_by"], found["failure_phase"]) == ("ceiling", None)
     assert found["confirmations"] == 1
@@ -315,11 +315,11 @@ def test_up_to_a_ceiling_nothing_need_fail(tmp_path: Path, capfd: Capture) -> No
 
 
 def test_an_option_goes_to_every_implementation_that_has_it(capfd: Capture) -> None:
-    told = document(
+    answer = document(
         capfd, "maxlen", "--impl", "ring", "--impl", "sdpa", "--impl", "block-sparse",
         "-o", "chunk=32", "-o", "sparsity=0.5", "-o", "block=32", *BUDGET_8MIB,
         "--ceiling", "64")  # fmt: skip
-    options = {found["implementation"]: found["options"] for found in told["results"]}
+    options = {found["implementation"]: found["options"] for found in answer["results"]}
     assert list(options) == ["ring", "sdpa", "block-sparse"]
     assert options["ring"]["chunk"] == 32
     assert (options["block-sparse"]["sparsity"], options["block-sparse"]["block"]) == (0.5, 32)
@@ -347,9 +347,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("simulated")
 def test_a_search_on_ranks_counts_the_tokens_of_all(capfd: Capture) -> None:
-    asked = ("maxlen", "--impl", "ring", *BUDGET_8MIB, "--json")
-    (one,) = document(capfd, *asked)["results"]
-    (four,) = document(capfd, *asked, "--world-size", "4")["results"]
+    command = ("maxlen", "--impl", "ring", *BUDGET_8MIB, "--json")
+    (one,) = document(capfd, *command)["results"]
+    (four,) = document(capfd, *command, "--world-size", "4")["results"]
     assert (one["world_size"], four["world_size"]) == (1, 4)
     assert four["max_tokens"] == pytest.approx(4 * one["max_tokens"], rel=0.08)
     assert four["tokens_per_rank"] == -(-four["max_tokens"] // 4)
@@ -358,7 +358,7 @@ def test_a_search_on_ranks_counts_the_tokens_of_all(capfd: Capture) -> None:
     assert (four["limited_by"], four["imbalance"]) == ("memory", 1.0)
     assert four["rank_peaks"] == [four["peak_bytes"]] * 4
     assert set(four) >= RESULT
-    assert run([*asked[:-1], "--world-size", "4"]) == 0
+    assert run([*command[:-1], "--world-size", "4"]) == 0
     assert "8 MiB budget a rank" in " ".join(capfd.readouterr().out.split())
 
 
@@ -387,8 +387,8 @@ def test_the_default_device_is_cuda_where_it_works_and_the_first_line_says_so(
     more: list[str], device: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     monkeypatch.setattr("longseq_bench.cli.session.make_launcher", OneGpu)
-    asked = ["maxlen", "--impl", "ring", "--memory-budget", "8MiB", "--ceiling", "64"]
-    assert run([*asked, *more, "--out", "out"]) == 0
+    command = ["maxlen", "--impl", "ring", "--memory-budget", "8MiB", "--ceiling", "64"]
+    assert run([*command, *more, "--out", "out"]) == 0
     trials = [record.trial for record in load("out").records]
     assert {(trial.device, trial.workload.dtype) for trial in trials} == {(device, dtype)}
     first = capfd.readouterr().err.splitlines()[0]
@@ -430,8 +430,8 @@ def test_a_sweep_over_ranks_has_speed_ups(tmp_path: Path, capfd: Capture) -> Non
     ran = [(r.trial.round, r.trial.world_size) for r in load(tmp_path / "out").records]
     assert ran == [(turn, ranks) for turn in (0, 1) for ranks in (1, 2, 4)]
     assert "## Ranks" in (tmp_path / "out" / "report.md").read_text()
-    told = document(capfd, "sweep", "ranks.yaml", "--dry-run")
-    assert [t["world_size"] for t in told["trials"]] == [1, 2, 4]
+    answer = document(capfd, "sweep", "ranks.yaml", "--dry-run")
+    assert [t["world_size"] for t in answer["trials"]] == [1, 2, 4]
 
 
 @pytest.mark.usefixtures("simulated")
@@ -439,10 +439,10 @@ def test_ranks_share_the_free_memory_of_a_cpu_and_not_of_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(environment, "free_memory", lambda _: 10 * 2**30)
-    asked = ["maxlen", "--impl", "ring", "--ceiling", "64", "--json"]
+    command = ["maxlen", "--impl", "ring", "--ceiling", "64", "--json"]
 
     def budget(out: str, *more: str, device: str = "cpu") -> int | None:
-        assert run([*asked, "--out", out, "--device", device, *more]) == 0
+        assert run([*command, "--out", out, "--device", device, *more]) == 0
         return load(tmp_path / out).records[-1].trial.memory_budget
 
     assert budget("one") == 8 * 2**30
@@ -464,13 +464,13 @@ def test_ranks_share_the_free_memory_of_a_cpu_and_not_of_gpus(
     assert {r.trial.memory_budget for r in load("swept").records} == {2 * 2**30}
 
 
-def test_what_is_asked_for_is_what_is_run(tmp_path: Path, capfd: Capture) -> None:
-    told = document(
+def test_options_reach_the_trials(tmp_path: Path, capfd: Capture) -> None:
+    answer = document(
         capfd, "maxlen", "--impl", "ring", "--causal", "--mode", "train", "--dtype", "bfloat16",
         "--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--batch", "2", "--seed", "7",
         "--memory-budget", "16MiB", "--time-budget", "1min", "--ceiling", "32", "--threads", "1",
         "--out", "out")  # fmt: skip
-    assert (told["results"][0]["mode"], told["results"][0]["dtype"]) == ("train", "bfloat16")
+    assert (answer["results"][0]["mode"], answer["results"][0]["dtype"]) == ("train", "bfloat16")
     ran = load(tmp_path / "out").records[0].trial
     w = ran.workload
     assert (w.causal, w.mode, w.dtype, w.batch) == (True, "train", "bfloat16", 2)
@@ -479,29 +479,29 @@ def test_what_is_asked_for_is_what_is_run(tmp_path: Path, capfd: Capture) -> Non
     assert (ran.seed, ran.threads, ran.device) == (7, 1, "cpu")
 
 
-def test_a_search_tells_people_its_bracket_and_what_it_stands_on(capfd: Capture) -> None:
+def test_a_search_prints_its_bracket_and_settings(capfd: Capture) -> None:
     assert run(["maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--ceiling", "64"]) == 0
-    said = capfd.readouterr()
-    told = " ".join(said.out.split())
-    assert "Forward, float32, not causal" in told
-    assert "8 MiB budget a rank, 10 s a pass at most" in told
-    assert "sdpa takes 64 tokens" in told
-    assert "confirmed by 1 further run; no longer length failed" in told
-    assert said.err.splitlines()[0].startswith("device: ")
-    assert said.err.count("] sdpa 64  ") == 2
+    captured = capfd.readouterr()
+    text = " ".join(captured.out.split())
+    assert "Forward, float32, not causal" in text
+    assert "8 MiB budget a rank, 10 s a pass at most" in text
+    assert "sdpa takes 64 tokens" in text
+    assert "confirmed by 1 further run; no longer length failed" in text
+    assert captured.err.splitlines()[0].startswith("device: ")
+    assert captured.err.count("] sdpa 64  ") == 2
 
 
 @pytest.mark.parametrize(
     ("limited_by", "end"),
     [("memory", "apart"), ("time", "the time limit was 10 s a pass (--time-budget changes it)")],
 )
-def test_the_answer_says_how_wide_the_bracket_is(limited_by: str, end: str) -> None:
+def test_the_answer_has_the_width_of_the_bracket(limited_by: str, end: str) -> None:
     (row,) = search_rows([make.step(8000), make.step(8400, "oom")])
     row = replace(row, limited_by=limited_by, time_budget=10.0)
-    told = bracket_sentence(row)
-    assert told is not None
-    assert told.startswith("bracket: 8,000 passed, 8,400 failed, 5.0% apart")
-    assert told.endswith(end)
+    text = bracket_sentence(row)
+    assert text is not None
+    assert text.startswith("bracket: 8,000 passed, 8,400 failed, 5.0% apart")
+    assert text.endswith(end)
     assert bracket_sentence(replace(row, first_failure=None)) is None
 
 
@@ -511,28 +511,28 @@ def test_the_answer_says_how_wide_the_bracket_is(limited_by: str, end: str) -> N
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """A results folder with a sweep of two lengths and a search, made by hand."""
-    asked = trial("ring", options={"chunk": 64}, memory_budget=64 * 2**20, repeats=0)
+    base = trial("ring", options={"chunk": 64}, memory_budget=64 * 2**20, repeats=0)
     kept = [
         *(record(trial(name, n)) for n in (1024, 2048) for name in ("sdpa", "dense")),
-        step(1000, of=asked),
-        step(1064, "oom", "edge", of=asked),
-        step(1000, purpose="confirm", of=asked.replace(round=1)),
+        step(1000, of=base),
+        step(1064, "oom", "edge", of=base),
+        step(1000, purpose="confirm", of=base.replace(round=1)),
     ]
     return make.write_records(tmp_path / "kept", kept)
 
 
-def test_a_report_is_written_beside_the_records(results: Path, capfd: Capture) -> None:
+def test_a_report_is_written_next_to_the_records(results: Path, capfd: Capture) -> None:
     assert run(["report", str(results)]) == 0
     assert {RECORDS, "report.md", "report.csv", "report-charts/01-maxima.svg"} < files(results)
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert f"wrote {results / 'report.md'}" in said.err.replace("\n", "")
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert f"wrote {results / 'report.md'}" in captured.err.replace("\n", "")
     text = (results / "report.md").read_text()
     assert "dense" in text
     assert "1,064" in text
 
 
-def test_a_report_goes_where_and_as_what_it_is_asked(
+def test_a_report_has_the_requested_folder_and_formats(
     results: Path, tmp_path: Path, capfd: Capture
 ) -> None:
     assert run(["report", str(results / RECORDS), "--format", "csv", "--out", "elsewhere"]) == 0
@@ -543,16 +543,16 @@ def test_a_report_goes_where_and_as_what_it_is_asked(
 
 
 def test_a_report_as_json_has_rows_and_maxima(results: Path, capfd: Capture) -> None:
-    told = document(capfd, "report", results / RECORDS)
-    assert (set(told), told["schema"]) == ({"schema", "rows", "results"}, 1)
-    assert [set(row) for row in told["rows"]] == [ROW] * 4
-    (found,) = told["results"]
+    answer = document(capfd, "report", results / RECORDS)
+    assert (set(answer), answer["schema"]) == ({"schema", "rows", "results"}, 1)
+    assert [set(row) for row in answer["rows"]] == [ROW] * 4
+    (found,) = answer["results"]
     assert set(found) >= RESULT
     assert (found["max_tokens"], found["first_failure"]) == (1000, 1064)
     assert (found["runs"], found["confirmations"]) == (3, 1)
 
 
-def test_speeds_are_relative_to_the_baseline_that_is_named(results: Path) -> None:
+def test_speeds_are_relative_to_the_named_baseline(results: Path) -> None:
     (results / "config.yaml").write_text("baseline: dense\n")
     assert run(["report", str(results)]) == 0
     own = (results / "report.md").read_text()
@@ -562,9 +562,7 @@ def test_speeds_are_relative_to_the_baseline_that_is_named(results: Path) -> Non
     assert "Speed: time of sdpa (on the same" in named
 
 
-def test_every_config_beside_records_that_were_found_is_shown(
-    results: Path, tmp_path: Path
-) -> None:
+def test_a_report_shows_every_config_next_to_records(results: Path, tmp_path: Path) -> None:
     """However far down; one beside no records belongs to nothing here."""
     for place in ("one", "a/b/two", "none"):
         (tmp_path / "all" / place).mkdir(parents=True)
@@ -578,9 +576,7 @@ def test_every_config_beside_records_that_were_found_is_shown(
     assert shown == [f"## Config: {folder}/config.yaml" for folder in folders]
 
 
-def test_records_that_are_named_twice_are_read_once(
-    results: Path, tmp_path: Path, capfd: Capture
-) -> None:
+def test_duplicate_records_are_read_once(results: Path, tmp_path: Path, capfd: Capture) -> None:
     """A file and its folder, a link to it, and a copy of it whose records are the same runs."""
     (tmp_path / "link").symlink_to(results)
     copy = tmp_path / "copy"
@@ -590,6 +586,6 @@ def test_records_that_are_named_twice_are_read_once(
     again = (results, results / RECORDS, tmp_path / "link")
     assert document(capfd, "report", *again) == alone
     assert run(["report", str(results), str(copy), "--json"]) == 0
-    said = capfd.readouterr()
-    assert json.loads(said.out) == alone
-    assert "duplicate records ignored: " in said.err
+    captured = capfd.readouterr()
+    assert json.loads(captured.out) == alone
+    assert "duplicate records ignored: " in captured.err

@@ -36,34 +36,34 @@ def rounds(by: float = 1.0, commit: str = "abc1234", **fields: Any) -> list[Reco
     ]  # fmt: skip
 
 
-def told(capfd: Capture, *arguments: str, code: int = 0) -> str:
+def compare(capfd: Capture, *arguments: str, code: int = 0) -> str:
     assert run(["compare", *arguments]) == code
-    said = capfd.readouterr()
-    return " ".join((said.out if code in (0, 4) else said.err).split())
+    output = capfd.readouterr()
+    return " ".join((output.out if code in (0, 4) else output.err).split())
 
 
 # ---- what it says and how it ends --------------------------------------------------------------
 
 
-def test_the_same_is_said_to_be_the_same(capfd: Capture) -> None:
-    said = told(capfd, "old", "again", "--fail-on", "5%")
-    assert "B is slower in none of 2 trials, faster in none; 2 the same within noise" in said
-    assert "Nothing was found to be worse by 5 %." in said
+def test_identical_records_have_no_difference(capfd: Capture) -> None:
+    output = compare(capfd, "old", "again", "--fail-on", "5%")
+    assert "B is slower in none of 2 trials, faster in none; 2 the same within noise" in output
+    assert "Nothing was found to be worse by 5 %." in output
 
 
-def test_slower_is_exit_code_4_only_if_asked(capfd: Capture) -> None:
-    said = told(capfd, "old", "slow", "--fail-on", "5%", code=4)
-    assert "Worse by 5 % or more" in said
-    assert said.endswith("• sdpa at 64 is 10 % slower. • sdpa at 128 is 10 % slower.")
-    told(capfd, "old", "slow", "--fail-on", "0.05", code=4)
-    told(capfd, "old", "slow", "--fail-on", "20%")
-    assert "B is slower in 2 of 2 trials" in told(capfd, "old", "slow")
-    assert "B is slower in none" in told(capfd, "old", "slow", "--min-difference", "50%")
-    told(capfd, "slow", "old", "--fail-on", "5%")
+def test_slower_is_exit_code_4_with_fail_on(capfd: Capture) -> None:
+    output = compare(capfd, "old", "slow", "--fail-on", "5%", code=4)
+    assert "Worse by 5 % or more" in output
+    assert output.endswith("• sdpa at 64 is 10 % slower. • sdpa at 128 is 10 % slower.")
+    compare(capfd, "old", "slow", "--fail-on", "0.05", code=4)
+    compare(capfd, "old", "slow", "--fail-on", "20%")
+    assert "B is slower in 2 of 2 trials" in compare(capfd, "old", "slow")
+    assert "B is slower in none" in compare(capfd, "old", "slow", "--min-difference", "50%")
+    compare(capfd, "slow", "old", "--fail-on", "5%")
 
 
 @pytest.mark.parametrize("more", [(), ("--json",), ("--format", "md", "--out", "made")])
-def test_the_gate_holds_without_a_reader(
+def test_the_exit_code_stays_without_a_reader(
     more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Unreadable(io.StringIO):
@@ -77,34 +77,35 @@ def test_the_gate_holds_without_a_reader(
 
 @pytest.mark.parametrize("name", ["--fail-on", "--level", "--min-difference"])
 @pytest.mark.parametrize(
-    ("share", "said"),
+    ("share", "output"),
     [("5", "is not between"), ("0", "is not between"), ("-1%", "is not"), ("nan", "is not between"),
      ("much", "is not a fraction; write 5% or 0.05")],
 )  # fmt: skip
-def test_a_share_that_may_mean_two_things_is_refused(
-    name: str, share: str, said: str, capfd: Capture
+def test_an_ambiguous_fraction_is_refused(
+    name: str, share: str, output: str, capfd: Capture
 ) -> None:
-    assert f"longseq: {name} '{share}' {said}" in told(
+    assert f"longseq: {name} '{share}' {output}" in compare(
         capfd, "old", "slow", f"{name}={share}", code=2
     )
 
 
-def test_a_gate_does_not_pass_what_ran_on_another_machine(capfd: Capture) -> None:
+def test_fail_on_refuses_trials_of_different_machines(capfd: Capture) -> None:
     slow = rounds(2.0, seq_len=128)
     moved = [r.model_copy(update={"environment": make.environment("beta")}) for r in slow]
     write_records("mixed", rounds(seq_len=64) + moved)
-    said = told(capfd, "old", "mixed")
+    output = compare(capfd, "old", "mixed")
     assert (
-        "1 trial is in both, but on different machines (host alpha and beta): not compared" in said
+        "1 trial is in both, but on different machines (host alpha and beta): not compared"
+        in output
     )
-    assert "only in" not in said
-    asked = ("old", "mixed", "--fail-on", "5%", "--format", "md", "--out", "made")
-    assert told(capfd, *asked, code=2) == (
+    assert "only in" not in output
+    command = ("old", "mixed", "--fail-on", "5%", "--format", "md", "--out", "made")
+    assert compare(capfd, *command, code=2) == (
         "longseq: 1 trial is in both, but on different machines (host alpha and beta); --fail-on "
         "would ignore them, --across-machines compares them"
     )
     assert not Path("made").exists()
-    told(capfd, *asked, "--across-machines", code=4)
+    compare(capfd, *command, "--across-machines", code=4)
     assert run(["compare", "old", "mixed", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     assert [what["tokens"] for what in document["unlike_machines"]] == [128]
@@ -121,15 +122,15 @@ def commits() -> None:
 
 def test_a_side_may_be_a_commit(capfd: Capture) -> None:
     commits()
-    assert "B is slower in 1 of 1 trial" in told(capfd, "results/one@aaa", "results/one@bbb222")
-    assert "B is slower in 1 of 1 trial" in told(capfd, "@aaa111", "@bbb")
-    assert "B is faster" not in told(capfd, "@aab", "results@aab333-dirty")
+    assert "B is slower in 1 of 1 trial" in compare(capfd, "results/one@aaa", "results/one@bbb222")
+    assert "B is slower in 1 of 1 trial" in compare(capfd, "@aaa111", "@bbb")
+    assert "B is faster" not in compare(capfd, "@aab", "results@aab333-dirty")
     long = "bbb222" + "0" * 34
-    assert "1 of 1 trial" in told(capfd, f"results/one/{RECORDS}@aaa", f"@{long}")
+    assert "1 of 1 trial" in compare(capfd, f"results/one/{RECORDS}@aaa", f"@{long}")
 
 
 @pytest.mark.parametrize(
-    ("side", "said"),
+    ("side", "output"),
     [
         ("@fff", "results has no record of commit 'fff'; known: aab333-dirty, aaa111, bbb222"),
         ("@aa", "commit 'aa' is ambiguous in results: aab333-dirty or aaa111; write the full hash"),
@@ -137,40 +138,38 @@ def test_a_side_may_be_a_commit(capfd: Capture) -> None:
         ("nowhere@aaa", "results nowhere do not exist"),
     ],
 )
-def test_a_commit_that_is_not_there_names_those_that_are(
-    side: str, said: str, capfd: Capture
-) -> None:
+def test_an_unknown_commit_lists_the_known_ones(side: str, output: str, capfd: Capture) -> None:
     commits()
-    assert said in told(capfd, side, "old", code=2)
+    assert output in compare(capfd, side, "old", code=2)
 
 
-def test_a_commit_written_out_is_not_the_one_that_goes_on(capfd: Capture) -> None:
+def test_an_exact_commit_beats_a_longer_one(capfd: Capture) -> None:
     make.write_records(
         Path("both"), rounds(1.0, "aaa111", seq_len=64) + rounds(1.3, "aaa111-dirty", seq_len=64)
     )
-    assert "B is slower in 1 of 1 trial" in told(capfd, "both@aaa111", "both@aaa111-d")
+    assert "B is slower in 1 of 1 trial" in compare(capfd, "both@aaa111", "both@aaa111-d")
 
 
-def test_a_folder_with_an_at_in_its_name_is_that_folder(capfd: Capture) -> None:
+def test_a_folder_name_may_contain_an_at(capfd: Capture) -> None:
     write_records("my@abc", rounds(seq_len=64))
-    assert "1 the same" in told(capfd, "my@abc", "old")
+    assert "1 the same" in compare(capfd, "my@abc", "old")
 
 
 # ---- files and data ----------------------------------------------------------------------------
 
 
-def test_files_are_written_where_asked(capfd: Capture) -> None:
-    asked = ("--format", "md,json,csv", "--out", "made", "--fail-on", "5%")
-    told(capfd, "old", "slow", *asked, code=4)
+def test_files_are_written_to_the_requested_folder(capfd: Capture) -> None:
+    command = ("--format", "md,json,csv", "--out", "made", "--fail-on", "5%")
+    compare(capfd, "old", "slow", *command, code=4)
     assert {p.name for p in Path("made").iterdir() if p.is_file()} == {
         "compare.md", "compare.json", "compare.csv",
     }  # fmt: skip
     assert "sdpa at 64 is 10 % slower" in Path("made/compare.md").read_text()
     assert json.loads(Path("made/compare.json").read_text())["kind"] == "compare"
     before = {str(p) for p in Path().rglob("*")}
-    assert "did you mean" in told(capfd, "old", "slow", "--format", "mdd", "--out", "x", code=2)
-    assert "--format" in told(capfd, "old", "slow", "--out", "x", code=2)
-    told(capfd, "old", "slow")
+    assert "did you mean" in compare(capfd, "old", "slow", "--format", "mdd", "--out", "x", code=2)
+    assert "--format" in compare(capfd, "old", "slow", "--out", "x", code=2)
+    compare(capfd, "old", "slow")
     assert {str(p) for p in Path().rglob("*")} == before
 
 

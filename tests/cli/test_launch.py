@@ -37,7 +37,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["doctor"], "unknown command 'doctor' in longseq launch; known: maxlen, scaling, sweep"),
         (["--nnodes", "2", "sweep", "c"], "--nnodes 2 needs --node-rank"),
@@ -48,10 +48,10 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         (["--", "sweep", "nowhere.yaml"], "there is no config nowhere.yaml"),
     ],
 )
-def test_bad_input(arguments: list[str], said: str, capfd: Capture) -> None:
+def test_bad_input(arguments: list[str], message: str, capfd: Capture) -> None:
     assert run(["launch", *arguments]) == 2
     shown = capfd.readouterr().err
-    assert said in " ".join(shown.split())
+    assert message in " ".join(shown.split())
     assert "Traceback" not in shown
 
 
@@ -61,14 +61,14 @@ def test_help(arguments: list[str], capfd: Capture) -> None:
     assert "--" in capfd.readouterr().out
 
 
-def test_one_node_needs_nothing(capfd: Capture) -> None:
+def test_one_node_needs_no_options(capfd: Capture) -> None:
     Path("sweep.yaml").write_text(TINY)
     assert run(["launch", "--nproc-per-node", "2", "sweep", "sweep.yaml", "--out", "out"]) == 0
     (record,) = load("out").records
     assert (record.trial.world_size, record.outcome.status) == (2, "ok")
 
 
-def test_a_config_says_how_many_ranks(capfd: Capture) -> None:
+def test_a_config_sets_the_number_of_ranks(capfd: Capture) -> None:
     Path("sweep.yaml").write_text(TINY + "world_size: [1, 2, 3]\n")
     assert run(["launch", "--nproc-per-node", "2", "sweep", "sweep.yaml", "--out", "out"]) == 0
     found = {r.trial.world_size: r.outcome for r in load("out").records}
@@ -95,12 +95,12 @@ def test_a_sweep_in_which_a_rank_dies(nodes: Nodes) -> None:
     assert {(r.trial.world_size, r.processes) for r in found} == {(2, 2)}
     assert found[2].outcome.reason == "rank 1 (node 1): killed by SIGKILL"
     assert [m.rank for m in found[3].outcome.measurements if m.name == "peak"] == [0, 1]
-    told = nodes.err(1).splitlines()
-    assert "joined node 0" in told[0]
-    assert [line.split(":")[1].split(",")[0] for line in told[1:]] == [
+    lines = nodes.err(1).splitlines()
+    assert "joined node 0" in lines[0]
+    assert [line.split(":")[1].split(",")[0] for line in lines[1:]] == [
         f" trial {i}" for i in range(1, 5)
     ]
-    assert told[3].endswith("crashed: rank 1 (node 1): killed by SIGKILL")
+    assert lines[3].endswith("crashed: rank 1 (node 1): killed by SIGKILL")
     assert nodes.out(1) == ""
     assert nodes.left() == []
 
@@ -143,13 +143,13 @@ def test_nodes_with_another_config_are_refused(tmp_path: Path) -> None:
         assert "the command" not in nodes.err(i)
 
 
-@pytest.mark.parametrize(("node", "said"), [(0, "missing: node 1"), (1, "(connection refused)")])
-def test_a_rendezvous_that_does_not_answer(tmp_path: Path, node: int, said: str) -> None:
+@pytest.mark.parametrize(("node", "message"), [(0, "missing: node 1"), (1, "(connection refused)")])
+def test_a_rendezvous_that_does_not_answer(tmp_path: Path, node: int, message: str) -> None:
     Path("sweep.yaml").write_text(TINY)
     nodes = Nodes(tmp_path, timeout=1)
     nodes.start("sweep", "sweep.yaml", nodes=[node])
     assert nodes.wait() == [2]
-    assert said in nodes.err(node)
+    assert message in nodes.err(node)
     assert "within 1 s" in nodes.err(node)
     assert "127.0.0.1:" in nodes.err(node)
     assert "firewall" in nodes.err(node)

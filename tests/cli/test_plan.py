@@ -24,10 +24,12 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
 
 
-def test_a_plan_needs_no_device_and_says_that_it_is_one(capfd: Capture) -> None:
-    told = document(capfd, "plan", "--impl", "ring", *SMALL, "--world-size", "8", "--mode", "train")
-    assert (told["predicted"], told["hardware"]["name"]) == (True, "NVIDIA H200 SXM")
-    (row,) = told["results"]
+def test_a_plan_needs_no_device_and_is_marked_as_predicted(capfd: Capture) -> None:
+    answer = document(
+        capfd, "plan", "--impl", "ring", *SMALL, "--world-size", "8", "--mode", "train"
+    )
+    assert (answer["predicted"], answer["hardware"]["name"]) == (True, "NVIDIA H200 SXM")
+    (row,) = answer["results"]
     floor = row["tokens"] * (2 * 2 * 40 * 128 * 2 + 4 * 32)
     assert row["peak_bytes"] <= row["memory_budget"] == 2**34
     assert row["fraction_of_floor"] == pytest.approx(floor / (8 * 2**34))
@@ -41,9 +43,9 @@ def test_a_plan_needs_no_device_and_says_that_it_is_one(capfd: Capture) -> None:
     assert "time from profile of NVIDIA H200 SXM" in printed
 
 
-def test_more_ranks_go_further(capfd: Capture) -> None:
-    asked = ("plan", "--impl", "ring", *SMALL, "--world-size")
-    tokens = [document(capfd, *asked, p)["results"][0]["tokens"] for p in ("2", "8")]
+def test_more_ranks_take_longer_sequences(capfd: Capture) -> None:
+    command = ("plan", "--impl", "ring", *SMALL, "--world-size")
+    tokens = [document(capfd, *command, p)["results"][0]["tokens"] for p in ("2", "8")]
     assert 3.5 < tokens[1] / tokens[0] < 4.1
 
 
@@ -54,31 +56,33 @@ def test_a_kernel_that_is_not_in_the_table_is_named(capfd: Capture) -> None:
     assert "is unknown and not counted" in " ".join(capfd.readouterr().out.split())
 
 
-def test_a_target_that_fits_is_told_with_its_peak(capfd: Capture) -> None:
+def test_a_target_that_fits_has_its_peak(capfd: Capture) -> None:
     (row,) = document(capfd, "plan", "--impl", "ring", *H200, "--target", "1M")["results"]
     assert (row["tokens"], row["fits"], row["world_size"]) == (2**20, True, 1)
     assert row["memory_budget"] == 139 * 2**30
 
 
-def test_a_target_that_can_not_fit_names_the_smallest_world_that_can(capfd: Capture) -> None:
-    asked = ["plan", "--impl", "ring", *SMALL, "--target", "10M", "--world-size", "2"]
-    assert run(asked) == 2
-    said = capfd.readouterr().err.strip().splitlines()[-1]
-    assert "10M tokens don't fit in 16 GiB on 2 rank(s); ring fits them with --world-size" in said
-    ranks = said.rsplit(" ", 1)[1]
-    assert run([*asked[:-1], ranks]) == 0
-    assert run([*asked[:-1], str(int(ranks) // 2)]) == 2
+def test_a_target_that_does_not_fit_names_the_smallest_world(capfd: Capture) -> None:
+    command = ["plan", "--impl", "ring", *SMALL, "--target", "10M", "--world-size", "2"]
+    assert run(command) == 2
+    output = capfd.readouterr().err.strip().splitlines()[-1]
+    assert "10M tokens don't fit in 16 GiB on 2 rank(s); ring fits them with --world-size" in output
+    ranks = output.rsplit(" ", 1)[1]
+    assert run([*command[:-1], ranks]) == 0
+    assert run([*command[:-1], str(int(ranks) // 2)]) == 2
 
 
-def test_what_cannot_be_planned_says_why_beside_what_can(capfd: Capture) -> None:
-    told = document(capfd, "plan", "--impl", "sdpa", "--impl", "ring", *SMALL, "--world-size", "2")
-    sdpa, ring = told["results"]
+def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
+    answer = document(
+        capfd, "plan", "--impl", "sdpa", "--impl", "ring", *SMALL, "--world-size", "2"
+    )
+    sdpa, ring = answer["results"]
     assert "runs on one rank" in sdpa["unsupported"]
     assert ring["fits"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--impl", "ring", "--gpu", "h20"], "unknown hardware 'h20'; did you mean 'h200'?"),
         (["--impl", "rng", "--gpu", "h200"], "unknown implementation 'rng' in --impl; did you"),
@@ -94,11 +98,11 @@ def test_what_cannot_be_planned_says_why_beside_what_can(capfd: Capture) -> None
         (["--impl", "ring", "-o", "chunks=3"], "unknown option 'chunks'"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: Capture) -> None:
+def test_bad_input_is_one_sentence(arguments: list[str], message: str, capfd: Capture) -> None:
     assert run(["plan", *arguments]) == 2
-    told = capfd.readouterr().err
-    assert said in told
-    assert "Traceback" not in told
+    output = capfd.readouterr().err
+    assert message in output
+    assert "Traceback" not in output
 
 
 def past(folder: Path, off: float, **fields: Any) -> Record:
@@ -117,31 +121,31 @@ def past(folder: Path, off: float, **fields: Any) -> Record:
     return kept
 
 
-def test_past_errors_stand_beside_what_is_predicted(capfd: Capture) -> None:
+def test_past_errors_are_printed(capfd: Capture) -> None:
     past(Path("results/earlier"), 1.04)
     assert run(["plan", "--accuracy"]) == 0
     printed = capfd.readouterr().out
     assert "+4.0 %" in printed
     assert "-50.0 %" in printed
-    told = document(capfd, "plan", "--accuracy")
-    (one,) = told["accuracy"]
+    answer = document(capfd, "plan", "--accuracy")
+    (one,) = answer["accuracy"]
     assert (one["implementation"], one["time_errors"]) == ("ring", [-0.5])
     assert one["memory_errors"] == [pytest.approx(0.04)]
 
 
-def test_rates_of_this_machine_are_used_for_this_machine_alone(capfd: Capture) -> None:
+def test_rates_of_this_machine_are_used_only_for_it(capfd: Capture) -> None:
     past(Path("results/earlier"), 1.0)
-    asked = ("plan", "--impl", "ring", "--target", "8k", "--memory", "1GiB")
+    command = ("plan", "--impl", "ring", "--target", "8k", "--memory", "1GiB")
     for gpu, more, source in (
         ("cpu", (), "1 record(s), nearest at 4,096"), ("CPU", (), "1 record(s)"),
         ("h200", (), "profile of NVIDIA H200"), ("cpu", ("--causal",), "profile of"),
         ("cpu", ("--mode", "train", "--keep", "inputs"), "profile of"),
     ):  # fmt: skip
-        (row,) = document(capfd, *asked, "--gpu", gpu, *more)["results"]
+        (row,) = document(capfd, *command, "--gpu", gpu, *more)["results"]
         assert row["rate_source"].startswith(source), (gpu, more)
 
 
-def test_the_error_beside_a_prediction_is_of_its_own_kind(capfd: Capture) -> None:
+def test_the_past_error_is_that_of_the_same_settings(capfd: Capture) -> None:
     past(Path("results/a"), 1.04)
     past(Path("results/b"), 1.5, dtype="bfloat16")
     past(Path("results/c"), 1.9, keep="nothing")
@@ -167,33 +171,33 @@ def test_a_plan_says_what_is_kept_and_fits_a_narrow_terminal(
     assert "ring (in place)" in capfd.readouterr().out
 
 
-def test_options_of_a_world_are_taken_in_that_world(capfd: Capture) -> None:
-    asked = ("plan", "--impl", "usp", *H200, "--world-size", "4", "--target", "64k")
-    (row,) = document(capfd, *asked, "-o", "ulysses=2", "-o", "ring=2")["results"]
+def test_options_are_checked_with_the_given_ranks(capfd: Capture) -> None:
+    command = ("plan", "--impl", "usp", *H200, "--world-size", "4", "--target", "64k")
+    (row,) = document(capfd, *command, "-o", "ulysses=2", "-o", "ring=2")["results"]
     assert row["fits"]
-    assert run([*asked, "-o", "ulysses=3", "-o", "ring=2"]) == 2
+    assert run([*command, "-o", "ulysses=3", "-o", "ring=2"]) == 2
 
 
-def test_what_lies_on_the_host_is_planned_as_far_as_it_can_be_walked(capfd: Capture) -> None:
-    asked = ("plan", "--impl", "ring", "-o", "offload=host", "-o", "chunk=1M", *H200,
+def test_offload_to_the_host_is_planned(capfd: Capture) -> None:
+    command = ("plan", "--impl", "ring", "-o", "offload=host", "-o", "chunk=1M", *H200,
              "--memory", "4GiB")  # fmt: skip
-    (row,) = document(capfd, *asked)["results"]
+    (row,) = document(capfd, *command)["results"]
     assert row["fits"]
     assert row["fraction_of_floor"] >= 0.9
 
 
 def test_causal_work_is_that_of_the_busiest_rank(capfd: Capture) -> None:
-    asked = ("plan", "--impl", "ring", *H200, "--causal", "--world-size", "8", "--target", "1M")
-    (even,) = document(capfd, *asked)["results"]
-    (last,) = document(capfd, *asked, "-o", "order=contiguous")["results"]
+    command = ("plan", "--impl", "ring", *H200, "--causal", "--world-size", "8", "--target", "1M")
+    (even,) = document(capfd, *command)["results"]
+    (last,) = document(capfd, *command, "-o", "order=contiguous")["results"]
     assert last["compute_s"] / even["compute_s"] == pytest.approx(15 / 8, rel=0.01)
 
 
-def test_recomputation_sends_a_forward_more(capfd: Capture) -> None:
-    asked = ("plan", "--impl", "collective", *H200, "--world-size", "4", "--target", "64k",
+def test_recomputation_sends_the_forward_again(capfd: Capture) -> None:
+    command = ("plan", "--impl", "collective", *H200, "--world-size", "4", "--target", "64k",
              "--mode", "train")  # fmt: skip
-    (once,) = document(capfd, *asked)["results"]
-    (again,) = document(capfd, *asked, "--keep", "inputs")["results"]
+    (once,) = document(capfd, *command)["results"]
+    (again,) = document(capfd, *command, "--keep", "inputs")["results"]
     assert again["bytes_sent"] / once["bytes_sent"] == pytest.approx(4 / 3, rel=0.01)
 
 
@@ -201,28 +205,28 @@ def test_recomputation_sends_a_forward_more(capfd: Capture) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_searches_each_world_and_times_them_all(capfd: Capture, tmp_path: Path) -> None:
-    told = document(
+def test_scaling_searches_and_times_every_world(capfd: Capture, tmp_path: Path) -> None:
+    answer = document(
         capfd, "scaling", "--impl", "ring", "--world-sizes", "1,2", "--memory-budget", "16MiB",
         "--threads", "1", "--out", "study",
     )  # fmt: skip
-    one, two = told["maxima"]
+    one, two = answer["maxima"]
     assert (one["world_size"], two["world_size"]) == (1, 2)
     assert two["expected"] == 2 * one["actual"]
     assert 0.7 < two["actual"] / two["expected"] <= 1.0
-    fit, held = told["complexity"]
+    fit, held = answer["complexity"]
     assert (fit["label"], fit["quantity"], fit["points"]) == ("ring", "time", 6)
     assert (fit["formula_tokens"], fit["formula_ranks"]) == (pytest.approx(2.0), -1.0)
     assert held["quantity"] == "memory"
     assert 0.3 < held["tokens"]["value"] < 1.2
     assert (held["formula_tokens"], held["formula_ranks"]) == (1.0, -1.0)
-    assert {row["world_size"] for row in told["rows"]} == {1, 2}
+    assert {row["world_size"] for row in answer["rows"]} == {1, 2}
     records = load(tmp_path / "study").records
     assert {r.purpose for r in records} >= {"edge", "confirm", "measure"}
     assert all(r.foreseen and r.foreseen.peak_bytes for r in records)
 
 
 @pytest.mark.parametrize("worlds", ["1,x", "0", "", "1;2", "²"])
-def test_worlds_that_are_none_are_refused(worlds: str, capfd: Capture) -> None:
+def test_bad_world_sizes_are_refused(worlds: str, capfd: Capture) -> None:
     assert run(["scaling", "--impl", "ring", "--world-sizes", worlds]) == 2
     assert "is not a list of numbers of ranks" in capfd.readouterr().err

@@ -102,7 +102,7 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
         ("option.order=none", [0, 1, 4]),
     ],
 )
-def test_an_expression_chooses_rows(expression: str, places: list[int]) -> None:
+def test_a_condition_selects_rows(expression: str, places: list[int]) -> None:
     rows = sweep_rows(mixed())
     holds = parse_condition(expression, rows).holds
     assert [i for i, row in enumerate(rows) if holds(row)] == places
@@ -111,7 +111,7 @@ def test_an_expression_chooses_rows(expression: str, places: list[int]) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("time", "80ms"), ("tokens", "4k"), ("peak", "2MiB"), ("ranks", "1")]
 )
-def test_operators_share_out_the_rows(field: str, value: str) -> None:
+def test_opposite_operators_split_the_rows(field: str, value: str) -> None:
     rows = sweep_rows(mixed())
 
     def those(sign: str, wanted: str = value) -> set[int]:
@@ -125,7 +125,7 @@ def test_operators_share_out_the_rows(field: str, value: str) -> None:
     assert sum(map(len, (those("<"), those("="), those(">"), those("=", "none")))) == len(every)
 
 
-def test_every_field_of_rows_and_maxima_can_be_asked_for() -> None:
+def test_every_field_of_rows_and_maxima_can_be_shown() -> None:
     lists = {"options", "rank_times", "rank_peaks", "rank_bytes", "rank_formulas", "bytes_unlike",
              "speed", "published_tokens"}  # fmt: skip
     assert set(FIELDS) == {*fields_of(SweepRow), *fields_of(SearchRow)} - lists
@@ -171,7 +171,7 @@ def test_a_mistake_is_one_sentence(
     assert refusal(capfd, "show", write_records(tmp_path, mixed()), *arguments) == sentence
 
 
-def test_all_conditions_hold_and_it_says_of_how_many(tmp_path: Path, capfd: Capture) -> None:
+def test_all_conditions_must_hold_and_rows_are_counted(tmp_path: Path, capfd: Capture) -> None:
     folder = write_records(tmp_path, mixed())
     both = ["--where", "impl=ring", "--where", "tokens>4k"]
     (row,) = document(capfd, "show", folder, *both)["rows"]
@@ -182,7 +182,7 @@ def test_all_conditions_hold_and_it_says_of_how_many(tmp_path: Path, capfd: Capt
     assert "• ring chunk=64 at 8k: out of memory in forward" in told
 
 
-def test_nothing_that_matches_is_said(tmp_path: Path, capfd: Capture) -> None:
+def test_no_match_is_stated(tmp_path: Path, capfd: Capture) -> None:
     told = shown(capfd, write_records(tmp_path, mixed()), "--where", "causal=yes")
     assert told == ["7 records read: 6 ok, 1 oom. 7 rows, of which none matches causal=yes."]
 
@@ -221,7 +221,7 @@ def test_searches_have_a_table_of_their_own(tmp_path: Path, capfd: Capture) -> N
     assert found["rows"] == []
 
 
-def test_what_searches_do_not_have_leaves_them_out(tmp_path: Path, capfd: Capture) -> None:
+def test_a_field_that_searches_lack_excludes_them(tmp_path: Path, capfd: Capture) -> None:
     folder = write_records(tmp_path, [*mixed(), *searched()])
     told = shown(capfd, folder, "--where", "status!=ok")
     assert "2 searches left out: searches have no status." in " ".join(told)
@@ -280,7 +280,7 @@ def expected(samples: list[float]) -> str:
         ([1.0, math.inf, 1.0], "▁▁"),
     ],
 )
-def test_samples_are_drawn_as_they_came(samples: list[float], line: str) -> None:
+def test_samples_are_in_order_of_time(samples: list[float], line: str) -> None:
     assert samples_line(samples, 24) == line
 
 
@@ -291,7 +291,7 @@ def test_samples_are_those_of_another_computation() -> None:
         assert samples_line(samples, 24) == expected(samples)
 
 
-def test_an_outlier_is_seen_where_several_share_a_place() -> None:
+def test_an_outlier_shows_in_a_shared_character() -> None:
     line = samples_line([1.0] * 50 + [5.0] + [1.0] * 49, 10)
     assert line == "▁▁▁▁▁█▁▁▁▁"
 
@@ -301,7 +301,7 @@ def test_a_logarithmic_scale_has_equal_steps_for_equal_ratios() -> None:
     assert "".join(scale.character(2.0**i) for i in range(9)) == "▁▂▃▄▅▆▇██"
 
 
-def test_a_place_is_a_length_and_a_failure_is_a_cross() -> None:
+def test_a_character_is_a_length_and_a_failure_a_cross() -> None:
     slots = slots_of([1024, 2048, 4096, 8192], 8)
     line = slots.line([(1024, 1.0), (2048, 8.0)], [8192], Scale(1.0, 8.0))
     assert line == "▁█·×"
@@ -348,13 +348,13 @@ def test_passes_are_in_order_of_time_and_series_over_lengths(
     assert "tokens 1k to 4k · ▁ 1.75 s, █ 4 s, logarithmic · × failed" in told
 
 
-def test_a_series_is_whole_though_its_rows_are_not(tmp_path: Path, capfd: Capture) -> None:
+def test_a_series_is_complete_although_rows_are_hidden(tmp_path: Path, capfd: Capture) -> None:
     told = shown(capfd, write_records(tmp_path, rounds()), "--limit", "1")
     assert any("1.75 s → 4 s" in line for line in told)
     assert told[0].endswith("2 rows more not shown (--limit).")
 
 
-def test_machines_are_told_apart_where_there_are_several(tmp_path: Path, capfd: Capture) -> None:
+def test_several_machines_are_named(tmp_path: Path, capfd: Capture) -> None:
     one, other = make.record(), make.record(where=make.environment("beta"))
     assert not any("machine" in line for line in shown(capfd, write_records(tmp_path, [one])))
     told = " ".join(" ".join(shown(capfd, write_records(tmp_path, [one, other]))).split())
@@ -378,7 +378,7 @@ def test_failures_alone_are_shown(tmp_path: Path, capfd: Capture) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 @pytest.mark.parametrize("name", REAL)
-def test_no_line_is_wider_than_the_terminal_and_no_figure_cut(
+def test_lines_fit_the_terminal_and_figures_are_complete(
     name: str, width: int, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -395,7 +395,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_cut(
     assert all(median in line for median, line in zip(medians, times, strict=True))
 
 
-def test_columns_are_those_asked_for(tmp_path: Path, capfd: Capture) -> None:
+def test_requested_columns_are_shown(tmp_path: Path, capfd: Capture) -> None:
     folder = write_records(tmp_path, mixed())
     told = shown(capfd, folder, "--columns", "tokens,causal,option.chunk,time",
                  "--where", "tokens>=4k", "--where", "ranks=1", "--where", "impl=ring")  # fmt: skip
@@ -405,7 +405,7 @@ def test_columns_are_those_asked_for(tmp_path: Path, capfd: Capture) -> None:
     assert told[at + 2].split() == ["ring", "chunk=64", "8k", "no", "64", "out", "of", "memory"]
 
 
-def test_a_label_that_is_asked_for_stands_there_once(tmp_path: Path, capfd: Capture) -> None:
+def test_a_requested_label_is_shown_once(tmp_path: Path, capfd: Capture) -> None:
     folder = write_records(tmp_path, [*mixed(), make.step(1000), make.step(1010, "oom")])
     told = shown(capfd, folder, "--columns", "label,tokens", "--where", "ranks=1")
     heads = [line.split() for line in told if line.startswith("Implementation")]

@@ -209,7 +209,7 @@ def test_ctrl_c_while_the_fork_server_is_still_importing(
     assert said.splitlines()[-1] == "longseq: interrupted; every finished record is on disk"
 
 
-def test_a_torn_last_line_is_set_aside_and_run_again(capfd: Capture) -> None:
+def test_a_torn_last_line_is_moved_and_its_trial_runs_again(capfd: Capture) -> None:
     Path("sweep.yaml").write_text(TAIL + "tokens: [32, 64]\nimplementations: sdpa\n")
     assert run(["sweep", "sweep.yaml", "--out", "out"]) == 0
     first, second = lines()
@@ -240,7 +240,7 @@ def _mine() -> set[int]:
 
 
 @pytest.mark.slow
-def test_every_way_to_die_is_named_and_the_sweep_goes_on(capfd: Capture) -> None:
+def test_every_failure_is_named_and_the_sweep_continues(capfd: Capture) -> None:
     assert run(["list", "--json"]) == 0  # what serves every later trial is there from now on
     before = _mine()
     capfd.readouterr()

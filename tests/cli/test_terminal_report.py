@@ -92,7 +92,7 @@ def test_every_section_of_every_kind_is_printed(name: str, kind: str, width: int
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", REAL)
-def test_figures_of_a_row_stand_whole_beside_its_name(name: str, width: int) -> None:
+def test_figures_of_a_row_are_complete_next_to_its_name(name: str, width: int) -> None:
     for table in (t for section in real(name, "summary").sections for t in section.tables):
         told = printed(of(table), width)
         assert squeezed(table.title) in squeezed("".join(told))
@@ -119,7 +119,7 @@ def test_failures_alone_make_a_report() -> None:
         assert max(len(line) for line in told if "longseq " not in line) <= 80
 
 
-def test_a_point_hangs_by_its_mark_and_no_sentence_is_too_long_to_read() -> None:
+def test_points_are_indented_and_lines_are_readable() -> None:
     words = " ".join(f"word{i}" for i in range(40))
     document = Document("one", "Title", [words], [Section("Section", [], [words, words])])
     for width in (40, 400):
@@ -149,14 +149,14 @@ def gone(told: list[str]) -> list[str]:
     return [word for word in said.split(", ") if word]
 
 
-def test_columns_leave_by_what_they_tell() -> None:
+def test_less_important_columns_are_hidden_first() -> None:
     order: list[str] = []
     for width in range(200, 15, -1):
         order += [name for name in gone(printed(of(WIDE), width)) if name not in order]
     assert order == ["Empty", "Same", "Reason", "Tokens/s", "Tokens", "Median time"]
 
 
-def test_declared_priorities_decide_and_equal_ones_leave_together() -> None:
+def test_columns_of_equal_priority_are_hidden_together() -> None:
     cells = ((*("a long cell",) * 5,),)
     names = [("Name", None), ("Last", 9), ("Low", 5), ("Verdict", 10), ("High", 5)]
     table = Table("", tuple(Column(name, priority=p) for name, p in names), cells)
@@ -168,7 +168,7 @@ def test_declared_priorities_decide_and_equal_ones_leave_together() -> None:
     assert order == [["Low", "High"], ["Last", "Low", "High"], ["Last", "Low", "Verdict", "High"]]
 
 
-def test_what_is_shown_and_what_is_not_is_every_column() -> None:
+def test_shown_and_hidden_columns_are_all_columns() -> None:
     for width in range(20, 130):
         told = printed(of(WIDE), width)
         said = " ".join(told).partition("no room for ")[0]
@@ -179,7 +179,7 @@ def test_what_is_shown_and_what_is_not_is_every_column() -> None:
 
 
 @pytest.mark.parametrize("width", range(70, 140, 7))
-def test_long_words_wrap_and_figures_stay_whole(width: int) -> None:
+def test_long_words_wrap_and_figures_do_not(width: int) -> None:
     told = printed(of(WIDE), width)
     (row,) = [line for line in told if line.startswith("name 2")]
     assert "24.6 ms ±2.4 %" in row
@@ -190,7 +190,7 @@ def test_long_words_wrap_and_figures_stay_whole(width: int) -> None:
         assert " ".join(" ".join(lines).split()) == WIDE.rows[1][-1]
 
 
-def test_headings_take_lines_and_figures_stand_under_them() -> None:
+def test_headings_wrap_and_figures_are_below_them() -> None:
     table = Table("", (Column("Name"), Column("Two long words", "count")), (("a", 5), ("b", 12345)))
     assert printed(of(table), 40)[BEFORE:] == [
         "Name     Two",
@@ -243,7 +243,7 @@ def test_a_guide_that_is_no_formula_is_not_called_computed() -> None:
     assert "computed" not in "".join(told)
 
 
-def test_many_places_share_characters_and_it_is_said() -> None:
+def test_many_points_share_characters_and_a_note_says_so() -> None:
     points = tuple(Point("a", float(i), float(i)) for i in range(1, 201))
     dots = chart(points=points, failures=(), guides=(), shape="dots", x=Axis("n", "count"),
                  y=Axis("t", "seconds"))  # fmt: skip
@@ -256,7 +256,7 @@ def test_many_places_share_characters_and_it_is_said() -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_bars_have_their_figures_beside_them(width: int) -> None:
+def test_bars_have_their_figures_next_to_them(width: int) -> None:
     points = (Point("ring", 0, 2.0, 1.9, 2.1), Point("sdpa", 0, 4.0))
     limits = (Guide("ideal", (Point("ring", 0, 1.5),)),)
     bars = chart(points=points, failures=(Mark("dense", 0, "oom"),), guides=limits, shape="bars")
@@ -270,7 +270,7 @@ def test_bars_have_their_figures_beside_them(width: int) -> None:
     assert max(map(len, told)) <= width
 
 
-def test_a_chart_of_nothing_says_what_it_would_be() -> None:
+def test_an_empty_chart_keeps_its_title() -> None:
     told = printed(of(charts=(chart(points=(), failures=(), guides=()),)), 80)
     assert told[-2:] == ["Time of a pass", "It grows."]
 

@@ -80,7 +80,7 @@ def test_every_list_is_an_axis() -> None:
     assert {t.memory_budget for t in found} == {512 * 2**20}
 
 
-def test_what_is_compared_is_adjacent() -> None:
+def test_rows_to_compare_are_adjacent() -> None:
     found = trials(EXAMPLE)
     names = ["sdpa", "ring"] + ["block-sparse"] * 4
     assert [t.implementation for t in found] == names * 8
@@ -120,7 +120,7 @@ def test_settings_are_axes_too() -> None:
     }
 
 
-def test_what_is_not_written_is_left_to_the_trial() -> None:
+def test_missing_keys_have_the_defaults_of_a_trial() -> None:
     (found,) = trials(SHORT)
     assert found == Trial(
         implementation="sdpa",
@@ -132,7 +132,7 @@ def test_what_is_not_written_is_left_to_the_trial() -> None:
     assert parse_config(SHORT + "rounds: 5\n", "sweep.yaml", CATALOGUE).rounds == 5
 
 
-def test_commas_hold_numbers_together_and_a_list_is_an_axis() -> None:
+def test_numbers_with_commas_are_one_value_and_a_list_is_an_axis() -> None:
     head = "tokens: 8k\nimplementations:\n  - dilated: "
     together = trials(head + '{segments: ["1024,2k", "4k,8k"], dilation: "1,2"}\n')
     assert [t.options["segments"] for t in together] == [(1024, 2048), (4096, 8192)]
@@ -289,12 +289,12 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_each_mistake_gets_its_sentence(mistake: str) -> None:
+def test_each_mistake_has_its_message(mistake: str) -> None:
     text, sentence = MISTAKES[mistake]
     assert refusal(text).removeprefix("sweep.yaml").lstrip(" :") == sentence
 
 
-def test_a_grid_too_large_is_refused_before_it_is_made() -> None:
+def test_a_grid_too_large_is_refused_before_it_is_built() -> None:
     many = ", ".join(str(n) for n in range(1, 1001))
     text = f"tokens: [{many}]\nseed: [{many}]\nimplementations:\n  - ring: {{chunk: [{many}]}}\n"
     assert refusal(text) == (
@@ -333,7 +333,7 @@ def test_as_many_ranks_as_cuda_devices_and_any_number_on_a_cpu() -> None:
         assert [t.world_size for t in trials(SHORT + device + "world_size: 64\n")] == [64]
 
 
-def test_the_largest_grid_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_grid_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "MAX_TRIALS", 6)
     assert len(trials("tokens: [1k, 2k]\nseed: [1, 2, 3]\n" + TAIL)) == 6
     assert "has 8 trials, more than 6" in refusal("tokens: [1k, 2k]\nseed: [1, 2, 3, 4]\n" + TAIL)
@@ -358,20 +358,20 @@ def test_load_reads_a_file_and_names_it(tmp_path: Path) -> None:
         load_config(path, CATALOGUE)
 
 
-def test_a_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "quickstart.yaml").write_text(SHORT)
     (tmp_path / "notes.txt").write_text("")
-    for asked, said in {
+    for command, message in {
         "quikstart.yaml": f"did you mean {tmp_path / 'quickstart.yaml'}?",
         "zzzzz": f"{tmp_path} has quickstart.yaml",
         "none/sweep.yaml": f"there is no folder {tmp_path / 'none'} either",
     }.items():
         with pytest.raises(ConfigError) as caught:
-            load_config(tmp_path / asked, CATALOGUE)
-        assert str(caught.value) == f"there is no config {tmp_path / asked}; {said}"
+            load_config(tmp_path / command, CATALOGUE)
+        assert str(caught.value) == f"there is no config {tmp_path / command}; {message}"
 
 
-def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "raw.yaml").write_bytes(b"tokens: \xff\xfe")
     with pytest.raises(ConfigError, match=r"raw\.yaml is not UTF-8 text \(byte 8\)"):
         load_config(tmp_path / "raw.yaml", CATALOGUE)
