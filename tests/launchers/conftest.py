@@ -1,5 +1,6 @@
 """Fixture of launcher tests: a trial leaves nothing behind."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +28,9 @@ def nothing_left(
     """Check that the test leaves no process, file, port or file descriptor."""
     launcher.catalogue()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gc.collect()
     before, descriptors = descendants(), psutil.Process().num_fds()
     yield
     assert descendants() <= before
-    assert psutil.Process().num_fds() == descriptors
+    assert psutil.Process().num_fds() <= descriptors
     assert list(tmp_path.iterdir()) == []
