@@ -247,13 +247,12 @@ def test_half_precision_equals_the_reference(
 
 
 @pytest.mark.parametrize("name", MANY)
-@causality
-def test_eight_ranks_equal_the_reference(ranks: Ranks, name: str, causal: bool) -> None:
+def test_eight_ranks_equal_the_reference(ranks: Ranks, name: str) -> None:
     cases = [
         Case(
             name,
             FINEST.get(name, {}),
-            workload(name, LARGE, tokens, causal=causal, mode="train"),
+            workload(name, LARGE, tokens, causal=True, mode="train"),
             fine,
         )
         for tokens, fine in ((131, False), (41, True))
