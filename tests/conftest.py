@@ -54,12 +54,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return GroupScheduling(config, log)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than there are cores: half of the time a test waits for processes."""
-    return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", (os.cpu_count() or 1) + 1))
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {group: i for i, group in enumerate(LONG)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(LONG)))

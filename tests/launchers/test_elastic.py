@@ -294,7 +294,7 @@ def test_a_rank_of_the_other_node_is_named(
 
 
 def test_a_stopped_rank_of_the_other_node_is_diagnosed(two: TwoNodes) -> None:
-    outcome = two.run(ranks_trial("rank-stops", time_budget=1.5))
+    outcome = two.run(ranks_trial("rank-stops", time_budget=3.0))
     assert outcome.status == "hang"
     assert "rank 1 (host beta) is stopped (SIGSTOP)" in (outcome.reason or "")
     stacks = outcome.facts["stacks"]
