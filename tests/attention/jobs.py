@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
@@ -108,25 +107,14 @@ def delayed(group: Group, case: Case, times: int) -> list[int]:
 
 @contextmanager
 def _prepared(group: Group, case: Case) -> Iterator[tuple[Attention, Tensors]]:
-    """Yield an attention with this rank's inputs; destroy its process groups at the end."""
-    groups: list[Any] = []
-    new_group = dist.new_group
-
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        groups.append(new_group(*args, **kwargs))
-        return groups[-1]
-
+    """Yield an attention with this rank's inputs."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(dist, "new_group", recorded))
         if case.fine:
             _use_small_sizes(stack)
         kind = IMPLEMENTATIONS.get(case.name)
         attention = kind(case.workload, group, **case.options)
         attention.prepare("cpu")
         yield attention, _share(attention, case.future)
-    for handle in groups:
-        if handle is not dist.GroupMember.NON_GROUP_MEMBER:
-            dist.destroy_process_group(handle)
 
 
 def _use_small_sizes(stack: ExitStack) -> None:
