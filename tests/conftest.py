@@ -25,10 +25,13 @@ sys.path.insert(0, PLUGINS)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get("PYTHONPATH")]))
 
 
-SHARED = {"reports": "html", "comparison": "html"}
-"""Folders whose tests share a worker: they share the scripts of a page."""
+SHARED = {
+    "reports": "html", "comparison": "html",
+    "kernels/test_flex_blocks": "compiled", "attention/test_contract": "compiled",
+}  # fmt: skip
+"""Folders and files whose tests share a worker: they share scripts of a page, or compiled code."""
 LONG = (
-    "attention/test_ranks", "html", "kernels/test_flex_blocks", "attention/test_contract",
+    "attention/test_ranks", "compiled", "html",
     "kernels/test_triton_blocks", "worker/test_dry_run", "tests/test_testing", "worker/test_keep",
     "worker/test_ranks", "cli/test_plan", "launchers/test_elastic", "search/test_strategy",
     "search/test_bracket", "cli/test_launch", "launchers/test_hosts", "cli/test_survival",
@@ -39,7 +42,8 @@ LONG = (
 def group_of(nodeid: str) -> str:
     """The group of a test: tests of one file share fixtures, ports and signals."""
     path = Path(nodeid.partition("::")[0])
-    return SHARED.get(path.parent.name, f"{path.parent.name}/{path.stem}")
+    own = f"{path.parent.name}/{path.stem}"
+    return SHARED.get(own) or SHARED.get(path.parent.name, own)
 
 
 @pytest.hookimpl(optionalhook=True)
