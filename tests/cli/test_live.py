@@ -152,6 +152,7 @@ def test_a_viewer_gets_the_last_page(monkeypatch: pytest.MonkeyPatch) -> None:
     leaving.start()
     state = {"running": True}
     while state["running"]:
+        time.sleep(0.02)
         state = json.loads(ask(port, "/state")[1])
     pages = [ask(port, "/")[1] for _ in range(3)]  # each of several readers
     leaving.join(20)
@@ -274,6 +275,7 @@ def test_a_sweep_is_served_while_it_runs(tmp_path: Path) -> None:
     port = int(re.findall(r":(\d+)/", line)[0])
     state = {"running": True}
     while state["running"]:
+        time.sleep(0.1)
         state = json.loads(ask(port, "/state")[1])
     page = ask(port, "/")[1]
     assert sweep.wait(60) == 0, sweep.stderr.read()
