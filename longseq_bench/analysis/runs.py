@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from statistics import median
 
 from longseq_bench.analysis.grouping import group_by
@@ -129,7 +130,7 @@ def imbalance(peaks: Sequence[float | None]) -> float | None:
 
 
 def _by_name(measurements: Iterable[Measurement]) -> ByName:
-    return group_by(measurements, lambda one: one.name)
+    return group_by(measurements, attrgetter("name"))
 
 
 def _by_rank(measurements: Iterable[Measurement]) -> dict[int, list[float]]:

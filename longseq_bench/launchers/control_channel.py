@@ -154,7 +154,7 @@ class NodeLink:
 
     @property
     def lost_reason(self) -> str:
-        """Why the node is lost; empty if it is not."""
+        """Reason why the node counts as lost; empty if it does not."""
         if self.channel.disconnect_reason:
             return f"{self.identity} is gone: {self.channel.disconnect_reason}"
         silent_s = self.channel.silent_s()

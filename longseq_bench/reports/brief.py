@@ -15,7 +15,7 @@ from longseq_bench.reports.columns import (
 )
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.outcome_text import describe_failures
-from longseq_bench.reports.sections.findings import describe_search
+from longseq_bench.reports.sections.findings import describe_search, index_one_rank
 from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
 
 
@@ -44,7 +44,8 @@ def search_brief(records: Sequence[Record], brackets: Sequence[str] = ()) -> Doc
     source = Source(records)
     columns = terminal_columns(SearchRow, SEARCH_FIELDS)
     tables = source.tables(source.maxima, columns, keep_empty=False)
-    answers = [describe_search(row, source.maxima) for row in source.maxima]
+    one_rank = index_one_rank(source.maxima)
+    answers = [describe_search(row, one_rank) for row in source.maxima]
     sections = (
         Section("", tables=tables),
         Section("", points=explain(SearchRow, tables)),

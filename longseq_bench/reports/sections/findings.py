@@ -28,12 +28,13 @@ def findings(source: Source) -> list[str]:
 
     At most MAX_SENTENCES of each kind.
     """
+    one_rank = index_one_rank(source.maxima)
     kinds = (
         (
             sentence for where, group in source.workloads(source.rows)
             for sentence in (*_of_group(group, where), *_of_ranks(group, where))
         ),
-        (describe_search(row, source.maxima, source.workload(row)) for row in source.maxima),
+        (describe_search(row, one_rank, source.workload(row)) for row in source.maxima),
         _wrong(source.rows), _thrashing(source), _miscounted(source),
     )  # fmt: skip
     return [_runs(source), *(sentence for kind in kinds for sentence in limit_sentences(kind))]
@@ -183,8 +184,11 @@ def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
     return {key: rows[0] for key, rows in by_search.items()}
 
 
-def describe_search(row: SearchRow, maxima: Iterable[SearchRow], where: str = "") -> str:
-    """Return the answer of a search as a sentence; where: its workload, if not stated nearby."""
+def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow], where: str = "") -> str:
+    """Return the answer of a search as a sentence.
+
+    one_rank: from `index_one_rank`.  where: its workload, if not stated nearby.
+    """
     name, where = row.name, f" ({where})" if where else ""
     if not row.max_tokens:
         return f"{name}: no length passed{where}; {describe_limit(row)}."
@@ -194,7 +198,7 @@ def describe_search(row: SearchRow, maxima: Iterable[SearchRow], where: str = ""
     floor = gain = ""
     if row.fraction_of_floor is not None:
         floor = f", {format_share(row.fraction_of_floor)} of the floor"
-    one = index_one_rank(maxima).get(row.ranks_key) if row.world_size > 1 else None
+    one = one_rank.get(row.ranks_key) if row.world_size > 1 else None
     if one is not None and one.max_tokens:
         gain = f", {format_ratio(row.max_tokens / one.max_tokens)} one rank's"
     confirmed = "not confirmed by a second run"
