@@ -7,10 +7,11 @@ used, and a trial that is not ok in every round has no time.
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from longseq_bench.analysis.fields import Field, fields_of
+from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import find_labels
 from longseq_bench.analysis.row import identity
@@ -36,6 +37,8 @@ Values = dict[str, Any]
 _MEASURED = [
     field for field in fields_of(SweepRow).values() if field.merge in ("median", "largest")
 ]
+_UNMEASURED: Values = dict.fromkeys(field.name for field in _MEASURED)
+_BY_MEASUREMENT = group_by(_MEASURED, attrgetter("measurement"))
 
 
 def sweep_rows(records: Iterable[Record]) -> list[SweepRow]:
@@ -88,7 +91,7 @@ def _merge(records: Sequence[Record]) -> SweepRow:
         "status": status,
         "reason": worst.outcome.reason,
         "phase": worst.outcome.phase,
-        **{field.name: _measured(field, runs, timed) for field in _MEASURED},
+        **_measured(runs, timed),
         **_timing(timed),
         # layouts are prepared, and timed, also where a pass fails later
         "plan_time_s": runs.median("plan_time"),
@@ -102,11 +105,18 @@ def _merge(records: Sequence[Record]) -> SweepRow:
     return SweepRow(**values)
 
 
-def _measured(field: Field, runs: Runs, timed: Runs) -> float | None:
-    if field.merge == "median":
-        return timed.median(field.measurement)
-    is_size = field.kind in ("bytes", "tokens")
-    return runs.largest_size(field.measurement) if is_size else runs.largest(field.measurement)
+def _measured(runs: Runs, timed: Runs) -> Values:
+    """Return the fields that one measurement gives; None for those that were not measured."""
+    values = dict(_UNMEASURED)
+    for name in runs.of_all_runs:
+        for field in _BY_MEASUREMENT.get(name, ()):
+            if field.merge == "median":
+                values[field.name] = timed.median(name)
+            elif field.kind in ("bytes", "tokens"):
+                values[field.name] = runs.largest_size(name)
+            else:
+                values[field.name] = runs.largest(name)
+    return values
 
 
 def _timing(runs: Runs) -> Values:

@@ -61,11 +61,10 @@ def how_it_ran(source: Source) -> Section:
     """Build the table of facts that trials recorded: backend, meters, fall-backs."""
     facts: dict[tuple[str, ...], dict[str, None]] = {}
     for record in source.records:
-        label = source.label(record.trial)
+        which = (*source.machine_cell(record), source.label(record.trial))
         for name, value in record.outcome.facts.items():
             if isinstance(value, (str, bool)):
-                key = (*source.machine_cell(record), label, name)
-                facts.setdefault(key, {})[str(value)] = None
+                facts.setdefault((*which, name), {})[str(value)] = None
     rows = tuple((*key, "; ".join(values)) for key, values in facts.items())
     columns = (*source.machine_column, *map(Column, ("Implementation", "What", "Value")))
     return Section("How each ran", tables=[Table("", columns, rows)] if rows else [])
