@@ -10,26 +10,24 @@
 results by rank. Function, arguments and results are pickled. If a rank raises, RanksFailed has the
 texts of all exceptions; `failures` returns these texts.
 
-A world starts with its first job (two seconds, mostly torch) and stays for the session; a job then
-takes milliseconds. Ranks are gloo processes with one thread; they connect through a file. If ranks
-end differently, their collectives may be out of step: the world is killed, and the next job gets a
-new one.
+A world starts with its first job and stays for the session; a job then takes milliseconds. The
+first world takes three seconds, mostly to import torch; later ones are forked from the same server.
+Ranks are gloo processes with one thread; they connect through a file. If ranks end differently,
+their collectives may be out of step: the world is killed, and the next job gets a new one.
 """
 
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+IMPORTED_ONCE = ["torch._dynamo", "tests.attention.test_ranks"]
+"""Modules of most jobs: imported before the ranks are forked, not by every rank."""
 GRACE_S = 3.0
 """Time for the other ranks to report after one has failed."""
 
@@ -51,16 +49,20 @@ class World:
 
     def __init__(self, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="longseq-ranks-")
-        ends = [Pipe() for _ in range(size)]
-        descriptors = [child_end.fileno() for _, child_end in ends]
         store = os.path.join(self._folder.name, "store")
-        code = f"from tests.ranks import serve; serve({descriptors!r}, {store!r})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=ROOT, pass_fds=descriptors, start_new_session=True
-        )
-        self._pipes = [own_end for own_end, _ in ends]
-        for _, child_end in ends:
+        context = get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED_ONCE)
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            own_end, child_end = Pipe()
+            process = context.Process(
+                target=serve, args=(rank, size, child_end, store), daemon=True
+            )
+            process.start()
             child_end.close()
+            self._pipes.append(own_end)
+            self._processes.append(process)
 
     def run(self, job: tuple[Any, ...]) -> tuple[list[Any], list[str | None]]:
         """Return the result and the text of the exception of each rank."""
@@ -86,9 +88,9 @@ class World:
         """Kill all processes."""
         for pipe in self._pipes:
             pipe.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        for process in self._processes:
+            process.kill()
+            process.join()
         self._folder.cleanup()
 
 
@@ -131,27 +133,8 @@ class Ranks:
 # ---- in the processes --------------------------------------------------------------------------
 
 
-def serve(ends: list[int], store: str) -> None:
-    """Import once, fork the ranks, wait for them."""
-    import torch.distributed  # noqa: F401
-
-    from longseq_bench.attention.base import IMPLEMENTATIONS
-
-    IMPLEMENTATIONS.load_built_ins()
-    for rank, end in enumerate(ends):
-        if os.fork() == 0:
-            for other in ends:
-                if other != end:
-                    os.close(other)
-            _serve(rank, len(ends), Connection(end), store)
-            os._exit(0)
-    for end in ends:
-        os.close(end)
-    for _ in ends:
-        os.wait()
-
-
-def _serve(rank: int, size: int, pipe: Connection, store: str) -> None:
+def serve(rank: int, size: int, pipe: Connection, store: str) -> None:
+    """Connect to the other ranks and do jobs until the pipe closes."""
     from datetime import timedelta
 
     import torch
