@@ -181,7 +181,8 @@ def test_compiled_equals_the_reference(name: str, causal: bool) -> None:
     reason = IMPLEMENTATIONS.get(name).unavailable_reason("cpu")
     if reason:
         pytest.skip(reason)
-    for tokens in (300, 127, 1025):
+    # each class of lengths is compiled again; one mask has all of them
+    for tokens in (300, 127, 1025) if causal else (300, 1025):
         w = make_workload(tokens, causal=causal, kv_heads=2)
         assert_equals_reference(name, {}, w)
     w = make_workload(300, causal=causal, kv_heads=2)
