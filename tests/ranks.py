@@ -17,17 +17,20 @@ their collectives may be out of step: the world is killed, and the next job gets
 """
 
 import os
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from typing import Any
 
-IMPORTED_ONCE = ["torch._dynamo", "tests.attention.test_ranks"]
-"""Modules of most jobs: imported before the ranks are forked, not by every rank."""
+ROOT = Path(__file__).parents[1]
 GRACE_S = 3.0
 """Time for the other ranks to report after one has failed."""
 
@@ -44,25 +47,40 @@ class RanksFailed(AssertionError):
         super().__init__("\n".join(raised))
 
 
+class Server:
+    """A process that has imported what jobs need, and forks the ranks of every world."""
+
+    def __init__(self) -> None:
+        self._control, other = socket.socketpair()
+        code = f"from tests.ranks import serve; serve({other.fileno()})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, pass_fds=[other.fileno()],
+            start_new_session=True,
+        )  # fmt: skip
+        other.close()
+
+    def fork(self, store: str, ends: Sequence[Connection]) -> None:
+        """Fork a rank for each end of a pipe; each sends its process ID first."""
+        socket.send_fds(self._control, [store.encode()], [end.fileno() for end in ends])
+
+    def close(self) -> None:
+        """Kill the server and all ranks."""
+        self._control.close()
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
 class World:
     """The processes of one size of world."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, server: Server, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="longseq-ranks-")
-        store = os.path.join(self._folder.name, "store")
-        context = get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED_ONCE)
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(size):
-            own_end, child_end = Pipe()
-            process = context.Process(
-                target=serve, args=(rank, size, child_end, store), daemon=True
-            )
-            process.start()
+        ends = [Pipe() for _ in range(size)]
+        self._pipes = [own_end for own_end, _ in ends]
+        server.fork(os.path.join(self._folder.name, "store"), [child for _, child in ends])
+        for _, child_end in ends:
             child_end.close()
-            self._pipes.append(own_end)
-            self._processes.append(process)
+        self._pids = [pipe.recv() for pipe in self._pipes]
 
     def run(self, job: tuple[Any, ...]) -> tuple[list[Any], list[str | None]]:
         """Return the result and the text of the exception of each rank."""
@@ -88,9 +106,9 @@ class World:
         """Kill all processes."""
         for pipe in self._pipes:
             pipe.close()
-        for process in self._processes:
-            process.kill()
-            process.join()
+        for pid in self._pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._folder.cleanup()
 
 
@@ -99,6 +117,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self._worlds: dict[int, World] = {}
+        self._server: Server | None = None
 
     def __call__(self, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return the results of function(group, *arguments) on `world` ranks; raise RanksFailed."""
@@ -117,11 +136,15 @@ class Ranks:
         """End every world."""
         while self._worlds:
             self._worlds.popitem()[1].close()
+        if self._server:
+            self._server.close()
+            self._server = None
 
     def _run(
         self, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> tuple[list[Any], list[str | None]]:
-        world = self._worlds.get(size) or World(size)
+        self._server = self._server or Server()
+        world = self._worlds.get(size) or World(self._server, size)
         self._worlds[size] = world
         results, texts = world.run((function, arguments))
         # if all ranks raised the same exception at the same place, no rank waits for another
@@ -133,8 +156,32 @@ class Ranks:
 # ---- in the processes --------------------------------------------------------------------------
 
 
-def serve(rank: int, size: int, pipe: Connection, store: str) -> None:
-    """Connect to the other ranks and do jobs until the pipe closes."""
+def serve(control: int) -> None:
+    """Import what jobs need, once; then fork the ranks of each world that is asked for."""
+    import torch._dynamo  # noqa: F401  DistributedDataParallel imports it
+
+    import tests.attention.test_ranks  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ranks that end leave no zombies
+    requests = socket.socket(fileno=control)
+    while store := (request := socket.recv_fds(requests, 4096, 64))[0]:
+        ends = request[1]
+        for rank, end in enumerate(ends):
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                requests.close()
+                for other in ends:
+                    if other != end:
+                        os.close(other)
+                _serve(rank, len(ends), Connection(end), store.decode())
+                os._exit(0)
+        for end in ends:
+            os.close(end)
+
+
+def _serve(rank: int, size: int, pipe: Connection, store: str) -> None:
+    """Send the process ID, connect to the other ranks, then do jobs until the pipe closes."""
+    pipe.send(os.getpid())
     from datetime import timedelta
 
     import torch
