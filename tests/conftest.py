@@ -20,6 +20,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# else each of some hundred processes of the tests would compile the package again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 PLUGINS = str(Path(__file__).parent / "plugins")
 sys.path.insert(0, PLUGINS)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get("PYTHONPATH")]))
