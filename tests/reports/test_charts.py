@@ -1,6 +1,8 @@
 """Charts: valid Vega-Lite, the drawn values, and the limits of what is drawn."""
 
 import re
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import altair
@@ -12,10 +14,15 @@ from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
 from longseq_bench.reports.render._vega import (
     BAR,
+    LINE,
+    MAX_COLOURS,
     MAX_POINTS,
     MAX_SERIES,
+    PALE,
     axes,
+    colours,
     count_left_out,
+    notes,
     spec,
     svg,
 )  # fmt: skip
@@ -81,6 +88,65 @@ def test_series_that_are_not_drawn_are_counted() -> None:
     assert len({row["s"] for row in rows(many)}) == MAX_SERIES
     long = lines(*(Point("s", i + 1, 1.0) for i in range(MAX_POINTS + 10)))
     assert len(rows(long)) == MAX_POINTS
+
+
+# ---- what a reader sees --------------------------------------------------------------------------
+
+
+def written(chart: Chart) -> list[str]:
+    return re.findall(r"<(?:text|tspan)[^>]*>([^<]+)<", svg(chart))
+
+
+def test_the_lines_that_reach_farthest_have_the_colours() -> None:
+    """Of those that reach as far, the fastest; the others are grey and lie below."""
+    points = [Point(f"far{i}", x, i + 1.0) for i in range(MAX_COLOURS + 2) for x in (1024, 4096)]
+    points += [Point(f"near{i}", x, 0.1) for i in range(3) for x in (1024, 2048)]
+    chart = lines(*points)
+    coloured = [name for name, colour in colours(chart).items() if colour != PALE]
+    assert coloured == [f"far{i}" for i in range(MAX_COLOURS)]
+    assert len({colours(chart)[name] for name in coloured}) == MAX_COLOURS
+    order = [row["s"] in coloured for row in rows(chart)]
+    assert order == sorted(order)
+    assert "Pale grey: 5 further series." in notes(chart)
+    best = replace(chart, y=Axis("Tokens/s", "count", True))
+    assert "far0" not in [name for name, colour in colours(best).items() if colour != PALE]
+
+
+def test_a_line_has_its_name_at_its_end() -> None:
+    """Names of lines that end at one height are one above the other."""
+    points = [Point(f"name{i}", x, 1.0 + i / 1000) for i in range(6) for x in (1024, 4096)]
+    chart = lines(*points, Point("alone", 1024, 9.0), Point("alone", 4096, 99.0))
+    text = svg(chart)
+    places = {
+        name: tuple(map(float, place))
+        for *place, name in re.findall(r'translate\(([\d.]+),([-\d.]+)\)"[^>]*>(\w+)<', text)
+        if name in chart.series
+    }
+    assert set(places) == set(chart.series)
+    assert len({x for x, _ in places.values()}) == 1
+    heights = sorted(y for _, y in places.values())
+    assert min(b - a for a, b in pairwise(heights)) >= LINE - 0.01
+    assert min(places, key=lambda name: places[name][1]) == "alone"
+    assert "legend" not in text
+
+
+def test_a_failure_has_its_word() -> None:
+    failures = Mark("a", 4096, "oom in forward"), Mark("b", 1024, "hang"), Mark("c", 1024, "no one")
+    texts = written(lines(Point("a", 1024, 0.5), Point("a", 2048, 1.0), failures=failures))
+    assert {"OOM", "hang"} <= set(texts)
+    assert "no" not in texts
+
+
+def test_a_bar_has_its_value_at_its_end_and_one_colour() -> None:
+    chart = bars("a", "b")
+    assert written(chart).count("2 s") >= 2
+    assert len(set(colours(chart).values())) == 1
+
+
+def test_a_long_title_is_not_cut() -> None:
+    chart = replace(bars("a"), title="Of a workload with many words " * 12 + "end")
+    assert " ".join(written(chart)).count("many words") == 12
+    assert "…" not in svg(chart)
 
 
 def test_workloads_without_a_chart_are_counted() -> None:
@@ -192,10 +258,6 @@ def bars(*names: str) -> Chart:
     return Chart("m", "M", "Said.", Axis("", "text"), TIME, points, shape="bars")
 
 
-def written(chart: Chart) -> list[str]:
-    return re.findall(r"<(?:text|tspan)[^>]*>([^<]+)<", svg(chart))
-
-
 def test_names_of_bars_with_the_same_beginning_stay_distinct() -> None:
     long = "ring order=zigzag queries=partitioned transport=p2p wire_dtype=null"
     names = f"{long} (fit only), bfloat16, no time limit", f"{long}, bfloat16, 30 s a pass"
@@ -219,6 +281,6 @@ def test_a_very_long_name_is_cut_in_its_middle() -> None:
 
 def test_names_are_never_part_of_an_expression() -> None:
     hostile = "'+alert(1)+' \\ " + "name " * 30
-    (axis,) = (layer["encoding"]["y"]["axis"] for layer in spec(bars(hostile), page=True)["layer"])
-    assert "datum.label" in axis["labelExpr"]
-    assert "alert" not in str(axis)
+    for layer in spec(bars(hostile), page=True)["layer"]:
+        assert "datum.label" in layer["encoding"]["y"]["axis"]["labelExpr"]
+        assert "alert" not in str(layer)

@@ -9,23 +9,29 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from textwrap import wrap
+from typing import Any, get_args
 
 import altair as alt
 
+from longseq_bench.core.model import Status
 from longseq_bench.reports.document import Chart, Kind, Mark, Point, format_cell
 
 PALETTE = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#4d4d4d",
 )  # fmt: skip
 """Colours that colour-blind readers can distinguish (Okabe and Ito, 2008), on white and black."""
-DASHES: tuple[list[int], ...] = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 SHAPES = ("circle", "square", "triangle-up", "diamond")
+"""Shapes of points, in turn, so that a grey print distinguishes the series as well."""
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
-MAX_SERIES, MAX_POINTS = len(PALETTE) * len(DASHES), 2000
-WIDTH, HEIGHT, BAR = 620, 320, 26
+MAX_COLOURS, MAX_SERIES, MAX_POINTS = len(PALETTE), 32, 2000
+"""Series in colour, drawn series (those without a colour are grey), and drawn points."""
+WIDTH, HEIGHT, BAR, PADDING = 620, 320, 26, 12
 LETTER, LINE, MAX_LINES = 6, 13, 6
 """For the names of bars: width of a letter (px), height of a line (px), maximum number of lines."""
+TITLE_LETTERS = 95
+"""Letters of a line of a picture's title."""
 MAX_TICKS = 9
 """Maximum number of lengths or ranks for which each gets its own tick."""
 
@@ -43,7 +49,9 @@ _LABELS: dict[Kind, str] = {
 }
 
 
-TIP, GREY = [alt.Tooltip("w:N", title=" ")], "#888888"
+TIP, GREY, PALE = [alt.Tooltip("w:N", title=" ")], "#888888", "#bbbbbb"
+LOW_IS_GOOD: frozenset[Kind] = frozenset({"seconds", "bytes", "error"})
+"""Kinds of values of which the lowest are the best; of others, the highest."""
 Datasets = dict[str, list[dict[str, Any]]]
 """Rows of a chart, by the names that its layers use."""
 MIN_MAGNITUDE = 1e-250
@@ -70,7 +78,7 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
         layers = _bars(chart, datasets, room)
         height = max(BAR, LINE * _count_lines(chart, room) + 6) * max(len(_shown(chart)), 2)
     else:
-        layers = _plot(chart, datasets, legend=not page)
+        layers = _plot(chart, datasets, page)
     layers = [layer.transform_filter("indexof(hidden, datum.s) < 0") for layer in layers]
     if page and chart.shape != "bars":
         wheel = "wheel![event.ctrlKey || event.metaKey]"
@@ -82,17 +90,35 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
         height=height, width="container" if page else WIDTH, description=chart.description
     )
     if not page:
-        whole = whole.properties(title=chart.title, background="white", padding=8)
-        whole = whole.configure_legend(labelLimit=320, symbolStrokeWidth=2, symbolLimit=0)
-    whole = whole.configure_title(anchor="start", limit=900)
+        title = wrap(chart.title, TITLE_LETTERS)
+        whole = whole.properties(title=title, background="white", padding=8)
+    whole = whole.configure_title(anchor="start", limit=0)
     # a test checks it against the schema; a check here would double the time of many charts
     return {**whole.to_dict(validate=False), "datasets": datasets}
 
 
-def colours(chart: Chart) -> dict[str, tuple[str, list[int]]]:
-    """Return the colour and dash of each series in the chart."""
-    n = len(PALETTE)
-    return {s: (PALETTE[i % n], DASHES[i // n]) for i, s in enumerate(_shown(chart))}
+def colours(chart: Chart) -> dict[str, str]:
+    """Return the colour of each series in the chart.
+
+    At most MAX_COLOURS series have one; the others are grey context. Lines in colour are those that
+    reach farthest, and among these the best. All bars have one colour, because names label them.
+    """
+    if chart.shape == "bars":
+        return dict.fromkeys(_shown(chart), PALETTE[0])
+    coloured = [name for name in _shown(chart) if name in _best(chart)]
+    return dict.fromkeys(_shown(chart), PALE) | dict(zip(coloured, PALETTE, strict=False))
+
+
+def _best(chart: Chart) -> frozenset[str]:
+    """Return the series that are drawn in colour."""
+    sign = 1 if chart.y.kind in LOW_IS_GOOD else -1
+    ends: dict[str, tuple[float, float]] = {}
+    for point in chart.points:
+        end = -point.x, sign * point.y
+        ends[point.series] = min(end, ends.get(point.series, end))
+    # series that only failed come last
+    order = sorted(_shown(chart), key=lambda name: ends.get(name, (math.inf, math.inf)))
+    return frozenset(order[:MAX_COLOURS])
 
 
 def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
@@ -126,6 +152,8 @@ def notes(chart: Chart) -> Iterator[str]:
     if chart.guides:
         sign = "Grey tick" if chart.shape == "bars" else "Dashed grey"
         yield f"{sign}: {'; '.join(dict.fromkeys(guide.description for guide in chart.guides))}."
+    if chart.shape != "bars" and len(_shown(chart)) > MAX_COLOURS:
+        yield f"Pale grey: {len(_shown(chart)) - MAX_COLOURS} further series."
     if more := count_left_out(chart):
         yield f"Not drawn, to keep the chart readable: {more} of {len(chart.series)} series."
     if len(chart.points) > MAX_POINTS:
@@ -136,34 +164,92 @@ def _shown(chart: Chart) -> list[str]:
     return chart.series[:MAX_SERIES]
 
 
-def _plot(chart: Chart, datasets: Datasets, legend: bool) -> list[alt.Chart]:
-    """Draw lines or dots with intervals, and a cross at the top for each failed length."""
+def _plot(chart: Chart, datasets: Datasets, page: bool) -> list[alt.Chart]:
+    """Draw lines or dots with intervals, and a cross at the top for each failed length.
+
+    Grey series lie below those in colour. A page names the series itself.
+    """
     x, y = _axis("x", chart), _axis("y", chart)
-    colour, dash, shape = _scales(chart, legend)
+    colour, shape = _scales(chart)
     base = _chart(_rows(chart), datasets).encode(x=x, color=colour)
     dots = base.mark_point(filled=True, size=46, opacity=1).encode(y=y, shape=shape, tooltip=TIP)
     bounds = base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("lo:Q"), y2="hi:Q")
     layers = [dots, bounds.transform_filter("isValid(datum.lo)")]
     if chart.shape == "lines":
-        layers.insert(0, base.mark_line(strokeWidth=1.8).encode(y=y, strokeDash=dash))
+        layers.insert(0, base.mark_line(strokeWidth=1.8).encode(y=y, detail="s:N"))
+    if not page:
+        layers.append(_end_labels(chart, datasets, colour))
     # without `sort` Vega-Lite writes the names into an expression
     offset = alt.YOffset("row:Q", scale=None, sort="ascending")
     crosses = _crosses(chart, datasets, x=x, y=alt.value(0), yOffset=offset, color=colour)
     return [*layers, *crosses]
 
 
+def _end_labels(chart: Chart, datasets: Datasets, colour: Any) -> alt.Chart:
+    """Write the name of each series in colour at its last point.
+
+    Names at nearly equal heights are moved apart, so that all of them can be read.
+    """
+    ends: dict[str, Point] = {}
+    for point in chart.points:
+        if point.series not in ends or point.x >= ends[point.series].x:
+            ends[point.series] = point
+    grey = {name for name, shade in colours(chart).items() if shade == PALE}
+    last = [point for name, point in ends.items() if name not in grey]
+    heights = _separate([_height(chart, point.y) for point in last])
+    rows = [
+        {"s": p.series, "x": p.x, "at": height} for p, height in zip(last, heights, strict=True)
+    ]
+    base = _chart(rows, datasets).encode(
+        x="x:Q", y=alt.value(0), yOffset=alt.YOffset("at:Q", scale=None, sort="ascending")
+    )
+    return base.mark_text(align="left", dx=8).encode(text="s:N", color=colour)
+
+
+def _height(chart: Chart, value: float) -> float:
+    """Return the distance of a value from the top of the plot (px), as `_axis` places it."""
+    values, top = [p.y for p in chart.points], max(_cross_rows(chart).values(), default=0)
+    log = chart.y.log and min(values) > 0
+    low, high, at = (math.log(v) if log else v for v in (min(values), max(values), value))
+    room = HEIGHT - top - 2 * PADDING
+    share = (at - low) / (high - low) if high > low else 0.5
+    return HEIGHT - PADDING - share * room
+
+
+def _separate(heights: list[float]) -> list[float]:
+    """Return heights of lines of text that do not overlap, in the order of those wanted."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    placed = list(heights)
+    for above, below in pairwise(order):
+        placed[below] = max(placed[below], placed[above] + LINE)
+    if order and (over := placed[order[-1]] - HEIGHT) > 0:  # the last ones are below the plot
+        placed[order[-1]] -= over
+        for below, above in pairwise(reversed(order)):
+            placed[above] = min(placed[above], placed[below] - LINE)
+    return placed
+
+
 def _crosses(chart: Chart, datasets: Datasets, **encoding: Any) -> list[alt.Chart]:
-    """Draw a cross for each failure; crosses at one length are drawn one below the other."""
+    """Draw a cross and its word for each failure; those at one length are one below the other."""
     rows = _cross_rows(chart)
     marks = [
-        {"s": m.series, "x": m.x, "row": rows[m.series], "w": f"{m.series}: {m.words}"}
+        {"s": m.series, "x": m.x, "row": rows[m.series], "word": _word(m),
+         "w": f"{m.series}: {m.words}"}
         for m in chart.failures
         if m.series in rows
-    ]
+    ]  # fmt: skip
     if not marks:
         return []
-    crosses = _chart(marks[:MAX_POINTS], datasets).encode(**encoding, tooltip=TIP)
-    return [crosses.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1)]
+    base = _chart(marks[:MAX_POINTS], datasets).encode(**encoding, tooltip=TIP)
+    crosses = base.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1)
+    words = base.mark_text(align="left", dx=7, fontSize=9).encode(text="word:N")
+    return [crosses, words]
+
+
+def _word(mark: Mark) -> str:
+    """Return the status that begins the words of a failure: OOM, timeout; "" for other words."""
+    word = re.split(r"[ ,]", mark.words, maxsplit=1)[0]
+    return {"oom": "OOM"}.get(word, word if word in get_args(Status) else "")
 
 
 def _cross_rows(chart: Chart) -> dict[str, int]:
@@ -178,12 +264,15 @@ def _bars(chart: Chart, datasets: Datasets, room: int) -> list[alt.Chart]:
     room: width for the names (px).
     """
     rows = _rows(chart)
-    colour, _, _ = _scales(chart, legend=False)
+    colour, _ = _scales(chart)
     y = alt.Y("s:N", sort=None, title=None, axis=_names(chart, room))
     label = alt.Axis(labelExpr=_label(chart.y.kind, log=False), title=chart.y.name)
     x = alt.X("y:Q", axis=label, scale=alt.Scale(zero=True))
     base = _chart(rows, datasets).encode(y=y)
-    layers = [base.mark_bar(height=BAR * 0.55).encode(x=x, color=colour, tooltip=TIP)]
+    layers = [
+        base.mark_bar(height=BAR * 0.55).encode(x=x, color=colour, tooltip=TIP),
+        base.mark_text(align="left", dx=5).encode(x=x, text="value:N"),
+    ]
     if any(row["lo"] is not None for row in rows):
         bounded = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5)
         layers.append(bounded.encode(x=alt.X("lo:Q"), x2="hi:Q"))
@@ -245,7 +334,9 @@ def _guides(chart: Chart, datasets: Datasets) -> list[alt.Chart]:
 
 
 def _rows(chart: Chart) -> list[dict[str, Any]]:
-    return [_row(chart, p) for p in chart.points]
+    """Return a row per point; grey series first, so that those in colour are drawn over them."""
+    styles = colours(chart)
+    return [_row(chart, p) for p in sorted(chart.points, key=lambda p: styles[p.series] != PALE)]
 
 
 def _row(chart: Chart, p: Point) -> dict[str, Any]:
@@ -253,7 +344,8 @@ def _row(chart: Chart, p: Point) -> dict[str, Any]:
     value = f"{chart.y.name} {format_cell(p.y, chart.y.kind)}"
     words = ", ".join([*where, value, *[p.words] * bool(p.words)])
     return {
-        "s": p.series, "x": p.x, "y": p.y, "lo": p.low, "hi": p.high, "w": f"{p.series}: {words}"
+        "s": p.series, "x": p.x, "y": p.y, "lo": p.low, "hi": p.high, "w": f"{p.series}: {words}",
+        "value": format_cell(p.y, chart.y.kind),
     }  # fmt: skip
 
 
@@ -310,7 +402,7 @@ def _axis(name: str, chart: Chart) -> Any:
     """Return the channel of "x" or "y" with its scale and labels."""
     is_x = name == "x"
     axis, values = getattr(chart, name), [getattr(p, name) for p in chart.points]
-    scale: dict[str, Any] = {"type": "linear", "zero": False, "nice": False, "padding": 12}
+    scale: dict[str, Any] = {"type": "linear", "zero": False, "nice": False, "padding": PADDING}
     if axis.log and values and min(values) > 0:
         scale |= {"type": "log", "base": 2 if axis.kind == "tokens" else 10}
         del scale["zero"]
@@ -342,17 +434,13 @@ def _label(kind: Kind, log: bool) -> str:
     return words.replace("v ", "datum.value ").replace("(v,", "(datum.value,")
 
 
-def _scales(chart: Chart, legend: bool = True) -> tuple[Any, Any, Any]:
-    """Return colour, dash and shape of the series, the same in every layer."""
-    styles, names = colours(chart), _shown(chart)
-    key: Any = alt.Legend(title=None, orient="bottom", columns=2) if legend else None
-
-    def scale(each: list[Any]) -> alt.Scale:
-        return alt.Scale(domain=names, range=each)
-
-    shapes = [SHAPES[i // len(PALETTE)] for i in range(len(names))]
+def _scales(chart: Chart) -> tuple[Any, Any]:
+    """Return colour and shape of the series, the same in every layer."""
+    styles = colours(chart)
+    shapes = [SHAPES[i % len(SHAPES)] for i in range(len(styles))]
     return (
-        alt.Color("s:N", scale=scale([styles[s][0] for s in names]), legend=key),
-        alt.StrokeDash("s:N", scale=scale([styles[s][1] for s in names]), legend=key),
-        alt.Shape("s:N", scale=scale(shapes), legend=key),
+        alt.Color(
+            "s:N", scale=alt.Scale(domain=list(styles), range=list(styles.values())), legend=None
+        ),
+        alt.Shape("s:N", scale=alt.Scale(domain=list(styles), range=shapes), legend=None),
     )

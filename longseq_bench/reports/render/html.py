@@ -211,7 +211,7 @@ def _figure(key: str, chart: Chart) -> Shown:
         "chart": chart,
         # the size that Vega adds for the axis and its title
         "height": int(vega_spec["height"]) + 48,
-        "legend": [(s, colour, " ".join(map(str, dash))) for s, (colour, dash) in styles.items()],
+        "legend": list(styles.items()),
         "logs": [
             (name, named[name].name, both["log"].items() <= encoding[name].items())
             for name, both in scales.items()
