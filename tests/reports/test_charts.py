@@ -137,6 +137,15 @@ def test_a_failure_has_its_word() -> None:
     assert "no" not in texts
 
 
+def test_words_of_failures_at_one_place_are_not_on_each_other() -> None:
+    failures = [Mark(f"s{i}", 4096, "oom" if i < 3 else "timeout") for i in range(11)]
+    chart = lines(Point("a", 1024, 0.5), Point("a", 2048, 1.0), failures=tuple(failures))
+    texts = written(chart)
+    assert texts.count("OOM/timeout") == 3
+    assert texts.count("timeout") == 5
+    assert "OOM" not in texts
+
+
 def test_a_bar_has_its_value_at_its_end_and_one_colour() -> None:
     chart = bars("a", "b")
     assert written(chart).count("2 s") >= 2

@@ -203,7 +203,8 @@ def _end_labels(chart: Chart, datasets: Datasets, colour: Any) -> alt.Chart:
     base = _chart(rows, datasets).encode(
         x="x:Q", y=alt.value(0), yOffset=alt.YOffset("at:Q", scale=None, sort="ascending")
     )
-    return base.mark_text(align="left", dx=8).encode(text="s:N", color=colour)
+    names: alt.Chart = base.mark_text(align="left", dx=8).encode(text="s:N", color=colour)
+    return names
 
 
 def _height(chart: Chart, value: float) -> float:
@@ -232,18 +233,26 @@ def _separate(heights: list[float]) -> list[float]:
 def _crosses(chart: Chart, datasets: Datasets, **encoding: Any) -> list[alt.Chart]:
     """Draw a cross and its word for each failure; those at one length are one below the other."""
     rows = _cross_rows(chart)
-    marks = [
-        {"s": m.series, "x": m.x, "row": rows[m.series], "word": _word(m),
-         "w": f"{m.series}: {m.words}"}
-        for m in chart.failures
-        if m.series in rows
-    ]  # fmt: skip
-    if not marks:
+    failures = [m for m in chart.failures if m.series in rows][:MAX_POINTS]
+    if not failures:
         return []
-    base = _chart(marks[:MAX_POINTS], datasets).encode(**encoding, tooltip=TIP)
+    # with more series than rows several crosses are at one place; the last one has all words
+    words: dict[tuple[float, int], dict[str, str]] = {}
+    for m in failures:
+        words.setdefault((m.x, rows[m.series]), {})[_word(m)] = m.series
+    texts = {
+        (found[word], *place): "/".join(filter(None, found))
+        for place, found in words.items()
+        for word in list(found)[-1:]
+    }
+    marks = [
+        {"s": m.series, "x": m.x, "row": rows[m.series], "w": f"{m.series}: {m.words}",
+         "word": texts.get((m.series, m.x, rows[m.series]), "")}
+        for m in failures
+    ]  # fmt: skip
+    base = _chart(marks, datasets).encode(**encoding, tooltip=TIP)
     crosses = base.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1)
-    words = base.mark_text(align="left", dx=7, fontSize=9).encode(text="word:N")
-    return [crosses, words]
+    return [crosses, base.mark_text(align="left", dx=7, fontSize=9).encode(text="word:N")]
 
 
 def _word(mark: Mark) -> str:
