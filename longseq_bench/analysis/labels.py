@@ -1,4 +1,8 @@
-"""Labels of rows, and speed relative to a baseline that a label names."""
+"""Labels of rows for programs, and speed relative to a baseline that a label names.
+
+JSON documents and frames have these labels ("ring chunk=1024"); reports have those of
+short_labels.py ("ring chunk 1k").
+"""
 
 import json
 from collections import defaultdict
@@ -12,7 +16,6 @@ from longseq_bench.core.model import OptionValue, Trial
 
 KEEP_WORDS = {"inputs": "recomputed", "nothing": "in place"}
 
-
 Settings = Trial | Row
 """The implementation, its options and the other settings that a label names."""
 
@@ -25,7 +28,7 @@ def find_labels(settings: Sequence[Settings]) -> list[str]:
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for one in settings:
         for name, value in one.options.items():
-            values[one.implementation, name].add(_option_text(value))
+            values[one.implementation, name].add(option_text(value))
     return [_label(one, values) for one in settings]
 
 
@@ -54,22 +57,40 @@ def settings_suffix(settings: Settings) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def find_baseline_label(implementations: Mapping[str, str], baseline: str) -> str:
-    """Return the one label that a baseline means, given the implementation of each label.
+def settings_key(settings: Settings) -> Hashable:
+    """Return a key that is equal for settings that a label does not distinguish."""
+    # by repr: 1, 1.0 and True are equal, but are different options
+    options = repr(sorted(settings.options.items()))
+    return settings.implementation, options, settings_suffix(settings)
 
-    baseline: a label ("ring chunk=1024") or an implementation that has one label only.
+
+def find_baseline_label(settings: Iterable[Settings], labels: Iterable[str], baseline: str) -> str:
+    """Return the one label that a baseline means.
+
+    baseline: one of the labels, an implementation that has one label only, or an implementation
+    with options that only one label has ("ring chunk=1024").
     Raises UnknownNameError if it matches no label, UserError if it matches several.
     """
-    if baseline in implementations:
+    known = dict(zip(labels, settings, strict=True))
+    if baseline in known:
         return baseline
-    named = [label for label, name in implementations.items() if name == baseline]
+    named = [label for label, one in known.items() if one.implementation == baseline]
+    named = named or [label for label, one in known.items() if _has_options(one, baseline)]
     if len(named) > 1:
         several = ", ".join(map(repr, named))
         raise UserError(f"baseline {baseline!r} is ambiguous: {several}; name one of them")
     if not named:
-        known = {*implementations, *implementations.values()}
-        raise UnknownNameError("baseline", baseline, known, place="the results")
+        names = {*known, *(one.implementation for one in known.values())}
+        raise UnknownNameError("baseline", baseline, names, place="the results")
     return named[0]
+
+
+def _has_options(settings: Settings, text: str) -> bool:
+    """Return True if the text names the implementation, some of its options, and its settings."""
+    suffix = settings_suffix(settings)
+    name, *words = text.removesuffix(suffix).split(" ")
+    options = {f"{option}={option_text(value)}" for option, value in settings.options.items()}
+    return name == settings.implementation and text.endswith(suffix) and options.issuperset(words)
 
 
 def speeds(rows: Iterable[SweepRow], baseline: str) -> list[float | None]:
@@ -82,7 +103,7 @@ def speeds(rows: Iterable[SweepRow], baseline: str) -> list[float | None]:
     not ok or was not timed.
     """
     rows = list(rows)
-    label = find_baseline_label({row.label: row.implementation for row in rows}, baseline)
+    label = find_baseline_label(rows, (row.label for row in rows), baseline)
     times: dict[Hashable, dict[int, float]] = defaultdict(dict)
     for row in rows:
         if row.label == label and row.is_ok and row.time_s is not None:
@@ -99,14 +120,15 @@ def _speed(row: SweepRow, times: Mapping[int, float]) -> float | None:
 def _label(settings: Settings, values: Mapping[tuple[str, str], set[str]]) -> str:
     name = settings.implementation
     differing = (
-        f"{option}={_option_text(value)}"
+        f"{option}={option_text(value)}"
         for option, value in settings.options.items()
         if len(values[name, option]) > 1
     )
     return " ".join([name, *differing]) + settings_suffix(settings)
 
 
-def _option_text(value: OptionValue) -> str:
+def option_text(value: OptionValue) -> str:
+    """Return the value of an option as it is written in labels for programs and in configs."""
     if type(value) is int:  # the most frequent type; JSON gives plain integers
         return str(value)
     if isinstance(value, tuple):

@@ -110,8 +110,8 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The label, with the number of ranks if there are several: "ring on 2 ranks"."""
-        return self.label + (f" on {self.world_size} ranks" if self.world_size > 1 else "")
+        """The label, with the number of ranks if there are several: "ring ×2"."""
+        return self.label + ranks_mark(self.world_size)
 
     @property
     def is_sparse(self) -> bool:
@@ -169,6 +169,11 @@ _same_growth = attrgetter(
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
+
+
+def ranks_mark(ranks: int) -> str:
+    """Return " ×2" for two ranks; "" for one."""
+    return f" ×{ranks}" if ranks > 1 else ""
 
 
 def require(value: T | None) -> T:

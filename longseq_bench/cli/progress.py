@@ -9,9 +9,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column
 from rich.text import Text
 
-from longseq_bench.analysis.labels import find_labels
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.searches import density_key
+from longseq_bench.analysis.short_labels import find_short_labels
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
@@ -36,8 +36,9 @@ class Labels:
 
     def label(self, trial: Trial) -> str:
         """Return the implementation, its length and the other settings that differ."""
-        settings = find_labels([*self._distinct, trial])[-1].removeprefix(trial.implementation)
-        name = f"{trial.implementation} {format_tokens(trial.workload.seq_len)}{settings}"
+        label = find_short_labels([*self._distinct, trial])[-1]
+        name, _, settings = label.partition(" ")
+        name = f"{name} {format_tokens(trial.workload.seq_len)} {settings}".rstrip()
         return " ".join([name, *(_field(trial, name) for name in self._fields)])
 
 

@@ -72,14 +72,16 @@ _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition: a field, and the test of its value in a row."""
+    """One condition: a field, the test of its value in a row, and True for the operator !=."""
 
     field: str
     test: Callable[[Any], bool]
+    is_unequal: bool = False
 
-    def holds(self, row: Row) -> bool:
-        """Return True if the row satisfies the condition."""
-        return self.test(value_of(row, self.field))
+    def holds(self, *rows: Row) -> bool:
+        """Return True if the row satisfies the condition.  rows: the row, once per label."""
+        found = (self.test(value_of(row, self.field)) for row in rows)
+        return all(found) if self.is_unequal else any(found)
 
 
 def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
@@ -146,7 +148,8 @@ def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
             raise UserError(f"{where}: a missing value has no order; compare it with = or !=")
     if raw.lower() == "none":
         return Condition(field, lambda value: (value is None) == (sign == "="))
-    return Condition(field, _comparison(sign, _parse_value(FIELDS[field], raw, where)))
+    test = _comparison(sign, _parse_value(FIELDS[field], raw, where))
+    return Condition(field, test, sign == "!=")
 
 
 def _comparison(sign: str, operand: Any) -> Callable[[Any], bool]:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from longseq_bench.analysis.fields import fields_of
+from longseq_bench.analysis.labels import set_labels
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import search_rows
+from longseq_bench.analysis.short_labels import find_short_labels
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.cli.row_filter import (
@@ -28,13 +30,19 @@ from longseq_bench.reports.columns import (
     SWEEP_FIELDS,
     Columns,
     ValueColumn,
+    build_table,
     explain,
-    row_table,
     terminal_columns,
     time_or_status,
 )
-from longseq_bench.reports.document import Axis, Chart, Document, Mark, Point, Section
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.document import Axis, Chart, Document, Mark, Point, Section, Table
+from longseq_bench.reports.groups import (
+    capitalize_first,
+    describe_shared,
+    describe_workload,
+    find_varying,
+    group_by_workload,
+)
 from longseq_bench.reports.outcome_text import describe_failures, name_status
 from longseq_bench.reports.render.sparkline import samples_line
 
@@ -85,6 +93,8 @@ def select_rows(
     pairs = sweep_rows_with_records(records)
     rows, searches = [row for row, _ in pairs], search_rows(records)
     every: list[Row] = [*rows, *searches]
+    labels = iter(find_short_labels(every))
+    short_rows, short_searches = set_labels(rows, labels), set_labels(searches, labels)
     conditions = [parse_condition(text, every) for text in where]
     keys = [parse_sort(text, every) for text in sort]
     fields = [
@@ -93,27 +103,35 @@ def select_rows(
     return Selection(
         records,
         where,
-        _select(rows, conditions, keys, limit),
-        _select(searches, conditions, keys, limit),
-        {id(row): group for row, group in pairs},
+        _select(rows, short_rows, conditions, keys, limit),
+        _select(searches, short_searches, conditions, keys, limit),
+        {id(row): runs for row, (_, runs) in zip(short_rows, pairs, strict=True)},
         fields,
     )
 
 
 def _select(
-    rows: Sequence[R], conditions: Sequence[Condition], keys: Sequence[tuple[str, bool]],
-    limit: int | None,
+    rows: Sequence[R], short: Sequence[R], conditions: Sequence[Condition],
+    keys: Sequence[tuple[str, bool]], limit: int | None,
 ) -> RowSelection[R]:  # fmt: skip
+    """Select rows by both of their labels.  short: the same rows with short labels, to show."""
     used = dict.fromkeys(c.field for c in conditions if not c.field.startswith(OPTION))
     missing = [field for field in used if rows and not hasattr(rows[0], field)]
-    passing = [] if missing else [row for row in rows if all(c.holds(row) for c in conditions)]
+    both = [] if missing else zip(rows, short, strict=True)
+    passing = [shown for row, shown in both if all(c.holds(row, shown) for c in conditions)]
     matching = sort_rows(passing, keys)
     return RowSelection(len(rows), matching, matching[:limit], missing)
 
 
 def show_document(chosen: Selection) -> Document:
     """Return the document: records read, a table per workload, failures, charts, explanations."""
-    machines = _name_machines([*chosen.rows.matching, *chosen.searches.matching])
+    every: list[Row] = [*chosen.rows.matching, *chosen.searches.matching]
+    machines, varying = _name_machines(every), find_varying(every)
+
+    def table(rows: Sequence[Row], columns: Columns) -> Table:
+        title = capitalize_first(describe_workload(rows[0], machines, varying))
+        return build_table(title, columns, rows, has_columns)
+
     workloads = {
         id(row): group for group in group_by_workload(chosen.rows.matching) for row in group
     }
@@ -122,16 +140,14 @@ def show_document(chosen: Selection) -> Document:
     sweep_sections: list[Section] = []
     for rows in group_by_workload(chosen.rows.shown):
         sweep_sections += [
-            Section("", tables=[row_table(rows, columns, machines, has_columns)]),
+            Section("", tables=[table(rows, columns)]),
             Section("", points=describe_failures(rows)),
             Section("", charts=_time_chart(rows, workloads[id(rows[0])])),
         ]
     columns = _columns(chosen, SearchRow, SEARCH_FIELDS)
-    search_tables = [
-        row_table(rows, columns, machines, has_columns)
-        for rows in group_by_workload(chosen.searches.shown)
-    ]
+    search_tables = [table(rows, columns) for rows in group_by_workload(chosen.searches.shown)]
     tables = [table for section in sweep_sections for table in section.tables]
+    shared = [describe_shared(every, machines, varying)] if every else []
     notes = [*explain(SweepRow, tables), *explain(SearchRow, search_tables)]
     if any(column.name == "Passes" for table in tables for column in table.columns):
         notes.append(_PASSES_EXPLANATION)
@@ -140,7 +156,7 @@ def show_document(chosen: Selection) -> Document:
     return Document(
         "show",
         "",
-        [". ".join(_describe_records(chosen)) + "."],
+        [". ".join(_describe_records(chosen)) + ".", *shared],
         [section for section in sections if section.has_content],
     )
 

@@ -104,11 +104,11 @@ def _set_budgets(config: SweepConfig, out: Path | None) -> SweepConfig:
 
 def _check_baseline(config: SweepConfig) -> None:
     """Raise UserError for a baseline that matches no label or several, before anything runs."""
-    from longseq_bench.analysis.labels import find_baseline_label, find_labels
+    from longseq_bench.analysis.labels import find_baseline_label
+    from longseq_bench.analysis.short_labels import find_short_labels
 
     if config.baseline:
-        labels = zip(find_labels(config.trials), config.trials, strict=True)
-        find_baseline_label({label: t.implementation for label, t in labels}, config.baseline)
+        find_baseline_label(config.trials, find_short_labels(config.trials), config.baseline)
 
 
 def _make_live_page(watcher: SweepProgress, baseline: str | None, port: int) -> LivePage:

@@ -40,7 +40,12 @@ def build_document(
     return Document(
         kind,
         title,
-        [dates(source.records), *describe_machines(source), *notes],
+        [
+            *([source.context] if source.context else []),
+            dates(source.records),
+            *describe_machines(source),
+            *notes,
+        ],
         [section for section in every if section.has_content],
         lambda: samples_table(records),
         has_rows=has_rows,

@@ -13,17 +13,32 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from string import ascii_uppercase
 
-from longseq_bench.analysis.labels import Settings, find_labels, set_labels, settings_suffix, speeds
+from longseq_bench.analysis.labels import (
+    Settings,
+    find_baseline_label,
+    set_labels,
+    settings_key,
+    speeds,
+)
 from longseq_bench.analysis.row import R, Row
-from longseq_bench.analysis.search_row import SearchRow
-from longseq_bench.analysis.searches import search_rows
+from longseq_bench.analysis.search_row import DensityRow, SearchRow
+from longseq_bench.analysis.searches import density_rows, search_rows
+from longseq_bench.analysis.short_labels import find_short_labels
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
-from longseq_bench.reports.columns import Columns, row_table
+from longseq_bench.reports.columns import Columns, build_table
 from longseq_bench.reports.document import Column, Document, Section, Table
-from longseq_bench.reports.groups import capitalize_first, describe_workload, group_by_workload
+from longseq_bench.reports.groups import (
+    SAME_TABLE,
+    capitalize_first,
+    describe_shared,
+    describe_workload,
+    find_varying,
+    group_by_workload,
+    in_brackets,
+)
 from longseq_bench.reports.published_results import PublishedResults
 
 Files = dict[str, str]
@@ -34,7 +49,8 @@ Files = dict[str, str]
 class Source:
     """The input of a report: records, and the tables computed from them.
 
-    baseline: label or implementation whose speed is 1; None for no comparison.
+    baseline: label or implementation whose speed is 1, as in find_baseline_label; None for no
+    comparison.
     notes: sentences from reading the records.  published: maxima of another source.
     configs: text of the sweeps' configs by path.
     """
@@ -52,10 +68,18 @@ class Source:
         Raises UserError where the baseline is not among them.
         """
         rows = self._tables[0]
-        if not rows or not self.baseline:
+        if not self.baseline_label:
             return rows
-        found = zip(rows, speeds(rows, self.baseline), strict=True)
+        found = zip(rows, speeds(rows, self.baseline_label), strict=True)
         return [replace(row, speed=speed) for row, speed in found]
+
+    @cached_property
+    def baseline_label(self) -> str | None:
+        """The label of the baseline; None for no comparison. Errors as in find_baseline_label."""
+        rows = self._tables[0]
+        if not rows or not self.baseline:
+            return None
+        return find_baseline_label(rows, (row.label for row in rows), self.baseline)
 
     @cached_property
     def maxima(self) -> list[SearchRow]:
@@ -64,6 +88,11 @@ class Source:
         if self.published is None:
             return rows
         return [replace(row, published_tokens=self.published.tokens(row)) for row in rows]
+
+    @property
+    def minima(self) -> list[DensityRow]:
+        """Rows of searches for the minimum sparsity, one row per search."""
+        return self._tables[2]
 
     @cached_property
     def environments(self) -> dict[str, Environment]:
@@ -79,28 +108,55 @@ class Source:
         named = zip(letters, self.environments.values(), strict=False)
         return {machine.fingerprint: f"{letter} ({machine.host})" for letter, machine in named}
 
-    def workload(self, row: Row) -> str:
-        """Describe the workload of a row, with the machine where there are several."""
-        return describe_workload(row, self.machines)
+    @cached_property
+    def context(self) -> str:
+        """What all rows share, as a sentence: workload, budgets, check; "" without rows."""
+        every = [row for table in self._tables for row in table]
+        if not every:
+            return ""
+        ending = "all outputs checked against float64" if self.is_all_checked else ""
+        return describe_shared(every, self.machines, self._varying, ending)
 
-    def title(self, row: Row) -> str:
-        """Return the workload of a row as a title."""
-        return capitalize_first(self.workload(row))
+    @cached_property
+    def is_all_checked(self) -> bool:
+        """True if every run that was ok has the error of its output against float64."""
+        ok = [record.outcome for record in self.records if record.outcome.status == "ok"]
+        return bool(ok) and all(outcome.samples("max_error") for outcome in ok)
+
+    def workload(self, row: Row, fields: Iterable[str] = SAME_TABLE) -> str:
+        """Describe how the workload of a row differs from others in this report; "" if it doesn't.
+
+        fields: the fields of SAME_TABLE that may be described.
+        """
+        return describe_workload(row, self.machines, self._varying.intersection(fields))
+
+    def where(self, row: Row) -> str:
+        """Return the workload in brackets for a sentence: " (float32, 30 s limit)", or ""."""
+        return in_brackets(self.workload(row))
+
+    def title(self, row: Row, fields: Iterable[str] = SAME_TABLE) -> str:
+        """Return the workload of a row as a title, which may be empty."""
+        words = [self.workload(row, fields)]
+        if row.fit_only and "fit_only" in self._varying.intersection(fields):
+            words.append("fit only")
+        return capitalize_first(", ".join(filter(None, words)))
 
     def workloads(self, rows: Iterable[R]) -> list[tuple[str, list[R]]]:
-        """Return the rows of each workload, with its description."""
-        return [(self.workload(group[0]), group) for group in group_by_workload(rows)]
+        """Return the rows of each workload, with its description in brackets."""
+        return [(self.where(group[0]), group) for group in group_by_workload(rows)]
 
     def tables(
         self, rows: Iterable[Row], columns: Columns, prefix: str = "", keep_empty: bool = True
     ) -> list[Table]:
-        """Return a table of rows per workload, as `row_table` does."""
-        groups = group_by_workload(rows)
-        return [row_table(group, columns, self.machines, keep_empty, prefix) for group in groups]
+        """Return a table of rows per workload; its title is the prefix and the workload."""
+        return [
+            build_table(join_title(prefix, self.title(group[0])), columns, group, keep_empty)
+            for group in group_by_workload(rows)
+        ]
 
     def label(self, trial: Trial) -> str:
         """Return the label of the trial's implementation and options in this report."""
-        return self._labels.get(_key(trial), trial.implementation) + settings_suffix(trial)
+        return self._labels[settings_key(trial)]
 
     @property
     def machine_column(self) -> list[Column]:
@@ -117,18 +173,32 @@ class Source:
         return f", machine {machine}" if machine else ""
 
     @cached_property
-    def _tables(self) -> tuple[list[SweepRow], list[SearchRow]]:
+    def _tables(self) -> tuple[list[SweepRow], list[SearchRow], list[DensityRow]]:
         rows, maxima = sweep_rows(self.records), search_rows(self.records)
-        labels = iter(find_labels([*rows, *maxima]))
-        return set_labels(rows, labels), set_labels(maxima, labels)
+        labels = iter(find_short_labels([*rows, *maxima, *self._density_trials]))
+        rows, maxima = set_labels(rows, labels), set_labels(maxima, labels)
+        minima = density_rows(self.records)
+        return rows, maxima, set_labels(minima, iter(find_short_labels(minima)))
+
+    @property
+    def _density_trials(self) -> list[Trial]:
+        return [record.trial for record in self.records if record.purpose == "density"]
 
     @cached_property
     def _labels(self) -> dict[Hashable, str]:
-        return {
-            _key(row): row.label.removesuffix(settings_suffix(row))
-            for rows in self._tables
-            for row in rows
-        }
+        rows, maxima, _ = self._tables
+        settings: list[Settings] = [*rows, *maxima, *self._density_trials]
+        labels = find_short_labels(settings)
+        return {settings_key(one): label for one, label in zip(settings, labels, strict=True)}
+
+    @cached_property
+    def _varying(self) -> frozenset[str]:
+        return find_varying(row for table in self._tables for row in table)
+
+
+def join_title(start: str, rest: str) -> str:
+    """Return "Start: rest" as a title; either may be empty."""
+    return capitalize_first(": ".join(filter(None, (start, rest))))
 
 
 SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
@@ -146,7 +216,3 @@ SECTIONS: Registry[Callable[[Source], Section]] = Registry(
 FORMATS: Registry[Callable[[Document], Files]] = Registry(
     "report format", "longseq_bench.reports.render", "longseq_bench.report_formats"
 )
-
-
-def _key(settings: Settings) -> Hashable:
-    return settings.implementation, repr(sorted(settings.options.items()))

@@ -21,11 +21,12 @@ from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, o
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:
     """Return a table per workload of swept rows, their failures, and what the columns mean."""
-    return Document("sweep", "", [], _sweep_sections(Source(records, baseline)))
+    source = Source(records, baseline)
+    return Document("sweep", "", _context(source), _sweep_sections(source))
 
 
 def _sweep_sections(source: Source) -> list[Section]:
-    speed = ValueColumn(f"× {source.baseline}", "ratio", lambda row: row.speed)
+    speed = ValueColumn(f"× {source.baseline_label}", "ratio", lambda row: row.speed)
     columns = terminal_columns(SweepRow, SWEEP_FIELDS, {"speed": speed})
     tables = source.tables(source.rows, columns, keep_empty=False)
     sections = (
@@ -51,19 +52,26 @@ def search_brief(records: Sequence[Record], brackets: Sequence[str] = ()) -> Doc
         Section("", points=explain(SearchRow, tables)),
         Section("", points=[*answers, *brackets]),
     )
-    return Document("maxlen", "", [], [section for section in sections if section.has_content])
+    return Document(
+        "maxlen", "", _context(source), [section for section in sections if section.has_content]
+    )
 
 
 def density_brief(records: Sequence[Record]) -> Document:
     """Return the searches for the minimum sparsity."""
-    return Document("density", "", [], [_untitled(minimum_sparsity(Source(records)))])
+    source = Source(records)
+    return Document("density", "", _context(source), [_untitled(minimum_sparsity(source))])
 
 
 def scaling_brief(records: Sequence[Record]) -> Document:
     """Return the swept rows, then maxima against theory, then the fitted exponents."""
     source = Source(records)
     fits = [_untitled(one) for one in (over_ranks(source), exponents(source)) if one.tables]
-    return Document("scaling", "", [], [*_sweep_sections(source), *fits])
+    return Document("scaling", "", _context(source), [*_sweep_sections(source), *fits])
+
+
+def _context(source: Source) -> list[str]:
+    return [source.context] if source.context else []
 
 
 def _untitled(section: Section) -> Section:

@@ -6,11 +6,11 @@ from operator import attrgetter
 from typing import Any
 
 from longseq_bench.analysis.fields import fields_of
-from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share
 from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table, format_cell
-from longseq_bench.reports.groups import capitalize_first, describe_workload, has_several_ranks
+from longseq_bench.reports.groups import has_several_ranks
 from longseq_bench.reports.outcome_text import name_status
 
 SWEEP_FIELDS = (
@@ -110,15 +110,6 @@ def build_table(
             kept.append(Column(column.heading, column.kind, column.priority))
             cells.append(values)
     return Table(title, tuple(kept), tuple(zip(*cells, strict=True)))
-
-
-def row_table(
-    rows: Sequence[Row], columns: Columns, machines: Mapping[str, str], keep_empty: bool = False,
-    prefix: str = "",
-) -> Table:  # fmt: skip
-    """Return a table of rows of one workload; its title is the prefix and the workload."""
-    title = capitalize_first(prefix + describe_workload(rows[0], machines))
-    return build_table(title, columns, rows, keep_empty)
 
 
 def terminal_columns(

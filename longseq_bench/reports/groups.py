@@ -1,6 +1,6 @@
 """Groups of rows that may be compared, and their descriptions."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from longseq_bench.analysis.grouping import group_by
@@ -24,27 +24,80 @@ def group_by_workload(rows: Iterable[R]) -> list[list[R]]:
     return list(group_by(rows, table_key).values())
 
 
-def describe_workload(row: Row, machines: Mapping[str, str]) -> str:
-    """Describe a group in words: "forward, float32, causal, batch 1, 8 heads of 64, cpu"."""
+def find_varying(rows: Iterable[Row]) -> frozenset[str]:
+    """Return the fields of SAME_TABLE that are not equal in all rows."""
+    values = zip(*map(table_key, rows), strict=True)
+    return frozenset(
+        name for name, some in zip(SAME_TABLE, values, strict=False) if len({*some}) > 1
+    )
+
+
+def describe_workload(
+    row: Row, machines: Mapping[str, str], fields: Collection[str] | None = None
+) -> str:
+    """Describe a group in words: "forward, float32, causal, batch 1, 8 heads of 64, cpu".
+
+    fields: the fields of SAME_TABLE to describe, with words for a missing budget; all if None.
+    """
+    described = [*_describe_fields(row, machines)]
+    if fields is None:
+        return ", ".join(words for _, words, _ in described if words)
+    found = (
+        words or missing for names, words, missing in described if not names.isdisjoint(fields)
+    )
+    return ", ".join(filter(None, found))
+
+
+def describe_shared(
+    rows: Sequence[Row], machines: Mapping[str, str], varying: frozenset[str], ending: str = ""
+) -> str:
+    """Return a sentence with what all rows share.  varying: from find_varying(rows)."""
+    shared = describe_workload(rows[0], machines, set(SAME_TABLE) - varying)
+    return capitalize_first("; ".join(filter(None, (shared, ending)))) + "."
+
+
+def _describe_fields(
+    row: Row, machines: Mapping[str, str]
+) -> Iterator[tuple[frozenset[str], str, str]]:
+    """Yield names of fields, their words, and words for a missing value."""
+
+    def of(names: str, words: str, missing: str = "") -> tuple[frozenset[str], str, str]:
+        return frozenset(names.split()), words, missing
+
     heads = f"{row.heads} heads of {row.head_dim}"
     if row.kv_heads != row.heads:
         heads += f" ({row.kv_heads} for k, v)"
-    mask = "causal" if row.causal else "not causal"
-    words = [row.mode, row.dtype, mask, f"batch {row.batch}", heads, row.device]
-    if row.threads:
-        words.append(f"{row.threads} thread{'s' if row.threads > 1 else ''} a rank")
-    if row.memory_budget:
-        words.append(f"{format_bytes(row.memory_budget)} budget a rank")
-    if row.time_budget:
-        words.append(f"{format_seconds(row.time_budget)} a pass at most")
-    if machines[row.fingerprint]:
-        words.append(f"machine {machines[row.fingerprint]}")
-    return ", ".join(words)
+    yield of("mode", row.mode)
+    yield of("dtype", row.dtype)
+    yield of("causal", "causal" if row.causal else "not causal")
+    yield of("batch", f"batch {row.batch}")
+    yield of("heads kv_heads head_dim", heads)
+    yield of("device", row.device)
+    several = "s" if row.threads != 1 else ""
+    threads = f"{row.threads} thread{several} a rank" if row.threads else ""
+    yield of("threads", threads, "default threads")
+    memory = f"{format_bytes(row.memory_budget)} a rank" if row.memory_budget else ""
+    yield of("memory_budget", memory, "no memory budget")
+    time = f"{format_limit(row.time_budget)} limit" if row.time_budget else ""
+    yield of("time_budget", time, "no time limit")
+    machine = machines[row.fingerprint]
+    yield of("fingerprint", f"machine {machine}" if machine else "")
+
+
+def format_limit(seconds: float) -> str:
+    """Format a time limit without zeros at its end: "10 min", "1 h 30 min", "30 s"."""
+    text = format_seconds(seconds).removesuffix(" 00 s")
+    return text.removesuffix(" 00 min")
+
+
+def in_brackets(words: str) -> str:
+    """Return " (words)"; "" for no words."""
+    return f" ({words})" if words else ""
 
 
 def capitalize_first(words: str) -> str:
     """Return the words with a capital first letter."""
-    return words[0].upper() + words[1:]
+    return words[:1].upper() + words[1:]
 
 
 def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:

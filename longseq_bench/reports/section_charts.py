@@ -10,13 +10,14 @@ from operator import attrgetter
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row, require
 from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.short_labels import format_option
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import floor_bytes_per_token
 from longseq_bench.core.model import Workload
-from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
+from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point, format_cell
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.groups import format_limit, group_by_workload
 
 MAX_CHARTS = 12
 """Maximum number of charts in one section; the tables have all rows."""
@@ -114,7 +115,7 @@ def share_of_ideal(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
 def _share(rows: Sequence[SweepRow], where: str) -> Chart | None:
     points = [
         Point(
-            " ".join(part for part in r.name.split(" ") if not part.startswith("sparsity=")),
+            _without_sparsity(r),
             1 - require(r.token_density), r.share_of_ideal, r.share_low, r.share_high,
             "" if r.dense_source == "measured" else f"dense time {r.dense_source}",
         )
@@ -125,7 +126,7 @@ def _share(rows: Sequence[SweepRow], where: str) -> Chart | None:
         return None
     ideal = Guide("skipped work costs nothing", _line([p.x for p in points], lambda x: 1.0))
     axes = Axis("Sparsity (of pairs)", "share"), Axis("Share of ideal", "share")
-    at = f"{where}, {format_tokens(rows[0].tokens)} tokens"
+    at = _join(where, f"{format_tokens(rows[0].tokens)} tokens")
     return _chart("share-of-ideal", at, *axes, points, guides=[ideal])
 
 
@@ -143,7 +144,7 @@ def rank_peaks(rows: Sequence[SweepRow], where: str) -> Chart | None:
         for rank, peak in enumerate(r.rank_peaks or ())
         if peak is not None
     ]
-    at = f"{where}, {format_tokens(tokens)} tokens"
+    at = _join(where, f"{format_tokens(tokens)} tokens")
     return _chart("rank-memory", at, NAMES, Axis("Peak memory", "bytes"), points, shape="bars")
 
 
@@ -169,6 +170,7 @@ def roofline(rows: Sequence[SweepRow], where: str) -> Chart | None:
 # ---- longest lengths ---------------------------------------------------------------------------
 
 _IN_NAME = ("dtype", "causal", "batch", "heads", "kv_heads", "head_dim", "time_budget", "threads")
+_MAXIMA_GROUP = ("fingerprint", "device", "mode", "memory_budget")
 _MAXIMA_KINDS = {
     "maxima": ("Max tokens", ""),
     "maxima-over-inputs": ("Max tokens", "Longest lengths in place (outputs overwrite inputs)"),
@@ -196,7 +198,7 @@ def maxima(source: Source) -> list[Chart]:
 
     One chart per kind, machine, device, mode and budget; the names of bars have other differences.
     """
-    same = attrgetter("fingerprint", "device", "mode", "memory_budget")
+    same = attrgetter(*_MAXIMA_GROUP)
     groups = group_by(_order_by_kind(source), lambda row: (_maxima_kind(row), same(row)))
     found = (_maxima(source, rows) for rows in groups.values())
     return list(filter(None, found))[:MAX_CHARTS]
@@ -217,13 +219,11 @@ def _maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
         Mark(name(r), 0, f"no length passed, limited by {r.limited_by}") for r in _failed_all(rows)
     ]
     floors = tuple(Point(name(r), 0, r.floor_tokens) for r in rows if r.floor_tokens)
-    row = rows[0]
-    budget = f", {format_bytes(row.memory_budget)} budget a rank" if row.memory_budget else ""
-    where = f"{row.mode}, {row.device}{budget}{source.machine_suffix(row.fingerprint)}"
-    axis, title = _MAXIMA_KINDS[_maxima_kind(row)]
+    axis, title = _MAXIMA_KINDS[_maxima_kind(rows[0])]
     return _chart(
-        _maxima_kind(row), where, NAMES, Axis(axis, "tokens"), points, failures,
-        [Guide("floor", floors)] if floors else [], "bars", title,
+        _maxima_kind(rows[0]), source.workload(rows[0], _MAXIMA_GROUP), NAMES,
+        Axis(axis, "tokens"), points, failures, [Guide("floor", floors)] if floors else [], "bars",
+        title,
     )  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def _describe(row: Row, name: str) -> str:
     if name == "causal":
         return "causal" if value else "not causal"
     if name == "time_budget":
-        return f"{format_seconds(value)} a pass" if value else "no time limit"
+        return f"{format_limit(value)} limit" if value else "no time limit"
     return str(value) if name == "dtype" else f"{name} {value}"
 
 
@@ -275,7 +275,7 @@ def _against_tokens(
     lengths = {int(p.x) for p in points} | {int(m.x) for m in failures}
     if len(lengths) > 1:
         return _chart(name, where, TOKENS, y, points, failures, guides)
-    at = f"{where}, {format_tokens(lengths.pop())} tokens" if lengths else where
+    at = _join(where, f"{format_tokens(lengths.pop())} tokens") if lengths else where
     return _chart(name, at, NAMES, replace(y, log=False), points, failures, shape="bars")
 
 
@@ -290,7 +290,8 @@ def _chart(
     # keep the capitals of a name like FLOPs
     along = x.name if x.name[1:2].isupper() else x.name.lower()
     across = f" against {along}" if along else ""
-    title = f"{title or y.name + across}: {where[0].lower() + where[1:]}"
+    title = title or y.name + across
+    title += f": {where[0].lower()}{where[1:]}" if where else ""
     words = _values(y, points)
     if n := len(failures):
         searches = f"search{'es' if n > 1 else ''} without a length that passed"
@@ -317,6 +318,18 @@ def _failed(rows: Sequence[SweepRow]) -> Iterator[Mark]:
         if r.status not in ("ok", "unsupported"):  # unsupported: no length is tried
             where = f" in {r.phase}" if r.phase else ""
             yield Mark(r.name, r.tokens, f"{r.status}{where} at {r.tokens:,} tokens")
+
+
+def _without_sparsity(row: SweepRow) -> str:
+    """Return the name of a row without its sparsity, so that sparsities are one series."""
+    sparsity = row.options.get("sparsity")
+    return (
+        row.name.replace(f" {format_option('sparsity', sparsity)}", "", 1) if sparsity else row.name
+    )
+
+
+def _join(*words: str) -> str:
+    return ", ".join(filter(None, words))
 
 
 def _interval(row: SweepRow) -> tuple[float | None, float | None]:

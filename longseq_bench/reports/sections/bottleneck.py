@@ -23,7 +23,7 @@ def bottleneck(source: Source) -> Section:
     swept = [r for r in source.rows if r.world_size > 1 and r.exposed_share is not None]
     found = [r for r in source.maxima if r.world_size > 1 and r.is_full_pass]
     tables = [
-        *source.tables(swept, _SWEPT), *source.tables(found, _SEARCHED, "longest lengths: ")
+        *source.tables(swept, _SWEPT), *source.tables(found, _SEARCHED, "longest lengths")
     ]  # fmt: skip
     points = [
         _count("trials", where, map(find_bottleneck, group))
@@ -37,10 +37,10 @@ def bottleneck(source: Source) -> Section:
     return Section("Bottlenecks", [_EXPLANATION], points, tables, missing=missing)
 
 
-def _count(kind: str, workload: str, found: Iterable[str]) -> str:
+def _count(kind: str, where: str, found: Iterable[str]) -> str:
     counts = Counter(found)
     words = ", ".join(f"{name} in {n}" for name, n in counts.most_common())
-    return f"Of {counts.total()} {kind} ({workload}): {words}."
+    return f"Of {counts.total()} {kind}{where}: {words}."
 
 
 def find_bottleneck(row: SweepRow) -> str:

@@ -87,7 +87,7 @@ def _describe(
         begin = "no two timed lengths differ by a factor of two; by the fit, "
     times = format_range(ratios, format_ratio)
     return (
-        f"{fit.label} ({where}): {begin}twice the tokens take {times} the time from "
+        f"{fit.label}{where}: {begin}twice the tokens take {times} the time from "
         f"{format_tokens(min(lengths))} to {format_tokens(max(lengths))} tokens; exponent "
         f"{format_exponent(fit.tokens)}."
     )

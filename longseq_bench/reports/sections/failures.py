@@ -41,12 +41,9 @@ def _failed(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
         trial, outcome = record.trial, record.outcome
         if outcome.status == "ok":
             continue
-        label = source.label(trial)
-        if record.purpose == "density":
-            label += f" sparsity={trial.options.get('sparsity')}"
         yield record, (
-            label, trial.workload.seq_len, trial.world_size, record.purpose, outcome.status,
-            outcome.phase, outcome.reason or "none was recorded",
+            source.label(trial), trial.workload.seq_len, trial.world_size, record.purpose,
+            outcome.status, outcome.phase, outcome.reason or "none was recorded",
         )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def findings(source: Source) -> list[str]:
             sentence for where, group in source.workloads(source.rows)
             for sentence in (*_of_group(group, where), *_of_ranks(group, where))
         ),
-        (describe_search(row, one_rank, source.workload(row)) for row in source.maxima),
+        (describe_search(row, one_rank, source.where(row)) for row in source.maxima),
         _wrong(source.rows), _thrashing(source), _miscounted(source),
     )  # fmt: skip
     return [_runs(source), *(sentence for kind in kinds for sentence in limit_sentences(kind))]
@@ -59,7 +59,7 @@ def _of_group(group: list[SweepRow], where: str) -> Iterator[str]:
         for rows in _comparable(some):
             yield from _best(rows, where, f" sparse{density_suffix(rows)}{ranks_suffix(ranks)}")
     if longest := join_names(_longest_ok(group), "; "):
-        yield f"Longest swept lengths that were ok ({where}): {longest}."
+        yield f"Longest swept lengths that were ok{where}: {longest}."
 
 
 def _comparable(rows: list[SweepRow]) -> list[list[SweepRow]]:
@@ -72,7 +72,7 @@ def _comparable(rows: list[SweepRow]) -> list[list[SweepRow]]:
 
 def _best(rows: list[SweepRow], where: str, kind: str) -> Iterator[str]:
     """Name the fastest row, and the one with the lowest peak.  kind: words for all of the rows."""
-    at = f"At {format_tokens(rows[0].tokens)} tokens ({where})"
+    at = f"At {format_tokens(rows[0].tokens)} tokens{where}"
     ordered = sorted(rows, key=lambda row: require(row.time_s))
     first, second = ordered[:2]
 
@@ -106,7 +106,7 @@ def _of_ranks(group: list[SweepRow], where: str) -> Iterator[str]:
     several = (row for row in group if row.world_size > 1 and row.time_s)
     for ranks, some in group_by_ranks(several).items():
         rows = longest_shared(some)
-        at = f"At {format_tokens(rows[0].tokens)} tokens on {ranks} ranks ({where})"
+        at = f"At {format_tokens(rows[0].tokens)} tokens on {ranks} ranks{where}"
         for describe in (_exposed, _scaled, _imbalance):
             if sentence := describe(rows):
                 yield f"{at}, {sentence}."
@@ -187,9 +187,9 @@ def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
 def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow], where: str = "") -> str:
     """Return the answer of a search as a sentence.
 
-    one_rank: from `index_one_rank`.  where: its workload, if not stated nearby.
+    one_rank: from `index_one_rank`.  where: its workload in brackets, if not stated nearby.
     """
-    name, where = row.name, f" ({where})" if where else ""
+    name = row.name
     if not row.max_tokens:
         return f"{name}: no length passed{where}; {describe_limit(row)}."
     if row.fit_only:
@@ -243,9 +243,8 @@ def _miscounted(source: Source) -> Iterator[str]:
             ranks = ", ".join(str(rank) for rank, *_ in unlike)
             which = f"rank {ranks}" if len(unlike) == 1 else f"each of ranks {ranks}"
             yield (
-                f"{row.name} at {format_tokens(row.tokens)} tokens "
-                f"({source.workload(row)}) sent {counted:,} B from {which} in a "
-                f"pass; the formula gives {stated:,} B."
+                f"{row.name} at {format_tokens(row.tokens)} tokens{source.where(row)} sent "
+                f"{counted:,} B from {which} in a pass; the formula gives {stated:,} B."
             )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ranks
-from longseq_bench.analysis.searches import density_rows
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SCALING, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
@@ -71,7 +70,7 @@ def minimum_sparsity(source: Source) -> Section:
         "Minimum sparsity: the lowest that passed at that length: most of its runs met the time "
         "limit, and none failed for another reason. Highest failed sparsity: below the minimum."
     )
-    tables = source.tables(density_rows(source.records), _SPARSITIES)
+    tables = source.tables(source.minima, _SPARSITIES)
     return Section("Minimum sparsity", [explanation], tables=tables)
 
 

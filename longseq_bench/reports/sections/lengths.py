@@ -26,10 +26,10 @@ def lengths(source: Source) -> Section:
         "Time: median of the slowest rank; ±: the larger distance to a bound of its 95 % interval "
         "(of the range of fewer than 6 samples). A dash: not measured; see Failures."
     ]
-    if source.baseline:
+    if source.baseline_label:
         explanation.append(
-            f"Speed: time of {source.baseline} (on the same number of ranks, else on the fewest) "
-            "divided by the row's time, on the same workload."
+            f"Speed: time of {source.baseline_label} (on the same number of ranks, else on the "
+            "fewest) divided by the row's time, on the same workload."
         )
     builders = section_charts.time, section_charts.memory, section_charts.throughput
     return Section(

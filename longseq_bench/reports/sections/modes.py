@@ -11,7 +11,7 @@ from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.groups import group_by_workload, in_brackets
 from longseq_bench.reports.wording import join_names
 
 _MODES = (
@@ -40,10 +40,10 @@ def modes(source: Source) -> Section:
     tables: list[Table] = []
     points: list[str] = []
     for rows in group_by(source.rows, attrgetter("fingerprint", "device")).values():
-        title = f"On {rows[0].device}{source.machine_suffix(rows[0].fingerprint)}"
+        title = source.title(rows[0], ("device", "fingerprint"))
         cells = tuple(_cells(some) for some in group_by(rows, _mode_of).values())
         tables.append(Table(title, _MODES, cells))
-        points += _works(rows, title)
+        points += _works(rows, in_brackets(title))
     missing = "sweep", SWEEP_RANKS, "longseq list"
     return Section("Modes run here", [_EXPLANATION], points, tables, missing=missing)
 
@@ -80,7 +80,7 @@ def _works(rows: Sequence[SweepRow], where: str) -> Iterator[str]:
     for verdict, verb in verbs.items():
         if some := verdicts.get(verdict):
             names = join_names(rows[0].name for rows in some)
-            yield f"{where}, {len(some)} of {len(series)} {verb}: {names}."
+            yield f"{len(some)} of {len(series)} {verb}{where}: {names}."
 
 
 def gains(source: Source) -> Section:

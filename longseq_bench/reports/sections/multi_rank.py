@@ -23,7 +23,7 @@ def batches(source: Source) -> Section:
     several = [row for row in source.rows if row.world_size > 1]
     uneven = filter(None, map(find_largest_imbalance, group_by_workload(several)))
     points = [
-        f"Largest imbalance ({source.workload(worst)}): {worst.name} at "
+        f"Largest imbalance{source.where(worst)}: {worst.name} at "
         f"{format_tokens(worst.tokens)} tokens; its largest peak is "
         f"{format_ratio(worst.imbalance or 1.0)} the smallest."
         for worst in uneven
@@ -84,10 +84,10 @@ def _maxima(source: Source) -> tuple[list[Table], list[str]]:
     )  # fmt: skip
     largest = [max(group, key=times) for _, group in source.workloads(known)]
     points = [
-        f"On {row.world_size} ranks, {row.label} gains most ({source.workload(row)}): "
+        f"On {row.world_size} ranks, {row.label} gains most{source.where(row)}: "
         f"{row.max_tokens:,} tokens against {one_rank[row.ranks_key].max_tokens:,} on one rank, "
         f"{format_ratio(times(row))} ({format_share(times(row) / row.world_size)} of linear)."
         for row in largest
         if times(row) > 1
     ]
-    return source.tables(known, columns, "longest lengths: "), points
+    return source.tables(known, columns, "longest lengths"), points

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.labels import option_text
 from longseq_bench.core.model import Environment, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
@@ -58,10 +59,13 @@ def _facts(environments: Sequence[Environment]) -> Iterator[tuple[str, str]]:
 
 
 def how_it_ran(source: Source) -> Section:
-    """Build the table of facts that trials recorded: backend, meters, fall-backs."""
+    """Build the table of options and of facts that trials recorded: backend, meters."""
     facts: dict[tuple[str, ...], dict[str, None]] = {}
     for record in source.records:
         which = (*source.machine_cell(record), source.label(record.trial))
+        if options := record.trial.options:
+            words = ", ".join(f"{name}={option_text(value)}" for name, value in options.items())
+            facts.setdefault((*which, "options"), {})[words] = None
         for name, value in record.outcome.facts.items():
             if isinstance(value, (str, bool)):
                 facts.setdefault((*which, name), {})[str(value)] = None

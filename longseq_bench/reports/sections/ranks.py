@@ -14,7 +14,7 @@ from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import MISSING, Section
-from longseq_bench.reports.groups import has_several_ranks
+from longseq_bench.reports.groups import capitalize_first, has_several_ranks
 from longseq_bench.reports.wording import MAX_SENTENCES
 
 MAX_STACK_LINES = 16
@@ -60,7 +60,7 @@ def each_rank(source: Source) -> Section:
         [explanation, *section_charts.limit_note(source.rows)],
         tables=[
             *source.tables(swept, _SWEPT),
-            *source.tables(found, _FOUND, "at the maximum: "),
+            *source.tables(found, _FOUND, "at the maximum"),
         ],
         charts=section_charts.charts(source, source.rows, section_charts.speedup_by_ranks),
         missing=("trial on several ranks", SWEEP_RANKS),
@@ -77,10 +77,11 @@ def hangs(source: Source) -> Iterator[Section]:
         trial, outcome = record.trial, record.outcome
         tokens = format_tokens(trial.workload.seq_len)
         phase = f" in {outcome.phase}" if outcome.phase else ""
-        workload = source.title(Row.from_record(record))
+        workload = source.workload(Row.from_record(record))
+        ended = f"ended{phase}: {outcome.reason or 'no reason recorded'}."
         yield Section(
             f"Hang: {source.label(trial)} at {tokens} tokens on {trial.world_size} ranks",
-            [f"{workload}; ended{phase}: {outcome.reason or 'no reason recorded'}."],
+            [capitalize_first("; ".join(filter(None, (workload, ended))))],
             code=list(_equal_stacks(_stacks(record))),
         )
     if more := len(first[MAX_SENTENCES:]):

@@ -87,7 +87,7 @@ def _longest(rows: Sequence[SearchRow], category: str, where: str, others: int) 
     # rows whose bracket does not exclude this length
     ties = [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
     words = join_names(map(_maximum, ties))
-    begin = f"Longest sequence by {category} ({where}):"
+    begin = f"Longest sequence by {category}{where}:"
     if len(ties) > 1:
         return f"{begin} {words}; tie: their brackets overlap."
     if len(ordered) == 1:
@@ -189,10 +189,10 @@ def _fastest(lengths: Sequence[RankedLength], kind: str, where: str) -> str:
     words = join_names(f"{row.label} ({format_time(row)})" for row in ties)
     at = f" at {end}" if len(lengths) > 1 else ""
     if len(ties) > 1:
-        return f"{span}, a tie for the fastest {category} ({where}): {words}{at}."
+        return f"{span}, a tie for the fastest {category}{where}: {words}{at}."
     ratio = format_ratio(require(second.time_s) / require(first.time_s))
     return (
-        f"{span}, {first.label} is the fastest {category} ({where}): {words}{at}, {ratio} as fast "
+        f"{span}, {first.label} is the fastest {category}{where}: {words}{at}, {ratio} as fast "
         f"as the next, {second.label}."
     )
 
@@ -221,7 +221,7 @@ def _describe_gains(
             verdict, words = _judge_gains(gains, failed.get(name, {}), against)
             verdicts[verdict].append(f"{name} ({words})")
         for verdict, names in sorted(verdicts.items()):
-            yield f"{verdict} ({where}): {join_names(names)}."
+            yield f"{verdict}{where}: {join_names(names)}."
 
 
 def _gain_of_ranks(row: SweepRow) -> Gain | None:
@@ -281,4 +281,4 @@ def overhead(source: Source) -> Iterator[str]:
                 f"{row.floor_tokens:,} tokens)"
                 for share, row in sorted(inefficient, key=lambda pair: pair[0])
             )
-            yield f"The floor is less than 90 % of the budget ({where}): {words}."
+            yield f"The floor is less than 90 % of the budget{where}: {words}."

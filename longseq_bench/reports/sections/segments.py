@@ -40,7 +40,7 @@ def segments(source: Source) -> Section:
         ValueColumn("Pairs without, times", "ratio", lambda row: _pairs_ratio(row, partners)),
     )  # fmt: skip
     effects = (_effect(group, partners, where) for where, group in source.workloads(rows))
-    maxima = source.tables(found, _MAXIMA, "longest lengths: ")
+    maxima = source.tables(found, _MAXIMA, "longest lengths")
     return Section(
         "Segments and dilation",
         [_EXPLANATION],
@@ -94,7 +94,7 @@ def _effect(group: list[SweepRow], partners: Mapping[int, SweepRow], where: str)
     # a single sample has no bound
     significant = [(s.value, row) for s, row in speeds if isinstance(s, Spread) and s.low > 1]
     if not significant:
-        return f"Dilation: no measurable speed-up ({where})." if speeds else None
+        return f"Dilation: no measurable speed-up{where}." if speeds else None
     faster, row = max(significant, key=lambda pair: pair[0])
     fewer = _pairs_ratio(row, partners)
     pairs = f", with {format_share(1 / fewer)} of the pairs" if fewer else ""
@@ -102,7 +102,7 @@ def _effect(group: list[SweepRow], partners: Mapping[int, SweepRow], where: str)
     if row.uncovered:
         uncovered = f"; {format_share(row.uncovered)} of the (token, head) pairs have no key"
     return (
-        f"Dilation gains most with {row.name} at {format_tokens(row.tokens)} tokens ({where}): "
+        f"Dilation gains most with {row.name} at {format_tokens(row.tokens)} tokens{where}: "
         f"{format_ratio(faster)} as fast as with every rate 1{pairs}{uncovered}."
     )
 
@@ -122,7 +122,7 @@ def curve(source: Source) -> Section:
     for where, group in source.workloads(along):
         ratios = [require(pairs[id(row)].time_s) / require(row.time_s) for row in group]
         ends = format_range(ratios, format_ratio)
-        points.append(f"Along the curve, a pass takes {ends} the time ({where}).")
+        points.append(f"Along the curve, a pass takes {ends} the time{where}.")
     title = "Along the curve and along the sequence"
     missing = "pair of trials with equal segments along the curve and the sequence", SWEEP_SEGMENTS
     return Section(title, points=points, tables=source.tables(along, columns), missing=missing)

@@ -52,7 +52,7 @@ def _share_words(row: SweepRow) -> str | None:
 def _best(group: Sequence[SweepRow], where: str) -> str:
     """Name the highest share of ideal, at the longest length where several rows have one."""
     rows = sorted(longest_shared(group), key=lambda row: -require(row.share_of_ideal))
-    at = f"At {format_tokens(rows[0].tokens)} tokens ({where})"
+    at = f"At {format_tokens(rows[0].tokens)} tokens{where}"
     if len(rows) == 1:
         return f"{at}, only {_words(rows[0])} has a share of ideal."
     if rows[0].share_low is None:

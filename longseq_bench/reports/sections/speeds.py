@@ -29,7 +29,7 @@ def relative(source: Source) -> Section:
         found = speeds(at, label) if label else [None] * len(at)
         speed = {id(row): one for row, one in zip(at, found, strict=True)}
         at.sort(key=lambda row: -(speed[id(row)] or 0.0))
-        where = f"{source.workload(at[0])}, {format_tokens(tokens)} tokens"
+        where = ", ".join(filter(None, (source.workload(at[0]), f"{format_tokens(tokens)} tokens")))
         columns = _columns(speed, _reference_peak(at, label))
         tables.append(build_table(capitalize_first(where), columns, at, keep_empty=True))
         points += _describe(at, speed, base, where)
@@ -55,7 +55,7 @@ def baseline_of(source: Source) -> str:
     labels = Counter(row.label for row in source.rows if row.time_s is not None)
     preferred = [name for name in ("sdpa", "dense") if name in labels]
     most_frequent = [label for label, _ in labels.most_common(1)]
-    return source.baseline or next(iter([*preferred, *most_frequent]), "")
+    return source.baseline_label or next(iter([*preferred, *most_frequent]), "")
 
 
 def shared_length(group: Sequence[SweepRow]) -> int:
@@ -115,10 +115,9 @@ def on_ranks(source: Source) -> Section:
 
 
 def _worlds(source: Source, rows: Sequence[SweepRow], worlds: Sequence[int]) -> Table:
-    title = f"{rows[0].mode}, {rows[0].device}{source.machine_suffix(rows[0].fingerprint)}"
     ranks = (Column(f"On {n} rank{'s' if n > 1 else ''}") for n in worlds)
     return Table(
-        capitalize_first(title),
+        source.title(rows[0], ("mode", "device", "fingerprint")),
         (Column("Implementation"), *ranks),
         tuple(
             (label, *(_statuses([r.status for r in some if r.world_size == n]) for n in worlds))

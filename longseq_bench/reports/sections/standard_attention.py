@@ -64,7 +64,7 @@ def _at_longest(group: list[SweepRow], where: str) -> str:
     at = sorted((r for r in group if r.tokens == tokens), key=lambda r: require(r.peak_bytes))
     ends = [f"{format_bytes(require(r.peak_bytes))} ({r.label})" for r in (at[0], at[-1])]
     return (
-        f"At {format_tokens(tokens)} tokens ({where}), peak memory "
+        f"At {format_tokens(tokens)} tokens{where}, peak memory "
         f"{' to '.join(dict.fromkeys(ends))}; standard attention takes "
         f"{format_bytes(require(at[0].dense_peak_bytes))} ({at[0].dense_memory_source})."
     )

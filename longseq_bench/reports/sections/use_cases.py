@@ -1,7 +1,6 @@
 """Use cases by length: the approach that can take it here, with its measurements."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import attrgetter
 
 from longseq_bench.analysis.grouping import group_by
@@ -37,9 +36,8 @@ _EXPLANATION = (
     "compared; it does not compute what exact attention does, and its quality is not measured. "
     "Maximum: of a search, or the longest swept length if that is longer."
 )
-_without_budgets = attrgetter(
-    *(name for name in SAME_TABLE if name not in ("memory_budget", "time_budget", "fit_only"))
-)
+_SAME = [n for n in SAME_TABLE if n not in ("memory_budget", "time_budget", "fit_only")]
+_without_budgets = attrgetter(*_SAME)
 
 
 def uses(source: Source) -> Section:
@@ -52,7 +50,7 @@ def uses(source: Source) -> Section:
         found = [row for row in group if isinstance(row, SearchRow)]
         rows = tuple(_use(name, tokens, swept, found) for name, tokens in USES)
         if any(row[2] or row[5] for row in rows):
-            title = source.title(replace(group[0], memory_budget=None, time_budget=None))
+            title = source.title(group[0], _SAME)
             tables.append(Table(title, _COLUMNS, rows))
     missing = f"length of {format_tokens(USES[0][1])} tokens or more", SEARCH
     return Section("Use case, approach, maximum", [_EXPLANATION], tables=tables, missing=missing)
