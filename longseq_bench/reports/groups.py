@@ -52,8 +52,11 @@ def describe_shared(
     rows: Sequence[Row], machines: Mapping[str, str], varying: frozenset[str], ending: str = ""
 ) -> str:
     """Return a sentence with what all rows share.  varying: from find_varying(rows)."""
-    shared = describe_workload(rows[0], machines, set(SAME_TABLE) - varying)
-    return capitalize_first("; ".join(filter(None, (shared, ending)))) + "."
+    described = _describe_fields(rows[0], machines)
+    shared = (words for names, words, _ in described if varying.isdisjoint(names))
+    return (
+        capitalize_first("; ".join(filter(None, (", ".join(filter(None, shared)), ending)))) + "."
+    )
 
 
 def _describe_fields(

@@ -208,7 +208,7 @@ def test_an_ambiguous_baseline_is_refused_before_anything_runs(capfd: Capture) -
         TAIL + "tokens: 32\nbaseline: ring\nimplementations:\n  - ring: {chunk: [16, 32]}\n"
     )
     message = refusal(capfd, "sweep", "bad.yaml", "--out", "out")
-    assert "baseline 'ring' is ambiguous: 'ring chunk=16', 'ring chunk=32'" in message
+    assert "baseline 'ring' is ambiguous: 'ring chunk 16', 'ring chunk 32'" in message
     assert not Path("out").exists()
 
 

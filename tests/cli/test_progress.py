@@ -22,7 +22,7 @@ def test_a_label_has_only_differing_settings() -> None:
     ]
     labels = Labels(trials)
     assert [labels.label(trial) for trial in trials] == [
-        "ring 2k chunk=64 not causal", "ring 2k chunk=128 causal", "sdpa 2k not causal",
+        "ring 2k chunk 64 not causal", "ring 2k chunk 128 causal", "sdpa 2k not causal",
     ]  # fmt: skip
 
 

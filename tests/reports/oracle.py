@@ -169,7 +169,7 @@ class Trials:
     @property
     def name(self) -> str:
         """The label, with the number of ranks if there are several."""
-        return f"{self.label} on {self.ranks} ranks" if self.ranks > 1 else self.label
+        return f"{self.label} ×{self.ranks}" if self.ranks > 1 else self.label
 
     @property
     def workload_key(self) -> tuple[Any, ...]:
@@ -442,16 +442,24 @@ def by(same: Callable[[Any], Any], items: Iterable[Any]) -> list[list[Any]]:
 
 
 def set_labels(trials: Sequence[Trials]) -> None:
-    """The implementation with its differing options and special settings."""
+    """The implementation, or its pattern; its sparsity, differing options and special settings."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for one in trials:
         for name, value in one.options.items():
-            values[one.implementation, name].add(option_text(value))
+            values[one.implementation, name].add(repr(value))
+    patterned = [name for (name, option), v in values.items() if option == "pattern" and len(v) > 1]
     for one in trials:
-        differing = [
-            f"{name}={option_text(value)}"
+        led = [one.implementation] == patterned
+        shown = [
+            (name, value)
             for name, value in one.options.items()
-            if len(values[one.implementation, name]) > 1
+            if name == "sparsity" or len(values[one.implementation, name]) > 1
+        ]
+        usual = any(name == "segments" for name, _ in shown) and doubling(one.options["dilation"])
+        texts = [
+            option_text(name, value)
+            for name, value in shown
+            if not (name == "dilation" and usual) and not (name == "pattern" and led)
         ]
         special = [
             *["fit only"] * one.trial.fit_only,
@@ -461,15 +469,35 @@ def set_labels(trials: Sequence[Trials]) -> None:
             *["offloaded"] * (one.options.get("offload", "none") != "none"),
         ]
         words = f" ({', '.join(special)})" if special else ""
-        one.label = " ".join([one.implementation, *differing]) + words
+        name = str(one.options["pattern"]) if led else one.implementation
+        one.label = " ".join([name, *filter(None, texts)]) + words
 
 
-def option_text(value: Any) -> str:
-    """An option's value."""
-    if isinstance(value, tuple):
-        return ",".join(str(one) for one in value)
-    words = {True: "true", False: "false", None: "null"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+def doubling(rates: Any) -> bool:
+    """Whether the rates are 1, 2, 4 and so on."""
+    return all(rate == 2**i for i, rate in enumerate(rates))
+
+
+def option_text(name: str, value: Any) -> str:
+    """An option in words."""
+    if value in (None, "none") and not isinstance(value, bool):
+        return ""
+    if name == "sparsity":
+        return f"{round(100 * value, 6):g} %"
+    if isinstance(value, str):
+        alone = name in ("pattern", "order", "transport", "backend", "inner")
+        short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(value, value)
+        return short if alone else f"{short} {name.removesuffix('_dtype').replace('_', ' ')}"
+    words = name.replace("_", " ")
+    if isinstance(value, bool):
+        return words if value else f"no {words}"
+    numbers = ",".join(map(in_k, value if isinstance(value, tuple) else (value,)))
+    return numbers if name == "segments" else f"{words} {numbers}"
+
+
+def in_k(value: int) -> str:
+    """A whole number; multiples of 1024 in k."""
+    return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else str(value)
 
 
 def fits(group: Sequence[Swept]) -> list[Fit]:

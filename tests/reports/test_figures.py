@@ -358,7 +358,7 @@ def test_doubling_is_the_longer_time_divided_by_the_shorter(name: str) -> None:
         if row["Tokens"] is not None:
             ratios = [time_ratio(two, one) for one, two in pairs_of(book, row)]
             assert any(agrees(row["Time is"], ratio) for ratio in ratios), row
-        label = row["Implementation"].split(" on ")[0]
+        label = row["Implementation"].split(" ×")[0]
         expected = [exponent_text(fit.tokens) for fit in fits if fit.label == label]
         assert row["Exponent of tokens"] in (expected or [None]), row
 

@@ -153,8 +153,8 @@ def _labels(document: Document) -> list[str]:
     labels: dict[str, None] = {}
     series = [s for section in document.sections for c in section.charts for s in c.series]
     for name in sorted([*found, *dict.fromkeys(series)], key=len):
-        # "ring" covers "ring on 2 ranks" and "ring, 2k tokens", as in page.js
-        starts = (re.split(r" on \d|, ", name, maxsplit=1)[0], name.rpartition(" on ")[0])
+        # "ring" covers "ring ×2" and "ring, 2k tokens", as in page.js
+        starts = (re.split(r" ×\d|, ", name, maxsplit=1)[0], name.rpartition(" ×")[0])
         if not any(start in labels for start in starts):
             labels[name] = None
     order = [*found, *series]

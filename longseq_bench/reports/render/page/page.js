@@ -52,7 +52,7 @@
   }
 
   const covers = (label, text) =>
-    text === label || text.startsWith(`${label} on `) || text.startsWith(`${label}, `);
+    text === label || text.startsWith(`${label} ×`) || text.startsWith(`${label}, `);
 
   // ---- which implementations are shown, in all charts and tables --------------------------------
 
@@ -147,7 +147,7 @@
     }
 
     choose(labels, on) {
-      // the series of a label too: "ring on 2 ranks", "ring, 2k tokens"
+      // the series of a label too: "ring ×2", "ring, 2k tokens"
       for (const series of this.series) {
         if (labels.some((label) => covers(label, series))) on ? this.hidden.delete(series) : this.hidden.add(series);
       }

@@ -1,0 +1,174 @@
+"""Short labels: unique, at most 40 characters, with what differs only; baselines by label."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longseq_bench.analysis.frames import relative, rows
+from longseq_bench.analysis.labels import find_baseline_label, speeds
+from longseq_bench.analysis.searches import density_rows
+from longseq_bench.analysis.short_labels import find_short_labels
+from longseq_bench.analysis.sweeps import sweep_rows
+from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.model import Trial
+from longseq_bench.reports.base import Source
+from tests import make
+
+
+def labels(*settings: tuple[str, dict[str, Any]], **fields: Any) -> list[str]:
+    return find_short_labels([make.trial(name, options=o, **fields) for name, o in settings])
+
+
+def blocks(pattern: str, sparsity: float, **more: Any) -> tuple[str, dict[str, Any]]:
+    return "block-sparse", {"pattern": pattern, "sparsity": sparsity, "globals": None, **more}
+
+
+def test_a_label_has_what_differs_in_words() -> None:
+    assert labels(("ring", {"chunk": 1024, "order": "zigzag"}), ("sdpa", {"chunk": 1})) == [
+        "ring", "sdpa",
+    ]  # fmt: skip
+    ring = {"chunk": 1024, "order": "zigzag", "queries": "full", "wire_dtype": None}
+    other = {"chunk": 96, "order": "striped", "queries": "partitioned", "wire_dtype": "bfloat16"}
+    assert labels(("ring", ring), ("ring", ring | {"order": "striped"})) == [
+        "ring zigzag", "ring striped",
+    ]  # fmt: skip
+    assert labels(("ring", ring), ("ring", ring | {"chunk": 96})) == [
+        "ring chunk 1k",
+        "ring chunk 96",
+    ]
+    assert labels(("ring", ring), ("ring", other)) == [
+        "ring chunk 1k zigzag full queries", "ring chunk 96 striped bf16 wire",
+    ]  # fmt: skip
+    assert labels(("d", {"sequence_parallel": True}), ("d", {"sequence_parallel": False})) == [
+        "d sequence parallel", "d no sequence parallel",
+    ]  # fmt: skip
+
+
+def test_a_pattern_stands_for_the_only_implementation_with_patterns() -> None:
+    several = blocks("local-window", 0.95), blocks("strided", 0.999)
+    assert labels(*several) == ["local-window 95 %", "strided 99.9 %"]
+    # sparsity is always stated, because it changes what is computed
+    assert labels(blocks("strided", 0.9)) == ["block-sparse 90 %"]
+    assert (
+        labels(*several, blocks("strided", 0.999, globals=128))[2] == "strided 99.9 % globals 128"
+    )
+    module = "block-sparse-multihead", several[1][1]
+    second = "block-sparse-multihead", several[0][1]
+    assert labels(*several, module, second)[::2] == [
+        "block-sparse local-window 95 %", "block-sparse-multihead strided 99.9 %",
+    ]  # fmt: skip
+    assert labels(*several, ("strided", {}))[0] == "block-sparse local-window 95 %"
+
+
+def test_segments_are_in_k_and_rates_that_double_are_not_named() -> None:
+    long, rates = (4096, 8192), ((1, 2), (2, 2))
+    segmented = [("dilated", {"segments": long, "dilation": rate}) for rate in rates]
+    segmented.append(("dilated", {"segments": (32768,), "dilation": (1,)}))
+    assert labels(*segmented) == ["dilated 4k,8k", "dilated 4k,8k dilation 2,2", "dilated 32k"]
+    assert labels(*segmented[:2]) == ["dilated dilation 1,2", "dilated dilation 2,2"]
+
+
+VALUES = st.sampled_from(
+    [0, 1, 1.0, True, False, "1", "1.0", "none", "", None, (1,), (1, 2), (), 1024, 0.5, "x" * 50]
+)
+OPTIONS = st.dictionaries(
+    st.sampled_from(["pattern", "sparsity", "segments", "dilation", "chunk", "order", "offload"]),
+    VALUES,
+)
+TRIALS = st.builds(
+    lambda name, options, ranks, fit, keep: make.trial(
+        name, options=options, world_size=ranks, fit_only=fit, keep=keep
+    ),
+    st.sampled_from(["ring", "block-sparse", "x" * 60, "x" * 59 + "y", "ring #1", "1"]),
+    OPTIONS,
+    st.sampled_from([1, 2, 1024]),
+    st.booleans(),
+    st.sampled_from(["all", "inputs", "nothing"]),
+)
+
+
+def distinct_key(trial: Trial) -> tuple[Any, ...]:
+    options = sorted(
+        (name, type(value).__name__, repr(value)) for name, value in trial.options.items()
+    )
+    return trial.implementation, tuple(options), trial.fit_only, trial.keep
+
+
+@given(st.lists(TRIALS, max_size=12))
+def test_labels_are_unique_per_settings_and_short(trials: list[Trial]) -> None:
+    found = find_short_labels(trials)
+    by_label: dict[str, set[Any]] = {}
+    by_key: dict[Any, set[str]] = {}
+    for trial, label in zip(trials, found, strict=True):
+        by_label.setdefault(label, set()).add(distinct_key(trial))
+        by_key.setdefault(distinct_key(trial), set()).add(label)
+        mark = f" ×{trial.world_size}" if trial.world_size > 1 else ""
+        assert len(label + mark) <= 40, label
+        assert ("fit only" in label) == trial.fit_only
+        assert not {"None", "null"} & set(label.split())
+    assert all(len(same) == 1 for same in (*by_label.values(), *by_key.values()))
+
+
+def test_a_long_label_leaves_out_options_and_else_is_a_number() -> None:
+    long = {"chunk": 1, "order": "contiguous", "transport": "fairscale", "wire_dtype": "bfloat16"}
+    found = labels(("ring", long), ("ring", long | {"chunk": 2, "order": "zigzag"}),
+                   ("ring", long | {"transport": "p2p", "wire_dtype": None}))  # fmt: skip
+    assert found == ["ring chunk 1 fairscale bf16 wire", "ring chunk 2 zigzag fairscale bf16 wire",
+                     "ring chunk 1 contiguous p2p"]  # fmt: skip
+    assert labels(("ring", {"chunk": 1}), ("ring", {"chunk": "1"})) == [
+        "ring chunk 1", "ring 1 chunk",
+    ]  # fmt: skip
+    assert labels(("ring", {"chunk": None}), ("ring", {})) == ["ring #1", "ring #2"]
+
+
+def test_the_options_of_a_numbered_label_are_in_how_each_ran() -> None:
+    from tests.reports.reading import build
+    from tests.reports.reading import rows as table
+
+    trials = [make.trial("ring", options=o) for o in ({"chunk": None}, {"chunk": "none"})]
+    shown = table(build([make.record(trial) for trial in trials]), "How each ran")
+    options = {row["Implementation"]: row["Value"] for row in shown if row["What"] == "options"}
+    assert options == {"ring #1": "chunk=null", "ring #2": "chunk=none"}
+
+
+# ---- labels for programs, baselines --------------------------------------------------------------
+
+
+def test_programs_keep_their_labels() -> None:
+    trials = [make.trial("ring", options={"chunk": c}) for c in (1024, 2048)]
+    swept = [make.record(trial) for trial in trials]
+    long = ["ring chunk=1024", "ring chunk=2048"]
+    assert [row.label for row in sweep_rows(swept)] == list(rows(swept)["label"]) == long
+    assert [row.label for row in Source(swept).rows] == ["ring chunk 1k", "ring chunk 2k"]
+    steps = [make.record(trial.replace(options={"sparsity": 0.5, **trial.options}),
+                         purpose="density") for trial in trials]  # fmt: skip
+    assert [row.label for row in density_rows(steps)] == long
+    assert [row.label for row in Source(steps).minima] == ["ring chunk 1k", "ring chunk 2k"]
+
+
+@pytest.mark.parametrize("baseline", ["ring chunk 2k", "ring chunk=2048", "ring chunk=2048 w=null"])
+def test_a_baseline_is_a_label_or_has_its_options(baseline: str) -> None:
+    trials = [make.trial("ring", options={"chunk": c, "w": None}) for c in (1024, 2048)]
+    trials.append(make.trial("ring", options={"chunk": 2048, "w": None}, fit_only=True))
+    assert find_baseline_label(trials, find_short_labels(trials), baseline) == "ring chunk 2k"
+
+
+def test_a_baseline_by_any_name_gives_the_same_speeds() -> None:
+    records = [
+        make.record(make.trial(name, options=options), make.measured(time))
+        for name, options, time in (
+            ("ring", {"chunk": 1024}, 0.1), ("ring", {"chunk": 2048}, 0.2), ("sdpa", {}, 0.4),
+        )
+    ]  # fmt: skip
+    for baseline in ("ring chunk=2048", "ring chunk 2k"):
+        source = Source(records, baseline)
+        assert [row.speed for row in source.rows] == pytest.approx([2, 1, 0.5])
+        assert source.baseline_label == "ring chunk 2k"
+    assert speeds(Source(records).rows, "sdpa") == pytest.approx([4, 2, 1])
+    assert list(relative(rows(records), "ring chunk=2048")["speed"]) == pytest.approx([2, 1, 0.5])
+    with pytest.raises(UserError, match=r"ambiguous: 'ring chunk 1k', 'ring chunk 2k'; name"):
+        _ = Source(records, "ring").rows
+    with pytest.raises(UnknownNameError, match=r"did you mean 'ring chunk 2k'"):
+        _ = Source(records, "ring chunk 2").rows
