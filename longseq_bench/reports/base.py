@@ -134,12 +134,13 @@ class Source:
         """Return the workload in brackets for a sentence: " (float32, 30 s limit)", or ""."""
         return in_brackets(self.workload(row))
 
-    def title(self, row: Row, fields: Iterable[str] = SAME_TABLE) -> str:
-        """Return the workload of a row as a title, which may be empty."""
+    def title(self, row: Row, fields: Iterable[str] = SAME_TABLE, start: str = "") -> str:
+        """Return the workload of a row as a title, "Start: float32, 30 s limit", or ""."""
         words = [self.workload(row, fields)]
         if row.fit_only and "fit_only" in self._varying.intersection(fields):
             words.append("fit only")
-        return capitalize_first(", ".join(filter(None, words)))
+        workload = ", ".join(filter(None, words))
+        return capitalize_first(": ".join(filter(None, (start, workload))))
 
     def workloads(self, rows: Iterable[R]) -> list[tuple[str, list[R]]]:
         """Return the rows of each workload, with its description in brackets."""
@@ -150,7 +151,7 @@ class Source:
     ) -> list[Table]:
         """Return a table of rows per workload; its title is the prefix and the workload."""
         return [
-            build_table(join_title(prefix, self.title(group[0])), columns, group, keep_empty)
+            build_table(self.title(group[0], start=prefix), columns, group, keep_empty)
             for group in group_by_workload(rows)
         ]
 
@@ -194,11 +195,6 @@ class Source:
     @cached_property
     def _varying(self) -> frozenset[str]:
         return find_varying(row for table in self._tables for row in table)
-
-
-def join_title(start: str, rest: str) -> str:
-    """Return "Start: rest" as a title; either may be empty."""
-    return capitalize_first(": ".join(filter(None, (start, rest))))
 
 
 SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"

@@ -17,7 +17,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point, format_cell
-from longseq_bench.reports.groups import format_limit, group_by_workload
+from longseq_bench.reports.groups import group_by_workload
 
 MAX_CHARTS = 12
 """Maximum number of charts in one section; the tables have all rows."""
@@ -169,8 +169,8 @@ def roofline(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 # ---- longest lengths ---------------------------------------------------------------------------
 
-_IN_NAME = ("dtype", "causal", "batch", "heads", "kv_heads", "head_dim", "time_budget", "threads")
-_MAXIMA_GROUP = ("fingerprint", "device", "mode", "memory_budget")
+_IN_NAME = ("dtype", "causal", "batch", "heads", "kv_heads", "head_dim", "threads")
+_MAXIMA_GROUP = ("fingerprint", "device", "mode", "memory_budget", "time_budget")
 _MAXIMA_KINDS = {
     "maxima": ("Max tokens", ""),
     "maxima-over-inputs": ("Max tokens", "Longest lengths in place (outputs overwrite inputs)"),
@@ -196,7 +196,7 @@ def _order_by_kind(source: Source) -> list[SearchRow]:
 def maxima(source: Source) -> list[Chart]:
     """Chart longest lengths as bars, with the tokens whose floor fills the budget.
 
-    One chart per kind, machine, device, mode and budget; the names of bars have other differences.
+    One chart per kind, machine, device, mode and budgets; the names of bars have other differences.
     """
     same = attrgetter(*_MAXIMA_GROUP)
     groups = group_by(_order_by_kind(source), lambda row: (_maxima_kind(row), same(row)))
@@ -231,8 +231,6 @@ def _describe(row: Row, name: str) -> str:
     value = getattr(row, name)
     if name == "causal":
         return "causal" if value else "not causal"
-    if name == "time_budget":
-        return f"{format_limit(value)} limit" if value else "no time limit"
     return str(value) if name == "dtype" else f"{name} {value}"
 
 

@@ -7,7 +7,7 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.base import Source, join_title
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn
 from longseq_bench.reports.document import Cell, Column, Section, Table
 from longseq_bench.reports.groups import group_by_workload
@@ -49,11 +49,11 @@ def _lengths(source: Source) -> Iterator[Table]:
             _cells(r, r.max_tokens or None, r.first_failure, r.limited_by, "search", r.runs)
             for r in _by_sparsity(maxima)
         ]
-        yield Table(join_title("By search", source.title(maxima[0])), _LENGTHS, tuple(rows))
+        yield Table(source.title(maxima[0], start="By search"), _LENGTHS, tuple(rows))
     for group in group_by_workload(row for row in source.rows if "sparsity" in row.options):
         series = group_by(_by_sparsity(group), attrgetter("label", "world_size")).values()
         rows = [_cells(some[0], *_bracket(some), "sweep", None) for some in series]
-        yield Table(join_title("Swept", source.title(group[0])), _LENGTHS, tuple(rows))
+        yield Table(source.title(group[0], start="Swept"), _LENGTHS, tuple(rows))
 
 
 def _by_sparsity(rows: Iterable[R]) -> list[R]:

@@ -11,7 +11,7 @@ from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.base import SEARCH, Source
 from longseq_bench.reports.columns import format_time
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.groups import SAME_TABLE, group_by_density
+from longseq_bench.reports.groups import SAME_TABLE, format_limit, group_by_density
 from longseq_bench.reports.sections.findings import describe_limit
 from longseq_bench.reports.wording import find_ties
 
@@ -108,8 +108,9 @@ def _maximum(name: str, swept: Sequence[SweepRow], found: Sequence[SearchRow]) -
 
 
 def _tokens(row: SearchRow) -> str:
-    budget = f" under {format_bytes(row.memory_budget)} a rank" if row.memory_budget else ""
-    return f"{row.max_tokens:,} tokens{budget}"
+    memory = f" under {format_bytes(row.memory_budget)} a rank" if row.memory_budget else ""
+    time = f", {format_limit(row.time_budget)} limit" if row.time_budget else ""
+    return f"{row.max_tokens:,} tokens{memory}{time}"
 
 
 def _density(row: Row) -> str:

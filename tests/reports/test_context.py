@@ -1,0 +1,115 @@
+"""Context is stated once: at the top what all rows share, in titles and sentences what differs."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longseq_bench.core.model import Record
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.brief import search_brief, sweep_brief
+from longseq_bench.reports.groups import group_by_workload
+from tests import make
+from tests.reports.reading import build, section
+
+MIB = 2**20
+
+
+def ran(name: str = "ring", tokens: int = 1024, **fields: Any) -> Record:
+    fields = {"memory_budget": 64 * MIB, "time_budget": 30.0, "threads": 2, **fields}
+    trial = make.trial(name, tokens, **fields)
+    outcome = make.measured(tokens * 1e-6, MIB, n=6) if not trial.fit_only else make.outcome(peak=1)
+    return make.record(trial, outcome)
+
+
+def test_what_all_rows_share_is_the_first_line_and_nowhere_else() -> None:
+    document = build([ran(), ran("sdpa"), ran(tokens=2048)])
+    assert document.paragraphs[0] == (
+        "Forward, float32, not causal, batch 1, 8 heads of 64, cpu, 2 threads a rank, "
+        "64 MiB a rank, 30 s limit; all outputs checked against float64."
+    )
+    swept = section(document, "Lengths swept")
+    assert [table.title for table in swept.tables] == [""]
+    assert swept.charts[0].title == "Time against tokens"
+    sentences = " ".join(p for s in document.sections for p in s.points)
+    assert "At 1k tokens, " in sentences
+    for words in ("float32", "8 heads", "limit", "a rank", "()"):
+        assert words not in sentences
+
+
+def test_titles_and_sentences_have_what_differs() -> None:
+    records = [ran(), ran("sdpa"), ran(dtype="bfloat16", time_budget=600.0),
+               ran("sdpa", dtype="bfloat16", time_budget=600.0),
+               ran(dtype="bfloat16", time_budget=None)]  # fmt: skip
+    document = build(records)
+    assert document.paragraphs[0].startswith("Forward, not causal, batch 1, 8 heads of 64, cpu, 2")
+    assert "limit" not in document.paragraphs[0]
+    swept = section(document, "Lengths swept")
+    assert [table.title for table in swept.tables] == [
+        "Float32, 30 s limit", "Bfloat16, 10 min limit", "Bfloat16, no time limit",
+    ]  # fmt: skip
+    assert swept.charts[0].title == "Time: float32, 30 s limit, 1k tokens"
+    sentences = section(document, "Summary").points
+    assert any(s.startswith("At 1k tokens (bfloat16, 10 min limit), ") for s in sentences)
+
+
+def test_the_check_is_stated_only_if_every_output_was_checked() -> None:
+    checked = "all outputs checked against float64"
+    failed = make.record(make.trial(memory_budget=64 * MIB), make.outcome("oom"))
+    assert checked in Source([ran(), failed]).context
+    assert checked not in Source([failed]).context
+    assert checked not in Source([ran(), ran("sdpa", fit_only=True)]).context
+
+
+def test_a_brief_has_the_context_once() -> None:
+    document = sweep_brief([ran(), ran("sdpa")])
+    assert document.paragraphs == [Source([ran(), ran("sdpa")]).context]
+    steps = [make.step(1000), make.step(1010, "oom")]
+    assert [t.title for s in search_brief(steps).sections for t in s.tables] == [""]
+
+
+def test_maxima_under_different_limits_are_in_different_charts() -> None:
+    records = []
+    for limit in (30.0, 600.0):
+        of = make.trial("ring", memory_budget=64 * MIB, time_budget=limit, repeats=0)
+        records += [make.step(1000, of=of), make.step(1010, "timeout", of=of)]
+    titles = [chart.title for chart in section(build(records), "Longest lengths").charts]
+    assert titles == ["Max tokens: 30 s limit", "Max tokens: 10 min limit"]
+
+
+FIELDS = {
+    "mode": ["forward", "train"], "dtype": ["float32", "bfloat16"], "causal": [False, True],
+    "batch": [1, 2], "heads": [8, 4], "kv_heads": [2, 4], "head_dim": [64, 32],
+    "threads": [None, 1, 2], "memory_budget": [None, MIB, 2 * MIB],
+    "time_budget": [None, 30.0, 600.0], "fit_only": [False, True],
+}  # fmt: skip
+RECORDS = st.lists(
+    st.fixed_dictionaries({name: st.sampled_from(values) for name, values in FIELDS.items()}),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(RECORDS)
+def test_each_group_of_rows_has_its_own_title(found: list[dict[str, Any]]) -> None:
+    """No two tables of a section look like one, and no title repeats what all rows share."""
+    source = Source([ran(**fields) for fields in found])
+    groups = group_by_workload(source.rows)
+    titles = [source.title(group[0]) for group in groups]
+    assert len(set(titles)) == len(groups)
+    for words in source.context.rstrip(".").lower().partition("; ")[0].split(", "):
+        assert not words or all(words not in title.lower().split(", ") for title in titles)
+    for name, parts in (("time_budget", ("limit",)), ("memory_budget", ("mib", "budget"))):
+        differs = len({fields[name] for fields in found}) > 1
+        for title in titles:
+            stated = any(part in words for part in parts for words in title.lower().split(", "))
+            assert stated == differs, (name, title)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(30.0, "30 s"), (600.0, "10 min"), (90.0, "90 s"), (3600.0, "1 h"), (5430.0, "1 h 30 min")],
+)
+def test_limits_are_short(seconds: float, words: str) -> None:
+    assert Source([ran(time_budget=seconds)]).context.count(f" {words} limit") == 1
