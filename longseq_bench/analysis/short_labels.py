@@ -41,15 +41,25 @@ def find_short_labels(settings: Sequence[Settings]) -> list[str]:
     distinct = dict(zip(keys, settings, strict=True))
     room = MAX_LABEL - max((len(ranks_mark(one.world_size)) for one in settings), default=0)
     words = _find_words(distinct)
-    labels = {key: _join(words[key], one) for key, one in distinct.items()}
-    for key, label in labels.items():
-        if len(label) > room:
-            used = set(labels.values())
-            shorter = (_join(some, distinct[key]) for some in _leave_out(words[key]))
-            fitting = (text for text in shorter if len(text) <= room and text not in used)
-            labels[key] = next(fitting, label)
+    labels = {key: _fit(key, words, distinct, room) for key in distinct}
     labels = _number(distinct, labels, room)
     return [labels[key] for key in keys]
+
+
+def _fit(
+    key: Hashable, words: Mapping[Hashable, Words], distinct: Mapping[Hashable, Settings], room: int
+) -> str:
+    """Return a label that fits the room and that no other settings match; else the whole label."""
+    suffix = settings_suffix(distinct[key])
+    whole = _join(words[key], distinct[key])
+    if len(whole) <= room:
+        return whole
+    others = [w for k, w in words.items() if k != key and settings_suffix(distinct[k]) == suffix]
+    for some in _leave_out(words[key]):
+        text = _join(some, distinct[key])
+        if len(text) <= room and not any(some.items() <= other.items() for other in others):
+            return text
+    return whole
 
 
 def _join(words: Words, settings: Settings) -> str:

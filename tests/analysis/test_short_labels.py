@@ -117,6 +117,12 @@ def test_a_long_label_leaves_out_options_and_else_is_a_number() -> None:
                    ("ring", long | {"transport": "p2p", "wire_dtype": None}))  # fmt: skip
     assert found == ["ring chunk 1 fairscale bf16 wire", "ring chunk 2 zigzag fairscale bf16 wire",
                      "ring chunk 1 contiguous p2p"]  # fmt: skip
+    kept = [blocks(pattern, 0.99987654, window=w) for pattern in ("a" * 24, "b") for w in (1, 2)]
+    assert labels(*kept)[:2] == ["block-sparse #1", "block-sparse #2"]
+    sparse = [("s" * 25, {"sparsity": 0.99987654, "window": window}) for window in (1, 2)]
+    assert labels(*sparse, ("s" * 25, {"sparsity": 0.5, "window": None}))[:2] == [
+        "s" * 25 + " #1", "s" * 25 + " #2",
+    ]  # fmt: skip
     assert labels(("ring", {"chunk": 1}), ("ring", {"chunk": "1"})) == [
         "ring chunk 1", "ring 1 chunk",
     ]  # fmt: skip
