@@ -37,13 +37,20 @@ def find_short_labels(settings: Sequence[Settings]) -> list[str]:
     are left out, and so are further options where a label would be longer than MAX_LABEL. Where
     labels would be equal or still too long, they are the name and a number: "block-sparse #3".
     """
+    keys, labels = index_short_labels(settings)
+    return [labels[key] for key in keys]
+
+
+def index_short_labels(
+    settings: Sequence[Settings],
+) -> tuple[list[Hashable], dict[Hashable, str]]:
+    """Return the key of each settings, and the labels of `find_short_labels` by key."""
     keys = [settings_key(one) for one in settings]
     distinct = dict(zip(keys, settings, strict=True))
     room = MAX_LABEL - max((len(ranks_mark(one.world_size)) for one in settings), default=0)
     words = _find_words(distinct)
     labels = {key: _fit(key, words, distinct, room) for key in distinct}
-    labels = _number(distinct, labels, room)
-    return [labels[key] for key in keys]
+    return keys, _number(distinct, labels, room)
 
 
 def _fit(

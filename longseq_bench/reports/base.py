@@ -14,7 +14,6 @@ from functools import cached_property
 from string import ascii_uppercase
 
 from longseq_bench.analysis.labels import (
-    Settings,
     find_baseline_label,
     set_labels,
     settings_key,
@@ -23,7 +22,7 @@ from longseq_bench.analysis.labels import (
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.search_row import DensityRow, SearchRow
 from longseq_bench.analysis.searches import density_rows, search_rows
-from longseq_bench.analysis.short_labels import find_short_labels
+from longseq_bench.analysis.short_labels import find_short_labels, index_short_labels
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Environment, Record, Trial
@@ -157,7 +156,7 @@ class Source:
 
     def label(self, trial: Trial) -> str:
         """Return the label of the trial's implementation and options in this report."""
-        return self._labels[settings_key(trial)]
+        return self._labelled[1][settings_key(trial)]
 
     @property
     def machine_column(self) -> list[Column]:
@@ -173,24 +172,23 @@ class Source:
         machine = self.machines[fingerprint]
         return f", machine {machine}" if machine else ""
 
-    @cached_property
-    def _tables(self) -> tuple[list[SweepRow], list[SearchRow], list[DensityRow]]:
-        rows, maxima = sweep_rows(self.records), search_rows(self.records)
-        labels = iter(find_short_labels([*rows, *maxima, *self._density_trials]))
-        rows, maxima = set_labels(rows, labels), set_labels(maxima, labels)
-        minima = density_rows(self.records)
-        return rows, maxima, set_labels(minima, iter(find_short_labels(minima)))
-
     @property
-    def _density_trials(self) -> list[Trial]:
-        return [record.trial for record in self.records if record.purpose == "density"]
+    def _tables(self) -> tuple[list[SweepRow], list[SearchRow], list[DensityRow]]:
+        return self._labelled[0]
 
     @cached_property
-    def _labels(self) -> dict[Hashable, str]:
-        rows, maxima, _ = self._tables
-        settings: list[Settings] = [*rows, *maxima, *self._density_trials]
-        labels = find_short_labels(settings)
-        return {settings_key(one): label for one, label in zip(settings, labels, strict=True)}
+    def _labelled(
+        self,
+    ) -> tuple[tuple[list[SweepRow], list[SearchRow], list[DensityRow]], dict[Hashable, str]]:
+        """The rows with their labels, and the labels of all trials by settings_key."""
+        rows, maxima = sweep_rows(self.records), search_rows(self.records)
+        of_density = [record.trial for record in self.records if record.purpose == "density"]
+        keys, labels = index_short_labels([*rows, *maxima, *of_density])
+        own = (labels[key] for key in keys)
+        rows, maxima = set_labels(rows, own), set_labels(maxima, own)
+        minima = density_rows(self.records)
+        minima = set_labels(minima, iter(find_short_labels(minima)))
+        return (rows, maxima, minima), labels
 
     @cached_property
     def _varying(self) -> frozenset[str]:
