@@ -44,7 +44,9 @@ def report(
     ] = "summary",
     baseline: Annotated[
         str | None,
-        typer.Option(help="Implementation whose speed is 1. Default: the one in the config."),
+        typer.Option(
+            help="Implementation or label whose speed is 1. Default: the one in the config."
+        ),
     ] = None,
     published: Annotated[
         Path | None,
@@ -139,10 +141,15 @@ def _baseline_of(config: str, records: list[Record]) -> str | None:
     """Return the baseline that a config names, if the records have it."""
     import yaml
 
+    from longseq_bench.analysis.short_labels import find_short_labels
+
     try:
         data = yaml.safe_load(config)
     except (ValueError, RecursionError, yaml.YAMLError):
         return None
     baseline = data.get("baseline") if isinstance(data, dict) else None
-    names = {record.trial.implementation for record in records}
-    return str(baseline) if baseline and str(baseline).split(" ")[0] in names else None
+    if not baseline:
+        return None
+    trials = [record.trial for record in records]
+    names = {*find_short_labels(trials), *(trial.implementation for trial in trials)}
+    return str(baseline) if names & {str(baseline), str(baseline).split(" ")[0]} else None

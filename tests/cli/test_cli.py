@@ -536,7 +536,7 @@ def test_a_report_has_the_requested_folder_and_formats(
     results: Path, tmp_path: Path, capfd: Capture
 ) -> None:
     assert run(["report", str(results / RECORDS), "--format", "csv", "--out", "elsewhere"]) == 0
-    tables = "report-tables/02-lengths-swept-forward-float32-not-causal-batch-1-8-heads-of.csv"
+    tables = "report-tables/02-lengths-swept-no-memory-budget.csv"
     assert {"report.csv", tables} < files(tmp_path / "elsewhere")
     assert all(name.endswith(".csv") for name in files(tmp_path / "elsewhere"))
     assert files(results) == {RECORDS}
@@ -560,6 +560,16 @@ def test_speeds_are_relative_to_the_named_baseline(results: Path) -> None:
     named = (results / "report.md").read_text()
     assert "Speed: time of dense (on the same" in own
     assert "Speed: time of sdpa (on the same" in named
+
+
+@pytest.mark.parametrize("baseline", ["strided 90 %", "block-sparse pattern=strided"])
+def test_a_config_may_name_a_label_as_its_baseline(tmp_path: Path, baseline: str) -> None:
+    options = [{"pattern": pattern, "sparsity": 0.9} for pattern in ("strided", "random")]
+    trials = [trial("block-sparse", 1024, o) for o in options]
+    folder = make.write_records(tmp_path, [record(one, make.measured(0.1)) for one in trials])
+    (folder / "config.yaml").write_text(f"baseline: {baseline}\n")
+    assert run(["report", str(folder)]) == 0
+    assert "Speed: time of strided 90 % (on the same" in (folder / "report.md").read_text()
 
 
 def test_a_report_shows_every_config_next_to_records(results: Path, tmp_path: Path) -> None:
