@@ -1,6 +1,7 @@
 """Every number of every table agrees with a second computation from the records."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -312,6 +313,23 @@ def test_every_trial_and_search_is_reported(name: str) -> None:
             assert shown == sorted(one.label for one in known)
             tables = next(s for s in summary.sections if s.title == title).tables
             assert len(tables) == len(by(lambda one: one.group, known))
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_labels_are_short_and_context_is_not_repeated(name: str) -> None:
+    book, found = reports(name)
+    for one in (*book.swept, *book.searches):
+        assert len(one.name) <= 40
+    for document in found:
+        tables = [t for s in document.sections for t in s.tables]
+        labels = {str(row.get("Implementation", "")) for t in tables for row in cells(t)}
+        assert not [label for label in labels if len(label) > 40 or re.search("=|null|None", label)]
+        shared = document.paragraphs[0].lower().rstrip(".").partition("; ")[0].split(", ")
+        titles = [c.title for s in document.sections for c in s.charts] + [t.title for t in tables]
+        assert not [title for title in titles if {*re.split(", |: ", title.lower())} & {*shared}]
+        points = [point for s in document.sections for point in s.points]
+        brackets = [words for point in points for words in re.findall(r"\(([^()]*)\)", point)]
+        assert not [words for words in brackets if {*words.split(", ")} & {*shared}]
 
 
 def test_a_slightly_wrong_number_is_found() -> None:
