@@ -4,6 +4,7 @@ from longseq_bench.reports.assemble import build_document, recommendations_secti
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.sections import (
+    at_a_glance,
     bottleneck,
     densities,
     doubling,
@@ -28,6 +29,7 @@ from longseq_bench.reports.sections import recommendations as rules
 def summary(source: Source) -> Document:
     """Build the report of any records: every section that has content."""
     sections = [
+        at_a_glance.at_a_glance(source),
         Section("Summary", points=findings.findings(source)),
         maxima.maxima(source),
         lengths.lengths(source),
