@@ -204,6 +204,8 @@ def agrees(cell: Any, figure: Any) -> bool:
 def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
     """The trials or searches of the rows, and the values by heading; empty for tables of text."""
     headings = {column.name for column in table.columns}
+    if table.title == ONE_LINE_EACH:
+        return (), {}
     if headings & {"Minimum sparsity"}:
         return book.sparsities, SPARSITIES
     of_searches = "Bottleneck" in headings and table.title.startswith("Longest lengths")
@@ -231,6 +233,8 @@ OF_PAIRS = {
 """Headings of values of two rows or of options: tested below and in other files."""
 
 
+ONE_LINE_EACH = "One line per implementation"
+"""Title of the first table of a summary, which has a test of its own."""
 NOTHING = {"Uncovered", "Zero rows"}
 """Headings of shares that may be left out where they are 0."""
 
@@ -301,6 +305,32 @@ def test_every_number_agrees_with_the_records(name: str) -> None:
     book, found = reports(name)
     tables = [t for document in found for s in document.sections for t in s.tables]
     assert [line for table in tables for line in wrong_rows(book, table)] == []
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_the_first_table_has_the_fastest_and_the_longest(name: str) -> None:
+    book, found = reports(name)
+    summary = next(document for document in found if document.kind == "summary")
+    for row in rows(summary, "At a glance"):
+        if isinstance(row.get("Time"), Spread | float):
+            named = (r for r in book.swept if r.name == row["Implementation"])
+            one = next(r for r in named if agrees(row["Time"], spread(r)))
+            assert agrees(row["Peak memory"], one.peak)
+            assert agrees(row.get("Pairs seen"), one.pairs_seen if one.sparse else None)
+            rivals = [
+                r.time for r in book.swept
+                if r.ok and r.time and r.implementation == one.implementation
+                and (r.tokens, r.group) == (one.tokens, one.group)
+            ]  # fmt: skip
+            assert one.time == min(rivals)
+        if row.get("Longest"):
+            text, _, limit = row["Longest"].partition(" ")
+            lengths = [
+                s.tokens for s in book.searches
+                if s.implementation == row["Implementation"].split(" ")[0] or limit
+                or s.name == row["Implementation"]
+            ]  # fmt: skip
+            assert int(text.replace(",", "")) in lengths
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *REAL])

@@ -35,7 +35,8 @@ def at_a_glance(source: Source) -> Section:
 
     Times are of one workload and one length: those that most implementations share. Longest lengths
     are of one workload too; an implementation without it has its own, which is named. Exact and
-    sparse attention are in one table, so the share of the kept pairs has a column.
+    sparse attention are in one table, so the share of the pairs that are seen has a
+    column.
     """
     at = _common_length(_most_shared([row for row in source.rows if row.is_full_pass]))
     found = [row for row in source.maxima if row.is_full_pass and row.max_tokens]
@@ -51,7 +52,7 @@ def at_a_glance(source: Source) -> Section:
         where = source.where(row) if row and row not in searched else ""
         lines.append(Glance(name, timed.get(name), failed.get(name), row, where))
     lines.sort(key=_order)
-    table = build_table("", _COLUMNS, lines)
+    table = build_table("One line per implementation", _COLUMNS, lines)
     return Section("At a glance", list(_explain(source, at, searched)), tables=[table])
 
 
@@ -104,6 +105,10 @@ def _name(line: Glance) -> str:
     return best.name if best else line.implementation
 
 
+def _density(line: Glance) -> float | None:
+    return line.timed.token_density if line.timed and line.timed.is_sparse else None
+
+
 def _time(line: Glance) -> Cell:
     if line.timed:
         return time_with_interval(line.timed)
@@ -120,7 +125,7 @@ def _longest(line: Glance) -> Cell:
 
 _COLUMNS = (
     ValueColumn("Implementation", "text", _name),
-    ValueColumn("Kept pairs", "share", lambda line: line.timed and line.timed.token_density),
+    ValueColumn("Pairs seen", "share", _density),
     ValueColumn("Time", "seconds", _time),
     ValueColumn("Peak memory", "bytes", lambda line: line.timed and line.timed.peak_bytes),
     ValueColumn("Longest", "text", _longest),
