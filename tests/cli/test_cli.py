@@ -536,7 +536,7 @@ def test_a_report_has_the_requested_folder_and_formats(
     results: Path, tmp_path: Path, capfd: Capture
 ) -> None:
     assert run(["report", str(results / RECORDS), "--format", "csv", "--out", "elsewhere"]) == 0
-    tables = "report-tables/02-lengths-swept-no-memory-budget.csv"
+    tables = "report-tables/03-lengths-swept-no-memory-budget.csv"
     assert {"report.csv", tables} < files(tmp_path / "elsewhere")
     assert all(name.endswith(".csv") for name in files(tmp_path / "elsewhere"))
     assert files(results) == {RECORDS}
