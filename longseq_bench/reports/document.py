@@ -157,6 +157,8 @@ class Section:
     charts: Sequence[Chart] = ()
     missing: Sequence[str] = ()
     """For a section without rows: a name for the rows, then the commands that produce them."""
+    folded: bool = False
+    """True if only its title is visible until a reader opens it."""
 
     @property
     def has_content(self) -> bool:

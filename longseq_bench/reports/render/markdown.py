@@ -51,7 +51,10 @@ def _line(text: str) -> str:
 def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
     from longseq_bench.reports.render._vega import notes
 
-    yield from (f"## {escape(section.title)}", "")
+    if section.folded:
+        yield from ("<details>", f"<summary>{escape(section.title)}</summary>", "")
+    else:
+        yield from (f"## {escape(section.title)}", "")
     for paragraph in section.paragraphs:
         yield from (_line(paragraph), "")
     for point in section.points:
@@ -66,6 +69,8 @@ def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
         yield from _table(table)
     if section.code:
         yield from _code(section.code)
+    if section.folded:
+        yield from ("</details>", "")
 
 
 def _table(table: Table) -> Iterator[str]:

@@ -43,7 +43,7 @@ STYLES = {
     "slower": "red", "more": "red", "shorter": "red", "broken": "red", "crashed": "red",
     "wrong": "red", "error": "red", "hang": "red", "missing": "red",
     "oom": "yellow", "out of memory": "yellow", "timeout": "yellow", "undecided": "yellow",
-    "note": "yellow", "unsupported": "dim",
+    "too noisy": "yellow", "note": "yellow", "unsupported": "dim",
 }  # fmt: skip
 """Colours of statuses and verdicts, in any column but the first."""
 
@@ -79,8 +79,9 @@ def _part(title: str, underline: str, blocks: Iterable[Lines], screen: Console) 
         lines += [Text(), *block] if lines else block
     if not title:
         return lines
-    heading = plain(title, "bold")
-    return [heading, Text(underline * min(heading.cell_len, screen.width), "dim"), *lines]
+    heading = _wrap(title, screen, style="bold")
+    width = max(line.cell_len for line in heading if isinstance(line, Text))
+    return [*heading, Text(underline * width, "dim"), *lines]
 
 
 def _blocks(section: Section, screen: Console, hint: str) -> Iterator[Lines]:
