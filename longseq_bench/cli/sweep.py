@@ -22,6 +22,12 @@ def sweep(
         Path, typer.Argument(help="Sweep file in YAML, such as configs/quickstart.yaml.")
     ],
     out: options.Out = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Repetitions of the grid, each in fresh processes. Default: as in the file."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -47,6 +53,8 @@ def sweep(
 
     Run it again with the same --out to continue where it stopped: finished trials are kept.
     """
+    from dataclasses import replace
+
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.cli import session
     from longseq_bench.cli.progress import SweepProgress
@@ -60,6 +68,7 @@ def sweep(
         raise UserError("--live can't be combined with --dry-run, which runs nothing; remove one")
     with session.open_launcher() as (launcher, catalogue):
         loaded = _set_budgets(load_config(config, catalogue, session.default_ranks()), out)
+        loaded = replace(loaded, rounds=rounds or loaded.rounds)
         trials, baseline = loaded.trials, loaded.baseline
         launcher.check(trials)
         _check_baseline(loaded)

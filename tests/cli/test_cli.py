@@ -257,6 +257,10 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(
     assert listed == [("sdpa", None), ("ring", 32), ("ring", 64)]
     assert run(["sweep", str(tiny), "--dry-run"]) == 0
     assert "3 trials × 2 rounds; nothing was run" in capfd.readouterr().out
+    assert run(["sweep", str(tiny), "--dry-run", "--rounds", "5"]) == 0
+    assert "3 trials × 5 rounds; nothing was run" in capfd.readouterr().out
+    assert run(["sweep", str(tiny), "--dry-run", "--rounds", "0"]) == 2
+    assert "--rounds" in capfd.readouterr().err
     assert files(tmp_path) == {"tiny.yaml"}
     assert not (tmp_path / "out").exists()
 
