@@ -56,7 +56,7 @@ def sweep_rows_with_records(records: Iterable[Record]) -> list[tuple[SweepRow, l
     with gc_disabled():
         measured = (record for record in records if record.purpose == "measure")
         groups = list(group_by(measured, _row_key).values())
-        merged = [_merge(group) for group in groups]
+        merged = [merge_trial(group) for group in groups]
         keys = [row.ranks_key for row in merged]
         on_one_rank: dict[Hashable, SweepRow] = {}
         for row, key in zip(merged, keys, strict=True):
@@ -79,7 +79,7 @@ def _row_key(record: Record) -> Hashable:
     return record.trial.key_without("round", "seed"), record.environment.fingerprint
 
 
-def _merge(records: Sequence[Record]) -> SweepRow:
+def merge_trial(records: Sequence[Record]) -> SweepRow:
     """Merge all rounds of a trial, without the fields that depend on other rows."""
     worst = min(records, key=lambda record: SEVERITY.index(record.outcome.status))
     workload, status = worst.trial.workload, worst.outcome.status

@@ -1,7 +1,7 @@
 """The command line: one file per command; errors become exit codes here and nowhere else.
 
 0 done · 2 bad input · 3 a trial ended wrong, crashed or error · 4 compare --fail-on: worse ·
-130 interrupted
+5 compare --fail-on: too noisy to tell · 130 interrupted
 """
 
 import re
@@ -27,7 +27,7 @@ from longseq_bench.cli.stdout import StdoutClosed, keep_exit_code, watch_stdout
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.core.errors import LauncherError, UserError
 
-BAD_INPUT, FAILED_TRIALS, REGRESSED, INTERRUPTED = 2, 3, 4, 130
+BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 2, 3, 4, 5, 130
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(

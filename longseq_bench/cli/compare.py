@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from string import hexdigits
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -41,6 +41,13 @@ def compare(
             "Default: no check."
         ),
     ] = None,
+    inconclusive: Annotated[
+        Literal["fail", "warn"] | None,
+        typer.Option(
+            help="If the runs are too noisy to show the change: end with exit code 5, or only "
+            "warn. Default: fail with --fail-on, else warn.",
+        ),
+    ] = None,
     level: Annotated[
         str,
         typer.Option(help="Family-wise error rate: the chance of any false `slower` or `faster`."),
@@ -59,6 +66,14 @@ def compare(
             help="Also compare trials of different machines. Default: one machine only.",
         ),
     ] = False,
+    charts: Annotated[
+        bool,
+        typer.Option(
+            "--charts/--no-charts",
+            help="Charts in the files of --format; without them for pages that show no pictures, "
+            "such as the summary of a CI job.",
+        ),
+    ] = True,
     as_json: options.AsJson = False,
 ) -> int:
     """Compare two sets of results, trial by trial: times, memory, longest lengths.
@@ -66,17 +81,21 @@ def compare(
     A trial is slower or faster only if its processes differ by more than their noise, tested for
     all trials together. Use three or more rounds per side.
 
+    The first line is PASS, FAIL (something is worse) or TOO NOISY (the change asked for could hide
+    in the noise). With --fail-on, FAIL is exit code 4 and TOO NOISY exit code 5.
+
     Trials of both sides that ran on different machines are listed, not compared; with --fail-on
     they are an error (exit code 2). --across-machines compares them.
 
     PATH@COMMIT: the records of one commit below a folder; @COMMIT: those below results/.
     """
-    from longseq_bench.cli import REGRESSED
+    from longseq_bench.cli import REGRESSED, TOO_NOISY
     from longseq_bench.cli.session import print_answer, print_lines, print_notes
     from longseq_bench.comparison.compare import compare as compare_records
     from longseq_bench.comparison.document import comparison_document, terminal_document
     from longseq_bench.comparison.json_document import json_document
-    from longseq_bench.comparison.summary import check_gate, find_regressions
+    from longseq_bench.comparison.summary import check_gate
+    from longseq_bench.comparison.verdict import decide
     from longseq_bench.reports import write_documents
 
     format_names = options.split_names(formats)
@@ -85,15 +104,25 @@ def compare(
     max_error = parse_share(level, "--level")
     min_change = parse_share(min_difference, "--min-difference")
     gate = parse_share(fail_on, "--fail-on") if fail_on is not None else None
+    if gate is not None and min_change > gate:
+        raise UserError(
+            f"--min-difference {min_difference} hides changes that --fail-on {fail_on} asks for; "
+            "give it at most the share of --fail-on"
+        )
     (records_a, notes_a), (records_b, notes_b) = _read(a), _read(b)
     result = compare_records(records_a, records_b, (a, b), max_error, min_change, across)
-    code = 0
     if gate is not None:
         check_gate(result)
-        code = REGRESSED if any(find_regressions(result, gate)) else 0
-    print_notes([*notes_a, *notes_b])
+    verdict = decide(result, gate)
+    is_noisy, action = verdict.word == "TOO NOISY", inconclusive or ("fail" if gate else "warn")
+    code = REGRESSED if gate and verdict.word == "FAIL" else 0
+    code = TOO_NOISY if is_noisy and action == "fail" else code
+    warnings = [f"warning: {verdict.line}"] if is_noisy and inconclusive == "warn" else []
+    print_notes([*notes_a, *notes_b, *warnings])
     if format_names:
-        paths = write_documents([comparison_document(result, gate)], out or Path(), format_names)
+        report = comparison_document(result, gate)
+        report = report if charts else report.without_charts()
+        paths = write_documents([report], out or Path(), format_names)
         print_lines(f"wrote {path}" for path in paths)
     return print_answer(
         as_json,

@@ -15,7 +15,7 @@ from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import merge_search
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.analysis.sweeps import sweep_rows
+from longseq_bench.analysis.sweeps import merge_trial, sweep_rows
 from longseq_bench.comparison.caveats import find_caveats
 from longseq_bench.comparison.model import (
     Bracket,
@@ -51,7 +51,8 @@ from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 
 LEVEL, MIN_CHANGE = 0.05, 0.01
 """Defaults: the family-wise error rate, and the smallest relative difference that is reported."""
-MEMORY_TOLERANCE = 0.01
+MEMORY_TOLERANCE, MEMORY_TOLERANCE_BYTES = 0.01, 64 * 2**10
+"""Both must be exceeded. A peak on a CPU is counted in pages, and varies by a few of them."""
 TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
 MORE_ROUNDS = "sweep with rounds: 3 or more"
@@ -120,12 +121,15 @@ def _compare_times(
     compared: Sequence[tuple[MatchedPair, SweepRow]], level: float, min_change: float
 ) -> Iterator[TimeComparison]:
     """Compare the trials timed on both sides; test those with several processes together."""
-    sides = [(row, pair, _medians(pair.a), _medians(pair.b)) for pair, row in compared]
-    timed = [one for one in sides if one[2] and one[3] and not one[0].fit_only]
-    tested = [(a, b) for _, _, a, b in timed if min(len(a), len(b)) > 1]
+    sides = [(row, pair, _timed(pair.a), _timed(pair.b)) for pair, row in compared]
+    timed = [
+        (row, pair, (runs_a, runs_b), (_medians(runs_a), _medians(runs_b)))
+        for row, pair, runs_a, runs_b in sides if runs_a and runs_b and not row.fit_only
+    ]  # fmt: skip
+    tested = [medians for *_, medians in timed if min(map(len, medians)) > 1]
     estimates = iter(estimate_ratios(tested, level))
-    for row, pair, a, b in timed:
-        a_s, b_s = (math.exp(fmean(map(math.log, side))) for side in (a, b))
+    for row, pair, runs, (a, b) in timed:
+        ratio = math.exp(fmean(map(math.log, b)) - fmean(map(math.log, a)))
         verdict: Literal["slower", "faster", "same", "undecided"] = "undecided"
         estimate, reason = None, ""
         if min(len(a), len(b)) > 1:
@@ -139,15 +143,21 @@ def _compare_times(
         else:
             reason = f"{'A' if len(a) == 1 else 'B'} has only one process; {MORE_ROUNDS}"
         note = _differing_budgets(pair)
-        yield TimeComparison(row, a, b, a_s, b_s, b_s / a_s, estimate, verdict, reason, note)
+        row_a, row_b = map(merge_trial, runs)
+        yield TimeComparison(row, row_a, row_b, a, b, ratio, estimate, verdict, reason, note)
+
+
+def _timed(runs: Sequence[Record]) -> list[Record]:
+    """Return the runs with valid times; nothing if any run of the trial failed."""
+    if status_of(runs) != "ok":
+        return []
+    times = ((record, per_iteration(record, "time")) for record in runs)
+    return [record for record, found in times if found and all(map(is_valid_time, found))]
 
 
 def _medians(runs: Sequence[Record]) -> tuple[float, ...]:
-    """Return the median pass of each process (s); nothing if any run of the trial failed."""
-    if status_of(runs) != "ok":
-        return ()
-    times = (per_iteration(record, "time") for record in runs)
-    return tuple(median(found) for found in times if found and all(map(is_valid_time, found)))
+    """Return the median pass of each process (s)."""
+    return tuple(median(per_iteration(record, "time")) for record in runs)
 
 
 def _compare_peaks(pair: MatchedPair, row: SweepRow) -> MemoryComparison | None:
@@ -160,11 +170,17 @@ def _compare_peaks(pair: MatchedPair, row: SweepRow) -> MemoryComparison | None:
     if not a or not b:
         return None
     verdict: Literal["more", "less", "same"] = "same"
-    if min(b) >= (1 + MEMORY_TOLERANCE) * max(a):
+    if _takes_more(b, a):
         verdict = "more"
-    elif min(a) >= (1 + MEMORY_TOLERANCE) * max(b):
+    elif _takes_more(a, b):
         verdict = "less"
     return MemoryComparison(row, round(max(a)), round(max(b)), max(b) / max(a), verdict)
+
+
+def _takes_more(peaks: Sequence[float], others: Sequence[float]) -> bool:
+    """Return True if all peaks (B) exceed all the others by both tolerances."""
+    margin = max(MEMORY_TOLERANCE * max(others), MEMORY_TOLERANCE_BYTES)
+    return min(peaks) >= max(others) + margin
 
 
 def _compare_maxima(pair: MatchedPair, row: SearchRow) -> LengthComparison:

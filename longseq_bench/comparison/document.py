@@ -1,7 +1,7 @@
 """Build the report of a comparison: the answer first, then times, memory, lengths, the rest."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,15 +12,18 @@ from longseq_bench.comparison.model import (
     MemoryComparison,
     TimeComparison,
 )
-from longseq_bench.comparison.summary import describe_gate, summarize
+from longseq_bench.comparison.summary import could_show, describe_gate, summarize
+from longseq_bench.comparison.verdict import decide
 from longseq_bench.comparison.wording import (
     ComparedRow,
+    count,
     format_detectable,
     format_percent,
     is_search,
+    join_words,
     name_row,
 )
-from longseq_bench.reports.columns import ValueColumn, build_table
+from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import (
     Axis,
     Cell,
@@ -40,29 +43,41 @@ from longseq_bench.reports.groups import (
 )
 from longseq_bench.reports.outcome_text import describe_outcome
 
+UNCHANGED = "unchanged"
+"""End of the title of the section of unchanged rows."""
+
 
 def comparison_document(result: Comparison, fail_on: float | None = None) -> Document:
-    """Return the report; fail_on: the relative change from which regressions are listed."""
-    sections = [*_answer(result, fail_on), *_details(result), _commands(result)]
+    """Return the report, the verdict first; fail_on: the share from which a change is a failure.
+
+    Rows that changed, or were too noisy to tell, come first; the unchanged ones are folded.
+    """
+    changed, unchanged = _split(result, fail_on or result.min_change)
+    sections = [
+        _answer(result, changed, fail_on),
+        *_details(result),
+        _unchanged(result, unchanged),
+        _method(result),
+        _commands(result),
+    ]
     sides = [_describe_side("A", result.a, 0, result), _describe_side("B", result.b, 1, result)]
+    shared = [f"{workload}." for workload in [_shared_workload(result)] if workload]
     return Document(
         "compare",
-        "Two runs compared",
-        [*sides, "Ratios are B over A."],
+        decide(result, fail_on).line,
+        [*sides, *shared, "Ratios are B over A."],
         [section for section in sections if section.has_content],
         lambda: processes_table(result),
     )
 
 
 def terminal_document(result: Comparison, fail_on: float | None = None) -> Document:
-    """Return the report for a terminal, with the answer at the end, above the prompt.
-
-    Charts, commands and unchanged peaks are left out.
-    """
-    changed = tuple(peak for peak in result.peaks if peak.verdict != "same")
-    sections = [*_details(replace(result, peaks=changed)), *_answer(result, fail_on)]
-    report = comparison_document(result, fail_on)
-    return replace(report, sections=[replace(s, charts=()) for s in sections if s.has_content])
+    """Return the report for a terminal: without charts, and one line for the unchanged rows."""
+    report = comparison_document(result, fail_on).without_charts()
+    answer, *others = [section for section in report.sections if not section.folded]
+    lines = [s.title for s in report.sections if s.folded and s.title.endswith(UNCHANGED)]
+    answer = replace(answer, points=[*answer.points, *(f"{line}." for line in lines)])
+    return replace(report, sections=[answer, *others])
 
 
 def processes_table(result: Comparison) -> Table:
@@ -87,9 +102,9 @@ _LABEL = ValueColumn("Implementation", "text", lambda one: one.row.label, 10)
 _TOKENS = ValueColumn("Tokens", "tokens", lambda one: one.row.tokens, 9)
 _RANKS = ValueColumn("Ranks", "count", lambda one: one.row.world_size, 9)
 _TIMES = (
-    ValueColumn("A", "seconds", lambda t: t.a_s, 6),
-    ValueColumn("B", "seconds", lambda t: t.b_s, 7),
-    ValueColumn("Ratio", "ratio", lambda t: t.ratio, 8),
+    ValueColumn("A", "seconds", lambda t: time_with_interval(t.a), 8),
+    ValueColumn("B", "seconds", lambda t: time_with_interval(t.b), 8),
+    ValueColumn("Ratio", "ratio", lambda t: t.ratio, 7),
     ValueColumn("Change", "share", lambda t: t.ratio - 1, 4),
     ValueColumn("Low", "ratio", lambda t: t.estimate and t.estimate.low, 5),
     ValueColumn("High", "ratio", lambda t: t.estimate and t.estimate.high, 5),
@@ -139,48 +154,56 @@ def _detectable(t: TimeComparison) -> Cell:
     return format_detectable(share) if share > 1 else share
 
 
-def _answer(result: Comparison, fail_on: float | None) -> Iterator[Section]:
-    yield Section("Summary", points=[*summarize(result), *result.caveats])
-    if fail_on is not None:
-        title = f"Worse by {format_percent(fail_on)} or more"
-        yield Section(title, points=describe_gate(result, fail_on))
+def _split(result: Comparison, share: float) -> tuple[Comparison, Comparison]:
+    """Return the rows that changed or can't be judged, the latter last, and the unchanged rows.
+
+    share: the change that a time must have been able to show to count as unchanged.
+    """
+    times = [
+        t if t.verdict != "same" or could_show(t, share, result.min_change)
+        else replace(t, verdict="too noisy") for t in result.times
+    ]  # fmt: skip
+
+    def part(is_same: bool) -> Comparison:
+        def choose(items: Iterable[_Compared]) -> tuple[_Compared, ...]:
+            kept = [one for one in items if (one.verdict == "same") == is_same]
+            return tuple(sorted(kept, key=lambda one: one.verdict in ("too noisy", "undecided")))
+
+        return replace(
+            result, times=choose(times), peaks=choose(result.peaks), maxima=choose(result.maxima)
+        )
+
+    return part(False), part(True)
+
+
+def _answer(result: Comparison, changed: Comparison, fail_on: float | None) -> Section:
+    gate = [] if fail_on is None else describe_gate(result, fail_on)
+    charts = [
+        _chart(times, i) for i, times in enumerate(_by_workload(result.times), 1) if len(times) > 1
+    ]
+    return Section(
+        "Result",
+        points=[*gate, *summarize(result)],
+        tables=[
+            *_figure_tables(result, changed),
+            *_table("Different status", result.status_changes, _STATUS_CHANGES),
+        ],
+        charts=charts,
+    )
+
+
+def _figure_tables(result: Comparison, rows: Comparison) -> list[Table]:
+    """Return the tables of times, peaks and lengths of some rows of a comparison."""
+    shared = bool(_shared_workload(result))
+    return [
+        *_tables("Times", rows.times, _TIMES, shared),
+        *_tables("Peak memory", rows.peaks, _PEAKS, shared),
+        *_tables("Longest lengths", rows.maxima, _MAXIMA, shared),
+    ]
 
 
 def _details(result: Comparison) -> Iterator[Section]:
-    confidence = format_percent(1 - result.level)
-    yield Section(
-        "Times",
-        [
-            "A and B: geometric mean over processes of the median pass on the slowest rank. "
-            f"Low and high: the {confidence} interval of the ratio (Student's t on logarithms). "
-            "p: corrected for all rows (Holm). Slower and faster: p is at most "
-            f"{format_percent(result.level)} and the change at least "
-            f"{format_percent(result.min_change)}; same: within noise. Detectable: the "
-            "smallest difference that this number of processes can distinguish from noise."
-        ],
-        tables=_tables(result.times, _TIMES),
-        charts=[
-            _chart(times, i)
-            for i, times in enumerate(_by_workload(result.times), 1) if len(times) > 1
-        ],
-    )  # fmt: skip
-    yield Section(
-        "Peak memory",
-        [
-            "Largest peak over ranks and processes. More: every process of B needs at least 1 % "
-            "more than every process of A; less: the reverse."
-        ],
-        tables=_tables(result.peaks, _PEAKS),
-    )
-    yield Section(
-        "Longest lengths",
-        [
-            "A and B: the longest length that passed; fails at: the shortest failed length above "
-            "it. Same: the brackets overlap."
-        ],
-        tables=_tables(result.maxima, _MAXIMA),
-    )
-    yield Section("Different status", tables=_table(result.status_changes, _STATUS_CHANGES))
+    yield Section("Cautions", points=result.caveats)
     unmatched = [
         f"Only in {name}: {_name_with_kind(row)}"
         for name, rows in (("A", result.only_a), ("B", result.only_b))
@@ -193,7 +216,45 @@ def _details(result: Comparison) -> Iterator[Section]:
         points=[_name_with_kind(row) for row in result.other_machines],
     )
     title = "Differences of machine and software"
-    yield Section(title, tables=_table(result.differences, _DIFFERENCES))
+    yield Section(title, tables=_table("", result.differences, _DIFFERENCES))
+
+
+def _unchanged(result: Comparison, rows: Comparison) -> Section:
+    number = len(rows.times) + len(rows.peaks) + len(rows.maxima)
+    counts = [
+        count(len(found), *names)
+        for found, names in (
+            (rows.times, ("time", "times")),
+            (rows.peaks, ("peak", "peaks")),
+            (rows.maxima, ("longest length", "longest lengths")),
+        )
+        if found
+    ]
+    title = f"{count(number, 'row', 'rows')} ({join_words(counts)}) {UNCHANGED}"
+    return Section(title, tables=_figure_tables(result, rows), folded=True)
+
+
+def _method(result: Comparison) -> Section:
+    level, confidence = format_percent(result.level), format_percent(1 - result.level)
+    return Section(
+        "How to read the tables",
+        points=[
+            "Times, A and B: median over the passes of all processes, on the slowest rank, with "
+            "its interval, as in the report of the same records.",
+            "Ratio: of the geometric means over processes of the median pass, so it may differ "
+            f"from B divided by A. Low and high: its {confidence} interval (Student's t on "
+            "logarithms). p: corrected for all rows (Holm).",
+            f"Slower and faster: p is at most {level} and the change at least "
+            f"{format_percent(result.min_change)}. Same: within noise. Detectable: the smallest "
+            "difference that this number of processes can distinguish from noise. Too noisy: "
+            "the same within noise, but the noise hides the change that was asked for.",
+            "Peak memory: the largest over ranks and processes. More: every process of B needs at "
+            "least 1 % and 64 KiB more than every process of A; less: the reverse.",
+            "Longest lengths: the longest length that passed; fails at: the shortest failed "
+            "length above it. Same: the brackets overlap.",
+        ],
+        folded=True,
+    )
 
 
 def _commands(result: Comparison) -> Section:
@@ -202,7 +263,7 @@ def _commands(result: Comparison) -> Section:
         for name, records in zip("AB", result.records, strict=True)
         for command in dict.fromkeys(r.command for r in records if r.command)
     ]
-    return Section("How they were measured", code=lines)
+    return Section("How they were measured", code=lines, folded=True)
 
 
 def _describe_side(letter: str, name: str, index: int, result: Comparison) -> str:
@@ -220,18 +281,34 @@ def _by_workload(items: Sequence[_Compared]) -> list[list[_Compared]]:
     return list(group_by(items, lambda one: table_key(one.row)).values())
 
 
-def _table(items: Sequence[Any], columns: Sequence[ValueColumn]) -> list[Table]:
-    return [build_table("", columns, items)] if items else []
+def _shared_workload(result: Comparison) -> str:
+    """Return the workload in words if all rows have the same; else ""."""
+    figures = (result.times, result.peaks, result.maxima)
+    words = {_workload(one.row) for figure in figures for one in figure}
+    return words.pop() if len(words) == 1 else ""
 
 
-def _tables(items: Sequence[_Compared], fields: Sequence[ValueColumn]) -> list[Table]:
-    """Return one table per workload; columns without any value are left out."""
+def _workload(row: ComparedRow) -> str:
+    return capitalize_first(describe_workload(row, defaultdict(str)))
+
+
+def _table(title: str, items: Sequence[Any], columns: Sequence[ValueColumn]) -> list[Table]:
+    return [build_table(title, columns, items)] if items else []
+
+
+def _tables(
+    name: str, items: Sequence[_Compared], fields: Sequence[ValueColumn], shared: bool
+) -> list[Table]:
+    """Return one table per workload; columns without any value are left out.
+
+    shared: all rows of the comparison have one workload, which is not repeated.
+    """
     tables = []
     for group in _by_workload(items):
         rows = [one.row for one in group]
         tokens = [] if is_search(rows[0]) else [_TOKENS]
         ranks = [_RANKS] if has_several_ranks(rows) else []
-        title = capitalize_first(describe_workload(rows[0], defaultdict(str)))
+        title = name if shared else f"{name}. {_workload(rows[0])}"
         tables.append(build_table(title, [_LABEL, *tokens, *ranks, *fields], group))
     return tables
 
@@ -247,8 +324,8 @@ def _chart(times: Sequence[TimeComparison], number: int) -> Chart:
     return Chart(
         f"ratios {number}",
         f"B over A: {describe_workload(times[0].row, defaultdict(str))}",
-        f"Times of B divided by those of A, with intervals: {len(points)} trials, of which "
-        f"{decided} are slower or faster.",
+        f"Times of B divided by those of A, with intervals: {len(points)} trials, {decided} of "
+        "them slower or faster.",
         Axis("tokens", "tokens", log=True),
         Axis("time, B over A", "ratio"),
         tuple(points),

@@ -6,6 +6,7 @@ from typing import Any
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.comparison.model import Comparison, TimeComparison
 from longseq_bench.comparison.summary import find_regressions, summarize
+from longseq_bench.comparison.verdict import decide
 from longseq_bench.comparison.wording import ComparedRow
 from longseq_bench.reports.render.json import finite
 
@@ -19,8 +20,12 @@ _IDENTITY = (
 
 def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
     """Return the comparison as data; fail_on: the smallest share listed in `worse`."""
+    verdict = decide(result, fail_on)
     document: dict[str, Any] = finite({
         "schema": SCHEMA,
+        "verdict": verdict.word,
+        "reason": verdict.reason,
+        "rounds_enough": verdict.rounds,
         "a": result.a,
         "b": result.b,
         "level": result.level,
@@ -43,13 +48,18 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
 
 
 def _time(t: TimeComparison) -> dict[str, Any]:
-    fields = _flatten(t)
-    estimate = fields.pop("estimate") or {}
-    names = {
+    sides = {
+        f"{side}{suffix}": getattr(row, name)
+        for side, row in (("a", t.a), ("b", t.b))
+        for suffix, name in (("_s", "time_s"), ("_low_s", "time_low_s"), ("_high_s", "time_high_s"))
+    }
+    names = ("a_rounds", "b_rounds", "ratio", "verdict", "reason", "note")
+    fields = _identify(t.row) | sides | {name: getattr(t, name) for name in names}
+    estimated = {
         "low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p",
         "seen_from": "detectable", "free": "degrees_of_freedom",
     }  # fmt: skip
-    return fields | {name: estimate.get(field) for name, field in names.items()}
+    return fields | {name: getattr(t.estimate, field, None) for name, field in estimated.items()}
 
 
 def _flatten(one: Any) -> dict[str, Any]:

@@ -17,20 +17,22 @@ from longseq_bench.core.model import Record, Status
 class TimeComparison:
     """A trial with times on both sides.
 
+    a, b: the processes of each side merged as in the report of the same records.
     a_rounds, b_rounds: per process, its median pass on the slowest rank (s).
-    a_s, b_s: their geometric means.  ratio: b_s / a_s.
+    ratio: the geometric mean of b_rounds over that of a_rounds.
     estimate: interval and test of the ratio; None where the verdict is "undecided", with a reason.
+    verdict: "too noisy" is for display: the same within noise, but a change could hide in it.
     note: differing budgets of the two sides.
     """
 
     row: SweepRow
+    a: SweepRow
+    b: SweepRow
     a_rounds: tuple[float, ...]
     b_rounds: tuple[float, ...]
-    a_s: float
-    b_s: float
     ratio: float
     estimate: RatioEstimate | None
-    verdict: Literal["slower", "faster", "same", "undecided"]
+    verdict: Literal["slower", "faster", "same", "undecided", "too noisy"]
     reason: str = ""
     note: str = ""
 
@@ -39,7 +41,8 @@ class TimeComparison:
 class MemoryComparison:
     """The peak memory of a trial in bytes: the largest over ranks and rounds.
 
-    verdict: "more" or "less" only if all rounds of one side exceed all of the other by 1 %.
+    verdict: "more" or "less" only if all rounds of one side exceed all of the other, by 1 % and
+    by 64 KiB.
     """
 
     row: SweepRow

@@ -8,13 +8,19 @@ false alarm rate: docs/decisions/0015-compare.md.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import fmean, variance
+from statistics import NormalDist, fmean, variance
 
 MIN_SHARED_ROWS = 4  # rows that are needed to estimate a common variance
 MAX_PRIOR_DEGREES = 40
+MAX_ROUNDS = 1000
+"""Rounds per side beyond which none are proposed."""
+MISSED, UNDERRATED = 0.1, 0.2
+"""For proposed rounds: the chance to miss the change, and that the noise is above its estimate."""
+PLANNED_DEGREES = 60  # more degrees of freedom change a quantile by less than 3 %
 
 Pair = tuple[Sequence[float], Sequence[float]]
 """The values of one row: side A, side B."""
@@ -44,8 +50,7 @@ def estimate_ratios(pairs: Sequence[Pair], level: float = 0.05) -> list[RatioEst
     level: the family-wise error rate.  Values are above 0.
     Raises ValueError for a side with fewer than two values.
     """
-    rows = [_RowNoise.of([math.log(x) for x in a], [math.log(x) for x in b]) for a, b in pairs]
-    prior = _common_variance(rows) if len(rows) >= MIN_SHARED_ROWS else (0, 0.0)
+    rows, prior = _noise(pairs)
     errors = [row.standard_error(*prior) for row in rows]
     p_values = [
         two_sided(row.difference / error, degrees) if error else float(row.difference == 0)
@@ -64,6 +69,17 @@ def estimate_ratios(pairs: Sequence[Pair], level: float = 0.05) -> list[RatioEst
         )
         for row, (error, degrees), p_value, adjusted in tested
     ]
+
+
+def find_rounds(pairs: Sequence[Pair], share: float, level: float = 0.05) -> list[int | None]:
+    """Return per row the values a side that would show a change by a share, by the same test.
+
+    The noise is that of these values, at an upper bound, since few values know it badly. The
+    change is then found with a probability of about 90 %. None: more than MAX_ROUNDS.
+    Raises ValueError for a side with fewer than two values.
+    """
+    rows, prior = _noise(pairs)
+    return [_rounds_of(row, prior, math.log1p(share), level / len(rows)) for row in rows]
 
 
 def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
@@ -143,11 +159,49 @@ class _RowNoise:
         A row with more variance than the prior keeps its own. Borrowed degrees of freedom are cut
         by Welch's factor too.
         """
+        free = self.welch_degrees * (1 + prior_degrees / self.pooled_degrees)
+        error = math.sqrt(self.shared_variance(prior_degrees, prior_variance) * self.inverse_count)
+        return error, max(1, int(free))
+
+    def shared_variance(self, prior_degrees: int, prior_variance: float) -> float:
+        """Return the row's variance, or that blended with the prior's if it is larger."""
         degrees = prior_degrees + self.pooled_degrees
         blend = (prior_degrees * prior_variance + self.pooled_degrees * self.variance) / degrees
-        free = self.welch_degrees * (1 + prior_degrees / self.pooled_degrees)
-        error = math.sqrt(max(self.variance, blend) * self.inverse_count)
-        return error, max(1, int(free))
+        return max(self.variance, blend)
+
+    def with_rounds(self, rounds: int, variance: float) -> _RowNoise:
+        """Return the same row with this many values a side and this variance of one value."""
+        degrees = 2 * rounds - 2
+        welch = self.welch_degrees / self.pooled_degrees * degrees
+        return _RowNoise(self.difference, variance, 2 / rounds, degrees, welch)
+
+
+def _noise(pairs: Sequence[Pair]) -> tuple[list[_RowNoise], tuple[int, float]]:
+    """Return the noise of each row, and the prior that they share (0, 0.0 for few rows)."""
+    rows = [_RowNoise.of([math.log(x) for x in a], [math.log(x) for x in b]) for a, b in pairs]
+    return rows, _common_variance(rows) if len(rows) >= MIN_SHARED_ROWS else (0, 0.0)
+
+
+def _rounds_of(row: _RowNoise, prior: tuple[int, float], change: float, level: float) -> int | None:
+    """Return the fewest rounds that show a change of the logarithm at the level of one row."""
+    _, free = row.standard_error(*prior)
+    variance = row.shared_variance(*prior) * free / _chi_square_quantile(UNDERRATED, free)
+
+    def is_enough(rounds: int) -> bool:
+        error, degrees = row.with_rounds(rounds, variance).standard_error(*prior)
+        degrees = min(degrees, PLANNED_DEGREES)
+        return error * (quantile(level, degrees) + quantile(2 * MISSED, degrees)) <= change
+
+    choices = range(2, MAX_ROUNDS + 1)
+    found = bisect_left(choices, True, key=is_enough)
+    return choices[found] if found < len(choices) else None
+
+
+def _chi_square_quantile(probability: float, degrees: int) -> float:
+    """Return the x with P(chi-square < x) = probability (Wilson and Hilferty's approximation)."""
+    spread = 2 / (9 * degrees)
+    z = NormalDist().inv_cdf(probability)
+    return float(degrees * (1 - spread + z * math.sqrt(spread)) ** 3)
 
 
 def _common_variance(rows: Sequence[_RowNoise]) -> tuple[int, float]:

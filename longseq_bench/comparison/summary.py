@@ -1,10 +1,11 @@
-"""Summarize a comparison in sentences, and decide its gate (`--fail-on`)."""
+"""Summarize a comparison in sentences, and find what its gate (`--fail-on`) asks for."""
 
 from collections import Counter
 from collections.abc import Iterator
 
-from longseq_bench.comparison.model import Comparison
+from longseq_bench.comparison.model import Comparison, TimeComparison
 from longseq_bench.comparison.wording import (
+    ComparedRow,
     count,
     count_rows,
     count_trials,
@@ -16,6 +17,9 @@ from longseq_bench.comparison.wording import (
 from longseq_bench.core.errors import UserError
 from longseq_bench.reports.outcome_text import describe_outcome
 
+MAX_NAMED = 10
+"""Regressions that a report names; the tables have all."""
+
 
 def summarize(result: Comparison) -> list[str]:
     """Return one sentence per question: times, memory, lengths, statuses, unmatched trials."""
@@ -23,20 +27,25 @@ def summarize(result: Comparison) -> list[str]:
 
 
 def find_regressions(result: Comparison, share: float) -> Iterator[str]:
-    """Yield a clause for each figure that is worse by this share, and for each new failure."""
-    for t in result.times:
-        if t.verdict == "slower" and t.ratio - 1 >= share:
-            yield f"{name_row(t.row)} is {format_percent(t.ratio - 1)} slower"
-    for p in result.peaks:
-        if p.verdict == "more" and p.ratio - 1 >= share:
-            yield f"{name_row(p.row)} takes {format_percent(p.ratio - 1)} more memory"
-    for m in result.maxima:
-        if m.verdict == "shorter" and m.ratio is not None and 1 - m.ratio >= share:
-            yield f"{name_row(m.row)} reaches {format_percent(1 - m.ratio)} fewer tokens"
+    """Yield a clause per new failure, then per figure that is worse by this share, worst first."""
     for change in result.status_changes:
         if change.verdict == "broken" and not change.budgets:
             outcome = describe_outcome(change.b_status, None, change.b_reason)
             yield f"{name_row(change.row)} is no longer ok: {outcome}"
+    worse: list[tuple[float, ComparedRow, str, str]] = [
+        *((t.ratio - 1, t.row, "is", "slower") for t in result.times if t.verdict == "slower"),
+        *(
+            (p.ratio - 1, p.row, "takes", "more memory")
+            for p in result.peaks if p.verdict == "more"
+        ),
+        *(
+            (1 - m.ratio, m.row, "reaches", "fewer tokens")
+            for m in result.maxima if m.verdict == "shorter" and m.ratio is not None
+        ),
+    ]  # fmt: skip
+    for by, row, verb, what in sorted(worse, key=lambda one: -one[0]):
+        if by >= share:
+            yield f"{name_row(row)} {verb} {format_percent(by)} {what}"
 
 
 def check_gate(result: Comparison) -> None:
@@ -52,26 +61,33 @@ def check_gate(result: Comparison) -> None:
 def describe_gate(result: Comparison, share: float) -> list[str]:
     """Return the regressions as sentences, and the trials that the gate could not check."""
     limit = format_percent(share)
-    sentences = [f"{clause}." for clause in find_regressions(result, share)]
+    clauses = list(find_regressions(result, share))
+    sentences = [f"{clause}." for clause in clauses[:MAX_NAMED]]
+    if (more := len(clauses) - MAX_NAMED) > 0:
+        sentences.append(f"{count(more, 'more figure is', 'more figures are')} worse by {limit}.")
     sentences = sentences or [f"Nothing was found to be worse by {limit}."]
     if missing := len(result.only_a):
         verb = "is" if missing == 1 else "are"
         trials = count(missing, "trial or search", "trials and searches")
         sentences.append(f"{trials} of A {verb} not in B and {verb} not checked.")
-    if undetectable := count_undetectable(result, share):
+    if unseen := undetectable(result, share):
         sentences.append(
-            f"In {undetectable} of {len(result.times)} timed trials a slow-down of {limit} could "
+            f"In {len(unseen)} of {len(result.times)} timed trials a slow-down of {limit} could "
             "not be detected; more rounds would help."
         )
     return sentences
 
 
-def count_undetectable(result: Comparison, share: float) -> int:
-    """Return the number of timed trials that could not have shown a slow-down by this share."""
-    return sum(
-        t.estimate is None or max(t.estimate.detectable, result.min_change) > share
-        for t in result.times
-    )
+def could_show(t: TimeComparison, share: float, min_change: float) -> bool:
+    """Return True if the row could have shown a slow-down by this share, or has shown a change."""
+    if t.verdict in ("slower", "faster"):
+        return True
+    return t.estimate is not None and max(t.estimate.detectable, min_change) <= share
+
+
+def undetectable(result: Comparison, share: float) -> list[TimeComparison]:
+    """Return the timed trials that could not have shown a slow-down by this share."""
+    return [t for t in result.times if not could_show(t, share, result.min_change)]
 
 
 def _times(result: Comparison) -> Iterator[str]:

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,22 @@ def _results(monkeypatch: pytest.MonkeyPatch) -> None:
         write_records(name, [r for n in (64, 128) for r in rounds(by, seq_len=n)])
 
 
-def rounds(by: float = 1.0, commit: str = "abc1234", **fields: Any) -> list[Record]:
+def rounds(
+    by: float = 1.0, commit: str = "abc1234", times: Sequence[float] = STEADY, **fields: Any
+) -> list[Record]:
     return [
         make.record(
             make.trial(round=i, **fields), make.measured(by * t, samples=3),
             make.environment(commit=commit),
         )
-        for i, t in enumerate(STEADY)
+        for i, t in enumerate(times)
     ]  # fmt: skip
 
 
 def compare(capfd: Capture, *arguments: str, code: int = 0) -> str:
     assert run(["compare", *arguments]) == code
     output = capfd.readouterr()
-    return " ".join((output.out if code in (0, 4) else output.err).split())
+    return " ".join((output.out if code in (0, 4, 5) else output.err).split())
 
 
 # ---- what it says and how it ends --------------------------------------------------------------
@@ -53,13 +56,50 @@ def test_identical_records_have_no_difference(capfd: Capture) -> None:
 
 def test_slower_is_exit_code_4_with_fail_on(capfd: Capture) -> None:
     output = compare(capfd, "old", "slow", "--fail-on", "5%", code=4)
-    assert "Worse by 5 % or more" in output
-    assert output.endswith("• sdpa at 64 is 10 % slower. • sdpa at 128 is 10 % slower.")
+    assert "• sdpa at 64 is 10 % slower. • sdpa at 128 is 10 % slower." in output
     compare(capfd, "old", "slow", "--fail-on", "0.05", code=4)
     compare(capfd, "old", "slow", "--fail-on", "20%")
     assert "B is slower in 2 of 2 trials" in compare(capfd, "old", "slow")
     assert "B is slower in none" in compare(capfd, "old", "slow", "--min-difference", "50%")
     compare(capfd, "slow", "old", "--fail-on", "5%")
+
+
+@pytest.mark.parametrize(
+    ("sides", "options", "code", "first"),
+    [
+        (("old", "slow"), ("--fail-on", "5%"), 4, "FAIL: sdpa at 64 is 10 % slower"),
+        (("old", "slow"), (), 0, "FAIL: sdpa at 64 is 10 % slower"),
+        (("old", "again"), ("--fail-on", "5%"), 0, "PASS: nothing is worse by 5 % or more in 2 tr"),
+        (("loud", "loud"), ("--fail-on", "5%"), 5, "TOO NOISY: 1 of 1 trial could not have shown"),
+        (("loud", "loud"), ("--fail-on", "5%", "--inconclusive", "fail"), 5, "TOO NOISY: "),
+        (("loud", "loud"), ("--fail-on", "5%", "--inconclusive", "warn"), 0, "TOO NOISY: "),
+        (("loud", "loud"), (), 0, "TOO NOISY: "),
+        (("loud", "loud"), ("--inconclusive", "warn"), 0, "TOO NOISY: "),
+        (("loud", "loud"), ("--inconclusive", "fail"), 5, "TOO NOISY: "),
+        (("old", "slow"), ("--fail-on", "5%", "--inconclusive", "warn"), 4, "FAIL: "),
+    ],
+)
+def test_the_first_line_is_the_verdict_and_decides_the_exit_code(
+    sides: tuple[str, str], options: tuple[str, ...], code: int, first: str, capfd: Capture
+) -> None:
+    write_records("loud", rounds(times=(0.1, 0.105, 0.095)))
+    assert run(["compare", *sides, *options]) == code
+    printed = capfd.readouterr()
+    assert printed.out.startswith(first)
+    is_warned = "warning: TOO NOISY: " in printed.err
+    assert is_warned == ("warn" in options and first.startswith("TOO NOISY"))
+    assert run(["compare", *sides, *options, "--json"]) == code
+    document = json.loads(capfd.readouterr().out)
+    assert f"{document['verdict']}: {document['reason']}".startswith(first)
+    is_computed = first.startswith("TOO NOISY") and "--fail-on" in options
+    assert (document["rounds_enough"] or 0) > 3 or not is_computed
+
+
+def test_a_difference_that_is_not_reported_cannot_be_asked_for(capfd: Capture) -> None:
+    options = ("--fail-on", "5%", "--min-difference", "10%")
+    assert "--min-difference 10% hides changes that --fail-on 5% asks for" in compare(
+        capfd, "old", "slow", *options, code=2
+    )
 
 
 @pytest.mark.parametrize("more", [(), ("--json",), ("--format", "md", "--out", "made")])
@@ -173,23 +213,39 @@ def test_files_are_written_to_the_requested_folder(capfd: Capture) -> None:
     assert {str(p) for p in Path().rglob("*")} == before
 
 
+def test_files_without_charts_have_no_pictures(capfd: Capture) -> None:
+    for option, pictures in (("--charts", 1), ("--no-charts", 0)):
+        compare(capfd, "old", "slow", "--format", "md", "--out", option, option)
+        text = Path(option, "compare.md").read_text()
+        assert text.count("![") == pictures
+        assert len(list(Path(option).rglob("*.svg"))) == pictures
+
+
 def test_the_json_document(capfd: Capture) -> None:
     assert run(["compare", "old", "slow", "--json", "--fail-on", "5%"]) == 4
     document = json.loads(capfd.readouterr().out)
     assert set(document) == {
-        "schema", "a", "b", "level", "least", "fail_on", "worse", "summary", "notes", "times",
-        "peaks", "maxima", "turned", "failed_alike", "only_a", "only_b", "unlike_machines",
-        "differences",
+        "schema", "verdict", "reason", "rounds_enough", "a", "b", "level", "least", "fail_on",
+        "worse", "summary", "notes", "times", "peaks", "maxima", "turned", "failed_alike",
+        "only_a", "only_b", "unlike_machines", "differences",
     }  # fmt: skip
     assert (document["a"], document["b"], document["fail_on"]) == ("old", "slow", 0.05)
     assert len(document["worse"]) == 2
     row = document["times"][0]
     assert {"implementation", "options", "tokens", "ratio", "low", "high", "p", "adjusted",
-            "seen_from", "free", "verdict", "reason", "note", "a_s", "b_s", "a_rounds",
-            "b_rounds"} <= set(row)  # fmt: skip
+            "seen_from", "free", "verdict", "reason", "note", "a_s", "a_low_s",
+            "a_high_s", "b_s", "a_rounds", "b_rounds"} <= set(row)  # fmt: skip
     assert row["ratio"] == pytest.approx(1.1)
     assert row["verdict"] == "slower"
     assert row["low"] < 1.1 < row["high"]
+
+
+def test_a_long_verdict_is_wrapped(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run(["compare", "old", "slow"]) == 0
+    first, second, *_ = lines = capfd.readouterr().out.splitlines()
+    assert f"{first} {second}" == "FAIL: sdpa at 64 is 10 % slower, and 1 more figure is worse."
+    assert max(map(len, lines)) <= 40
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -201,9 +257,9 @@ def test_it_fits_the_terminal_and_keeps_times_and_verdicts(
     lines = capfd.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     rows = [line.split() for line in lines if line.startswith("sdpa ") and "slower" in line]
-    assert [row[:7] for row in rows] == [
-        ["sdpa", "64", "100", "ms", "110", "ms", "1.1×"],
-        ["sdpa", "128", "100", "ms", "110", "ms", "1.1×"],
+    assert [row[:10] for row in rows] == [
+        ["sdpa", "64", "100", "ms", "±1", "%", "110", "ms", "±1", "%"],
+        ["sdpa", "128", "100", "ms", "±1", "%", "110", "ms", "±1", "%"],
     ]
     hint = "a wider terminal, --json or --format md has them"
     assert (hint in " ".join(" ".join(lines).split())) == (width < 120)

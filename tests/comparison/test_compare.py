@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,16 +12,18 @@ from longseq_bench.comparison.document import comparison_document, terminal_docu
 from longseq_bench.comparison.model import Comparison, StatusChange
 from longseq_bench.comparison.summary import (
     check_gate,
-    count_undetectable,
     describe_gate,
     find_regressions,
     summarize,
+    undetectable,
 )
+from longseq_bench.comparison.verdict import decide
 from longseq_bench.comparison.wording import name_row
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Environment, Record
+from longseq_bench.reports import documents
 from longseq_bench.reports.base import FORMATS
-from longseq_bench.reports.document import Cell, Document, Section
+from longseq_bench.reports.document import Cell, Document, Section, Spread
 from tests import make
 
 MIB = 2**20
@@ -66,9 +69,30 @@ def test_a_ratio_has_an_interval_and_a_verdict(by: float, verdict: str) -> None:
     row = only(compare(rounds(), rounds(times=times(by))))
     assert row.verdict == verdict
     assert row.ratio == pytest.approx(by)
-    assert row.b_s / row.a_s == pytest.approx(row.ratio)
+    assert row.b.time_s / row.a.time_s == pytest.approx(row.ratio)
     assert row.estimate.low < by < row.estimate.high
     assert row.a_rounds == pytest.approx(STEADY)
+
+
+def times_in_report(records: list[Record]) -> set[Cell]:
+    """Every cell under a heading "Time" in the report of some records."""
+    (report,) = documents(records)
+    return {
+        cell
+        for section in report.sections for table in section.tables for row in table.rows
+        for column, cell in zip(table.columns, row, strict=True) if column.name == "Time"
+    }  # fmt: skip
+
+
+def test_times_are_those_of_the_report_of_the_same_records() -> None:
+    """Median and interval over all passes: rounds of few passes count less than others."""
+    few = make.record(make.trial(round=2), make.outcome(time=[0.5, 0.1]))
+    a, b = rounds(times=(0.1, 0.12, 0.3)), [*rounds(times=(0.2, 0.25)), few]
+    (row, *_) = rows_of(comparison_document(compare(a, b)).sections[0])
+    assert {row["A"]} == times_in_report(a)
+    assert {row["B"]} == times_in_report(b)
+    assert isinstance(row["B"], Spread)
+    assert row["B"].value != pytest.approx((0.2 * 0.25 * 0.3) ** (1 / 3), rel=0.01)
 
 
 def test_samples_are_processes_not_passes() -> None:
@@ -90,7 +114,7 @@ def test_the_slowest_rank_is_the_time() -> None:
         make.record(r.trial, make.on_ranks({"time": [0.1] * 3}, {"time": [0.2 + i / 1000] * 3}))
         for i, r in enumerate(a)
     ]
-    assert only(compare(a, each)).b_s == pytest.approx(0.202, rel=1e-3)
+    assert only(compare(a, each)).b.time_s == pytest.approx(0.202, rel=1e-3)
 
 
 def test_a_change_below_the_minimum_is_not_reported() -> None:
@@ -121,7 +145,7 @@ def test_one_process_decides_nothing(of_a: int, of_b: int, reason: str) -> None:
     assert "rounds: 3 or more" in row.reason
     assert "1 trial undecided" in summarize(found)[0]
     assert regressions(found, 0.05) == []
-    assert count_undetectable(found, 0.05) == 1
+    assert len(undetectable(found, 0.05)) == 1
 
 
 def test_the_sentence_counts_rows() -> None:
@@ -257,6 +281,22 @@ def test_peaks(peak: float, verdict: str) -> None:
     assert (row.verdict, row.ratio) == (verdict, pytest.approx(peak, rel=1e-5))
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        (28, 32, "same"), (28, 91, "same"), (28, 92, "more"),
+        (102400, 103400, "same"), (102400, 103424, "more"),
+    ],
+)  # fmt: skip
+def test_peaks_that_differ_by_a_few_pages_or_below_1_percent_are_the_same(
+    a: int, b: int, verdict: str
+) -> None:
+    """In KiB."""
+    for one, other, word in ((a, b, verdict), (b, a, verdict.replace("more", "less"))):
+        (row,) = compare(rounds(peak=one * 1024), rounds(peak=other * 1024)).peaks
+        assert row.verdict == word
+
+
 def test_peaks_whose_rounds_overlap_are_the_same() -> None:
     b = rounds(times=STEADY[:1], peak=MIB) + rounds(times=STEADY[1:2], peak=2 * MIB)
     (row,) = compare(rounds(), b).peaks
@@ -347,6 +387,156 @@ def test_the_gate_counts_undetectable_trials() -> None:
         "In 1 of 1 timed trials a slow-down of 5 % could not be detected; more rounds would help.",
     ]
     assert len(describe_gate(compare(rounds(), rounds()), 0.05)) == 1
+
+
+# ---- the verdict -------------------------------------------------------------------------------
+
+LOUD = (0.1, 0.13, 0.09)
+
+
+def verdict_of(
+    a: list[Record], b: list[Record], fail_on: float | None = 0.05, **options: Any
+) -> tuple[str, str]:
+    found = decide(compare(a, b, **options), fail_on)
+    return found.word, found.reason
+
+
+def test_anything_worse_by_the_share_is_fail_and_the_worst_is_named() -> None:
+    assert verdict_of(swept(1, 1, 1), swept(1.1, 1.3, 1)) == (
+        "FAIL", "sdpa at 128 is 30 % slower, and 1 more figure is worse.",
+    )  # fmt: skip
+    assert verdict_of(rounds(), rounds(peak=1.5 * MIB))[0] == "FAIL"
+    assert verdict_of(search(1000, 1010), search(900, 910))[0] == "FAIL"
+    assert verdict_of(rounds(), failed("wrong")) == (
+        "FAIL",
+        "sdpa at 4k is no longer ok: wrong: wrong!.",
+    )
+    assert verdict_of(swept(1), swept(1.1), 0.2) == (
+        "PASS", "nothing is worse by 20 % or more in 1 trial.",
+    )  # fmt: skip
+
+
+def test_a_failure_is_named_before_a_slower_trial_and_its_reason_is_cut() -> None:
+    reason = "stack " * 100
+    b = [
+        *rounds(times=times(9)),
+        make.record(make.trial(seq_len=64), make.outcome("error", reason)),
+    ]
+    word, text = verdict_of(rounds() + rounds(seq_len=64), b)
+    assert (word, text.startswith("sdpa at 64 is no longer ok: error: stack")) == ("FAIL", True)
+    assert len(text) < 150
+
+
+def test_without_a_share_any_detected_change_for_the_worse_is_fail() -> None:
+    assert verdict_of(rounds(), rounds(times=times(1.03)), None)[0] == "FAIL"
+    assert verdict_of(rounds(), rounds(times=times(1.03)), 0.05)[0] == "PASS"
+    assert verdict_of(rounds(), rounds(times=times(0.9)), None) == (
+        "PASS", "nothing is worse in 1 trial.",
+    )  # fmt: skip
+    assert verdict_of(rounds(), rounds(), None)[0] == "TOO NOISY"  # 1 % could not have been seen
+
+
+def test_too_noisy_is_a_series_in_which_no_length_could_have_shown_the_change() -> None:
+    """A length that could is enough for its own series, and no help for another one."""
+    loud = rounds(times=LOUD, seq_len=64)
+    assert verdict_of(loud, loud)[0] == "TOO NOISY"
+    one_clear = loud + rounds(seq_len=128)
+    assert verdict_of(one_clear, one_clear) == (
+        "PASS", "nothing is worse by 5 % or more in 2 trials; 1 of them could not have shown it.",
+    )  # fmt: skip
+    for other in ({"name": "ring"}, {"causal": True}, {"ranks": 2}):
+        both = loud + rounds(**{"seq_len": 128, **other})
+        word, reason = verdict_of(both, both)
+        assert word == "TOO NOISY"
+        assert reason.startswith("1 of 2 trials could not have shown a slow-down of 5 %; ")
+        assert reason.endswith(" rounds per side would be enough.")
+
+
+def test_a_trial_that_is_much_faster_is_not_too_noisy() -> None:
+    quick = [t / 20 for t in LOUD]
+    assert only(compare(rounds(times=LOUD), rounds(times=quick))).verdict == "faster"
+    assert verdict_of(rounds(times=LOUD), rounds(times=quick))[0] == "PASS"
+
+
+def test_one_process_a_side_is_too_noisy_and_three_rounds_are_proposed() -> None:
+    once = rounds(times=STEADY[:1])
+    assert verdict_of(once, once) == (
+        "TOO NOISY",
+        "1 of 1 trial could not have shown a slow-down of 5 %; 3 or more rounds per side show the "
+        "noise.",
+    )
+
+
+def test_rounds_are_proposed_for_the_series_whose_noise_is_known() -> None:
+    mild, once = rounds(times=(0.1, 0.105, 0.095)), rounds("ring", times=STEADY[:1])
+    both = decide(compare(mild + once, mild + once), 0.05)
+    alone = decide(compare(mild, mild), 0.05)
+    assert both.rounds == alone.rounds is not None
+    assert both.reason.startswith("2 of 2 trials could not have shown")
+
+
+def test_a_hopeless_share_is_not_given_a_number_of_rounds() -> None:
+    assert decide(compare(rounds(times=LOUD), rounds(times=LOUD)), 0.01).rounds is None
+    assert verdict_of(rounds(times=LOUD), rounds(times=LOUD), 0.01)[1].endswith(
+        "could not have shown a slow-down of 1 %, nor could 1,000 rounds per side."
+    )
+
+
+def test_a_search_limited_by_time_that_is_shorter_within_its_noise_is_too_noisy() -> None:
+    a, b = search(1000, 1010, "timeout"), search(930, 940, "timeout")
+    assert verdict_of(a, b) == (
+        "TOO NOISY",
+        "sdpa reaches 7 % fewer tokens; limited by time: with one search per side, 10 % may be "
+        "noise.",
+    )
+    assert verdict_of(a, b, 0.08)[0] == "PASS"
+    assert verdict_of(b, a)[0] == "PASS"
+
+
+def test_nothing_to_compare_is_not_a_pass() -> None:
+    assert verdict_of(failed("oom"), failed("oom")) == (
+        "TOO NOISY", "there is no figure to compare; 1 trial failed in both.",
+    )  # fmt: skip
+    assert verdict_of(failed("oom"), rounds()) == ("PASS", "nothing is worse by 5 % or more.")
+
+
+def test_trials_that_b_lacks_are_in_the_verdict() -> None:
+    assert verdict_of(rounds() + rounds("ring"), rounds()) == (
+        "PASS", "nothing is worse by 5 % or more in 1 trial; 1 of A not in B.",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("by", "word"), [(1.0, "PASS"), (1.08, "FAIL")])
+def test_the_proposed_rounds_end_the_doubt(by: float, word: str) -> None:
+    """Two implementations with 5 % of noise between processes: three rounds, then as proposed."""
+    hits = 0
+    for seed in range(10):
+        rng = Random(seed)
+
+        def noisy(n: int, factor: float, rng: Random = rng) -> list[Record]:
+            return [
+                r for name in ("sdpa", "ring")
+                for r in rounds(name, [factor * math.exp(rng.gauss(0, 0.05)) for _ in range(n)])
+            ]  # fmt: skip
+
+        first = decide(compare(noisy(3, 1), noisy(3, 1)), 0.05)
+        assert (first.word, first.rounds is not None) == ("TOO NOISY", True)
+        assert first.rounds is not None
+        later = decide(compare(noisy(first.rounds, 1), noisy(first.rounds, by)), 0.05)
+        hits += later.word == word
+    assert hits >= 9
+
+
+@pytest.mark.parametrize("name", ["md", "html", "json"])
+def test_the_verdict_is_the_title_of_every_format(name: str) -> None:
+    files = FORMATS.get(name)(comparison_document(everything(), 0.05))
+    text = files[f"compare.{name}"]
+    line = "FAIL: gone at 4k is no longer ok: wrong: wrong!, and 4 more figures are worse."
+    assert {
+        "md": text.startswith(f"# {line}\n"),
+        "html": f"<title>{line}</title>" in text and f"<h1>{line}</h1>" in text,
+        "json": f'"title": "{line}"' in text,
+    }[name]
 
 
 # ---- caveats -----------------------------------------------------------------------------------
@@ -469,38 +659,75 @@ def test_every_format_renders_it_and_escapes_names(name: str) -> None:
     assert "<i>" not in files[main] or name in ("csv", "json")
 
 
+def tables(section: Section) -> dict[str, list[dict[str, Cell]]]:
+    return {table.title: rows_of(Section("", tables=[table])) for table in section.tables}
+
+
 def test_the_document_has_every_comparison() -> None:
     found = sections(comparison_document(everything(), 0.05))
     assert list(found) == [
-        "Summary", "Worse by 5 % or more", "Times", "Peak memory", "Longest lengths",
-        "Different status", "Only in A or only in B", "How they were measured",
+        "Result", "Cautions", "Only in A or only in B", "2 rows (1 time, 1 peak) unchanged",
+        "How to read the tables", "How they were measured",
     ]  # fmt: skip
-    slow, same, once = rows_of(found["Times"])
+    shown = tables(found["Result"])
+    workload = "Forward, float32, not causal, batch 1, 8 heads of 64, cpu"
+    assert list(shown) == [
+        f"Times. {workload}", f"Peak memory. {workload}",
+        f"Longest lengths. {workload}, 64 MiB budget a rank", "Different status",
+    ]  # fmt: skip
+    times, peaks, (search,), (change,) = shown.values()
+    slow, once = times
     assert (slow["Implementation"], slow["Tokens"], slow["Verdict"]) == (HOSTILE, 64, "slower")
     assert slow["Change"] == pytest.approx(0.2)
     assert slow["Low"] < slow["Ratio"] < slow["High"]  # type: ignore[operator]
-    assert (same["Verdict"], once["Verdict"]) == ("same", "undecided")
+    assert once["Verdict"] == "undecided"
     assert "one process per side" in str(once["Note"])
-    assert {row["Verdict"] for row in rows_of(found["Peak memory"])} == {"more", "same"}
-    (search,) = rows_of(found["Longest lengths"])
+    assert {row["Verdict"] for row in peaks} == {"more"}
     assert [search[k] for k in ("A", "A fails at", "B", "B fails at")] == [1000, 1010, 900, 910]
-    (change,) = rows_of(found["Different status"])
     assert (change["A"], change["B"], change["Verdict"]) == ("ok", "wrong: wrong!", "broken")
     assert found["Only in A or only in B"].points == ["Only in B: ring on 2 ranks at 4k"]
-    assert any("no longer ok: wrong" in point for point in found["Worse by 5 % or more"].points)
+    assert any("no longer ok: wrong" in point for point in found["Result"].points)
 
 
-def test_a_terminal_ends_with_the_answer_and_leaves_unchanged_peaks_out() -> None:
-    found = sections(terminal_document(everything(), 0.05))
-    assert list(found)[-2:] == ["Summary", "Worse by 5 % or more"]
-    assert {row["Verdict"] for row in rows_of(found["Peak memory"])} == {"more"}
-    assert not any(section.charts for section in found.values())
+def test_unchanged_rows_are_folded_and_nothing_else_is() -> None:
+    document = comparison_document(everything(), 0.05)
+    folded = {s.title: rows_of(s) for s in document.sections if s.folded}
+    same = folded["2 rows (1 time, 1 peak) unchanged"]
+    assert [(row["Tokens"], row["Verdict"]) for row in same] == [(128, "same"), (4096, "same")]
+    shown = [row for s in document.sections if not s.folded for row in rows_of(s)]
+    assert "same" not in {row.get("Verdict") for row in shown}
+    text = FORMATS.get("md")(document)["compare.md"]
+    before, _, after = text.partition("<summary>2 rows (1 time, 1 peak) unchanged</summary>\n\n")
+    assert "| slower |" in before
+    assert "| same |" not in before
+    assert "| same |" in after.partition("</details>")[0]
+
+
+def test_rows_that_are_too_noisy_come_after_the_changed_ones_and_are_not_folded() -> None:
+    loud = rounds(times=(0.1, 0.13, 0.09), seq_len=64)
+    a, b = loud + rounds("ring", seq_len=64), loud + rounds("ring", times(1.2), seq_len=64)
+    document = comparison_document(compare(a, b), 0.05)
+    (table, *_) = document.sections[0].tables
+    found = [dict(zip([c.name for c in table.columns], row, strict=True)) for row in table.rows]
+    assert [(row["Implementation"], row["Verdict"]) for row in found] == [
+        ("ring", "slower"), ("sdpa", "too noisy"),
+    ]  # fmt: skip
+    assert not any("time" in s.title for s in document.sections if s.folded)
+
+
+def test_a_terminal_has_one_line_for_unchanged_rows() -> None:
+    document = terminal_document(everything(), 0.05)
+    answer = document.sections[0]
+    assert answer.points[-1] == "2 rows (1 time, 1 peak) unchanged."
+    assert not any(section.charts or section.folded for section in document.sections)
+    changed = compare(rounds(peak=MIB), rounds(times=times(2), peak=2 * MIB))
+    assert "unchanged" not in terminal_document(changed).sections[0].points[-1]
 
 
 def test_a_detectable_difference_above_100_percent_has_no_size() -> None:
     found = compare(rounds(times=(1, 3)), rounds(times=(1, 3)))
     assert only(found).estimate.detectable > 20
-    (row,) = rows_of(sections(comparison_document(found))["Times"])
+    row, *_ = rows_of(sections(comparison_document(found))["Result"])
     assert row["Detectable"] == ">100 %"
     assert "(the smallest detectable difference is >100 %)" in summarize(found)[0]
 
@@ -510,7 +737,7 @@ def test_running_out_of_memory_is_three_words() -> None:
     full = [make.record(make.trial(), make.outcome("oom", reason))]
     found = compare(rounds(), full)
     assert regressions(found, 0.05) == ["sdpa at 4k is no longer ok: out of memory"]
-    (row,) = rows_of(sections(comparison_document(found))["Different status"])
+    (row,) = rows_of(sections(comparison_document(found))["Result"])
     assert row["B"] == "out of memory"
 
 

@@ -13,6 +13,7 @@ from longseq_bench.comparison.significance import (
     RatioEstimate,
     adjust_by_holm,
     estimate_ratios,
+    find_rounds,
     quantile,
     two_sided,
 )
@@ -170,3 +171,44 @@ def test_without_correction_there_are_many_false_alarms() -> None:
         estimates = estimate_ratios(noisy(Random(i), [0.02] * 30, 5))
         alone += any(s.p_value <= 0.05 for s in estimates)
     assert alone > 20
+
+
+@pytest.mark.parametrize("scale", ["alike", "unlike"])
+@pytest.mark.parametrize(("rounds", "rows"), [(3, 1), (3, 12), (5, 4)])
+def test_the_proposed_rounds_find_the_change(scale: str, rounds: int, rows: int) -> None:
+    """Measure some rounds, ask how many are enough for 5 %, and measure that many.
+
+    The change is then found as a rule, and with a third of them it is not.
+    """
+    proposed, found = 0, {1: 0, 3: 0}
+    for i in range(60):
+        rng = Random(f"{scale} {rounds} {rows} {i}")
+        scales = SCALES[scale](rng, rows)
+        enough = find_rounds(noisy(rng, scales, rounds), 0.05)[0]
+        if enough is None:
+            continue
+        proposed += 1
+        for part in found:
+            later = noisy(rng, scales, max(2, enough // part), math.log(1.05))
+            estimate = estimate_ratios(later)[0]
+            found[part] += estimate.adjusted_p <= 0.05 and estimate.ratio > 1
+    assert proposed >= 50
+    assert found[1] >= 0.9 * proposed
+    assert found[3] < 0.8 * proposed
+
+
+def test_more_noise_needs_more_rounds_and_too_much_needs_too_many() -> None:
+    base = [([0.98, 1.0, 1.02], [0.98, 1.0, 1.02])] * 5
+    needed = [
+        find_rounds([*base, ([1 - by, 1.0, 1 + by], [1 - by, 1.0, 1 + by])], 0.05)[-1]
+        for by in (0.02, 0.05, 0.1, 0.6)
+    ]
+    assert needed[-1] is None
+    known = [n for n in needed if n is not None]
+    assert known == sorted(set(known))
+    assert len(known) == 3
+    smaller = find_rounds(base, 0.02)[0]
+    larger = find_rounds(base, 0.1)[0]
+    assert smaller is not None
+    assert larger is not None
+    assert smaller > larger >= 2

@@ -226,6 +226,14 @@ _ANALYSIS = (
           '"slower" if estimate.ratio > 1 else "faster"',
           '"slower" if estimate.ratio < 1 else "faster"',
           ("tests/comparison/test_compare.py",)),
+    Fault("noise-passes", "analysis", "comparison/verdict.py",
+          "A comparison passes although the noise of one implementation could hide the change.",
+          "    if series:\n", "    if len(series) > 1:\n",
+          ("tests/comparison/test_compare.py",)),
+    Fault("too-few-rounds", "analysis", "comparison/significance.py",
+          "The proposed rounds ignore that few values know the noise badly, and miss the change.",
+          "* free / _chi_square_quantile(UNDERRATED, free)", "/ 4",
+          ("tests/comparison/test_significance.py",)),
 )
 
 _REPORTS = (
