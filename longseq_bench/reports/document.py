@@ -159,6 +159,8 @@ class Section:
     """For a section without rows: a name for the rows, then the commands that produce them."""
     folded: bool = False
     """True if only its title is visible until a reader opens it."""
+    technical: bool = False
+    """True for environment, configs and commands, which a page groups at its end."""
 
     @property
     def has_content(self) -> bool:
@@ -167,9 +169,19 @@ class Section:
 
 
 @dataclass(frozen=True)
+class KeyFigure:
+    """A figure that answers the question of a report: "Longest", "2.06M tokens", and its limit."""
+
+    label: str
+    value: str
+    words: str = ""
+
+
+@dataclass(frozen=True)
 class Document:
     """A report.
 
+    figures: its answer, in at most five figures.
     make_data: builds `data`, the tidy table for programs, at its first use.
     has_rows: the records have rows for this kind of report.
     """
@@ -180,6 +192,7 @@ class Document:
     sections: Sequence[Section]
     make_data: Callable[[], Table] = field(default=lambda: Table("data", (), ()), repr=False)
     has_rows: bool = True
+    figures: Sequence[KeyFigure] = ()
 
     @cached_property
     def data(self) -> Table:

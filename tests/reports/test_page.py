@@ -27,12 +27,14 @@ from longseq_bench.reports.document import (
     Column,
     Document,
     Guide,
+    KeyFigure,
     Mark,
     Point,
     Section,
     Spread,
     Table,
 )
+from longseq_bench.reports.render import csv as csv_format
 from longseq_bench.reports.render import html as html_format
 from longseq_bench.reports.render.column_encoding import pack
 from longseq_bench.reports.render.html import page
@@ -175,7 +177,7 @@ def test_data_can_not_end_its_element() -> None:
     datas = re.findall(r'<script type="application/json">(.*?)</script>', written, re.DOTALL)
     assert not re.search("[<>&\u2028\u2029]", "".join(datas))
     assert [json.loads(data)["series"] for data in datas[::2]] == [[t, "other"] for t in HOSTILE]
-    assert len(re.findall(r"<script\b", written.split("<body>")[1])) == 2 * len(HOSTILE) + 1
+    assert len(re.findall(r"<script\b", written.split("<body>")[1])) == 3 * len(HOSTILE) + 1
     assert Parts(written).of("img") == []
 
 
@@ -268,11 +270,22 @@ class Reader:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         self.set_scheme("light")
 
-    def open(self, text: str) -> Reader:
+    def open(self, text: str, link: str = "", unfold: bool = True) -> Reader:
+        """Load a page, with a link into it, and open all its sections."""
         path = self.folder / "page.html"
         path.write_text(text, encoding="utf-8")
-        self.driver.get(path.as_uri())
+        self.driver.get("about:blank")  # else a link alone would not load the page
+        self.driver.get(path.as_uri() + link)
+        return self.unfold() if unfold else self
+
+    def unfold(self) -> Reader:
+        self.run("document.querySelectorAll('.fold').forEach((fold) => (fold.open = true))")
         return self
+
+    def opened(self) -> list[str]:
+        """Anchors of the sections that are open."""
+        sections = "[...document.querySelectorAll('section:has(> .fold[open])')]"
+        return list(self.js(f"{sections}.map((section) => section.id)"))
 
     def run(self, script: str, *given: Any) -> Any:
         return self.driver.execute_script(script, *given)
@@ -381,7 +394,7 @@ def test_long_names_of_bars_are_complete_and_failures_have_crosses(reader: Reade
 
 
 def test_a_chart_is_drawn_when_it_scrolls_near(reader: Reader) -> None:
-    far = Document("x", "x", [], [Section("x", ["Words. " * 9000], charts=[chart()])])
+    far = Document("x", "x", ["Words. " * 9000], [Section("x", charts=[chart()])])
     reader.open(page(far))
     assert reader.marks() == 0
     reader.run("dispatchEvent(new Event('beforeprint'))")
@@ -447,14 +460,15 @@ def test_a_filter_requires_every_word_and_counts_rows(reader: Reader) -> None:
 
 def test_a_long_table_sorts_and_filters_all_its_rows(reader: Reader) -> None:
     reader.open(long_page())
-    assert len(reader.column()) == 200
-    assert reader.count() == "5,000 rows, the first 200 here"
+    assert len(reader.column()) == 10
+    assert reader.count() == "5,000 rows, the first 10 here"
+    assert reader.js(MORE) == "Show 1,000 of 5,000 rows"
     reader.click(".more button")
-    assert reader.column(1)[-1] == "400"
+    assert reader.column(1)[-1] == "1,000"
     reader.click("th button", 2)
     reader.click("th button", 2)
     assert reader.column(2)[:2] == ["8 min 20 s", "8 min 20 s"]
-    assert len(reader.column()) == 400
+    assert len(reader.column()) == 1000
     reader.click("th button", 2)
     reader.type("way 4,99")
     assert reader.column(1) == [f"{n:,}" for n in range(4990, 5000)]
@@ -462,6 +476,164 @@ def test_a_long_table_sorts_and_filters_all_its_rows(reader: Reader) -> None:
     reader.type("onerror")
     assert reader.column() == [HOSTILE[2]]
     assert reader.js("document.images.length") == 0
+
+
+MORE = "document.querySelector('.more button').textContent"
+
+
+@pytest.mark.parametrize(("count", "first"), [(12, 12), (13, 10)])
+def test_a_table_shows_ten_rows_until_the_reader_wants_all(
+    reader: Reader, count: int, first: int
+) -> None:
+    reader.open(page(long(count)))
+    assert reader.column(1) == [str(1 + i) for i in range(first)]
+    is_hidden = "document.querySelector('.more').hidden"
+    assert reader.js(is_hidden) == (first == count)
+    if first < count:
+        assert reader.js(MORE) == "Show all 13 rows"
+        reader.click(".more button")
+        assert len(reader.column()) == 13
+        reader.click(".more button")
+        assert len(reader.column()) == 10
+
+
+COPIES = "navigator.clipboard.writeText = async (text) => { window.copied = text; }"
+
+
+def test_a_copy_has_the_raw_figures_of_the_rows_that_pass_the_filter(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = csv_format.render(small())["report-tables/01-lengths-by-time.csv"].splitlines(True)
+    assert lines[:2] == ["Implementation,Status,Time,Time low,Time high\n", "sdpa,ok,0.5,0.4,0.6\n"]
+    reader.open(small_page()).run(COPIES)
+    reader.click(".grid .copy")
+    assert reader.js("window.copied") == "".join(lines)
+    reader.type("hilbert")
+    reader.click("th button", 2)
+    reader.click(".grid .copy")
+    assert reader.js("window.copied") == "".join(lines[i] for i in (0, 4, 5))
+    # without raw figures in the page: the text, of all rows
+    monkeypatch.setattr(html_format, "MAX_CSV_BYTES", 500)
+    reader.open(page(long(300))).run(COPIES)
+    reader.click(".grid .copy")
+    copied = str(reader.js("window.copied")).splitlines()
+    assert copied[:3] == ["Implementation,Tokens,Time", "way 0,1,0 s", "way 1,2,3.7 s"]
+    assert copied[4] == "way 3,4,"
+    assert copied[300] == '"""><img src=x onerror=""window.ran = 1"">",300,500 ms'
+
+
+# ---- sections and links --------------------------------------------------------------------------
+
+
+def many_sections(count: int, technical: int = 2) -> Document:
+    folded = [Section(f"Part {i}", [f"Words {i}."]) for i in range(count)]
+    last = [Section(f"Config {i}", code=["x: 1"], technical=True) for i in range(technical)]
+    return Document("summary", "Many", [], [*last, *folded])
+
+
+@pytest.mark.parametrize(
+    ("count", "technical", "titles"),
+    [
+        (2, 0, ["Part 0", "Part 1"]),
+        (7, 2, [*(f"Part {i}" for i in range(7)), "How it was run"]),
+        (8, 0, [f"Part {i}" for i in range(8)]),
+        (8, 2, [*(f"Part {i}" for i in range(6)), "More", "How it was run"]),
+        (30, 0, [*(f"Part {i}" for i in range(7)), "More"]),
+    ],
+)
+def test_the_navigation_has_at_most_eight_entries(
+    count: int, technical: int, titles: list[str]
+) -> None:
+    written = page(many_sections(count, technical))
+    links = re.findall(r'<li><a href="#([^"]*)">([^<]*)</a></li>', written)
+    assert [title for _, title in links] == titles
+    sections = re.findall(r'<section id="([^"]*)" data-entry="([^"]*)"', written)
+    assert len(sections) == count + technical
+    assert [name for name, _ in sections][count:] == [f"config-{i}" for i in range(technical)]
+    assert list(dict.fromkeys(entry for _, entry in sections)) == [name for name, _ in links]
+
+
+def test_sections_are_folded_except_the_first_and_links_open_them(reader: Reader) -> None:
+    reader.open(page(many_sections(9)), unfold=False)
+    assert reader.opened() == ["part-0"]
+    reader.click("nav a", 3)
+    reader.until(lambda: reader.opened() == ["part-0", "part-3"], "the linked section")
+    reader.run("document.querySelector('#part-3 .fold').open = false")
+    reader.click("nav a", 3)
+    reader.until(lambda: reader.opened() == ["part-0", "part-3"], "the same link again")
+    reader.click("nav a", 7)
+    reader.until(lambda: "config-0" in reader.opened(), "the configs")
+    reader.click("#folds")
+    assert len(reader.opened()) == 11
+    reader.click("#folds")
+    assert reader.opened() == []
+    assert reader.errors() == []
+
+
+def test_a_link_to_a_row_opens_its_section_and_marks_it(reader: Reader) -> None:
+    first = Section("First", ["Words."])
+    document = replace(long(), sections=[first, *long().sections])
+    marked = "[...document.querySelectorAll('.marked')].map((row) => row.cells[1].textContent)"
+    reader.open(page(document), "#all/rows/4", unfold=False)
+    assert reader.opened() == ["first", "all"]
+    assert reader.js(marked) == ["4"]
+    assert reader.column(1) == [str(1 + i) for i in range(10)]
+    reader.run("location.hash = '#all/rows/4321'")
+    reader.until(lambda: reader.js(marked) == ["4,321"], "the other row")
+    assert reader.column(1) == ["4,321", *(str(1 + i) for i in range(10))]
+    box = "document.querySelector('.marked').getBoundingClientRect()"
+    reader.wait_for(f"{box}.top > 0 && {box}.bottom < innerHeight")
+    reader.type("way 1")
+    assert reader.js(marked) == []
+    third = reader.column(1)[2]
+    reader.click("tbody .anchor", 2)
+    reader.until(lambda: reader.js(marked) == [third], "the row")
+    assert reader.js("location.hash") == f"#all/rows/{third}"
+    assert reader.errors() == []
+
+
+def both() -> Document:
+    return replace(small(), sections=[*small().sections, *long(300).sections])
+
+
+def test_paper_has_every_section_and_more_rows(reader: Reader) -> None:
+    reader.open(page(both()), unfold=False)
+    reader.run("dispatchEvent(new Event('beforeprint'))")
+    assert reader.opened() == ["summary", "lengths", "all"]
+    assert len(reader.column(grid=1)) == 200
+    reader.wait_for("document.querySelectorAll('svg.marks').length === 2")
+    reader.run("dispatchEvent(new Event('afterprint'))")
+    assert reader.opened() == ["summary"]
+    assert len(reader.column(grid=1)) == 10
+
+
+def test_a_search_of_the_browser_reaches_folded_text_and_rows(reader: Reader) -> None:
+    reader.open(page(both()), unfold=False)
+    reader.run("dispatchEvent(new KeyboardEvent('keydown', { key: 'f', ctrlKey: true }))")
+    assert len(reader.column(grid=1)) == 200
+    # found by the browser as a search finds it: the section opens
+    reader.driver.get(reader.driver.current_url + "#:~:text=By%20time")
+    reader.until(lambda: "lengths" in reader.opened(), "the section of the text")
+
+
+def test_key_figures_are_cards(reader: Reader) -> None:
+    figures = [KeyFigure("Longest", "2.06M tokens", "memory limit"), KeyFigure("<b>", "1×")]
+    reader.open(page(replace(small(), figures=figures)))
+    cards = "[...document.querySelectorAll('.key > div')]"
+    texts = reader.js(f"{cards}.map((card) => card.innerText.split(/\\n+/))")
+    assert texts == [["Longest", "2.06M tokens", "memory limit"], ["<b>", "1×"]]
+    assert "<dl" not in small_page().partition("<main")[2].partition("</main>")[0]
+
+
+def test_the_first_chart_begins_on_the_first_screen(reader: Reader) -> None:
+    size = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    reader.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    figures = [KeyFigure("Longest", "2.06M tokens", "memory limit, 10 min a pass")] * 5
+    table = Table("By time", COLUMNS, ROWS)
+    for words in (["Short."], ["Long words. " * 400]):
+        section = Section("Answer", words, words, [table], charts=[chart()])
+        reader.open(page(Document("x", "x", ["Machine."] * 3, [section], figures=figures)))
+        assert reader.js("document.querySelector('figure').getBoundingClientRect().top") < 900
 
 
 def test_sorting_works_with_the_keyboard(reader: Reader) -> None:
@@ -581,7 +753,7 @@ def test_a_served_page_updates_and_keeps_the_settings_of_its_reader(
     try:
         reader.driver.get(f"http://127.0.0.1:{served.server.server_port}/")
         reader.wait_for(f"{STATE} === '2 of 3 runs'")
-        reader.drawn()
+        reader.unfold().drawn()
         reader.click(".legend .pick", 1)
         reader.type("hilbert")
         reader.click("th button", 2)
@@ -590,6 +762,7 @@ def test_a_served_page_updates_and_keeps_the_settings_of_its_reader(
         lengths = Section("Lengths", ["Words."], [], [grown], [], list(before.sections[1].charts))
         served.replace(Document("summary", "Grown", [], [before.sections[0], lengths]))
         reader.wait_for("document.title === 'Grown'")
+        assert reader.opened() == ["summary", "lengths"]
         assert reader.column() == ["hilbert 16", "hilbert 64", "hilbert 4"]
         assert reader.count() == "3 of 7 rows"
         assert reader.js("document.querySelectorAll('.legend .pick')[1].ariaPressed") == "false"

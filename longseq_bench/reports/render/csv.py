@@ -4,7 +4,6 @@ The main file is the tidy data, one row per measurement. Each table has a file o
 """
 
 import csv
-import io
 import re
 from collections.abc import Sequence
 
@@ -31,9 +30,13 @@ def slug(text: str) -> str:
 
 
 def _format_table(table: Table) -> str:
+    return "".join(format_lines(table))
+
+
+def format_lines(table: Table) -> list[str]:
     """Return one line of headings, then one line per row; an interval takes two more columns."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    lines = _Lines()
+    writer = csv.writer(lines, lineterminator="\n")
     columns = list(zip(*table.rows, strict=True)) or [()] * len(table.columns)
     names: list[str] = []
     values: list[Sequence[Cell]] = []
@@ -48,4 +51,10 @@ def _format_table(table: Table) -> str:
             ]
     writer.writerow(names)
     writer.writerows(zip(*values, strict=True))
-    return stream.getvalue()
+    return lines
+
+
+class _Lines(list[str]):
+    """A list that the CSV writer fills, one call per line."""
+
+    write = list.append

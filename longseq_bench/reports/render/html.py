@@ -20,7 +20,7 @@ from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import MISSING, Chart, Column, Document, Section, Table
 from longseq_bench.reports.render.column_encoding import MISSING_CODE, Packed, pack
-from longseq_bench.reports.render.csv import slug
+from longseq_bench.reports.render.csv import format_lines, slug
 from longseq_bench.reports.render.json import finite
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PLAIN_ROWS = 200
 """Maximum rows of a table that are written as HTML; the others are data, shown on request."""
 
-MAX_PLAIN_ROWS, MIN_PLAIN_ROWS = 4_000, 5
+MAX_PLAIN_ROWS, MIN_PLAIN_ROWS = 2_000, 5
 """Rows that a page writes as HTML: for all tables, and per table after that number."""
 
 MAX_TABLES = 200
@@ -38,6 +38,15 @@ MAX_TABLES = 200
 
 MAX_ROWS, MAX_BYTES = 120_000, 12_000_000
 """Maximum data of a page: rows of one table, and bytes of all tables."""
+
+MAX_CSV_BYTES = 300_000
+"""Maximum size of the CSV of all tables, which a reader can copy; other tables copy their text."""
+
+MAX_ENTRIES = 8
+"""Maximum number of entries of the navigation."""
+
+MAX_LEAD = 900
+"""Length of a section's text (letters) above which its charts come first."""
 
 LONG = 30
 """Length of a text (letters) above which its column is wider, to avoid one word per line."""
@@ -67,10 +76,11 @@ def page(document: Document, live: bool = False, running: str = "") -> str:
     from markupsafe import Markup
 
     has_charts = live or any(section.charts for section in document.sections)
+    in_order = sorted(document.sections, key=lambda section: section.technical)
     scripts = [_asset("page.js"), *([vega_script()] if has_charts else [])]
     text = _template().render(
         document=document,
-        sections=list(_sections(document)),
+        entries=_navigation(list(_sections(in_order))),
         labels=_labels(document),
         live=live,
         running=running,
@@ -164,14 +174,25 @@ def _labels(document: Document) -> list[str]:
 _LABEL = "Implementation"
 
 
-def _sections(document: Document) -> Iterator[Shown]:
+def _navigation(sections: Sequence[Shown]) -> list[tuple[str, Sequence[Shown]]]:
+    """Return the entries of the navigation: a title, and the sections that it stands for."""
+    results = [one for one in sections if not one["section"].technical]
+    technical = sections[len(results) :]
+    room = MAX_ENTRIES - bool(technical)
+    own = len(results) if len(results) <= room else room - 1
+    entries = [(one["section"].title, [one]) for one in results[:own]]
+    groups = [("More", results[own:]), ("How it was run", technical)]
+    return [*entries, *((title, group) for title, group in groups if group)]
+
+
+def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
     """Yield the sections for the template.
 
     name: the anchor in the page.  more: number of tables that the page leaves out.
     """
     names: dict[str, int] = {}
-    left, plain = MAX_BYTES, MAX_PLAIN_ROWS
-    for section in document.sections:
+    left, plain, raw = MAX_BYTES, MAX_PLAIN_ROWS, MAX_CSV_BYTES
+    for section in sections:
         name = _unique(slug(section.title) or "section", names)
         figures = [_figure(_unique(f"{name}/{slug(c.title)}", names), c) for c in section.charts]
         grids = []
@@ -180,10 +201,13 @@ def _sections(document: Document) -> Iterator[Shown]:
             grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, MIN_PLAIN_ROWS)))
             left -= len(grid["data"] or "")
             plain -= len(grid["rows"])
+            grid["csv"] = _csv(table, raw)
+            raw -= len(grid["csv"] or "")
             grids.append(grid)
         yield {
             "name": name,
             "section": section,
+            "charts_first": sum(map(len, (*section.paragraphs, *section.points))) > MAX_LEAD,
             "figures": figures,
             "grids": grids,
             "more": len(section.tables) - len(grids),
@@ -249,6 +273,14 @@ def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Sh
         "kept": row_count,
         "data": data,
     }
+
+
+def _csv(table: Table, left: int) -> Markup | None:
+    """Return the lines of the table's CSV as data, or nothing above `left` bytes."""
+    if len(table.rows) * len(table.columns) > left:
+        return None
+    data = _data(format_lines(table))
+    return data if len(data) <= left else None
 
 
 def _packed(table: Table, rows: Sequence[tuple[Any, ...]]) -> list[Packed]:

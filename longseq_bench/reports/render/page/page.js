@@ -1,10 +1,12 @@
-// Interaction with a report: sort, filter, hide series, change axes; a served page also updates
-// itself. All figures are in the page; it fetches nothing but its own new versions.
+// Interaction with a report: open sections, sort, filter and copy tables, hide series, change axes;
+// a served page also updates itself. It fetches nothing but its own new versions.
 "use strict";
 (() => {
   const root = document.documentElement;
   const MISSING = "—";
-  const STEP = 200; // rows more at a time
+  const FEW = 10; // rows of a table at first
+  const PRINTED = 200; // rows on paper, and for a search in the page
+  const MANY = 1000; // rows more at a time
 
   // ---- light and dark: the system's setting, until the reader chooses ---------------------------
 
@@ -43,7 +45,8 @@
   // ---- helpers ----------------------------------------------------------------------------------
 
   const all = (node, query) => [...node.querySelectorAll(query)];
-  const data = (node) => JSON.parse(node.querySelector("script").textContent);
+  const data = (node) => JSON.parse(node.querySelector("script:not(.csv)").textContent);
+  const folds = () => all(document, ".fold");
   const press = (button, on) => button.setAttribute("aria-pressed", String(on));
   const number = (n) => n.toLocaleString("en-US");
 
@@ -228,7 +231,7 @@
   // A column is its distinct texts, smallest value first, and one code per row: -1 for no value. A
   // short table has them in its cells, a long one in a data element next to it.
   function columnsOf(node, rows, width) {
-    if (node.querySelector("script")) return data(node);
+    if (node.querySelector("script:not(.csv)")) return data(node);
     return Array.from({ length: width }, (_, j) => {
       const column = { dict: [], codes: [] };
       for (const row of rows) {
@@ -252,7 +255,7 @@
       this.label = this.columns[Number(node.dataset.label)];
       this.hidden = new Set();
       this.words = [];
-      this.limit = STEP;
+      this.limit = FEW;
       this.field = node.querySelector("input");
       this.field.hidden = this.total < 6;
       this.field.addEventListener("input", () => this.filter(this.field.value));
@@ -260,8 +263,8 @@
         head.firstElementChild.addEventListener("click", () => this.sort(j));
       });
       this.more = node.querySelector(".more");
-      this.more.firstElementChild.addEventListener("click", () => this.show(this.limit + STEP));
-      this.show(STEP);
+      this.more.firstElementChild.addEventListener("click", () => this.show(this.next));
+      this.show(FEW);
     }
 
     choose(labels, on) {
@@ -271,7 +274,8 @@
 
     filter(text) {
       this.words = text.toLowerCase().split(/\s+/).filter(Boolean);
-      this.show(STEP);
+      this.marked = undefined;
+      this.show(this.limit);
     }
 
     sort(j) {
@@ -306,7 +310,19 @@
     }
 
     row(i) {
-      if (this.rows[i]) return this.rows[i];
+      const row = (this.rows[i] ??= this.createRow(i));
+      if (!row.querySelector(".anchor")) {
+        const link = document.createElement("a");
+        link.className = "anchor";
+        link.href = `#${this.node.dataset.key}/${i + 1}`;
+        link.setAttribute("aria-label", `Link to row ${i + 1}`);
+        row.cells[0]?.prepend(link);
+      }
+      row.classList.toggle("marked", i === this.marked);
+      return row;
+    }
+
+    createRow(i) {
       const row = document.createElement("tr");
       this.columns.forEach((column, j) => {
         const cell = row.insertCell();
@@ -314,19 +330,47 @@
         cell.textContent = column.dict[column.codes[i]] ?? MISSING;
         cell.className = cssClass === "status" ? `status is-${cell.textContent.split(" ", 1)}` : cssClass;
       });
-      return (this.rows[i] = row);
+      return row;
+    }
+
+    // Show the row that a link points to: in its place, or first if that is beyond the shown rows.
+    mark(i) {
+      if (!(i >= 0 && i < this.total)) return undefined;
+      this.field.value = "";
+      this.filter("");
+      this.marked = i;
+      this.show(this.limit);
+      return this.rows[i];
     }
 
     show(limit) {
       this.limit = limit;
       const rows = this.visibleRows();
-      const shown = Math.min(limit, rows.length);
-      this.body.replaceChildren(...rows.slice(0, shown).map((i) => this.row(i)));
-      this.more.hidden = shown === rows.length;
-      this.node.querySelector(".scroll").classList.toggle("tall", shown > 30);
-      const words = [rows.length === this.total ? "" : `${number(rows.length)} of `, number(this.total), this.total === 1 ? " row" : " rows"];
-      if (shown < rows.length) words.push(`, the first ${number(shown)} here`);
+      const n = rows.length;
+      const isWhole = n <= Math.max(limit, FEW + 2); // a button for one or two rows is not worth it
+      const shown = isWhole ? rows : rows.slice(0, limit);
+      if (this.marked !== undefined && !shown.includes(this.marked) && rows.includes(this.marked)) shown.unshift(this.marked);
+      this.body.replaceChildren(...shown.map((i) => this.row(i)));
+      this.node.querySelector(".scroll").classList.toggle("tall", shown.length > 30);
+      this.next = isWhole ? FEW : limit < MANY ? MANY : limit + MANY;
+      this.more.hidden = isWhole && (n <= FEW + 2 || limit === FEW);
+      const rest = this.next < n ? `${number(this.next)} of ${number(n)}` : `all ${number(n)}`;
+      write(this.more.firstElementChild, `Show ${isWhole ? `the first ${FEW}` : rest} rows`);
+      const words = [n === this.total ? "" : `${number(n)} of `, number(this.total), this.total === 1 ? " row" : " rows"];
+      if (!isWhole) words.push(`, the first ${number(limit)} here`);
       write(this.node.querySelector(".count"), words.join(""));
+    }
+
+    // The rows that pass the filters, in their order: raw figures if the page has them, else text.
+    csv() {
+      const rows = this.visibleRows();
+      const raw = this.node.querySelector("script.csv");
+      const [head, ...lines] = raw ? JSON.parse(raw.textContent) : [];
+      if (raw) return [head, ...rows.map((i) => lines[i])].join("");
+      const quote = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+      const cells = rows.map((i) => this.columns.map((c) => c.dict[c.codes[i]] ?? ""));
+      const names = this.heads.map((head) => head.textContent);
+      return [names, ...cells].map((line) => `${line.map(quote).join(",")}\n`).join("");
     }
 
     state() {
@@ -383,26 +427,60 @@
     for (const widget of widgets.values()) {
       if (widget instanceof Figure && !widget.turn) near.observe(widget.node);
     }
-    copyButtons();
     follow();
   }
 
-  function copyButtons() {
-    if (!navigator.clipboard) return;
-    for (const block of all(document, ".code")) {
-      const button = document.createElement("button");
-      Object.assign(button, { type: "button", className: "copy", textContent: "Copy" });
-      button.addEventListener("click", async () => {
-        try {
-          await navigator.clipboard.writeText(block.querySelector("code").textContent);
-          button.textContent = "Copied";
-          setTimeout(() => (button.textContent = "Copy"), 1500);
-        } catch {
-          button.hidden = true; // not allowed here
-        }
-      });
-      block.append(button);
+  async function copy(button) {
+    const grid = widgets.get(button.closest(".grid")?.dataset.key);
+    const label = (button.dataset.label ??= button.textContent);
+    try {
+      await navigator.clipboard.writeText(grid ? grid.csv() : button.previousElementSibling.textContent);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Not allowed here";
     }
+    setTimeout(() => (button.textContent = label), 1500);
+  }
+
+  // Open and show what a link points to: "#section", "#section/table" or "#section/table/row".
+  function reveal(hash) {
+    const name = hash.slice(1);
+    const [, key, row] = name.match(/^(.+)\/(\d+)$/) ?? [];
+    const marked = widgets.get(key)?.mark?.(row - 1);
+    const node = marked ?? document.getElementById(name) ?? widgets.get(name)?.node;
+    const fold = node?.closest("section")?.querySelector(".fold");
+    if (fold) fold.open = true;
+    node?.scrollIntoView({ block: marked ? "center" : "start" });
+  }
+
+  function foldsButton() {
+    const button = document.getElementById("folds");
+    button.addEventListener("click", () => {
+      const on = folds().some((fold) => !fold.open);
+      for (const fold of folds()) fold.open = on;
+      button.textContent = on ? "Fold all" : "Open all";
+    });
+  }
+
+  // A search by the browser finds text in folded sections, but not in rows that are not shown.
+  function showRows() {
+    const short = [...widgets.values()].filter((widget) => widget instanceof Grid && widget.limit < PRINTED);
+    for (const grid of short) grid.show(PRINTED);
+    if (!("onbeforematch" in window)) for (const fold of folds()) fold.open = true;
+    return short;
+  }
+
+  // On paper everything is open; afterwards the page is as before.
+  let undoPrint = () => {};
+  function unfold() {
+    const closed = folds().filter((fold) => !fold.open);
+    for (const fold of closed) fold.open = true;
+    const short = showRows();
+    for (const widget of widgets.values()) drawOnce(widget);
+    undoPrint = () => {
+      for (const fold of closed) fold.open = false;
+      for (const grid of short) grid.show(FEW);
+    };
   }
 
   // Mark the current section in the table of contents.
@@ -414,8 +492,9 @@
         for (const { target, isIntersecting } of entries) {
           if (!isIntersecting) continue;
           for (const link of all(document, "nav a")) {
-            if (link.hash === `#${target.id}`) link.setAttribute("aria-current", "true");
-            else link.removeAttribute("aria-current");
+            const isCurrent = link.hash === `#${target.dataset.entry}`;
+            isCurrent ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+            if (isCurrent) link.closest("nav").scrollLeft = link.offsetLeft - 60;
           }
         }
       },
@@ -454,10 +533,12 @@
     text = next;
     const fresh = new DOMParser().parseFromString(next, "text/html");
     const [mark, focused] = [landmark(), focus()];
+    const open = new Map(folds().map((fold) => [fold.parentNode.id, fold.open]));
     document.title = fresh.title;
     for (const part of ["nav", "main"]) {
       document.querySelector(part).replaceWith(document.adoptNode(fresh.querySelector(part)));
     }
+    for (const fold of folds()) fold.open = open.get(fold.parentNode.id) ?? fold.open;
     start(widgets);
     refocus(focused);
     const now = mark && find(mark.name);
@@ -468,7 +549,8 @@
   function landmark() {
     const node = all(document, "main [data-key], main section").find((one) => {
       const { top, bottom } = one.getBoundingClientRect();
-      return bottom > 0 && (top >= 0 || one.dataset.key) && !one.matches("details");
+      const isRead = bottom > 0 && (top >= 0 || one.dataset.key) && !one.matches("details");
+      return isRead && one.checkVisibility();
     });
     return node && { name: node.dataset.key ?? node.id, top: node.getBoundingClientRect().top };
   }
@@ -493,12 +575,23 @@
 
   root.classList.add("js");
   applyTheme(remembered());
-  addEventListener("beforeprint", () => {
-    for (const widget of widgets.values()) drawOnce(widget);
+  addEventListener("beforeprint", unfold);
+  addEventListener("afterprint", () => undoPrint());
+  addEventListener("hashchange", () => reveal(location.hash));
+  addEventListener("keydown", ({ key, ctrlKey, metaKey }) => {
+    if (key === "F3" || (key === "f" && (ctrlKey || metaKey))) showRows();
+  });
+  addEventListener("click", ({ target }) => {
+    const button = target.closest(".copy");
+    if (button) copy(button);
+    const link = target.closest("main a, nav a");
+    if (link && link.hash === location.hash) reveal(link.hash); // no change, so no hashchange
   });
   addEventListener("DOMContentLoaded", () => {
     themeButton();
+    foldsButton();
     start();
+    reveal(location.hash);
     if (root.dataset.live) poll();
   });
 })();
