@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 PLAIN_ROWS = 200
 """Maximum rows of a table that are written as HTML; the others are data, shown on request."""
 
-MAX_PLAIN_ROWS, MIN_PLAIN_ROWS = 2_000, 5
+MAX_PLAIN_ROWS, MIN_PLAIN_ROWS = 1_000, 1
 """Rows that a page writes as HTML: for all tables, and per table after that number."""
 
 MAX_TABLES = 200
 """Maximum number of tables in a section."""
 
-MAX_ROWS, MAX_BYTES = 120_000, 12_000_000
+MAX_ROWS, MAX_BYTES = 120_000, 3_500_000
 """Maximum data of a page: rows of one table, and bytes of all tables."""
 
 MAX_CSV_BYTES = 300_000
