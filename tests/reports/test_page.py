@@ -652,6 +652,26 @@ def test_sorting_works_with_the_keyboard(reader: Reader) -> None:
     assert reader.column() == SORTED
 
 
+def test_bars_leave_room_for_their_values() -> None:
+    wide = replace(bars(("a",)), points=(Point("a", 0, 2059610.0),))
+    written = page(Document("x", "x", [], [Section("x", charts=[wide])]))
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', written)
+    assert json.loads(data)["spec"]["padding"]["right"] > 6 * len("2,059,610")
+
+
+def test_values_of_bars_and_pale_lines_suit_dark_paper(reader: Reader) -> None:
+    many = chart(tuple(f"way {i}" for i in range(12)))
+    wide = bars(("a", "b"))
+    reader.set_scheme("dark")
+    reader.open(page(Document("x", "x", [], [Section("x", charts=[many, wide])]))).drawn(2)
+    style = "getComputedStyle(document.querySelector({}))"
+    ink = reader.js("getComputedStyle(document.body).color")
+    value = "document.querySelectorAll('figure')[1].querySelector('.mark-text.role-mark text')"
+    assert reader.js(f"getComputedStyle({value}).fill") == ink
+    pale = style.format(json.dumps('figure path[stroke="#bbbbbb"]'))
+    assert reader.js(f"{pale}.stroke") == "rgb(70, 75, 82)"
+
+
 PAPER = "getComputedStyle(document.body).backgroundColor"
 LABEL = "getComputedStyle(document.querySelector('.role-axis-label text')).fill"
 
@@ -692,7 +712,7 @@ def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:
     assert reader.js(shown.format("'h1'")) == HOSTILE[0]
     for i, text in enumerate(HOSTILE):
         assert reader.column(1, i) == [text, "—"]
-        keys = f"document.querySelectorAll('.legend')[{2 * i}].querySelector('span').textContent"
+        keys = f"document.querySelectorAll('.legend')[{i}].querySelector('span').textContent"
         assert reader.js(keys) == text
         code = f"document.querySelectorAll('pre code')[{i}].textContent"
         assert reader.js(code) == text

@@ -89,6 +89,12 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
     whole = whole.properties(
         height=height, width="container" if page else WIDTH, description=chart.description
     )
+    if page and chart.shape == "bars":
+        # a value at the end of the longest bar is wider than the plot
+        longest = max((len(format_cell(p.y, chart.y.kind)) for p in chart.points), default=0)
+        whole = whole.properties(
+            padding={"left": 5, "top": 5, "bottom": 5, "right": 5 + (LETTER + 1) * longest}
+        )
     if not page:
         title = wrap(chart.title, TITLE_LETTERS)
         whole = whole.properties(title=title, background="white", padding=8)

@@ -105,6 +105,7 @@
     font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
     view: { stroke: "transparent" },
     rule: { color: "currentColor" },
+    text: { color: "currentColor" },
     axis: {
       labelColor: "currentColor", labelOpacity: 0.75, labelFontSize: 12,
       titleColor: "currentColor", titleFontSize: 12, titleFontWeight: 500, titlePadding: 8,
