@@ -61,7 +61,7 @@ def options_at(name: str, world: int) -> list[Options]:
             {"wire_dtype": "float16", "chunk": 9},
         ]
         more = [*rings, {"chunk": 7}, *wires]
-        return [{}, *(more if world == 3 else more[world == 4 :: 2]), *transports]
+        return [{}, *(more if world == 3 else more[2 * (world == 4) :: 4]), *transports]
     if name == "collective":
         gathers: list[Options] = [{"order": "contiguous"}, {"order": "striped", "chunk": 30}]
         return [{}, {"chunk": 30}, *gathers]
@@ -75,7 +75,7 @@ def options_at(name: str, world: int) -> list[Options]:
     if name == "ddp":
         return [{}, {"inner": "ring"}]
     if name in ("dilated", "hilbert"):
-        return SEGMENTS if world == 3 else SEGMENTS[world == 4 :: 2]
+        return SEGMENTS if world == 3 else SEGMENTS[2 * (world == 4) :: 4]
     if name == "block-sparse":
         patterns: list[Options] = [
             {"block": 8, "sparsity": 0.6, "pattern": pattern, "exchange": exchange}
@@ -88,7 +88,7 @@ def options_at(name: str, world: int) -> list[Options]:
             {"block": 8, "sparsity": 0.6, "pattern": "random", "kernel": "torch"},
         ]
         every: list[Options] = [*patterns, *places]
-        return every if world == 3 else every[world == 4 :: 2]
+        return every if world == 3 else every[2 * (world == 4) :: 4]
     return [{}]
 
 
@@ -120,6 +120,7 @@ SOME = [
 ]
 MODULES = [named("ring", world, {"transport": "fairscale"}) for world in (2, 3)]
 every = pytest.mark.parametrize(("name", "world", "options"), EVERY)
+defaults = pytest.mark.parametrize(("name", "world", "options"), [*DEFAULTS, *MODULES])
 some = pytest.mark.parametrize(("name", "world", "options"), [*SOME, *MODULES])
 causality = pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 
@@ -363,7 +364,7 @@ def test_blocks_are_sent_only_as_far_as_segments_need(ranks: Ranks, name: str, w
 # ---- halves of a pass --------------------------------------------------------------------------
 
 
-@some
+@defaults
 def test_each_half_of_a_pass_runs_alone(
     ranks: Ranks, name: str, world: int, options: Options
 ) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -42,6 +43,7 @@ def rows(chart: Chart, i: int = 0) -> list[dict[str, Any]]:
     return list(spec(chart, page=True)["datasets"].values())[i]
 
 
+@cache
 def all_charts() -> list[Chart]:
     return [c for d in documents(rich(), ["all"]) for s in d.sections for c in s.charts]
 

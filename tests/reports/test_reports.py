@@ -131,7 +131,7 @@ def test_only_files_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
     assert any(name.startswith("01-") for name in left)
 
 
-@pytest.mark.parametrize("name", ["a\x00b", "a\x1b[31mb\x1b]0;t\x07", "a\nb", "\u2028", "\u202e"])
+@pytest.mark.parametrize("name", ["a\x00b\n\u202e", "a\x1b[31mb\x1b]0;t\x07", "\u2028"])
 def test_control_characters_do_not_break_a_report(name: str) -> None:
     """vl-convert ends the whole process on some of them."""
     records = [make.record(make.trial(name, n)) for n in (1024, 2048)]
