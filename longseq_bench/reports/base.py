@@ -109,7 +109,7 @@ class Source:
 
     @cached_property
     def context(self) -> str:
-        """What all rows share, as a sentence: workload, budgets, check; "" without rows."""
+        """A sentence on what is equal in all rows: workload, budgets, check; "" without rows."""
         every = [row for table in self._tables for row in table]
         if not every:
             return ""

@@ -111,7 +111,8 @@ def colours(chart: Chart) -> dict[str, str]:
     """
     if chart.shape == "bars":
         return dict.fromkeys(_shown(chart), PALETTE[0])
-    coloured = [name for name in _shown(chart) if name in _best(chart)]
+    best = _best(chart)
+    coloured = [name for name in _shown(chart) if name in best]
     return dict.fromkeys(_shown(chart), PALE) | dict(zip(coloured, PALETTE, strict=False))
 
 

@@ -35,8 +35,7 @@ def at_a_glance(source: Source) -> Section:
 
     Times are of one workload and one length: those that most implementations share. Longest lengths
     are of one workload too; an implementation without it has its own, which is named. Exact and
-    sparse attention are in one table, so the share of the pairs that are seen has a
-    column.
+    sparse attention are in one table, so the share of the pairs that are seen has a column.
     """
     at = _common_length(_most_shared([row for row in source.rows if row.is_full_pass]))
     found = [row for row in source.maxima if row.is_full_pass and row.max_tokens]
@@ -45,11 +44,11 @@ def at_a_glance(source: Source) -> Section:
     searched = _most_shared(found)
     timed = _best([row for row in at if row.is_ok and row.time_s], lambda row: require(row.time_s))
     failed = {row.implementation: row for row in at if not row.is_ok}
-    longest = _best(found, _fewest_tokens) | _best(searched, _fewest_tokens)
+    shared, own = (_best(rows, lambda row: -row.max_tokens) for rows in (searched, found))
     lines = []
     for name in dict.fromkeys(record.trial.implementation for record in source.records):
-        row = longest.get(name)
-        where = source.where(row) if row and row not in searched else ""
+        row = shared.get(name) or own.get(name)
+        where = source.where(row) if row and name not in shared else ""
         lines.append(Glance(name, timed.get(name), failed.get(name), row, where))
     lines.sort(key=_order)
     table = build_table("One line per implementation", _COLUMNS, lines)
@@ -66,10 +65,6 @@ def _explain(source: Source, at: list[SweepRow], searched: list[SearchRow]) -> I
     every = [*at, *searched]
     if len({row.name for row in every}) > len({row.implementation for row in every}):
         yield "A line has the fastest and the longest variant of an implementation."
-
-
-def _fewest_tokens(row: SearchRow) -> float:
-    return -row.max_tokens
 
 
 def _most_shared(rows: Sequence[R]) -> list[R]:
