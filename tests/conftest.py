@@ -25,6 +25,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
+# FlexAttention: torch would compile and load a test library first, for 7 s
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # else each of some hundred processes of the tests would compile the package again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

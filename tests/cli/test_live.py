@@ -239,6 +239,12 @@ def test_a_port_in_use_is_named(live: LivePage) -> None:
         LivePage(render, str, 70000)
 
 
+RUN = """\
+import sys
+from longseq_bench.cli import live_server, run
+live_server.LAST_VIEW_S = 1.5
+sys.exit(run(sys.argv[1:]))
+"""
 CONFIG = (
     "memory_budget: 64MiB\nworkload: {heads: 1, head_dim: 16}\ntokens: [64, 128]\n"
     "implementations: sdpa\nrounds: 1\nrepeats: 2\nbaseline: sdpa\n"
@@ -267,7 +273,7 @@ def test_a_sweep_is_served_while_it_runs(tmp_path: Path) -> None:
     config, out = tmp_path / "one.yaml", tmp_path / "out"
     config.write_text(CONFIG)
     sweep = subprocess.Popen(
-        [sys.executable, "-m", "longseq_bench", "sweep", config, "--out", out, "--live"],
+        [sys.executable, "-c", RUN, "sweep", config, "--out", out, "--live"],
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert sweep.stderr is not None

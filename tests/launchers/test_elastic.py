@@ -87,7 +87,7 @@ def test_a_world_that_does_not_fill_nodes_is_refused(ranks: int, message: str) -
 # ---- a node that may be lost ---------------------------------------------------------------------
 
 
-def x(
+def test_a_node_is_a_possible_cause_until_the_supervisor_knows_that_it_is_lost(
     launcher: LocalLauncher,
 ) -> None:
     """Also if its silence exceeds the limit between the two checks."""

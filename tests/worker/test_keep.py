@@ -93,11 +93,11 @@ def test_the_peak_is_a_known_number_of_tensors(
     launcher: LocalLauncher, keep: str, mode: str, tensors: int
 ) -> None:
     """The usual number is eight in training, four in forward. The trial is checked and timed."""
-    shape = {"heads": 4, "mode": mode, "repeats": 1}
-    of = complete(launcher, "ring", 4096, {"chunk": 256}, keep=keep, **shape)
+    shape = {"heads": 16, "mode": mode, "repeats": 1}
+    of = complete(launcher, "ring", 1024, {"chunk": 64}, keep=keep, **shape)
     outcome = run_trial(launcher, of)
     assert (outcome.status, outcome.reason) == ("ok", None)
-    whole = 4096 * 4 * 64 * 4
+    whole = 1024 * 16 * 64 * 4
     peak = outcome.largest("peak") or 0
     assert tensors * whole < peak < (tensors + 0.6) * whole
     assert len(outcome.samples("time")) == 1
