@@ -18,6 +18,8 @@ from longseq_bench.launchers.rank_supervisor import GRACE_S, ProcessSample
 SAMPLE_S, SAMPLES = 0.5, 10
 """Time and number of samples needed to distinguish a working rank from a waiting one."""
 
+CONTINUE_AFTER_S = 0.3
+"""Time for ranks of all hosts to write their stacks before a stopped rank is continued."""
 STACKS_S, STACKS_STEP_S = 1.0, 0.05
 """Time limit for ranks to write their stacks, and the interval of checks."""
 
@@ -60,12 +62,18 @@ def _read_processes(pids: Mapping[int, int]) -> dict[int, tuple[str, float]]:
 def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> dict[int, list[str]]:
     """Make each rank write its stack to its output file, and return the stacks.
 
-    A stopped rank is continued, so that it can write.
+    A stopped rank is continued, so that it can write. Ranks that wait for it then go on, so it is
+    continued only when they have written, those of other hosts too.
     """
     starts = {rank: outputs[rank].size() for rank in pids}
     for pid in pids.values():
         with suppress(ProcessLookupError):
             _request_stack(pid)
+    if stopped := [pid for pid in pids.values() if _is_stopped(pid)]:
+        time.sleep(CONTINUE_AFTER_S)
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
     end, sizes = time.monotonic() + STACKS_S, starts
     while pids and time.monotonic() < end:
         time.sleep(STACKS_STEP_S)
@@ -81,7 +89,13 @@ def _request_stack(pid: int) -> None:
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
     except AttributeError:  # macOS, and glibc before 2.30
         os.kill(pid, signal.SIGUSR1)
-    os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_orphans(server: int | None) -> list[str]:

@@ -20,11 +20,12 @@ import pytest
 from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
-from longseq_bench.launchers import control_channel, elastic, rank_supervisor
+from longseq_bench.launchers import control_channel, elastic, host_agent, rank_supervisor
 from longseq_bench.launchers.control_channel import NodeIdentity, NodeLink
 from longseq_bench.launchers.elastic import ElasticLauncher, _Run, split
 from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
 from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.launchers.process_inspection import sample_processes
 from longseq_bench.launchers.rank_supervisor import RankSupervisor
 from tests.launchers.test_ranks import ranks_trial
 
@@ -293,7 +294,17 @@ def test_a_rank_of_the_other_node_is_named(
     assert two.processes_of_node_1() == []
 
 
-def test_a_stopped_rank_of_the_other_node_is_diagnosed(two: TwoNodes) -> None:
+def test_a_stopped_rank_of_the_other_node_is_diagnosed(
+    two: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if this node reads its stacks later: the stopped rank must not yet have continued."""
+
+    def slowly(*args: Any) -> Any:
+        samples = sample_processes(*args)
+        time.sleep(0.1)
+        return samples
+
+    monkeypatch.setattr(host_agent, "sample_processes", slowly)
     outcome = two.run(ranks_trial("rank-stops", time_budget=3.0))
     assert outcome.status == "hang"
     assert "rank 1 (host beta) is stopped (SIGSTOP)" in (outcome.reason or "")

@@ -28,9 +28,7 @@ from tests.worker.spread import LATE_S, Spread
 SHORT, LONG = 61, FULL_CHECK_TOKENS + 89
 SPLITS = ("contiguous", "striped", "full", "heads", "batch", "heads module")
 worlds = pytest.mark.parametrize("world", [2, 3, 4])
-sizes = pytest.mark.parametrize(
-    ("tokens", "world"), [(SHORT, 2), (SHORT, 4), (LONG, 3)]
-)
+sizes = pytest.mark.parametrize(("tokens", "world"), [(SHORT, 2), (SHORT, 4), (LONG, 3)])
 Options = dict[str, Any]
 
 
