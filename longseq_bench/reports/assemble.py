@@ -4,25 +4,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from longseq_bench.reports.base import SEARCH, SECTIONS, SWEEP, Source
-from longseq_bench.reports.document import Document, Section
+from longseq_bench.reports.document import Answer, Document, Section
 from longseq_bench.reports.samples_table import samples_table
 from longseq_bench.reports.sections.failures import failures
 from longseq_bench.reports.sections.provenance import (
     configs,
-    dates,
-    describe_machines,
+    context,
     hardware,
     how_it_ran,
     reproduce,
 )
 from longseq_bench.reports.sections.ranks import hangs
-from longseq_bench.reports.wording import limit_sentences
+from longseq_bench.reports.wording import limit_findings
 
 
 def build_document(
-    kind: str, title: str, source: Source, sections: Sequence[Section], has_rows: bool = True
-) -> Document:
-    """Build a report: sections of the kind, registered sections, failures, machines, commands.
+    kind: str, title: str, source: Source, answer: Answer, sections: Sequence[Section],
+    has_rows: bool = True,
+) -> Document:  # fmt: skip
+    """Build a report: answer, sections of the kind, registered sections, failures, provenance.
 
     has_rows: the records have rows for this kind.
     """
@@ -31,22 +31,18 @@ def build_document(
     added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]
     broken = {name: reason for name in added if (reason := SECTIONS.unavailable_reason(name))}
     registered = [SECTIONS.get(name)(source) for name in added if name not in broken]
-    every = map(_complete, (*sections, *registered, *shared))
+    every = map(_complete, (answer.section, *sections, *registered, *shared))
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     records = source.records  # the data keeps only these, not the source's tables
     return Document(
         kind,
         title,
-        [
-            *([source.context] if source.context else []),
-            dates(source.records),
-            *describe_machines(source),
-            *notes,
-        ],
+        [context(source), *notes],
         [section for section in every if section.has_content],
         lambda: samples_table(records),
         has_rows=has_rows,
+        figures=answer.figures,
     )
 
 
@@ -55,7 +51,7 @@ def _complete(section: Section) -> Section:
     if not section.missing:
         return section
     if section.has_content:
-        return replace(section, points=limit_sentences(section.points))
+        return replace(section, points=limit_findings(section.points))
     rows, *commands = section.missing
     explanation = [f"These records have no {rows}. To produce it, run:"]
     return Section(section.title, explanation, code=commands)
@@ -63,6 +59,6 @@ def _complete(section: Section) -> Section:
 
 def recommendations_section(*rules: Iterable[str], title: str = "Recommendations") -> Section:
     """Return a section with the first sentences of each rule, in the order of the rules."""
-    if points := [sentence for rule in rules for sentence in limit_sentences(rule)]:
+    if points := [sentence for rule in rules for sentence in limit_findings(rule)]:
         return Section(title, ["Each is computed from the rows in its brackets."], points)
     return Section(title, missing=("pair of comparable rows", SEARCH, SWEEP))

@@ -21,6 +21,10 @@ from longseq_bench.core.units import (
 )
 
 MISSING = "—"
+MAX_FINDINGS, MAX_FINDING_WORDS = 5, 25
+"""Limits of the findings of a section."""
+MAX_FIGURES, MAX_ANSWER_ROWS, MAX_ANSWER_WORDS = 5, 8, 120
+"""Limits of the first screen: key figures, rows of its table, words outside its table."""
 COMPUTED = "computed, not measured"
 """Default description of a guide of a chart."""
 
@@ -145,9 +149,27 @@ class Chart:
         )
 
 
+class Finding(str):
+    """A sentence computed from rows.  rows: title of the section of the same report that has them.
+
+    At most MAX_FINDING_WORDS words.
+    """
+
+    rows: str
+
+    def __new__(cls, text: str, rows: str) -> Finding:
+        """Return the sentence with the title of its section."""
+        finding = super().__new__(cls, text)
+        finding.rows = rows
+        return finding
+
+
 @dataclass(frozen=True)
 class Section:
-    """A heading, then paragraphs, points, charts, tables and literal lines, in this order."""
+    """A heading, then paragraphs, points, charts, tables and literal lines, in this order.
+
+    points: findings; at most MAX_FINDINGS.
+    """
 
     title: str
     paragraphs: Sequence[str] = ()
@@ -178,10 +200,31 @@ class KeyFigure:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The first screen of a report: with its context at most MAX_ANSWER_WORDS words.
+
+    figures: at most MAX_FIGURES.  findings: at most MAX_FINDINGS.  table: at most MAX_ANSWER_ROWS
+    rows, unless the kind of the report is a ranked table.
+    """
+
+    figures: Sequence[KeyFigure] = ()
+    findings: Sequence[str] = ()
+    chart: Chart | None = None
+    table: Table | None = None
+
+    @property
+    def section(self) -> Section:
+        """The first section of the report; the figures are above it."""
+        tables = [self.table] if self.table else []
+        charts = [self.chart] if self.chart else []
+        return Section("Answer", points=self.findings, charts=charts, tables=tables)
+
+
+@dataclass(frozen=True)
 class Document:
     """A report.
 
-    figures: its answer, in at most five figures.
+    figures: its answer, in at most MAX_FIGURES figures.
     make_data: builds `data`, the tidy table for programs, at its first use.
     has_rows: the records have rows for this kind of report.
     """

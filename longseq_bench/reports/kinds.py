@@ -1,5 +1,11 @@
 """The kinds of reports: each is a title and a list of sections."""
 
+from longseq_bench.reports.answers import capabilities as capabilities_answer
+from longseq_bench.reports.answers import devices as devices_answer
+from longseq_bench.reports.answers import extreme as extreme_answer
+from longseq_bench.reports.answers import implementations as implementations_answer
+from longseq_bench.reports.answers import scaling as scaling_answer
+from longseq_bench.reports.answers import summary as summary_answer
 from longseq_bench.reports.assemble import build_document, recommendations_section
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Document, Section
@@ -40,7 +46,13 @@ def summary(source: Source) -> Document:
         ranks.each_rank(source),
     ]
     known = [section for section in sections if section.has_content]
-    return build_document("summary", "How long a sequence attention takes here", source, known)
+    return build_document(
+        "summary",
+        "How long a sequence attention takes here",
+        source,
+        summary_answer.answer(source),
+        known,
+    )
 
 
 @KINDS.register("capabilities")
@@ -54,7 +66,14 @@ def capabilities(source: Source) -> Document:
         gains,
         recommendations_section(*advice, title="Where it begins to pay"),
     ]
-    return build_document("capabilities", "What works here", source, sections, gains.has_content)
+    return build_document(
+        "capabilities",
+        "What works here",
+        source,
+        capabilities_answer.answer(source),
+        sections,
+        gains.has_content,
+    )
 
 
 @KINDS.register("devices")
@@ -68,7 +87,14 @@ def devices(source: Source) -> Document:
         standard_attention.by_sparsity(source),
         multi_rank.against_one(source),
     ]
-    return build_document("devices", "Many devices", source, sections, batch.has_content)
+    return build_document(
+        "devices",
+        "Many devices",
+        source,
+        devices_answer.answer(source),
+        sections,
+        batch.has_content,
+    )
 
 
 @KINDS.register("extreme")
@@ -85,7 +111,14 @@ def extreme(source: Source) -> Document:
         use_cases.uses(source),
         hardware_projection.projected(source),
     ]
-    return build_document("extreme", "Extreme lengths", source, sections, bool(source.maxima))
+    return build_document(
+        "extreme",
+        "Extreme lengths",
+        source,
+        extreme_answer.answer(source),
+        sections,
+        bool(source.maxima),
+    )
 
 
 @KINDS.register("implementations")
@@ -100,7 +133,12 @@ def implementations(source: Source) -> Document:
         recommendations_section(*advice),
     ]
     return build_document(
-        "implementations", "Implementations side by side", source, sections, has_several
+        "implementations",
+        "Implementations side by side",
+        source,
+        implementations_answer.answer(source),
+        sections,
+        has_several,
     )
 
 
@@ -118,4 +156,6 @@ def scaling(source: Source) -> Document:
         bottleneck.bottleneck(source),
     ]
     has_rows = found.has_content or dilation.has_content
-    return build_document("scaling", "Scaling", source, sections, has_rows)
+    return build_document(
+        "scaling", "Scaling", source, scaling_answer.answer(source), sections, has_rows
+    )

@@ -3,25 +3,26 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from longseq_bench.analysis.row import R
+from longseq_bench.reports.document import MAX_FINDINGS
 
-MAX_SENTENCES = 50
-"""Maximum number of sentences of one kind, and of names in one sentence."""
+MAX_NAMES = 2
+"""Maximum number of names in one sentence."""
 
 
-def limit_sentences(sentences: Iterable[str]) -> list[str]:
-    """Return the first MAX_SENTENCES sentences of one kind, then the number of further ones."""
-    known = list(sentences)
-    more = len(known) - MAX_SENTENCES
-    if more <= 0:
+def limit_findings(findings: Iterable[str]) -> list[str]:
+    """Return at most MAX_FINDINGS; the last one is the number of those left out, if any."""
+    known = list(findings)
+    if len(known) <= MAX_FINDINGS:
         return known
-    return [*known[:MAX_SENTENCES], f"… and {more:,} more of this kind; the tables have them."]
+    first = MAX_FINDINGS - 1
+    return [*known[:first], f"{len(known) - first:,} more are in the tables."]
 
 
 def join_names(names: Iterable[str], separator: str = ", ") -> str:
-    """Return the first MAX_SENTENCES names of a sentence, then the number of further ones."""
+    """Return the first MAX_NAMES names of a sentence, then the number of further ones."""
     named = list(names)
-    more = len(named) - MAX_SENTENCES
-    return separator.join(named if more <= 0 else [*named[:MAX_SENTENCES], f"… and {more:,} more"])
+    more = len(named) - MAX_NAMES
+    return separator.join(named if more <= 0 else [*named[:MAX_NAMES], f"{more:,} more"])
 
 
 def format_range(values: Sequence[float], write: Callable[[float], str]) -> str:

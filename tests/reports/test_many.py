@@ -5,7 +5,7 @@ import pytest
 from longseq_bench.core.model import Record
 from longseq_bench.reports.render import html as html_format
 from longseq_bench.reports.render.html import page
-from longseq_bench.reports.wording import join_names, limit_sentences
+from longseq_bench.reports.wording import join_names, limit_findings
 from tests import make
 from tests.reports import examples
 from tests.reports.reading import build, section
@@ -15,8 +15,8 @@ LIMIT = 3
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("wording", "sections.ranks"):
-        monkeypatch.setattr(f"longseq_bench.reports.{module}.MAX_SENTENCES", LIMIT)
+    for name in ("wording.MAX_FINDINGS", "wording.MAX_NAMES", "sections.ranks.MAX_HANGS"):
+        monkeypatch.setattr(f"longseq_bench.reports.{name}", LIMIT)
 
 
 def hung(seq_len: int, **fields: int) -> Record:
@@ -27,11 +27,11 @@ def hung(seq_len: int, **fields: int) -> Record:
 
 def test_sentences_and_names_are_limited() -> None:
     names = [str(i) for i in range(LIMIT + 2)]
-    assert limit_sentences(names[:LIMIT]) == names[:LIMIT]
-    *first, last = limit_sentences(iter(names))
-    assert (first, "2 more" in last) == (names[:LIMIT], True)
+    assert limit_findings(names[:LIMIT]) == names[:LIMIT]
+    *first, last = limit_findings(iter(names))
+    assert (first, last) == (names[: LIMIT - 1], "3 more are in the tables.")
     assert join_names(names[:LIMIT], "; ") == "0; 1; 2"
-    assert join_names(iter(names)) == "0, 1, 2, … and 2 more"
+    assert join_names(iter(names)) == "0, 1, 2, 2 more"
 
 
 def test_sentences_on_many_workloads_are_limited_but_not_tables() -> None:

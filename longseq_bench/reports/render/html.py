@@ -89,6 +89,7 @@ def page(document: Document, live: bool = False, running: str = "") -> str:
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
         missing=MISSING,
+        slug=slug,
     )
     return text.rstrip() + "\n"
 

@@ -4,7 +4,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.document import Document, Section, Table, format_cell
+from longseq_bench.reports.document import (
+    Document,
+    Finding,
+    KeyFigure,
+    Section,
+    Table,
+    format_cell,
+)
 from longseq_bench.reports.render.csv import slug
 
 _SPECIAL = re.compile(r"([\\`*#|>\[\]~$])")
@@ -31,9 +38,22 @@ def _text(document: Document, names: Mapping[int, str]) -> str:
     lines = [f"# {escape(document.title)}", ""]
     for paragraph in document.paragraphs:
         lines += [_line(paragraph), ""]
+    if document.figures:
+        lines += [*map(_figure, document.figures), ""]
     for section in document.sections:
         lines += _section(section, names)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _figure(figure: KeyFigure) -> str:
+    words = f", {escape(figure.words)}" if figure.words else ""
+    return f"- {escape(figure.label)}: **{escape(figure.value)}**{words}"
+
+
+def _finding(point: str) -> str:
+    """Return a list item; a finding has a link to the section with its rows."""
+    link = f" ([rows](#{slug(point.rows)}))" if isinstance(point, Finding) else ""
+    return f"- {_line(point)}{link}"
 
 
 def escape(text: str) -> str:
@@ -57,8 +77,7 @@ def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
         yield from (f"## {escape(section.title)}", "")
     for paragraph in section.paragraphs:
         yield from (_line(paragraph), "")
-    for point in section.points:
-        yield f"- {_line(point)}"
+    yield from map(_finding, section.points)
     if section.points:
         yield ""
     for chart in section.charts:

@@ -18,6 +18,7 @@ from longseq_bench.reports.document import (
     Chart,
     Column,
     Document,
+    KeyFigure,
     Mark,
     Point,
     Section,
@@ -58,8 +59,10 @@ def print_documents(documents: Iterable[Document], screen: Console) -> None:
 
 def print_document(document: Document, screen: Console, hint: str = HINT) -> None:
     """Print a report; hint: where to find what a narrow terminal leaves out."""
-    paragraphs = [_wrap(paragraph, screen) for paragraph in document.paragraphs]
-    parts = [_part(document.title, "═", paragraphs, screen)]
+    blocks = [_wrap(paragraph, screen) for paragraph in document.paragraphs]
+    if document.figures:
+        blocks.append([line for figure in document.figures for line in _figure(figure, screen)])
+    parts = [_part(document.title, "═", blocks, screen)]
     parts += [_part(s.title, "─", _blocks(s, screen, hint), screen) for s in document.sections]
     for i, part in enumerate(filter(None, parts)):
         if i:
@@ -70,6 +73,11 @@ def print_document(document: Document, screen: Console, hint: str = HINT) -> Non
 
 
 Lines = list[Text | TerminalTable]
+
+
+def _figure(figure: KeyFigure, screen: Console) -> Lines:
+    words = f", {figure.words}" if figure.words else ""
+    return _wrap(f"{figure.label}: {figure.value}{words}", screen, style="bold")
 
 
 def _part(title: str, underline: str, blocks: Iterable[Lines], screen: Console) -> Lines:

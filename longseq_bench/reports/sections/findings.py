@@ -20,13 +20,13 @@ from longseq_bench.reports.groups import (
     ranks_suffix,
     split_by_sparsity,
 )
-from longseq_bench.reports.wording import describe_best, find_ties, join_names, limit_sentences
+from longseq_bench.reports.wording import describe_best, find_ties, join_names, limit_findings
 
 
 def findings(source: Source) -> list[str]:
     """Return the sentences: runs, fastest, least memory, ranks, maxima, wrong outputs.
 
-    At most MAX_SENTENCES of each kind.
+    At most MAX_FINDINGS of each kind.
     """
     one_rank = index_one_rank(source.maxima)
     kinds = (
@@ -37,7 +37,7 @@ def findings(source: Source) -> list[str]:
         (describe_search(row, one_rank, source.where(row)) for row in source.maxima),
         _wrong(source.rows), _thrashing(source), _miscounted(source),
     )  # fmt: skip
-    return [_runs(source), *(sentence for kind in kinds for sentence in limit_sentences(kind))]
+    return [_runs(source), *(sentence for kind in kinds for sentence in limit_findings(kind))]
 
 
 def _runs(source: Source) -> str:

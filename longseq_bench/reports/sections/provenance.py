@@ -12,20 +12,17 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
 
 
-def dates(records: Sequence[Record]) -> str:
-    """Return a sentence with the first and the last date of the records."""
-    first, last = min(r.started_at for r in records), max(r.started_at for r in records)
-    return f"Measured {first}." if first == last else f"Measured from {first} to {last}."
-
-
-def describe_machines(source: Source) -> Iterator[str]:
-    """State that environments are not merged, if there are several."""
-    if len(source.environments) > 1:
-        names = ", ".join(source.machines.values())
-        yield (
-            f"The records come from {len(source.environments)} environments: {names}. "
-            "Figures of different environments are never merged or compared."
-        )
+def context(source: Source) -> str:
+    """Return the first line of a report: machine, dates, and what is equal in all rows."""
+    first, last = (some(r.started_at[:10] for r in source.records) for some in (min, max))
+    dates = first if first == last else f"{first} to {last}"
+    one, *others = source.environments.values()
+    if others:
+        machine = f"{len(others) + 1} environments, never compared or merged"
+    else:
+        gpus = (f"{count} × {gpu}" for gpu, count in Counter(one.gpus).items())
+        machine = f"{', '.join(gpus) or f'{one.cpu}, {one.cores} cores'} ({one.host})"
+    return " ".join(filter(None, (f"{machine}, {dates}.", source.context)))
 
 
 def hardware(source: Source) -> Section:
@@ -33,7 +30,11 @@ def hardware(source: Source) -> Section:
     tables = []
     environments = (record.environment for record in source.records)
     for fingerprint, found in group_by(environments, lambda one: one.fingerprint).items():
+        times = sorted(
+            r.started_at for r in source.records if r.environment.fingerprint == fingerprint
+        )
         facts = tuple((name, value) for name, value in _facts(found) if value)
+        facts += ("First trial", times[0]), ("Last trial", times[-1])
         name = source.machines[fingerprint]
         title = f"Machine {name}" if name else ""
         tables.append(Table(title, (Column("What"), Column("Value")), facts))

@@ -15,10 +15,12 @@ from longseq_bench.reports.base import SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import MISSING, Section
 from longseq_bench.reports.groups import capitalize_first, has_several_ranks
-from longseq_bench.reports.wording import MAX_SENTENCES
 
 MAX_STACK_LINES = 16
 """Maximum number of lines of a rank's stack; the record has all lines."""
+
+MAX_HANGS = 5
+"""Maximum number of hung trials whose stacks are shown."""
 
 
 def rank_column(
@@ -68,12 +70,12 @@ def each_rank(source: Source) -> Section:
 
 
 def hangs(source: Source) -> Iterator[Section]:
-    """Build a section per hung trial, MAX_SENTENCES at most, with the stack of each rank."""
+    """Build a section per hung trial, MAX_HANGS at most, with the stack of each rank."""
     hung = (r for r in source.records if r.outcome.status == "hang" and _stacks(r))
     machine = attrgetter("environment.fingerprint")
     trials = group_by(hung, lambda r: (r.trial.key_without("round", "seed"), machine(r)))
     first = [records[0] for records in trials.values()]
-    for record in first[:MAX_SENTENCES]:
+    for record in first[:MAX_HANGS]:
         trial, outcome = record.trial, record.outcome
         tokens = format_tokens(trial.workload.seq_len)
         phase = f" in {outcome.phase}" if outcome.phase else ""
@@ -84,7 +86,7 @@ def hangs(source: Source) -> Iterator[Section]:
             [capitalize_first("; ".join(filter(None, (workload, ended))))],
             code=list(_equal_stacks(_stacks(record))),
         )
-    if more := len(first[MAX_SENTENCES:]):
+    if more := len(first[MAX_HANGS:]):
         explanation = [f"{more:,} more trials hung; the records have the stacks of their ranks."]
         yield Section("Further hangs", points=explanation)
 

@@ -11,7 +11,7 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section, format_ratio
 from longseq_bench.reports.groups import has_several_ranks, longest_shared
-from longseq_bench.reports.wording import describe_best, find_ties, limit_sentences
+from longseq_bench.reports.wording import describe_best, find_ties, limit_findings
 
 _EXPLANATION = (
     "Density: kept share of the visible blocks (or pairs, for patterns without blocks). Density of "
@@ -33,7 +33,7 @@ def sparse(source: Source) -> Section:
     return Section(
         "Sparse attention",
         [_EXPLANATION, *[_ONE_RANK] * has_several_ranks(rows)],
-        limit_sentences(points),
+        limit_findings(points),
         source.tables(rows, _COLUMNS),
         charts=section_charts.share_of_ideal(source, rows),
     )
