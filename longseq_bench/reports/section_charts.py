@@ -22,6 +22,9 @@ from longseq_bench.reports.groups import group_by_workload
 MAX_CHARTS = 12
 """Maximum number of charts in one section; the tables have all rows."""
 
+FEW = 6
+"""Lines in colour on a first screen; the others are grey."""
+
 TOKENS, SPEEDUP, NAMES = Axis("Tokens", "tokens", True), Axis("Speed-up", "ratio"), Axis("", "text")
 ChartBuilder = Callable[[Sequence[R], str], Chart | None]
 
@@ -48,6 +51,15 @@ def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the median time against tokens, with its 95 % interval."""
     points = [Point(r.name, r.tokens, r.time_s, *_interval(r)) for r in rows if r.time_s]
     return _against_tokens("time", where, Axis("Time", "seconds", True), points, rows)
+
+
+def few_times(rows: Sequence[SweepRow], bars: Sequence[SweepRow]) -> Chart | None:
+    """Chart the times for a first screen, which states their workload: FEW lines in colour.
+
+    bars: rows for a single length.
+    """
+    chart = time(rows if len({row.tokens for row in rows}) > 1 else bars, "")
+    return chart and replace(chart, colours=FEW)
 
 
 def throughput(rows: Sequence[SweepRow], where: str) -> Chart | None:
@@ -200,11 +212,12 @@ def maxima(source: Source) -> list[Chart]:
     """
     same = attrgetter(*_MAXIMA_GROUP)
     groups = group_by(_order_by_kind(source), lambda row: (_maxima_kind(row), same(row)))
-    found = (_maxima(source, rows) for rows in groups.values())
+    found = (maxima_bars(source, rows) for rows in groups.values())
     return list(filter(None, found))[:MAX_CHARTS]
 
 
-def _maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
+def maxima_bars(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
+    """Chart longest lengths of one kind, machine, mode and budget as bars."""
     differing = [name for name in _IN_NAME if len({getattr(row, name) for row in rows}) > 1]
 
     def name(row: SearchRow) -> str:
