@@ -222,13 +222,13 @@ class Answer:
         return sum(len(text.split()) for text in texts)
 
     def limit_words(self, words: int) -> Answer:
-        """Leave out the last findings, then the last figures; the first three are kept longest."""
+        """Leave out figures beyond the third, then the last findings, then further figures."""
         answer = self
         for kept in (3, 0):
-            while answer.word_count > words and len(answer.findings) > kept:
-                answer = replace(answer, findings=answer.findings[:-1])
             while answer.word_count > words and len(answer.figures) > kept:
                 answer = replace(answer, figures=answer.figures[:-1])
+            while answer.word_count > words and answer.findings:
+                answer = replace(answer, findings=answer.findings[:-1])
         return answer
 
     @property

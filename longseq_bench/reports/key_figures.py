@@ -22,16 +22,16 @@ def fastest(label: str, rows: Iterable[SweepRow]) -> KeyFigure | None:
     if not ordered:
         return None
     first = ordered[0]
-    value = f"{format_time(first)} at {format_tokens(first.tokens)}"
+    value, at = format_time(first), f" at {format_tokens(first.tokens)}"
     density = "" if first.token_density is None else f" ({format_share(first.token_density)} seen)"
-    name = first.name + (density if first.is_sparse else "")
+    name = f"{first.name}{density if first.is_sparse else ''}{at}"
     if len(ordered) == 1:
         return KeyFigure(label, value, f"{name}, the only one timed")
     if min(row.samples for row in ordered[:2]) < 2:
         return KeyFigure(label, value, f"{name}, one pass, no interval")
     ties = find_ties([row for row in ordered if row.samples > 1], "time_low_s", "time_high_s")
     if len(ties) > 1:
-        return KeyFigure(label, value, f"{join_names(row.name for row in ties)}: {TIE}")
+        return KeyFigure(label, value, f"{join_names(row.name for row in ties)}{at}: {TIE}")
     ratio = format_ratio(require(ordered[1].time_s) / require(first.time_s))
     return KeyFigure(label, value, f"{name}, {ratio} as fast as {ordered[1].name}")
 
@@ -43,9 +43,8 @@ def least_memory(rows: Iterable[SweepRow]) -> KeyFigure | None:
         return None
     peak = min(require(row.peak_bytes) for row in known)
     names = join_names(row.name for row in known if row.peak_bytes == peak)
-    a_rank = " a rank" if has_several_ranks(known) else ""
-    value = f"{format_bytes(peak)}{a_rank} at {format_tokens(known[0].tokens)}"
-    return KeyFigure("Least memory", value, names)
+    value = f"{format_bytes(peak)}{' a rank' if has_several_ranks(known) else ''}"
+    return KeyFigure("Least memory", value, f"{names} at {format_tokens(known[0].tokens)}")
 
 
 def most_exact(rows: Iterable[SweepRow]) -> KeyFigure | None:

@@ -53,12 +53,13 @@ def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
     return _against_tokens("time", where, Axis("Time", "seconds", True), points, rows)
 
 
-def few_times(rows: Sequence[SweepRow], bars: Sequence[SweepRow]) -> Chart | None:
-    """Chart the times for a first screen, which states their workload: FEW lines in colour.
+def time_of_best(rows: Sequence[SweepRow], best: Sequence[SweepRow]) -> Chart | None:
+    """Chart the times of the rows named as the best, at most FEW in colour, for a first screen.
 
-    bars: rows for a single length.
+    rows: of one workload, which is stated nearby.
     """
-    chart = time(rows if len({row.tokens for row in rows}) > 1 else bars, "")
+    names = {row.name for row in best}
+    chart = time([row for row in rows if row.name in names], "")
     return chart and replace(chart, colours=FEW)
 
 

@@ -185,8 +185,13 @@ RULES = {
         f"{name} of {kind}": Rule(figures(kind), rows, pattern, min_rows)
         for kind in ("summary", "implementations")
         for name, rows, pattern, min_rows in (
-            ("fastest", timed, r"Fastest: [^,]*, (\w+), \S+ as fast as", 2),
-            ("fastest sparse", with_dense, r"Fastest: [^,]*, (\w+) \([^)]*\), \S+ as fast as", 2),
+            ("fastest", timed, r"Fastest: [^,]*, (\w+) at 8k, \S+ as fast", 2),
+            (
+                "fastest sparse",
+                with_dense,
+                r"Fastest: [^,]*, (\w+) \([^)]*\) at 8k, \S+ as fast",
+                2,
+            ),
             ("lowest peak", with_peaks, r"Least memory: [^,]*, (\w+)", 1),
         )
     },
@@ -247,7 +252,7 @@ def test_overlapping_intervals_are_a_tie(name: str) -> None:
     near = {"one": 2.0, "two": 1.995, "three": 1.2}
     assert RULES[name].best(near) is None
     sentences = "\n".join(RULES[name].sentences(Source(RULES[name].rows(near))))
-    words = r"\btie\b.*: one \([^)]*\), two \(|one ≈ two|one, two: no significant difference"
+    words = r"\btie\b.*: one \([^)]*\), two \(|one ≈ two|one, two at 8k: no significant difference"
     assert re.search(words, sentences)
 
 

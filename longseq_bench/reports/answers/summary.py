@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from longseq_bench.reports import key_figures, section_charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, Answer, Chart, Finding, KeyFigure
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Answer, Chart, KeyFigure
 from longseq_bench.reports.groups import split_by_sparsity, table_key
 from longseq_bench.reports.sections.at_a_glance import Overview, most_shared, overview
-from longseq_bench.reports.sections.findings import problems
+from longseq_bench.reports.sections.findings import count_failed, problems
 
 
 def answer(source: Source) -> Answer:
@@ -15,9 +15,9 @@ def answer(source: Source) -> Answer:
     found = overview(source)
     return Answer(
         [*_figures(source, found)],
-        [*problems(source), *describe_workloads(source, found)],
+        [*problems(source), *found.workloads(source), *count_failed(source)],
         _chart(source, found),
-        found.table(source, MAX_ANSWER_ROWS),
+        found.table(MAX_ANSWER_ROWS),
     )
 
 
@@ -42,23 +42,12 @@ def _figures(source: Source, found: Overview) -> Iterator[KeyFigure]:
     return filter(None, figures)
 
 
-def describe_workloads(source: Source, found: Overview) -> Iterator[Finding]:
-    """Name the workload of the times, and that of the longest lengths, where there are several."""
-    of_times = source.workload(found.at[0]) if found.at else ""
-    of_lengths = source.workload(found.searched[0]) if found.searched else ""
-    if of_times:
-        title = "All figures" if of_times == of_lengths else "Times and memory"
-        yield Finding(f"{title}: {of_times}.", "Lengths swept")
-    if of_lengths and of_lengths != of_times:
-        yield Finding(f"Longest lengths: {of_lengths}.", "Longest lengths")
-
-
 def _chart(source: Source, found: Overview) -> Chart | None:
-    """Draw the times; if there are none, the longest lengths of the lines of the table."""
+    """Draw the times of the lines of the table; else their longest lengths; else the peaks."""
     lines = found.lines[:MAX_ANSWER_ROWS]
-    if found.swept:
-        timed = [line.timed for line in lines if line.timed]
-        return section_charts.few_times(found.swept, timed)
+    timed = [line.timed for line in lines if line.timed]
+    if chart := section_charts.time_of_best(found.swept, timed):
+        return chart
     shared = {*map(id, found.searched)}
     rows = [line.longest.row for line in lines if line.longest and id(line.longest.row) in shared]
-    return section_charts.maxima_bars(source, rows) if rows else None
+    return section_charts.maxima_bars(source, rows) if rows else section_charts.memory(found.at, "")

@@ -1,6 +1,6 @@
 """One line per implementation: its time at one length, and the longest length that it reached."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
@@ -11,7 +11,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_or_status
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Finding, Section, Table
 from longseq_bench.reports.groups import group_by_workload, in_brackets
 from longseq_bench.reports.outcome_text import name_status
 
@@ -61,26 +61,29 @@ class Overview(NamedTuple):
     searched: list[SearchRow]
     lines: list[Glance]
 
-    def table(self, source: Source, max_rows: int | None = None) -> Table | None:
+    def table(self, max_rows: int | None = None) -> Table | None:
         """Return the first lines as a table; None if no line has more than a name.
 
         Exact and sparse attention are in one table, so the share of the pairs has a column.
         """
         columns = [one for one in _COLUMNS if one.heading != "Longest swept" or not self.searched]
-        table = build_table(self._title(source, max_rows), columns, self.lines[:max_rows])
-        return table if len(table.columns) > 1 else None
-
-    def _title(self, source: Source, max_rows: int | None) -> str:
-        """State how many lines there are, and the workload and length of the columns."""
         count = len(self.lines)
         cut = max_rows is not None and count > max_rows
-        parts = [f"{max_rows} of {count:,} {self.noun}s" if cut else f"One line per {self.noun}"]
+        title = f"{max_rows} of {count:,} {self.noun}s" if cut else f"One line per {self.noun}"
         if self.at:
-            at = f"at {format_tokens(self.at[0].tokens)} tokens{source.where(self.at[0])}"
-            parts.append(f"time and peak memory {at}")
-        if self.searched and (workload := source.workload(self.searched[0])):
-            parts.append(f"longest: {workload}")
-        return "; ".join(parts)
+            title += f"; time and peak memory at {format_tokens(self.at[0].tokens)} tokens"
+        table = build_table(title, columns, self.lines[:max_rows])
+        return table if len(table.columns) > 1 else None
+
+    def workloads(self, source: Source) -> Iterator[Finding]:
+        """Name the workloads of the times and of the longest lengths, where there are several."""
+        of_times = source.workload(self.at[0]) if self.at else ""
+        of_lengths = source.workload(self.searched[0]) if self.searched else ""
+        if of_times:
+            title = "All figures" if of_times == of_lengths else "Times and memory"
+            yield Finding(f"{title}: {of_times}.", "Lengths swept")
+        if of_lengths and of_lengths != of_times:
+            yield Finding(f"Longest lengths: {of_lengths}.", "Longest lengths")
 
 
 def overview(source: Source) -> Overview:
@@ -106,9 +109,10 @@ def overview(source: Source) -> Overview:
 def all_implementations(source: Source) -> Section:
     """Build the table of all lines, if the first screen has not all of them."""
     found = overview(source)
-    table = found.table(source) if len(found.lines) > MAX_ANSWER_ROWS else None
+    table = found.table() if len(found.lines) > MAX_ANSWER_ROWS else None
     note = "A line has the fastest and the longest variant of an implementation."
-    return Section(ALL, [note], tables=[table] if table else [])
+    points = [*found.workloads(source)]
+    return Section(ALL, [note], points, [table]) if table else Section(ALL)
 
 
 def most_shared(rows: Iterable[T]) -> list[T]:

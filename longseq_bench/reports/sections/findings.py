@@ -27,7 +27,7 @@ FAILURES = "Failures"
 
 
 def problems(source: Source) -> Iterator[Finding]:
-    """Yield findings on wrong outputs, thrashing and miscounted bytes, then the failed trials."""
+    """Yield findings on wrong outputs, thrashing and miscounted bytes."""
     wrong = [
         f"{source.label(r.trial)} at {format_tokens(r.trial.workload.seq_len)} tokens"
         for r in source.records
@@ -46,10 +46,13 @@ def problems(source: Source) -> Iterator[Finding]:
     for words, names in found:
         if names:
             yield Finding(f"{words}: {_first(dict.fromkeys(names))}.", FAILURES)
+
+
+def count_failed(source: Source) -> list[Finding]:
+    """Return a finding that counts the trials that were not ok by status; none if all were ok."""
     failed = Counter(row.status for row in source.rows if row.status not in ("ok", "wrong"))
-    if failed:
-        counts = ", ".join(f"{n} {name_status(status)}" for status, n in failed.most_common())
-        yield Finding(f"Swept trials that were not ok: {counts}.", FAILURES)
+    counts = ", ".join(f"{n} {name_status(status)}" for status, n in failed.most_common())
+    return [Finding(f"Swept trials that were not ok: {counts}.", FAILURES)] if failed else []
 
 
 def thrashes(source: Source) -> list[SweepRow | SearchRow]:
