@@ -74,7 +74,7 @@ def longest(
     names = join_names(row.name for row in ties) + (f": {TIE}" if len(ties) > 1 else "")
     named = [name for name in SAME_TABLE if name != "time_budget" or first.limited_by != "time"]
     where = "" if is_stated else source.workload(first, named)
-    words = ", ".join(filter(None, (names, describe_cause(first), where)))
+    words = ", ".join(filter(None, (names, where, describe_cause(first))))
     return KeyFigure(label, f"{format_tokens(most)} tokens", words)
 
 
@@ -101,7 +101,7 @@ def swept_end(rows: Sequence[SweepRow]) -> KeyFigure | None:
     names = [row.name for row in passed if row.tokens == tokens]
     names = names if len(names) <= MAX_NAMES else [f"{len(names):,} rows"]
     failed = any(row.tokens > tokens for row in rows)
-    above = "all longer trials failed" if failed else "no longer length was tried"
+    above = "all longer ones failed" if failed else "the longest tried"
     return KeyFigure(
         "Longest swept", f"{format_tokens(tokens)} tokens", f"{', '.join(names)}; {above}"
     )

@@ -3,7 +3,7 @@
 Each function takes the rows of one workload and returns a chart, or None without points.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -213,12 +213,11 @@ def maxima(source: Source) -> list[Chart]:
     """
     same = attrgetter(*_MAXIMA_GROUP)
     groups = group_by(_order_by_kind(source), lambda row: (_maxima_kind(row), same(row)))
-    found = (maxima_bars(source, rows) for rows in groups.values())
+    found = (_maxima(source, rows) for rows in groups.values())
     return list(filter(None, found))[:MAX_CHARTS]
 
 
-def maxima_bars(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
-    """Chart longest lengths of one kind, machine, mode and budget as bars."""
+def _maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
     differing = [name for name in _IN_NAME if len({getattr(row, name) for row in rows}) > 1]
 
     def name(row: SearchRow) -> str:
@@ -239,6 +238,22 @@ def maxima_bars(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
         Axis(axis, "tokens"), points, failures, [Guide("floor", floors)] if floors else [], "bars",
         title,
     )  # fmt: skip
+
+
+def longest_bars(named: Mapping[str, SearchRow]) -> Chart | None:
+    """Chart longest lengths as bars, for a first screen.
+
+    named: rows by the names of their bars, which state what differs among them.
+    """
+    found = {name: row for name, row in named.items() if row.max_tokens}
+    points = [
+        Point(name, 0, row.max_tokens, words=f"limited by {row.limited_by}")
+        for name, row in found.items()
+    ]
+    floors = tuple(Point(name, 0, r.floor_tokens) for name, r in found.items() if r.floor_tokens)
+    guides = [Guide("floor", floors)] if floors else []
+    axis = Axis("Max tokens", "tokens")
+    return _chart("maxima", "", NAMES, axis, points, guides=guides, shape="bars")
 
 
 def _describe(row: Row, name: str) -> str:

@@ -103,7 +103,7 @@ def test_a_sweep_states_how_far_it_came() -> None:
         == {"sdpa": "2k", "ring": "1k, timeout at 2k"}  # fmt: skip
     (end, *_) = build(records).figures
     assert (end.label, end.value) == ("Longest swept", "2k tokens")
-    assert end.words == "sdpa; no longer length was tried"
+    assert end.words == "sdpa; the longest tried"
 
 
 # ---- findings and key figures --------------------------------------------------------------------

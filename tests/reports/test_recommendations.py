@@ -195,6 +195,7 @@ RULES = {
             ("lowest peak", with_peaks, r"Least memory: [^,]*, (\w+)", 1),
         )
     },
+    "smallest error": Rule(figures("implementations"), timed, r"Smallest error: [^,]*, (\w+)"),
     "longest of a summary": Rule(figures("summary"), searched, r"Longest: .* tokens, (\w+), mem"),
     "lengthens": Rule(points(against_one), on_more_ranks, r"On 2 ranks, (\w+) gains most"),
     "least even": Rule(points(batches), with_imbalance, r"Largest imbalance: (\w+) ×2"),
@@ -337,7 +338,8 @@ def test_a_summary_compares_sparse_rows_on_equal_numbers_of_ranks() -> None:
             records.append(make.record(trial, outcome))
     compared = best("Attention", "Compared", "Fastest", "Next")(Source(records))
     assert list(compared) == [
-        "sparse of density 10.0 %; 2; one; two", "sparse of density 10.0 %; 2; one ×2; two ×2",
+        "sparse of density 10.0 %; 2; one; two",
+        "sparse of density 10.0 % on 2 ranks; 2; one ×2; two ×2",
     ]  # fmt: skip
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from longseq_bench.analysis.short_labels import MAX_LABEL
 from longseq_bench.reports import key_figures, section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Answer, Chart, KeyFigure
-from longseq_bench.reports.groups import split_by_sparsity, table_key
+from longseq_bench.reports.groups import in_brackets, split_by_sparsity, table_key
 from longseq_bench.reports.sections.at_a_glance import Overview, most_shared, overview
 from longseq_bench.reports.sections.findings import count_failed, problems
 
@@ -16,7 +17,7 @@ def answer(source: Source) -> Answer:
     return Answer(
         [*_figures(source, found)],
         [*problems(source), *found.workloads(source), *count_failed(source)],
-        _chart(source, found),
+        _chart(found),
         found.table(MAX_ANSWER_ROWS),
     )
 
@@ -28,10 +29,10 @@ def _figures(source: Source, found: Overview) -> Iterator[KeyFigure]:
     several = len({*timed, *searched}) > 1
     figures = []
     for kind, rows in searched.items():
-        group = most_shared(rows)
         label = f"Longest{f', {kind}' * several}"
-        is_stated = table_key(group[0]) == table_key(found.searched[0])
-        figures.append(key_figures.longest(source, label, group, is_stated))
+        stated = [row for row in rows if table_key(row) == table_key(found.searched[0])]
+        group = stated or most_shared(rows)
+        figures.append(key_figures.longest(source, label, group, bool(stated)))
     if not searched:
         figures.append(key_figures.swept_end(found.swept))
     for kind, some in timed.items():
@@ -42,12 +43,13 @@ def _figures(source: Source, found: Overview) -> Iterator[KeyFigure]:
     return filter(None, figures)
 
 
-def _chart(source: Source, found: Overview) -> Chart | None:
+def _chart(found: Overview) -> Chart | None:
     """Draw the times of the lines of the table; else their longest lengths; else the peaks."""
     lines = found.lines[:MAX_ANSWER_ROWS]
     timed = [line.timed for line in lines if line.timed]
     if chart := section_charts.time_of_best(found.swept, timed):
         return chart
-    shared = {*map(id, found.searched)}
-    rows = [line.longest.row for line in lines if line.longest and id(line.longest.row) in shared]
-    return section_charts.maxima_bars(source, rows) if rows else section_charts.memory(found.at, "")
+    longest = (line.longest for line in lines if line.longest)
+    named = {f"{one.row.name}{in_brackets(one.where)}": one.row for one in longest}
+    short = {name: row for name, row in named.items() if len(name) <= MAX_LABEL}
+    return section_charts.longest_bars(short) or section_charts.memory(found.at, "")

@@ -17,6 +17,7 @@ from longseq_bench.reports.groups import (
     group_by_density,
     group_by_ranks,
     group_by_workload,
+    ranks_suffix,
     split_by_sparsity,
 )
 from longseq_bench.reports.outcome_text import name_status
@@ -96,7 +97,8 @@ def compare(group: Iterable[SweepRow]) -> Iterator[tuple[str, list[SweepRow]]]:
         for some in group_by_ranks(rows).values() if kind == "sparse" else [rows]:
             for similar in _comparable(some):
                 similar.sort(key=lambda row: require(row.time_s))
-                yield kind + density_suffix(similar), similar
+                at = ranks_suffix(similar[0].world_size) if kind == "sparse" else ""
+                yield f"{kind}{density_suffix(similar)}{at}", similar
 
 
 def _comparable(rows: list[SweepRow]) -> list[list[SweepRow]]:
@@ -121,14 +123,14 @@ def _lowest(rows: list[SweepRow]) -> list[SweepRow]:
 
 
 _BEST = (
-    ValueColumn("Workload", "text", lambda best: best.where or None),
-    ValueColumn("Attention", "text", lambda best: best.attention),
+    ValueColumn("Workload", "text", lambda best: best.where or None, 9),
+    ValueColumn("Attention", "text", lambda best: best.attention, 7),
     ValueColumn("Tokens", "tokens", lambda best: best.rows[0].tokens),
     ValueColumn("Compared", "count", lambda best: len(best.rows)),
-    ValueColumn("Fastest", "text", lambda best: join_fastest(best.rows)),
-    ValueColumn("Time", "seconds", lambda best: time_with_interval(best.rows[0])),
+    ValueColumn("Fastest", "text", lambda best: join_fastest(best.rows), 8),
+    ValueColumn("Time", "seconds", lambda best: time_with_interval(best.rows[0]), 6),
     ValueColumn("Next", "text", lambda best: best.rows[1].name),
-    ValueColumn("Next takes", "ratio", lambda best: time_ratio(best.rows[1], best.rows[0])),
+    ValueColumn("Next takes", "ratio", lambda best: time_ratio(best.rows[1], best.rows[0]), 5),
     ValueColumn(
         "Least memory", "text",
         lambda best: join_names(row.name for row in _lowest(best.rows)) or None,
