@@ -7,10 +7,11 @@ import pytest
 
 from longseq_bench.core.model import Record
 from longseq_bench.reports.document import Answer, KeyFigure, Spread
+from longseq_bench.reports.render._vega import PALE, colours
 from longseq_bench.reports.sections.at_a_glance import ALL
 from tests import make
 from tests.reports.examples import MIB, failed, rich, single, sparser
-from tests.reports.reading import build, rows, section, texts, titles
+from tests.reports.reading import build, cells, rows, section, texts, titles
 
 TITLE = "Answer"
 
@@ -104,6 +105,25 @@ def test_a_sweep_states_how_far_it_came() -> None:
     (end, *_) = build(records).figures
     assert (end.label, end.value) == ("Longest swept", "2k tokens")
     assert end.words == "sdpa; the longest tried"
+
+
+def test_a_ranking_has_the_fastest_rows_and_few_colours() -> None:
+    times = {f"a{i}": 0.1 * (14 - i) for i in range(14)}
+    records = [
+        single(name, n, time * n / 1024) for n in (1024, 2048) for name, time in times.items()
+    ]
+    document = build(
+        [*records, failed("oom", "big", 2048), *searched("a13", 9000)], "implementations"
+    )
+    ranking, chart = section(document, TITLE).tables[0], section(document, TITLE).charts[0]
+    fastest = list(times)[:1:-1]
+    assert [row["Implementation"] for row in cells(ranking)] == fastest
+    assert [row["Longest"] for row in cells(ranking)] == ["9,000", *[None] * 11]
+    assert ranking.title.startswith("12 of 15 rows: 2k tokens, relative to a0; ")
+    coloured = [name for name, colour in colours(chart).items() if colour != PALE]
+    assert (sorted(coloured), len(chart.series)) == (sorted(fastest[:6]), 12)
+    last = rows(document, "Time, memory, relative speed")[-1]
+    assert (last["Implementation"], last["Time"]) == ("big", "out of memory")
 
 
 # ---- findings and key figures --------------------------------------------------------------------
