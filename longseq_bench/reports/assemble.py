@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from longseq_bench.reports.base import SEARCH, SECTIONS, SWEEP, Source
-from longseq_bench.reports.document import Answer, Document, Section
+from longseq_bench.reports.document import MAX_ANSWER_WORDS, Answer, Document, Section
 from longseq_bench.reports.samples_table import samples_table
 from longseq_bench.reports.sections.failures import failures
 from longseq_bench.reports.sections.provenance import (
@@ -31,14 +31,17 @@ def build_document(
     added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]
     broken = {name: reason for name in added if (reason := SECTIONS.unavailable_reason(name))}
     registered = [SECTIONS.get(name)(source) for name in added if name not in broken]
-    every = map(_complete, (answer.section, *sections, *registered, *shared))
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
+    paragraphs = [context(source), *notes]
+    used = sum(len(text.split()) for text in (title, *paragraphs))
+    answer = answer.limit_words(MAX_ANSWER_WORDS - used)
+    every = map(_complete, (answer.section, *sections, *registered, *shared))
     records = source.records  # the data keeps only these, not the source's tables
     return Document(
         kind,
         title,
-        [context(source), *notes],
+        paragraphs,
         [section for section in every if section.has_content],
         lambda: samples_table(records),
         has_rows=has_rows,

@@ -129,6 +129,7 @@ class Chart:
     """A chart of rows. `name` is short, for the name of its file; `title` has the workload.
 
     description: its content in a sentence, for readers who can't see it.
+    colours: maximum number of lines in colour; the others are grey.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Chart:
     failures: tuple[Mark, ...] = ()
     guides: tuple[Guide, ...] = ()
     shape: Literal["lines", "dots", "bars"] = "lines"
+    colours: int = 8
 
     @property
     def series(self) -> list[str]:
@@ -211,6 +213,23 @@ class Answer:
     findings: Sequence[str] = ()
     chart: Chart | None = None
     table: Table | None = None
+
+    @property
+    def word_count(self) -> int:
+        """Number of words outside the table."""
+        texts = [f"{one.label} {one.value} {one.words}" for one in self.figures]
+        texts += [*self.findings, self.chart.title if self.chart else ""]
+        return sum(len(text.split()) for text in texts)
+
+    def limit_words(self, words: int) -> Answer:
+        """Leave out figures beyond the third, then the last findings, then further figures."""
+        answer = self
+        for kept in (3, 0):
+            while answer.word_count > words and len(answer.figures) > kept:
+                answer = replace(answer, figures=answer.figures[:-1])
+            while answer.word_count > words and answer.findings:
+                answer = replace(answer, findings=answer.findings[:-1])
+        return answer
 
     @property
     def section(self) -> Section:

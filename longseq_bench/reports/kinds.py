@@ -8,7 +8,7 @@ from longseq_bench.reports.answers import scaling as scaling_answer
 from longseq_bench.reports.answers import summary as summary_answer
 from longseq_bench.reports.assemble import build_document, recommendations_section
 from longseq_bench.reports.base import KINDS, Source
-from longseq_bench.reports.document import Document, Section
+from longseq_bench.reports.document import Document
 from longseq_bench.reports.sections import (
     at_a_glance,
     bottleneck,
@@ -35,8 +35,8 @@ from longseq_bench.reports.sections import recommendations as rules
 def summary(source: Source) -> Document:
     """Build the report of any records: every section that has content."""
     sections = [
-        at_a_glance.at_a_glance(source),
-        Section("Summary", points=findings.findings(source)),
+        at_a_glance.all_implementations(source),
+        findings.best_by_workload(source),
         maxima.maxima(source),
         lengths.lengths(source),
         sparse.sparse(source),
@@ -123,14 +123,12 @@ def extreme(source: Source) -> Document:
 
 @KINDS.register("implementations")
 def implementations(source: Source) -> Document:
-    """Build the report on implementations: a comparison, and when to choose each one."""
+    """Build the report on implementations: a ranking, growth, and what works on several ranks."""
     has_several = len({row.label for row in source.rows if row.time_s}) > 1
-    advice = rules.fastest(source), rules.longest(source), rules.several_ranks(source)
     sections = [
         speeds.relative(source),
         growth.exponents(source),
         speeds.on_ranks(source),
-        recommendations_section(*advice),
     ]
     return build_document(
         "implementations",

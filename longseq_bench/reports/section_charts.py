@@ -3,7 +3,7 @@
 Each function takes the rows of one workload and returns a chart, or None without points.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -21,6 +21,9 @@ from longseq_bench.reports.groups import group_by_workload
 
 MAX_CHARTS = 12
 """Maximum number of charts in one section; the tables have all rows."""
+
+FEW = 6
+"""Lines in colour on a first screen; the others are grey."""
 
 TOKENS, SPEEDUP, NAMES = Axis("Tokens", "tokens", True), Axis("Speed-up", "ratio"), Axis("", "text")
 ChartBuilder = Callable[[Sequence[R], str], Chart | None]
@@ -48,6 +51,16 @@ def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the median time against tokens, with its 95 % interval."""
     points = [Point(r.name, r.tokens, r.time_s, *_interval(r)) for r in rows if r.time_s]
     return _against_tokens("time", where, Axis("Time", "seconds", True), points, rows)
+
+
+def time_of_best(rows: Sequence[SweepRow], best: Sequence[SweepRow]) -> Chart | None:
+    """Chart the times of the rows named as the best, at most FEW in colour, for a first screen.
+
+    rows: of one workload, which is stated nearby.
+    """
+    names = {row.name for row in best}
+    chart = time([row for row in rows if row.name in names], "")
+    return chart and replace(chart, colours=FEW)
 
 
 def throughput(rows: Sequence[SweepRow], where: str) -> Chart | None:
@@ -225,6 +238,22 @@ def _maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
         Axis(axis, "tokens"), points, failures, [Guide("floor", floors)] if floors else [], "bars",
         title,
     )  # fmt: skip
+
+
+def longest_bars(named: Mapping[str, SearchRow]) -> Chart | None:
+    """Chart longest lengths as bars, for a first screen.
+
+    named: rows by the names of their bars, which state what differs among them.
+    """
+    found = {name: row for name, row in named.items() if row.max_tokens}
+    points = [
+        Point(name, 0, row.max_tokens, words=f"limited by {row.limited_by}")
+        for name, row in found.items()
+    ]
+    floors = tuple(Point(name, 0, r.floor_tokens) for name, r in found.items() if r.floor_tokens)
+    guides = [Guide("floor", floors)] if floors else []
+    axis = Axis("Max tokens", "tokens")
+    return _chart("maxima", "", NAMES, axis, points, guides=guides, shape="bars")
 
 
 def _describe(row: Row, name: str) -> str:

@@ -46,6 +46,21 @@ def find_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) 
     return [row for row in ordered if overlaps(row)]
 
 
+def join_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) -> str:
+    """Name the best row: "ring"; with the rows whose intervals overlap, "ring ≈ sdpa".
+
+    Arguments as in `find_ties`. Rows of a single sample are not compared: "ring (one pass)".
+    """
+
+    def has_interval(row: R) -> bool:
+        return getattr(row, low) is not None and getattr(row, "samples", 0) > 1
+
+    if not all(map(has_interval, ordered[:2])):
+        return f"{ordered[0].name} (one pass)"
+    known = [*filter(has_interval, ordered)]
+    return join_names((row.name for row in find_ties(known, low, high, largest)), " ≈ ")
+
+
 def describe_best(
     ordered: Sequence[R], ties: Sequence[R], verbs: tuple[str, str], words: Callable[[R], str],
     kind: str = "", after: str = "the next is ",

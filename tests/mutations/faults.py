@@ -237,10 +237,10 @@ _ANALYSIS = (
 )
 
 _REPORTS = (
-    Fault("winner-of-overlap", "reports", "reports/sections/findings.py",
+    Fault("winner-of-overlap", "reports", "reports/wording.py",
           "A summary names a fastest implementation although intervals overlap.",
-          "find_ties([r for r in ordered if r.samples > 1]",
-          "find_ties(ordered[:1]",
+          "find_ties(known, low, high, largest)",
+          "known[:1]",
           ("tests/reports/test_recommendations.py",)),
     Fault("claim-past-a-failure", "reports", "reports/sections/recommendations.py",
           "A recommendation spans a length at which its winner failed.",

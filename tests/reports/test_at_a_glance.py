@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports.document import Spread
+from longseq_bench.reports.document import Answer, KeyFigure, Spread
+from longseq_bench.reports.render._vega import PALE, colours
+from longseq_bench.reports.sections.at_a_glance import ALL
 from tests import make
 from tests.reports.examples import MIB, failed, rich, single, sparser
-from tests.reports.reading import build, rows, section, texts, titles
+from tests.reports.reading import build, cells, rows, section, texts, titles
 
-TITLE = "At a glance"
+TITLE = "Answer"
 
 
 def implementation_of(line: dict[str, Any], records: list[Record]) -> str:
@@ -42,7 +44,7 @@ def test_times_are_of_the_length_that_most_share_and_the_fastest_variant() -> No
         assert isinstance(time, Spread)
         assert time.value == pytest.approx(median(record.outcome.samples("time")))
     assert times[-1] == "out of memory"
-    assert any("at 1k tokens" in text for text in section(build(records), TITLE).paragraphs)
+    assert "at 1k tokens" in section(build(records), TITLE).tables[0].title
 
 
 def searched(name: str, best: int, **fields: Any) -> list[Record]:
@@ -60,9 +62,9 @@ def test_a_maximum_of_another_limit_names_it() -> None:
     assert found["sdpa"] == "5,000"
     assert found["dense"] == "900"
     assert found["ring"] == "90,000 (10 min limit)"
-    assert found["fit"] == "—"
-    about = " ".join(section(build(records), TITLE).paragraphs)
-    assert "Longest: 30 s limit" in about
+    assert found["fit (fit only)"] == "70,000 (30 s limit)"
+    (workload,) = section(build(records), TITLE).points
+    assert workload == "Longest lengths: 30 s limit."
 
 
 def test_a_variant_that_is_longest_but_not_fastest_is_named() -> None:
@@ -71,12 +73,93 @@ def test_a_variant_that_is_longest_but_not_fastest_is_named() -> None:
         single("ring", 1024, 0.1, options=fast), single("ring", 1024, 0.2, options=slow),
         *searched("ring", 8000, options=slow), *searched("ring", 7000, options=fast),
     ]  # fmt: skip
-    (line,) = texts(build(records), TITLE)
+    line, _ = texts(build([*records, failed("oom", "big", 1024)]), TITLE)
     assert line["Implementation"] == "ring chunk 4k"
     assert line["Longest"] == "8,000 (ring chunk 64)"
     assert line["Limited by"] == "memory"
 
 
-def test_without_a_time_or_a_maximum_there_is_no_table() -> None:
-    records = searched("ring", 8000, fit_only=True)
-    assert TITLE not in titles(build(records))
+def test_lines_beyond_the_first_screen_are_in_the_next_section() -> None:
+    records = [single(f"a{i}", 1024, 0.1 * (12 - i)) for i in range(10)]
+    document = build([*records, *searched("last", 9000)])
+    names = [f"a{9 - i}" for i in range(10)]
+    assert [line["Implementation"] for line in rows(document, TITLE)] == names[:8]
+    assert section(document, TITLE).tables[0].title.startswith("8 of 11 implementations; ")
+    assert [line["Implementation"] for line in rows(document, ALL)] == [*names, "last"]
+    assert ALL not in titles(build(records[:8]))
+
+
+def test_variants_of_one_implementation_have_a_line_each() -> None:
+    records = [single("ring", 1024, 0.1 * n, options={"chunk": 64 * n}) for n in (2, 1)]
+    document = build(records)
+    assert [line["Implementation"] for line in rows(document, TITLE)] == [
+        "ring chunk 64", "ring chunk 128",
+    ]  # fmt: skip
+
+
+def test_a_sweep_states_how_far_it_came() -> None:
+    records = [single("sdpa", n, n * 1e-4) for n in (1024, 2048)]
+    records += [single("ring", 1024, 0.3), failed("timeout", "ring", 2048)]
+    assert {line["Implementation"]: line["Longest swept"] for line in rows(build(records), TITLE)} \
+        == {"sdpa": "2k", "ring": "1k, timeout at 2k"}  # fmt: skip
+    (end, *_) = build(records).figures
+    assert (end.label, end.value) == ("Longest swept", "2k tokens")
+    assert end.words == "sdpa; the longest tried"
+
+
+def test_a_ranking_has_the_fastest_rows_and_few_colours() -> None:
+    times = {f"a{i}": 0.1 * (14 - i) for i in range(14)}
+    records = [
+        single(name, n, time * n / 1024) for n in (1024, 2048) for name, time in times.items()
+    ]
+    document = build(
+        [*records, failed("oom", "big", 2048), *searched("a13", 9000)], "implementations"
+    )
+    ranking, chart = section(document, TITLE).tables[0], section(document, TITLE).charts[0]
+    fastest = list(times)[:1:-1]
+    assert [row["Implementation"] for row in cells(ranking)] == fastest
+    assert [row["Longest"] for row in cells(ranking)] == ["9,000", *[None] * 11]
+    assert ranking.title.startswith("12 of 15 rows: 2k tokens, relative to a0; ")
+    coloured = [name for name, colour in colours(chart).items() if colour != PALE]
+    assert (sorted(coloured), len(chart.series)) == (sorted(fastest[:6]), 12)
+    last = rows(document, "Time, memory, relative speed")[-1]
+    assert (last["Implementation"], last["Time"]) == ("big", "out of memory")
+
+
+# ---- findings and key figures --------------------------------------------------------------------
+
+
+def test_figures_to_distrust_are_findings_and_have_their_rows() -> None:
+    """Wrong outputs come first; the table has every row."""
+    document = build(rich())
+    first, second, third = section(document, TITLE).points[:3]
+    assert first == "Wrong output, no speed is shown: sdpa at 9,000 tokens."
+    assert second.startswith("CUDA's allocator freed its cache and retried (thrashing): sdpa at 3,")
+    assert third == "Bytes sent differ from their formula: ring chunk 64 ×2 at 8k tokens."
+    found = [r for r in rows(document, "Failures") if "Warning" in r]
+    assert [(r["Implementation"], r["Tokens"]) for r in found] == [
+        ("sdpa", 3000), ("ring chunk 64 ×2", 8192), ("ring chunk 64 ×2", 8192),
+    ]  # fmt: skip
+    assert "times: 3" in found[0]["Warning"]
+    assert "rank 0 sent 1,001 B in a pass; the formula gives 1,000 B" in found[1]["Warning"]
+    assert all(point.rows in titles(document) for point in section(document, TITLE).points)
+    assert not section(build([single("sdpa", 1024, 0.1)]), TITLE).points
+
+
+def test_a_search_that_memory_alone_would_not_limit_states_it() -> None:
+    limits = {"time_budget": 30.0}
+    of = make.trial("ring", 1, memory_budget=64 * MIB, repeats=0, **limits)
+    records = [make.step(5000, of=of), make.step(5064, "timeout", of=of, purpose="edge")]
+    records += searched("ring", 90_000, fit_only=True)
+    (longest,) = build(records).figures
+    assert (longest.label, longest.value) == ("Longest", "5,000 tokens")
+    assert longest.words == "ring, 30 s limit; 90,000 would fit in memory"
+
+
+def test_words_that_do_not_fit_are_left_out_last_first() -> None:
+    figures = [KeyFigure(f"F{i}", "1", "a b c d e f g h") for i in range(5)]
+    answer = Answer(figures, [f"{i} " + "w " * 20 for i in range(5)])
+    short = answer.limit_words(120)
+    assert short.word_count <= 120
+    assert (len(short.figures), len(short.findings)) == (3, 4)
+    assert answer.limit_words(-1).word_count == 0

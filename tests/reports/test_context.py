@@ -11,7 +11,7 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.brief import search_brief, sweep_brief
 from longseq_bench.reports.groups import group_by_workload
 from tests import make
-from tests.reports.reading import build, section
+from tests.reports.reading import build, rows, section
 
 MIB = 2**20
 
@@ -26,14 +26,15 @@ def ran(name: str = "ring", tokens: int = 1024, **fields: Any) -> Record:
 def test_what_all_rows_share_is_the_first_line_and_nowhere_else() -> None:
     document = build([ran(), ran("sdpa"), ran(tokens=2048)])
     assert document.paragraphs[0] == (
+        "Test CPU, 2 cores (alpha), 2026-11-21. "
         "Forward, float32, not causal, batch 1, 8 heads of 64, cpu, 2 threads a rank, "
         "64 MiB a rank, 30 s limit; all outputs checked against float64."
     )
     swept = section(document, "Lengths swept")
     assert [table.title for table in swept.tables] == [""]
     assert swept.charts[0].title == "Time against tokens"
-    sentences = " ".join(p for s in document.sections for p in s.points)
-    assert "At 1k tokens, " in sentences
+    points = [p for s in document.sections for p in s.points]
+    sentences = " ".join([*points, *(f.words for f in document.figures)])
     for words in ("float32", "8 heads", "limit", "a rank", "()"):
         assert words not in sentences
 
@@ -43,15 +44,16 @@ def test_titles_and_sentences_have_what_differs() -> None:
                ran("sdpa", dtype="bfloat16", time_budget=600.0),
                ran(dtype="bfloat16", time_budget=None)]  # fmt: skip
     document = build(records)
-    assert document.paragraphs[0].startswith("Forward, not causal, batch 1, 8 heads of 64, cpu, 2")
+    assert " Forward, not causal, batch 1, 8 heads of 64, cpu, 2" in document.paragraphs[0]
     assert "limit" not in document.paragraphs[0]
     swept = section(document, "Lengths swept")
     assert [table.title for table in swept.tables] == [
         "Float32, 30 s limit", "Bfloat16, 10 min limit", "Bfloat16, no time limit",
     ]  # fmt: skip
     assert swept.charts[0].title == "Time: float32, 30 s limit, 1k tokens"
-    sentences = section(document, "Summary").points
-    assert any(s.startswith("At 1k tokens (bfloat16, 10 min limit), ") for s in sentences)
+    assert section(document, "Answer").points == ["Times and memory: float32, 30 s limit."]
+    workloads = [row["Workload"] for row in rows(document, "Best by workload")]
+    assert workloads == ["float32, 30 s limit", "bfloat16, 10 min limit"]
 
 
 def test_the_check_is_stated_only_if_every_output_was_checked() -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
 from longseq_bench.reports import documents
-from longseq_bench.reports.document import MISSING, Document, Spread, Table
+from longseq_bench.reports.document import MISSING, Document, Spread, Table, format_cell
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
@@ -28,7 +28,7 @@ from tests.reports.oracle import (
     middle,
     over,
 )
-from tests.reports.reading import cells, rows
+from tests.reports.reading import cells, rows, section
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 
@@ -204,7 +204,7 @@ def agrees(cell: Any, figure: Any) -> bool:
 def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
     """The trials or searches of the rows, and the values by heading; empty for tables of text."""
     headings = {column.name for column in table.columns}
-    if table.title == ONE_LINE_EACH:
+    if ONE_LINE_EACH.match(table.title):
         return (), {}
     if headings & {"Minimum sparsity"}:
         return book.sparsities, SPARSITIES
@@ -212,7 +212,13 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
     if of_searches or headings & {"Max tokens", "Found", "Max on all", "Bytes/token"}:
         return book.searches, SEARCHES
     if "Relative speed" in headings:
-        return book.swept, SWEPT | {"Peak memory": lambda r: r.peak if r.ok else None}
+        ranked = {
+            "Time": lambda r: (
+                spread(r) if r.ok else {"oom": "out of memory"}.get(r.status, r.status)
+            ),
+            "Peak memory": lambda r: r.peak if r.ok else None,
+        }
+        return book.swept, SWEPT | ranked
     if headings & {"Tokens ^"}:
         return book.fits, FITS
     if headings & WORDS or any(heading.startswith("On ") for heading in headings):
@@ -221,20 +227,21 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 
 WORDS = {
-    "Asked for", "Not measured", "What", "Setting", "Use case", "Works", "Longest ok",
+    "Asked for", "Not measured", "What", "Setting", "Use case", "Works", "Longest ok", "Warning",
+    "Compared",
 }  # fmt: skip
 """Headings of tables with separate tests."""
 OF_PAIRS = {
     "Twice", "Time is", "Exponent of tokens", "Relative speed", "Relative memory", "Sparsity",
     "Speed of dilation", "Pairs without, times", "Along the sequence", "Along the curve",
     "The curve takes", "Bottleneck", "By", "Segments", "Dilation", "Published max",
-    "Ratio to published",
+    "Ratio to published", "Over the row above", "Longest",
 }  # fmt: skip
 """Headings of values of two rows or of options: tested below and in other files."""
 
 
-ONE_LINE_EACH = "One line per implementation"
-"""Title of the first table of a summary, which has a test of its own."""
+ONE_LINE_EACH = re.compile(r"One line per |\d+ of [\d,]+ (implementation|variant)s")
+"""Titles of the first table of a summary, which has a test of its own."""
 NOTHING = {"Uncovered", "Zero rows"}
 """Headings of shares that may be left out where they are 0."""
 
@@ -311,23 +318,30 @@ def test_every_number_agrees_with_the_records(name: str) -> None:
 def test_the_first_table_has_the_fastest_and_the_longest(name: str) -> None:
     book, found = reports(name)
     summary = next(document for document in found if document.kind == "summary")
-    for row in rows(summary, "At a glance"):
+    every = [*book.swept, *book.searches]
+    alone = len({one.implementation for one in every}) == 1
+
+    def kind_of(one: Any) -> str:
+        return str(one.label if alone else one.implementation)
+
+    one_each = "All implementations" in [s.title for s in summary.sections]
+    for row in rows(summary, "All implementations" if one_each else "Answer"):
         if isinstance(row.get("Time"), Spread | float):
-            named = (r for r in book.swept if r.name == row["Implementation"])
+            named = [r for r in book.swept if r.name == row["Implementation"]]
             one = next(r for r in named if agrees(row["Time"], spread(r)))
             assert agrees(row["Peak memory"], one.peak)
             assert agrees(row.get("Pairs seen"), one.pairs_seen if one.sparse else None)
             rivals = [
                 r.time for r in book.swept
-                if r.ok and r.time and r.implementation == one.implementation
+                if r.ok and r.time and kind_of(r) == kind_of(one)
                 and (r.tokens, r.group) == (one.tokens, one.group)
             ]  # fmt: skip
             assert one.time == min(rivals)
         if row.get("Longest"):
-            every = (*book.swept, *book.searches)
-            (kind,) = {one.implementation for one in every if one.name == row["Implementation"]}
-            lengths = [s.tokens for s in book.searches if s.implementation == kind]
-            assert int(row["Longest"].partition(" ")[0].replace(",", "")) in lengths
+            (kind,) = {kind_of(one) for one in every if one.name == row["Implementation"]}
+            lengths = [f"{s.tokens:,}" if s.tokens else "none" for s in book.searches
+                       if kind_of(s) == kind]  # fmt: skip
+            assert row["Longest"].partition(" ")[0] in lengths
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
@@ -374,6 +388,68 @@ def test_a_slightly_wrong_number_is_found() -> None:
         assert wrong_rows(book, Table(table.title, table.columns, (spoilt,))), column.name
 
 
+# ---- the best of each workload -------------------------------------------------------------------
+
+
+def comparisons(book: Book) -> Iterator[list[Swept]]:
+    """Timed rows that are compared, the fastest first: exact ones of one length; sparse ones of
+    one length, number of ranks and density within a tenth. Of each, the longest length."""
+    for group in by(lambda r: r.group, book.swept):
+        timed = [r for r in group if r.time]
+        exact, sparse = ([r for r in timed if r.sparse == which] for which in (False, True))
+        for some in (exact, *sorted(by(lambda r: r.ranks, sparse), key=lambda rs: rs[0].ranks)):
+            lengths = [similar(at) for at in by(lambda r: r.tokens, some)]
+            several = [found for found in lengths if found]
+            longest = max(several, key=lambda found: found[0][0].tokens, default=[])
+            yield from (sorted(rows, key=lambda r: r.time or 0) for rows in longest)
+
+
+def similar(rows: Sequence[Swept]) -> list[list[Swept]]:
+    """Groups of at least two whose densities are within a tenth of the highest."""
+    found, rest = [], list(rows)
+    while rest:
+        top = max(density(r) for r in rest)
+        found.append([r for r in rest if density(r) >= 0.9 * top])
+        rest = [r for r in rest if density(r) < 0.9 * top]
+    return [some for some in found if len(some) > 1]
+
+
+def density(row: Swept) -> float:
+    return row.largest("density_achieved") or 0.0 if row.sparse else 1.0
+
+
+def best_name(rows: Sequence[Swept]) -> str:
+    """The fastest, and those that overlap with it, at most two by name."""
+    if rows[0].ends is None or rows[1].ends is None:
+        return f"{rows[0].name} (one pass)"
+    end = rows[0].ends[1]
+    ties = [r.name for r in rows if r.ends and r.ends[0] <= end]
+    return " ≈ ".join(ties[:2] + [f"{len(ties) - 2} more"] * (len(ties) > 2))
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_the_best_of_each_workload(name: str) -> None:
+    book, found = reports(name)
+    summary = next(document for document in found if document.kind == "summary")
+    titles = [s.title for s in summary.sections]
+    shown = rows(summary, "Best by workload") if "Best by workload" in titles else []
+    expected = list(comparisons(book))
+    assert len(shown) == len(expected)
+    for row, compared in zip(shown, expected, strict=True):
+        first, second = compared[:2]
+        peaks = [r.peak for r in compared if r.peak]
+        lowest = [r.name for r in compared if r.peak == min(peaks)]
+        assert (row["Tokens"], row["Compared"]) == (first.tokens, len(compared))
+        assert (row["Fastest"], row["Next"]) == (best_name(compared), second.name)
+        assert agrees(row["Time"], spread(first))
+        assert agrees(row["Next takes"], time_ratio(second, first))
+        if len(lowest) < len(peaks):
+            assert row["Least memory"].split(", ")[0] == lowest[0]
+            assert row["Peak memory"] == min(peaks)
+        else:
+            assert row.get("Peak memory") is None
+
+
 # ---- figures of two rows -------------------------------------------------------------------------
 
 
@@ -413,16 +489,30 @@ def test_relative_figures_are_against_the_baseline_at_that_length(name: str, bas
     book, _ = reports(name)
     found = documents(book_records(book), ["implementations"], baseline=base)
     (document,) = found
+    for table in section(document, "Time, memory, relative speed").tables:
+        above = None
+        for row in cells(table):
+            named = [r for r in book.swept if row["Implementation"] == r.name]
+            ok = [r for r in named if r.time and agrees(row["Time"], spread(r))]
+            if above and ok:
+                assert row["Over the row above"] in {over_above(a, b) for a in above for b in ok}
+            above = ok
     shown = rows(document, "Time, memory, relative speed")
     assert shown
     for row in shown:
-        named = [r for r in book.swept if row["Implementation"] == r.label]
-        named = [
-            r for r in named if agrees(row["Time"], spread(r)) and r.ranks == row.get("Ranks", 1)
-        ]
+        named = [r for r in book.swept if row["Implementation"] == r.name]
+        named = [r for r in named if agrees(row["Time"], spread(r))] or named
         possible = [relative_to(book, r, base) for r in named]
         assert any(agrees(row["Relative speed"], speed) for speed, _ in possible), row
         assert any(agrees(row["Relative memory"], memory) for _, memory in possible), row
+
+
+def over_above(above: Swept, row: Swept) -> str:
+    """The ratio of two times; a sign if their intervals overlap."""
+    ratio = format_cell(over(row.time, above.time), "ratio")
+    if above.ends is None or row.ends is None:
+        return f"{ratio} (one pass)"
+    return "≈" if row.ends[0] <= above.ends[1] else ratio
 
 
 def book_records(book: Book) -> list[Record]:

@@ -37,9 +37,8 @@ def test_sentences_and_names_are_limited() -> None:
 def test_sentences_on_many_workloads_are_limited_but_not_tables() -> None:
     records = [make.record(make.trial(head_dim=8 * (i + 1))) for i in range(LIMIT + 4)]
     document = build(records)
-    points = section(document, "Summary").points
-    assert len(points) == 1 + LIMIT + 1
-    assert "4 more" in points[-1]
+    points = section(document, "Answer").points
+    assert len(points) <= LIMIT
     assert len(section(document, "Lengths swept").tables) == LIMIT + 4
 
 
@@ -58,7 +57,8 @@ def test_the_page_of_many_workloads_is_limited(
     monkeypatch.setattr(html_format, "MAX_TABLES", 20)
     monkeypatch.setattr(html_format, "MAX_PLAIN_ROWS", 50)
     few, many = (build(timed(n)).without_charts() for n in (21, 41))
-    assert abs(len(page(many)) - len(page(few))) < 1000
+    of_best_by_workload = 20 * 250
+    assert abs(len(page(many)) - len(page(few))) < of_best_by_workload + 500
     assert "There is 1 more table" in page(few)
     assert "There are 21 more tables" in page(many)
 

@@ -125,7 +125,7 @@ def _best(chart: Chart) -> frozenset[str]:
         ends[point.series] = min(end, ends.get(point.series, end))
     # series that only failed come last
     order = sorted(_shown(chart), key=lambda name: ends.get(name, (math.inf, math.inf)))
-    return frozenset(order[:MAX_COLOURS])
+    return frozenset(order[: min(chart.colours, MAX_COLOURS)])
 
 
 def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
@@ -159,8 +159,8 @@ def notes(chart: Chart) -> Iterator[str]:
     if chart.guides:
         sign = "Grey tick" if chart.shape == "bars" else "Dashed grey"
         yield f"{sign}: {'; '.join(dict.fromkeys(guide.description for guide in chart.guides))}."
-    if chart.shape != "bars" and len(_shown(chart)) > MAX_COLOURS:
-        yield f"Pale grey: {len(_shown(chart)) - MAX_COLOURS} further series."
+    if grey := list(colours(chart).values()).count(PALE):
+        yield f"Pale grey: {grey} further series."
     if more := count_left_out(chart):
         yield f"Not drawn, to keep the chart readable: {more} of {len(chart.series)} series."
     if len(chart.points) > MAX_POINTS:

@@ -1,128 +1,214 @@
 """One line per implementation: its time at one length, and the longest length that it reached."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from math import inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.row import R, require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
-from longseq_bench.reports.document import Cell, Section
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.columns import ValueColumn, build_table, time_or_status
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Finding, Section, Table
+from longseq_bench.reports.groups import group_by_workload, in_brackets
 from longseq_bench.reports.outcome_text import name_status
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T", SweepRow, SearchRow)
+ALL = "All implementations"
+"""Title of the section with the lines that the first screen leaves out."""
+
+
+class Longest(NamedTuple):
+    """The longest length of a search.  where: its workload, if it is not that of most searches."""
+
+    row: SearchRow
+    where: str
+
+    def describe(self, variant: str = "") -> str:
+        """Return "90,000 (ring, 10 min limit)".  variant: name of the row, if it is not stated."""
+        tokens = f"{self.row.max_tokens:,}" if self.row.max_tokens else "none passed"
+        return tokens + in_brackets(", ".join(filter(None, (variant, self.where))))
 
 
 class Glance(NamedTuple):
     """The line of an implementation; its fastest and its longest variant may differ.
 
-    timed: its fastest row that was ok at the common length.  failed: a row that failed there.
-    where: the workload of `longest` in brackets, if it is not that of the other lines.
+    timed: its fastest row at the common length; if none was ok there, a row that failed.
+    passed: its longest row that was ok.  failed: its first row above it, which failed.
     """
 
     implementation: str
     timed: SweepRow | None
+    passed: SweepRow | None
     failed: SweepRow | None
-    longest: SearchRow | None
-    where: str
+    longest: Longest | None
 
 
-def at_a_glance(source: Source) -> Section:
-    """Build the table: every implementation of the records, the fastest first.
+class Overview(NamedTuple):
+    """Every implementation of the records, the fastest first; every label if there is only one.
 
-    Times are of one workload and one length: those that most implementations share. Longest lengths
-    are of one workload too; an implementation without it has its own, which is named. Exact and
-    sparse attention are in one table, so the share of the pairs that are seen has a column.
+    swept: rows of the workload that most implementations share.  at: those of the common length.
+    searched: searches of the workload that most implementations share.
+    noun: what a line is of.
     """
-    at = _common_length(_most_shared([row for row in source.rows if row.is_full_pass]))
-    found = [row for row in source.maxima if row.is_full_pass and row.max_tokens]
-    if not at and not found:
-        return Section("At a glance")
-    searched = _most_shared(found)
-    timed = _best([row for row in at if row.is_ok and row.time_s], lambda row: require(row.time_s))
-    failed = {row.implementation: row for row in at if not row.is_ok}
-    shared, own = (_best(rows, lambda row: -row.max_tokens) for rows in (searched, found))
-    lines = []
-    for name in dict.fromkeys(record.trial.implementation for record in source.records):
-        row = shared.get(name) or own.get(name)
-        where = source.where(row) if row and name not in shared else ""
-        lines.append(Glance(name, timed.get(name), failed.get(name), row, where))
-    lines.sort(key=_order)
-    table = build_table("One line per implementation", _COLUMNS, lines)
-    return Section("At a glance", list(_explain(source, at, searched)), tables=[table])
+
+    noun: str
+    swept: list[SweepRow]
+    at: list[SweepRow]
+    searched: list[SearchRow]
+    lines: list[Glance]
+
+    def table(self, max_rows: int | None = None) -> Table | None:
+        """Return the first lines as a table; None if no line has more than a name.
+
+        Exact and sparse attention are in one table, so the share of the pairs has a column.
+        """
+        columns = [one for one in _COLUMNS if one.heading != "Longest swept" or not self.searched]
+        count = len(self.lines)
+        cut = max_rows is not None and count > max_rows
+        title = f"{max_rows} of {count:,} {self.noun}s" if cut else f"One line per {self.noun}"
+        if self.at:
+            title += f"; time and peak memory at {format_tokens(self.at[0].tokens)} tokens"
+        table = build_table(title, columns, self.lines[:max_rows])
+        return table if len(table.columns) > 1 else None
+
+    def workloads(self, source: Source) -> Iterator[Finding]:
+        """Name the workloads of the times and of the longest lengths, where there are several."""
+        of_times = source.workload(self.at[0]) if self.at else ""
+        of_lengths = source.workload(self.searched[0]) if self.searched else ""
+        if of_times:
+            title = "All figures" if of_times == of_lengths else "Times and memory"
+            yield Finding(f"{title}: {of_times}.", "Lengths swept")
+        if of_lengths and of_lengths != of_times:
+            yield Finding(f"Longest lengths: {of_lengths}.", "Longest lengths")
 
 
-def _explain(source: Source, at: list[SweepRow], searched: list[SearchRow]) -> Iterator[str]:
-    """State the workload of each column, and the choice among variants."""
-    if at:
-        where = source.where(at[0])
-        yield f"Time and peak memory: at {format_tokens(at[0].tokens)} tokens{where}."
-    if searched and (workload := source.workload(searched[0])):
-        yield f"Longest: {workload}, unless a line names another."
-    every = [*at, *searched]
-    if len({row.name for row in every}) > len({row.implementation for row in every}):
-        yield "A line has the fastest and the longest variant of an implementation."
+def overview(source: Source) -> Overview:
+    """Choose workload and length that most implementations share, and the best of each."""
+    names = dict.fromkeys(record.trial.implementation for record in source.records)
+    rows = [*source.rows, *source.maxima]
+    noun, key = "implementation", attrgetter("implementation")
+    if len(names) == 1 and rows:
+        noun, key = "variant", attrgetter("label")
+        names = dict.fromkeys(map(key, rows))
+    swept = most_shared(row for row in source.rows if row.is_full_pass)
+    at = _common_length(swept, key)
+    timed = {name: min(some, key=_cost) for name, some in group_by(at, key).items()}
+    by_name = group_by(swept, key)
+    searched, longest = find_longest(source, key)
+    lines = [
+        Glance(name, timed.get(name), *find_end(by_name.get(name, ())), longest.get(name))
+        for name in names
+    ]
+    return Overview(noun, swept, at, searched, sorted(lines, key=_order))
 
 
-def _most_shared(rows: Sequence[R]) -> list[R]:
-    """Return the rows of the workload that most implementations have; the first of equal ones."""
+def all_implementations(source: Source) -> Section:
+    """Build the table of all lines, if the first screen has not all of them."""
+    found = overview(source)
+    table = found.table() if len(found.lines) > MAX_ANSWER_ROWS else None
+    note = "A line has the fastest and the longest variant of an implementation."
+    points = [*found.workloads(source)]
+    return Section(ALL, [note], points, [table]) if table else Section(ALL)
+
+
+def most_shared(rows: Iterable[T]) -> list[T]:
+    """Return the rows of the workload that most implementations have.
+
+    Of equal ones that with the most labels, then the first.
+    """
     groups = group_by_workload(rows)
-    return max(groups, key=lambda group: len({row.implementation for row in group}), default=[])
+
+    def count(group: list[T]) -> tuple[int, int]:
+        found = [row for row in group if row.tokens]
+        return len({row.implementation for row in found}), len({row.label for row in found})
+
+    return max(groups, key=count, default=[])
 
 
-def _common_length(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """Return the rows of the length at which most implementations were ok; the longest of equal."""
+def find_longest(
+    source: Source, key: Callable[[SearchRow], K]
+) -> tuple[list[SearchRow], dict[K, Longest]]:
+    """Return the searches of the workload that most implementations share, and the longest by key.
+
+    Confirmed lengths come before those that only fit or overwrite their inputs.
+    """
+    searched = most_shared(row for row in source.maxima if row.is_full_pass)
+    found: dict[K, Longest] = {}
+    for rows, is_shared in ((searched, True), (source.maxima, False)):
+        for name, some in group_by(rows, key).items():
+            row = max(some, key=lambda row: (row.is_full_pass, row.max_tokens))
+            found.setdefault(name, Longest(row, "" if is_shared else source.workload(row)))
+    return searched, found
+
+
+def find_end(rows: Iterable[SweepRow]) -> tuple[SweepRow | None, SweepRow | None]:
+    """Return the longest row that was ok, and the next longer row of its label, which failed."""
+    ordered = sorted(rows, key=attrgetter("tokens"))
+    passed = max((r for r in ordered if r.is_ok), key=attrgetter("tokens"), default=None)
+    longer = (r for r in ordered if passed is None or r.tokens > passed.tokens)
+    named = (r for r in longer if passed is None or r.name == passed.name)
+    return passed, next(named, None)
+
+
+def _common_length(rows: Sequence[SweepRow], key: Callable[[SweepRow], str]) -> list[SweepRow]:
+    """Return the rows of the length at which most keys were ok; the longest of equal ones."""
     by_length = group_by(rows, attrgetter("tokens"))
 
     def rank(tokens: int) -> tuple[int, int]:
-        return len({row.implementation for row in by_length[tokens] if row.is_ok}), tokens
+        return len({key(row) for row in by_length[tokens] if row.is_ok}), tokens
 
     return by_length[max(by_length, key=rank)] if by_length else []
 
 
-def _best(rows: Sequence[R], cost: Callable[[R], float]) -> dict[str, R]:
-    """Return the row of the lowest cost of each implementation."""
-    groups = group_by(rows, attrgetter("implementation"))
-    return {name: min(group, key=cost) for name, group in groups.items()}
+def _cost(row: SweepRow) -> float:
+    return row.time_s if row.is_ok and row.time_s else inf
 
 
-def _order(line: Glance) -> tuple[bool, float, float]:
+def _order(line: Glance) -> tuple[float, int]:
     """Order by time, then by length; implementations without a time come last."""
-    time = line.timed.time_s if line.timed else None
-    return time is None, time or 0.0, -(line.longest.max_tokens if line.longest else 0)
+    cost = _cost(line.timed) if line.timed else inf
+    return cost, -(line.longest.row.max_tokens if line.longest else 0)
 
 
 def _name(line: Glance) -> str:
-    best = line.timed or line.longest
+    best = line.timed or (line.longest and line.longest.row)
     return best.name if best else line.implementation
 
 
 def _density(line: Glance) -> float | None:
-    return line.timed.token_density if line.timed and line.timed.is_sparse else None
+    row = line.timed
+    return row.token_density if row and row.is_ok and row.is_sparse else None
 
 
-def _time(line: Glance) -> Cell:
-    if line.timed:
-        return time_with_interval(line.timed)
-    return name_status(line.failed.status) if line.failed else None
+def _peak(line: Glance) -> int | None:
+    return line.timed.peak_bytes if line.timed and line.timed.is_ok else None
 
 
 def _longest(line: Glance) -> Cell:
-    row = line.longest
-    if row is None:
+    if line.longest is None:
         return None
-    variant = "" if line.timed is None or line.timed.label == row.label else f" ({row.name})"
-    return f"{row.max_tokens:,}{variant}{line.where}"
+    name = line.longest.row.name
+    return line.longest.describe(name if line.timed and name != line.timed.name else "")
+
+
+def describe_end(passed: SweepRow | None, failed: SweepRow | None) -> str | None:
+    """Return "32k", with the failure above it: "32k, timeout at 64k"; None without rows."""
+    words = [format_tokens(passed.tokens)] if passed else []
+    if failed:
+        words.append(f"{name_status(failed.status)} at {format_tokens(failed.tokens)}")
+    return ", ".join(words) or None
 
 
 _COLUMNS = (
     ValueColumn("Implementation", "text", _name),
     ValueColumn("Pairs seen", "share", _density),
-    ValueColumn("Time", "seconds", _time),
-    ValueColumn("Peak memory", "bytes", lambda line: line.timed and line.timed.peak_bytes),
+    ValueColumn("Time", "seconds", lambda line: line.timed and time_or_status(line.timed)),
+    ValueColumn("Peak memory", "bytes", _peak),
+    ValueColumn("Longest swept", "text", lambda line: describe_end(line.passed, line.failed)),
     ValueColumn("Longest", "text", _longest),
-    ValueColumn("Limited by", "text", lambda line: line.longest and line.longest.limited_by),
+    ValueColumn("Limited by", "text", lambda line: line.longest and line.longest.row.limited_by),
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
+from longseq_bench.reports.sections.findings import thrashes
 
 _FAILED = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
@@ -20,10 +21,29 @@ _MISSING = (
 def failures(source: Source) -> Section:
     """Build the section on failed runs and figures that ok rows lack, with equal rows counted."""
     tables = [
+        _warnings(source),
         _counted("Runs that were not ok", _FAILED, _failed(source), source),
         _counted("Figures that are missing from ok rows", _MISSING, _missing(source), source),
     ]
     return Section("Failures", tables=[table for table in tables if table.rows])
+
+
+def _warnings(source: Source) -> Table:
+    """List rows that thrashed, and rows whose counted bytes differ from their formula."""
+    columns = Column("Implementation"), Column("Tokens", "tokens"), Column("Warning")
+    found = [
+        (row, f"CUDA's allocator freed its cache and retried; times: {row.alloc_retries:,.0f}")
+        for row in thrashes(source)
+    ]
+    for row in source.rows:
+        for rank, counted, stated in row.bytes_unlike or ():
+            words = f"rank {rank} sent {counted:,} B in a pass; the formula gives {stated:,} B"
+            found.append((row, words))
+    rows: list[tuple[Cell, ...]] = [
+        (*filter(None, [source.machines[row.fingerprint]]), row.name, row.tokens, words)
+        for row, words in found
+    ]
+    return Table("Figures to distrust", (*source.machine_column, *columns), tuple(rows))
 
 
 def _counted(

@@ -1,65 +1,104 @@
-"""Sentences of a summary, each computed from the rows."""
+"""Best rows of each workload; findings on figures to distrust; answers of searches in words."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
+from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import format_time
-from longseq_bench.reports.document import format_ratio
+from longseq_bench.reports.columns import ValueColumn, build_table, time_ratio, time_with_interval
+from longseq_bench.reports.document import Finding, Section, format_ratio
 from longseq_bench.reports.groups import (
     density_suffix,
     group_by_density,
     group_by_ranks,
-    has_several_ranks,
-    longest_shared,
+    group_by_workload,
     ranks_suffix,
     split_by_sparsity,
 )
-from longseq_bench.reports.wording import describe_best, find_ties, join_names, limit_findings
+from longseq_bench.reports.outcome_text import name_status
+from longseq_bench.reports.wording import join_names, join_ties
+
+FAILURES = "Failures"
+"""Title of the section with the rows of `problems`."""
 
 
-def findings(source: Source) -> list[str]:
-    """Return the sentences: runs, fastest, least memory, ranks, maxima, wrong outputs.
-
-    At most MAX_FINDINGS of each kind.
-    """
-    one_rank = index_one_rank(source.maxima)
-    kinds = (
-        (
-            sentence for where, group in source.workloads(source.rows)
-            for sentence in (*_of_group(group, where), *_of_ranks(group, where))
-        ),
-        (describe_search(row, one_rank, source.where(row)) for row in source.maxima),
-        _wrong(source.rows), _thrashing(source), _miscounted(source),
-    )  # fmt: skip
-    return [_runs(source), *(sentence for kind in kinds for sentence in limit_findings(kind))]
-
-
-def _runs(source: Source) -> str:
-    statuses = Counter(record.outcome.status for record in source.records)
-    processes = sum(record.processes for record in source.records)
-    took = format_seconds(sum(record.wall_s for record in source.records))
-    counts = ", ".join(f"{n} {status}" for status, n in statuses.most_common())
-    return (
-        f"{_count(len(source.records), 'run')} in {_count(processes, 'process', 'processes')} "
-        f"took {took}: {counts}."
+def problems(source: Source) -> Iterator[Finding]:
+    """Yield findings on wrong outputs, thrashing and miscounted bytes."""
+    wrong = [
+        f"{source.label(r.trial)} at {format_tokens(r.trial.workload.seq_len)} tokens"
+        for r in source.records
+        if r.outcome.status == "wrong"
+    ]
+    thrashing = [f"{row.name} at {format_tokens(row.tokens)} tokens" for row in thrashes(source)]
+    miscounted = [
+        f"{row.name} at {format_tokens(row.tokens)} tokens" for row in source.rows
+        if row.bytes_unlike
+    ]  # fmt: skip
+    found = (
+        ("Wrong output, no speed is shown", wrong),
+        ("CUDA's allocator freed its cache and retried (thrashing)", thrashing),
+        ("Bytes sent differ from their formula", miscounted),
     )
+    for words, names in found:
+        if names:
+            yield Finding(f"{words}: {_first(dict.fromkeys(names))}.", FAILURES)
 
 
-def _of_group(group: list[SweepRow], where: str) -> Iterator[str]:
-    classes = split_by_sparsity(row for row in group if row.time_s)
-    for rows in _comparable(classes.get("exact", [])):
-        yield from _best(rows, where, " exact" if len(classes) > 1 else "")
-    for ranks, some in group_by_ranks(classes.get("sparse", [])).items():
-        for rows in _comparable(some):
-            yield from _best(rows, where, f" sparse{density_suffix(rows)}{ranks_suffix(ranks)}")
-    if longest := join_names(_longest_ok(group), "; "):
-        yield f"Longest swept lengths that were ok{where}: {longest}."
+def count_failed(source: Source) -> list[Finding]:
+    """Return a finding that counts the trials that were not ok by status; none if all were ok."""
+    failed = Counter(row.status for row in source.rows if row.status not in ("ok", "wrong"))
+    counts = ", ".join(f"{n} {name_status(status)}" for status, n in failed.most_common())
+    return [Finding(f"Swept trials that were not ok: {counts}.", FAILURES)] if failed else []
+
+
+def thrashes(source: Source) -> list[SweepRow | SearchRow]:
+    """Return the rows in which CUDA's allocator freed its cache and retried."""
+    rows: list[SweepRow | SearchRow] = [*source.rows, *source.maxima]
+    return [row for row in rows if row.alloc_retries]
+
+
+def _first(names: Iterable[str]) -> str:
+    first, *others = names
+    return f"{first}, and {len(others):,} more" if others else first
+
+
+class Best(NamedTuple):
+    """Rows of one workload, length and density that are compared, the fastest first."""
+
+    where: str
+    attention: str
+    rows: list[SweepRow]
+
+
+def best_by_workload(source: Source) -> Section:
+    """Build the table of the fastest and of the least memory, where several rows are compared."""
+    found = [
+        Best(source.workload(group[0]), kind, rows)
+        for group in group_by_workload(source.rows)
+        for kind, rows in compare(group)
+    ]
+    explanation = (
+        "At the longest length that several have. Sparse attention is compared at similar density, "
+        "on equal numbers of ranks."
+    )
+    title = "≈: no significant difference"
+    tables = [build_table(title, _BEST, found)] if found else []
+    return Section("Best by workload", [explanation], tables=tables)
+
+
+def compare(group: Iterable[SweepRow]) -> Iterator[tuple[str, list[SweepRow]]]:
+    """Yield a name and the timed rows, the fastest first, of each comparison in a workload."""
+    for kind, rows in split_by_sparsity(row for row in group if row.time_s).items():
+        for some in group_by_ranks(rows).values() if kind == "sparse" else [rows]:
+            for similar in _comparable(some):
+                similar.sort(key=lambda row: require(row.time_s))
+                at = ranks_suffix(similar[0].world_size) if kind == "sparse" else ""
+                yield f"{kind}{density_suffix(similar)}{at}", similar
 
 
 def _comparable(rows: list[SweepRow]) -> list[list[SweepRow]]:
@@ -70,93 +109,37 @@ def _comparable(rows: list[SweepRow]) -> list[list[SweepRow]]:
     return []
 
 
-def _best(rows: list[SweepRow], where: str, kind: str) -> Iterator[str]:
-    """Name the fastest row, and the one with the lowest peak.  kind: words for all of the rows."""
-    at = f"At {format_tokens(rows[0].tokens)} tokens{where}"
-    ordered = sorted(rows, key=lambda row: require(row.time_s))
-    first, second = ordered[:2]
-
-    def timed(row: SweepRow) -> str:
-        return f"{row.name} ({format_time(row)})"
-
-    if min(first.samples, second.samples) < 2:
-        yield (
-            f"{at}, {timed(first)} took the least time of {len(rows)}{kind}, the next is "
-            f"{timed(second)}; a single pass has no interval, so the order is uncertain."
-        )
-    else:
-        ties = find_ties([r for r in ordered if r.samples > 1], "time_low_s", "time_high_s")
-        ratio = format_ratio(require(second.time_s) / require(first.time_s))
-        after, verbs = f"{ratio} as fast as the next, ", ("is the fastest", "are the fastest")
-        yield f"{at}, {describe_best(ordered, ties, verbs, timed, kind, after)}."
-
-    by_peak = [row for row in rows if row.peak_bytes is not None]
-    by_peak.sort(key=lambda row: require(row.peak_bytes))
-    if len(by_peak) > 1 and by_peak[0].peak_bytes != by_peak[1].peak_bytes:
-        verb = "has the lowest peak memory" + (" a rank" if has_several_ranks(rows) else "")
-
-        def words(row: SweepRow) -> str:
-            return f"{row.name} ({format_bytes(require(row.peak_bytes))})"
-
-        yield f"{at}, {describe_best(by_peak, by_peak[:1], (verb, ''), words, kind)}."
+def join_fastest(ordered: list[SweepRow]) -> str:
+    """Name the fastest row, or the rows that tie for it."""
+    return join_ties(ordered, "time_low_s", "time_high_s")
 
 
-def _of_ranks(group: list[SweepRow], where: str) -> Iterator[str]:
-    """Describe each number of ranks at the longest length that several rows ran."""
-    several = (row for row in group if row.world_size > 1 and row.time_s)
-    for ranks, some in group_by_ranks(several).items():
-        rows = longest_shared(some)
-        at = f"At {format_tokens(rows[0].tokens)} tokens on {ranks} ranks{where}"
-        for describe in (_exposed, _scaled, _imbalance):
-            if sentence := describe(rows):
-                yield f"{at}, {sentence}."
+def _lowest(rows: list[SweepRow]) -> list[SweepRow]:
+    """Return the rows with the lowest peak; none if all are equal."""
+    known = [row for row in rows if row.peak_bytes]
+    least = min((require(row.peak_bytes) for row in known), default=0)
+    lowest = [row for row in known if row.peak_bytes == least]
+    return lowest if len(lowest) < len(known) else []
 
 
-def _exposed(rows: list[SweepRow]) -> str | None:
-    """Name the row with the smallest share of exposed communication."""
-    known = [r for r in rows if r.exposed_share is not None]
-    known.sort(key=lambda r: require(r.exposed_share))
-
-    def words(row: SweepRow) -> str:
-        sent = "" if row.bytes_sent is None else f", {format_bytes(row.bytes_sent)} sent a rank"
-        return f"{row.label} ({format_share(require(row.exposed_share))} of its time{sent})"
-
-    if len(known) < 2:
-        return f"exposed communication: {words(known[0])}" if known else None
-    ties = find_ties(known, "exposed_low", "exposed_high")
-    verbs = "exposes the least communication", "expose the least communication"
-    last = f"; the most: {words(known[-1])}" if len(ties) < len(known) > 2 else ""
-    return describe_best(known, ties, verbs, words) + last
-
-
-def _scaled(rows: list[SweepRow]) -> str | None:
-    """Name the row with the highest speed-up from its ranks."""
-    known = [r for r in rows if r.speedup is not None]
-    known.sort(key=lambda r: -require(r.speedup))
-
-    def words(row: SweepRow) -> str:
-        efficiency = format_share(require(row.efficiency))
-        faster = format_ratio(require(row.speedup))
-        return f"{row.label} ({faster} as fast as one rank, {efficiency} efficiency)"
-
-    if len(known) < 2:
-        return f"only {words(known[0])} was also timed on one rank" if known else None
-    ties = find_ties(known, "speedup_low", "speedup_high", largest=True)
-    last = f"; the worst: {words(known[-1])}" if len(ties) < len(known) > 2 else ""
-    return describe_best(known, ties, ("scales best", "scale best"), words) + last
-
-
-def _imbalance(rows: list[SweepRow]) -> str | None:
-    """Name the row whose ranks' peaks differ most, if the difference is visible."""
-    worst = find_largest_imbalance(rows)
-    if worst is None:
-        return None
-    largest, smallest = require(worst.peak_bytes), worst.min_peak_bytes or 0
-    return (
-        f"the memory imbalance is largest with {worst.label}: peaks of its ranks from "
-        f"{format_bytes(smallest)} to {format_bytes(largest)} "
-        f"({format_ratio(require(worst.imbalance))})"
-    )
+_BEST = (
+    ValueColumn("Workload", "text", lambda best: best.where or None, 9),
+    ValueColumn("Attention", "text", lambda best: best.attention, 7),
+    ValueColumn("Tokens", "tokens", lambda best: best.rows[0].tokens),
+    ValueColumn("Compared", "count", lambda best: len(best.rows)),
+    ValueColumn("Fastest", "text", lambda best: join_fastest(best.rows), 8),
+    ValueColumn("Time", "seconds", lambda best: time_with_interval(best.rows[0]), 6),
+    ValueColumn("Next", "text", lambda best: best.rows[1].name),
+    ValueColumn("Next takes", "ratio", lambda best: time_ratio(best.rows[1], best.rows[0]), 5),
+    ValueColumn(
+        "Least memory", "text",
+        lambda best: join_names(row.name for row in _lowest(best.rows)) or None,
+    ),
+    ValueColumn(
+        "Peak memory", "bytes",
+        lambda best: next((row.peak_bytes for row in _lowest(best.rows)), None),
+    ),
+)  # fmt: skip
 
 
 def find_largest_imbalance(rows: Iterable[SweepRow]) -> SweepRow | None:
@@ -166,16 +149,6 @@ def find_largest_imbalance(rows: Iterable[SweepRow]) -> SweepRow | None:
     if worst is None or format_ratio(require(worst.imbalance)) == format_ratio(1.0):
         return None
     return worst
-
-
-def _longest_ok(group: list[SweepRow]) -> Iterator[str]:
-    """Yield the longest length of each row that was ok, and the first failed one above it."""
-    for name, rows in group_by(sorted(group, key=lambda r: r.tokens), lambda r: r.name).items():
-        passed = max((row.tokens for row in rows if row.status == "ok"), default=0)
-        failed = [row for row in rows if row.status != "ok" and row.tokens > passed]
-        then = f" ({failed[0].status} at {format_tokens(failed[0].tokens)})" if failed else ""
-        if passed:
-            yield f"{name} {format_tokens(passed)}{then}"
 
 
 def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
@@ -218,35 +191,5 @@ def describe_limit(row: SearchRow) -> str:
     return f"limited by {row.limited_by}{phase} at {format_tokens(row.first_failure)}"
 
 
-def _wrong(rows: list[SweepRow]) -> Iterator[str]:
-    for row in rows:
-        if row.status == "wrong":
-            yield (
-                f"{row.name} gave a wrong output at {format_tokens(row.tokens)} tokens "
-                f"({row.reason or 'no reason was recorded'}); no speed is shown for it."
-            )
-
-
-def _thrashing(source: Source) -> Iterator[str]:
-    rows: list[SweepRow | SearchRow] = [*source.rows, *source.maxima]
-    for row in rows:
-        if retries := row.alloc_retries:
-            yield (
-                f"{row.name} at {format_tokens(row.tokens)} tokens: the CUDA allocator freed its "
-                f"cache and retried {_count(round(retries), 'time')} (thrashing)."
-            )
-
-
-def _miscounted(source: Source) -> Iterator[str]:
-    for row in source.rows:
-        for (counted, stated), unlike in group_by(row.bytes_unlike or (), lambda u: u[1:]).items():
-            ranks = ", ".join(str(rank) for rank, *_ in unlike)
-            which = f"rank {ranks}" if len(unlike) == 1 else f"each of ranks {ranks}"
-            yield (
-                f"{row.name} at {format_tokens(row.tokens)} tokens{source.where(row)} sent "
-                f"{counted:,} B from {which} in a pass; the formula gives {stated:,} B."
-            )
-
-
-def _count(n: int, one: str, several: str = "") -> str:
-    return f"{n:,} {one if n == 1 else several or one + 's'}"
+def _count(n: int, one: str) -> str:
+    return f"{n:,} {one}{'s' * (n != 1)}"

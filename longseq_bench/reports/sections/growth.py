@@ -14,8 +14,9 @@ from longseq_bench.reports.groups import group_by_workload
 _EXPLANATION = (
     "Exponents of a power law in tokens and ranks, fitted to the logarithms of median times and of "
     "peaks of a rank, with 95 % intervals. By formula: for time, of the FLOPs per rank; for "
-    "memory, of the floor, or of the score matrix for dense. Ranks on a CPU share its cores, so "
-    "more ranks may not be faster. A dash: ranks did not vary, or varied together with tokens."
+    "memory, of the floor, or of the score matrix for dense.",
+    "Ranks on a CPU share its cores, so more ranks may not be faster. A dash: ranks did not vary, "
+    "or varied together with tokens.",
 )
 
 
@@ -47,7 +48,7 @@ def exponents(source: Source) -> Section:
         if (fits := complexities(group))
     ]
     missing = "implementation timed at three lengths", SCALING
-    return Section("How time and memory grow", [_EXPLANATION], tables=tables, missing=missing)
+    return Section("How time and memory grow", _EXPLANATION, tables=tables, missing=missing)
 
 
 def format_formula(value: float | None) -> str | None:

@@ -10,6 +10,7 @@ from longseq_bench.core.model import Environment, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
+from longseq_bench.reports.wording import join_names
 
 
 def context(source: Source) -> str:
@@ -18,7 +19,8 @@ def context(source: Source) -> str:
     dates = first if first == last else f"{first} to {last}"
     one, *others = source.environments.values()
     if others:
-        machine = f"{len(others) + 1} environments, never compared or merged"
+        names = join_names(source.machines.values())
+        machine = f"{len(others) + 1} environments, never compared: {names}"
     else:
         gpus = (f"{count} × {gpu}" for gpu, count in Counter(one.gpus).items())
         machine = f"{', '.join(gpus) or f'{one.cpu}, {one.cores} cores'} ({one.host})"
@@ -103,6 +105,11 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     def distinct(values: Iterable[Any], write: Callable[[Any], str] = str) -> str:
         return ", ".join("none" if v is None else write(v) for v in dict.fromkeys(values))
 
+    processes = sum(record.processes for record in records)
+    took = format_seconds(sum(record.wall_s for record in records))
+    yield "Runs", f"{len(records):,} in {processes:,} processes, {took}"
+    outcomes = Counter(record.outcome.status for record in records).most_common()
+    yield "Outcomes", ", ".join(f"{count:,} {status}" for status, count in outcomes)
     yield "Repeats at most", distinct(t.repeats for t in trials)
     yield "Timed passes stop after", distinct((t.time_cap for t in trials), format_seconds)
     yield "Time budget a pass", distinct((t.time_budget for t in trials), format_seconds)

@@ -1,61 +1,94 @@
-"""Time, memory and speed relative to a baseline, per length; statuses on many ranks."""
+"""Time, memory and speed relative to a baseline, ranked by time; statuses on many ranks."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import speeds
+from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SWEEP, SWEEP_RANKS, Source
-from longseq_bench.reports.columns import Columns, ValueColumn, build_table
-from longseq_bench.reports.document import Column, Section, Table, format_ratio
-from longseq_bench.reports.groups import capitalize_first, group_by_workload, split_by_sparsity
+from longseq_bench.reports.columns import Columns, ValueColumn, build_table, time_or_status
+from longseq_bench.reports.document import Cell, Column, Kind, Section, Table, format_ratio
+from longseq_bench.reports.groups import capitalize_first, group_by_workload
+from longseq_bench.reports.wording import find_ties
+
+
+class Ranked(NamedTuple):
+    """A row of a ranking.  above: the next faster row.  speed, memory: relative to a baseline."""
+
+    row: SweepRow
+    above: SweepRow | None
+    speed: float | None
+    memory: float | None
+
+
+class Ranking(NamedTuple):
+    """Rows of one workload and length, the fastest first and failed ones last.
+
+    title: what is compared.
+    """
+
+    title: str
+    rows: list[Ranked]
 
 
 def relative(source: Source) -> Section:
     """Build a table per workload at the longest length that most rows ran, fastest first."""
-    base = baseline_of(source)
-    tables: list[Table] = []
-    points: list[str] = []
-    for group in group_by_workload(source.rows if any(r.time_s for r in source.rows) else []):
-        tokens = shared_length(group)
-        at = [row for row in group if row.tokens == tokens]
-        named = {row.label for row in at if base in (row.label, row.implementation)}
-        # an implementation with several labels does not identify one of them
-        label = base if base in named else named.pop() if len(named) == 1 else None
-        found = speeds(at, label) if label else [None] * len(at)
-        speed = {id(row): one for row, one in zip(at, found, strict=True)}
-        at.sort(key=lambda row: -(speed[id(row)] or 0.0))
-        where = ", ".join(filter(None, (source.workload(at[0]), f"{format_tokens(tokens)} tokens")))
-        columns = _columns(speed, _reference_peak(at, label))
-        tables.append(build_table(capitalize_first(where), columns, at, keep_empty=True))
-        points += _describe(at, speed, base, where)
+    has_times = any(row.time_s for row in source.rows)
+    groups = group_by_workload(source.rows) if has_times else []
+    tables = [
+        build_table(capitalize_first(found.title), COLUMNS, found.rows, keep_empty=True)
+        for found in (rank_group(source, group) for group in groups)
+    ]
     explanation = (
-        "At the longest length at which most rows were ok. Relative speed: time of "
-        f"{base} (on the same number of ranks, else on the fewest) divided by the row's time. "
-        "Relative memory: peak of a rank divided by that of the baseline on the fewest ranks. "
-        "Pairs seen: share of the pairs of dense attention, if less."
+        "At the longest length at which most rows were ok. Over the row above: its time divided by "
+        "that of the next faster row; ≈: no significant difference.",
+        "Relative speed: time of the baseline (on the same number of ranks, else on the fewest) "
+        "divided by the row's time. Relative memory: peak of a rank divided by that of the "
+        "baseline on the fewest ranks.",
     )
     builders = section_charts.time, section_charts.memory, section_charts.roofline
     return Section(
         "Time, memory, relative speed",
-        [explanation, *section_charts.limit_note(source.rows, 3)],
-        points,
-        tables,
+        [*explanation, *section_charts.limit_note(source.rows, 3)],
+        tables=tables,
         charts=section_charts.charts(source, source.rows, *builders) if tables else (),
         missing=("timed trial", SWEEP),
     )
 
 
-def baseline_of(source: Source) -> str:
-    """Return the requested baseline, else sdpa or dense, else the label with most timed rows."""
-    labels = Counter(row.label for row in source.rows if row.time_s is not None)
+def rank_group(source: Source, group: Sequence[SweepRow]) -> Ranking:
+    """Rank the rows of a workload by time, at the longest length at which most were ok."""
+    tokens = shared_length(group)
+    at = [row for row in group if row.tokens == tokens]
+    at.sort(key=lambda row: (not (row.is_ok and row.time_s), row.time_s or 0.0))
+    timed = [row for row in at if row.is_ok and row.time_s]
+    base = _find_base(source, at, timed)
+    speed = speeds(at, base) if base else [None] * len(at)
+    peak = _reference_peak(at, base)
+    memory = [r.peak_bytes / peak if r.is_ok and r.peak_bytes and peak else None for r in at]
+    above = [None, *timed, *[None] * len(at)]
+    words = [source.workload(at[0]), f"{format_tokens(tokens)} tokens"]
+    words += [f"relative to {base}"] if base else []
+    return Ranking(", ".join(filter(None, words)), [*map(Ranked, at, above, speed, memory)])
+
+
+def _find_base(source: Source, at: Sequence[SweepRow], timed: Sequence[SweepRow]) -> str | None:
+    """Return the label of the baseline: the requested one, else sdpa or dense, else the slowest.
+
+    None if the requested one has no row here, or several with different labels.
+    """
+    labels = {row.label for row in timed}
+    if wanted := source.baseline_label:
+        named = {row.label for row in at if wanted in (row.label, row.implementation)}
+        return wanted if wanted in named else named.pop() if len(named) == 1 else None
     preferred = [name for name in ("sdpa", "dense") if name in labels]
-    most_frequent = [label for label, _ in labels.most_common(1)]
-    return source.baseline_label or next(iter([*preferred, *most_frequent]), "")
+    return next(iter([*preferred, *(row.label for row in reversed(timed))]), None)
 
 
 def shared_length(group: Sequence[SweepRow]) -> int:
@@ -71,37 +104,37 @@ def _reference_peak(at: Sequence[SweepRow], label: str | None) -> int | None:
     return found.peak_bytes if found else None
 
 
-def _columns(speed: dict[int, float | None], reference: int | None) -> Columns:
-    def peak(row: SweepRow) -> int | None:
-        return row.peak_bytes if row.status == "ok" else None
-
-    def memory(row: SweepRow) -> float | None:
-        known = peak(row)
-        return known / reference if known and reference else None
-
-    return (
-        "label", "world_size", "status",
-        ValueColumn("Pairs seen", "share", lambda r: r.token_density if r.is_sparse else None),
-        "time_s", ValueColumn("Peak memory", "bytes", peak),
-        ValueColumn("Relative speed", "ratio", lambda row: speed[id(row)]),
-        ValueColumn("Relative memory", "ratio", memory), "max_error",
-    )  # fmt: skip
+def over_above(item: Ranked) -> Cell:
+    """Return the time divided by that of the row above: "1.32×", "≈" where intervals overlap."""
+    if item.above is None or not item.row.time_s:
+        return None
+    ratio = format_ratio(item.row.time_s / require(item.above.time_s))
+    if min(item.row.samples, item.above.samples) < 2:
+        return f"{ratio} (one pass)"
+    ties = find_ties([item.above, item.row], "time_low_s", "time_high_s")
+    return "≈" if len(ties) > 1 else ratio
 
 
-def _describe(
-    ordered: Sequence[SweepRow], speed: dict[int, float | None], base: str, where: str
-) -> Iterator[str]:
-    """Name the fastest and slowest exact and sparse row; `ordered` starts with the fastest."""
-    timed = (row for row in ordered if speed[id(row)] is not None)
-    for kind, rows in split_by_sparsity(timed).items():
-        if len(rows) > 1:
-            first, last = (
-                f"{row.name} {format_ratio(speed[id(row)] or 0.0)}" for row in (rows[0], rows[-1])
-            )
-            yield (
-                f"Speed relative to {base} ({where}), {len(rows)} {kind} rows: fastest {first}, "
-                f"slowest {last}."
-            )
+def of_row(heading: str, name: str, kind: Kind) -> ValueColumn:
+    """Return a column of a field of a ranked row."""
+    return ValueColumn(heading, kind, attrgetter(f"row.{name}"))
+
+
+NAME, TIME = (
+    of_row("Implementation", "name", "text"),
+    ValueColumn("Time", "seconds", lambda item: time_or_status(item.row)),
+)
+PAIRS = ValueColumn(
+    "Pairs seen", "share", lambda item: item.row.token_density if item.row.is_sparse else None
+)
+ABOVE = ValueColumn("Over the row above", "text", over_above)
+SPEED = ValueColumn("Relative speed", "ratio", attrgetter("speed"))
+PEAK = ValueColumn(
+    "Peak memory", "bytes", lambda item: item.row.peak_bytes if item.row.is_ok else None
+)
+ERROR = of_row("Max error", "max_error", "error")
+MEMORY = ValueColumn("Relative memory", "ratio", attrgetter("memory"))
+COLUMNS: Columns = (NAME, PAIRS, TIME, ABOVE, SPEED, PEAK, MEMORY, ERROR)
 
 
 def on_ranks(source: Source) -> Section:

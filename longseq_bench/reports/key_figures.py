@@ -1,0 +1,114 @@
+"""Key figures of a report: the fastest, the longest, the least memory, the most exact row."""
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.search_row import DensityRow, SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.units import format_bytes, format_share, format_tokens
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.columns import format_time
+from longseq_bench.reports.document import KeyFigure, format_cell, format_ratio
+from longseq_bench.reports.groups import SAME_TABLE, format_limit, has_several_ranks
+from longseq_bench.reports.wording import MAX_NAMES, find_ties, join_names
+
+TIE = "no significant difference"
+
+
+def fastest(label: str, rows: Iterable[SweepRow]) -> KeyFigure | None:
+    """Return the least time of rows of one length; without a winner where intervals overlap."""
+    ordered = sorted((row for row in rows if row.time_s), key=lambda row: require(row.time_s))
+    if not ordered:
+        return None
+    first = ordered[0]
+    value, at = format_time(first), f" at {format_tokens(first.tokens)}"
+    density = "" if first.token_density is None else f" ({format_share(first.token_density)} seen)"
+    name = f"{first.name}{density if first.is_sparse else ''}{at}"
+    if len(ordered) == 1:
+        return KeyFigure(label, value, f"{name}, the only one timed")
+    if min(row.samples for row in ordered[:2]) < 2:
+        return KeyFigure(label, value, f"{name}, one pass, no interval")
+    ties = find_ties([row for row in ordered if row.samples > 1], "time_low_s", "time_high_s")
+    if len(ties) > 1:
+        return KeyFigure(label, value, f"{join_names(row.name for row in ties)}{at}: {TIE}")
+    ratio = format_ratio(require(ordered[1].time_s) / require(first.time_s))
+    return KeyFigure(label, value, f"{name}, {ratio} as fast as {ordered[1].name}")
+
+
+def least_memory(rows: Iterable[SweepRow]) -> KeyFigure | None:
+    """Return the lowest peak of rows of one length."""
+    known = [row for row in rows if row.is_ok and row.peak_bytes]
+    if not known:
+        return None
+    peak = min(require(row.peak_bytes) for row in known)
+    names = join_names(row.name for row in known if row.peak_bytes == peak)
+    value = f"{format_bytes(peak)}{' a rank' if has_several_ranks(known) else ''}"
+    return KeyFigure("Least memory", value, f"{names} at {format_tokens(known[0].tokens)}")
+
+
+def most_exact(rows: Iterable[SweepRow]) -> KeyFigure | None:
+    """Return the smallest error against float64 of rows of one length."""
+    errors = {r.name: r.max_error for r in rows if r.is_ok and r.max_error is not None}
+    least = min(filter(isfinite, errors.values()), default=None)
+    if least is None:
+        return None
+    names = (name for name, error in errors.items() if error == least)
+    return KeyFigure("Smallest error", format_cell(least, "error"), join_names(names))
+
+
+def longest(
+    source: Source, label: str, rows: Iterable[SearchRow], is_stated: bool
+) -> KeyFigure | None:
+    """Return the longest length of searches of one workload, with its limit.
+
+    is_stated: the workload is stated nearby.
+    """
+    ordered = sorted((row for row in rows if row.max_tokens), key=lambda row: -row.max_tokens)
+    if not ordered:
+        return None
+    first = ordered[0]
+    most = first.max_tokens
+    # rows whose bracket does not exclude this length
+    ties = [r for r in ordered if r.max_tokens == most or (r.first_failure or most + 1) > most]
+    names = join_names(row.name for row in ties) + (f": {TIE}" if len(ties) > 1 else "")
+    named = [name for name in SAME_TABLE if name != "time_budget" or first.limited_by != "time"]
+    where = "" if is_stated else source.workload(first, named)
+    words = ", ".join(filter(None, (names, where, describe_cause(first))))
+    return KeyFigure(label, f"{format_tokens(most)} tokens", words)
+
+
+def describe_cause(row: SearchRow) -> str:
+    """Return what limits a search: "memory limit", "30 s limit; 2.06M would fit in memory"."""
+    if row.first_failure is None:
+        return "no longer length failed"
+    limit = f"limited by {row.limited_by}"
+    if row.limited_by == "time" and row.time_budget:
+        limit = f"{format_limit(row.time_budget)} limit"
+    elif row.limited_by in ("memory", "time"):
+        limit = f"{row.limited_by} limit"
+    fits = row.fits_tokens or 0
+    more = f"; {format_tokens(fits)} would fit in memory" if fits > row.max_tokens else ""
+    return limit + more
+
+
+def swept_end(rows: Sequence[SweepRow]) -> KeyFigure | None:
+    """Return the longest length at which a row of a sweep was ok, and the outcome above it."""
+    passed = [row for row in rows if row.is_ok]
+    if not passed:
+        return None
+    tokens = max(row.tokens for row in passed)
+    names = [row.name for row in passed if row.tokens == tokens]
+    names = names if len(names) <= MAX_NAMES else [f"{len(names):,} rows"]
+    failed = any(row.tokens > tokens for row in rows)
+    above = "all longer ones failed" if failed else "the longest tried"
+    return KeyFigure(
+        "Longest swept", f"{format_tokens(tokens)} tokens", f"{', '.join(names)}; {above}"
+    )
+
+
+def minimum_sparsity(row: DensityRow) -> KeyFigure:
+    """Return the lowest sparsity with which a length passed."""
+    at = f"{row.name} at {format_tokens(row.tokens)} tokens, limited by {row.limited_by}"
+    value = "none passed" if row.least_sparsity is None else f"{row.least_sparsity:.5f}"
+    return KeyFigure("Minimum sparsity", value, at)
