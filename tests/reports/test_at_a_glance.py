@@ -119,7 +119,7 @@ def test_a_ranking_has_the_fastest_rows_and_few_colours() -> None:
     fastest = list(times)[:1:-1]
     assert [row["Implementation"] for row in cells(ranking)] == fastest
     assert [row["Longest"] for row in cells(ranking)] == ["9,000", *[None] * 11]
-    assert ranking.title.startswith("12 of 15 rows: 2k tokens, relative to a0; ")
+    assert ranking.title.startswith("12 of 15 rows: no memory budget, 2k tokens, relative to a0; ")
     coloured = [name for name, colour in colours(chart).items() if colour != PALE]
     assert (sorted(coloured), len(chart.series)) == (sorted(fastest[:6]), 12)
     last = rows(document, "Time, memory, relative speed")[-1]
