@@ -328,21 +328,6 @@ def test_only_rows_of_similar_density_are_compared() -> None:
     assert second == "sparse of density 9.4 % to 10.0 %; other; third"
 
 
-def test_a_summary_compares_sparse_rows_on_equal_numbers_of_ranks() -> None:
-    records = []
-    for name, time in (("one", 0.1), ("two", 0.2)):
-        for ranks in (1, 2):
-            trial = make.trial(name, TOKENS, world_size=ranks)
-            run = timings if ranks > 1 else timing
-            outcome = run(trial, time / ranks, density_achieved=0.1)
-            records.append(make.record(trial, outcome))
-    compared = best("Attention", "Compared", "Fastest", "Next")(Source(records))
-    assert list(compared) == [
-        "sparse of density 10.0 %; 2; one; two",
-        "sparse of density 10.0 % on 2 ranks; 2; one ×2; two ×2",
-    ]  # fmt: skip
-
-
 INCOMPLETE = ({"fit_only": True}, {"keep": "nothing"})
 
 
