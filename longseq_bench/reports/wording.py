@@ -59,18 +59,3 @@ def join_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) 
         return f"{ordered[0].name} (one pass)"
     known = [*filter(has_interval, ordered)]
     return join_names((row.name for row in find_ties(known, low, high, largest)), " ≈ ")
-
-
-def describe_best(
-    ordered: Sequence[R], ties: Sequence[R], verbs: tuple[str, str], words: Callable[[R], str],
-    kind: str = "", after: str = "the next is ",
-) -> str:  # fmt: skip
-    """Name the best of several rows and the next one; or all rows that tie for the best.
-
-    verbs: what one row does and what several do: ("scales best", "scale best").
-    kind: words for all of the rows.  after: words before the next one.
-    """
-    if len(ties) > 1:
-        return f"these {verbs[1]} (tie: their intervals overlap): {join_names(map(words, ties))}"
-    one, two = (words(row) for row in ordered[:2])
-    return f"{one} {verbs[0]} of {len(ordered)}{kind}, {after}{two}"
