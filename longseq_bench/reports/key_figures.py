@@ -1,7 +1,7 @@
 """Key figures of a report: the fastest, the longest, the least memory, the most exact row."""
 
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import ceil, isfinite
 
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import DensityRow, SearchRow
@@ -11,6 +11,7 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import format_time
 from longseq_bench.reports.document import KeyFigure, format_cell, format_ratio
 from longseq_bench.reports.groups import SAME_TABLE, format_limit, has_several_ranks
+from longseq_bench.reports.sections.growth import format_sparsity
 from longseq_bench.reports.wording import MAX_NAMES, find_ties, join_names
 
 TIE = "no significant difference"
@@ -110,5 +111,4 @@ def swept_end(rows: Sequence[SweepRow]) -> KeyFigure | None:
 def minimum_sparsity(row: DensityRow) -> KeyFigure:
     """Return the lowest sparsity with which a length passed."""
     at = f"{row.name} at {format_tokens(row.tokens)} tokens, limited by {row.limited_by}"
-    value = "none passed" if row.least_sparsity is None else f"{row.least_sparsity:.5f}"
-    return KeyFigure("Minimum sparsity", value, at)
+    return KeyFigure("Minimum sparsity", format_sparsity(row.least_sparsity, ceil) or "none", at)

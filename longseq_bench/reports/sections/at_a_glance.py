@@ -214,4 +214,7 @@ _COLUMNS = (
     ValueColumn("Longest swept", "text", lambda line: describe_end(line.passed, line.failed)),
     ValueColumn("Longest", "text", _longest),
     ValueColumn("Limited by", "text", lambda line: line.longest and line.longest.row.limited_by),
+    ValueColumn(
+        "Of the floor", "share", lambda line: line.longest and line.longest.row.fraction_of_floor
+    ),
 )
