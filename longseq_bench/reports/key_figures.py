@@ -28,8 +28,10 @@ def fastest(label: str, rows: Iterable[SweepRow]) -> KeyFigure | None:
     name = f"{first.name}{density if first.is_sparse else ''}{at}"
     if len(ordered) == 1:
         return KeyFigure(label, value, f"{name}, the only one timed")
-    if min(row.samples for row in ordered[:2]) < 2:
+    if first.samples < 2:
         return KeyFigure(label, value, f"{name}, one pass, no interval")
+    if ordered[1].samples < 2:
+        return KeyFigure(label, value, f"{name}; the next, {ordered[1].name}, is one pass")
     ties = find_ties([row for row in ordered if row.samples > 1], "time_low_s", "time_high_s")
     if len(ties) > 1:
         return KeyFigure(label, value, f"{join_names(row.name for row in ties)}{at}: {TIE}")

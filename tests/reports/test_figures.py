@@ -421,8 +421,10 @@ def density(row: Swept) -> float:
 
 def best_name(rows: Sequence[Swept]) -> str:
     """The fastest, and those that overlap with it, at most two by name."""
-    if rows[0].ends is None or rows[1].ends is None:
+    if rows[0].ends is None:
         return f"{rows[0].name} (one pass)"
+    if rows[1].ends is None:
+        return f"{rows[0].name} (next: one pass)"
     end = rows[0].ends[1]
     ties = [r.name for r in rows if r.ends and r.ends[0] <= end]
     return " ≈ ".join(ties[:2] + [f"{len(ties) - 2} more"] * (len(ties) > 2))
