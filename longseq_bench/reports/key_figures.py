@@ -1,7 +1,7 @@
 """Key figures of a report: the fastest, the longest, the least memory, the most exact row."""
 
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import ceil, isfinite
 
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import DensityRow, SearchRow
@@ -11,6 +11,7 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import format_time
 from longseq_bench.reports.document import KeyFigure, format_cell, format_ratio
 from longseq_bench.reports.groups import SAME_TABLE, format_limit, has_several_ranks
+from longseq_bench.reports.sections.growth import format_sparsity
 from longseq_bench.reports.wording import MAX_NAMES, find_ties, join_names
 
 TIE = "no significant difference"
@@ -27,8 +28,10 @@ def fastest(label: str, rows: Iterable[SweepRow]) -> KeyFigure | None:
     name = f"{first.name}{density if first.is_sparse else ''}{at}"
     if len(ordered) == 1:
         return KeyFigure(label, value, f"{name}, the only one timed")
-    if min(row.samples for row in ordered[:2]) < 2:
+    if first.samples < 2:
         return KeyFigure(label, value, f"{name}, one pass, no interval")
+    if ordered[1].samples < 2:
+        return KeyFigure(label, value, f"{name}; the next, {ordered[1].name}, is one pass")
     ties = find_ties([row for row in ordered if row.samples > 1], "time_low_s", "time_high_s")
     if len(ties) > 1:
         return KeyFigure(label, value, f"{join_names(row.name for row in ties)}{at}: {TIE}")
@@ -110,5 +113,4 @@ def swept_end(rows: Sequence[SweepRow]) -> KeyFigure | None:
 def minimum_sparsity(row: DensityRow) -> KeyFigure:
     """Return the lowest sparsity with which a length passed."""
     at = f"{row.name} at {format_tokens(row.tokens)} tokens, limited by {row.limited_by}"
-    value = "none passed" if row.least_sparsity is None else f"{row.least_sparsity:.5f}"
-    return KeyFigure("Minimum sparsity", value, at)
+    return KeyFigure("Minimum sparsity", format_sparsity(row.least_sparsity, ceil) or "none", at)

@@ -49,28 +49,15 @@ def find_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) 
 def join_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) -> str:
     """Name the best row: "ring"; with the rows whose intervals overlap, "ring ≈ sdpa".
 
-    Arguments as in `find_ties`. Rows of a single sample are not compared: "ring (one pass)".
+    Arguments as in `find_ties`. Rows of a single sample are not compared: "ring (one pass)",
+    or "ring (next: one pass)" where the second row has one.
     """
 
     def has_interval(row: R) -> bool:
         return getattr(row, low) is not None and getattr(row, "samples", 0) > 1
 
-    if not all(map(has_interval, ordered[:2])):
-        return f"{ordered[0].name} (one pass)"
+    if single := [row for row in ordered[:2] if not has_interval(row)]:
+        words = "one pass" if single[0] is ordered[0] else "next: one pass"
+        return f"{ordered[0].name} ({words})"
     known = [*filter(has_interval, ordered)]
     return join_names((row.name for row in find_ties(known, low, high, largest)), " ≈ ")
-
-
-def describe_best(
-    ordered: Sequence[R], ties: Sequence[R], verbs: tuple[str, str], words: Callable[[R], str],
-    kind: str = "", after: str = "the next is ",
-) -> str:  # fmt: skip
-    """Name the best of several rows and the next one; or all rows that tie for the best.
-
-    verbs: what one row does and what several do: ("scales best", "scale best").
-    kind: words for all of the rows.  after: words before the next one.
-    """
-    if len(ties) > 1:
-        return f"these {verbs[1]} (tie: their intervals overlap): {join_names(map(words, ties))}"
-    one, two = (words(row) for row in ordered[:2])
-    return f"{one} {verbs[0]} of {len(ordered)}{kind}, {after}{two}"

@@ -527,7 +527,7 @@ def results(tmp_path: Path) -> Path:
 
 def test_a_report_is_written_next_to_the_records(results: Path, capfd: Capture) -> None:
     assert run(["report", str(results)]) == 0
-    assert {RECORDS, "report.md", "report.csv", "report-charts/01-maxima.svg"} < files(results)
+    assert {RECORDS, "report.md", "report.csv", "report-charts/01-time.svg"} < files(results)
     captured = capfd.readouterr()
     assert captured.out == ""
     assert f"wrote {results / 'report.md'}" in captured.err.replace("\n", "")
@@ -540,7 +540,7 @@ def test_a_report_has_the_requested_folder_and_formats(
     results: Path, tmp_path: Path, capfd: Capture
 ) -> None:
     assert run(["report", str(results / RECORDS), "--format", "csv", "--out", "elsewhere"]) == 0
-    tables = "report-tables/03-lengths-swept-no-memory-budget.csv"
+    tables = "report-tables/04-lengths-swept-no-memory-budget.csv"
     assert {"report.csv", tables} < files(tmp_path / "elsewhere")
     assert all(name.endswith(".csv") for name in files(tmp_path / "elsewhere"))
     assert files(results) == {RECORDS}

@@ -105,6 +105,18 @@ def test_a_sweep_states_how_far_it_came() -> None:
     (end, *_) = build(records).figures
     assert (end.label, end.value) == ("Longest swept", "2k tokens")
     assert end.words == "sdpa; the longest tried"
+    assert section(build(records), TITLE).points == ["Swept trials that were not ok: 1 timeout."]
+
+
+def test_searches_for_a_sparsity_have_a_figure_and_no_table() -> None:
+    trial = make.trial("block-sparse", 2**20, {"sparsity": 0.9731234}, repeats=1)
+    passed = make.record(trial, make.outcome(time=3.1, peak=9e8), purpose="density")
+    denser = trial.replace(options={"sparsity": 0.95})
+    document = build([passed, make.record(denser, make.outcome("oom"), purpose="density")])
+    (figure,) = document.figures
+    assert (figure.label, figure.value) == ("Minimum sparsity", "0.97313")
+    assert figure.words == "block-sparse at 1M tokens, limited by memory"
+    assert TITLE not in titles(document)
 
 
 def test_a_ranking_has_the_fastest_rows_and_few_colours() -> None:
@@ -119,7 +131,7 @@ def test_a_ranking_has_the_fastest_rows_and_few_colours() -> None:
     fastest = list(times)[:1:-1]
     assert [row["Implementation"] for row in cells(ranking)] == fastest
     assert [row["Longest"] for row in cells(ranking)] == ["9,000", *[None] * 11]
-    assert ranking.title.startswith("12 of 15 rows: 2k tokens, relative to a0; ")
+    assert ranking.title.startswith("12 of 15 rows: no memory budget, 2k tokens, relative to a0; ")
     coloured = [name for name, colour in colours(chart).items() if colour != PALE]
     assert (sorted(coloured), len(chart.series)) == (sorted(fastest[:6]), 12)
     last = rows(document, "Time, memory, relative speed")[-1]

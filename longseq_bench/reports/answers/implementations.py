@@ -36,6 +36,8 @@ def answer(source: Source) -> Answer:
     count = len(ranking.rows)
     shown = f"{MAX_ROWS} of {count:,} rows: " if count > MAX_ROWS else ""
     title = f"{shown}{ranking.title}; ≈: no significant difference"
+    if searched and not is_same:
+        title += f"; longest: {source.workload(searched[0])}"
     timed = split_by_sparsity(item.row for item in ranking.rows if item.row.is_ok)
     every = [row for rows in timed.values() for row in rows]
     figures = [

@@ -18,7 +18,7 @@ def answer(source: Source) -> Answer:
         [*_figures(source, found)],
         [*problems(source), *found.workloads(source), *count_failed(source)],
         _chart(found),
-        found.table(MAX_ANSWER_ROWS),
+        found.table(source, MAX_ANSWER_ROWS),
     )
 
 

@@ -12,7 +12,7 @@ from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_or_status
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Finding, Section, Table
-from longseq_bench.reports.groups import group_by_workload, in_brackets
+from longseq_bench.reports.groups import group_by_workload, in_brackets, table_key
 from longseq_bench.reports.outcome_text import name_status
 
 K = TypeVar("K", bound=Hashable)
@@ -61,17 +61,20 @@ class Overview(NamedTuple):
     searched: list[SearchRow]
     lines: list[Glance]
 
-    def table(self, max_rows: int | None = None) -> Table | None:
+    def table(self, source: Source, max_rows: int | None = None) -> Table | None:
         """Return the first lines as a table; None if no line has more than a name.
 
         Exact and sparse attention are in one table, so the share of the pairs has a column.
         """
-        columns = [one for one in _COLUMNS if one.heading != "Longest swept" or not self.searched]
+        is_swept = any(line.passed and not line.longest for line in self.lines)
+        columns = [one for one in _COLUMNS if one.heading != "Longest swept" or is_swept]
         count = len(self.lines)
         cut = max_rows is not None and count > max_rows
         title = f"{max_rows} of {count:,} {self.noun}s" if cut else f"One line per {self.noun}"
         if self.at:
             title += f"; time and peak memory at {format_tokens(self.at[0].tokens)} tokens"
+        if self.at and self.searched and table_key(self.at[0]) != table_key(self.searched[0]):
+            title += f"; longest: {source.workload(self.searched[0])}"
         table = build_table(title, columns, self.lines[:max_rows])
         return table if len(table.columns) > 1 else None
 
@@ -109,7 +112,7 @@ def overview(source: Source) -> Overview:
 def all_implementations(source: Source) -> Section:
     """Build the table of all lines, if the first screen has not all of them."""
     found = overview(source)
-    table = found.table() if len(found.lines) > MAX_ANSWER_ROWS else None
+    table = found.table(source) if len(found.lines) > MAX_ANSWER_ROWS else None
     note = "A line has the fastest and the longest variant of an implementation."
     points = [*found.workloads(source)]
     return Section(ALL, [note], points, [table]) if table else Section(ALL)
@@ -211,4 +214,7 @@ _COLUMNS = (
     ValueColumn("Longest swept", "text", lambda line: describe_end(line.passed, line.failed)),
     ValueColumn("Longest", "text", _longest),
     ValueColumn("Limited by", "text", lambda line: line.longest and line.longest.row.limited_by),
+    ValueColumn(
+        "Of the floor", "share", lambda line: line.longest and line.longest.row.fraction_of_floor
+    ),
 )

@@ -75,7 +75,8 @@ def minimum_sparsity(source: Source) -> Section:
     return Section("Minimum sparsity", [explanation], tables=tables)
 
 
-def _format_sparsity(value: float | None, rounded: Callable[[float], int]) -> str | None:
+def format_sparsity(value: float | None, rounded: Callable[[float], int]) -> str | None:
+    """Return a sparsity with five digits.  rounded: math.ceil if it passed, floor if it failed."""
     return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
 
 
@@ -101,10 +102,10 @@ _SPARSITIES: Columns = (
     "label", "world_size", "tokens",
     # rounded so that what is shown passed, or failed, as well
     ValueColumn(
-        "Minimum sparsity", "text", lambda r: _format_sparsity(r.least_sparsity, math.ceil)
+        "Minimum sparsity", "text", lambda r: format_sparsity(r.least_sparsity, math.ceil)
     ),
     ValueColumn(
-        "Highest failed sparsity", "text", lambda r: _format_sparsity(r.too_dense, math.floor)
+        "Highest failed sparsity", "text", lambda r: format_sparsity(r.too_dense, math.floor)
     ),
     "limited_by", "time_s", "peak_bytes", "confirmations", "runs",
 )  # fmt: skip

@@ -107,7 +107,7 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
 
     processes = sum(record.processes for record in records)
     took = format_seconds(sum(record.wall_s for record in records))
-    yield "Runs", f"{len(records):,} in {processes:,} processes, {took}"
+    yield "Runs", f"{len(records):,} runs in {processes:,} processes, {took}"
     outcomes = Counter(record.outcome.status for record in records).most_common()
     yield "Outcomes", ", ".join(f"{count:,} {status}" for status, count in outcomes)
     yield "Repeats at most", distinct(t.repeats for t in trials)

@@ -13,7 +13,7 @@ from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SWEEP, SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table, time_or_status
-from longseq_bench.reports.document import Cell, Column, Kind, Section, Table, format_ratio
+from longseq_bench.reports.document import Cell, Column, Section, Table, format_ratio
 from longseq_bench.reports.groups import capitalize_first, group_by_workload
 from longseq_bench.reports.wording import find_ties
 
@@ -115,15 +115,8 @@ def over_above(item: Ranked) -> Cell:
     return "≈" if len(ties) > 1 else ratio
 
 
-def of_row(heading: str, name: str, kind: Kind) -> ValueColumn:
-    """Return a column of a field of a ranked row."""
-    return ValueColumn(heading, kind, attrgetter(f"row.{name}"))
-
-
-NAME, TIME = (
-    of_row("Implementation", "name", "text"),
-    ValueColumn("Time", "seconds", lambda item: time_or_status(item.row)),
-)
+NAME = ValueColumn("Implementation", "text", attrgetter("row.name"))
+TIME = ValueColumn("Time", "seconds", lambda item: time_or_status(item.row))
 PAIRS = ValueColumn(
     "Pairs seen", "share", lambda item: item.row.token_density if item.row.is_sparse else None
 )
@@ -132,7 +125,7 @@ SPEED = ValueColumn("Relative speed", "ratio", attrgetter("speed"))
 PEAK = ValueColumn(
     "Peak memory", "bytes", lambda item: item.row.peak_bytes if item.row.is_ok else None
 )
-ERROR = of_row("Max error", "max_error", "error")
+ERROR = ValueColumn("Max error", "error", attrgetter("row.max_error"))
 MEMORY = ValueColumn("Relative memory", "ratio", attrgetter("memory"))
 COLUMNS: Columns = (NAME, PAIRS, TIME, ABOVE, SPEED, PEAK, MEMORY, ERROR)
 
