@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import altair
-import pytest
 
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
