@@ -12,16 +12,15 @@ from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
-from longseq_bench.reports.render._vega import (
+from longseq_bench.reports.render._vega import axes, count_left_out, notes, spec, svg
+from longseq_bench.reports.render._vega_parts import (
+    LINE,
     MAX_COLOURS,
-    axes,
+    MAX_POINTS,
+    MAX_SERIES,
+    PALE,
     colours,
-    count_left_out,
-    notes,
-    spec,
-    svg,
 )
-from longseq_bench.reports.render._vega_parts import LINE, MAX_POINTS, MAX_SERIES, PALE
 from longseq_bench.reports.render._vega_rows import BAR
 from longseq_bench.reports.section_charts import MAX_CHARTS, limit_note
 from tests import make

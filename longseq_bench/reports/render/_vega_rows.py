@@ -172,7 +172,7 @@ def _draw_guide(
         if not p.series or (p.facet, p.series) in ids
     ]
     base = named_data(rows, datasets).encode(x="at:Q", tooltip=TIP)
-    style = {"thickness": 2.5, "height": BAR * 0.9, "color": GREY}
+    style: dict[str, Any] = {"thickness": 2.5, "height": BAR * 0.9, "color": GREY}
     ticks = base.transform_filter("isValid(datum.row)").encode(y=ids.channel)
     lines = base.transform_filter("!isValid(datum.row)")
     legend = named_data([{"row": ids.next_id(), "name": guide.name}], datasets)

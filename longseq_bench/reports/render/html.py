@@ -227,7 +227,8 @@ def _unique(name: str, names: dict[str, int]) -> str:
 
 def _figure(key: str, chart: Chart) -> Shown:
     """Return a chart for the template.  key: equal in later pages of a run, to keep settings."""
-    from longseq_bench.reports.render._vega import axes, colours, has_rows, notes, spec
+    from longseq_bench.reports.render._vega import axes, notes, spec
+    from longseq_bench.reports.render._vega_parts import colours, has_rows
 
     vega_spec, styles, scales = spec(chart), colours(chart), axes(chart)
     named, encoding = {"x": chart.x, "y": chart.y}, vega_spec["layer"][0]["encoding"]
