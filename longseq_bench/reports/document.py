@@ -157,7 +157,8 @@ class Chart:
     def facets(self) -> dict[str, list[str]]:
         """The series of each facet, in order of first appearance; one facet "" if it has none."""
         found: dict[str, dict[str, None]] = {}
-        for one in (*self.points, *self.failures):
+        every: list[Point | Mark] = [*self.points, *self.failures]
+        for one in every:
             found.setdefault(one.facet, {})[one.series] = None
         return {facet: list(series) for facet, series in found.items()}
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from longseq_bench.analysis.row import Row
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
@@ -36,6 +35,7 @@ from longseq_bench.reports.sections.recommendations import (
     rank_lengths,
 )
 
+Known = use_cases.Known
 _LIMITS = ("mode", "dtype", "memory_budget", "time_budget")
 """Fields of a workload that are named where all of its words are too many."""
 
@@ -53,7 +53,7 @@ def answer(source: Source) -> Answer:
     return Answer(figures, _fit(source, figures, known, chart), chart, use_cases.ranges(source))
 
 
-def _find_longest(source: Source) -> list[Sequence[Row]]:
+def _find_longest(source: Source) -> list[Sequence[Known]]:
     """Return the longest row of sparse and of exact attention, each with its ties.
 
     Searches count; without any of a kind, the longest swept length does.
@@ -61,23 +61,23 @@ def _find_longest(source: Source) -> list[Sequence[Row]]:
     found = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
     searched = split_by_sparsity(found)
     swept = split_by_sparsity(row for row in source.rows if row.is_ok and row.is_full_pass)
-    longest: list[Sequence[Row]] = []
+    longest: list[Sequence[Known]] = []
     for kind in ("sparse", "exact"):
-        rows: Sequence[Row] = searched.get(kind) or swept.get(kind, ())
+        rows: list[Known] = [*(searched.get(kind) or swept.get(kind) or [])]
         if rows:
             best = max(rows, key=lambda row: row.tokens)
             longest.append(_find_ties(best, rows))
     return longest
 
 
-def _find_ties(best: Row, rows: Sequence[Row]) -> Sequence[Row]:
+def _find_ties(best: Known, rows: Sequence[Known]) -> Sequence[Known]:
     """Return the rows of the workload and ranks of the best that are as long."""
     same = [r for r in rows if table_key(r) == table_key(best) and r.world_size == best.world_size]
     searches = [row for row in same if isinstance(row, SearchRow)]
     return find_longest(searches).ties if searches else [r for r in same if r.tokens == best.tokens]
 
 
-def _figure(ties: Sequence[Row]) -> KeyFigure:
+def _figure(ties: Sequence[Known]) -> KeyFigure:
     best = ties[0]
     kind = "sparse" if best.is_sparse else "exact"
     others = f" and {len(ties) - 1} more" * (len(ties) > 1)
@@ -97,7 +97,7 @@ def _memory_alone(source: Source) -> Iterator[KeyFigure]:
         yield KeyFigure("Memory alone", value, ", ".join([*filter(None, words), "not timed"]))
 
 
-def _reach(source: Source, ties: Sequence[Row]) -> Finding | None:
+def _reach(source: Source, ties: Sequence[Known]) -> Finding | None:
     """Say how far a kind reaches, and why not farther."""
     best = ties[0]
     kind = "Sparse" if best.is_sparse else "Exact"
@@ -113,7 +113,7 @@ def _reach(source: Source, ties: Sequence[Row]) -> Finding | None:
     return _shortest(source, best, begin, end, "Longest lengths")
 
 
-def _shortest(source: Source, row: Row, begin: str, end: str, rows: str) -> Finding | None:
+def _shortest(source: Source, row: Known, begin: str, end: str, rows: str) -> Finding | None:
     """Return a finding with the workload in brackets, with as many fields as there is room for."""
     for fields in (SAME_TABLE, _LIMITS, ()):
         text = f"{begin}{in_brackets(source.workload(row, fields))}{end}."

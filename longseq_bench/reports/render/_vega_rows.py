@@ -119,7 +119,7 @@ def draw_bars(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
         scaled = {n: None if v is None else v / units[p.facet] for n, v in named.items()}
         bars.append(point_row(chart, p) | scaled | {"row": ids[p.facet, p.series]})
     room = (LETTER + 1) * max((len(row["value"]) for row in bars), default=0) + 12
-    ends = [0, {"expr": f"width - {room}"}]  # the text of the longest bar is in the plot
+    ends: list[Any] = [0, {"expr": f"width - {room}"}]  # the text of the longest bar is in the plot
     label = alt.Axis(labelExpr=label_expression(chart.y.kind, log=False), title=chart.y.name)
     single = len(units) == 1
     scale = alt.Scale(zero=True, nice=single, range=ends)
@@ -190,7 +190,7 @@ def _draw_guide(
 def draw_heat(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
     """Draw a cell per value with its text; a higher value is darker, also in a grey print."""
     ids, known = _Rows(chart), [p.y for p in chart.points]
-    xs = sorted({p.x for p in (*chart.points, *chart.failures)})
+    xs = sorted({*(p.x for p in chart.points), *(m.x for m in chart.failures)})
     columns = {x: f"{i:0{DIGITS}}{format_x(x, chart.x.kind)}" for i, x in enumerate(xs)}
     cells: list[dict[str, Any]] = [
         point_row(chart, p) | _shade(_place(p.y, min(known), max(known)))

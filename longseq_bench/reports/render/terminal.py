@@ -168,9 +168,13 @@ def _chart_lines(chart: Chart, screen: Console, hint: str) -> Lines:
 
 def _only(chart: Chart, facet: str) -> Chart:
     """Return the chart with one of its facets."""
-    guides = [replace(g, points=_of(g.points, facet)) for g in chart.guides]
-    own = {"points": _of(chart.points, facet), "failures": _of(chart.failures, facet)}
-    return replace(chart, guides=tuple(g for g in guides if g.points), **own)
+    guides = [replace(guide, points=_of(guide.points, facet)) for guide in chart.guides]
+    return replace(
+        chart,
+        points=_of(chart.points, facet),
+        failures=_of(chart.failures, facet),
+        guides=tuple(guide for guide in guides if guide.points),
+    )
 
 
 def _of(items: Iterable[P], facet: str) -> tuple[P, ...]:

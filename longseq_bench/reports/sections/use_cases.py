@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
@@ -38,6 +38,10 @@ _SAME = [n for n in SAME_TABLE if n not in ("memory_budget", "time_budget", "fit
 _without_budgets = attrgetter(*_SAME)
 
 
+Known = SweepRow | SearchRow
+"""A row with a length that was ok: a swept one, or a search's longest."""
+
+
 class Choice(NamedTuple):
     """The attention for a range of lengths or a use case.
 
@@ -48,8 +52,8 @@ class Choice(NamedTuple):
     use: str
     tokens: str
     kind: str
-    rows: Sequence[Row]
-    longest: Row | None
+    rows: Sequence[Known]
+    longest: Known | None
 
     @property
     def timed(self) -> SweepRow | None:
@@ -61,7 +65,7 @@ class Choice(NamedTuple):
 class _Kind:
     """The rows of exact or of sparse attention on one workload, under all budgets."""
 
-    def __init__(self, kind: str, rows: Sequence[Row]) -> None:
+    def __init__(self, kind: str, rows: Sequence[Known]) -> None:
         self.kind, self.rows = kind, sorted(rows, key=attrgetter("tokens"))
 
     def choose(self, tokens: int, words: str, use: str = "") -> Choice:
@@ -120,24 +124,24 @@ def ranges(source: Source) -> Table | None:
     return build_table(title, (*_COLUMNS, _limit_column(source)), choices)
 
 
-def most_searched(source: Source) -> list[Row]:
+def most_searched(source: Source) -> list[Known]:
     """Return the rows of the workload in which most implementations were searched, then timed."""
 
-    def rank(rows: list[Row]) -> tuple[int, int]:
+    def rank(rows: list[Known]) -> tuple[int, int]:
         searched = {row.implementation for row in rows if isinstance(row, SearchRow)}
         return len(searched), len({row.implementation for row in rows})
 
     return max(_groups(source), key=rank, default=[])
 
 
-def _groups(source: Source) -> list[list[Row]]:
+def _groups(source: Source) -> list[list[Known]]:
     """Return the ok rows of full passes of each workload, under all budgets."""
-    known: list[Row] = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
+    known: list[Known] = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
     known += [row for row in source.rows if row.is_ok and row.is_full_pass]
     return list(group_by(known, _without_budgets).values())
 
 
-def _approach(rows: Sequence[Row]) -> Sequence[Row]:
+def _approach(rows: Sequence[Known]) -> Sequence[Known]:
     """Return the best of rows that are long enough, and its ties; the densest rows only.
 
     The fastest at the shortest length that was timed more than once; else the longest maximum; else
