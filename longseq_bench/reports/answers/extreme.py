@@ -25,6 +25,7 @@ from longseq_bench.reports.groups import (
     split_by_sparsity,
     table_key,
 )
+from longseq_bench.reports.outcome_text import name_status
 from longseq_bench.reports.sections import use_cases
 from longseq_bench.reports.sections.provenance import context
 from longseq_bench.reports.sections.recommendations import (
@@ -34,6 +35,7 @@ from longseq_bench.reports.sections.recommendations import (
     name_ties,
     rank_lengths,
 )
+from longseq_bench.reports.wording import join_names
 
 Known = use_cases.Known
 _LIMITS = ("mode", "dtype", "memory_budget", "time_budget")
@@ -45,12 +47,16 @@ def answer(source: Source) -> Answer:
     longest = _find_longest(source)
     figures = [*(_figure(ties) for ties in longest), *_memory_alone(source)]
     findings = [*(_reach(source, ties) for ties in longest), *_fastest(source)]
-    charts = section_charts.maxima(source) or section_charts.charts(
-        source, source.rows, section_charts.speed_over_dense
-    )
-    chart = charts[0] if charts else None
+    chart = next(_charts(source), None)
     known = [finding for finding in findings if finding]
     return Answer(figures, _fit(source, figures, known, chart), chart, use_cases.ranges(source))
+
+
+def _charts(source: Source) -> Iterator[Chart]:
+    """Yield the longest lengths, else the speed over dense, else times."""
+    yield from section_charts.maxima(source)
+    for build in (section_charts.speed_over_dense, section_charts.time):
+        yield from section_charts.charts(source, source.rows, build)
 
 
 def _find_longest(source: Source) -> list[Sequence[Known]]:
@@ -101,16 +107,30 @@ def _reach(source: Source, ties: Sequence[Known]) -> Finding | None:
     """Say how far a kind reaches, and why not farther."""
     best = ties[0]
     kind = "Sparse" if best.is_sparse else "Exact"
-    verb = "reach" if len(ties) > 1 else "reaches"
-    begin = f"{kind}: {name_ties(ties)} {verb} {format_tokens(best.tokens)} tokens"
+    tokens = f"{format_tokens(best.tokens)} tokens"
     if isinstance(best, SweepRow):
-        return _shortest(source, best, begin, ", the longest swept length", "Lengths swept")
+        begin = f"{kind}: {join_names(row.name for row in ties)} ran at {tokens}"
+        return _shortest(source, best, begin, _describe_failure(source, best), "Lengths swept")
+    begin = f"{kind}: {name_ties(ties)} {'reach' if len(ties) > 1 else 'reaches'} {tokens}"
     end = ""
-    if isinstance(best, SearchRow) and best.first_failure is not None:
+    if best.first_failure is not None:
         end = f", limited by {best.limited_by} at {format_tokens(best.first_failure)}"
-    if isinstance(best, SearchRow) and best.fits_tokens and best.limited_by == "time":
+    if best.fits_tokens and best.limited_by == "time":
         end += f"; memory alone allows {format_tokens(best.fits_tokens)}"
     return _shortest(source, best, begin, end, "Longest lengths")
+
+
+def _describe_failure(source: Source, best: SweepRow) -> str:
+    """Return the first failure of a row above its length; else that nothing longer was swept."""
+    failed = [
+        row
+        for row in source.rows
+        if row.tokens > best.tokens and row.name == best.name and table_key(row) == table_key(best)
+    ]
+    if not failed:
+        return ", the longest swept length"
+    first = min(failed, key=lambda row: row.tokens)
+    return f"; {name_status(first.status)} at {format_tokens(first.tokens)}"
 
 
 def _shortest(source: Source, row: Known, begin: str, end: str, rows: str) -> Finding | None:
@@ -137,15 +157,17 @@ def _fastest(source: Source) -> Iterator[Finding | None]:
 
 def _describe_fastest(source: Source, length: RankedLength, kind: str) -> Finding | None:
     ties, rows = length.fastest_rows, length.rows
-    best = rows[0]
+    best, title = rows[0], "Fastest by length"
     density = f" of density {format_share(best.density)}" if best.is_sparse else ""
-    at, time = f"At {format_tokens(length.tokens)}", format_time(best)
-    if len(ties) > 1:
-        begin = f"{at}, {TIE} among the fastest {len(ties)} of {len(rows)} {kind}{density}: {time}"
-        return _shortest(source, best, begin, "", "Fastest by length")
-    ratio = format_ratio((rows[1].time_s or 0) / (best.time_s or 1))
-    begin = f"{at}, {best.name} is the fastest of {len(rows)} {kind}{density}: {time}"
-    return _shortest(source, best, begin, f", {ratio} as fast as the next", "Fastest by length")
+    at, of = f"At {format_tokens(length.tokens)}", f"the fastest of {len(rows)} {kind}{density}"
+    if len(ties) == 1:
+        ratio = format_ratio((rows[1].time_s or 0) / (best.time_s or 1))
+        begin = f"{at}, {best.name} is {of}: {format_time(best)}"
+        return _shortest(source, best, begin, f", {ratio} as fast as the next", title)
+    end = f": {TIE}, {format_time(best)}"
+    names = join_names(row.name for row in ties)
+    named = _shortest(source, best, f"{at}, {names} are {of}", end, title)
+    return named or _shortest(source, best, f"{at}, {len(ties)} are {of}", end, title)
 
 
 def _fit(

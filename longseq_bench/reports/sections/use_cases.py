@@ -9,13 +9,13 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_tokens
+from longseq_bench.core.units import format_seconds, format_tokens
 from longseq_bench.reports.base import SEARCH, Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, Section, Table
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
 from longseq_bench.reports.groups import SAME_TABLE, group_by_density, split_by_sparsity, table_key
 from longseq_bench.reports.sections.recommendations import find_longest, name_ties
-from longseq_bench.reports.wording import find_ties
+from longseq_bench.reports.wording import find_ties, join_names
 
 USES = (
     ("a conversation", 8 * 1024),
@@ -56,10 +56,14 @@ class Choice(NamedTuple):
     longest: Known | None
 
     @property
-    def timed(self) -> SweepRow | None:
-        """The best row, if it is a swept one that was timed."""
-        best = self.rows[0] if self.rows else None
-        return best if isinstance(best, SweepRow) and best.time_s else None
+    def best(self) -> Known | None:
+        """The first of the rows."""
+        return self.rows[0] if self.rows else None
+
+    @property
+    def is_compared(self) -> bool:
+        """True if the rows are the best of several, not all that ran only once."""
+        return isinstance(self.best, SearchRow) or (self.best is not None and self.best.samples > 1)
 
 
 class _Kind:
@@ -70,7 +74,7 @@ class _Kind:
 
     def choose(self, tokens: int, words: str, use: str = "") -> Choice:
         """Return the attention for a length.  words: the length, or its range, as text."""
-        rows = _approach([row for row in self.rows if row.tokens >= tokens])
+        rows = _approach(self.rows, tokens)
         own = [row for row in self.rows if not rows or row.name == rows[0].name]
         return Choice(use, words, self.kind, rows, own[-1])
 
@@ -93,7 +97,7 @@ class _Kind:
 
 def uses(source: Source) -> Section:
     """Build a table per workload, over all budgets: use case, attention, evidence, maximum."""
-    tables = []
+    tables, limit = [], _limit_column(source, "Limit of the longest", of_range=False)
     for group in _groups(source):
         kinds = [_Kind(*pair) for pair in split_by_sparsity(group).items()]
         choices = [
@@ -102,7 +106,7 @@ def uses(source: Source) -> Section:
             for kind in kinds
         ]
         if any(choice.rows for choice in choices):
-            columns = (_USE, *_COLUMNS, *_MAXIMUM, _limit_column(source))
+            columns = (_USE, *_COLUMNS, *_MAXIMUM, limit)
             tables.append(build_table(source.title(group[0], _SAME), columns, choices))
     missing = f"length of {format_tokens(USES[0][1])} tokens or more", SEARCH
     title = "Use case, approach, maximum"
@@ -121,7 +125,7 @@ def ranges(source: Source) -> Table | None:
     own = MAX_ANSWER_ROWS // len(kinds) - 1
     choices = [choice for kind in kinds for choice in kind.ranges(own)]
     title = source.title(group[0], _SAME, "Which attention for which length")
-    return build_table(title, (*_COLUMNS, _limit_column(source)), choices)
+    return build_table(title, (*_COLUMNS, _limit_column(source, "Limit", of_range=True)), choices)
 
 
 def most_searched(source: Source) -> list[Known]:
@@ -141,29 +145,42 @@ def _groups(source: Source) -> list[list[Known]]:
     return list(group_by(known, _without_budgets).values())
 
 
-def _approach(rows: Sequence[Known]) -> Sequence[Known]:
-    """Return the best of rows that are long enough, and its ties; the densest rows only.
+def _approach(rows: Sequence[Known], tokens: int) -> Sequence[Known]:
+    """Return the best of the rows that are long enough, and its ties; the densest ones only.
 
     The fastest at the shortest length that was timed more than once; else the longest maximum; else
-    the longest swept one.
+    all of the longest swept length.
     """
-    timed = [r for r in rows if isinstance(r, SweepRow) and r.time_s and r.samples > 1]
+    enough = [row for row in rows if row.tokens >= tokens]
+    timed = [r for r in enough if isinstance(r, SweepRow) and r.time_s and r.samples > 1]
     if timed:
         shortest = min(row.tokens for row in timed)
         at = group_by_density(row for row in timed if row.tokens == shortest)[0]
-        return find_ties(
-            sorted(at, key=lambda row: require(row.time_s)), "time_low_s", "time_high_s"
-        )
-    if reached := [row for row in rows if isinstance(row, SearchRow)]:
-        found = find_longest(group_by_density(reached)[0]).ties
-        return [row for row in found if table_key(row) == table_key(found[0])]
-    return [max(group_by_density(rows)[0], key=attrgetter("tokens"))] if rows else []
+        at.sort(key=lambda row: require(row.time_s))
+        return find_ties(at, "time_low_s", "time_high_s")
+    if reached := [row for row in enough if isinstance(row, SearchRow)]:
+        best = max(group_by_density(reached)[0], key=attrgetter("max_tokens"))
+        others = [row for row in rows if isinstance(row, SearchRow) and row is not best]
+        same = [row for row in others if table_key(row) == table_key(best)]
+        return find_longest([best, *(row for row in same if are_similar(row, best))]).ties
+    longest = max((row.tokens for row in enough), default=0)
+    return group_by_density(row for row in enough if row.tokens == longest)[0] if enough else []
 
 
-def _limit_column(source: Source) -> ValueColumn:
-    """Return the column of the limit of the longest known length, with its budgets."""
+def are_similar(one: Known, other: Known) -> bool:
+    """Return True for rows of similar density, which may be compared."""
+    return len(group_by_density([one, other])) == 1
+
+
+def _limit_column(source: Source, heading: str, of_range: bool) -> ValueColumn:
+    """Return the column of the limit of the longest known length, with its budgets.
+
+    of_range: only the budgets, where the length is in the range.
+    """
 
     def limit(choice: Choice) -> str | None:
+        if of_range and choice.best:
+            return source.workload(choice.best, _BUDGETS) or None
         row = choice.longest
         if not isinstance(row, SearchRow):
             return None
@@ -173,11 +190,32 @@ def _limit_column(source: Source) -> ValueColumn:
             words.append(f"memory alone allows {format_tokens(row.fits_tokens)}")
         return ", ".join(filter(None, words))
 
-    return ValueColumn("Limit of the longest", "text", limit)
+    return ValueColumn(heading, "text", limit)
+
+
+def _attention(choice: Choice) -> str | None:
+    if choice.is_compared or len(choice.rows) == 1:
+        return name_ties(choice.rows)
+    names = join_names(row.name for row in choice.rows)
+    return f"{names} (not compared)" if choice.rows else None
+
+
+def _time(choice: Choice) -> Cell:
+    """Return the time of the best; of a single pass, if it is the only row."""
+    best = choice.best
+    if not isinstance(best, SweepRow) or best.time_s is None:
+        return None
+    if choice.is_compared:
+        return time_with_interval(best)
+    return f"{format_seconds(best.time_s)} (one pass)" if len(choice.rows) == 1 else None
 
 
 def _density(choice: Choice) -> float | None:
-    return choice.rows[0].density if choice.rows and choice.rows[0].is_sparse else None
+    return choice.best.density if choice.best and choice.best.is_sparse else None
+
+
+def _ran_at(choice: Choice) -> int | None:
+    return choice.best.tokens if isinstance(choice.best, SweepRow) else None
 
 
 _BUDGETS = ("memory_budget", "time_budget")
@@ -185,12 +223,12 @@ _USE = ValueColumn("Use case", "text", attrgetter("use"))
 _COLUMNS = (
     ValueColumn("Tokens", "text", attrgetter("tokens")),
     ValueColumn("Kind", "text", attrgetter("kind")),
-    ValueColumn("Attention", "text", lambda one: name_ties(one.rows) if one.rows else None),
+    ValueColumn("Attention", "text", _attention),
     ValueColumn("Density", "share", _density),
-    ValueColumn("Ran at", "tokens", lambda one: one.timed and one.timed.tokens),
-    ValueColumn("Time", "seconds", lambda one: one.timed and time_with_interval(one.timed)),
+    ValueColumn("Ran at", "tokens", _ran_at),
+    ValueColumn("Time", "seconds", _time),
 )
 _MAXIMUM = (
-    ValueColumn("Peak memory", "bytes", lambda one: one.rows[0].peak_bytes if one.rows else None),
+    ValueColumn("Peak memory", "bytes", lambda one: one.best and one.best.peak_bytes),
     ValueColumn("Longest", "tokens", lambda one: one.longest and one.longest.tokens),
 )
