@@ -167,7 +167,8 @@ def _describe_fastest(source: Source, length: RankedLength, kind: str) -> Findin
     end = f": {TIE}, {format_time(best)}"
     names = join_names(row.name for row in ties)
     named = _shortest(source, best, f"{at}, {names} are {of}", end, title)
-    return named or _shortest(source, best, f"{at}, {len(ties)} are {of}", end, title)
+    among = f"{at}, {TIE} among the fastest {len(ties)} of {len(rows)} {kind}{density}"
+    return named or _shortest(source, best, among, f": {format_time(best)}", title)
 
 
 def _fit(

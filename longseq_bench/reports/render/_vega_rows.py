@@ -192,31 +192,29 @@ def draw_heat(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
     ids, known = _Rows(chart), [p.y for p in chart.points]
     xs = sorted({*(p.x for p in chart.points), *(m.x for m in chart.failures)})
     columns = {x: f"{i:0{DIGITS}}{format_x(x, chart.x.kind)}" for i, x in enumerate(xs)}
-    cells: list[dict[str, Any]] = [
-        point_row(chart, p) | _shade(_place(p.y, min(known), max(known)))
+    cells = [
+        point_row(chart, p)
         | {"row": ids[p.facet, p.series], "column": columns[p.x]}
+        | {"fill": _shade(_place(p.y, min(known), max(known)))}
         for p in chart.points
-    ]  # fmt: skip
-    cells += [
-        {
-            "s": m.series, "row": ids[m.facet, m.series], "column": columns[m.x],
-            "fill": "transparent", "value": failure_word(m) or "×", "w": f"{m.series}: {m.words}",
-        }
+    ]
+    failures = [
+        {"s": m.series, "row": ids[m.facet, m.series], "column": columns[m.x],
+         "value": failure_word(m) or "×", "w": f"{m.series}: {m.words}"}
         for m in chart.failures
     ]  # fmt: skip
     axis = alt.Axis(
         orient="top", labelAngle=0, title=chart.x.name, ticks=False, domain=False,
         labelExpr=f"slice(datum.label, {DIGITS})",
     )  # fmt: skip
-    x = alt.X("column:N", sort="ascending", axis=axis)
-    base = named_data(cells, datasets).encode(x=x, y=ids.channel)
-    squares = base.mark_rect(stroke=GREY, strokeWidth=0.5)
-    texts = base.mark_text(fontSize=11).encode(text="value:N")
-    passed, failed = (texts.transform_filter(f"{no}isValid(datum.ink)") for no in ("", "!"))
+    place: dict[str, Any] = {"x": alt.X("column:N", sort="ascending", axis=axis), "y": ids.channel}
+    base, failed = (named_data(r, datasets).encode(**place, tooltip=TIP) for r in (cells, failures))
+    edge: dict[str, Any] = {"stroke": GREY, "strokeWidth": 0.5}
     layers = [
-        squares.encode(fill=alt.Fill("fill:N", scale=None), tooltip=TIP),
-        passed.encode(color=alt.Color("ink:N", scale=None)),
-        failed,
+        base.mark_rect(**edge).encode(fill=alt.Fill("fill:N", scale=None)),
+        base.mark_text(fontSize=11, color="#000000").encode(text="value:N"),
+        failed.mark_rect(**edge, fill="transparent"),
+        failed.mark_text(fontSize=11).encode(text="value:N"),
     ]
     return [*layers, *ids.draw_headings(datasets)], ids.height
 
@@ -228,11 +226,7 @@ def _place(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 0.0
 
 
-def _shade(share: float) -> dict[str, str]:
-    """Return a shade of blue, from pale (0) to dark (1), and the colour of text on it."""
-    ends = zip((0xE8, 0xF1, 0xFA), (0x08, 0x30, 0x6B), strict=True)
-    parts = (round(pale + share * (dark - pale)) for pale, dark in ends)
-    return {
-        "fill": "#" + "".join(f"{part:02x}" for part in parts),
-        "ink": "#ffffff" if share > 0.6 else "#000000",
-    }
+def _shade(share: float) -> str:
+    """Return a shade of blue, from pale (0) to strong (1); black text is readable on all."""
+    ends = zip((0xEE, 0xF5, 0xFC), (0x50, 0x96, 0xD2), strict=True)
+    return "#" + "".join(f"{round(pale + share * (strong - pale)):02x}" for pale, strong in ends)
