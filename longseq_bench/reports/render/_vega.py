@@ -20,7 +20,6 @@ from longseq_bench.reports.render._vega_parts import (
     GREY,
     LETTER,
     LINE,
-    MAX_COLOURS,
     MAX_POINTS,
     PALE,
     SHAPES,
@@ -122,8 +121,8 @@ def _notes_on_lines(chart: Chart) -> Iterator[str]:
         yield f"× at the top: {meaning}; see Failures."
     if chart.guides:
         yield f"Dashed grey: {'; '.join(dict.fromkeys(g.description for g in chart.guides))}."
-    if (more := len(shown_series(chart)) - MAX_COLOURS) > 0:
-        yield f"Pale grey: {more} further series."
+    if grey := list(colours(chart).values()).count(PALE):
+        yield f"Pale grey: {grey} further series."
 
 
 def _plot(chart: Chart, datasets: Datasets) -> tuple[list[alt.Chart], int]:

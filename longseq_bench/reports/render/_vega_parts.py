@@ -33,9 +33,8 @@ _LABELS: dict[Kind, str] = {
     "share": "format(v, '.3~%')",
     "ratio": "format(v, '.3~r') + '×'",
     "count": "format(v, '.3~s')",
+    "error": "format(v, '.2~e')",
 }
-
-
 TIP, GREY, PALE = [alt.Tooltip("w:N", title=" ")], "#888888", "#bbbbbb"
 LOW_IS_GOOD: frozenset[Kind] = frozenset({"seconds", "bytes", "error"})
 """Kinds of values of which the lowest are the best; of others, the highest."""
@@ -77,6 +76,7 @@ def _best(chart: Chart) -> frozenset[str]:
 
 
 def shown_series(chart: Chart) -> list[str]:
+    """Return the series that are drawn."""
     return chart.series[:MAX_SERIES]
 
 
@@ -87,6 +87,7 @@ def failure_word(mark: Mark) -> str:
 
 
 def point_row(chart: Chart, p: Point) -> dict[str, Any]:
+    """Return a point as a row of data, with its value as text and the words of its tooltip."""
     at = f"{chart.x.name} {format_x(p.x, chart.x.kind)}"
     value = f"{chart.y.name} {format_cell(p.y, chart.y.kind)}"
     words = [*[at] * (chart.shape != "bars"), value, *[p.words] * bool(p.words)]
@@ -98,6 +99,7 @@ def point_row(chart: Chart, p: Point) -> dict[str, Any]:
 
 
 def format_x(x: float, kind: Kind) -> str:
+    """Format a value along x; shares have as many digits as they need."""
     return f"{x * 100:g} %" if kind == "share" else format_cell(x, kind)
 
 
@@ -119,9 +121,8 @@ def clean(chart: Chart) -> Chart:
         low, high = (
             float(end) if end is not None and is_drawable(end) else None for end in (p.low, p.high)
         )
-        words = map(printable, (p.series, p.words, p.facet))
-        series, about, facet = words
-        return Point(series, float(p.x), float(p.y), low, high, about, facet)
+        series, words, facet = map(printable, (p.series, p.words, p.facet))
+        return Point(series, float(p.x), float(p.y), low, high, words, facet)
 
     def mark(m: Mark) -> Mark:
         series, words, facet = map(printable, (m.series, m.words, m.facet))
@@ -156,6 +157,7 @@ def named_data(rows: list[dict[str, Any]], datasets: Datasets) -> alt.Chart:
 
 
 def label_expression(kind: Kind, log: bool) -> str:
+    """Return the expression of the labels of an axis."""
     words = _LABELS.get(kind, "format(v, '.3~r')")
     if kind == "tokens" and not log:  # steps of a linear axis are not powers of two
         words = "format(v, ',')"

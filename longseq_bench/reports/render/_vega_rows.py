@@ -113,8 +113,8 @@ def draw_bars(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
     ticks = {(p.facet, p.series): p.y for guide in chart.guides for p in guide.points}
     bars = []
     for p in chart.points:
-        tick = ticks.get((p.facet, p.series), p.y)
-        end = tick if 0 < tick - p.y < NEAR * largest[p.facet] else p.y
+        end, tick = max(p.y, p.high or p.y), ticks.get((p.facet, p.series), 0.0)
+        end = tick if 0 < tick - end < NEAR * largest[p.facet] else end
         named = {"at": p.y, "lo": p.low, "hi": p.high, "end": end}
         scaled = {n: None if v is None else v / units[p.facet] for n, v in named.items()}
         bars.append(point_row(chart, p) | scaled | {"row": ids[p.facet, p.series]})
@@ -142,7 +142,7 @@ def _find_largest(chart: Chart) -> dict[str, float]:
     """Return the value of the longest bar or tick of each facet."""
     every = [*chart.points, *(p for guide in chart.guides for p in guide.points)]
     return {
-        facet: max((p.y for p in every if p.facet == facet), default=0) or 1.0
+        facet: max((p.high or p.y for p in every if p.facet == facet), default=0) or 1.0
         for facet in chart.facets
     }
 
