@@ -9,7 +9,7 @@ import pytest
 
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_seconds
-from longseq_bench.reports.document import MAX_ANSWER_WORDS, MAX_FINDING_WORDS, Document
+from longseq_bench.reports.document import MAX_ANSWER_WORDS, MAX_FINDING_WORDS, Chart, Document
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
@@ -227,6 +227,60 @@ def test_the_ranges_of_the_first_screen(name: str) -> None:
         if own:
             assert own[-1]["Attention"] is None
             assert ends[-1] == max(r.tokens for r in rows if kind(r) == k)
+
+
+# ---- charts --------------------------------------------------------------------------------------
+
+
+def charts(document: Document, name: str) -> list[Chart]:
+    return [c for s in document.sections for c in s.charts if c.name == name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bars_are_the_longest_of_each_limit(name: str) -> None:
+    """Sorted, of one limit per facet, with the floor; the longest 8 of each limit are drawn."""
+    book, document = report(name)
+    found = [s for s in book.searches if s.tokens and is_full(s)]
+
+    def of(one: Search) -> tuple[Any, ...]:
+        t = one.trial
+        return one.fingerprint, one.workload.mode, t.device, t.memory_budget, t.time_budget
+
+    expected = [sorted((s.tokens for s in group), reverse=True)[:8] for group in by(of, found)]
+    drawn = charts(document, "maxima")
+    facets = [
+        [p.y for p in chart.points if p.facet == facet] for chart in drawn for facet in chart.facets
+    ]
+    assert facets == sorted(expected, key=lambda tokens: -tokens[0])
+    floors = {(s.tokens, s.floor_tokens) for s in found}
+    for chart in drawn:
+        own = {(p.series, p.facet): p.y for p in chart.points}
+        for guide in chart.guides:
+            assert {(own[p.series, p.facet], p.y) for p in guide.points} <= floors
+
+
+@pytest.mark.parametrize("name", ["sparse", "sparsity"])
+def test_cells_are_the_speeds_over_dense(name: str) -> None:
+    book, document = report(name)
+    (chart,) = charts(document, "speed-over-dense")
+    swept = [r for r in book.swept if "sparsity" in r.options]
+
+    def place(row: Swept) -> tuple[str, float, int]:
+        sparsity = float(str(row.options["sparsity"]))
+        return row.name.replace(f" {round(100 * sparsity, 6):g} %", ""), sparsity, row.tokens
+
+    speeds = {place(r): over(r.dense[1], r.time) for r in swept if r.dense and r.time}
+    shown = {(p.series, p.x, length(p.facet.split()[0])): p.y for p in chart.points}
+    assert shown.keys() == speeds.keys()
+    assert all(agrees(value, speeds[at]) for at, value in shown.items())
+    computed = {length(p.facet.split()[0]) for p in chart.points if "computed" in p.facet}
+    dense = [(r.tokens, r.dense[0]) for r in swept if r.dense]
+    assert computed == {n for n, _ in dense} - {n for n, source in dense if source == "measured"}
+    lengths = {at[2] for at in speeds}
+    failed = [place(r) for r in swept if not r.ok and r.tokens in lengths]
+    assert sorted((m.series, m.x, length(m.facet.split()[0])) for m in chart.failures) == sorted(
+        failed
+    )
 
 
 # ---- first screen --------------------------------------------------------------------------------
