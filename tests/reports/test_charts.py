@@ -324,6 +324,14 @@ def test_a_search_without_a_passed_length_is_drawn_and_counted() -> None:
     assert not maxima_charts(searched("slow", 0))
 
 
+def test_the_description_of_a_chart_is_short() -> None:
+    wordy = "a b c d e f g h i j k l m n o p"
+    (chart,) = maxima_charts(searched(wordy, 4000), searched("ring", 3000))
+    assert chart.description == "Max tokens of 2 series, from 3,000 to 4,000."
+    (chart,) = maxima_charts(searched("far", 4000), searched("ring", 3000))
+    assert chart.description == "Max tokens of 2 series, from 3,000 to 4,000 (far)."
+
+
 # ---- names of bars -------------------------------------------------------------------------------
 
 

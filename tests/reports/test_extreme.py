@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -222,11 +223,25 @@ def test_the_ranges_of_the_first_screen(name: str) -> None:
     for k, own in kinds.items():
         ends = [length(re.split(" to |up to |beyond ", row["Tokens"])[-1]) for row in own]
         assert ends == sorted(ends)
+        assert all(one["Attention"] != other["Attention"] for one, other in pairwise(own))
         starts = [re.split(" to |beyond ", row["Tokens"])[0] for row in own[1:-1]]
         assert list(map(length, starts)) == ends[:-2]
         if own:
             assert own[-1]["Attention"] is None
             assert ends[-1] == max(r.tokens for r in rows if kind(r) == k)
+
+
+def test_searches_under_other_budgets_are_no_ties() -> None:
+    """The bracket of the second would not exclude the length of the first."""
+
+    def search(name: str, tokens: int, budget: int) -> list[Record]:
+        of = make.trial(name, 1, memory_budget=budget, repeats=0)
+        return [make.step(tokens, of=of), make.step(20_000, "oom", of=of, purpose="edge")]
+
+    records = [*search("one", 9000, 2**26), *search("two", 8500, 2**27)]
+    first, *_ = cells(build(records, "extreme").sections[0].tables[0])
+    assert (first["Tokens"], first["Attention"]) == ("up to 9,000", "one")
+    assert "64 MiB a rank" in first["Limit"]
 
 
 # ---- charts --------------------------------------------------------------------------------------
