@@ -92,7 +92,7 @@ class Axis:
 class Point:
     """A measured value of a series, with its interval where it has one; words for a tooltip.
 
-    Bars ignore x: each series is one bar.
+    Bars ignore x: each series is one bar.  facet: heading of a group of bars or of a heat map.
     """
 
     series: str
@@ -101,6 +101,7 @@ class Point:
     low: float | None = None
     high: float | None = None
     words: str = ""
+    facet: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,12 +111,14 @@ class Mark:
     series: str
     x: float
     words: str
+    facet: str = ""
 
 
 @dataclass(frozen=True)
 class Guide:
-    """Reference values for the measured ones: a dashed line, or a tick per bar in a bar chart.
+    """Reference values for the measured ones: a dashed line; in a bar chart a tick per bar.
 
+    A point without a series is a line across all bars.
     description: what the values are; most guides are computed.
     """
 
@@ -128,8 +131,10 @@ class Guide:
 class Chart:
     """A chart of rows. `name` is short, for the name of its file; `title` has the workload.
 
-    description: its content in a sentence, for readers who can't see it.
+    description: its content in at most MAX_FINDING_WORDS words, for readers who can't see it.
     colours: maximum number of lines in colour; the others are grey.
+    shape: "heat" is a map with a row per series, a column per x and y as the cell's value. Bars and
+    heat maps may have several facets, one below the other; bars of each have their own scale.
     """
 
     name: str
@@ -140,7 +145,7 @@ class Chart:
     points: tuple[Point, ...]
     failures: tuple[Mark, ...] = ()
     guides: tuple[Guide, ...] = ()
-    shape: Literal["lines", "dots", "bars"] = "lines"
+    shape: Literal["lines", "dots", "bars", "heat"] = "lines"
     colours: int = 8
 
     @property
@@ -149,6 +154,15 @@ class Chart:
         return list(
             dict.fromkeys([*(p.series for p in self.points), *(m.series for m in self.failures)])
         )
+
+    @property
+    def facets(self) -> dict[str, list[str]]:
+        """The series of each facet, in order of first appearance; one facet "" if it has none."""
+        found: dict[str, dict[str, None]] = {}
+        every: list[Point | Mark] = [*self.points, *self.failures]
+        for one in every:
+            found.setdefault(one.facet, {})[one.series] = None
+        return {facet: list(series) for facet, series in found.items()}
 
 
 class Finding(str):

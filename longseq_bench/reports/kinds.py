@@ -1,5 +1,7 @@
 """The kinds of reports: each is a title and a list of sections."""
 
+from dataclasses import replace
+
 from longseq_bench.reports.answers import capabilities as capabilities_answer
 from longseq_bench.reports.answers import devices as devices_answer
 from longseq_bench.reports.answers import extreme as extreme_answer
@@ -100,23 +102,32 @@ def devices(source: Source) -> Document:
 @KINDS.register("extreme")
 def extreme(source: Source) -> Document:
     """Build the report on extreme lengths: maxima, sweeps, memory, and a choice per use case."""
-    advice = (rules.longest, rules.fastest, rules.sparsity, rules.overhead)
+    answer = extreme_answer.answer(source)
+    longest = maxima.maxima(source)
     sections = [
-        recommendations_section(*(rule(source) for rule in advice)),
-        maxima.maxima(source),
+        use_cases.uses(source),
+        densities.speed_over_dense(source),
+        longest,
+        rules.longest(source),
+        rules.fastest(source),
         lengths.lengths(source),
         densities.against_length(source),
         doubling.doubling(source),
         standard_attention.against_standard(source),
-        use_cases.uses(source),
+        rules.overhead(source),
         hardware_projection.projected(source),
+    ]
+    known = [
+        replace(section, charts=[c for c in section.charts if c != answer.chart])
+        for section in sections
+        if section.has_content
     ]
     return build_document(
         "extreme",
         "Extreme lengths",
         source,
-        extreme_answer.answer(source),
-        sections,
+        answer,
+        known or [longest],
         bool(source.maxima),
     )
 
@@ -145,7 +156,8 @@ def scaling(source: Source) -> Document:
     """Build the report on scaling: segments, ranks, theory and measurement, bottlenecks."""
     found, dilation = growth.over_ranks(source), segments.segments(source)
     sections = [
-        recommendations_section(rules.longest(source), rules.several_ranks(source)),
+        rules.longest(source),
+        recommendations_section(rules.several_ranks(source)),
         dilation,
         segments.curve(source),
         lengths.over_ranks(source),

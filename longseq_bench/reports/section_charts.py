@@ -10,14 +10,22 @@ from operator import attrgetter
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row, require
 from longseq_bench.analysis.search_row import SearchRow
-from longseq_bench.analysis.short_labels import format_option
+from longseq_bench.analysis.short_labels import MAX_LABEL, format_option
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import floor_bytes_per_token
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point, format_cell
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.document import (
+    MAX_FINDING_WORDS,
+    Axis,
+    Chart,
+    Guide,
+    Mark,
+    Point,
+    format_cell,
+)
+from longseq_bench.reports.groups import SAME_TABLE, find_varying, group_by_workload
 
 MAX_CHARTS = 12
 """Maximum number of charts in one section; the tables have all rows."""
@@ -180,20 +188,67 @@ def roofline(rows: Sequence[SweepRow], where: str) -> Chart | None:
     return _chart("roofline", where, *axes, points, guides=[roof], shape="dots")
 
 
+# ---- sparsity ----------------------------------------------------------------------------------
+
+
+def speed_over_dense(rows: Sequence[SweepRow], where: str) -> Chart | None:
+    """Map the speed over dense: a row per pattern, a column per sparsity, a facet per length.
+
+    The longest lengths are drawn, at most MAX_FACETS. None with fewer than two sparsities.
+    """
+    known = [r for r in rows if r.speed_over_dense and "sparsity" in r.options]
+    if len({r.options["sparsity"] for r in known}) < 2:
+        return None
+    names = {_without_sparsity(r) for r in known}
+    facets = max(1, min(MAX_FACETS, MAX_CELL_ROWS // len(names)))
+    lengths = sorted({r.tokens for r in known})[-facets:]
+    drawn = [r for r in known if r.tokens in lengths]
+    drawn.sort(key=attrgetter("tokens"))
+    measured = {r.tokens for r in drawn if r.dense_source == "measured"}
+
+    def facet(tokens: int) -> str:
+        computed = "" if tokens in measured else ", dense time computed"
+        return f"{format_tokens(tokens)} tokens{computed}"
+
+    points = [
+        Point(
+            _without_sparsity(r), _sparsity(r), require(r.speed_over_dense), facet=facet(r.tokens)
+        )
+        for r in drawn
+    ]
+    failures = [
+        Mark(_without_sparsity(r), _sparsity(r), _describe_failure(r), facet(r.tokens))
+        for r in rows
+        if r.tokens in lengths and "sparsity" in r.options and r.status not in ("ok", "unsupported")
+        if _without_sparsity(r) in names
+    ]
+    axes = Axis("Requested sparsity", "share"), Axis("Speed over dense", "ratio")
+    return _chart(
+        "speed-over-dense", where, *axes, points, failures, shape="heat",
+        title="Speed over dense attention",
+    )  # fmt: skip
+
+
+def _sparsity(row: SweepRow) -> float:
+    return float(str(row.options["sparsity"]))
+
+
 # ---- longest lengths ---------------------------------------------------------------------------
 
-_IN_NAME = ("dtype", "causal", "batch", "heads", "kv_heads", "head_dim", "threads")
-_MAXIMA_GROUP = ("fingerprint", "device", "mode", "memory_budget", "time_budget")
+MAX_FACETS, MAX_BARS, MAX_CELL_ROWS = 4, 8, 40
+"""Maximum number of facets of a chart, of bars of a facet, and of rows of a heat map."""
+_LIMIT = ("fingerprint", "device", "mode", "memory_budget", "time_budget", "fit_only")
 _MAXIMA_KINDS = {
-    "maxima": ("Max tokens", ""),
+    "maxima": ("Max tokens", "Longest lengths"),
     "maxima-over-inputs": ("Max tokens", "Longest lengths in place (outputs overwrite inputs)"),
     "maxima-fits": (
         "Tokens that fit",
         "Longest lengths that fit in memory (fit only: not checked or timed)",
     ),
 }
-"""Kinds of maxima, confirmed ones first: name of the axis, and start of the title if it differs.
+"""Kinds of maxima, confirmed ones first: name of the axis, and start of the title.
 A chart has maxima of one kind only."""
+_FLOOR = "the length whose q, k, v and output alone fill the memory budget, computed"
 
 
 def _maxima_kind(row: SearchRow) -> str:
@@ -207,37 +262,63 @@ def _order_by_kind(source: Source) -> list[SearchRow]:
 
 
 def maxima(source: Source) -> list[Chart]:
-    """Chart longest lengths as bars, with the tokens whose floor fills the budget.
+    """Chart longest lengths as sorted bars, with the theoretical maximum as a tick.
 
-    One chart per kind, machine, device, mode and budgets; the names of bars have other differences.
+    A facet has the searches of one machine, mode and limits, at most MAX_BARS of them; those with
+    the longest lengths come first, MAX_FACETS in a chart.
     """
-    same = attrgetter(*_MAXIMA_GROUP)
-    groups = group_by(_order_by_kind(source), lambda row: (_maxima_kind(row), same(row)))
-    found = (_maxima(source, rows) for rows in groups.values())
-    return list(filter(None, found))[:MAX_CHARTS]
+    found: list[Chart] = []
+    for rows in group_by(_order_by_kind(source), _maxima_kind).values():
+        groups = [group for group in _split_by_limit(rows) if any(r.max_tokens for r in group)]
+        groups.sort(key=lambda group: -max(r.max_tokens for r in group))
+        for i in range(0, len(groups), MAX_FACETS):
+            found += filter(None, [_maxima(source, groups[i : i + MAX_FACETS])])
+    return found[:MAX_CHARTS]
 
 
-def _maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
-    differing = [name for name in _IN_NAME if len({getattr(row, name) for row in rows}) > 1]
+def _split_by_limit(rows: Sequence[SearchRow]) -> Iterator[list[SearchRow]]:
+    """Yield the rows of each limit; of each workload where names of bars would be too long."""
+    for group in group_by(rows, attrgetter(*_LIMIT)).values():
+        names = map(_name_bars(group), group)
+        yield from [group] if max(map(len, names)) <= MAX_LABEL else group_by_workload(group)
 
-    def name(row: SearchRow) -> str:
-        return ", ".join([row.name, *(_describe(row, field) for field in differing)])
 
-    points = [
-        Point(name(r), 0, r.max_tokens, words=f"limited by {r.limited_by}")
-        for r in rows
-        if r.max_tokens
-    ]
-    failures = [
-        Mark(name(r), 0, f"no length passed, limited by {r.limited_by}") for r in _failed_all(rows)
-    ]
-    floors = tuple(Point(name(r), 0, r.floor_tokens) for r in rows if r.floor_tokens)
-    axis, title = _MAXIMA_KINDS[_maxima_kind(rows[0])]
-    return _chart(
-        _maxima_kind(rows[0]), source.workload(rows[0], _MAXIMA_GROUP), NAMES,
-        Axis(axis, "tokens"), points, failures, [Guide("floor", floors)] if floors else [], "bars",
-        title,
-    )  # fmt: skip
+def _name_bars(rows: Sequence[SearchRow]) -> Callable[[SearchRow], str]:
+    """Return a function that names a row, with the fields of its workload that differ here."""
+    shared = _shared(rows)
+    differing = [name for name in SAME_TABLE if name not in shared]
+    return lambda row: _join(row.name, *(_describe(row, field) for field in differing))
+
+
+def _shared(rows: Iterable[Row]) -> frozenset[str]:
+    """Return the fields of SAME_TABLE that are equal in all rows."""
+    return frozenset(SAME_TABLE) - find_varying(rows)
+
+
+def _maxima(source: Source, groups: Sequence[Sequence[SearchRow]]) -> Chart | None:
+    """Chart groups of rows as facets; the title has what they share."""
+    title_fields = _shared(row for rows in groups for row in rows)
+    where = source.workload(groups[0][0], title_fields)
+    points, failures, floors = [], [], []
+    for rows in groups:
+        name, order = _name_bars(rows), sorted(rows, key=lambda row: -row.max_tokens)
+        facet = source.workload(rows[0], _shared(rows) - title_fields)
+        drawn = [r for r in order if r.max_tokens][:MAX_BARS]
+        points += [
+            Point(name(r), 0, r.max_tokens, words=f"limited by {r.limited_by}", facet=facet)
+            for r in drawn
+        ]
+        floors += [Point(name(r), 0, r.floor_tokens, facet=facet) for r in drawn if r.floor_tokens]
+        failures += [
+            Mark(name(r), 0, f"no length passed, limited by {r.limited_by}", facet)
+            for r in _failed_all(rows)[:MAX_BARS]
+        ]
+    kind = _maxima_kind(groups[0][0])
+    axis, title = _MAXIMA_KINDS[kind]
+    if any(sum(r.max_tokens > 0 for r in rows) > MAX_BARS for rows in groups):
+        title += f", the longest {MAX_BARS} of each limit"
+    guides = [Guide("theoretical maximum", tuple(floors), _FLOOR)] if floors else []
+    return _chart(kind, where, NAMES, Axis(axis, "tokens"), points, failures, guides, "bars", title)
 
 
 def longest_bars(named: Mapping[str, SearchRow]) -> Chart | None:
@@ -260,7 +341,7 @@ def _describe(row: Row, name: str) -> str:
     value = getattr(row, name)
     if name == "causal":
         return "causal" if value else "not causal"
-    return str(value) if name == "dtype" else f"{name} {value}"
+    return str(value) if name == "dtype" else f"{name.replace('_', ' ')} {value}"
 
 
 def _failed_all(rows: Sequence[SearchRow]) -> list[SearchRow]:
@@ -286,7 +367,7 @@ def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
     return _chart(
         f"{kind}-over-ranks", where, Axis("Ranks", "count", log=True),
         Axis(axis, "tokens", log=True), points, failures, [theory] if floors else [],
-        title=title and f"{title} against ranks",
+        title=f"{title} against ranks",
     )  # fmt: skip
 
 
@@ -316,35 +397,36 @@ def _chart(
         return None
     # keep the capitals of a name like FLOPs
     along = x.name if x.name[1:2].isupper() else x.name.lower()
-    across = f" against {along}" if along else ""
-    title = title or y.name + across
+    title = title or y.name + (f" against {along}" if along else "")
     title += f": {where[0].lower()}{where[1:]}" if where else ""
-    words = _values(y, points)
-    if n := len(failures):
-        searches = f"search{'es' if n > 1 else ''} without a length that passed"
-        trials = f"trial{'s' if n > 1 else ''} failed"
-        words += f"; {n} {searches if name.startswith('maxima') else trials}"
+    words = _values(y, points) + (f"; {len(failures)} failed" if failures else "")
     kept = tuple(points), tuple(failures), tuple(guides)
     return Chart(name, title, f"{words}.", x, y, *kept, shape)  # type: ignore[arg-type]
 
 
 def _values(y: Axis, points: Sequence[Point]) -> str:
-    """Describe the points, for readers who can't see the chart."""
-    series = len({p.series for p in points})
+    """Describe the points in at most MAX_FINDING_WORDS - 2 words, for readers who can't see them.
+
+    The name of the highest is left out if it has too many words.
+    """
     lowest, highest = min(points, key=lambda p: p.y), max(points, key=lambda p: p.y)
     if len(points) == 1:
         return f"{y.name} of {highest.series}: {format_cell(highest.y, y.kind)}"
-    return (
-        f"{y.name} of {series} series, from {format_cell(lowest.y, y.kind)} ({lowest.series}) "
-        f"to {format_cell(highest.y, y.kind)} ({highest.series})"
-    )
+    low, high = (format_cell(p.y, y.kind) for p in (lowest, highest))
+    words = f"{y.name} of {len({p.series for p in points})} series, from {low} to {high}"
+    named = f"{words} ({highest.series})"
+    return named if len(named.split()) <= MAX_FINDING_WORDS - 2 else words
 
 
 def _failed(rows: Sequence[SweepRow]) -> Iterator[Mark]:
     for r in rows:
         if r.status not in ("ok", "unsupported"):  # unsupported: no length is tried
-            where = f" in {r.phase}" if r.phase else ""
-            yield Mark(r.name, r.tokens, f"{r.status}{where} at {r.tokens:,} tokens")
+            yield Mark(r.name, r.tokens, _describe_failure(r))
+
+
+def _describe_failure(row: SweepRow) -> str:
+    where = f" in {row.phase}" if row.phase else ""
+    return f"{row.status}{where} at {row.tokens:,} tokens"
 
 
 def _without_sparsity(row: SweepRow) -> str:

@@ -7,26 +7,21 @@ from itertools import pairwise
 from typing import Any
 
 import altair
-import pytest
 
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
-from longseq_bench.reports.render._vega import (
-    BAR,
+from longseq_bench.reports.render._vega import axes, count_left_out, notes, spec, svg
+from longseq_bench.reports.render._vega_parts import (
     LINE,
     MAX_COLOURS,
     MAX_POINTS,
     MAX_SERIES,
     PALE,
-    axes,
     colours,
-    count_left_out,
-    notes,
-    spec,
-    svg,
-)  # fmt: skip
+)
+from longseq_bench.reports.render._vega_rows import BAR
 from longseq_bench.reports.section_charts import MAX_CHARTS, limit_note
 from tests import make
 from tests.reports import examples
@@ -40,7 +35,7 @@ def lines(*points: Point, **fields: Any) -> Chart:
 
 
 def rows(chart: Chart, i: int = 0) -> list[dict[str, Any]]:
-    return list(spec(chart, page=True)["datasets"].values())[i]
+    return list(spec(chart)["datasets"].values())[i]
 
 
 @cache
@@ -48,13 +43,12 @@ def all_charts() -> list[Chart]:
     return [c for d in documents(rich(), ["all"]) for s in d.sections for c in s.charts]
 
 
-@pytest.mark.parametrize("page", [True, False])
-def test_every_chart_is_valid_vega_lite(page: bool) -> None:
+def test_every_chart_is_valid_vega_lite() -> None:
     """`spec` does not validate, because this takes long."""
     charts = {(c.shape, bool(c.failures), bool(c.guides), c.x.log): c for c in all_charts()}
     assert {shape for shape, *_ in charts} == {"lines", "bars", "dots"}
-    for chart in charts.values():
-        vega_lite = spec(chart, page)
+    for chart in (*charts.values(), heat(), faceted()):
+        vega_lite = spec(chart)
         altair.Chart.from_dict(vega_lite, validate=True)
         assert vega_lite["datasets"]
 
@@ -154,6 +148,75 @@ def test_a_bar_has_its_value_at_its_end_and_one_colour() -> None:
     assert len(set(colours(chart).values())) == 1
 
 
+def heat() -> Chart:
+    """Two lengths, three sparsities; the longer length has a failure."""
+    axes_ = Axis("Sparsity", "share"), Axis("Speedup", "ratio")
+    points = [
+        Point(name, x, value * scale, facet=facet)
+        for facet, scale in (("4k tokens", 1), ("32k tokens", 10))
+        for name, x, value in (("window", 0.5, 2.0), ("window", 0.99, 10.0), ("random", 0.5, 1.5))
+    ]
+    failure = Mark("random", 0.99, "oom in forward", "32k tokens")
+    return Chart("heat", "Speedup", "Said.", *axes_, tuple(points), (failure,), shape="heat")
+
+
+def faceted() -> Chart:
+    """Bars under two limits, one a hundred times as long; the theory of each; a failure."""
+    values = (
+        ("10 min", "far", 9e6, 9.3e6),
+        ("30 s", "near", 9e4, 9.5e6),
+        ("30 s", "far", 4e4, 5e6),
+    )
+    points = tuple(Point(name, 0, value, facet=facet) for facet, name, value, _ in values)
+    limits = tuple(Point(name, 0, limit, facet=facet) for facet, name, _, limit in values)
+    failure = Mark("slow", 0, "no length passed, limited by time", "30 s")
+    guide = Guide("theoretical maximum", limits)
+    y = Axis("Max tokens", "tokens")
+    return Chart("m", "M", "Said.", Axis("", "text"), y, points, (failure,), (guide,), shape="bars")
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance (WCAG) of a colour, 0 to 1."""
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = (c / 12.92 if c <= 0.04 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_a_heat_map_has_a_cell_per_value_and_higher_ones_are_darker() -> None:
+    shades = {row["y"]: luminance(row["fill"]) for row in rows(heat())}
+    assert [shades[y] for y in sorted(shades)] == sorted(shades.values(), reverse=True)
+    assert len(set(shades.values())) == len(shades)
+    assert all((shade + 0.05) / 0.05 > 5 for shade in shades.values())  # contrast of black text
+    texts = written(heat())
+    assert {"2×", "10×", "20×", "100×", "OOM", "50 %", "99 %"} <= set(texts)
+    assert texts.index("4k tokens") < texts.index("32k tokens")
+    assert [texts.count(name) for name in ("window", "random")] == [2, 2]
+    assert "Darker: higher speedup." in notes(heat())
+
+
+def test_bars_of_each_facet_have_their_own_scale_and_ticks() -> None:
+    bars_, failed, ticks, *_ = spec(faceted())["datasets"].values()
+    assert [round(row["at"], 4) for row in bars_] == [0.9677, 0.0095, 0.0042]
+    assert [round(row["at"], 4) for row in ticks] == [1, 1, 0.5263]
+    # the value of a bar that ends next to its tick is behind the tick
+    assert [round(row["end"], 4) for row in bars_] == [1, 0.0095, 0.0042]
+    assert len({row["row"] for row in (*bars_, *failed)}) == 4
+    texts = written(faceted())
+    order = ["10 min", "30 s"]
+    assert [text for text in texts if text in order] == order
+    assert {"theoretical maximum", "no length passed, limited by time"} <= set(texts)
+    assert "Each group of bars has its own scale." in notes(faceted())
+
+
+def test_a_guide_without_a_series_is_a_line_across_all_bars() -> None:
+    level = Guide("as fast as one rank", (Point("", 0, 1.0),), "speedup 1")
+    drawn = replace(bars("a", "b"), guides=(level,))
+    assert not [layer for layer in spec(bars("a"))["layer"] if layer["mark"]["type"] == "rule"]
+    (line,) = [layer for layer in spec(drawn)["layer"] if layer["mark"]["type"] == "rule"]
+    assert "y" not in line["encoding"]
+    assert "as fast as one rank" in written(drawn)
+
+
 def test_a_long_title_is_not_cut() -> None:
     chart = replace(bars("a"), title="Of a workload with many words " * 12 + "end")
     assert " ".join(written(chart)).count("many words") == 12
@@ -247,7 +310,7 @@ def test_fit_only_and_in_place_maxima_have_charts_of_their_own() -> None:
         searched("ring", 2_000_000, fit_only=True), searched("sdpa", 9000, keep="nothing"),
         searched("ring", 4000), searched("sdpa", 5000),
     )  # fmt: skip
-    assert [[p.y for p in chart.points] for chart in found] == [[4000, 5000], [9000], [2_000_000]]
+    assert [[p.y for p in chart.points] for chart in found] == [[5000, 4000], [9000], [2_000_000]]
 
 
 def test_a_search_without_a_passed_length_is_drawn_and_counted() -> None:
@@ -259,6 +322,14 @@ def test_a_search_without_a_passed_length_is_drawn_and_counted() -> None:
     )
     assert over.failures == (Mark("ring", 2, "no length passed"),)
     assert not maxima_charts(searched("slow", 0))
+
+
+def test_the_description_of_a_chart_is_short() -> None:
+    wordy = "a b c d e f g h i j k l m n o p"
+    (chart,) = maxima_charts(searched(wordy, 4000), searched("ring", 3000))
+    assert chart.description == "Max tokens of 2 series, from 3,000 to 4,000."
+    (chart,) = maxima_charts(searched("far", 4000), searched("ring", 3000))
+    assert chart.description == "Max tokens of 2 series, from 3,000 to 4,000 (far)."
 
 
 # ---- names of bars -------------------------------------------------------------------------------
@@ -276,10 +347,8 @@ def test_names_of_bars_with_the_same_beginning_stay_distinct() -> None:
     assert not [text for text in texts if "…" in text]
     for name in names:
         assert name in " ".join(texts)
-    for page in (True, False):
-        high, short = spec(bars(*names), page), spec(bars("a", "b"), page)
-        assert high["height"] > short["height"] == 2 * BAR
-        altair.Chart.from_dict(high, validate=True).to_dict(validate=True)
+    high, short = spec(bars(*names)), spec(bars("a", "b"))
+    assert high["height"] > short["height"] == 2 * BAR
 
 
 def test_a_very_long_name_is_cut_in_its_middle() -> None:
@@ -287,12 +356,12 @@ def test_a_very_long_name_is_cut_in_its_middle() -> None:
     assert any(text.startswith("begin") for text in texts)
     assert any("…" in text for text in texts)
     assert any(text.endswith(" end") for text in texts)
-    assert spec(bars("x" * 5000), page=True)["height"] < 2 * 120
+    assert spec(bars("x" * 5000))["height"] < 2 * 120
 
 
 def test_names_are_never_part_of_an_expression() -> None:
     hostile = "'+alert(1)+' \\ " + "name " * 30
-    for layer in spec(bars(hostile), page=True)["layer"]:
+    for layer in spec(bars(hostile))["layer"]:
         axis = layer["encoding"]["y"]["axis"]
         assert "datum.label" in axis["labelExpr"]
         assert "alert" not in f"{axis} {layer['transform']}"

@@ -131,6 +131,8 @@ SEARCHES: Figures = {
     **dict.fromkeys(("Time", "Compute only", "Communication only", "Exposed"), lambda s: None),
     "Phase": lambda s: s.phase,
     "Fraction of floor": lambda s: s.of_floor,
+    "Floor": lambda s: s.floor_tokens,
+    "Overhead": lambda s: 1 - s.of_floor,
     "Peak memory": lambda s: s.peak,
     "Least peak": lambda s: s.least_peak,
     "Imbalance": lambda s: s.imbalance,
@@ -227,15 +229,15 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 
 WORDS = {
-    "Asked for", "Not measured", "What", "Setting", "Use case", "Works", "Longest ok", "Warning",
-    "Compared",
+    "Asked for", "Not measured", "What", "Setting", "Works", "Longest ok", "Warning", "Compared",
+    "Attention", "Longest", "Fastest",
 }  # fmt: skip
 """Headings of tables with separate tests."""
 OF_PAIRS = {
     "Twice", "Time is", "Exponent of tokens", "Relative speed", "Relative memory", "Sparsity",
     "Speed of dilation", "Pairs without, times", "Along the sequence", "Along the curve",
     "The curve takes", "Bottleneck", "By", "Segments", "Dilation", "Published max",
-    "Ratio to published", "Over the row above", "Longest",
+    "Ratio to published", "Over the row above", "Workload",
 }  # fmt: skip
 """Headings of values of two rows or of options: tested below and in other files."""
 

@@ -656,7 +656,8 @@ def test_bars_leave_room_for_their_values() -> None:
     wide = replace(bars(("a",)), points=(Point("a", 0, 2059610.0),))
     written = page(Document("x", "x", [], [Section("x", charts=[wide])]))
     (data,) = re.findall(r'<script type="application/json">(.*?)</script>', written)
-    assert json.loads(data)["spec"]["padding"]["right"] > 6 * len("2,059,610")
+    width = json.loads(data)["spec"]["layer"][0]["encoding"]["x"]["scale"]["range"][1]["expr"]
+    assert int(width.removeprefix("width - ")) > 6 * len("2,059,610")
 
 
 def test_values_of_bars_and_pale_lines_suit_dark_paper(reader: Reader) -> None:

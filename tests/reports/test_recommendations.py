@@ -136,11 +136,19 @@ def best(
     return find
 
 
-def describe_use(source: Source) -> Iterator[str]:
-    """The recommendations for the first use case, exact and sparse."""
-    for table in uses(source).tables:
-        use, _, exact, evidence, _, sparse, sparse_evidence, _ = table.rows[0]
-        yield f"{use}: {exact} ({evidence}); {sparse} ({sparse_evidence})"
+def lines(section: Callable[[Source], Section]) -> Callable[[Source], list[str]]:
+    """The rows of a section's tables as text, with the headings of cells that have a value."""
+
+    def texts(source: Source) -> list[str]:
+        rows = [row for table in section(source).tables for row in cells(table)]
+        return ["".join(f"{n}: {v}; " for n, v in row.items() if v is not None) for row in rows]
+
+    return texts
+
+
+def describe_use(source: Source) -> list[str]:
+    """The attention for the first use case, exact and sparse."""
+    return [line for line in lines(uses)(source) if "a conversation" in line and "Att" in line]
 
 
 def find_bottleneck(source: Source) -> Iterator[str]:
@@ -170,14 +178,14 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "longest exact": Rule(longest, searched, r"by exact attention: (\w+) \("),
+    "longest exact": Rule(lines(longest), searched, r"Kind: exact; Longest: (\w+);"),
     "longest sparse": Rule(
-        longest,
+        lines(longest),
         lambda scores, **more: searched(scores, density=0.1, **more),
-        r"by sparse attention: (\w+) \(",
+        r"Kind: sparse; Longest: (\w+);",
     ),
-    "fastest": Rule(fastest, timed, r"At 8k tokens, (\w+) is the fastest exact", 2),
-    "fastest sparse": Rule(fastest, with_dense, r"At 8k tokens, (\w+) is the fastest sparse", 2),
+    "fastest": Rule(lines(fastest), timed, r"Lengths: 8k; Kind: exact; Fastest: (\w+);", 2),
+    "fastest sparse": Rule(lines(fastest), with_dense, r"Kind: sparse; .*Fastest: (\w+);", 2),
     "fastest of a workload": Rule(best("Fastest"), timed, r"(?m)^(\w+)$", 2),
     "lowest peak of a workload": Rule(best("Least memory"), with_peaks, r"(?m)^(\w+)$", 2),
     "share of ideal": Rule(best(HIGHEST, section=sparse), with_dense, r"(?m)^(\w+)$", 2),
@@ -200,12 +208,12 @@ RULES = {
     "lengthens": Rule(points(against_one), on_more_ranks, r"On 2 ranks, (\w+) gains most"),
     "least even": Rule(points(batches), with_imbalance, r"Largest imbalance: (\w+) ×2"),
     "dilation": Rule(points(segments), dilated, r"Dilation gains most with (\w+) dilation 2"),
-    "use by time": Rule(describe_use, timed, r"conversation: (\w+) \(ran"),
-    "use by sparse time": Rule(describe_use, with_dense, r"\); (\w+) \(ran"),
+    "use by time": Rule(describe_use, timed, r"Kind: exact; Attention: (\w+); Ran at"),
+    "use by sparse time": Rule(describe_use, with_dense, r"Kind: sparse; Attention: (\w+);"),
     "use by maximum": Rule(
         describe_use,
         lambda scores, **more: searched({k: 10 * v for k, v in scores.items()}, **more),
-        r"conversation: (\w+) \(takes",
+        r"Kind: exact; Attention: (\w+); Peak",
     ),
 }
 FIRST, SECOND = {"one": 3.0, "two": 2.0, "three": 1.2}, {"one": 2.0, "two": 3.0, "three": 1.2}
@@ -254,31 +262,30 @@ def test_overlapping_intervals_are_a_tie(name: str) -> None:
     near = {"one": 2.0, "two": 1.995, "three": 1.2}
     assert RULES[name].best(near) is None
     sentences = "\n".join(RULES[name].sentences(Source(RULES[name].rows(near))))
-    words = r"\btie\b.*: one \([^)]*\), two \(|one ≈ two|one, two at 8k: no significant difference"
-    assert re.search(words, sentences)
+    tie = (
+        r"\btie\b.*: one \([^)]*\), two \(|no significant difference: one, two;.*Next: three"
+        r"|one ≈ two|one, two at 8k: no significant difference"
+    )
+    assert re.search(tie, sentences)
 
 
 def test_overlapping_brackets_are_a_tie() -> None:
-    records = searched({"one": 8.0}) + searched({"two": 7.0}, failure=False)
-    (sentence,) = longest(Source(records))
-    assert "tie: their brackets overlap" in sentence
-    assert "one (8,000 tokens" in sentence
-    assert "two (7,000 tokens, no longer length failed" in sentence
+    records = searched({"one": 8.0, "near": 6.0}) + searched({"two": 7.0}, failure=False)
+    (row,) = cells(longest(Source(records)).tables[0])
+    assert row["Longest"] == "no significant difference: one, two"
+    assert (row["Tokens"], row["Next"], row["Ratio"]) == (8000, "near", 8000 / 6000)
 
 
 @pytest.mark.parametrize("rule", [longest, fastest])
-def test_exact_and_sparse_are_never_compared(
-    rule: Callable[[Source], Iterable[str]],
-) -> None:
+def test_exact_and_sparse_are_never_compared(rule: Callable[[Source], Section]) -> None:
     if rule is longest:
         records = searched({"one": 2, "two": 1}) + searched({"s": 90, "t": 80}, density=0.1)
     else:
         records = timed({"one": 2, "two": 1}) + with_dense({"s": 90, "t": 80})
-    exact, other = rule(Source(records))
-    assert re.search(r"\bone\b", exact)
-    assert re.search(r"\bs\b", other)
-    assert not re.search(r"\b(s|t)\b \(", exact)
-    assert not re.search(r"\b(one|two)\b", other)
+    exact, other = cells(rule(Source(records)).tables[0])
+    best = "Longest" if rule is longest else "Fastest"
+    assert (exact["Kind"], exact[best], exact["Next"]) == ("exact", "one", "two")
+    assert (other["Kind"], other[best], other["Next"]) == ("sparse", "s", "t")
 
 
 def at_lengths(name: str, time: float, statuses: dict[int, Status]) -> list[Record]:
@@ -295,16 +302,17 @@ def at_lengths(name: str, time: float, statuses: dict[int, Status]) -> list[Reco
 def test_a_span_of_lengths_ends_where_its_fastest_failed(status: Status) -> None:
     def spans(one: dict[int, Status], two: dict[int, Status]) -> list[str]:
         records = at_lengths("one", 0.01, one) + at_lengths("two", 0.02, two)
-        return [text.split(" is ")[0] for text in fastest(Source(records))]
+        (table,) = fastest(Source(records)).tables
+        return [f"{row['Lengths']}: {row['Fastest']}" for row in cells(table)]
 
     ok: dict[int, Status] = {1: "ok", 2: "ok", 4: "ok"}
-    split = ["At 1k tokens, one", "At 4k tokens, one"]
-    assert spans(ok, ok) == ["From 1k to 4k tokens, one"]
+    split, whole = ["1k: one", "4k: one"], ["1k to 4k: one"]
+    assert spans(ok, ok) == whole
     assert spans(ok | {2: status}, ok) == split
     assert spans(ok | {2: status}, {1: "ok", 4: "ok"}) == split
-    assert spans(ok, ok | {2: status}) == ["From 1k to 4k tokens, one"]
-    assert spans({1: "ok", 4: "ok"}, ok) == ["From 1k to 4k tokens, one"]
-    assert spans(ok | {8: status}, ok) == ["From 1k to 4k tokens, one"]
+    assert spans(ok, ok | {2: status}) == whole
+    assert spans({1: "ok", 4: "ok"}, ok) == whole
+    assert spans(ok | {8: status}, ok) == whole
 
 
 def keeping(name: str, density: float, time: float, tokens: int = TOKENS, **more: object) -> Record:
@@ -317,13 +325,15 @@ def test_only_rows_of_similar_density_are_compared() -> None:
     narrow = keeping("blocks", 0.03, 0.1, options={**sparsity, "window": 128})
     wide = keeping("blocks", 0.5, 0.5, options={**sparsity, "window": 2048})
     plain = keeping("other", 0.094, 0.2)
-    assert "is the fastest" not in "\n".join(fastest(Source([narrow, wide, plain])))
+    assert not fastest(Source([narrow, wide, plain])).tables
     assert not best_by_workload(Source([narrow, wide, plain])).tables
     records = [narrow, wide, plain, keeping("third", 0.1, 0.3), keeping("fourth", 0.48, 0.6)]
-    text = "\n".join(fastest(Source(records)))
-    assert len(re.findall("fastest", text)) == 2
-    assert re.search(r"other\b.* the fastest .*of density 9\.4 % to 10\.0 %.*next, third", text)
-    assert re.search(r"window 2k.* the fastest .*of density 48\.0 % to 50\.0 %", text)
+    found = [
+        (r["Density"], r["Fastest"], r["Next"]) for r in cells(fastest(Source(records)).tables[0])
+    ]
+    assert [(density, next_) for density, _, next_ in found] == [(0.5, "fourth"), (0.094, "third")]
+    assert "window 2k" in found[0][1]
+    assert found[1][1] == "other"
     first, second = best("Attention", "Fastest", "Next")(Source(records))
     assert re.match(r"sparse of density 48\.0 % to 50\.0 %; .*window 2k; fourth", first)
     assert second == "sparse of density 9.4 % to 10.0 %; other; third"
@@ -336,22 +346,21 @@ INCOMPLETE = ({"fit_only": True}, {"keep": "nothing"})
 def test_only_full_passes_are_recommended(fields: dict[str, object]) -> None:
     short = searched({"far": 90}, **fields)
     both = [*short, *searched({"one": 20})]
-    for rule in (longest, describe_use):
+    for rule in (lines(longest), describe_use):
         assert not list(rule(Source(short)))
         assert "far" not in "".join(rule(Source(both)))
         assert "one" in "".join(rule(Source(both)))
     two = [*short, *searched({"far": 200}, world_size=2, **fields)]
     assert not against_one(Source(two)).points
     assert not bottleneck(Source(two)).tables
-    assert not list(overhead(Source(searched({"far": 20}, budget=2**30, **fields))))
+    assert not overhead(Source(searched({"far": 20}, budget=2**30, **fields))).tables
 
 
 def test_only_a_high_memory_overhead_is_reported() -> None:
     records = searched({"full": 8.0, "half": 4.0}, budget=2**26)
-    (sentence,) = overhead(Source(records))
-    assert "half" in sentence
-    assert "full" not in sentence
-    assert not list(overhead(Source(searched({"half": 4.0}, budget=2**26, failure=False))))
+    (row,) = cells(overhead(Source(records)).tables[0])
+    assert row["Implementation"] == "half"
+    assert not overhead(Source(searched({"half": 4.0}, budget=2**26, failure=False))).tables
 
 
 @pytest.mark.parametrize(
@@ -445,7 +454,7 @@ FAILED = [
     make.step(TOKENS, "oom"),
 ]
 ADVICE = {
-    **dict.fromkeys(("extreme", "devices", "scaling"), "Recommendations"),
+    **dict.fromkeys(("devices", "scaling"), "Recommendations"),
     "capabilities": "Where it begins to pay",
 }
 
@@ -459,7 +468,9 @@ def test_a_section_of_failures_names_commands_to_run(kind: str) -> None:
     assert section.paragraphs[0].startswith("These records have no pair of comparable rows.")
 
 
-@pytest.mark.parametrize("section", [uses, segments, curve, against_one, against_standard])
+@pytest.mark.parametrize(
+    "section", [uses, longest, fastest, segments, curve, against_one, against_standard]
+)
 def test_a_section_without_rows_names_commands_to_run(section: Callable[[Source], Section]) -> None:
     found = section(Source(FAILED))
     assert not found.has_content

@@ -238,7 +238,8 @@ def test_growth_has_sections_where_ranks_and_lengths_differ() -> None:
 
 def doubled(*lengths: int) -> list[dict[str, str]]:
     records = [make.record(make.trial("ring", n), make.measured(1e-9 * n**1.9)) for n in lengths]
-    return texts(build(records, "extreme"), "Time a doubling")
+    document = build(records, "extreme")
+    return texts(document, "Time a doubling") if "Time a doubling" in titles(document) else []
 
 
 def test_without_doubled_lengths_the_time_of_a_doubling_is_fitted() -> None:

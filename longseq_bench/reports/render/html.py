@@ -227,16 +227,17 @@ def _unique(name: str, names: dict[str, int]) -> str:
 
 def _figure(key: str, chart: Chart) -> Shown:
     """Return a chart for the template.  key: equal in later pages of a run, to keep settings."""
-    from longseq_bench.reports.render._vega import axes, colours, notes, spec
+    from longseq_bench.reports.render._vega import axes, notes, spec
+    from longseq_bench.reports.render._vega_parts import colours, has_rows
 
-    vega_spec, styles, scales = spec(chart, page=True), colours(chart), axes(chart)
+    vega_spec, styles, scales = spec(chart), colours(chart), axes(chart)
     named, encoding = {"x": chart.x, "y": chart.y}, vega_spec["layer"][0]["encoding"]
     return {
         "key": key,
         "chart": chart,
         # the size that Vega adds for the axis and its title
         "height": int(vega_spec["height"]) + 48,
-        "legend": list(styles.items()),
+        "legend": [] if has_rows(chart) else list(styles.items()),
         "logs": [
             (name, named[name].name, both["log"].items() <= encoding[name].items())
             for name, both in scales.items()

@@ -6,7 +6,9 @@ Names and reasons are printed literally: markup and escape sequences in them hav
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
+from typing import TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -73,6 +75,7 @@ def print_document(document: Document, screen: Console, hint: str = HINT) -> Non
 
 
 Lines = list[Text | TerminalTable]
+P = TypeVar("P", Point, Mark)
 
 
 def _figure(figure: KeyFigure, screen: Console) -> Lines:
@@ -153,10 +156,29 @@ def _chart_lines(chart: Chart, screen: Console, hint: str) -> Lines:
         lines += _wrap(chart.description, screen, style="dim")
     if not chart.series:
         return lines
-    if chart.shape == "bars":
-        return [*lines, TerminalTable(_bar_columns(chart, screen), hint)]
+    if chart.shape in ("bars", "heat"):
+        make = _bar_columns if chart.shape == "bars" else _heat_columns
+        for facet in chart.facets:
+            lines += _wrap(facet, screen, style="bold") if facet else []
+            lines.append(TerminalTable(make(_only(chart, facet), screen), hint))
+        return lines
     columns, legend = _sparklines(chart, screen)
     return [*lines, TerminalTable(columns, hint), *_wrap(legend, screen, style="dim")]
+
+
+def _only(chart: Chart, facet: str) -> Chart:
+    """Return the chart with one of its facets."""
+    guides = [replace(guide, points=_of(guide.points, facet)) for guide in chart.guides]
+    return replace(
+        chart,
+        points=_of(chart.points, facet),
+        failures=_of(chart.failures, facet),
+        guides=tuple(guide for guide in guides if guide.points),
+    )
+
+
+def _of(items: Iterable[P], facet: str) -> tuple[P, ...]:
+    return tuple(item for item in items if item.facet == facet)
 
 
 def _sparklines(chart: Chart, screen: Console) -> tuple[list[TerminalColumn], str]:
@@ -235,3 +257,16 @@ def _bar_columns(chart: Chart, screen: Console) -> list[TerminalColumn]:
         *(_column(3, Column(n, y.kind, 1), [at.get(name) for name in names]) for n, at in guides),
         *([_column(4, Column("failed", priority=1), failed)] if failed_count else []),
     ]
+
+
+def _heat_columns(chart: Chart, _: Console) -> list[TerminalColumn]:
+    """Return a column per x, with the value or the failure of each series."""
+    cells: dict[tuple[str, float], str] = {
+        (p.series, p.x): format_cell(p.y, chart.y.kind) for p in chart.points
+    }
+    cells |= {(m.series, m.x): m.words.partition(" ")[0] for m in chart.failures}
+    columns = [_column(0, Column(chart.x.name, priority=9), chart.series)]
+    for i, x in enumerate(sorted({x for _, x in cells}), 1):
+        values = [cells.get((name, x)) for name in chart.series]
+        columns.append(_column(i, Column(format_cell(x, chart.x.kind), "count"), values))
+    return columns

@@ -8,7 +8,7 @@ from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import ValueColumn
+from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Cell, Column, Section, Table
 from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.sections.growth import minimum_sparsity
@@ -18,6 +18,29 @@ _LENGTHS = (
     Column("Longest ok", "tokens"), Column("First failure", "tokens"), Column("Failed by"),
     Column("Known by"), Column("Runs", "count"),
 )  # fmt: skip
+
+
+_SPEEDS: Columns = (
+    "label", "tokens", "token_density", "time_s", "dense_time_s", "dense_source",
+    "speed_over_dense",
+)  # fmt: skip
+
+
+def speed_over_dense(source: Source) -> Section:
+    """Build a table and a map per workload of the speed over dense attention."""
+    rows = [row for row in source.rows if row.speed_over_dense and "sparsity" in row.options]
+    candidates = [row for row in source.rows if "sparsity" in row.options]
+    explanation = (
+        "Time of torch's dense attention on the same inputs divided by the row's time. Source: "
+        "measured, or computed from some of its rows where a whole pass was too long."
+    )
+    return Section(
+        "Speed over dense attention",
+        [explanation],
+        tables=source.tables(rows, _SPEEDS),
+        charts=section_charts.charts(source, candidates, section_charts.speed_over_dense),
+        missing=("sweep with an option sparsity", "longseq sweep configs/sparsity.yaml"),
+    )
 
 
 def against_length(source: Source) -> Section:

@@ -6,12 +6,11 @@ from operator import attrgetter
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.scaling import Complexity, complexities
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import SWEEP, Source
 from longseq_bench.reports.columns import time_ratio
-from longseq_bench.reports.document import Cell, Column, Section, Table, format_ratio
+from longseq_bench.reports.document import Cell, Column, Section, Table
+from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.sections.growth import format_exponent, format_formula
-from longseq_bench.reports.wording import format_range
 
 _COLUMNS = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Twice", "tokens"),
@@ -19,10 +18,10 @@ _COLUMNS = (
     Column("By formula"),
 )  # fmt: skip
 _EXPLANATION = (
-    "Time at 2N tokens divided by the time at N tokens; ±: the larger distance to the bounds that "
-    "both intervals allow. 2× is linear, 4× quadratic. Exponent: fitted to all lengths, with its "
-    "95 % interval; by formula: of the FLOPs. Fitted: 2 to the power of the exponent, where no two "
-    "timed lengths differ by a factor of two."
+    "Time at 2N tokens divided by the time at N tokens, with the bounds that both intervals allow. "
+    "2× is linear, 4× quadratic.",
+    "Exponent: fitted to all lengths, with its 95 % interval; by formula: of the FLOPs. Fitted: 2 "
+    "to the power of the exponent, where no two timed lengths differ by a factor of two.",
 )
 _MAX_EXPONENT = 1000.0
 """Limit of the exponent, to keep 2 to its power finite."""
@@ -33,8 +32,8 @@ def doubling(source: Source) -> Section:
 
     The fitted exponent replaces the ratio where no such pair was timed.
     """
-    tables, points = [], []
-    for where, group in source.workloads(source.rows):
+    tables = []
+    for group in group_by_workload(source.rows):
         pairs = list(_pairs(group))
         fits = {one.label: one for one in complexities(group) if one.quantity == "time"}
         rows: list[tuple[Cell, ...]] = [
@@ -44,19 +43,17 @@ def doubling(source: Source) -> Section:
             )
             for one, two in pairs
         ]  # fmt: skip
+        paired = {one.label for one, _ in pairs}
         for fit in fits.values():
-            own = [pair for pair in pairs if pair[0].label == fit.label]
             lengths = [row.tokens for row in group if row.label == fit.label and row.time_s]
-            if fit.tokens is None or max(lengths) < 2 * min(lengths):
+            if fit.label in paired or fit.tokens is None or max(lengths) < 2 * min(lengths):
                 continue
             times = 2.0 ** min(fit.tokens.value, _MAX_EXPONENT)
-            if not own:
-                rows.append((fit.label, None, None, times, "fitted", *_exponents(fit)))
-            points.append(_describe(fit, own, lengths, times, where))
+            rows.append((fit.label, None, None, times, "fitted", *_exponents(fit)))
         if rows:
             tables.append(Table(source.title(group[0]), _COLUMNS, tuple(rows)))
     missing = "pair of timed lengths that differ by a factor of two", SWEEP
-    return Section("Time a doubling", [_EXPLANATION], points, tables, missing=missing)
+    return Section("Time a doubling", _EXPLANATION, tables=tables, missing=missing)
 
 
 def _pairs(rows: Sequence[SweepRow]) -> Iterator[tuple[SweepRow, SweepRow]]:
@@ -72,22 +69,3 @@ def _exponents(fit: Complexity | None) -> tuple[Cell, Cell]:
     if fit is None:
         return None, None
     return format_exponent(fit.tokens), format_formula(fit.formula_tokens)
-
-
-def _describe(
-    fit: Complexity, pairs: Sequence[tuple[SweepRow, SweepRow]], lengths: Sequence[int],
-    fitted: float, where: str,
-) -> str:  # fmt: skip
-    """Describe the measured ratios of an implementation, or the fitted one."""
-    begin, ratios = "", [fitted]
-    if pairs:
-        lengths = [row.tokens for pair in pairs for row in pair]
-        ratios = [two.time_s / one.time_s for one, two in pairs if one.time_s and two.time_s]
-    else:
-        begin = "no two timed lengths differ by a factor of two; by the fit, "
-    times = format_range(ratios, format_ratio)
-    return (
-        f"{fit.label}{where}: {begin}twice the tokens take {times} the time from "
-        f"{format_tokens(min(lengths))} to {format_tokens(max(lengths))} tokens; exponent "
-        f"{format_exponent(fit.tokens)}."
-    )

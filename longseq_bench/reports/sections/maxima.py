@@ -26,15 +26,16 @@ def _explain(source: Source) -> Iterator[str]:
     rows = source.maxima
     yield (
         "Max tokens: the longest length that passed: most of its runs met the time limit, and "
-        "none failed for another reason. First failure: the shortest failed length above it. "
+        "none failed for another reason. First failure: the shortest failed length above it."
+    )
+    yield (
         "Fraction of floor: the bytes that any exact attention needs at Max tokens, divided by "
         "the budget. Confirmations: further passes in fresh processes."
     )
     if has_several_ranks(rows):
         yield (
-            "With several ranks: Max tokens and the floor are those of all ranks together. Tokens "
-            "per rank and Peak memory are the largest of any rank. Bytes/token: Peak memory "
-            "divided by the tokens of all ranks."
+            "With several ranks: Max tokens and the floor are those of all ranks together; Tokens "
+            "per rank and Peak memory are the largest of any rank."
         )
     if any(row.fit_only for row in rows):
         yield (

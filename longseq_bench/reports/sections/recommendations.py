@@ -11,22 +11,20 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.row import require
+from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import format_time
-from longseq_bench.reports.document import format_ratio
+from longseq_bench.core.units import format_tokens
+from longseq_bench.reports.base import SEARCH, SWEEP, Source
+from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
+from longseq_bench.reports.document import Section, format_ratio
 from longseq_bench.reports.groups import (
     SAME_TABLE,
-    density_suffix,
     group_by_density,
     group_by_ranks,
-    ranks_suffix,
+    group_by_workload,
     split_by_sparsity,
 )
-from longseq_bench.reports.sections.findings import describe_limit
 from longseq_bench.reports.wording import find_ties, join_names
 
 
@@ -47,17 +45,78 @@ Gains = dict[int, Gain]
 
 HIGH_FLOOR_SHARE = 0.9
 """Fraction of floor from which the memory overhead of a maximum is not reported."""
+TIE = "no significant difference"
 
 
-def longest(source: Source) -> Iterator[str]:
-    """Recommend the longest of each workload and budget, exact and sparse."""
+class Longest(NamedTuple):
+    """The longest lengths of one workload, kind and number of ranks.
+
+    ties: the longest row, and those whose bracket does not exclude its length; the longest first.
+    following: the longest row that is shorter for certain.  unsuccessful: searches without a
+    confirmed length.
+    """
+
+    where: str | None
+    ties: Sequence[SearchRow]
+    following: SearchRow | None
+    unsuccessful: int
+
+
+def longest(source: Source) -> Section:
+    """Build the table of the longest of each workload and number of ranks, exact and sparse."""
     unsuccessful = _count_unsuccessful(source)
-    for where, group in source.workloads(source.maxima):
-        found = [row for row in group if row.max_tokens and row.is_full_pass]
-        for kind, rows in split_by_sparsity(found).items():
-            for ranks, some in group_by_ranks(rows).items():
-                others = unsuccessful.get((_search_settings(some[0]), kind == "sparse"), 0)
-                yield _longest(some, f"{kind} attention{ranks_suffix(ranks)}", where, others)
+    found = []
+    for group in group_by_workload(source.maxima):
+        rows = [row for row in group if row.max_tokens and row.is_full_pass]
+        for kind, same in split_by_sparsity(rows).items():
+            for some in group_by_ranks(same).values():
+                failed = unsuccessful.get((_search_settings(some[0]), kind == "sparse"), 0)
+                found.append(find_longest(some, source.workload(some[0]) or None, failed))
+    tables = [build_table("", _LONGEST, found)] if found else []
+    return Section("Longest by workload", tables=tables, missing=("confirmed length", SEARCH))
+
+
+def find_longest(
+    rows: Sequence[SearchRow], where: str | None = None, unsuccessful: int = 0
+) -> Longest:
+    """Return the longest of rows with a confirmed length, its ties, and the next one."""
+    ordered = sorted(rows, key=lambda row: -row.max_tokens)
+    most = ordered[0].max_tokens
+    ties = [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
+    tied = set(map(id, ties))
+    following = next((row for row in ordered if id(row) not in tied), None)
+    return Longest(where, ties, following, unsuccessful)
+
+
+def name_ties(rows: Sequence[Row]) -> str:
+    """Return the name of the best row; of several, that they do not differ, and their names."""
+    names = join_names(row.name for row in rows)
+    return names if len(rows) == 1 else f"{TIE}: {names}"
+
+
+_LONGEST = (
+    ValueColumn("Workload", "text", lambda one: one.where, optional=True),
+    ValueColumn("Kind", "text", lambda one: _kind(one.ties[0])),
+    ValueColumn("Longest", "text", lambda one: name_ties(one.ties)),
+    ValueColumn("Tokens", "tokens", lambda one: one.ties[0].max_tokens),
+    ValueColumn("Density", "share", lambda one: _density(one.ties[0])),
+    ValueColumn("Limited by", "text", lambda one: one.ties[0].limited_by),
+    ValueColumn("First failure", "tokens", lambda one: one.ties[0].first_failure),
+    ValueColumn("Next", "text", lambda one: one.following and one.following.name),
+    ValueColumn(
+        "Ratio", "ratio",
+        lambda one: one.following and one.ties[0].max_tokens / one.following.max_tokens,
+    ),
+    ValueColumn("Without a length", "count", lambda one: one.unsuccessful or None),
+)  # fmt: skip
+
+
+def _kind(row: Row) -> str:
+    return "sparse" if row.is_sparse else "exact"
+
+
+def _density(row: Row) -> float | None:
+    return row.density if row.is_sparse else None
 
 
 _search_settings = attrgetter("world_size", *(name for name in SAME_TABLE if name != "fit_only"))
@@ -81,27 +140,6 @@ def _count_unsuccessful(source: Source) -> dict[tuple[object, bool], int]:
     return {key: sum(not found for found in named.values()) for key, named in searched.items()}
 
 
-def _longest(rows: Sequence[SearchRow], category: str, where: str, others: int) -> str:
-    ordered = sorted(rows, key=lambda row: -row.max_tokens)
-    most = ordered[0].max_tokens
-    # rows whose bracket does not exclude this length
-    ties = [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
-    words = join_names(map(_maximum, ties))
-    begin = f"Longest sequence by {category}{where}:"
-    if len(ties) > 1:
-        return f"{begin} {words}; tie: their brackets overlap."
-    if len(ordered) == 1:
-        only = f"of {others + 1:,} with a confirmed length" if others else "that was searched"
-        return f"{begin} {words}, the only one {only}."
-    times = format_ratio(most / ordered[1].max_tokens)
-    return f"{begin} {words}, {times} the next, {_maximum(ordered[1])}."
-
-
-def _maximum(row: SearchRow) -> str:
-    density = f", density {format_share(row.density)}" if row.is_sparse else ""
-    return f"{row.name} ({row.max_tokens:,} tokens{density}, {describe_limit(row)})"
-
-
 class RankedLength(NamedTuple):
     """Rows of one length that are compared; each was timed more than once; the fastest is first."""
 
@@ -118,15 +156,59 @@ Failed = dict[str, dict[int, str]]
 """Lengths at which a row was not ok, with the status, by name of the row."""
 
 
-def fastest(source: Source) -> Iterator[str]:
-    """Recommend the fastest of each workload by length, exact and sparse."""
-    for where, group in source.workloads(source.rows):
-        failed = _failed(group)
-        for kind, rows in split_by_sparsity(group).items():
-            for some in group_by_ranks(rows).values():
-                for lengths in _rank_lengths(some):
-                    for span in _split_lengths(lengths, failed):
-                        yield _fastest(span, kind, where)
+class Span(NamedTuple):
+    """Neighbouring lengths with the same fastest rows, in ascending order."""
+
+    where: str | None
+    lengths: Sequence[RankedLength]
+
+    @property
+    def last(self) -> RankedLength:
+        """The longest length."""
+        return self.lengths[-1]
+
+    @property
+    def following(self) -> SweepRow | None:
+        """The fastest row at the longest length that is slower for certain."""
+        ties = set(map(id, self.last.fastest_rows))
+        return next((row for row in self.last.rows if id(row) not in ties), None)
+
+
+def fastest(source: Source) -> Section:
+    """Build the table of the fastest of each workload by length, exact and sparse."""
+    spans = [
+        Span(source.workload(group[0]) or None, span)
+        for group in group_by_workload(source.rows)
+        for lengths in rank_lengths(group)
+        for span in _split_lengths(lengths, _failed(group))
+    ]
+    explanation = (
+        "Only rows of one number of ranks and of similar density (within 10 %), timed more than "
+        "once, are compared. Time and ratio: at the longest of the lengths."
+    )
+    tables = [build_table("", _FASTEST, spans)] if spans else []
+    missing = "two implementations timed more than once at one length", SWEEP
+    return Section("Fastest by length", [explanation], tables=tables, missing=missing)
+
+
+def _format_span(span: Span) -> str:
+    ends = (format_tokens(span.lengths[i].tokens) for i in (0, -1))
+    return " to ".join(dict.fromkeys(ends))
+
+
+_FASTEST = (
+    ValueColumn("Workload", "text", lambda span: span.where, optional=True),
+    ValueColumn("Lengths", "text", _format_span),
+    ValueColumn("Kind", "text", lambda span: _kind(span.last.rows[0])),
+    ValueColumn("Density", "share", lambda span: _density(span.last.rows[0])),
+    ValueColumn("Fastest", "text", lambda span: name_ties(span.last.fastest_rows)),
+    ValueColumn("Time", "seconds", lambda span: time_with_interval(span.last.rows[0])),
+    ValueColumn("Next", "text", lambda span: span.following and span.following.name),
+    ValueColumn(
+        "Ratio", "ratio",
+        lambda span: span.following and require(span.following.time_s) / span.last.rows[0].time_s,
+    ),
+)  # fmt: skip
 
 
 def _failed(rows: Sequence[SweepRow]) -> Failed:
@@ -137,12 +219,20 @@ def _failed(rows: Sequence[SweepRow]) -> Failed:
     return found
 
 
-def _rank_lengths(rows: Sequence[SweepRow]) -> list[list[RankedLength]]:
-    """Return the compared lengths of each density, in ascending order.
+def rank_lengths(group: Sequence[SweepRow]) -> list[list[RankedLength]]:
+    """Return the compared lengths of a workload, in ascending order.
 
-    Only rows of similar density are compared, because density is an input and not a choice. All
-    exact rows have the same density.
+    One list per number of ranks and density, exact ones first: density is an input, not a choice.
     """
+    return [
+        lengths
+        for rows in split_by_sparsity(group).values()
+        for some in group_by_ranks(rows).values()
+        for lengths in _rank_lengths(some)
+    ]
+
+
+def _rank_lengths(rows: Sequence[SweepRow]) -> list[list[RankedLength]]:
     timed = [row for row in rows if row.time_s and row.samples > 1]
     timed.sort(key=lambda row: (row.tokens, require(row.time_s)))
     found: list[list[RankedLength]] = []
@@ -178,23 +268,6 @@ def _split_lengths(lengths: Sequence[RankedLength], failed: Failed) -> list[list
         else:
             spans.append([length])
     return spans
-
-
-def _fastest(lengths: Sequence[RankedLength], kind: str, where: str) -> str:
-    begin, end = format_tokens(lengths[0].tokens), format_tokens(lengths[-1].tokens)
-    first, second = lengths[-1].rows[:2]
-    ties = lengths[-1].fastest_rows
-    category = f"{kind} attention{density_suffix(_rows(lengths))}{ranks_suffix(first.world_size)}"
-    span = f"From {begin} to {end} tokens" if len(lengths) > 1 else f"At {end} tokens"
-    words = join_names(f"{row.label} ({format_time(row)})" for row in ties)
-    at = f" at {end}" if len(lengths) > 1 else ""
-    if len(ties) > 1:
-        return f"{span}, a tie for the fastest {category}{where}: {words}{at}."
-    ratio = format_ratio(require(second.time_s) / require(first.time_s))
-    return (
-        f"{span}, {first.label} is the fastest {category}{where}: {words}{at}, {ratio} as fast "
-        f"as the next, {second.label}."
-    )
 
 
 def several_ranks(source: Source) -> Iterator[str]:
@@ -266,19 +339,26 @@ def _judge_gains(gains: Gains, failed: dict[int, str], against: str) -> tuple[st
     return verdict, words
 
 
-def overhead(source: Source) -> Iterator[str]:
-    """Name the maxima whose floor is less than 90 % of the budget, with their overhead."""
-    for where, group in source.workloads(source.maxima):
-        inefficient = [
-            (share, row)
-            for row in group
-            if row.is_full_pass and row.limited_by == "memory" and row.max_tokens
-            if (share := row.fraction_of_floor) is not None and share < HIGH_FLOOR_SHARE
-        ]
-        if inefficient:
-            words = join_names(
-                f"{row.name} ({format_share(1 - share)} overhead: {row.max_tokens:,} of "
-                f"{row.floor_tokens:,} tokens)"
-                for share, row in sorted(inefficient, key=lambda pair: pair[0])
-            )
-            yield f"The floor is less than 90 % of the budget{where}: {words}."
+def overhead(source: Source) -> Section:
+    """Build the table of maxima whose floor is less than 90 % of the budget, the worst first."""
+    rows = [
+        row
+        for row in source.maxima
+        if row.is_full_pass and row.limited_by == "memory" and row.max_tokens
+        if (row.fraction_of_floor or 1) < HIGH_FLOOR_SHARE
+    ]
+    rows.sort(key=lambda row: require(row.fraction_of_floor))
+    workload = ValueColumn("Workload", "text", lambda r: source.workload(r) or None, optional=True)
+    columns = ("label", workload, "world_size", *_OVERHEAD)
+    explanation = (
+        "Maxima limited by memory whose q, k, v and output fill less than 90 % of the budget. "
+        "Overhead: the share of the budget that other tensors take."
+    )
+    tables = [build_table("", columns, rows)] if rows else []
+    return Section("Memory overhead", [explanation], tables=tables)
+
+
+_OVERHEAD = (
+    "max_tokens", "floor_tokens",
+    ValueColumn("Overhead", "share", lambda row: 1 - require(row.fraction_of_floor)),
+)  # fmt: skip

@@ -2,10 +2,7 @@
 
 from operator import attrgetter
 
-from longseq_bench.analysis.row import require
-from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD
-from longseq_bench.core.units import format_bytes, format_tokens
 from longseq_bench.reports.base import SWEEP, Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
@@ -24,7 +21,7 @@ _BY_SPARSITY: Columns = (
 _EXPLANATION = (
     "Memory of standard attention: measured if the implementation dense ran on the same workload, "
     "else computed by formula: two score matrices and the floor; in training three score matrices "
-    "and the tensors used with them."
+    "and the tensors used with them.",
 )
 
 
@@ -37,7 +34,10 @@ def against_standard(source: Source) -> Section:
     ]
     columns = ("label", "tokens", "peak_bytes", *_STANDARD)
     missing = "swept peak on one rank", SWEEP
-    return _section("Memory against standard attention", known, columns, source, missing)
+    tables = source.tables(known, columns)
+    return Section(
+        "Memory against standard attention", _EXPLANATION, tables=tables, missing=missing
+    )
 
 
 def by_sparsity(source: Source) -> Section:
@@ -49,22 +49,5 @@ def by_sparsity(source: Source) -> Section:
         if row.memory_reduction is not None
     ]
     missing = "peak of sparse attention on one rank", "longseq sweep configs/sparsity.yaml"
-    return _section("Memory by sparsity", known, _BY_SPARSITY, source, missing)
-
-
-def _section(
-    title: str, rows: list[SweepRow], columns: Columns, source: Source, missing: tuple[str, str]
-) -> Section:
-    points = [_at_longest(group, where) for where, group in source.workloads(rows)]
-    return Section(title, [_EXPLANATION], points, source.tables(rows, columns), missing=missing)
-
-
-def _at_longest(group: list[SweepRow], where: str) -> str:
-    tokens = max(row.tokens for row in group)
-    at = sorted((r for r in group if r.tokens == tokens), key=lambda r: require(r.peak_bytes))
-    ends = [f"{format_bytes(require(r.peak_bytes))} ({r.label})" for r in (at[0], at[-1])]
-    return (
-        f"At {format_tokens(tokens)} tokens{where}, peak memory "
-        f"{' to '.join(dict.fromkeys(ends))}; standard attention takes "
-        f"{format_bytes(require(at[0].dense_peak_bytes))} ({at[0].dense_memory_source})."
-    )
+    tables = source.tables(known, _BY_SPARSITY)
+    return Section("Memory by sparsity", _EXPLANATION, tables=tables, missing=missing)

@@ -1,19 +1,21 @@
-"""Use cases by length: the approach that can take it here, with its measurements."""
+"""Use cases by length: the attention that can take it here, with its measurements."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from operator import attrgetter
+from typing import NamedTuple
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_bytes, format_share, format_tokens
+from longseq_bench.core.units import format_seconds, format_tokens
 from longseq_bench.reports.base import SEARCH, Source
-from longseq_bench.reports.columns import format_time
-from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.groups import SAME_TABLE, format_limit, group_by_density
-from longseq_bench.reports.sections.findings import describe_limit
-from longseq_bench.reports.wording import find_ties
+from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
+from longseq_bench.reports.groups import SAME_TABLE, group_by_density, split_by_sparsity, table_key
+from longseq_bench.reports.sections.recommendations import find_longest, name_ties
+from longseq_bench.reports.wording import find_ties, join_names
 
 USES = (
     ("a conversation", 8 * 1024),
@@ -23,95 +25,210 @@ USES = (
     ("a shelf of books", 8 * 1024**2),
 )
 """Assumed lengths of use cases; they are round figures, not measurements."""
+MAX_LENGTHS = 64
+"""Maximum number of lengths, the longest, from which ranges are made."""
 
-_COLUMNS = (
-    Column("Use case"), Column("Tokens", "tokens"), Column("Exact attention"),
-    Column("Its evidence"), Column("Its maximum"), Column("Sparse attention"),
-    Column("Its evidence"), Column("Its maximum"),
-)  # fmt: skip
 _EXPLANATION = (
-    "Lengths of use cases are assumptions. The table names the fastest approach at the shortest "
-    "sufficient length that was timed more than once, and ties with it; without times, the one "
-    "with the longest maximum. Of sparse attention, only the densest rows (within 10 %) are "
-    "compared; it does not compute what exact attention does, and its quality is not measured. "
-    "Maximum: of a search, or the longest swept length if that is longer."
+    "Lengths of use cases are assumptions. Attention: the fastest at the shortest sufficient "
+    "length that was timed more than once; without times, the longest maximum under any budget.",
+    "Sparse attention does not compute what exact attention does. Only its densest rows (within "
+    "10 %) are compared, and its quality is not measured.",
 )
 _SAME = [n for n in SAME_TABLE if n not in ("memory_budget", "time_budget", "fit_only")]
 _without_budgets = attrgetter(*_SAME)
 
 
-def uses(source: Source) -> Section:
-    """Build a table per workload, over all budgets: use case, approach, maximum, evidence."""
-    known: list[Row] = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
-    known += [row for row in source.rows if row.status == "ok" and row.is_full_pass]
-    tables = []
-    for group in group_by(known, _without_budgets).values():
-        swept = [row for row in group if isinstance(row, SweepRow)]
-        found = [row for row in group if isinstance(row, SearchRow)]
-        rows = tuple(_use(name, tokens, swept, found) for name, tokens in USES)
-        if any(row[2] or row[5] for row in rows):
-            title = source.title(group[0], _SAME)
-            tables.append(Table(title, _COLUMNS, rows))
-    missing = f"length of {format_tokens(USES[0][1])} tokens or more", SEARCH
-    return Section("Use case, approach, maximum", [_EXPLANATION], tables=tables, missing=missing)
+Known = SweepRow | SearchRow
+"""A row with a length that was ok: a swept one, or a search's longest."""
 
 
-def _use(
-    name: str, tokens: int, swept: Sequence[SweepRow], found: Sequence[SearchRow]
-) -> tuple[Cell, ...]:
-    cells: list[Cell] = [name, tokens]
-    for sparse in (False, True):
-        ran = [r for r in swept if r.is_sparse == sparse and r.tokens >= tokens]
-        reached = [r for r in found if r.is_sparse == sparse and r.tokens >= tokens]
-        best, evidence = _approach(ran, reached)
-        names = dict.fromkeys(row.name for row in best)
-        maxima = [_maximum(one, swept, found) for one in names]
-        approach = " or ".join(row.name for row in best)
-        cells += [approach or None, evidence, ", ".join(filter(None, maxima)) or None]
-    return tuple(cells)
+class Choice(NamedTuple):
+    """The attention for a range of lengths or a use case.
 
-
-def _approach(
-    ran: Sequence[SweepRow], reached: Sequence[SearchRow]
-) -> tuple[Sequence[Row], str | None]:
-    """Return the fastest rows at the shortest length timed that is long enough, with evidence.
-
-    Rows whose intervals overlap with the fastest are included. Without times: the longest.
+    rows: the best row and its ties; empty if no length was long enough.
+    longest: the longest known length of the best, or of the kind if rows is empty.
     """
-    if timed := [r for r in ran if r.time_s and r.samples > 1]:
-        shortest = min(r.tokens for r in timed)
-        at = group_by_density(r for r in timed if r.tokens == shortest)[0]
-        at.sort(key=lambda r: require(r.time_s))
-        best = find_ties(at, "time_low_s", "time_high_s")
-        peaks = [f", peak {format_bytes(r.peak_bytes)}" if r.peak_bytes else "" for r in best]
-        pairs = zip(best, peaks, strict=True)
-        words = ", ".join(f"{format_time(r)}{peak}{_density(r)}" for r, peak in pairs)
-        tie = "; tie: their intervals overlap" if len(best) > 1 else ""
-        return best, f"ran at {format_tokens(shortest)}: {words}{tie}"
-    if reached:
-        farthest = max(group_by_density(reached)[0], key=attrgetter("tokens"))
-        words = f"takes {_tokens(farthest)}{_density(farthest)}; {describe_limit(farthest)}"
-        return [farthest], words
-    if ran:
-        row = max(group_by_density(ran)[0], key=attrgetter("tokens"))
-        return [row], f"ran at {format_tokens(row.tokens)}{_density(row)}, not timed more than once"
-    return [], None
+
+    use: str
+    tokens: str
+    kind: str
+    rows: Sequence[Known]
+    longest: Known | None
+
+    @property
+    def best(self) -> Known | None:
+        """The first of the rows."""
+        return self.rows[0] if self.rows else None
+
+    @property
+    def is_compared(self) -> bool:
+        """True if the rows are the best of several, not all that ran only once."""
+        return isinstance(self.best, SearchRow) or (self.best is not None and self.best.samples > 1)
 
 
-def _maximum(name: str, swept: Sequence[SweepRow], found: Sequence[SearchRow]) -> str | None:
-    """Describe the longest known length of an implementation."""
-    searched = max((r for r in found if r.name == name), key=attrgetter("tokens"), default=None)
-    longest = max((r.tokens for r in swept if r.name == name), default=0)
-    if searched is not None and searched.max_tokens >= longest:
-        return _tokens(searched)
-    return f"{format_tokens(longest)} swept" if longest else None
+class _Kind:
+    """The rows of exact or of sparse attention on one workload, under all budgets."""
+
+    def __init__(self, kind: str, rows: Sequence[Known]) -> None:
+        self.kind, self.rows = kind, sorted(rows, key=attrgetter("tokens"))
+
+    def choose(self, tokens: int, words: str, use: str = "") -> Choice:
+        """Return the attention for a length.  words: the length, or its range, as text."""
+        rows = _approach(self.rows, tokens)
+        own = [row for row in self.rows if not rows or row.name == rows[0].name]
+        return Choice(use, words, self.kind, rows, own[-1])
+
+    def ranges(self, max_ranges: int) -> Iterator[Choice]:
+        """Yield the attention of neighbouring ranges up to the longest length, and the rest.
+
+        A range has the attention that is best at its end, so it can take all shorter lengths.
+        """
+        lengths = sorted({row.tokens for row in self.rows})[-MAX_LENGTHS:]
+        by_end = {n: self.choose(n, "") for n in lengths}
+        names = {n: [row.name for row in choice.rows] for n, choice in by_end.items()}
+        ends = [one for one, other in pairwise(lengths) if names[one] != names[other]]
+        ends = [*ends, lengths[-1]][-max_ranges:]
+        start = "up to"
+        for end in ends:
+            yield by_end[end]._replace(tokens=f"{start} {format_tokens(end)}")
+            start = f"{format_tokens(end)} to"
+        yield Choice("", f"beyond {format_tokens(ends[-1])}", self.kind, (), self.rows[-1])
 
 
-def _tokens(row: SearchRow) -> str:
-    memory = f" under {format_bytes(row.memory_budget)} a rank" if row.memory_budget else ""
-    time = f", {format_limit(row.time_budget)} limit" if row.time_budget else ""
-    return f"{row.max_tokens:,} tokens{memory}{time}"
+def uses(source: Source) -> Section:
+    """Build a table per workload, over all budgets: use case, attention, evidence, maximum."""
+    tables, limit = [], _limit_column(source, "Limit of the longest", of_range=False)
+    for group in _groups(source):
+        kinds = [_Kind(*pair) for pair in split_by_sparsity(group).items()]
+        choices = [
+            kind.choose(tokens, format_tokens(tokens), use)
+            for use, tokens in USES
+            for kind in kinds
+        ]
+        if any(choice.rows for choice in choices):
+            columns = (_USE, *_COLUMNS, *_MAXIMUM, limit)
+            tables.append(build_table(source.title(group[0], _SAME), columns, choices))
+    missing = f"length of {format_tokens(USES[0][1])} tokens or more", SEARCH
+    title = "Use case, approach, maximum"
+    return Section(title, _EXPLANATION, tables=tables, missing=missing)
 
 
-def _density(row: Row) -> str:
-    return f", density {format_share(row.density)}" if row.is_sparse else ""
+def ranges(source: Source) -> Table | None:
+    """Build the short table: the attention by range of lengths, at most MAX_ANSWER_ROWS rows.
+
+    It is of the rows of `most_searched`, over all budgets.
+    """
+    group = most_searched(source)
+    if not group:
+        return None
+    kinds = [_Kind(*pair) for pair in split_by_sparsity(group).items()]
+    own = MAX_ANSWER_ROWS // len(kinds) - 1
+    choices = [choice for kind in kinds for choice in kind.ranges(own)]
+    title = source.title(group[0], _SAME, "Which attention for which length")
+    return build_table(title, (*_COLUMNS, _limit_column(source, "Limit", of_range=True)), choices)
+
+
+def most_searched(source: Source) -> list[Known]:
+    """Return the rows of the workload in which most implementations were searched, then timed."""
+
+    def rank(rows: list[Known]) -> tuple[int, int]:
+        searched = {row.implementation for row in rows if isinstance(row, SearchRow)}
+        return len(searched), len({row.implementation for row in rows})
+
+    return max(_groups(source), key=rank, default=[])
+
+
+def _groups(source: Source) -> list[list[Known]]:
+    """Return the ok rows of full passes of each workload, under all budgets."""
+    known: list[Known] = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
+    known += [row for row in source.rows if row.is_ok and row.is_full_pass]
+    return list(group_by(known, _without_budgets).values())
+
+
+def _approach(rows: Sequence[Known], tokens: int) -> Sequence[Known]:
+    """Return the best of the rows that are long enough, and its ties; the densest ones only.
+
+    The fastest at the shortest length that was timed more than once; else the longest maximum; else
+    all of the longest swept length.
+    """
+    enough = [row for row in rows if row.tokens >= tokens]
+    timed = [r for r in enough if isinstance(r, SweepRow) and r.time_s and r.samples > 1]
+    if timed:
+        shortest = min(row.tokens for row in timed)
+        at = group_by_density(row for row in timed if row.tokens == shortest)[0]
+        at.sort(key=lambda row: require(row.time_s))
+        return find_ties(at, "time_low_s", "time_high_s")
+    if reached := [row for row in enough if isinstance(row, SearchRow)]:
+        best = max(group_by_density(reached)[0], key=attrgetter("max_tokens"))
+        others = [row for row in rows if isinstance(row, SearchRow) and row is not best]
+        same = [row for row in others if table_key(row) == table_key(best)]
+        return find_longest([best, *(row for row in same if are_similar(row, best))]).ties
+    longest = max((row.tokens for row in enough), default=0)
+    return group_by_density(row for row in enough if row.tokens == longest)[0] if enough else []
+
+
+def are_similar(one: Known, other: Known) -> bool:
+    """Return True for rows of similar density, which may be compared."""
+    return len(group_by_density([one, other])) == 1
+
+
+def _limit_column(source: Source, heading: str, of_range: bool) -> ValueColumn:
+    """Return the column of the limit of the longest known length, with its budgets.
+
+    of_range: only the budgets, where the length is in the range.
+    """
+
+    def limit(choice: Choice) -> str | None:
+        if of_range and choice.best:
+            return source.workload(choice.best, _BUDGETS) or None
+        row = choice.longest
+        if not isinstance(row, SearchRow):
+            return None
+        ended = f"{row.limited_by} at {format_tokens(row.first_failure or 0)}"
+        words = [ended if row.first_failure else "none reached", source.workload(row, _BUDGETS)]
+        if row.fits_tokens and row.limited_by == "time":
+            words.append(f"memory alone allows {format_tokens(row.fits_tokens)}")
+        return ", ".join(filter(None, words))
+
+    return ValueColumn(heading, "text", limit)
+
+
+def _attention(choice: Choice) -> str | None:
+    if choice.is_compared or len(choice.rows) == 1:
+        return name_ties(choice.rows)
+    names = join_names(row.name for row in choice.rows)
+    return f"{names} (not compared)" if choice.rows else None
+
+
+def _time(choice: Choice) -> Cell:
+    """Return the time of the best; of a single pass, if it is the only row."""
+    best = choice.best
+    if not isinstance(best, SweepRow) or best.time_s is None:
+        return None
+    if choice.is_compared:
+        return time_with_interval(best)
+    return f"{format_seconds(best.time_s)} (one pass)" if len(choice.rows) == 1 else None
+
+
+def _density(choice: Choice) -> float | None:
+    return choice.best.density if choice.best and choice.best.is_sparse else None
+
+
+def _ran_at(choice: Choice) -> int | None:
+    return choice.best.tokens if isinstance(choice.best, SweepRow) else None
+
+
+_BUDGETS = ("memory_budget", "time_budget")
+_USE = ValueColumn("Use case", "text", attrgetter("use"))
+_COLUMNS = (
+    ValueColumn("Tokens", "text", attrgetter("tokens")),
+    ValueColumn("Kind", "text", attrgetter("kind")),
+    ValueColumn("Attention", "text", _attention),
+    ValueColumn("Density", "share", _density),
+    ValueColumn("Ran at", "tokens", _ran_at),
+    ValueColumn("Time", "seconds", _time),
+)
+_MAXIMUM = (
+    ValueColumn("Peak memory", "bytes", lambda one: one.best and one.best.peak_bytes),
+    ValueColumn("Longest", "tokens", lambda one: one.longest and one.longest.tokens),
+)

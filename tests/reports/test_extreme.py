@@ -1,0 +1,354 @@
+"""The report on extreme lengths: its tables and its first screen, recomputed from the records."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from longseq_bench.core.model import Record
+from longseq_bench.core.units import format_seconds
+from longseq_bench.reports.document import MAX_ANSWER_WORDS, MAX_FINDING_WORDS, Chart, Document
+from longseq_bench.store import load
+from tests import make
+from tests.reports import examples
+from tests.reports.oracle import Book, Search, Swept, by, over
+from tests.reports.reading import build, cells, section, titles
+from tests.reports.test_figures import RESULTS, agrees, spread
+
+EXAMPLES: dict[str, Callable[[], list[Record]]] = {
+    "rich": examples.rich,
+    "sparse": examples.sparser,
+    "two machines": lambda: examples.on_two_machines([*examples.rich(), *examples.sparser()]),
+}
+NAMES = (*EXAMPLES, "quickstart", "extreme", "sparsity", "ranks", "sparse_maxlen")
+
+
+@cache
+def report(name: str) -> tuple[Book, Document]:
+    records = EXAMPLES[name]() if name in EXAMPLES else load(RESULTS / name).records
+    return Book(records), build(records, "extreme")
+
+
+def table(document: Document, title: str) -> list[dict[str, Any]]:
+    """The rows of the first table of a section; empty if the report lacks the section."""
+    return cells(section(document, title).tables[0]) if title in titles(document) else []
+
+
+def named(best: Sequence[Swept | Search]) -> str:
+    """The name of the best, or of two of several that do not differ."""
+    names = [one.name for one in best]
+    if len(names) > 2:
+        names = [*names[:2], f"{len(names) - 2:,} more"]
+    return ", ".join(names) if len(best) == 1 else "no significant difference: " + ", ".join(names)
+
+
+def is_full(one: Swept | Search) -> bool:
+    return not one.trial.fit_only and one.trial.keep != "nothing"
+
+
+def density(one: Swept | Search) -> float:
+    kept = [s for r in one.records for s in r.outcome.samples("density_achieved")]
+    if isinstance(one, Search):
+        kept = [s for r in one.at for s in r.outcome.samples("density_achieved")]
+    return min(1.0, max(kept, default=1.0))
+
+
+def kind(one: Swept | Search) -> str:
+    return "sparse" if density(one) < 1 else "exact"
+
+
+def similar(rows: Sequence[Any]) -> Iterator[list[Any]]:
+    """Rows whose density is within 10 % of the highest left."""
+    left = list(rows)
+    while left:
+        least = 0.9 * max(map(density, left))
+        yield [one for one in left if density(one) >= least]
+        left = [one for one in left if density(one) < least]
+
+
+def tied(rows: Sequence[Swept]) -> list[Swept]:
+    """The fastest, and those whose interval begins below the end of its interval."""
+    ordered = sorted(rows, key=lambda r: r.time or 0)
+    end = (ordered[0].ends or (0, 0))[1]
+    return [r for r in ordered if (r.ends or (0, 0))[0] <= end]
+
+
+def tied_maxima(found: Sequence[Search]) -> list[Search]:
+    """The longest, and those that did not fail at its length or below."""
+    ordered = sorted(found, key=lambda s: -s.tokens)
+    most = ordered[0].tokens
+    return [s for s in ordered if s.tokens == most or s.failed is None or s.failed > most]
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_longest_of_each_workload(name: str) -> None:
+    book, document = report(name)
+    expected = []
+    found = [s for s in book.searches if s.tokens and is_full(s)]
+    for group in by(lambda s: (s.group, s.ranks, kind(s)), found):
+        best = tied_maxima(group)
+        rest = sorted((s for s in group if s not in best), key=lambda s: -s.tokens)
+        expected.append((
+            kind(best[0]), named(best), best[0].tokens, best[0].limited_by, best[0].failed,
+            rest[0].name if rest else None,
+            best[0].tokens / rest[0].tokens if rest else None,
+        ))  # fmt: skip
+    columns = ("Kind", "Longest", "Tokens", "Limited by", "First failure", "Next", "Ratio")
+    shown = [tuple(row.get(n) for n in columns) for row in table(document, "Longest by workload")]
+    assert sorted(map(str, shown)) == sorted(map(str, expected))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_fastest_of_each_length(name: str) -> None:
+    """Each compared length is in the range of a row with its fastest; the last has the figures."""
+    book, document = report(name)
+    shown = table(document, "Fastest by length")
+    timed = [r for r in book.swept if r.time and len(r.times) > 1]
+    compared = [
+        group
+        for same in by(lambda r: (r.group, r.ranks, kind(r), r.tokens), timed)
+        for group in similar(same)
+        if len(group) > 1
+    ]
+    figured = set()
+    for group in compared:
+        best = tied(group)
+        rest = sorted((r for r in group if r not in best), key=lambda r: r.time)
+        own = [
+            row for row in shown if (row["Kind"], row["Fastest"]) == (kind(best[0]), named(best))
+        ]
+        own = [row for row in own if ends_of(row)[0] <= best[0].tokens <= ends_of(row)[1]]
+        assert own, named(best)
+        ratio = over(rest[0].time, best[0].time) if rest else None
+        for i, row in enumerate(shown):
+            at_end = row in own and ends_of(row)[1] == best[0].tokens
+            following = row.get("Next") == (rest[0].name if rest else None)
+            if at_end and following and agrees(row.get("Ratio"), ratio):
+                figured |= {i} if agrees(row["Time"], spread(best[0])) else set()
+    assert len(figured) == len(shown)
+
+
+def ends_of(row: dict[str, Any]) -> tuple[int, int]:
+    ends = [length(text) for text in row["Lengths"].split(" to ")]
+    return ends[0], ends[-1]
+
+
+def length(text: str) -> int:
+    sizes = {"k": 1024, "M": 1024**2}
+    digits = text.rstrip("kM").replace(",", "")
+    return int(digits) * sizes.get(text[-1], 1)
+
+
+def choose(rows: Sequence[Any], tokens: int) -> list[Any]:
+    """The fastest and its ties at the shortest timed length; else the longest; else a swept one."""
+    enough = [r for r in rows if r.tokens >= tokens]
+    timed = [r for r in enough if isinstance(r, Swept) and r.time and len(r.times) > 1]
+    if timed:
+        shortest = min(r.tokens for r in timed)
+        return tied(next(similar([r for r in timed if r.tokens == shortest])))
+    if found := [r for r in enough if isinstance(r, Search)]:
+        best = max(next(similar(found)), key=lambda s: s.tokens)
+        others = [r for r in rows if isinstance(r, Search) and r.group == best.group]
+        near = [r for r in others if r is not best and len(list(similar([r, best]))) == 1]
+        return tied_maxima([best, *near])
+    longest = max((r.tokens for r in enough), default=0)
+    return next(similar([r for r in enough if r.tokens == longest])) if enough else []
+
+
+def workloads(book: Book) -> list[list[Any]]:
+    """Ok full passes and searches, by workload over all budgets."""
+    known = [s for s in book.searches if s.tokens and is_full(s)]
+    known += [r for r in book.swept if r.ok and is_full(r)]
+    return by(lambda one: one.workload_key, known)
+
+
+def wrong_choice(row: dict[str, Any], tokens: int, rows: Sequence[Any]) -> str:
+    """The expected attention, if the row has another or other figures."""
+    best = choose([r for r in rows if kind(r) == row["Kind"]], tokens)
+    if not best:
+        return "" if row["Attention"] is None else "none"
+    swept = isinstance(best[0], Swept)
+    time = spread(best[0]) if swept else None
+    text = named(best)
+    if swept and len(best[0].times) < 2:
+        time = f"{format_seconds(time)} (one pass)" if time and len(best) == 1 else None
+        text = f"{text.partition(': ')[2]} (not compared)" if len(best) > 1 else text
+    expected = {
+        "Attention": text, "Time": time, "Ran at": best[0].tokens if swept else None,
+        "Density": density(best[0]) if kind(best[0]) == "sparse" else None,
+    }  # fmt: skip
+    unlike = {n: v for n, v in expected.items() if not agrees(row.get(n), v)}
+    return str(unlike) if unlike else ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_attention_of_each_use_case(name: str) -> None:
+    book, document = report(name)
+    found = [t for s in document.sections if s.title.startswith("Use case") for t in s.tables]
+    used = [rows for rows in workloads(book) if max(r.tokens for r in rows) >= 8192]
+    for one, rows in zip(found, used, strict=True):
+        for row in cells(one):
+            assert not wrong_choice(row, length(row["Tokens"]), rows), row
+            same = [r for r in rows if kind(r) == row["Kind"]]
+            if row["Attention"] is None:
+                assert row["Longest"] == max(r.tokens for r in same) < length(row["Tokens"])
+            else:
+                first = choose(same, length(row["Tokens"]))[0].name
+                assert row["Longest"] == max(r.tokens for r in same if r.name == first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_ranges_of_the_first_screen(name: str) -> None:
+    """They join, have the attention of their end, and end at the longest length."""
+    book, document = report(name)
+    (first,) = document.sections[0].tables
+    shown = cells(first)
+    assert len(shown) <= 8
+    kinds = {k: [row for row in shown if row["Kind"] == k] for k in ("exact", "sparse")}
+
+    def is_right(rows: Sequence[Any]) -> bool:
+        return not any(
+            wrong_choice(row, length(re.split(" to |up to ", row["Tokens"])[-1]), rows)
+            for row in shown
+            if not row["Tokens"].startswith("beyond")
+        )
+
+    (rows,) = [rows for rows in workloads(book) if is_right(rows)][:1]
+    for k, own in kinds.items():
+        ends = [length(re.split(" to |up to |beyond ", row["Tokens"])[-1]) for row in own]
+        assert ends == sorted(ends)
+        assert all(one["Attention"] != other["Attention"] for one, other in pairwise(own))
+        starts = [re.split(" to |beyond ", row["Tokens"])[0] for row in own[1:-1]]
+        assert list(map(length, starts)) == ends[:-2]
+        if own:
+            assert own[-1]["Attention"] is None
+            assert ends[-1] == max(r.tokens for r in rows if kind(r) == k)
+
+
+def test_searches_under_other_budgets_are_no_ties() -> None:
+    """The bracket of the second would not exclude the length of the first."""
+
+    def search(name: str, tokens: int, budget: int) -> list[Record]:
+        of = make.trial(name, 1, memory_budget=budget, repeats=0)
+        return [make.step(tokens, of=of), make.step(20_000, "oom", of=of, purpose="edge")]
+
+    records = [*search("one", 9000, 2**26), *search("two", 8500, 2**27)]
+    first, *_ = cells(build(records, "extreme").sections[0].tables[0])
+    assert (first["Tokens"], first["Attention"]) == ("up to 9,000", "one")
+    assert "64 MiB a rank" in first["Limit"]
+
+
+# ---- charts --------------------------------------------------------------------------------------
+
+
+def charts(document: Document, name: str) -> list[Chart]:
+    return [c for s in document.sections for c in s.charts if c.name == name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bars_are_the_longest_of_each_limit(name: str) -> None:
+    """Sorted, of one limit per facet, with the floor; the longest 8 of each limit are drawn."""
+    book, document = report(name)
+    found = [s for s in book.searches if s.tokens and is_full(s)]
+
+    def of(one: Search) -> tuple[Any, ...]:
+        t = one.trial
+        return one.fingerprint, one.workload.mode, t.device, t.memory_budget, t.time_budget
+
+    expected = [sorted((s.tokens for s in group), reverse=True)[:8] for group in by(of, found)]
+    drawn = charts(document, "maxima")
+    facets = [
+        [p.y for p in chart.points if p.facet == facet] for chart in drawn for facet in chart.facets
+    ]
+    assert facets == sorted(expected, key=lambda tokens: -tokens[0])
+    floors = {(s.tokens, s.floor_tokens) for s in found}
+    for chart in drawn:
+        own = {(p.series, p.facet): p.y for p in chart.points}
+        for guide in chart.guides:
+            assert {(own[p.series, p.facet], p.y) for p in guide.points} <= floors
+
+
+@pytest.mark.parametrize("name", ["sparse", "sparsity"])
+def test_cells_are_the_speeds_over_dense(name: str) -> None:
+    book, document = report(name)
+    (chart,) = charts(document, "speed-over-dense")
+    swept = [r for r in book.swept if "sparsity" in r.options]
+
+    def place(row: Swept) -> tuple[str, float, int]:
+        sparsity = float(str(row.options["sparsity"]))
+        return row.name.replace(f" {round(100 * sparsity, 6):g} %", ""), sparsity, row.tokens
+
+    speeds = {place(r): over(r.dense[1], r.time) for r in swept if r.dense and r.time}
+    shown = {(p.series, p.x, length(p.facet.split()[0])): p.y for p in chart.points}
+    assert shown.keys() == speeds.keys()
+    assert all(agrees(value, speeds[at]) for at, value in shown.items())
+    computed = {length(p.facet.split()[0]) for p in chart.points if "computed" in p.facet}
+    dense = [(r.tokens, r.dense[0]) for r in swept if r.dense]
+    assert computed == {n for n, _ in dense} - {n for n, source in dense if source == "measured"}
+    lengths = {at[2] for at in speeds}
+    failed = [place(r) for r in swept if not r.ok and r.tokens in lengths]
+    assert sorted((m.series, m.x, length(m.facet.split()[0])) for m in chart.failures) == sorted(
+        failed
+    )
+
+
+# ---- first screen --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_longest_lengths_are_on_the_first_screen(name: str) -> None:
+    book, document = report(name)
+    searched = [s for s in book.searches if s.tokens and is_full(s)]
+    for k in ("sparse", "exact"):
+        known = [s for s in searched if kind(s) == k]
+        known = known or [r for r in book.swept if kind(r) == k and r.ok and is_full(r)]
+        labels = (f"Longest, {k}", f"Longest swept, {k}")
+        values = [f.value for f in document.figures if f.label in labels]
+        longest = [max(r.tokens for r in known)] if known else []
+        assert [length(v.split()[0]) for v in values] == longest
+    fits = [s.tokens for s in book.searches if s.trial.fit_only and s.tokens]
+    values = [f.value for f in document.figures if f.label == "Memory alone"]
+    assert [length(v.split()[0]) for v in values] == ([max(fits)] if fits else [])
+    for point in document.sections[0].points:
+        assert point.rows in titles(document)  # type: ignore[attr-defined]
+
+
+def limits_exceeded(document: Document) -> Iterator[str]:
+    """The limits of every report that this one exceeds."""
+    first = document.sections[0]
+    words = [document.title, *document.paragraphs, *first.points]
+    words += [f"{f.label} {f.value} {f.words}" for f in document.figures]
+    words += [chart.title for chart in first.charts]
+    if sum(len(text.split()) for text in words) > MAX_ANSWER_WORDS:
+        yield "words of the first screen"
+    if len(document.figures) > 5 or len(first.charts) > 1 or len(first.tables) > 1:
+        yield "content of the first screen"
+    for one in document.sections:
+        if any(len(point.split()) > MAX_FINDING_WORDS for point in one.points):
+            yield f"words of a finding: {one.title}"
+        for chart in one.charts:
+            if len(chart.description.split()) > MAX_FINDING_WORDS:
+                yield f"alternative text: {chart.title}"
+            if any(len(series) > 40 for series in chart.series):
+                yield f"label: {chart.series}"
+
+
+@pytest.mark.parametrize(
+    "name", [*EXAMPLES, *sorted(p.parent.name for p in RESULTS.glob("*/records.jsonl"))]
+)
+def test_the_report_is_within_the_limits(name: str) -> None:
+    _, document = report(name)
+    assert list(limits_exceeded(document)) == []
+
+
+def test_a_kind_without_rows_has_one_section_with_commands() -> None:
+    document = build([make.record(came_to=make.outcome("crashed"))], "extreme")
+    first = document.sections[0]
+    assert first.title == "Lengths swept"
+    assert not document.figures
