@@ -31,7 +31,8 @@ def build_document(
     added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]
     broken = {name: reason for name in added if (reason := SECTIONS.unavailable_reason(name))}
     registered = [SECTIONS.get(name)(source) for name in added if name not in broken]
-    every = map(_complete, (answer.section, *sections, *registered, *shared))
+    found = (answer.section, *sections, *registered, *shared)
+    every = [_complete(section, has_rows) for section in found]
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     records = source.records  # the data keeps only these, not the source's tables
@@ -46,9 +47,12 @@ def build_document(
     )
 
 
-def _complete(section: Section) -> Section:
-    """Limit the sentences of a section; without content, name the commands that produce it."""
-    if not section.missing:
+def _complete(section: Section, has_rows: bool) -> Section:
+    """Limit the sentences of a section; without content, name the commands that produce it.
+
+    has_rows: other sections have content, so this one is left out instead.
+    """
+    if not section.missing or (has_rows and not section.has_content):
         return section
     if section.has_content:
         return replace(section, points=limit_findings(section.points))

@@ -15,6 +15,7 @@ from longseq_bench.reports.sections import (
     densities,
     doubling,
     findings,
+    gains,
     growth,
     hardware_projection,
     lengths,
@@ -57,52 +58,42 @@ def summary(source: Source) -> Document:
 
 @KINDS.register("capabilities")
 def capabilities(source: Source) -> Document:
-    """Build the report on modes: their numeric error, and the length from which each is faster."""
-    gains = modes.gains(source)
-    advice = rules.several_ranks(source), rules.sparsity(source)
+    """Build the report on capabilities: what works, numeric errors, from where it pays."""
+    matrix = modes.build_matrix(source)
     sections = [
-        modes.modes(source),
-        speeds.on_ranks(source),
-        gains,
-        recommendations_section(*advice, title="Where it begins to pay"),
+        modes.capabilities(matrix),
+        modes.errors(source),
+        gains.where_it_pays(source, gains.ONE_RANK, gains.DENSE),
+        multi_rank.against_one(source),
     ]
+    answer = capabilities_answer.answer(source, matrix)
+    has_rows = bool(matrix.rows)
     return build_document(
-        "capabilities",
-        "What works here",
-        source,
-        capabilities_answer.answer(source),
-        sections,
-        gains.has_content,
+        "capabilities", capabilities_answer.TITLE, source, answer, sections, has_rows
     )
 
 
 @KINDS.register("devices")
 def devices(source: Source) -> Document:
-    """Build the report on several ranks: memory and time of each rank, compared with one rank."""
-    batch = multi_rank.batches(source)
+    """Build the report on several ranks: speed, memory of each, and from where they pay."""
     sections = [
-        recommendations_section(rules.several_ranks(source)),
-        batch,
         ranks.each_rank(source),
-        standard_attention.by_sparsity(source),
         multi_rank.against_one(source),
+        gains.where_it_pays(source, gains.ONE_RANK),
     ]
-    return build_document(
-        "devices",
-        "Many devices",
-        source,
-        devices_answer.answer(source),
-        sections,
-        batch.has_content,
-    )
+    has_rows = any(section.has_content for section in sections)
+    sections.append(standard_attention.by_sparsity(source))
+    answer = devices_answer.answer(source)
+    return build_document("devices", devices_answer.TITLE, source, answer, sections, has_rows)
 
 
 @KINDS.register("extreme")
 def extreme(source: Source) -> Document:
     """Build the report on extreme lengths: maxima, sweeps, memory, and a choice per use case."""
-    advice = (rules.longest, rules.fastest, rules.sparsity, rules.overhead)
+    advice = (rules.longest, rules.fastest, rules.overhead)
     sections = [
         recommendations_section(*(rule(source) for rule in advice)),
+        gains.where_it_pays(source, gains.DENSE),
         maxima.maxima(source),
         lengths.lengths(source),
         densities.against_length(source),
@@ -125,12 +116,13 @@ def extreme(source: Source) -> Document:
 def implementations(source: Source) -> Document:
     """Build the report on implementations: a comparison, and when to choose each one."""
     has_several = len({row.label for row in source.rows if row.time_s}) > 1
-    advice = rules.fastest(source), rules.longest(source), rules.several_ranks(source)
+    advice = rules.fastest(source), rules.longest(source)
     sections = [
         speeds.relative(source),
         growth.exponents(source),
         speeds.on_ranks(source),
         recommendations_section(*advice),
+        gains.where_it_pays(source, gains.ONE_RANK),
     ]
     return build_document(
         "implementations",
@@ -144,18 +136,15 @@ def implementations(source: Source) -> Document:
 
 @KINDS.register("scaling")
 def scaling(source: Source) -> Document:
-    """Build the report on scaling: segments, ranks, theory and measurement, bottlenecks."""
-    found, dilation = growth.over_ranks(source), segments.segments(source)
+    """Build the report on scaling: theory and measurement, segments, exponents, bottlenecks."""
     sections = [
-        recommendations_section(rules.longest(source), rules.several_ranks(source)),
-        dilation,
+        growth.over_ranks(source),
+        segments.segments(source),
         segments.curve(source),
-        lengths.over_ranks(source),
-        found,
         growth.exponents(source),
         bottleneck.bottleneck(source),
+        gains.where_it_pays(source, gains.ONE_RANK),
     ]
-    has_rows = found.has_content or dilation.has_content
-    return build_document(
-        "scaling", "Scaling", source, scaling_answer.answer(source), sections, has_rows
-    )
+    has_rows = any(section.has_content for section in sections)
+    answer = scaling_answer.answer(source)
+    return build_document("scaling", scaling_answer.TITLE, source, answer, sections, has_rows)

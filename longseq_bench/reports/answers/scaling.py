@@ -1,9 +1,131 @@
-"""The first screen of the kind `scaling`."""
+"""The first screen of the kind `scaling`: growth with ranks and length, and the limit."""
 
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.scaling import Complexity, RankScaling, complexities, maxima_on_ranks
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.units import format_share
+from longseq_bench.reports import rank_charts, section_charts
+from longseq_bench.reports.answers.devices import find_compared, table_of
+from longseq_bench.reports.answers.word_limit import first_that_fits
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Answer
+from longseq_bench.reports.columns import Columns, build_table
+from longseq_bench.reports.document import (
+    MAX_ANSWER_ROWS,
+    Answer,
+    Chart,
+    Finding,
+    KeyFigure,
+    Table,
+    format_ratio,
+)
+from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.sections import bottleneck, growth
+from longseq_bench.reports.sections.multi_rank import find_over_ranks
+from longseq_bench.reports.wording import format_range
+
+TITLE = "Scaling"
 
 
 def answer(source: Source) -> Answer:
-    """Return the first screen."""
-    return Answer()
+    """Describe growth with ranks and with length: of searches, else of sweeps."""
+    maxima = find_over_ranks(source)
+    scaled = maxima_on_ranks(maxima)
+    group, fits = _find_fits(source)
+    table: Table | None
+    figures = [*_growth(scaled), *_exponent(fits), *_limit(source, scaled)]
+    if maxima:
+        charts = rank_charts.over_ranks(source, maxima)
+        table = _table(source, maxima[0], growth.OVER_RANKS, _longest_first(scaled))
+        findings = list(_findings(scaled))
+    else:
+        charts = list(_sweep_charts(source, group))
+        table = _table(source, group[0], growth.EXPONENTS, fits) if group else None
+        if not table and (compared := find_compared(source)):
+            table = table_of(source, compared)
+        findings = []
+    answers = (Answer(figures, some, next(iter(charts), None), table) for some in (findings, []))
+    return first_that_fits(source, TITLE, answers)
+
+
+def _find_fits(source: Source) -> tuple[list[SweepRow], list[Complexity]]:
+    """Return the rows and fits of time of the workload with the most fits."""
+    fitted = [
+        (group, [fit for fit in complexities(group) if fit.quantity == "time" and fit.tokens])
+        for group in group_by_workload(source.rows)
+    ]
+    return max((one for one in fitted if one[1]), key=lambda one: len(one[1]), default=([], []))
+
+
+def _growth(scaled: Sequence[RankScaling]) -> Iterator[KeyFigure]:
+    """Describe the growth of the longest length with ranks, of the series that reaches farthest."""
+    passed = group_by((one for one in scaled if one.actual), attrgetter("label")).values()
+    series = [some for some in passed if len(some) > 1]
+    if not series:
+        return
+    first, *_, last = max(series, key=lambda some: some[-1].actual)
+    doublings = math.log2(last.world_size / first.world_size)
+    limits = " then ".join(dict.fromkeys(str(one.limited_by) for one in (first, last)))
+    words = f"{last.label}, {first.world_size} to {last.world_size} ranks, {limits} limit"
+    rate = (last.actual / first.actual) ** (1 / doublings)
+    yield KeyFigure("Tokens per doubling of ranks", format_ratio(rate), words)
+
+
+def _exponent(fits: Sequence[Complexity]) -> Iterator[KeyFigure]:
+    """Describe the fit of time over length with the most points."""
+    if fits:
+        best = max(fits, key=attrgetter("points"))
+        value = growth.format_exponent(best.tokens)
+        unsure = "" if best.tokens and best.tokens.low is not None else ", no interval"
+        words = f"{best.label}, {best.points} points{unsure}"
+        yield KeyFigure("Exponent of time over length", str(value), words)
+
+
+def _limit(source: Source, scaled: Sequence[RankScaling]) -> Iterator[KeyFigure]:
+    """Name the most frequent limit of searches on several ranks, else bottleneck of trials."""
+    kind = "searches"
+    causes = Counter(str(one.limited_by) for one in scaled)
+    if not causes:
+        kind = "trials on several ranks"
+        causes = Counter(map(bottleneck.find_bottleneck, bottleneck.find_timed(source)))
+    for cause, count in causes.most_common(1):
+        yield KeyFigure("Limit", cause, f"in {count:,} of {causes.total():,} {kind}")
+
+
+def _findings(scaled: Sequence[RankScaling]) -> Iterator[Finding]:
+    several = [one for one in scaled if one.world_size > 1 and one.actual]
+    shares = [one.actual / one.expected for one in several if one.expected]
+    if shares:
+        ends = format_range(shares, format_share)
+        words = f"Measured lengths are {ends} of the expected ones, one rank × ranks."
+        yield Finding(words, growth.OVER_RANKS_TITLE)
+    shares = [one.actual / one.theory for one in several if one.theory]
+    if shares:
+        words = f"They are {format_range(shares, format_share)} of theory, the floor."
+        yield Finding(words.replace("They", "Measured lengths"), growth.OVER_RANKS_TITLE)
+
+
+def _longest_first(scaled: Sequence[RankScaling]) -> list[RankScaling]:
+    """Return the implementations that reach farthest first, each with all of its ranks."""
+    series = group_by(scaled, attrgetter("label")).values()
+    ordered = sorted(series, key=lambda some: -max(one.actual for one in some))
+    return [one for some in ordered for one in some]
+
+
+def _table(source: Source, row: Row, columns: Columns, items: Sequence[object]) -> Table:
+    return build_table(source.title(row), columns, items[:MAX_ANSWER_ROWS], keep_empty=True)
+
+
+def _sweep_charts(source: Source, fitted: Sequence[SweepRow]) -> Iterator[Chart]:
+    """Yield the chart of time over length, else that of speed-ups."""
+    compared = find_compared(source)
+    charts = (
+        section_charts.time(fitted, source.workload(fitted[0])) if fitted else None,
+        rank_charts.speedups(compared, source.workload(compared[0])) if compared else None,
+    )
+    yield from filter(None, charts)
