@@ -51,7 +51,10 @@ def speedup_by_length(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 
 def speedup_by_ranks(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the speed-up over one rank against ranks, with the ideal, at the most common length."""
+    """Chart the speed-up over one rank against ranks, with the ideal, at the most common length.
+
+    None for two numbers of ranks: the table says as much as a line of two points.
+    """
     several = {r.ranks_key for r in rows if r.world_size > 1 and r.speedup}
     tokens, some = _most_common_length([r for r in rows if r.ranks_key in several])
     points = [
@@ -59,7 +62,7 @@ def speedup_by_ranks(rows: Sequence[SweepRow], where: str) -> Chart | None:
         for r in some
         if r.speedup
     ]
-    if not points:
+    if len({p.x for p in points}) < 3:
         return None
     ideal = Guide("ideal", _line([p.x for p in points], float))
     at, ranks = _join(where, f"{format_tokens(tokens)} tokens"), Axis("Ranks", "count")
@@ -95,6 +98,8 @@ def _most_common_length(rows: Sequence[SweepRow]) -> tuple[int, list[SweepRow]]:
 def over_ranks(source: Source, maxima: Iterable[SearchRow] | None = None) -> list[Chart]:
     """Chart longest lengths against ranks, one chart per workload and kind of maximum.
 
+    The guide is the longest on one rank times the ranks; without one rank, the floor.
+
     maxima: those of the source if None.
     """
     rows = _order_by_kind(source) if maxima is None else maxima
@@ -109,12 +114,14 @@ def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
     if len(worlds) < 2:
         return None
     floors = sorted({(r.world_size, r.floor_tokens) for r in rows if r.floor_tokens})
-    theory = Guide("theory: the floor", tuple(Point("", float(x), float(y)) for x, y in floors))
-    alone = max((p for p in points if p.x == 1), key=lambda p: p.y, default=None)
-    guides = [theory] if floors else []
+    alone = max((p.y for p in points if p.x == 1), default=0.0)
     if alone:
-        line = _line(worlds, lambda ranks: ranks * require(alone).y)
-        guides.append(Guide("ideal: one rank × ranks", line))
+        guides = [Guide("ideal: one rank × ranks", _line(worlds, lambda ranks: ranks * alone))]
+    elif floors:
+        line = tuple(Point("", float(ranks), float(tokens)) for ranks, tokens in floors)
+        guides = [Guide("theory: the floor", line)]
+    else:
+        guides = []
     kind = _maxima_kind(rows[0])
     axis, title = _MAXIMA_KINDS[kind]
     return _chart(
@@ -125,10 +132,13 @@ def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
 
 def errors(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the largest error of each implementation over lengths, options and ranks, as bars."""
-    worst: dict[str, float] = {}
-    for r in rows:
-        if r.is_ok and r.max_error is not None:
-            worst[r.implementation] = max(r.max_error, worst.get(r.implementation, 0.0))
-    points = [Point(name, 0, error) for name, error in sorted(worst.items(), key=lambda w: -w[1])]
+    known = [r for r in rows if r.is_ok and r.max_error is not None]
+    by_name = group_by(known, lambda r: r.implementation).values()
+    worst = [max(some, key=lambda r: require(r.max_error)) for some in by_name]
+    worst.sort(key=lambda r: -require(r.max_error))
+    points = [
+        Point(r.name, 0, require(r.max_error), words=f"at {format_tokens(r.tokens)} tokens")
+        for r in worst
+    ]
     axis = Axis("Largest error", "error")
     return _chart("error", where, NAMES, axis, points, shape="bars", title="Largest error")

@@ -35,10 +35,9 @@ def answer(source: Source, matrix: Matrix) -> Answer:
     table = matrix.table(max_rows=MAX_ANSWER_ROWS)
     shown = [cell.split(" ")[-1] for row in table.rows for cell in map(str, row[1:])]
     footnotes = [_footnote(letter, matrix) for letter in matrix.reasons if letter in shown]
-    legend = Finding(modes.LEGEND, modes.TITLE)
     chart = _chart(source)
     numbers = range(min(len(footnotes), MAX_FINDINGS - 1), -1, -1)
-    findings = ([legend, *footnotes[:n]] for n in numbers)
+    findings = ([modes.LEGEND, *footnotes[:n]] for n in numbers)
     return first_that_fits(
         source, TITLE, (Answer(figures, some, chart, table) for some in findings)
     )

@@ -42,9 +42,9 @@ def answer(source: Source) -> Answer:
         return _of_maxima(source) or _of_ranks(source)
     figures = [*_fastest(rows), *_memory(source, rows), *_exposed(rows)]
     chart, table = rank_charts.speedups(rows, source.workload(rows[0])), table_of(source, rows)
-    named = (list(_lists(rows, names)) for names in (True, False))
+    lists = (list(_lists(rows, max_names)) for max_names in (2, 1, 0))
     return first_that_fits(
-        source, TITLE, (Answer(figures, findings, chart, table) for findings in named)
+        source, TITLE, (Answer(figures, findings, chart, table) for findings in lists)
     )
 
 
@@ -60,7 +60,7 @@ def find_compared(source: Source) -> list[SweepRow]:
 def table_of(source: Source, rows: Sequence[SweepRow]) -> Table:
     """Return the table of the first rows, which have one length, next to one rank."""
     at = f"{format_tokens(rows[0].tokens)} tokens"
-    columns = multi_rank.time_columns(source)
+    columns = multi_rank.compared_columns(source, short=True)
     return build_table(source.title(rows[0], start=at) or at, columns, rows[:MAX_ANSWER_ROWS])
 
 
@@ -69,12 +69,13 @@ def _most_shared(rows: Iterable[SweepRow]) -> list[SweepRow]:
     return max(groups, key=lambda group: len(group), default=[])
 
 
-def _lists(rows: Sequence[SweepRow], with_names: bool) -> Iterator[Finding]:
+def _lists(rows: Sequence[SweepRow], max_names: int) -> Iterator[Finding]:
     by_verdict = group_by(rows, lambda row: judge(speedup(row) or 0.0))
     for verdict, words in _VERDICTS.items():
         if some := by_verdict.get(verdict):
-            names = f": {join_names(row.name for row in some)}" if with_names else ""
-            yield Finding(f"{len(some)} of {len(rows)} {words}{names}.", multi_rank.TITLE)
+            names = join_names((row.name for row in some), max_names=max_names)
+            ending = f": {names}." if max_names else "."
+            yield Finding(f"{len(some)} of {len(rows)} {words}{ending}", multi_rank.TITLE)
 
 
 def _fastest(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:

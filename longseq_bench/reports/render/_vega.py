@@ -46,6 +46,7 @@ _LABELS: dict[Kind, str] = {
     "share": "format(v, '.3~%')",
     "ratio": "format(v, '.3~r') + '×'",
     "count": "format(v, '.3~s')",
+    "error": "format(v, '.2~e')",
 }
 
 
@@ -287,7 +288,7 @@ def _bars(chart: Chart, datasets: Datasets, room: int) -> list[alt.Chart]:
     base = _chart(rows, datasets).encode(y=y)
     layers = [
         base.mark_bar(height=BAR * 0.55).encode(x=x, color=colour, tooltip=TIP),
-        base.mark_text(align="left", dx=5).encode(x=x, text="value:N"),
+        base.mark_text(align="left", dx=5).encode(x=alt.X("end:Q", axis=label), text="value:N"),
     ]
     if any(row["lo"] is not None for row in rows):
         bounded = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5)
@@ -361,7 +362,7 @@ def _row(chart: Chart, p: Point) -> dict[str, Any]:
     words = ", ".join([*where, value, *[p.words] * bool(p.words)])
     return {
         "s": p.series, "x": p.x, "y": p.y, "lo": p.low, "hi": p.high, "w": f"{p.series}: {words}",
-        "value": format_cell(p.y, chart.y.kind),
+        "value": format_cell(p.y, chart.y.kind), "end": max(p.y, p.high or p.y),
     }  # fmt: skip
 
 

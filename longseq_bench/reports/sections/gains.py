@@ -56,6 +56,10 @@ def judge(ratio: Spread | float) -> str:
     return FASTER if ratio.low > 1 else SLOWER if ratio.high < 1 else SAME
 
 
+def _middle(ratio: Spread | float) -> float:
+    return ratio.value if isinstance(ratio, Spread) else ratio
+
+
 def speedup(row: SweepRow) -> Spread | float | None:
     """Return the speed-up of several ranks over one, with its interval."""
     if row.world_size == 1 or row.speedup is None or row.speedup_low is None:
@@ -95,6 +99,7 @@ def tables(
         series = group_by(sorted(group, key=attrgetter("tokens")), attrgetter("name")).values()
         pairs = ((some, one) for some in series for one in references)
         if gains := [gain for pair in pairs if (gain := _judge_series(*pair))]:
+            gains.sort(key=lambda gain: -_middle(gain.ratio))
             title = source.title(group[0], start=prefix)
             found.append(build_table(title, _COLUMNS, gains, keep_empty=True))
     return found
@@ -115,7 +120,7 @@ def _judge_series(rows: Sequence[SweepRow], reference: Reference) -> Gain | None
     ends |= {one.tokens for one in rows if one.status != "ok" and one.tokens < row.tokens}
     since = min((one.tokens for one, _ in timed if one.tokens > max(ends, default=0)), default=None)
     if timed and since == known[0][0].tokens:
-        notes.append("shortest timed")
+        notes.append("shortest timed length")
     above = next((one for one in rows if one.status != "ok" and one.tokens > row.tokens), None)
     if above:
         notes.append(f"{above.status} at {format_tokens(above.tokens)}")

@@ -31,7 +31,7 @@ def against_one(source: Source) -> Section:
         TITLE,
         paragraphs,
         tables=[
-            *source.tables(known, time_columns(source)),
+            *source.tables(known, compared_columns(source)),
             *maxima_tables(source, longest_pairs(source)),
         ],
         charts=section_charts.charts(source, known, rank_charts.speedup_by_length),
@@ -44,19 +44,25 @@ def compared(source: Source) -> list[SweepRow]:
     return [row for row in source.rows if row.speedup and row.world_size > 1]
 
 
-def time_columns(source: Source) -> Columns:
-    """Return the columns of rows on several ranks next to the same trial on one rank."""
+def compared_columns(source: Source, short: bool = False) -> Columns:
+    """Return the columns of rows on several ranks next to the same trial on one rank.
+
+    short: without lengths, times and bytes.
+    """
     one_rank = index_one_rank(row for row in source.rows if row.time_s)
+    lengths: Columns = () if short else ("tokens",)
+    times: Columns = (
+        ValueColumn("Time on one", "seconds", lambda r: time_with_interval(one_rank[r.ranks_key])),
+        "time_s", "bytes_sent",
+    )  # fmt: skip
     return (
-        "label", "tokens", "world_size", "speedup",
+        "label", *lengths, "world_size", "speedup",
         ValueColumn("At least", "ratio", attrgetter("speedup_low")),
         ValueColumn("At most", "ratio", attrgetter("speedup_high")),
         ValueColumn("Verdict", "text", lambda row: judge(speedup(row) or 0.0)), "efficiency",
-        ValueColumn("Time on one", "seconds", lambda r: time_with_interval(one_rank[r.ranks_key])),
-        "time_s",
         ValueColumn("Peak on one", "bytes", lambda row: one_rank[row.ranks_key].peak_bytes),
-        ValueColumn("Peak of a rank", "bytes", attrgetter("peak_bytes")),
-        "exposed_share", "bytes_sent",
+        ValueColumn("Peak of a rank", "bytes", attrgetter("peak_bytes")), "exposed_share",
+        *(() if short else times),
     )  # fmt: skip
 
 
