@@ -74,9 +74,9 @@ def build_matrix(source: Source) -> Matrix:
     by_name = group_by(runs, lambda run: run.row.implementation)
     verdicts = {name: dict(_judge(some, columns)) for name, some in by_name.items()}
 
-    def rank(name: str) -> tuple[int, int]:
+    def rank(name: str) -> tuple[int, int, int]:
         count = Counter(verdict for verdict, _ in verdicts[name].values())
-        return -count[WORKS], count[FAILS]
+        return -count[WORKS], count[FAILS], count[PARTIAL]
 
     for name in sorted(verdicts, key=rank):
         cells = [name]
