@@ -13,7 +13,7 @@ from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
 from longseq_bench.reports import documents
-from longseq_bench.reports.document import MISSING, Document, Spread, Table
+from longseq_bench.reports.document import MISSING, Document, Spread, Table, format_ratio
 from longseq_bench.reports.sections.modes import CAPABILITIES
 from longseq_bench.store import load
 from tests import make
@@ -29,7 +29,7 @@ from tests.reports.oracle import (
     middle,
     over,
 )
-from tests.reports.reading import cells, rows
+from tests.reports.reading import cells, rows, section
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 
@@ -476,6 +476,54 @@ def test_the_largest_error_is_that_of_all_its_trials(name: str) -> None:
         assert shown["Largest error"] in [
             max((e for e in some if e is not None), default=None) for some in errors
         ]
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_key_figures_are_those_of_all_rows(name: str) -> None:
+    book, found = reports(name)
+    devices, scaling, capabilities = (
+        next(d for d in found if d.kind == kind) for kind in ("devices", "scaling", "capabilities")
+    )
+    figures = {one.label: one for d in (devices, scaling, capabilities) for one in d.figures}
+    if best := figures.get("Best speed-up"):
+        first = rows(devices, "Answer")[0]
+        one = next(r for r in book.swept if r.ranks > 1 and agrees(r.speedup, first["Speed-up"]))
+        same = [r for r in book.swept if r.speedup and r.ranks > 1 and r.group == one.group]
+        same = [r for r in same if r.tokens == one.tokens]
+        assert best.value.split()[0] == format_ratio(max(r.speedup for r in same if r.speedup))
+        known = [r for r in same if r.alone.peak and r.peak]
+        least = min(known, key=lambda r: r.peak / r.alone.peak)
+        assert least.name in figures["Least memory per rank"].words
+        exposed = figures["Exposed communication"]
+        highest = format_share(max(r.exposed for r in same if r.exposed is not None))
+        most = [r.name for r in same if format_share(r.exposed) == highest]
+        assert highest in exposed.value
+        assert exposed.words.removeprefix("most with ") in most
+    if exponent := figures.get("Exponent of time over length"):
+        shown = [row for row in rows(scaling, "Answer") if "Points" in row]
+        label, points = exponent.words.split(", ")[:2]
+        fits = [f for f in book.fits if (f.label, f.quantity) == (label, "time")]
+        assert exponent.value in [exponent_text(f.tokens) for f in fits]
+        assert int(points.split()[0]) >= max((row["Points"] for row in shown), default=0)
+    if error := figures.get("Largest error"):
+        ok = [r for r in book.swept if r.ok and r.largest("max_error") is not None]
+        worst = max(r.largest("max_error") for r in ok)
+        assert error.value == f"{worst:.2g}"
+        (chart,) = section(capabilities, "Answer").charts
+        drawn = {p.y for p in chart.points}
+        kinds = (by(lambda r: r.implementation, group) for group in by(lambda r: r.group, ok))
+        of_kinds = [
+            {max(r.largest("max_error") for r in some) for some in group} for group in kinds
+        ]
+        assert drawn in largest
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_only_a_kind_without_rows_has_sections_without_rows(name: str) -> None:
+    for document in reports(name)[1]:
+        texts = [text for s in document.sections for text in s.paragraphs]
+        empty = any(text.startswith("These records have no ") for text in texts)
+        assert not (empty and document.has_rows)
 
 
 @pytest.mark.parametrize("name", ["rich", "sparse", "quickstart"])

@@ -323,6 +323,19 @@ def test_a_length_that_is_too_long_is_no_missing_capability() -> None:
     }
 
 
+def test_a_capability_that_all_runs_share_has_no_blame() -> None:
+    """Half of the causal runs failed, but most that failed were training."""
+    modes = {"forward": ("ok", "ok", "ok", "wrong"), "train": ("ok", "wrong", "wrong", "wrong")}
+    runs = [
+        tried("x", status, mode=mode, causal=True, tokens=1024 * (i + 1))
+        for mode, statuses in modes.items()
+        for i, status in enumerate(statuses)
+    ]
+    assert matrix(*runs, tried("y"))["x"] == {
+        "Forward": "partial a", "Train": "partial a", "Causal": "✓", "Not causal": ""
+    }  # fmt: skip
+
+
 def test_the_first_screen_has_the_eight_most_capable() -> None:
     records = [tried(f"impl{i}", mode=mode) for i in range(9) for mode in ("forward", "train")]
     records.append(tried("impl0", "wrong", mode="train", tokens=2048))
@@ -340,13 +353,16 @@ def test_the_first_screen_has_the_eight_most_capable() -> None:
 
 def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
     sizes = {1: 8000, 2: 15000, 4: 24000}
-    records = [r for n, best in sizes.items() for r in found(best, ring(world_size=n))]
+    other = make.trial("other", memory_budget=BUDGET, repeats=0, world_size=2)
+    records = found(9000, other)
+    records += [r for n, best in sizes.items() for r in found(best, ring(world_size=n))]
     document = build(records, "scaling")
     growth, limit = document.figures
     assert (growth.value, growth.words) == ("1.73×", "ring, 1 to 4 ranks, memory limit")
-    assert (limit.value, limit.words) == ("memory", "in 3 of 3 searches")
+    assert (limit.value, limit.words) == ("memory", "in 4 of 4 searches")
     answer = section(document, "Answer")
     assert "75.0 % to 93.8 % of the expected ones" in answer.points[0]
+    assert [row["Found"] for row in rows(document, "Answer")] == [8000, 15000, 24000, 9000]
     (chart,) = answer.charts
     assert (chart.x.log, chart.y.log, chart.x.name) == (True, True, "Ranks")
     assert [p.y for p in chart.guides[0].points] == [8000, 32000]
