@@ -512,9 +512,7 @@ def test_key_figures_are_those_of_all_rows(name: str) -> None:
         (chart,) = section(capabilities, "Answer").charts
         drawn = {p.y for p in chart.points}
         kinds = (by(lambda r: r.implementation, group) for group in by(lambda r: r.group, ok))
-        of_kinds = [
-            {max(r.largest("max_error") for r in some) for some in group} for group in kinds
-        ]
+        largest = [{max(r.largest("max_error") for r in some) for some in group} for group in kinds]
         assert drawn in largest
 
 
