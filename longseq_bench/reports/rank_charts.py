@@ -95,6 +95,12 @@ def _most_common_length(rows: Sequence[SweepRow]) -> tuple[int, list[SweepRow]]:
     return max(by_length.items(), key=lambda one: (len(one[1]), one[0]), default=(0, []))
 
 
+def ran_on_several(maxima: Sequence[SearchRow]) -> list[SearchRow]:
+    """Return the maxima of implementations that were searched on several ranks."""
+    several = {row.label for row in maxima if row.world_size > 1}
+    return [row for row in maxima if row.label in several]
+
+
 def over_ranks(source: Source, maxima: Iterable[SearchRow] | None = None) -> list[Chart]:
     """Chart longest lengths against ranks, one chart per workload and kind of maximum.
 
@@ -107,7 +113,8 @@ def over_ranks(source: Source, maxima: Iterable[SearchRow] | None = None) -> lis
     return [chart for some in by_kind for chart in charts(source, some, _over_ranks)][:MAX_CHARTS]
 
 
-def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
+def _over_ranks(maxima: Sequence[SearchRow], where: str) -> Chart | None:
+    rows = ran_on_several(maxima)
     points = [Point(r.label, r.world_size, r.max_tokens) for r in rows if r.max_tokens]
     failures = [Mark(r.label, r.world_size, "no length passed") for r in _failed_all(rows)]
     worlds = {p.x for p in points} | {m.x for m in failures}
@@ -131,14 +138,17 @@ def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
 
 
 def errors(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the largest error of each implementation over lengths, options and ranks, as bars."""
+    """Chart the largest error of each implementation against tokens."""
     known = [r for r in rows if r.is_ok and r.max_error is not None]
-    by_name = group_by(known, lambda r: r.implementation).values()
-    worst = [max(some, key=lambda r: require(r.max_error)) for some in by_name]
-    worst.sort(key=lambda r: -require(r.max_error))
+    names = {r.implementation: _short_name(r) for r in known}
+    groups = group_by(known, lambda r: (names[r.implementation], r.tokens))
     points = [
-        Point(r.name, 0, require(r.max_error), words=f"at {format_tokens(r.tokens)} tokens")
-        for r in worst
+        Point(name, tokens, max(require(r.max_error) for r in some))
+        for (name, tokens), some in groups.items()
     ]
-    axis = Axis("Largest error", "error")
-    return _chart("error", where, NAMES, axis, points, shape="bars", title="Largest error")
+    return _against_tokens("error", where, Axis("Largest error", "error", True), points, known)
+
+
+def _short_name(row: SweepRow) -> str:
+    """Return the implementation; its label, which is never long, if the name is."""
+    return min(row.implementation, row.label, key=len)

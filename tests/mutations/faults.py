@@ -249,7 +249,7 @@ _REPORTS = (
     Fault("verdict-of-the-median", "reports", "reports/sections/gains.py",
           "A row is called faster although its interval includes equal speed.",
           "FASTER if ratio.low > 1 else", "FASTER if ratio.value > 1 else",
-          ("tests/reports/test_recommendations.py",)),
+          ("tests/reports/test_figures.py",)),
     Fault("blame-of-everything", "reports", "reports/sections/modes.py",
           "A failure on several ranks counts against every capability of the trial.",
           "if share[name] == lowest", "if True",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.scaling import Complexity, RankScaling, complexities, maxima_on_ranks
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share
@@ -24,7 +24,7 @@ from longseq_bench.reports.document import (
     Table,
     format_ratio,
 )
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.groups import SAME_TABLE, group_by_workload
 from longseq_bench.reports.sections import bottleneck, growth
 from longseq_bench.reports.sections.multi_rank import find_over_ranks
 from longseq_bench.reports.wording import format_range
@@ -38,28 +38,46 @@ def answer(source: Source) -> Answer:
     scaled = maxima_on_ranks(maxima)
     group, fits = _find_fits(source)
     table: Table | None
-    figures = [*_growth(scaled), *_exponent(fits), *_limit(source, scaled)]
     if maxima:
         charts = rank_charts.over_ranks(source, maxima)
         table = _table(source, maxima[0], growth.OVER_RANKS, _longest_first(scaled))
-        findings = list(_findings(scaled))
     else:
         charts = list(_sweep_charts(source, group))
-        table = _table(source, group[0], growth.EXPONENTS, fits) if group else None
-        if not table and (compared := find_compared(source)):
-            table = table_of(source, compared)
-        findings = []
-    answers = (Answer(figures, some, next(iter(charts), None), table) for some in (findings, []))
+        table = _table_of_sweeps(source, group, fits)
+    where = _describe_difference(source, group[0], maxima[0]) if group and maxima else ""
+    exponent, findings = list(_exponent(fits, where)), list(_findings(scaled))
+    answers = (
+        Answer(
+            [*_growth(scaled), *one, *_limit(source, scaled)], some, next(iter(charts), None), table
+        )
+        for one, some in ((exponent, findings), (exponent, []), ([], findings), ([], []))
+    )
     return first_that_fits(source, TITLE, answers)
 
 
+def _describe_difference(source: Source, row: Row, shown: Row) -> str:
+    """Describe what the workload of a row has that of the shown one does not have."""
+    fields = [name for name in SAME_TABLE if getattr(row, name) != getattr(shown, name)]
+    return source.workload(row, fields)
+
+
 def _find_fits(source: Source) -> tuple[list[SweepRow], list[Complexity]]:
-    """Return the rows and fits of time of the workload with the most fits."""
-    fitted = [
-        (group, [fit for fit in complexities(group) if fit.quantity == "time" and fit.tokens])
-        for group in group_by_workload(source.rows)
-    ]
-    return max((one for one in fitted if one[1]), key=lambda one: len(one[1]), default=([], []))
+    """Return the rows and fits of time of the workload with the fits of most points, or most fits.
+
+    The fit with most points is first; of equal ones that with the narrowest interval.
+    """
+    found: list[tuple[list[SweepRow], list[Complexity]]] = []
+    for group in group_by_workload(source.rows):
+        fits = [fit for fit in complexities(group) if fit.quantity == "time" and fit.tokens]
+        if fits:
+            found.append((group, sorted(fits, key=lambda fit: (-fit.points, _width(fit)))))
+    return max(found, key=lambda one: (one[1][0].points, len(one[1])), default=([], []))
+
+
+def _width(fit: Complexity) -> float:
+    """Return the width of the interval of the exponent of tokens."""
+    one = require(fit.tokens)
+    return math.inf if one.low is None or one.high is None else one.high - one.low
 
 
 def _growth(scaled: Sequence[RankScaling]) -> Iterator[KeyFigure]:
@@ -76,13 +94,13 @@ def _growth(scaled: Sequence[RankScaling]) -> Iterator[KeyFigure]:
     yield KeyFigure("Tokens per doubling of ranks", format_ratio(rate), words)
 
 
-def _exponent(fits: Sequence[Complexity]) -> Iterator[KeyFigure]:
-    """Describe the fit of time over length with the most points."""
+def _exponent(fits: Sequence[Complexity], where: str) -> Iterator[KeyFigure]:
+    """Describe the first fit of time over length.  where: its workload, if not of the chart."""
     if fits:
-        best = max(fits, key=attrgetter("points"))
+        best = fits[0]
         value = growth.format_exponent(best.tokens)
-        unsure = "" if best.tokens and best.tokens.low is not None else ", no interval"
-        words = f"{best.label}, {best.points} points{unsure}"
+        unsure = "" if math.isfinite(_width(best)) else "no interval"
+        words = ", ".join(filter(None, (best.label, f"{best.points} points", unsure, where)))
         yield KeyFigure("Exponent of time over length", str(value), words)
 
 
@@ -119,6 +137,16 @@ def _longest_first(scaled: Sequence[RankScaling]) -> list[RankScaling]:
 
 def _table(source: Source, row: Row, columns: Columns, items: Sequence[object]) -> Table:
     return build_table(source.title(row), columns, items[:MAX_ANSWER_ROWS], keep_empty=True)
+
+
+def _table_of_sweeps(
+    source: Source, fitted: Sequence[SweepRow], fits: Sequence[Complexity]
+) -> Table | None:
+    """Return the table of fits, else that of speed-ups."""
+    if fits:
+        return _table(source, fitted[0], growth.EXPONENTS, fits)
+    compared = find_compared(source)
+    return table_of(source, compared) if compared else None
 
 
 def _sweep_charts(source: Source, fitted: Sequence[SweepRow]) -> Iterator[Chart]:

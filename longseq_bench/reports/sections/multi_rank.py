@@ -74,10 +74,11 @@ def longest_pairs(source: Source) -> list[tuple[SearchRow, SearchRow]]:
 
 
 def find_over_ranks(source: Source) -> list[SearchRow]:
-    """Return the maxima of the workload with the most maxima, of those with several world sizes."""
-    known = group_by_workload(row for row in source.maxima if row.is_full_pass)
-    groups = (group for group in known if len({row.world_size for row in group}) > 1)
-    return max(groups, key=len, default=[])
+    """Return the maxima of the workload that has most of implementations on several ranks."""
+    groups = group_by_workload(row for row in source.maxima if row.is_full_pass)
+    several = [rank_charts.ran_on_several(group) for group in groups]
+    known = (group for group in several if len({row.world_size for row in group}) > 1)
+    return max(known, key=len, default=[])
 
 
 def maxima_tables(source: Source, pairs: Sequence[tuple[SearchRow, SearchRow]]) -> list[Table]:
