@@ -1,5 +1,7 @@
 """The kinds of reports: each is a title and a list of sections."""
 
+from dataclasses import replace
+
 from longseq_bench.reports.answers import capabilities as capabilities_answer
 from longseq_bench.reports.answers import devices as devices_answer
 from longseq_bench.reports.answers import extreme as extreme_answer
@@ -137,8 +139,10 @@ def implementations(source: Source) -> Document:
 @KINDS.register("scaling")
 def scaling(source: Source) -> Document:
     """Build the report on scaling: theory and measurement, segments, exponents, bottlenecks."""
+    answer = scaling_answer.answer(source)
+    found = growth.over_ranks(source)
     sections = [
-        growth.over_ranks(source),
+        replace(found, charts=[chart for chart in found.charts if chart != answer.chart]),
         segments.segments(source),
         segments.curve(source),
         growth.exponents(source),
@@ -146,5 +150,4 @@ def scaling(source: Source) -> Document:
         gains.where_it_pays(source, gains.ONE_RANK),
     ]
     has_rows = any(section.has_content for section in sections)
-    answer = scaling_answer.answer(source)
     return build_document("scaling", scaling_answer.TITLE, source, answer, sections, has_rows)

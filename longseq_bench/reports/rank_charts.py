@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.short_labels import MAX_LABEL
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
@@ -138,17 +139,15 @@ def _over_ranks(maxima: Sequence[SearchRow], where: str) -> Chart | None:
 
 
 def errors(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the largest error of each implementation against tokens."""
+    """Chart the largest error of each implementation against tokens; None for a single value."""
     known = [r for r in rows if r.is_ok and r.max_error is not None]
-    names = {r.implementation: _short_name(r) for r in known}
-    groups = group_by(known, lambda r: (names[r.implementation], r.tokens))
+    groups = group_by(known, lambda r: (r.implementation, r.tokens)).values()
+    worst = [max(some, key=lambda r: require(r.max_error)) for some in groups]
+    # an implementation of another package may have a long name; a label is never long
+    long = {r.implementation: r.label for r in worst if len(r.implementation) > MAX_LABEL}
     points = [
-        Point(name, tokens, max(require(r.max_error) for r in some))
-        for (name, tokens), some in groups.items()
+        Point(long.get(r.implementation, r.implementation), r.tokens, require(r.max_error))
+        for r in worst
     ]
-    return _against_tokens("error", where, Axis("Largest error", "error", True), points, known)
-
-
-def _short_name(row: SweepRow) -> str:
-    """Return the implementation; its label, which is never long, if the name is."""
-    return min(row.implementation, row.label, key=len)
+    axis = Axis("Largest error", "error", True)
+    return _against_tokens("error", where, axis, points, known) if len(points) > 1 else None

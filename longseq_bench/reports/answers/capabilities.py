@@ -73,12 +73,10 @@ def _error(source: Source) -> Iterator[KeyFigure]:
 def _chart(source: Source) -> Chart | None:
     """Return the chart of errors of the workload with the most implementations, or of speed-ups."""
     known = [row for row in source.rows if row.is_ok and row.max_error is not None]
-    for rows, build in (
-        (known, rank_charts.errors),
-        (compared(source), rank_charts.speedup_by_length),
-    ):
+    builders = (known, rank_charts.errors), (compared(source), rank_charts.speedup_by_length)
+    for rows, build in builders:
         groups = group_by_workload(rows)
-        if groups:
-            largest = max(groups, key=lambda group: len({row.name for row in group}))
-            return build(largest, source.workload(largest[0]))
+        largest = max(groups, key=lambda group: len({row.name for row in group}), default=[])
+        if largest and (chart := build(largest, source.workload(largest[0]))):
+            return chart
     return None

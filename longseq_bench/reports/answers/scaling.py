@@ -42,7 +42,7 @@ def answer(source: Source) -> Answer:
         charts = rank_charts.over_ranks(source, maxima)
         table = _table(source, maxima[0], growth.OVER_RANKS, _longest_first(scaled))
     else:
-        charts = list(_sweep_charts(source, group))
+        charts = list(_sweep_charts(source, group, fits))
         table = _table_of_sweeps(source, group, fits)
     where = _describe_difference(source, group[0], maxima[0]) if group and maxima else ""
     exponent, findings = list(_exponent(fits, where)), list(_findings(scaled))
@@ -64,13 +64,15 @@ def _describe_difference(source: Source, row: Row, shown: Row) -> str:
 def _find_fits(source: Source) -> tuple[list[SweepRow], list[Complexity]]:
     """Return the rows and fits of time of the workload with the fits of most points, or most fits.
 
-    The fit with most points is first; of equal ones that with the narrowest interval.
+    The fit with most points is first; of equal ones exact attention, then the narrowest interval.
     """
     found: list[tuple[list[SweepRow], list[Complexity]]] = []
     for group in group_by_workload(source.rows):
         fits = [fit for fit in complexities(group) if fit.quantity == "time" and fit.tokens]
+        sparse = {row.label for row in group if row.is_sparse}
         if fits:
-            found.append((group, sorted(fits, key=lambda fit: (-fit.points, _width(fit)))))
+            fits.sort(key=lambda fit: (-fit.points, fit.label in sparse, _width(fit)))
+            found.append((group, fits))
     return max(found, key=lambda one: (one[1][0].points, len(one[1])), default=([], []))
 
 
@@ -105,12 +107,11 @@ def _exponent(fits: Sequence[Complexity], where: str) -> Iterator[KeyFigure]:
 
 
 def _limit(source: Source, scaled: Sequence[RankScaling]) -> Iterator[KeyFigure]:
-    """Name the most frequent limit of searches on several ranks, else bottleneck of trials."""
-    kind = "searches"
-    causes = Counter(str(one.limited_by) for one in scaled)
-    if not causes:
-        kind = "trials on several ranks"
-        causes = Counter(map(bottleneck.find_bottleneck, bottleneck.find_timed(source)))
+    """Name the most frequent limit of searches over ranks, else bottleneck of trials, or limit."""
+    timed = bottleneck.find_timed(source)
+    kind = "searches" if scaled or not timed else "trials on several ranks"
+    causes = Counter(str(one.limited_by) for one in scaled or ([] if timed else source.maxima))
+    causes.update(() if scaled else map(bottleneck.find_bottleneck, timed))
     for cause, count in causes.most_common(1):
         yield KeyFigure("Limit", cause, f"in {count:,} of {causes.total():,} {kind}")
 
@@ -149,9 +150,12 @@ def _table_of_sweeps(
     return table_of(source, compared) if compared else None
 
 
-def _sweep_charts(source: Source, fitted: Sequence[SweepRow]) -> Iterator[Chart]:
-    """Yield the chart of time over length, else that of speed-ups."""
-    compared = find_compared(source)
+def _sweep_charts(
+    source: Source, group: Sequence[SweepRow], fits: Sequence[Complexity]
+) -> Iterator[Chart]:
+    """Yield the chart of time over length of the fits in the table, and that of speed-ups."""
+    labels = {fit.label for fit in fits[:MAX_ANSWER_ROWS]}
+    fitted, compared = [row for row in group if row.label in labels], find_compared(source)
     charts = (
         section_charts.time(fitted, source.workload(fitted[0])) if fitted else None,
         rank_charts.speedups(compared, source.workload(compared[0])) if compared else None,
