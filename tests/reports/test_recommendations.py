@@ -401,7 +401,7 @@ def test_a_single_pass_has_no_verdict(kind: str) -> None:
 def test_the_first_screen_of_devices_has_three_lists() -> None:
     scores = {"up": 1.9, "near": 1.89, "same": 1.0, "down": 0.5}
     document = KINDS.get("devices")(Source(on_two_ranks(scores)))
-    assert document.figures[0].words == "tie of 2, up ×2 first"
+    assert document.figures[0].words == "up ×2; no significant difference from 1 more"
     assert list(document.sections[0].points) == [
         "2 of 4 are faster than one rank: up ×2, near ×2.",
         "1 of 4 show no significant difference: same ×2.",

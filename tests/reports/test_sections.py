@@ -315,7 +315,8 @@ def test_a_length_that_is_too_long_is_no_missing_capability() -> None:
     too_long = [tried("ring", status, tokens=2048) for status in ("oom", "timeout", "limit")]
     never = tried("dense", "oom", mode="train")
     searched = make.step(4096, of=make.trial("ulysses", 1, mode="train", memory_budget=BUDGET))
-    found = matrix(tried("ring"), *too_long, never, searched)
+    fitting = make.step(4096, of=make.trial("fits", 1, memory_budget=BUDGET, fit_only=True))
+    found = matrix(tried("ring"), *too_long, never, searched, fitting)
     assert found == {
         "ring": {"Forward": "✓", "Train": ""},
         "ulysses": {"Forward": "", "Train": "✓"},

@@ -85,11 +85,11 @@ def _fastest(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
     interval = "(one pass, no interval)"
     if isinstance(ratio, Spread):
         interval = f"({format_ratio(ratio.low)} to {format_ratio(ratio.high)})"
-    words = f"tie of {len(ties)}, {best.name} first" if len(ties) > 1 else best.name
-    if require(best.efficiency) > HIGH_EFFICIENCY:
-        words += (
-            f"; {format_share(require(best.efficiency))} efficiency, more than the ranks explain"
-        )
+    words = best.name
+    if len(ties) > 1:
+        words += f"; no significant difference from {len(ties) - 1} more"
+    if (efficiency := require(best.efficiency)) > HIGH_EFFICIENCY:
+        words += f"; {format_share(efficiency)} efficiency, more than the ranks explain"
     yield KeyFigure("Best speed-up", f"{format_ratio(require(best.speedup))} {interval}", words)
 
 

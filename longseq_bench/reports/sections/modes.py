@@ -24,6 +24,8 @@ CAPABILITIES: dict[str, Callable[[Row], bool]] = {
     "float32": lambda row: row.dtype == "float32",
     "bfloat16": lambda row: row.dtype == "bfloat16",
     "float16": lambda row: row.dtype == "float16",
+    "CPU": lambda row: row.device == "cpu",
+    "CUDA": lambda row: row.device == "cuda",
     "One rank": lambda row: row.world_size == 1,
     "Several ranks": lambda row: row.world_size > 1,
     "Recomputed": lambda row: row.keep == "inputs",
@@ -38,7 +40,7 @@ LEGEND = f"{WORKS} works, {PARTIAL}: some trials failed, {FAILS} none passed, em
 
 
 class Run(NamedTuple):
-    """A trial or a search: its row, and how it failed; "" if it passed or was too long."""
+    """The row of a trial or search; reason: how it failed, "" if it passed or was too long."""
 
     row: Row
     passed: bool
@@ -50,7 +52,7 @@ class Matrix:
     """Capabilities by implementation, the most capable first.
 
     columns: names of capabilities.  rows: name and cells of each implementation: "✓", "partial a",
-    "✗ b", or "" if it was not run.  reasons: implementation, capability and reason by letter.
+    "✗ b", or "" if it was not run.  reasons: by letter.
     """
 
     columns: tuple[str, ...]
@@ -93,7 +95,7 @@ def _runs(source: Source) -> Iterator[Run]:
         too_long = row.status in BY_LENGTH
         outcome = describe_outcome(row.status, row.phase, row.reason)
         yield Run(row, row.is_ok, "" if too_long or row.is_ok else outcome)
-    for search in source.maxima:
+    for search in (row for row in source.maxima if not row.fit_only):
         too_long = search.max_tokens > 0 or search.limited_by in ("memory", "time", "kernel limit")
         words = ": ".join(filter(None, (search.limited_by, search.failure_reason)))
         yield Run(search, search.max_tokens > 0, "" if too_long else words)
