@@ -308,7 +308,7 @@ def test_a_failure_counts_against_the_capability_that_fails_most() -> None:
         "a: crashed in forward",
         "b: one rank only",
     ]
-    assert document.figures[0].value == "1 of 3 implementations"
+    assert document.figures[0].value == "1 of 3"
 
 
 def test_a_length_that_is_too_long_is_no_missing_capability() -> None:

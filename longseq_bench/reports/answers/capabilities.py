@@ -55,8 +55,7 @@ def _working(matrix: Matrix) -> KeyFigure:
     """Count the implementations without a failure."""
     verdicts = [{cell.split(" ")[0] for cell in row[1:]} for row in matrix.rows]
     working = sum(not found & {FAILS, PARTIAL} for found in verdicts)
-    value = f"{working} of {len(verdicts)} implementations"
-    return KeyFigure("Work in all that was run", value)
+    return KeyFigure("Work in all that was run", f"{working} of {len(verdicts)}", "implementations")
 
 
 def _error(source: Source) -> Iterator[KeyFigure]:

@@ -99,7 +99,7 @@ def tables(
         series = group_by(sorted(group, key=attrgetter("tokens")), attrgetter("name")).values()
         pairs = ((some, one) for some in series for one in references)
         if gains := [gain for pair in pairs if (gain := _judge_series(*pair))]:
-            gains.sort(key=lambda gain: -_middle(gain.ratio))
+            gains.sort(key=lambda gain: (gain.against, -_middle(gain.ratio)))
             title = source.title(group[0], start=prefix)
             found.append(build_table(title, _COLUMNS, gains, keep_empty=True))
     return found
