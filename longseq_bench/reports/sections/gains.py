@@ -61,15 +61,19 @@ def _middle(ratio: Spread | float) -> float:
 
 
 def speedup(row: SweepRow) -> Spread | float | None:
-    """Return the speed-up of several ranks over one, with its interval."""
-    if row.world_size == 1 or row.speedup is None or row.speedup_low is None:
-        return None if row.world_size == 1 else row.speedup
+    """Return the speed-up of several ranks over one, with its interval; None for one rank."""
+    if row.world_size == 1:
+        return None
+    if row.speedup is None or row.speedup_low is None:
+        return row.speedup
     return Spread(row.speedup, row.speedup_low, require(row.speedup_high))
 
 
 def _over_dense(row: SweepRow) -> Spread | float | None:
-    if not row.is_sparse or row.speed_over_dense is None or row.share_low is None:
-        return row.speed_over_dense if row.is_sparse else None
+    if not row.is_sparse:
+        return None
+    if row.speed_over_dense is None or row.share_low is None:
+        return row.speed_over_dense
     low = require(row.dense_low_s) / require(row.time_high_s)
     return Spread(row.speed_over_dense, low, require(row.dense_high_s) / require(row.time_low_s))
 
@@ -121,6 +125,9 @@ def _judge_series(rows: Sequence[SweepRow], reference: Reference) -> Gain | None
     since = min((one.tokens for one, _ in timed if one.tokens > max(ends, default=0)), default=None)
     if timed and since == known[0][0].tokens:
         notes.append("shortest timed length")
+    longest = known[-1][0].tokens
+    if longest > row.tokens:
+        notes.append(f"one pass at {format_tokens(longest)}")
     above = next((one for one in rows if one.status != "ok" and one.tokens > row.tokens), None)
     if above:
         notes.append(f"{above.status} at {format_tokens(above.tokens)}")
