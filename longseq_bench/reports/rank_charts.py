@@ -26,6 +26,8 @@ from longseq_bench.reports.section_charts import (
 )
 
 RANKS = Axis("Ranks", "count", log=True)
+MAX_BARS = 16
+"""Maximum number of bars of the first chart; the tables have all rows."""
 ONE_RANK = "as fast as one rank"
 
 
@@ -36,7 +38,8 @@ def speedups(rows: Sequence[SweepRow], where: str) -> Chart | None:
     ones = tuple(Point(p.series, 0, 1.0) for p in points)
     at = _join(where, f"{format_tokens(ordered[0].tokens)} tokens")
     guides = [Guide(ONE_RANK, ones, ONE_RANK)]
-    return _chart("speed-up", at, NAMES, SPEEDUP, points, guides=guides, shape="bars")
+    title = "" if len(rows) <= MAX_BARS else f"The {MAX_BARS} highest of {len(rows)} speed-ups"
+    return _chart("speed-up", at, NAMES, SPEEDUP, points, guides=guides, shape="bars", title=title)
 
 
 def speedup_by_length(rows: Sequence[SweepRow], where: str) -> Chart | None:
