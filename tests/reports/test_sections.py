@@ -355,7 +355,7 @@ def test_the_first_screen_has_the_eight_most_capable() -> None:
 def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
     sizes = {1: 8000, 2: 15000, 4: 24000}
     other = make.trial("other", memory_budget=BUDGET, repeats=0, world_size=2)
-    records = found(9000, other)
+    records = found(9000, other) + found(9500, make.trial("alone", memory_budget=BUDGET, repeats=0))
     records += [r for n, best in sizes.items() for r in found(best, ring(world_size=n))]
     document = build(records, "scaling")
     growth, limit = document.figures
@@ -366,7 +366,20 @@ def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
     assert [row["Found"] for row in rows(document, "Answer")] == [8000, 15000, 24000, 9000]
     (chart,) = answer.charts
     assert (chart.x.log, chart.y.log, chart.x.name) == (True, True, "Ranks")
+    assert chart.series == ["other", "ring"]
     assert [p.y for p in chart.guides[0].points] == [8000, 32000]
+    assert not section(document, "Longest lengths over ranks").charts
+
+
+def test_growth_with_length_is_drawn_for_the_rows_of_the_table() -> None:
+    names = [f"impl{i}" for i in range(9)]
+    records = [single(name, n, 1e-9 * n**1.9) for name in names for n in (1024, 2048, 4096)]
+    document = build([*records, single("impl8", 8192, 0.03)], "scaling")
+    (exponent,) = document.figures
+    assert exponent.words == "impl8, 4 points"
+    shown = [row["Implementation"] for row in rows(document, "Answer")]
+    assert len(shown) == 8
+    assert set(section(document, "Answer").charts[0].series) == set(shown)
 
 
 def test_names_are_left_out_where_a_first_screen_has_too_many_words() -> None:
