@@ -38,8 +38,8 @@ def explain_high_efficiency(rows: Sequence[SweepRow]) -> list[str]:
     return [
         f"Efficiency above 110 % ({row.label} at {format_tokens(row.tokens)} tokens on "
         f"{row.world_size} ranks: {row.efficiency:.0%}) is more than the ranks explain. "
-        "Either other load slowed the run on one rank, or the smaller share of a rank fits a "
-        "cache. Run it again on an idle machine to find out."
+        "Other load slowed the run on one rank, or a rank's share fits a cache: run it again on an "
+        "idle machine."
     ]
 
 

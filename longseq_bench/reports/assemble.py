@@ -36,7 +36,8 @@ def build_document(
     paragraphs = [context(source), *notes]
     used = sum(len(text.split()) for text in (title, *paragraphs))
     answer = answer.limit_words(MAX_ANSWER_WORDS - used)
-    every = map(_complete, (answer.section, *sections, *registered, *shared))
+    found = (answer.section, *sections, *registered, *shared)
+    every = [_complete(section, has_rows) for section in found]
     records = source.records  # the data keeps only these, not the source's tables
     return Document(
         kind,
@@ -49,9 +50,12 @@ def build_document(
     )
 
 
-def _complete(section: Section) -> Section:
-    """Limit the sentences of a section; without content, name the commands that produce it."""
-    if not section.missing:
+def _complete(section: Section, has_rows: bool) -> Section:
+    """Limit the sentences of a section; without content, name the commands that produce it.
+
+    has_rows: other sections have content, so this one is left out instead.
+    """
+    if not section.missing or (has_rows and not section.has_content):
         return section
     if section.has_content:
         return replace(section, points=limit_findings(section.points))

@@ -8,7 +8,7 @@ from longseq_bench.reports.answers import extreme as extreme_answer
 from longseq_bench.reports.answers import implementations as implementations_answer
 from longseq_bench.reports.answers import scaling as scaling_answer
 from longseq_bench.reports.answers import summary as summary_answer
-from longseq_bench.reports.assemble import build_document, recommendations_section
+from longseq_bench.reports.assemble import build_document
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.sections import (
@@ -17,6 +17,7 @@ from longseq_bench.reports.sections import (
     densities,
     doubling,
     findings,
+    gains,
     growth,
     hardware_projection,
     lengths,
@@ -59,44 +60,33 @@ def summary(source: Source) -> Document:
 
 @KINDS.register("capabilities")
 def capabilities(source: Source) -> Document:
-    """Build the report on modes: their numeric error, and the length from which each is faster."""
-    gains = modes.gains(source)
-    advice = rules.several_ranks(source), rules.sparsity(source)
+    """Build the report on capabilities: what works, numeric errors, from where it pays."""
+    matrix = modes.build_matrix(source)
     sections = [
-        modes.modes(source),
-        speeds.on_ranks(source),
-        gains,
-        recommendations_section(*advice, title="Where it begins to pay"),
+        modes.capabilities(matrix),
+        modes.errors(source),
+        gains.where_it_pays(source, gains.ONE_RANK, gains.DENSE),
+        multi_rank.against_one(source),
     ]
+    answer = capabilities_answer.answer(source, matrix)
+    has_rows = bool(matrix.rows)
     return build_document(
-        "capabilities",
-        "What works here",
-        source,
-        capabilities_answer.answer(source),
-        sections,
-        gains.has_content,
+        "capabilities", capabilities_answer.TITLE, source, answer, sections, has_rows
     )
 
 
 @KINDS.register("devices")
 def devices(source: Source) -> Document:
-    """Build the report on several ranks: memory and time of each rank, compared with one rank."""
-    batch = multi_rank.batches(source)
+    """Build the report on several ranks: speed, memory of each, and from where they pay."""
     sections = [
-        recommendations_section(rules.several_ranks(source)),
-        batch,
         ranks.each_rank(source),
-        standard_attention.by_sparsity(source),
         multi_rank.against_one(source),
+        gains.where_it_pays(source, gains.ONE_RANK),
     ]
-    return build_document(
-        "devices",
-        "Many devices",
-        source,
-        devices_answer.answer(source),
-        sections,
-        batch.has_content,
-    )
+    has_rows = any(section.has_content for section in sections)
+    sections.append(standard_attention.by_sparsity(source))
+    answer = devices_answer.answer(source)
+    return build_document("devices", devices_answer.TITLE, source, answer, sections, has_rows)
 
 
 @KINDS.register("extreme")
@@ -110,6 +100,7 @@ def extreme(source: Source) -> Document:
         longest,
         rules.longest(source),
         rules.fastest(source),
+        gains.where_it_pays(source, gains.DENSE),
         lengths.lengths(source),
         densities.against_length(source),
         doubling.doubling(source),
@@ -140,6 +131,7 @@ def implementations(source: Source) -> Document:
         speeds.relative(source),
         growth.exponents(source),
         speeds.on_ranks(source),
+        gains.where_it_pays(source, gains.ONE_RANK),
     ]
     return build_document(
         "implementations",
@@ -153,19 +145,16 @@ def implementations(source: Source) -> Document:
 
 @KINDS.register("scaling")
 def scaling(source: Source) -> Document:
-    """Build the report on scaling: segments, ranks, theory and measurement, bottlenecks."""
-    found, dilation = growth.over_ranks(source), segments.segments(source)
+    """Build the report on scaling: theory and measurement, segments, exponents, bottlenecks."""
+    answer = scaling_answer.answer(source)
+    found = growth.over_ranks(source)
     sections = [
-        rules.longest(source),
-        recommendations_section(rules.several_ranks(source)),
-        dilation,
+        replace(found, charts=[chart for chart in found.charts if chart != answer.chart]),
+        segments.segments(source),
         segments.curve(source),
-        lengths.over_ranks(source),
-        found,
         growth.exponents(source),
         bottleneck.bottleneck(source),
+        gains.where_it_pays(source, gains.ONE_RANK),
     ]
-    has_rows = found.has_content or dilation.has_content
-    return build_document(
-        "scaling", "Scaling", source, scaling_answer.answer(source), sections, has_rows
-    )
+    has_rows = any(section.has_content for section in sections)
+    return build_document("scaling", scaling_answer.TITLE, source, answer, sections, has_rows)

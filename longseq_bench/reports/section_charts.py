@@ -98,35 +98,6 @@ def memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
     )
 
 
-def speedup_by_length(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the speed-up over one rank against tokens."""
-    points = [
-        Point(r.name, r.tokens, r.speedup, r.speedup_low, r.speedup_high)
-        for r in rows
-        if r.speedup and r.world_size > 1
-    ]
-    name = "as fast as one rank"
-    guides = [Guide(name, _line([p.x for p in points], lambda x: 1.0), name)] if points else []
-    return _against_tokens("speed-up", where, SPEEDUP, points, rows, guides)
-
-
-def speedup_by_ranks(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the speed-up over one rank against ranks, with the ideal."""
-    several = {r.label for r in rows if r.world_size > 1 and r.speedup}
-    points = [
-        Point(
-            f"{r.label}, {format_tokens(r.tokens)} tokens", r.world_size, r.speedup,
-            r.speedup_low, r.speedup_high,
-        )
-        for r in rows
-        if r.speedup and r.label in several
-    ]  # fmt: skip
-    if len({p.x for p in points}) < 2:
-        return None
-    ideal = Guide("ideal", _line([1, *(p.x for p in points)], float))
-    return _chart("speed-up", where, Axis("Ranks", "count"), SPEEDUP, points, guides=[ideal])
-
-
 def share_of_ideal(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
     """Chart the share of ideal against sparsity, per workload and length, longest first."""
     by_length = sorted(group_by(rows, attrgetter("tokens")).items(), reverse=True)
@@ -149,24 +120,6 @@ def _share(rows: Sequence[SweepRow], where: str) -> Chart | None:
     axes = Axis("Sparsity (of pairs)", "share"), Axis("Share of ideal", "share")
     at = _join(where, f"{format_tokens(rows[0].tokens)} tokens")
     return _chart("share-of-ideal", at, *axes, points, guides=[ideal])
-
-
-def rank_peaks(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the peak of each rank as bars, at the longest length that most rows ran."""
-    several = [r for r in rows if r.world_size > 1 and r.rank_peaks and r.status == "ok"]
-    if not several:
-        return None
-    lengths = [r.tokens for r in several]
-    tokens = max(lengths, key=lambda n: (lengths.count(n), n))
-    points = [
-        Point(f"{r.label}, rank {rank} of {r.world_size}", 0, peak)
-        for r in several
-        if r.tokens == tokens
-        for rank, peak in enumerate(r.rank_peaks or ())
-        if peak is not None
-    ]
-    at = _join(where, f"{format_tokens(tokens)} tokens")
-    return _chart("rank-memory", at, NAMES, Axis("Peak memory", "bytes"), points, shape="bars")
 
 
 def roofline(rows: Sequence[SweepRow], where: str) -> Chart | None:
@@ -347,28 +300,6 @@ def _describe(row: Row, name: str) -> str:
 def _failed_all(rows: Sequence[SearchRow]) -> list[SearchRow]:
     """Return supported searches in which no length passed."""
     return [r for r in rows if not r.max_tokens and r.limited_by != "unsupported"]
-
-
-def over_ranks(source: Source) -> list[Chart]:
-    """Chart longest lengths against ranks, one chart per kind."""
-    by_kind = group_by(_order_by_kind(source), _maxima_kind).values()
-    return [chart for rows in by_kind for chart in charts(source, rows, _over_ranks)][:MAX_CHARTS]
-
-
-def _over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
-    points = [Point(r.label, r.world_size, r.max_tokens) for r in rows if r.max_tokens]
-    failures = [Mark(r.label, r.world_size, "no length passed") for r in _failed_all(rows)]
-    if len({p.x for p in points} | {m.x for m in failures}) < 2:
-        return None
-    floors = sorted({(r.world_size, r.floor_tokens) for r in rows if r.floor_tokens})
-    theory = Guide("theory: the floor", tuple(Point("", float(x), float(y)) for x, y in floors))
-    kind = _maxima_kind(rows[0])
-    axis, title = _MAXIMA_KINDS[kind]
-    return _chart(
-        f"{kind}-over-ranks", where, Axis("Ranks", "count", log=True),
-        Axis(axis, "tokens", log=True), points, failures, [theory] if floors else [],
-        title=f"{title} against ranks",
-    )  # fmt: skip
 
 
 # ---- parts of charts ---------------------------------------------------------------------------

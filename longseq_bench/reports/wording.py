@@ -18,11 +18,14 @@ def limit_findings(findings: Iterable[str]) -> list[str]:
     return [*known[:first], f"{len(known) - first:,} more are in the tables."]
 
 
-def join_names(names: Iterable[str], separator: str = ", ") -> str:
-    """Return the first MAX_NAMES names of a sentence, then the number of further ones."""
-    named = list(names)
-    more = len(named) - MAX_NAMES
-    return separator.join(named if more <= 0 else [*named[:MAX_NAMES], f"{more:,} more"])
+def join_names(names: Iterable[str], separator: str = ", ", max_names: int | None = None) -> str:
+    """Return the first names of a sentence, then the number of further ones.
+
+    max_names: MAX_NAMES if None.
+    """
+    named, count = list(names), MAX_NAMES if max_names is None else max_names
+    more = len(named) - count
+    return separator.join(named if more <= 0 else [*named[:count], f"{more:,} more"])
 
 
 def format_range(values: Sequence[float], write: Callable[[float], str]) -> str:

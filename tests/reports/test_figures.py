@@ -13,7 +13,15 @@ from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
 from longseq_bench.reports import documents
-from longseq_bench.reports.document import MISSING, Document, Spread, Table, format_cell
+from longseq_bench.reports.document import (
+    MISSING,
+    Document,
+    Spread,
+    Table,
+    format_cell,
+    format_ratio,
+)
+from longseq_bench.reports.sections.modes import CAPABILITIES
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
@@ -62,6 +70,22 @@ def largest(name: str) -> Callable[[Swept], float | None]:
     return lambda r: r.largest(name)
 
 
+def one_rank_ratio(row: Swept) -> Spread | float | None:
+    """The speed-up of several ranks, with its interval if there is one."""
+    low, high = row.speedup_ends
+    if row.speedup is None or low is None or high is None:
+        return row.speedup
+    return Spread(row.speedup, low, high)
+
+
+def verdict(ratio: Spread | float | None) -> str | None:
+    if not isinstance(ratio, Spread):
+        return None if ratio is None else "not known"
+    if ratio.low <= 1 <= ratio.high:
+        return "no significant difference"
+    return "faster" if ratio.low > 1 else "slower"
+
+
 Figures = dict[str, Callable[[Any], Any]]
 
 SWEPT: Figures = {
@@ -78,6 +102,7 @@ SWEPT: Figures = {
     "Speed-up": lambda r: r.speedup,
     "At least": lambda r: r.speedup_ends[0],
     "At most": lambda r: r.speedup_ends[1],
+    "Verdict": lambda r: verdict(one_rank_ratio(r)),
     "Efficiency": lambda r: over(r.speedup, r.ranks),
     "Bytes sent per rank": lambda r: rounded(r.largest("bytes_sent")),
     "Peak memory": lambda r: r.peak,
@@ -123,6 +148,7 @@ SEARCHES: Figures = {
     "Max on all": lambda s: s.tokens,
     "Max on one rank": lambda s: s.alone and s.alone.tokens,
     "Times as long": lambda s: s.alone and over(s.tokens, s.alone.tokens),
+    "Of linear": lambda s: s.alone and over(s.tokens, s.alone.tokens * s.ranks),
     "Fits in memory": lambda s: s.memory_alone,
     "Tokens per rank": lambda s: rounded(max_of(s.at, "own_tokens")),
     "First failure": lambda s: s.failed,
@@ -229,8 +255,8 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 
 WORDS = {
-    "Asked for", "Not measured", "What", "Setting", "Works", "Longest ok", "Warning", "Compared",
-    "Attention", "Fastest",
+    "Asked for", "Not measured", "What", "Setting", "Masks", "Longest ok", "Warning", "Compared",
+    "Attention", "Fastest", "Against", "Letter", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
 OF_PAIRS = {
@@ -473,6 +499,117 @@ def time_ratio(one: Swept, other: Swept) -> Any:
     if one.ends is None or other.ends is None:
         return value
     return Spread(value, one.ends[0] / other.ends[1], one.ends[1] / other.ends[0])
+
+
+def ratio_against(book: Book, row: Swept, against: str) -> Spread | float | None:
+    """The speed of a trial against one rank, dense attention, or the same with every rate 1."""
+    if against == "one rank":
+        return one_rank_ratio(row) if row.ranks > 1 else None
+    if against == "dense attention":
+        if not row.sparse or row.dense is None or not row.time:
+            return None
+        _, time, ends = row.dense
+        if not (ends and row.ends):
+            return time / row.time
+        return Spread(time / row.time, ends[0] / row.ends[1], ends[1] / row.ends[0])
+    plain = row.options | {"dilation": tuple(1 for _ in row.options.get("dilation", ()))}
+    same = (
+        r for r in book.swept if (r.tokens, r.ranks, r.group) == (row.tokens, row.ranks, row.group)
+    )
+    found = [r for r in same if r.implementation == row.implementation and r.options == plain]
+    timed = row.time and found and found[0] is not row and found[0].time
+    return time_ratio(found[0], row) if timed else None
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_a_verdict_and_its_length_agree_with_the_records(name: str) -> None:
+    book, found = reports(name)
+    tables = [t for document in found for s in document.sections for t in s.tables]
+    for shown in (row for t in tables for row in cells(t) if "Against" in row):
+        named = [r for r in book.swept if r.name == shown["Implementation"]]
+        assert any(
+            shown["Verdict"] == verdict(shown["Ratio"])
+            and agrees(shown["Ratio"], ratio)
+            and shown["From"] == expected_since(book, row, shown["Against"])
+            for row in named
+            if row.tokens == shown["At"] and (ratio := ratio_against(book, row, shown["Against"]))
+        ), shown
+
+
+def expected_since(book: Book, row: Swept, against: str) -> int | None:
+    """The shortest length from which the verdict is that of `row` up to it, without a failure."""
+    series = [r for r in book.swept if (r.but_ranks, r.ranks) == (row.but_ranks, row.ranks)]
+    ratios = {r.tokens: ratio_against(book, r, against) for r in series if r.tokens <= row.tokens}
+    timed = {n: verdict(ratio) for n, ratio in ratios.items() if isinstance(ratio, Spread)}
+    if row.tokens not in timed:
+        return None
+    unlike = {n for n, word in timed.items() if word != timed[row.tokens]}
+    unlike |= {r.tokens for r in series if not r.ok and r.tokens < row.tokens}
+    return min(n for n in timed if not any(n <= other for other in unlike))
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_the_largest_error_is_that_of_all_its_trials(name: str) -> None:
+    book, found = reports(name)
+    (document,) = (document for document in found if document.kind == "capabilities")
+    tables = [t for s in document.sections for t in s.tables]
+    for shown in (row for t in tables for row in cells(t) if "Masks" in row):
+        which = tuple(shown[name] for name in ("Implementation", "Ranks", "Dtype", "Mode"))
+        same = [
+            r for r in book.swept if (r.label, r.ranks, r.workload.dtype, r.workload.mode) == which
+        ]
+        machines = by(lambda r: r.fingerprint, same)
+        errors = [[r.largest("max_error") for r in some if r.ok] for some in machines]
+        assert shown["Largest error"] in [
+            max((e for e in some if e is not None), default=None) for some in errors
+        ]
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_key_figures_are_those_of_all_rows(name: str) -> None:
+    book, found = reports(name)
+    devices, scaling, capabilities = (
+        next(d for d in found if d.kind == kind) for kind in ("devices", "scaling", "capabilities")
+    )
+    figures = {one.label: one for d in (devices, scaling, capabilities) for one in d.figures}
+    if best := figures.get("Best speed-up"):
+        first = rows(devices, "Answer")[0]
+        one = next(r for r in book.swept if r.ranks > 1 and agrees(r.speedup, first["Speed-up"]))
+        same = [r for r in book.swept if r.speedup and r.ranks > 1 and r.group == one.group]
+        same = [r for r in same if r.tokens == one.tokens]
+        assert best.value.split()[0] == format_ratio(max(r.speedup for r in same if r.speedup))
+        known = [r for r in same if r.alone.peak and r.peak]
+        least = min(known, key=lambda r: r.peak / r.alone.peak)
+        assert least.name in figures["Least memory per rank"].words
+        exposed = figures["Exposed communication"]
+        highest = format_share(max(r.exposed for r in same if r.exposed is not None))
+        most = [r.name for r in same if format_share(r.exposed) == highest]
+        assert highest in exposed.value
+        assert exposed.words.removeprefix("most with ") in most
+    if exponent := figures.get("Exponent of time over length"):
+        shown = [row for row in rows(scaling, "Answer") if "Points" in row]
+        label, points = exponent.words.split(", ")[:2]
+        fits = [f for f in book.fits if (f.label, f.quantity) == (label, "time")]
+        assert exponent.value in [exponent_text(f.tokens) for f in fits]
+        assert int(points.split()[0]) >= max((row["Points"] for row in shown), default=0)
+    if error := figures.get("Largest error"):
+        ok = [r for r in book.swept if r.ok and r.largest("max_error") is not None]
+        worst = max(r.largest("max_error") for r in ok)
+        assert error.value == f"{worst:.2g}"
+        charts = section(capabilities, "Answer").charts
+        drawn = {p.y for chart in charts if chart.name == "error" for p in chart.points}
+        groups = by(lambda r: r.group, ok)
+        kinds = (by(lambda r: (r.implementation, r.tokens), group) for group in groups)
+        largest = [{max(r.largest("max_error") for r in some) for some in group} for group in kinds]
+        assert not drawn or drawn in largest
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
+def test_only_a_kind_without_rows_has_sections_without_rows(name: str) -> None:
+    for document in reports(name)[1]:
+        texts = [text for s in document.sections for text in s.paragraphs]
+        empty = any(text.startswith("These records have no ") for text in texts)
+        assert not (empty and document.has_rows)
 
 
 @pytest.mark.parametrize("name", ["rich", "sparse", "quickstart"])

@@ -6,7 +6,7 @@ RULES depends on the wording of its sentences.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,14 +15,9 @@ from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.sections.bottleneck import bottleneck
 from longseq_bench.reports.sections.findings import best_by_workload
-from longseq_bench.reports.sections.multi_rank import against_one, batches
-from longseq_bench.reports.sections.recommendations import (
-    fastest,
-    longest,
-    overhead,
-    several_ranks,
-    sparsity,
-)
+from longseq_bench.reports.sections.gains import DENSE, ONE_RANK, where_it_pays
+from longseq_bench.reports.sections.multi_rank import against_one
+from longseq_bench.reports.sections.recommendations import fastest, longest, overhead
 from longseq_bench.reports.sections.segments import curve, segments
 from longseq_bench.reports.sections.sparse import sparse
 from longseq_bench.reports.sections.standard_attention import against_standard
@@ -62,17 +57,6 @@ def on_two_ranks(scores: Scores) -> list[Record]:
         two = one.replace(world_size=2)
         found += [make.record(one, timing(one, 1.0)), make.record(two, timings(two, 1 / value))]
     return found
-
-
-def with_imbalance(scores: Scores) -> list[Record]:
-    """Trials on two ranks; a higher score is a larger imbalance."""
-    return [
-        make.record(
-            make.trial(name, TOKENS, world_size=2),
-            make.on_ranks(*({"time": spread(1.0, 8), "peak": MIB * n} for n in (1.0, 1 + value))),
-        )
-        for name, value in scores.items()
-    ]
 
 
 def searched(
@@ -116,7 +100,7 @@ def points(section: Callable[[Source], Section]) -> Callable[[Source], Iterable[
     return lambda source: section(source).points
 
 
-def figures(kind: str) -> Callable[[Source], Iterable[str]]:
+def key_figures(kind: str) -> Callable[[Source], Iterable[str]]:
     """The key figures of a kind of report."""
     return lambda source: [
         f"{one.label}: {one.value}, {one.words}" for one in KINDS.get(kind)(source).figures
@@ -190,7 +174,7 @@ RULES = {
     "lowest peak of a workload": Rule(best("Least memory"), with_peaks, r"(?m)^(\w+)$", 2),
     "share of ideal": Rule(best(HIGHEST, section=sparse), with_dense, r"(?m)^(\w+)$", 2),
     **{
-        f"{name} of {kind}": Rule(figures(kind), rows, pattern, min_rows)
+        f"{name} of {kind}": Rule(key_figures(kind), rows, pattern, min_rows)
         for kind in ("summary", "implementations")
         for name, rows, pattern, min_rows in (
             ("fastest", timed, r"Fastest: [^,]*, (\w+) at 8k, \S+ as fast", 2),
@@ -203,11 +187,13 @@ RULES = {
             ("lowest peak", with_peaks, r"Least memory: [^,]*, (\w+)", 1),
         )
     },
-    "smallest error": Rule(figures("implementations"), timed, r"Smallest error: [^,]*, (\w+)"),
-    "longest of a summary": Rule(figures("summary"), searched, r"Longest: .* tokens, (\w+), mem"),
-    "lengthens": Rule(points(against_one), on_more_ranks, r"On 2 ranks, (\w+) gains most"),
-    "least even": Rule(points(batches), with_imbalance, r"Largest imbalance: (\w+) ×2"),
-    "dilation": Rule(points(segments), dilated, r"Dilation gains most with (\w+) dilation 2"),
+    "smallest error": Rule(key_figures("implementations"), timed, r"Smallest error: [^,]*, (\w+)"),
+    "longest of a summary": Rule(
+        key_figures("summary"), searched, r"Longest: .* tokens, (\w+), mem"
+    ),
+    "best speed-up": Rule(key_figures("devices"), on_two_ranks, r"speed-up: .*, (\w+) ×2"),
+    "longest on ranks": Rule(key_figures("devices"), on_more_ranks, r"Longest, (\w+) ×2:"),
+    "growth with ranks": Rule(key_figures("scaling"), on_more_ranks, r"of ranks: \S+, (\w+), 1 to"),
     "use by time": Rule(describe_use, timed, r"Kind: exact; Attention: (\w+); Ran at"),
     "use by sparse time": Rule(describe_use, with_dense, r"Kind: sparse; Attention: (\w+);"),
     "use by maximum": Rule(
@@ -351,7 +337,7 @@ def test_only_full_passes_are_recommended(fields: dict[str, object]) -> None:
         assert "far" not in "".join(rule(Source(both)))
         assert "one" in "".join(rule(Source(both)))
     two = [*short, *searched({"far": 200}, world_size=2, **fields)]
-    assert not against_one(Source(two)).points
+    assert not against_one(Source(two)).tables
     assert not bottleneck(Source(two)).tables
     assert not overhead(Source(searched({"far": 20}, budget=2**30, **fields))).tables
 
@@ -363,55 +349,62 @@ def test_only_a_high_memory_overhead_is_reported() -> None:
     assert not overhead(Source(searched({"half": 4.0}, budget=2**26, failure=False))).tables
 
 
+def verdicts(section: Callable[[Source], Section], records: list[Record]) -> list[dict[str, Any]]:
+    """The rows of the tables of verdicts."""
+    found = (row for table in section(Source(records)).tables for row in cells(table))
+    return [row for row in found if "Verdict" in row and "Against" in row]
+
+
+def over_one(source: Source) -> Section:
+    return where_it_pays(source, ONE_RANK)
+
+
 @pytest.mark.parametrize(
-    ("rule", "rows", "against"),
+    ("section", "rows", "against"),
     [
-        (several_ranks, on_two_ranks, "one rank"),
-        (sparsity, with_dense, "dense attention"),
+        (over_one, on_two_ranks, "one rank"),
+        (lambda source: where_it_pays(source, DENSE), with_dense, "dense attention"),
+        (segments, dilated, "every rate 1"),
     ],
 )
 def test_a_verdict_follows_its_interval(
-    rule: Callable[[Source], Iterator[str]], rows: Callable[..., list[Record]], against: str
+    section: Callable[[Source], Section], rows: Callable[..., list[Record]], against: str
 ) -> None:
-    def verdicts(scores: Scores) -> dict[str, str]:
-        said = [re.match(r"(\w+)[^:]*: (.*)\.", s) for s in rule(Source(rows(scores)))]
-        return {name: s[1] for s in said if s for name in re.findall(r"\b(up|same|down)\b", s[2])}
+    def by_name(scores: Scores) -> dict[str, str]:
+        found = verdicts(section, rows(scores))
+        assert {row["Against"] for row in found} == {against}
+        return {row["Implementation"].split()[0]: row["Verdict"] for row in found}
 
-    assert verdicts({"up": 2, "same": 1, "down": 0.5}) == {
-        "up": "Faster", "same": "Not", "down": "Slower"
-    }  # fmt: skip
-    assert verdicts({"up": 0.5, "same": 2, "down": 1}) == {
-        "up": "Slower", "same": "Faster", "down": "Not"
-    }  # fmt: skip
-    assert all(against in sentence for sentence in rule(Source(rows({"up": 2}))))
-    assert not list(rule(Source(failed(rows({"up": 2}), "crashed"))))
+    names = "faster", "no significant difference", "slower"
+    for scores in ({"a": 2, "b": 1, "c": 0.5}, {"b": 2, "c": 1, "a": 0.5}):
+        assert by_name(scores) == dict(zip(scores, names, strict=True))
+    assert not verdicts(section, failed(rows({"a": 2}), "crashed"))
 
 
-def shortest_recommended(*ends: float | Status) -> str | None:
-    """The recommended shortest length of two ranks, by speed-ups or failures at 1k, 2k, 4k, ..."""
+def shortest_recommended(*ends: float | Status) -> int | None:
+    """The length (k) from which two ranks pay, by speed-ups or failures at 1k, 2k, 4k, ..."""
     found = []
     for i, end in enumerate(ends):
         one = make.trial("a", 1024 * 2**i)
         two = one.replace(world_size=2)
         outcome = make.outcome(end) if isinstance(end, str) else timings(two, 1 / end)
         found += [make.record(one, timing(one, 1.0)), make.record(two, outcome)]
-    (sentence,) = several_ranks(Source(found))
-    since = re.match(r"Faster than one rank from (\S+) tokens", sentence)
-    return since[1] if since else None
+    (row,) = verdicts(over_one, found)
+    return row["From"] // 1024 if row["Verdict"] == "faster" else None
 
 
 def test_ranks_are_recommended_from_the_length_above_which_they_are_always_faster() -> None:
-    assert shortest_recommended(0.5, 1.5, 1.8) == "2k"
-    assert shortest_recommended(1.5, 0.5, 1.8) == "4k"
-    assert shortest_recommended(1.5, 1.8, 1.9) == "1k"
+    assert shortest_recommended(0.5, 1.5, 1.8) == 2
+    assert shortest_recommended(1.5, 0.5, 1.8) == 4
+    assert shortest_recommended(1.5, 1.8, 1.9) == 1
     assert shortest_recommended(1.5, 1.8, 0.5) is None
     assert shortest_recommended(0.5, 0.6, 0.7) is None
 
 
 def test_ranks_are_not_recommended_below_a_length_that_failed() -> None:
-    assert shortest_recommended(2.0, "wrong", 2.0) == "4k"
-    assert shortest_recommended("unsupported", 2.0, 2.0) == "2k"
-    assert shortest_recommended(2.0, 2.0, "oom", "wrong") == "1k"
+    assert shortest_recommended(2.0, "wrong", 2.0) == 4
+    assert shortest_recommended("unsupported", 2.0, 2.0) == 2
+    assert shortest_recommended(2.0, 2.0, "oom", "wrong") == 1
 
 
 def test_a_single_pass_in_between_is_not_a_failure() -> None:
@@ -420,20 +413,35 @@ def test_a_single_pass_in_between_is_not_a_failure() -> None:
         one = make.trial("a", tokens)
         two = one.replace(world_size=2)
         found += [make.record(one, timing(one, 1.0, n)), make.record(two, timings(two, 0.5, n))]
-    (sentence,) = several_ranks(Source(found))
-    assert sentence.startswith("Faster than one rank from 1k tokens")
+    (row,) = verdicts(over_one, found)
+    assert (row["Verdict"], row["From"]) == ("faster", 1024)
 
 
-@pytest.mark.parametrize(("gain", "n"), [(0.5, 9), (1.002, 9), (3.0, 1)])
-def test_dilation_without_a_significant_speed_up_is_not_recommended(gain: float, n: int) -> None:
-    records = [
-        single("a", TOKENS, time, n, options={"segments": (1024,), "dilation": (rate,)})
-        for rate, time in ((1, 1.0), (2, 1 / gain))
+@pytest.mark.parametrize("kind", ["devices", "capabilities"])
+def test_a_single_pass_has_no_verdict(kind: str) -> None:
+    one, two = make.trial("a", 1024), make.trial("a", 1024, world_size=2)
+    records = [make.record(one, timing(one, 1.0, 1)), make.record(two, timings(two, 0.2, 1))]
+    document = KINDS.get(kind)(Source(records))
+    tables = [table for section in document.sections for table in section.tables]
+    found = {row["Verdict"] for table in tables for row in cells(table) if "Verdict" in row}
+    assert found == {"not known"}
+    if kind == "devices":
+        assert "(one pass, no interval)" in document.figures[0].value
+        assert "247.5 % efficiency, more than the ranks explain" in document.figures[0].words
+
+
+def test_the_first_screen_of_devices_has_three_lists() -> None:
+    scores = {"up": 1.9, "near": 1.89, "same": 1.0, "down": 0.5}
+    document = KINDS.get("devices")(Source(on_two_ranks(scores)))
+    assert document.figures[0].words == "up ×2; no significant difference from 1 more"
+    assert list(document.sections[0].points) == [
+        "2 of 4 are faster than one rank: up ×2, near ×2.",
+        "1 of 4 show no significant difference: same ×2.",
+        "1 of 4 are slower than one rank: down ×2.",
     ]
-    (sentence,) = segments(Source(records)).points
-    assert sentence.startswith("Dilation: no measurable speed-up")
-    (sentence,) = segments(Source([*records, *dilated({"b": 1.2})])).points
-    assert sentence.startswith("Dilation gains most with b dilation 2")
+    (chart,) = document.sections[0].charts
+    assert chart.shape == "bars"
+    assert {p.y for p in chart.guides[0].points} == {1.0}
 
 
 def test_the_bottleneck_follows_the_exposed_share() -> None:
@@ -453,19 +461,19 @@ FAILED = [
     make.record(make.trial("one", TOKENS), make.outcome("crashed")),
     make.step(TOKENS, "oom"),
 ]
-ADVICE = {
-    **dict.fromkeys(("devices", "scaling"), "Recommendations"),
-    "capabilities": "Where it begins to pay",
+EMPTY = {
+    "devices": "Ranks",
+    "scaling": "Bottlenecks",
 }
 
 
-@pytest.mark.parametrize("kind", ADVICE)
+@pytest.mark.parametrize("kind", EMPTY)
 def test_a_section_of_failures_names_commands_to_run(kind: str) -> None:
     document = KINDS.get(kind)(Source(FAILED))
-    (section,) = (s for s in document.sections if s.title == ADVICE[kind])
+    (section,) = (s for s in document.sections if s.title == EMPTY[kind])
     assert not section.points
     assert all(line.startswith("longseq ") for line in section.code)
-    assert section.paragraphs[0].startswith("These records have no pair of comparable rows.")
+    assert section.paragraphs[0].startswith("These records have no ")
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,136 @@ def test_settings_are_part_of_the_label_of_a_maximum(fields: dict[str, Any], lab
     assert {row["Implementation"] for row in rows(document, "Failures")} == {label, "ring"}
 
 
+# ---- capabilities --------------------------------------------------------------------------------
+
+
+def tried(name: str, status: Any = "ok", reason: str | None = None, **fields: Any) -> Record:
+    outcome = make.measured() if status == "ok" else make.outcome(status, reason, "forward")
+    return make.record(make.trial(name, fields.pop("tokens", 1024), **fields), outcome)
+
+
+def matrix(*records: Record) -> dict[str, dict[str, Any]]:
+    return {
+        row.pop("Implementation"): row
+        for row in rows(build(list(records), "capabilities"), "Answer")
+    }
+
+
+def test_a_failure_counts_against_the_capability_that_fails_most() -> None:
+    ways = [{"mode": mode, "world_size": n} for mode in ("forward", "train") for n in (1, 2)]
+    good = [tried("ring", **way) for way in ways]
+    alone = [
+        tried("sdpa", "ok" if way["world_size"] == 1 else "unsupported", "one rank only", **way)
+        for way in ways
+    ]
+    part = [
+        tried("ddp", "ok" if (batch, way["world_size"]) != (1, 2) else "crashed",
+              batch=batch, **way)
+        for way in ways for batch in (1, 2)
+    ]  # fmt: skip
+    found = matrix(*alone, *part, *good)
+    works = dict.fromkeys(("Forward", "Train", "One rank"), "✓")
+    assert list(found) == ["ring", "ddp", "sdpa"]
+    assert found["ring"] == {**works, "Batch > 1": "", "Several ranks": "✓"}
+    assert found["ddp"] == {**works, "Batch > 1": "✓", "Several ranks": "partial a"}
+    assert found["sdpa"] == {**works, "Batch > 1": "", "Several ranks": "✗ b"}
+    document = build([*alone, *part, *good], "capabilities")
+    assert rows(document, "Capabilities") == [
+        {"Letter": "a", "Reason": "crashed in forward"},
+        {"Letter": "b", "Reason": "unsupported: one rank only"},
+    ]
+    assert list(section(document, "Answer").points)[1:] == [
+        "a: crashed in forward",
+        "b: one rank only",
+    ]
+    assert document.figures[0].value == "1 of 3"
+
+
+def test_a_length_that_is_too_long_is_no_missing_capability() -> None:
+    too_long = [tried("ring", status, tokens=2048) for status in ("oom", "timeout", "limit")]
+    never = tried("dense", "oom", mode="train")
+    searched = make.step(4096, of=make.trial("ulysses", 1, mode="train", memory_budget=BUDGET))
+    fitting = make.step(4096, of=make.trial("fits", 1, memory_budget=BUDGET, fit_only=True))
+    found = matrix(tried("ring"), *too_long, never, searched, fitting)
+    assert found == {
+        "ring": {"Forward": "✓", "Train": ""},
+        "ulysses": {"Forward": "", "Train": "✓"},
+        "dense": {"Forward": "", "Train": "✗ a"},
+    }
+
+
+def test_a_capability_that_all_runs_share_has_no_blame() -> None:
+    """Half of the causal runs failed, but most that failed were training."""
+    modes = {"forward": ("ok", "ok", "ok", "wrong"), "train": ("ok", "wrong", "wrong", "wrong")}
+    runs = [
+        tried("x", status, mode=mode, causal=True, tokens=1024 * (i + 1))
+        for mode, statuses in modes.items()
+        for i, status in enumerate(statuses)
+    ]
+    assert matrix(*runs, tried("y"))["x"] == {
+        "Forward": "partial a", "Train": "partial a", "Causal": "✓", "Not causal": ""
+    }  # fmt: skip
+
+
+def test_the_first_screen_has_the_eight_most_capable() -> None:
+    records = [tried(f"impl{i}", mode=mode) for i in range(9) for mode in ("forward", "train")]
+    records.append(tried("impl0", "wrong", mode="train", tokens=2048))
+    document = build(records, "capabilities")
+    assert [row["Implementation"] for row in rows(document, "Answer")] == [
+        f"impl{i}" for i in range(1, 9)
+    ]
+    assert rows(document, "Capabilities")[8] == {
+        "Implementation": "impl0", "Forward": "✓", "Train": "partial a"
+    }  # fmt: skip
+
+
+# ---- first screens -------------------------------------------------------------------------------
+
+
+def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
+    sizes = {1: 8000, 2: 15000, 4: 24000}
+    other = make.trial("other", memory_budget=BUDGET, repeats=0, world_size=2)
+    records = found(9000, other) + found(9500, make.trial("alone", memory_budget=BUDGET, repeats=0))
+    records += [r for n, best in sizes.items() for r in found(best, ring(world_size=n))]
+    document = build(records, "scaling")
+    growth, limit = document.figures
+    assert (growth.value, growth.words) == ("1.73×", "ring, 1 to 4 ranks, memory limit")
+    assert (limit.value, limit.words) == ("memory", "in 4 of 4 searches")
+    answer = section(document, "Answer")
+    assert "75.0 % to 93.8 % of the expected ones" in answer.points[0]
+    assert [row["Found"] for row in rows(document, "Answer")] == [8000, 15000, 24000, 9000]
+    (chart,) = answer.charts
+    assert (chart.x.log, chart.y.log, chart.x.name) == (True, True, "Ranks")
+    assert chart.series == ["other", "ring"]
+    assert [p.y for p in chart.guides[0].points] == [8000, 32000]
+    assert not section(document, "Longest lengths over ranks").charts
+
+
+def test_growth_with_length_is_drawn_for_the_rows_of_the_table() -> None:
+    names = [f"impl{i}" for i in range(9)]
+    records = [single(name, n, 1e-9 * n**1.9) for name in names for n in (1024, 2048, 4096)]
+    document = build([*records, single("impl8", 8192, 0.03)], "scaling")
+    (exponent,) = document.figures
+    assert exponent.words == "impl8, 4 points"
+    shown = [row["Implementation"] for row in rows(document, "Answer")]
+    assert len(shown) == 8
+    assert set(section(document, "Answer").charts[0].series) == set(shown)
+
+
+def test_names_are_left_out_where_a_first_screen_has_too_many_words() -> None:
+    def first(notes: int) -> list[str]:
+        trials = [make.trial(name, 1024, world_size=n) for name in ("a", "b", "c") for n in (1, 2)]
+        records = [
+            make.record(of, make.measured(1 / of.world_size, ranks=of.world_size)) for of in trials
+        ]
+        document = build(records, "devices", notes=["word " * notes])
+        return list(section(document, "Answer").points)
+
+    start = "3 of 3 are faster than one rank"
+    assert first(0) == [f"{start}: a ×2, b ×2, 1 more."]
+    assert first(120) == [f"{start}."]
+
+
 # ---- published figures, baselines ----------------------------------------------------------------
 
 

@@ -1,9 +1,143 @@
-"""The first screen of the kind `devices`."""
+"""The first screen of the kind `devices`: speed-up, memory and communication of several ranks."""
 
+from collections.abc import Iterable, Iterator, Sequence
+
+from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.scaling import HIGH_EFFICIENCY
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.units import format_bytes, format_share, format_tokens
+from longseq_bench.reports import rank_charts
+from longseq_bench.reports.answers.word_limit import first_that_fits
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Answer
+from longseq_bench.reports.columns import build_table
+from longseq_bench.reports.document import (
+    MAX_ANSWER_ROWS,
+    Answer,
+    Finding,
+    KeyFigure,
+    Spread,
+    Table,
+    format_ratio,
+)
+from longseq_bench.reports.groups import group_by_workload, longest_shared
+from longseq_bench.reports.sections import multi_rank
+from longseq_bench.reports.sections.findings import index_one_rank
+from longseq_bench.reports.sections.gains import FASTER, SAME, SLOWER, UNKNOWN, judge, speedup
+from longseq_bench.reports.wording import find_ties, format_range, join_names
+
+TITLE = "Many devices"
+_VERDICTS = {
+    FASTER: "are faster than one rank",
+    SAME: "show no significant difference",
+    SLOWER: "are slower than one rank",
+    UNKNOWN: "are not known (one pass, no interval)",
+}
 
 
 def answer(source: Source) -> Answer:
-    """Return the first screen."""
-    return Answer()
+    """Compare several ranks with one at the longest length that most of a workload share."""
+    rows = find_compared(source)
+    if not rows:
+        return _of_maxima(source) or _of_ranks(source)
+    figures = [*_fastest(rows), *_memory(source, rows), *_exposed(rows)]
+    chart, table = rank_charts.speedups(rows, source.workload(rows[0])), table_of(source, rows)
+    lists = (list(_lists(rows, max_names)) for max_names in (2, 1, 0))
+    return first_that_fits(
+        source, TITLE, (Answer(figures, findings, chart, table) for findings in lists)
+    )
+
+
+def find_compared(source: Source) -> list[SweepRow]:
+    """Return rows on several ranks of one workload and length, the highest speed-up first.
+
+    The workload with the most rows at its longest shared length; the first of equal ones.
+    """
+    rows = _most_shared(multi_rank.compared(source))
+    return sorted(rows, key=lambda row: -require(row.speedup))
+
+
+def table_of(source: Source, rows: Sequence[SweepRow]) -> Table:
+    """Return the table of the first rows, which have one length, next to one rank."""
+    at = f"{format_tokens(rows[0].tokens)} tokens"
+    columns = multi_rank.compared_columns(source, short=True)
+    return build_table(source.title(rows[0], start=at) or at, columns, rows[:MAX_ANSWER_ROWS])
+
+
+def _most_shared(rows: Iterable[SweepRow]) -> list[SweepRow]:
+    groups = [longest_shared(group) for group in group_by_workload(rows)]
+    return max(groups, key=lambda group: len(group), default=[])
+
+
+def _lists(rows: Sequence[SweepRow], max_names: int) -> Iterator[Finding]:
+    by_verdict = group_by(rows, lambda row: judge(speedup(row) or 0.0))
+    for verdict, words in _VERDICTS.items():
+        if some := by_verdict.get(verdict):
+            names = join_names((row.name for row in some), max_names=max_names)
+            ending = f": {names}." if max_names else "."
+            yield Finding(f"{len(some)} of {len(rows)} {words}{ending}", multi_rank.TITLE)
+
+
+def _fastest(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
+    ties = find_ties(rows, "speedup_low", "speedup_high", largest=True)
+    best = rows[0]
+    ratio = require(speedup(best))
+    interval = "(one pass, no interval)"
+    if isinstance(ratio, Spread):
+        interval = f"({format_ratio(ratio.low)} to {format_ratio(ratio.high)})"
+    words = best.name
+    if len(ties) > 1:
+        words += f"; no significant difference from {len(ties) - 1} more"
+    if (efficiency := require(best.efficiency)) > HIGH_EFFICIENCY:
+        words += f"; {format_share(efficiency)} efficiency, more than the ranks explain"
+    yield KeyFigure("Best speed-up", f"{format_ratio(require(best.speedup))} {interval}", words)
+
+
+def _memory(source: Source, rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
+    one_rank = index_one_rank(row for row in source.rows if row.time_s)
+    known = [
+        (row.peak_bytes / peak, row)
+        for row in rows
+        if row.peak_bytes and (peak := one_rank[row.ranks_key].peak_bytes)
+    ]
+    if known:
+        share, row = min(known, key=lambda pair: pair[0])
+        words = f"{format_bytes(require(row.peak_bytes))} with {row.name}"
+        yield KeyFigure("Least memory per rank", f"{format_share(share)} of one rank", words)
+
+
+def _exposed(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
+    known = [row for row in rows if row.exposed_share is not None]
+    if known:
+        most = max(known, key=lambda row: require(row.exposed_share))
+        value = format_range([require(row.exposed_share) for row in known], format_share)
+        words = f"most with {most.name}" if len(known) > 1 else most.name
+        yield KeyFigure("Exposed communication", f"{value} of the time", words)
+
+
+def _of_maxima(source: Source) -> Answer | None:
+    """Compare the longest lengths on several ranks with those on one."""
+    rows = multi_rank.find_over_ranks(source)
+    same = set(map(id, rows))
+    pairs = [pair for pair in multi_rank.longest_pairs(source) if id(pair[0]) in same]
+    if not pairs:
+        return None
+    best, one = max(pairs, key=lambda pair: pair[0].max_tokens)
+    times = best.max_tokens / one.max_tokens
+    words = f"{format_ratio(times)} one rank, {format_share(times / best.world_size)} of linear"
+    figure = KeyFigure(f"Longest, {best.name}", f"{best.max_tokens:,} tokens", words)
+    (table,) = multi_rank.maxima_tables(source, pairs[:MAX_ANSWER_ROWS])
+    charts = rank_charts.over_ranks(source, rows)
+    return Answer([figure], chart=next(iter(charts), None), table=table)
+
+
+def _of_ranks(source: Source) -> Answer:
+    """Describe trials on several ranks where none ran on one rank."""
+    rows = _most_shared(r for r in source.rows if r.world_size > 1 and r.time_s)
+    if not rows:
+        return Answer()
+    where = source.workload(rows[0])
+    rows.sort(key=lambda row: require(row.time_s))
+    columns = "label", "tokens", "world_size", "time_s", "peak_bytes", "exposed_share", "bytes_sent"
+    table = build_table(source.title(rows[0]), columns, rows[:MAX_ANSWER_ROWS])
+    return Answer(list(_exposed(rows)), chart=rank_charts.rank_peaks(rows, where), table=table)

@@ -12,6 +12,8 @@ from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.sections.findings import describe_limit
 
+MAX_CAUSES = 4
+"""Maximum number of bottlenecks in a sentence; the tables have all."""
 _EXPLANATION = (
     "Trials: communication if it adds more than half of the time, compute if it adds less, either "
     "if the interval includes one half. Searches: the limit of the first failure."
@@ -20,27 +22,29 @@ _EXPLANATION = (
 
 def bottleneck(source: Source) -> Section:
     """Build a row per trial or search on several ranks: its bottleneck, and the evidence."""
-    swept = [r for r in source.rows if r.world_size > 1 and r.exposed_share is not None]
+    swept = find_timed(source)
     found = [r for r in source.maxima if r.world_size > 1 and r.is_full_pass]
     tables = [
         *source.tables(swept, _SWEPT), *source.tables(found, _SEARCHED, "longest lengths")
     ]  # fmt: skip
     points = [
-        _count("trials", where, map(find_bottleneck, group))
-        for where, group in source.workloads(swept)
-    ]
-    points += [
-        _count("searches", where, (str(row.limited_by) for row in group))
-        for where, group in source.workloads(found)
+        *_count("trials on several ranks", map(find_bottleneck, swept)),
+        *_count("searches on several ranks", (str(row.limited_by) for row in found)),
     ]
     missing = "trial on several ranks with separately timed communication", SWEEP_RANKS
     return Section("Bottlenecks", [_EXPLANATION], points, tables, missing=missing)
 
 
-def _count(kind: str, where: str, found: Iterable[str]) -> str:
+def find_timed(source: Source) -> list[SweepRow]:
+    """Return the trials on several ranks whose communication was timed separately."""
+    return [r for r in source.rows if r.world_size > 1 and r.exposed_share is not None]
+
+
+def _count(kind: str, found: Iterable[str]) -> list[str]:
+    """Return a sentence with the number of each bottleneck, the most frequent first; or none."""
     counts = Counter(found)
-    words = ", ".join(f"{name} in {n}" for name, n in counts.most_common())
-    return f"Of {counts.total()} {kind}{where}: {words}."
+    words = ", ".join(f"{name} in {n:,}" for name, n in counts.most_common(MAX_CAUSES))
+    return [f"Of {counts.total():,} {kind}: {words}."] if counts else []
 
 
 def find_bottleneck(row: SweepRow) -> str:

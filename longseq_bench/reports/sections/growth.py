@@ -5,25 +5,25 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ranks
-from longseq_bench.reports import section_charts
+from longseq_bench.reports import rank_charts
 from longseq_bench.reports.base import SCALING, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import group_by_workload
 
+OVER_RANKS_TITLE = "Longest lengths over ranks"
 _EXPLANATION = (
     "Exponents of a power law in tokens and ranks, fitted to the logarithms of median times and of "
-    "peaks of a rank, with 95 % intervals. By formula: for time, of the FLOPs per rank; for "
-    "memory, of the floor, or of the score matrix for dense.",
-    "Ranks on a CPU share its cores, so more ranks may not be faster. A dash: ranks did not vary, "
-    "or varied together with tokens.",
+    "peaks of a rank, with 95 % intervals. A dash: ranks did not vary, or varied with tokens.",
+    "By formula: for time, of the FLOPs per rank; for memory, of the floor, or of the score matrix "
+    "for dense. Ranks on a CPU share its cores, so more ranks may not be faster.",
 )
 
 
 def over_ranks(source: Source) -> Section:
     """Build a table per workload of longest lengths over ranks, with theory."""
     tables = [
-        build_table(source.title(group[0]), _MAXIMA, maxima_on_ranks(group), keep_empty=True)
+        build_table(source.title(group[0]), OVER_RANKS, maxima_on_ranks(group), keep_empty=True)
         for group in group_by_workload(source.maxima)
         if len({row.world_size for row in group}) > 1
     ]
@@ -32,10 +32,10 @@ def over_ranks(source: Source) -> Section:
         "maximum on one rank times the number of ranks, if memory limited both searches."
     )
     return Section(
-        "Longest lengths over ranks",
+        OVER_RANKS_TITLE,
         [explanation],
         tables=tables,
-        charts=section_charts.over_ranks(source),
+        charts=rank_charts.over_ranks(source),
         missing=("search on several numbers of ranks", SCALING),
     )
 
@@ -43,7 +43,7 @@ def over_ranks(source: Source) -> Section:
 def exponents(source: Source) -> Section:
     """Build a table of fitted exponents per workload."""
     tables = [
-        build_table(source.title(group[0]), _COMPLEXITY, fits, keep_empty=True)
+        build_table(source.title(group[0]), EXPONENTS, fits, keep_empty=True)
         for group in group_by_workload(source.rows)
         if (fits := complexities(group))
     ]
@@ -80,7 +80,7 @@ def format_sparsity(value: float | None, rounded: Callable[[float], int]) -> str
     return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
 
 
-_MAXIMA = (
+OVER_RANKS = (
     ValueColumn("Implementation", "text", attrgetter("label")),
     ValueColumn("Ranks", "count", attrgetter("world_size")),
     ValueColumn("Theory", "tokens", attrgetter("theory")),
@@ -89,7 +89,7 @@ _MAXIMA = (
     ValueColumn("Of expected", "share", lambda one: one.expected and one.actual / one.expected),
     ValueColumn("Limited by", "text", attrgetter("limited_by")),
 )
-_COMPLEXITY = (
+EXPONENTS = (
     ValueColumn("Implementation", "text", attrgetter("label")),
     ValueColumn("Of", "text", attrgetter("quantity")),
     ValueColumn("Tokens ^", "text", lambda one: format_exponent(one.tokens)),

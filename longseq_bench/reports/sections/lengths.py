@@ -2,10 +2,9 @@
 
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.base import SWEEP, SWEEP_RANKS, Source
+from longseq_bench.reports.base import SWEEP, Source
 from longseq_bench.reports.columns import MIN_PEAK, Columns, ValueColumn, optional
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.groups import table_key
 from longseq_bench.reports.section_charts import limit_note
 from longseq_bench.reports.sections.ranks import explain_rank_columns
 
@@ -38,17 +37,4 @@ def lengths(source: Source) -> Section:
         tables=source.tables(source.rows, _LENGTHS),
         charts=section_charts.charts(source, source.rows, *builders),
         missing=("sweep", SWEEP),
-    )
-
-
-def over_ranks(source: Source) -> Section:
-    """Build the tables of implementations that ran on several ranks, with their rows on one."""
-    several = {(row.label, table_key(row)) for row in source.rows if row.world_size > 1}
-    rows = [row for row in source.rows if (row.label, table_key(row)) in several]
-    return Section(
-        "Many ranks",
-        [*explain_rank_columns(source.rows), *limit_note(source.rows)],
-        tables=source.tables(rows, _LENGTHS),
-        charts=section_charts.charts(source, source.rows, section_charts.speedup_by_ranks),
-        missing=("trial on several ranks", SWEEP_RANKS),
     )

@@ -1,67 +1,194 @@
-"""Modes that were run on this machine: their status and the error of their output."""
+"""Capabilities that were run on this machine, reasons of failures, and errors of outputs."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.row import Row
 from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SWEEP_RANKS, Source
-from longseq_bench.reports.columns import Columns, ValueColumn
-from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.groups import group_by_workload, in_brackets
-from longseq_bench.reports.wording import join_names
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Column, Section, Table
+from longseq_bench.reports.outcome_text import describe_outcome
 
-_MODES = (
-    Column("Implementation"), Column("Ranks", "count"), Column("Dtype"), Column("Mode"),
-    Column("Works"), Column("Masks"), Column("Largest error", "error"), Column("Longest", "tokens"),
-    Column("Trials", "count"), Column("What failed"),
-)  # fmt: skip
-_GAINS: Columns = (
-    "label", "tokens", "world_size", "time_s", "speedup",
-    ValueColumn("At least", "ratio", attrgetter("speedup_low")),
-    ValueColumn("At most", "ratio", attrgetter("speedup_high")), "efficiency", "bytes_sent",
-)  # fmt: skip
+CAPABILITIES: dict[str, Callable[[Row], bool]] = {
+    "Forward": lambda row: row.mode == "forward",
+    "Train": lambda row: row.mode == "train",
+    "Causal": lambda row: row.causal,
+    "Not causal": lambda row: not row.causal,
+    "GQA": lambda row: row.kv_heads < row.heads,
+    "Batch > 1": lambda row: row.batch > 1,
+    "float32": lambda row: row.dtype == "float32",
+    "bfloat16": lambda row: row.dtype == "bfloat16",
+    "float16": lambda row: row.dtype == "float16",
+    "CPU": lambda row: row.device == "cpu",
+    "CUDA": lambda row: row.device == "cuda",
+    "One rank": lambda row: row.world_size == 1,
+    "Several ranks": lambda row: row.world_size > 1,
+    "Recomputed": lambda row: row.keep == "inputs",
+    "In place": lambda row: row.keep == "nothing",
+}
+"""Capabilities by name: rows that show whether an implementation has them."""
+WORKS, PARTIAL, FAILS = "✓", "partial", "✗"
 BY_LENGTH = ("oom", "timeout", "limit")
 """Statuses of a trial that is too long; they don't mean that its results are wrong."""
+TITLE, ERRORS = "Capabilities", "Numeric error"
+LEGEND = f"{WORKS} works, {PARTIAL}: some trials failed, {FAILS} none passed, empty: not run."
 
+
+class Run(NamedTuple):
+    """The row of a trial or search; reason: how it failed, "" if it passed or was too long."""
+
+    row: Row
+    passed: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Capabilities by implementation, the most capable first.
+
+    columns: names of capabilities.  rows: name and cells of each implementation: "✓", "partial a",
+    "✗ b", or "" if it was not run.  reasons: by letter.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    reasons: dict[str, str]
+
+    def table(self, title: str = "", max_rows: int | None = None) -> Table:
+        """Return the table of the first rows."""
+        columns = tuple(map(Column, ("Implementation", *self.columns)))
+        return Table(title, columns, self.rows[:max_rows])
+
+
+def build_matrix(source: Source) -> Matrix:
+    """Return the capabilities of all implementations, those that not every run shares."""
+    runs = list(_runs(source))
+    tried = {name: sum(has(run.row) for run in runs) for name, has in CAPABILITIES.items()}
+    columns = tuple(name for name, count in tried.items() if 0 < count < len(runs))
+    columns = columns or tuple(name for name, count in tried.items() if count)[:1]
+    letters: dict[str, str] = {}
+    rows = []
+    by_name = group_by(runs, lambda run: run.row.implementation)
+    verdicts = {name: dict(_judge(some, columns)) for name, some in by_name.items()}
+
+    def rank(name: str) -> tuple[int, int, int]:
+        count = Counter(verdict for verdict, _ in verdicts[name].values())
+        return -count[WORKS], count[FAILS], count[PARTIAL]
+
+    for name in sorted(verdicts, key=rank):
+        cells = [name]
+        for column in columns:
+            verdict, reason = verdicts[name].get(column, ("", ""))
+            letter = letters.setdefault(reason, _letter(len(letters))) if reason else ""
+            cells.append(f"{verdict} {letter}".strip())
+        rows.append(tuple(cells))
+    return Matrix(columns, tuple(rows), {letter: reason for reason, letter in letters.items()})
+
+
+def _runs(source: Source) -> Iterator[Run]:
+    for row in source.rows:
+        too_long = row.status in BY_LENGTH
+        outcome = describe_outcome(row.status, row.phase, row.reason)
+        yield Run(row, row.is_ok, "" if too_long or row.is_ok else outcome)
+    for search in (row for row in source.maxima if not row.fit_only):
+        too_long = search.max_tokens > 0 or search.limited_by in ("memory", "time", "kernel limit")
+        words = ": ".join(filter(None, (search.limited_by, search.failure_reason)))
+        yield Run(search, search.max_tokens > 0, "" if too_long else words)
+
+
+def _judge(runs: Sequence[Run], columns: Iterable[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield verdict and reason of each capability that was run.
+
+    A failure counts against the capability of which fewest trials passed: an implementation that
+    runs on one rank only fails "Several ranks", not "Train", although it failed to train on two.
+    """
+    having = {
+        name: some for name in columns if (some := [r for r in runs if CAPABILITIES[name](r.row)])
+    }
+    share = {name: _share_passed(some) for name, some in having.items()}
+    differing = {name for name, some in having.items() if len(some) < len(runs)}
+    for name, some in having.items():
+        if share[name]:
+            some = [r for r in some if name in _blamed(r, share, differing)]
+        failed = Counter(r.reason for r in some if r.reason).most_common(1)
+        reason = failed[0][0] if failed else ""
+        if share[name]:
+            yield name, (PARTIAL if failed else WORKS, reason)
+        else:
+            yield name, (FAILS, reason or "every trial was too long")
+
+
+def _blamed(run: Run, share: dict[str, float], differing: set[str]) -> list[str]:
+    """Return the capabilities of a run of which fewest trials passed.
+
+    differing: capabilities that not all runs share; the others are blamed only without these.
+    """
+    names = [name for name in share if CAPABILITIES[name](run.row)]
+    names = [name for name in names if name in differing] or names
+    lowest = min(share[name] for name in names)
+    return [name for name in names if share[name] == lowest]
+
+
+def _share_passed(runs: Sequence[Run]) -> float:
+    """Return the share of runs that passed, of those that were not too long."""
+    passed = sum(run.passed for run in runs)
+    return passed / (passed + sum(bool(run.reason) for run in runs)) if passed else 0.0
+
+
+def _letter(i: int) -> str:
+    """Return a, b, ..., z, aa, ab, ..."""
+    high, low = divmod(i, 26)
+    return (_letter(high - 1) if high else "") + chr(ord("a") + low)
+
+
+def capabilities(matrix: Matrix) -> Section:
+    """Build the complete matrix, if the first screen shows less of it, and the reasons."""
+    tables = [matrix.table()] if len(matrix.rows) > MAX_ANSWER_ROWS else []
+    if matrix.reasons:
+        columns = Column("Letter"), Column("Reason")
+        tables.append(Table("Reasons", columns, tuple(matrix.reasons.items())))
+    blame = "A failure counts against the capability of which fewest trials passed."
+    return Section(TITLE, [LEGEND, blame], tables=tables)
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+_ERRORS = (
+    Column("Implementation"), Column("Ranks", "count"), Column("Dtype"), Column("Mode"),
+    Column("Masks"), Column("Largest error", "error"), Column("Longest", "tokens"),
+    Column("Trials", "count"), Column("What failed"),
+)  # fmt: skip
 _EXPLANATION = (
-    "Works: all trials passed the check against float64 (in training also of gradients), except "
-    "those that were too long (out of memory, timeout, kernel limit); partly: some failed "
-    "otherwise. Largest error: of any output, over all lengths and masks."
+    "Largest error: of any output against float64, over all lengths and masks; in training also of "
+    "gradients."
 )
 _mode_of = attrgetter("label", "world_size", "dtype", "mode")
 
 
-def modes(source: Source) -> Section:
+def errors(source: Source) -> Section:
     """Build a row per machine, implementation, number of ranks, dtype and mode."""
-    tables: list[Table] = []
-    points: list[str] = []
+    tables = []
     for rows in group_by(source.rows, attrgetter("fingerprint", "device")).values():
         title = source.title(rows[0], ("device", "fingerprint"))
         cells = tuple(_cells(some) for some in group_by(rows, _mode_of).values())
-        tables.append(Table(title, _MODES, cells))
-        points += _works(rows, in_brackets(title))
+        tables.append(Table(title, _ERRORS, cells))
     missing = "sweep", SWEEP_RANKS, "longseq list"
-    return Section("Modes run here", [_EXPLANATION], points, tables, missing=missing)
+    return Section(ERRORS, [_EXPLANATION], tables=tables, missing=missing)
 
 
 def _cells(rows: Sequence[SweepRow]) -> tuple[Cell, ...]:
     passed = [row for row in rows if row.status == "ok"]
-    errors = [row.max_error for row in passed if row.max_error is not None]
+    found = [row.max_error for row in passed if row.max_error is not None]
     masks = dict.fromkeys("causal" if row.causal else "not causal" for row in passed)
     return (
-        *_mode_of(rows[0]), _verdict(rows), ", ".join(masks) or None, max(errors, default=None),
+        *_mode_of(rows[0]), ", ".join(masks) or None, max(found, default=None),
         max((row.tokens for row in passed), default=None), len(rows), _failed(rows),
     )  # fmt: skip
-
-
-def _verdict(rows: Sequence[SweepRow]) -> str:
-    passed = sum(row.status == "ok" for row in rows)
-    ended = sum(row.status in BY_LENGTH for row in rows)
-    return "no" if not passed else "yes" if passed + ended == len(rows) else "partly"
 
 
 def _failed(rows: Sequence[SweepRow]) -> str | None:
@@ -71,31 +198,3 @@ def _failed(rows: Sequence[SweepRow]) -> str | None:
     words = ", ".join(f"{counts[s]} {s}" for s in SEVERITY if counts[s])
     reasons = {row.reason for row in bad if row.reason}
     return f"{words}: {reasons.pop()}" if len(reasons) == 1 else words or None
-
-
-def _works(rows: Sequence[SweepRow], where: str) -> Iterator[str]:
-    series = group_by(rows, attrgetter("label", "world_size")).values()
-    verdicts = group_by(series, _verdict)
-    verbs = {"yes": "work", "partly": "work in part", "no": "do not work"}
-    for verdict, verb in verbs.items():
-        if some := verdicts.get(verdict):
-            names = join_names(rows[0].name for rows in some)
-            yield f"{len(some)} of {len(series)} {verb}{where}: {names}."
-
-
-def gains(source: Source) -> Section:
-    """Build the section on speed-up and efficiency by length, and when several ranks are faster."""
-    known = [row for row in source.rows if row.world_size > 1 and row.speedup is not None]
-    in_order = attrgetter("label", "tokens")
-    groups = [sorted(group, key=in_order) for group in group_by_workload(known)]
-    explanation = (
-        "Compared with the same trial on one rank. At least, at most: the bounds that the "
-        "intervals of both times allow."
-    )
-    return Section(
-        "Speed-up and efficiency by length",
-        [explanation, *section_charts.limit_note(known)],
-        tables=[table for group in groups for table in source.tables(group, _GAINS)],
-        charts=section_charts.charts(source, known, section_charts.speedup_by_length),
-        missing=("trial timed on one rank and on several", SWEEP_RANKS),
-    )

@@ -10,7 +10,7 @@ from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.reports import section_charts
+from longseq_bench.reports import rank_charts, section_charts
 from longseq_bench.reports.base import SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import MISSING, Section
@@ -39,12 +39,16 @@ def rank_column(
 
 _PEAKS = rank_column("Peak of each rank", "rank_peaks")
 _SWEPT: Columns = (
-    "label", "tokens", "world_size", "status",
+    "label", "tokens", "world_size", "status", "time_s", "tokens_per_s", "imbalance",
     rank_column("Time of each rank", "rank_times", format_seconds), _PEAKS,
     rank_column("Bytes sent by each rank", "rank_bytes"),
     rank_column("By formula", "rank_formulas"),
 )  # fmt: skip
 _FOUND: Columns = ("label", "max_tokens", "world_size", _PEAKS)
+_EXPLANATION = (
+    "Of each rank, from the first to the last: median time, largest peak, bytes counted in one "
+    "pass and by formula. Imbalance: largest peak divided by the smallest."
+)
 
 
 def each_rank(source: Source) -> Section:
@@ -53,18 +57,15 @@ def each_rank(source: Source) -> Section:
     several = [row for row in source.rows if row.world_size > 1]
     swept = [row for row in several if any(getattr(row, name) is not None for name in known)]
     found = [r for r in source.maxima if r.world_size > 1 and r.rank_peaks is not None]
-    explanation = (
-        "From the first rank to the last: median time, largest peak, bytes counted in one pass "
-        "and by formula."
-    )
+    builders = rank_charts.rank_peaks, rank_charts.speedup_by_ranks
     return Section(
         "Ranks",
-        [explanation, *section_charts.limit_note(source.rows)],
+        [_EXPLANATION, *section_charts.limit_note(source.rows, len(builders))],
         tables=[
             *source.tables(swept, _SWEPT),
             *source.tables(found, _FOUND, "at the maximum"),
         ],
-        charts=section_charts.charts(source, source.rows, section_charts.speedup_by_ranks),
+        charts=section_charts.charts(source, source.rows, *builders),
         missing=("trial on several ranks", SWEEP_RANKS),
     )
 
@@ -117,11 +118,11 @@ def explain_rank_columns(rows: Sequence[SweepRow]) -> list[str]:
     if not has_several_ranks(rows):
         return []
     return [
-        "With several ranks: Tokens and Tokens/s are those of all ranks. Tokens per rank, Bytes "
-        "sent per rank (counted) and Peak memory are the largest of any rank. Compute only, "
-        "Communication only: passes with the other part switched off. Exposed: share of the time "
-        "that communication adds to computation. Speed-up: time of the same trial on one rank "
-        "divided by the row's time. Efficiency: speed-up divided by the number of ranks. "
-        "Imbalance: largest peak divided by the smallest.",
+        "With several ranks, Tokens and Tokens/s are those of all ranks. Tokens per rank, Bytes "
+        "sent per rank (counted) and Peak memory are the largest of any rank.",
+        "Compute only, Communication only: passes with the other part switched off. Exposed: share "
+        "of the time that communication adds to computation.",
+        "Speed-up: time of the same trial on one rank divided by the row's time. Efficiency: "
+        "speed-up divided by ranks.",
         *explain_high_efficiency(rows),
     ]

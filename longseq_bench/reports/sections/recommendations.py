@@ -5,7 +5,7 @@ things, so a sentence that recommends one instead of the other always says so.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import SEARCH, SWEEP, Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
-from longseq_bench.reports.document import Section, format_ratio
+from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import (
     SAME_TABLE,
     group_by_density,
@@ -26,22 +26,6 @@ from longseq_bench.reports.groups import (
     split_by_sparsity,
 )
 from longseq_bench.reports.wording import find_ties, join_names
-
-
-class Gain(NamedTuple):
-    """A speed ratio: the lowest, the median and the highest that the intervals allow.
-
-    note: source of the reference time, if it was not measured.
-    """
-
-    low: float
-    middle: float
-    high: float
-    note: str = ""
-
-
-Gains = dict[int, Gain]
-"""Gains by length in tokens."""
 
 HIGH_FLOOR_SHARE = 0.9
 """Fraction of floor from which the memory overhead of a maximum is not reported."""
@@ -268,75 +252,6 @@ def _split_lengths(lengths: Sequence[RankedLength], failed: Failed) -> list[list
         else:
             spans.append([length])
     return spans
-
-
-def several_ranks(source: Source) -> Iterator[str]:
-    """Name the length from which several ranks are faster than one, per workload."""
-    yield from _describe_gains(source, "one rank", _gain_of_ranks)
-
-
-def sparsity(source: Source) -> Iterator[str]:
-    """Name the length from which sparse attention is faster than dense on the same inputs."""
-    yield from _describe_gains(source, "dense attention", _gain_of_sparsity)
-
-
-def _describe_gains(
-    source: Source, against: str, gain: Callable[[SweepRow], Gain | None]
-) -> Iterator[str]:
-    for where, group in source.workloads(source.rows):
-        failed = _failed(group)
-        series: dict[str, Gains] = defaultdict(dict)
-        for row in sorted(group, key=attrgetter("tokens")):
-            if known := gain(row):
-                series[row.name][row.tokens] = known
-        verdicts: dict[str, list[str]] = defaultdict(list)
-        for name, gains in series.items():
-            verdict, words = _judge_gains(gains, failed.get(name, {}), against)
-            verdicts[verdict].append(f"{name} ({words})")
-        for verdict, names in sorted(verdicts.items()):
-            yield f"{verdict}{where}: {join_names(names)}."
-
-
-def _gain_of_ranks(row: SweepRow) -> Gain | None:
-    if row.world_size == 1 or row.speedup_low is None:
-        return None
-    return Gain(row.speedup_low, require(row.speedup), require(row.speedup_high))
-
-
-def _gain_of_sparsity(row: SweepRow) -> Gain | None:
-    if not row.is_sparse or row.share_low is None:
-        return None
-    low = require(row.dense_low_s) / require(row.time_high_s)
-    high = require(row.dense_high_s) / require(row.time_low_s)
-    source = str(row.dense_source)
-    short_source = "computed" if source.startswith("computed") else source
-    note = "" if source == "measured" else f", dense time {short_source}"
-    return Gain(low, require(row.speed_over_dense), high, note)
-
-
-def _judge_gains(gains: Gains, failed: dict[int, str], against: str) -> tuple[str, str]:
-    """Return a verdict and its figures.
-
-    Faster from a length: by its interval faster at this length and at all longer ones.
-    """
-    last = max(gains)
-    slow = {n for n, one in gains.items() if one.low <= 1} | {n for n in failed if n < last}
-    faster = [n for n in gains if n > max(slow, default=0)]
-    first = min(faster, default=last)
-    words = ", ".join(
-        f"{format_ratio(gains[n].middle)} at {format_tokens(n)} tokens{gains[n].note}"
-        for n in sorted({first, last})
-    )
-    if faster:
-        above = min((n for n in failed if n > last), default=None)
-        if above is not None:
-            words += f", {failed[above]} at {format_tokens(above)}"
-        since = ", the shortest timed more than once" if first == min(gains) else ""
-        return f"Faster than {against} from {format_tokens(first)} tokens{since}", words
-    if all(one.high < 1 for one in gains.values()):
-        return f"Slower than {against} at every length timed more than once", words
-    verdict = f"Not known to be faster than {against} at the longest length timed more than once"
-    return verdict, words
 
 
 def overhead(source: Source) -> Section:

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import attrgetter
 
-from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.row import Row
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import ratio
-from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_ratio, time_with_interval
-from longseq_bench.reports.document import Section, Spread, format_ratio
+from longseq_bench.reports.document import Section, Spread
 from longseq_bench.reports.groups import table_key
-from longseq_bench.reports.wording import format_range
+from longseq_bench.reports.sections import gains
+from longseq_bench.reports.sections.gains import Reference
 
 SWEEP_SEGMENTS = "longseq sweep configs/hilbert.yaml"
 ALONG, CURVE = "dilated", "hilbert"
@@ -19,8 +19,9 @@ ALONG, CURVE = "dilated", "hilbert"
 
 _EXPLANATION = (
     "Speed of dilation: time of the same segments with every rate 1 divided by the row's time. "
-    "Pairs without, times: pairs of those segments divided by the row's pairs. Pairs seen: share "
-    "of the pairs of dense attention. Uncovered: share of the (token, head) pairs without any key."
+    "Pairs without, times: pairs of those segments divided by the row's pairs.",
+    "Pairs seen: share of the pairs of dense attention. Uncovered: share of the (token, head) "
+    "pairs without any key.",
 )
 
 
@@ -39,13 +40,15 @@ def segments(source: Source) -> Section:
         ValueColumn("Speed of dilation", "ratio", speed),
         ValueColumn("Pairs without, times", "ratio", lambda row: _pairs_ratio(row, partners)),
     )  # fmt: skip
-    effects = (_effect(group, partners, where) for where, group in source.workloads(rows))
-    maxima = source.tables(found, _MAXIMA, "longest lengths")
+    undilated = Reference("every rate 1", speed)
     return Section(
         "Segments and dilation",
-        [_EXPLANATION],
-        list(filter(None, effects)),
-        [*maxima, *source.tables(rows, columns)],
+        _EXPLANATION,
+        tables=[
+            *gains.tables(source, rows, undilated, prefix="speed of dilation"),
+            *source.tables(found, _MAXIMA, "longest lengths"),
+            *source.tables(rows, columns),
+        ],
         missing=(
             "attention with segments",
             SWEEP_SEGMENTS,
@@ -88,25 +91,6 @@ def _pairs_ratio(row: SweepRow, partners: Mapping[int, SweepRow]) -> float | Non
     )
 
 
-def _effect(group: list[SweepRow], partners: Mapping[int, SweepRow], where: str) -> str | None:
-    """Name the configuration with the highest speed-up by dilation."""
-    speeds = [(time_ratio(partners[id(row)], row), row) for row in group if id(row) in partners]
-    # a single sample has no bound
-    significant = [(s.value, row) for s, row in speeds if isinstance(s, Spread) and s.low > 1]
-    if not significant:
-        return f"Dilation: no measurable speed-up{where}." if speeds else None
-    faster, row = max(significant, key=lambda pair: pair[0])
-    fewer = _pairs_ratio(row, partners)
-    pairs = f", with {format_share(1 / fewer)} of the pairs" if fewer else ""
-    uncovered = ""
-    if row.uncovered:
-        uncovered = f"; {format_share(row.uncovered)} of the (token, head) pairs have no key"
-    return (
-        f"Dilation gains most with {row.name} at {format_tokens(row.tokens)} tokens{where}: "
-        f"{format_ratio(faster)} as fast as with every rate 1{pairs}{uncovered}."
-    )
-
-
 def curve(source: Source) -> Section:
     """Compare the same segments along the curve and along the sequence."""
     rows = [row for row in source.rows if _segmented(row) and row.time_s]
@@ -118,14 +102,9 @@ def curve(source: Source) -> Section:
         ValueColumn("Along the curve", "seconds", lambda r: time_with_interval(pairs[id(r)])),
         ValueColumn("The curve takes", "ratio", lambda row: time_ratio(pairs[id(row)], row)),
     )  # fmt: skip
-    points = []
-    for where, group in source.workloads(along):
-        ratios = [require(pairs[id(row)].time_s) / require(row.time_s) for row in group]
-        ends = format_range(ratios, format_ratio)
-        points.append(f"Along the curve, a pass takes {ends} the time{where}.")
     title = "Along the curve and along the sequence"
     missing = "pair of trials with equal segments along the curve and the sequence", SWEEP_SEGMENTS
-    return Section(title, points=points, tables=source.tables(along, columns), missing=missing)
+    return Section(title, tables=source.tables(along, columns), missing=missing)
 
 
 _CONFIGURATION: Columns = (
