@@ -34,7 +34,7 @@ def build_document(
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     paragraphs = [context(source), *notes]
-    used = sum(len(text.split()) for text in (title, *paragraphs))
+    used = sum(len(text.split()) for text in (title, paragraphs[0]))
     answer = answer.limit_words(MAX_ANSWER_WORDS - used)
     found = (answer.section, *sections, *registered, *shared)
     every = [_complete(section, has_rows) for section in found]

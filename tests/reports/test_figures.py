@@ -256,7 +256,7 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 WORDS = {
     "Asked for", "Not measured", "What", "Setting", "Masks", "Longest ok", "Warning", "Compared",
-    "Attention", "Fastest", "Against", "Letter", *CAPABILITIES,
+    "Attention", "Longest", "Fastest", "Against", "Letter", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
 OF_PAIRS = {
