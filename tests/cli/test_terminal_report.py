@@ -276,7 +276,8 @@ def test_facets_are_tables_with_headings_and_bars_of_their_own_scale() -> None:
     told = printed(of(charts=(chart(points=points, failures=(), guides=(), shape="bars"),)), 80)
     assert [line for line in told if line in ("10 min", "30 s")] == ["10 min", "30 s"]
     bars = [row_of(told, name)[1].count("█") for name in ("far", "near", "nearer")]
-    assert bars[0] == bars[1] == 2 * bars[2]
+    assert min(bars[:2]) > 20
+    assert bars[1] == 2 * bars[2]
 
 
 def test_a_heat_map_is_a_table_with_its_failures() -> None:
