@@ -341,10 +341,11 @@ def _values(y: Axis, points: Sequence[Point]) -> str:
     The name of the highest is left out if it has too many words.
     """
     lowest, highest = min(points, key=lambda p: p.y), max(points, key=lambda p: p.y)
+    ends = dict.fromkeys(format_cell(p.y, y.kind) for p in (lowest, highest))
+    names = len({p.series for p in points})
+    words = f"{y.name} of {names} series, from {' to '.join(ends)}"
     if len(points) == 1:
-        return f"{y.name} of {highest.series}: {format_cell(highest.y, y.kind)}"
-    low, high = (format_cell(p.y, y.kind) for p in (lowest, highest))
-    words = f"{y.name} of {len({p.series for p in points})} series, from {low} to {high}"
+        words = f"{y.name}: {next(iter(ends))}"
     named = f"{words} ({highest.series})"
     return named if len(named.split()) <= MAX_FINDING_WORDS - 2 else words
 

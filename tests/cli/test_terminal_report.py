@@ -270,6 +270,26 @@ def test_bars_have_their_figures_next_to_them(width: int) -> None:
     assert max(map(len, told)) <= width
 
 
+def test_facets_are_tables_with_headings_and_bars_of_their_own_scale() -> None:
+    values = (("10 min", "far", 800.0), ("30 s", "near", 8.0), ("30 s", "nearer", 4.0))
+    points = tuple(Point(name, 0, value, facet=facet) for facet, name, value in values)
+    told = printed(of(charts=(chart(points=points, failures=(), guides=(), shape="bars"),)), 80)
+    assert [line for line in told if line in ("10 min", "30 s")] == ["10 min", "30 s"]
+    bars = [row_of(told, name)[1].count("█") for name in ("far", "near", "nearer")]
+    assert min(bars[:2]) > 20
+    assert bars[1] == 2 * bars[2]
+
+
+def test_a_heat_map_is_a_table_with_its_failures() -> None:
+    points = (Point("window", 0.5, 2.0, facet="4k"), Point("random", 0.9, 5.0, facet="4k"))
+    heat = chart(points=points, failures=(Mark("random", 0.5, "oom in forward", "4k"),), guides=(),
+                 shape="heat", x=Axis("Sparsity", "share"), y=Axis("Speedup", "ratio"))  # fmt: skip
+    told = printed(of(charts=(heat,)), 80)
+    assert "4k" in told
+    assert row_of(told, "window") == ["window", "2×", "—"]
+    assert row_of(told, "random") == ["random", "oom", "5×"]
+
+
 def test_an_empty_chart_keeps_its_title() -> None:
     told = printed(of(charts=(chart(points=(), failures=(), guides=()),)), 80)
     assert told[-2:] == ["Time of a pass", "It grows."]

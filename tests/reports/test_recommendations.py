@@ -255,25 +255,6 @@ def test_overlapping_intervals_are_a_tie(name: str) -> None:
     assert re.search(tie, sentences)
 
 
-def test_overlapping_brackets_are_a_tie() -> None:
-    records = searched({"one": 8.0, "near": 6.0}) + searched({"two": 7.0}, failure=False)
-    (row,) = cells(longest(Source(records)).tables[0])
-    assert row["Longest"] == "no significant difference: one, two"
-    assert (row["Tokens"], row["Next"], row["Ratio"]) == (8000, "near", 8000 / 6000)
-
-
-@pytest.mark.parametrize("rule", [longest, fastest])
-def test_exact_and_sparse_are_never_compared(rule: Callable[[Source], Section]) -> None:
-    if rule is longest:
-        records = searched({"one": 2, "two": 1}) + searched({"s": 90, "t": 80}, density=0.1)
-    else:
-        records = timed({"one": 2, "two": 1}) + with_dense({"s": 90, "t": 80})
-    exact, other = cells(rule(Source(records)).tables[0])
-    best = "Longest" if rule is longest else "Fastest"
-    assert (exact["Kind"], exact[best], exact["Next"]) == ("exact", "one", "two")
-    assert (other["Kind"], other[best], other["Next"]) == ("sparse", "s", "t")
-
-
 def at_lengths(name: str, time: float, statuses: dict[int, Status]) -> list[Record]:
     """Trials by length in thousands of tokens: timed if ok, else with this status."""
     return [

@@ -104,7 +104,8 @@ def notes(chart: Chart) -> Iterator[str]:
     if chart.shape == "heat":
         yield f"Darker: higher {chart.y.name.lower()}."
     elif chart.shape == "bars":
-        yield from (f"Grey tick: {guide.name}, {guide.description}." for guide in chart.guides)
+        for guide in chart.guides:
+            yield f"Grey tick: {', '.join(dict.fromkeys((guide.name, guide.description)))}."
         if len(chart.facets) > 1:
             yield "Each group of bars has its own scale."
     else:

@@ -48,11 +48,11 @@ def colours(chart: Chart) -> dict[str, str]:
     """Return the colour of each series in the chart.
 
     At most MAX_COLOURS series have one; the others are grey context. Lines in colour are those that
-    reach farthest, and among these the best. Names label all bars and rows of cells, so these have
-    one colour.
+    reach farthest, and among these the best. Names label all bars and rows of cells: bars have one
+    colour, and cells that of their value.
     """
     if has_rows(chart):
-        return dict.fromkeys(shown_series(chart), PALETTE[0])
+        return dict.fromkeys(shown_series(chart), PALETTE[0] if chart.shape == "bars" else PALE)
     best = _best(chart)
     coloured = [name for name in shown_series(chart) if name in best]
     return dict.fromkeys(shown_series(chart), PALE) | dict(zip(coloured, PALETTE, strict=False))

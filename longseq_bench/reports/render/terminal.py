@@ -246,7 +246,8 @@ def _bar_columns(chart: Chart, screen: Console) -> list[TerminalColumn]:
     ]
     figures = _column(2, Column(y.name, y.kind, 4), [*cells, *[None] * failed_count])
     width = max(MIN_SLOTS, min(MAX_BAR, screen.width - figures.width - 2 * MIN_LABEL))
-    largest = max((p.y for p in chart.points if math.isfinite(p.y)), default=0.0)
+    every = [*chart.points, *(p for guide in chart.guides for p in guide.points)]
+    largest = max((p.y for p in every if math.isfinite(p.y)), default=0.0)
     bars = [*(Text(bar(p.y, largest, width)) for p in chart.points), *[Text()] * failed_count]
     guides = [(guide.name, {p.series: p.y for p in guide.points}) for guide in chart.guides]
     failed = [*[""] * len(chart.points), *(m.words for m in chart.failures)]

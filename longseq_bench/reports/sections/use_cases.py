@@ -190,7 +190,7 @@ def _limit_column(source: Source, heading: str, of_range: bool) -> ValueColumn:
             words.append(f"memory alone allows {format_tokens(row.fits_tokens)}")
         return ", ".join(filter(None, words))
 
-    return ValueColumn(heading, "text", limit)
+    return ValueColumn(heading, "text", limit, 5)
 
 
 def _attention(choice: Choice) -> str | None:
@@ -221,14 +221,14 @@ def _ran_at(choice: Choice) -> int | None:
 _BUDGETS = ("memory_budget", "time_budget")
 _USE = ValueColumn("Use case", "text", attrgetter("use"))
 _COLUMNS = (
-    ValueColumn("Tokens", "text", attrgetter("tokens")),
-    ValueColumn("Kind", "text", attrgetter("kind")),
-    ValueColumn("Attention", "text", _attention),
-    ValueColumn("Density", "share", _density),
-    ValueColumn("Ran at", "tokens", _ran_at),
-    ValueColumn("Time", "seconds", _time),
+    ValueColumn("Tokens", "text", attrgetter("tokens"), 8),
+    ValueColumn("Kind", "text", attrgetter("kind"), 6),
+    ValueColumn("Attention", "text", _attention, 7),
+    ValueColumn("Density", "share", _density, 2),
+    ValueColumn("Ran at", "tokens", _ran_at, 3),
+    ValueColumn("Time", "seconds", _time, 4),
 )
 _MAXIMUM = (
-    ValueColumn("Peak memory", "bytes", lambda one: one.best and one.best.peak_bytes),
-    ValueColumn("Longest", "tokens", lambda one: one.longest and one.longest.tokens),
+    ValueColumn("Peak memory", "bytes", lambda one: one.best and one.best.peak_bytes, 1),
+    ValueColumn("Longest", "tokens", lambda one: one.longest and one.longest.tokens, 5),
 )
