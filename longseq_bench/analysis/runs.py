@@ -10,10 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 from statistics import median
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.core.model import Measurement, Record, Status
 
 SEVERITY: tuple[Status, ...] = (
@@ -21,34 +19,33 @@ SEVERITY: tuple[Status, ...] = (
 )  # fmt: skip
 """Worst first: runs of one trial that end differently are reported by the worst status."""
 
-ByName = Mapping[str, Sequence[Measurement]]
-
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one trial, with the measurements by name of each run and of all runs together."""
+    """Runs of one trial, and their measurements by name: a list for each run."""
 
     records: Sequence[Record]
-    of_each_run: Sequence[ByName]
-    of_all_runs: ByName
+    measured: Mapping[str, Sequence[Sequence[Measurement]]]
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Runs:
         """Index the measurements of some records."""
-        named = [_by_name(record.outcome.measurements) for record in records]
-        if len(named) == 1:
-            return cls(records, named, named[0])
-        every = chain.from_iterable(record.outcome.measurements for record in records)
-        return cls(records, named, _by_name(every))
+        measured: dict[str, list[list[Measurement]]] = {}
+        for i, record in enumerate(records):
+            for one in record.outcome.measurements:
+                if one.name not in measured:
+                    measured[one.name] = [[] for _ in records]
+                measured[one.name][i].append(one)
+        return cls(records, measured)
+
+    def of_all(self, name: str) -> list[Measurement]:
+        """Return the measurements of all runs."""
+        return list(chain.from_iterable(self.measured.get(name, ())))
 
     def iterations(self, name: str) -> list[float]:
         """Return one sample per iteration, of the slowest rank; none if any is not finite."""
-        if name not in self.of_all_runs:
-            return []
-        each = zip(self.records, self.of_each_run, strict=True)
-        found = list(
-            chain.from_iterable(slowest(record, named.get(name, ())) for record, named in each)
-        )
+        each = zip(self.records, self.measured.get(name, ()), strict=False)
+        found = [sample for record, some in each for sample in slowest(record, some)]
         return found if all(map(math.isfinite, found)) else []
 
     def median(self, name: str) -> float | None:
@@ -58,10 +55,7 @@ class Runs:
 
     def largest(self, name: str) -> float | None:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
-        measurements = self.of_all_runs.get(name)
-        if not measurements:
-            return None
-        known = [sample for one in measurements for sample in one.samples]
+        known = [sample for one in self.of_all(name) for sample in one.samples]
         return math.nan if any(map(math.isnan, known)) else max(known, default=None)
 
     def largest_size(self, name: str) -> int | None:
@@ -75,10 +69,7 @@ class Runs:
 
         The list itself is None where no rank has any sample.
         """
-        measurements = self.of_all_runs.get(name)
-        if not measurements:
-            return None
-        ranks = {rank: samples for rank, samples in _by_rank(measurements).items() if samples}
+        ranks = {rank: some for rank, some in _by_rank(self.of_all(name)).items() if some}
         if not ranks:
             return None
         world_size = self.records[0].trial.world_size
@@ -92,10 +83,9 @@ class Runs:
     def byte_counts(self) -> list[tuple[int, int, int]]:
         """Return (rank, bytes counted, bytes by formula) of each round and rank with both."""
         found = []
-        for named in self.of_each_run:
-            counted, stated = (
-                _by_rank(named.get(name, ())) for name in ("bytes_sent", "bytes_formula")
-            )
+        names = "bytes_sent", "bytes_formula"
+        for both in zip(*(self.measured.get(name, ()) for name in names), strict=False):
+            counted, stated = map(_by_rank, both)
             for rank in sorted(counted.keys() & stated.keys()):
                 for one, other in zip(counted[rank], stated[rank], strict=False):
                     if math.isfinite(one) and math.isfinite(other):
@@ -108,15 +98,15 @@ def per_iteration(record: Record, name: str) -> list[float]:
 
     Iterations that not every rank of the trial finished are left out.
     """
-    return slowest(record, [m for m in record.outcome.measurements if m.name == name])
+    return list(slowest(record, [m for m in record.outcome.measurements if m.name == name]))
 
 
-def slowest(record: Record, measurements: Sequence[Measurement]) -> list[float]:
+def slowest(record: Record, measurements: Sequence[Measurement]) -> Sequence[float]:
     """Return the largest sample over ranks of each iteration that every rank finished."""
     if not measurements:
         return []
     if record.trial.world_size == len(measurements) == 1:
-        return list(measurements[0].samples)
+        return measurements[0].samples
     ranks = _by_rank(measurements)
     if len(ranks) < record.trial.world_size:
         return []
@@ -127,10 +117,6 @@ def imbalance(peaks: Sequence[float | None]) -> float | None:
     """Return the largest peak divided by the smallest; None with one rank or if one is unknown."""
     known = [peak for peak in peaks if peak]
     return max(known) / min(known) if len(known) == len(peaks) > 1 else None
-
-
-def _by_name(measurements: Iterable[Measurement]) -> ByName:
-    return group_by(measurements, attrgetter("name"))
 
 
 def _by_rank(measurements: Iterable[Measurement]) -> dict[int, list[float]]:

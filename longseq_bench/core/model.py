@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
@@ -140,8 +140,7 @@ class Trial(Frozen):
         The fields are those of the trial or of its workload. Much cheaper than `key`, and valid in
         this process only.
         """
-        # 1, 1.0 and True are equal, but are different options
-        options = None if "options" in names else repr(sorted(self.options.items()))
+        options = None if "options" in names else options_key(self.options)
         return options, *_fields_except(names)(self)
 
     def at(self, seq_len: int) -> Trial:
@@ -152,6 +151,26 @@ class Trial(Frozen):
     def replace(self, **changes: Any) -> Trial:
         """Return the same trial with other fields, validated again."""
         return Trial.model_validate({**self.model_dump(), **changes})
+
+
+def options_key(options: Mapping[str, OptionValue]) -> str:
+    """Return text that is equal for equal options in any order; valid in this process only.
+
+    It is kept for each object, because many records share their options (core/interning.py).
+    """
+    known = _OPTIONS_KEYS.get(id(options))
+    if known is None:
+        if len(_OPTIONS_KEYS) == MAX_OPTIONS_KEYS:
+            _OPTIONS_KEYS.clear()
+        # by repr: 1, 1.0 and True are equal, but are different options
+        known = repr(sorted(options.items())), options
+        _OPTIONS_KEYS[id(options)] = known
+    return known[0]
+
+
+MAX_OPTIONS_KEYS = 10_000
+_OPTIONS_KEYS: dict[int, tuple[str, Mapping[str, OptionValue]]] = {}
+"""Keys by id of the options, with the options: while they are kept, no other object has the id."""
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import MISSING, Chart, Column, Document, Section, Table
-from longseq_bench.reports.render.column_encoding import MISSING_CODE, Packed, pack
+from longseq_bench.reports.render.column_encoding import Packed, pack
 from longseq_bench.reports.render.csv import format_lines, slug
 from longseq_bench.reports.render.json import finite
 
@@ -44,9 +44,6 @@ MAX_CSV_BYTES = 300_000
 
 MAX_ENTRIES = 8
 """Maximum number of entries of the navigation."""
-
-MAX_LEAD = 900
-"""Length of a section's text (letters) above which its charts come first."""
 
 LONG = 30
 """Length of a text (letters) above which its column is wider, to avoid one word per line."""
@@ -200,7 +197,7 @@ def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
         for table in section.tables[:MAX_TABLES]:
             key = _unique(f"{name}/{slug(table.title)}", names)
             grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, MIN_PLAIN_ROWS)))
-            left -= len(grid["data"] or "")
+            left -= len(grid["data"])
             plain -= len(grid["rows"])
             grid["csv"] = _csv(table, raw)
             raw -= len(grid["csv"] or "")
@@ -208,7 +205,6 @@ def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
         yield {
             "name": name,
             "section": section,
-            "charts_first": sum(map(len, (*section.paragraphs, *section.points))) > MAX_LEAD,
             "figures": figures,
             "grids": grids,
             "more": len(section.tables) - len(grids),
@@ -252,14 +248,14 @@ def _figure(key: str, chart: Chart) -> Shown:
 def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Shown:
     """Return a table for the template.  left: maximum bytes of data.  plain: maximum HTML rows.
 
-    Its "rows" are the HTML rows, of cells (text, code, class); "data": all rows, if there are more.
+    "rows": the first rows as HTML, of cells (text, class), for readers without scripts.  "data":
+    as many rows as fit, but at least these.
     """
     kept = table.rows[:MAX_ROWS]
-    columns = _packed(table, kept)
-    data = None
-    if len(kept) > plain:
-        columns, data = _fitting(table, kept, columns, left, plain)
-    row_count = len(columns[0].codes) if columns else 0
+    columns, data = _encode(table, kept)
+    while len(data) > left and len(kept) > plain:
+        kept = kept[: max(plain, int(len(kept) * 0.95 * left / len(data)))]
+        columns, data = _encode(table, kept)
     classes = [_class(*both) for both in zip(table.columns, columns, strict=True)]
     headings = [column.name for column in table.columns]
     first_text = 0 if table.columns and table.columns[0].kind == "text" else -1
@@ -269,9 +265,9 @@ def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Sh
         "named": bool(table.title),
         "columns": list(zip(headings, classes, strict=True)),
         "label": headings.index(_LABEL) if _LABEL in headings else first_text,
-        "rows": [list(_cells(columns, classes, i)) for i in range(min(row_count, plain))],
+        "rows": [list(_cells(columns, classes, i)) for i in range(min(len(kept), plain))],
         "count": len(table.rows),
-        "kept": row_count,
+        "kept": len(kept),
         "data": data,
     }
 
@@ -284,24 +280,11 @@ def _csv(table: Table, left: int) -> Markup | None:
     return data if len(data) <= left else None
 
 
-def _packed(table: Table, rows: Sequence[tuple[Any, ...]]) -> list[Packed]:
+def _encode(table: Table, rows: Sequence[tuple[Any, ...]]) -> tuple[list[Packed], Markup]:
+    """Return the columns of some rows of a table, and the same as data."""
     by_column = zip(*rows, strict=True) if rows else [() for _ in table.columns]
-    return [pack(cells, c.kind) for cells, c in zip(by_column, table.columns, strict=True)]
-
-
-def _fitting(
-    table: Table, rows: Sequence[tuple[Any, ...]], columns: list[Packed], left: int, plain: int
-) -> tuple[list[Packed], Markup | None]:
-    """Return as data the first rows that fit; nothing if the page shows all rows."""
-    while True:
-        data = _data([{"dict": c.texts, "codes": c.codes} for c in columns])
-        if len(data) <= left:
-            return columns, data
-        kept = int(len(rows) * 0.95 * left / len(data))
-        rows = rows[: max(kept, plain)]
-        columns = _packed(table, rows)
-        if len(rows) == plain:
-            return columns, None
+    columns = [pack(cells, c.kind) for cells, c in zip(by_column, table.columns, strict=True)]
+    return columns, _data([{"dict": c.texts, "codes": c.codes} for c in columns])
 
 
 def _class(column: Column, packed: Packed) -> str:
@@ -312,12 +295,8 @@ def _class(column: Column, packed: Packed) -> str:
     return "long" if any(len(text) > LONG for text in packed.texts) else ""
 
 
-def _cells(
-    columns: Sequence[Packed], classes: Sequence[str], i: int
-) -> Iterator[tuple[str, int, str]]:
+def _cells(columns: Sequence[Packed], classes: Sequence[str], i: int) -> Iterator[tuple[str, str]]:
     for column, css_class in zip(columns, classes, strict=True):
-        code = column.codes[i]
-        text = MISSING if code == MISSING_CODE else column.texts[code]
+        text = column.text(i)
         word = text.partition(" ")[0]
-        state = f" is-{word}" if css_class == "status" and word in STATUSES else ""
-        yield text, code, css_class + state
+        yield text, f"status is-{word}" if css_class == "status" and word in STATUSES else css_class
