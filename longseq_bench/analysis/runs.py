@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 
@@ -26,6 +26,7 @@ class Runs:
 
     records: Sequence[Record]
     measured: Mapping[str, Sequence[Sequence[Measurement]]]
+    _iterations: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Runs:
@@ -44,9 +45,13 @@ class Runs:
 
     def iterations(self, name: str) -> list[float]:
         """Return one sample per iteration, of the slowest rank; none if any is not finite."""
-        each = zip(self.records, self.measured.get(name, ()), strict=False)
-        found = [sample for record, some in each for sample in slowest(record, some)]
-        return found if all(map(math.isfinite, found)) else []
+        found = self._iterations.get(name)
+        if found is None:
+            each = zip(self.records, self.measured.get(name, ()), strict=False)
+            found = [sample for record, some in each for sample in slowest(record, some)]
+            found = found if all(map(math.isfinite, found)) else []
+            self._iterations[name] = found
+        return found
 
     def median(self, name: str) -> float | None:
         """Return the median over iterations."""
@@ -55,7 +60,8 @@ class Runs:
 
     def largest(self, name: str) -> float | None:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
-        known = [sample for one in self.of_all(name) for sample in one.samples]
+        runs = self.measured.get(name, ())
+        known = [sample for run in runs for one in run for sample in one.samples]
         return math.nan if any(map(math.isnan, known)) else max(known, default=None)
 
     def largest_size(self, name: str) -> int | None:

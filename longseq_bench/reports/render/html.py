@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 PLAIN_ROWS = 200
 """Maximum rows of a table that are written as HTML; the others are data, shown on request."""
 
-MAX_PLAIN_ROWS, MIN_PLAIN_ROWS = 1_000, 1
-"""Rows that a page writes as HTML: for all tables, and per table after that number."""
+MAX_PLAIN_ROWS, MIN_ROWS = 1_000, 10
+"""Rows that a page writes as HTML for all tables; rows of a table after that number, and of one
+beyond the maximum of data."""
 
-MAX_TABLES = 200
-"""Maximum number of tables in a section."""
+MAX_TABLES, MIN_TABLES = 200, 12
+"""Number of tables in a section: at most, and after the maximum of data."""
 
-MAX_ROWS, MAX_BYTES = 120_000, 3_500_000
+MAX_ROWS, MAX_BYTES = 120_000, 3_000_000
 """Maximum data of a page: rows of one table, and bytes of all tables."""
 
 MAX_CSV_BYTES = 300_000
@@ -54,7 +55,7 @@ POLL_MS = 2000
 Shown = dict[str, Any]
 """Values for the template by name."""
 
-_ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+_ESCAPED = "<>&\u2028\u2029"
 
 
 @FORMATS.register("html")
@@ -148,7 +149,9 @@ def _data(value: Any) -> Markup:
     from markupsafe import Markup
 
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.translate(_ESCAPED))
+    for character in _ESCAPED:
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
 
 
 def _labels(document: Document) -> list[str]:
@@ -194,9 +197,11 @@ def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
         name = _unique(slug(section.title) or "section", names)
         figures = [_figure(_unique(f"{name}/{slug(c.title)}", names), c) for c in section.charts]
         grids = []
-        for table in section.tables[:MAX_TABLES]:
+        for i, table in enumerate(section.tables[:MAX_TABLES]):
+            if left <= 0 and i >= MIN_TABLES:
+                break
             key = _unique(f"{name}/{slug(table.title)}", names)
-            grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, MIN_PLAIN_ROWS)))
+            grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, MIN_ROWS)))
             left -= len(grid["data"])
             plain -= len(grid["rows"])
             grid["csv"] = _csv(table, raw)
