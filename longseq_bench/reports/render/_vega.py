@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite, written by Altair; vl-convert makes SVG of them without a browser.
+"""Charts as Vega-Lite; vl-convert makes SVG of them without a browser.
 
 One description makes both the picture of a Markdown report and the chart of an HTML page, so that
 both show the same figures. Names of series are data in it, never part of an expression.
@@ -13,10 +13,9 @@ from itertools import pairwise
 from textwrap import wrap
 from typing import Any, get_args
 
-import altair as alt
-
 from longseq_bench.core.model import Status
 from longseq_bench.reports.document import Chart, Kind, Mark, Point, format_cell
+from longseq_bench.reports.render import _vega_lite as alt
 
 PALETTE = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#4d4d4d",
@@ -100,7 +99,7 @@ def spec(chart: Chart, page: bool) -> dict[str, Any]:
         whole = whole.properties(title=title, background="white", padding=8)
     whole = whole.configure_title(anchor="start", limit=0)
     # a test checks it against the schema; a check here would double the time of many charts
-    return {**whole.to_dict(validate=False), "datasets": datasets}
+    return {**whole.to_dict(), "datasets": datasets}
 
 
 def colours(chart: Chart) -> dict[str, str]:
@@ -408,7 +407,7 @@ def _clean(chart: Chart) -> Chart:
 
 
 def _chart(rows: list[dict[str, Any]], datasets: Datasets) -> alt.Chart:
-    """Return a chart with its rows in `datasets`: Altair would copy and check them at each step."""
+    """Return a chart with its rows in `datasets`, which layers share."""
     name = f"rows {len(datasets)}"
     datasets[name] = rows
     return alt.Chart(alt.NamedData(name=name))
