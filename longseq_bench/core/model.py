@@ -22,6 +22,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
+from longseq_bench.core.identity_cache import cached_by_identity
+
 SCHEMA = 2
 
 Device = Literal["cpu", "cuda"]
@@ -153,24 +155,11 @@ class Trial(Frozen):
         return Trial.model_validate({**self.model_dump(), **changes})
 
 
+@cached_by_identity
 def options_key(options: Mapping[str, OptionValue]) -> str:
-    """Return text that is equal for equal options in any order; valid in this process only.
-
-    It is kept for each object, because many records share their options (core/interning.py).
-    """
-    known = _OPTIONS_KEYS.get(id(options))
-    if known is None:
-        if len(_OPTIONS_KEYS) == MAX_OPTIONS_KEYS:
-            _OPTIONS_KEYS.clear()
-        # by repr: 1, 1.0 and True are equal, but are different options
-        known = repr(sorted(options.items())), options
-        _OPTIONS_KEYS[id(options)] = known
-    return known[0]
-
-
-MAX_OPTIONS_KEYS = 10_000
-_OPTIONS_KEYS: dict[int, tuple[str, Mapping[str, OptionValue]]] = {}
-"""Keys by id of the options, with the options: while they are kept, no other object has the id."""
+    """Return text that is equal for equal options in any order; valid in this process only."""
+    # by repr: 1, 1.0 and True are equal, but are different options
+    return repr(sorted(options.items()))
 
 
 @lru_cache(maxsize=64)
@@ -268,7 +257,7 @@ class Environment(Frozen):
     @property
     def fingerprint(self) -> str:
         """Hash of the parts that make figures comparable."""
-        return _fingerprint(_stable_values(self), tuple(sorted(self.variables.items())))
+        return _fingerprint(self)
 
     @model_validator(mode="before")
     @classmethod
@@ -283,9 +272,15 @@ _STABLE = [name for name in Environment.model_fields if name not in {"variables"
 _stable_values: Callable[[Environment], tuple[Any, ...]] = attrgetter(*_STABLE)
 
 
+@cached_by_identity
+def _fingerprint(environment: Environment) -> str:
+    variables = tuple(sorted(environment.variables.items()))
+    return _fingerprint_of(_stable_values(environment), variables)
+
+
 @lru_cache(maxsize=1024)
-def _fingerprint(values: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
-    # cached: a report reads it several times per record, and few environments differ
+def _fingerprint_of(values: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
+    # few environments differ in more than load and clock
     return _digest({**dict(zip(_STABLE, values, strict=True)), "variables": dict(variables)})
 
 

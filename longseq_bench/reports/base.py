@@ -162,11 +162,13 @@ class Source:
     @property
     def machine_column(self) -> list[Column]:
         """The column for `machine_cell`: none if there is only one machine."""
-        return [Column("Machine")] * (len(self.environments) > 1)
+        return [Column("Machine")] if len(self.environments) > 1 else []
 
     def machine_cell(self, record: Record) -> list[str]:
         """Return the name of a record's machine as a cell; none if there is only one."""
-        return [self.machines[record.environment.fingerprint]] * len(self.machine_column)
+        if len(self.environments) == 1:
+            return []
+        return [self.machines[record.environment.fingerprint]]
 
     def machine_suffix(self, fingerprint: str) -> str:
         """Return ", machine A (host)"; "" if there is only one."""
