@@ -204,8 +204,8 @@ def _dense_times(runs: Runs) -> tuple[str | None, list[float]]:
     If the sources of rounds differ, measured full passes are preferred to computed times.
     """
     times: dict[str, list[float]] = defaultdict(list)
-    for record, some in zip(runs.records, runs.measured.get("dense_time", ()), strict=False):
-        if found := slowest(record, some):
+    for record, ranks in zip(runs.records, runs.measured.get("dense_time", ()), strict=False):
+        if found := slowest(record, ranks):
             times[str(record.outcome.facts.get("dense", "not recorded"))] += found
     source = "measured" if "measured" in times else next(iter(times), None)
     return source, times[source] if source else []
