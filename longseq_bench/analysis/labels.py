@@ -6,13 +6,13 @@ short_labels.py ("ring chunk 1k").
 
 import json
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.model import OptionValue, Trial
+from longseq_bench.core.model import OptionValue, Trial, options_key
 
 KEEP_WORDS = {"inputs": "recomputed", "nothing": "in place"}
 
@@ -20,27 +20,26 @@ Settings = Trial | Row
 """The implementation, its options and the other settings that a label names."""
 
 
-def find_labels(settings: Sequence[Settings]) -> list[str]:
+Labels = Mapping[Hashable, str]
+"""Labels by settings_key."""
+
+
+def find_labels(settings: Iterable[Settings]) -> Labels:
     """Return labels: the implementation, and those of its options that differ among them.
 
     A missing option is not a difference: the version of longseq that ran did not have it.
     """
+    distinct = {settings_key(one): one for one in settings}
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for one in settings:
+    for one in distinct.values():
         for name, value in one.options.items():
             values[one.implementation, name].add(option_text(value))
-    return [_label(one, values) for one in settings]
+    return {key: _label(one, values) for key, one in distinct.items()}
 
 
-def with_labels(rows: Sequence[R]) -> list[R]:
-    """Return the rows with labels that name their differing options."""
-    return set_labels(rows, iter(find_labels(rows)))
-
-
-def set_labels(rows: Iterable[R], labels: Iterator[str]) -> list[R]:
-    """Return the rows with the next labels of the iterator, which several tables may share."""
-    pairs = zip(rows, labels, strict=False)
-    return [row if row.label == label else replace(row, label=label) for row, label in pairs]
+def set_labels(rows: Iterable[R], labels: Labels) -> list[R]:
+    """Return copies of the rows with these labels."""
+    return [replace(row, label=labels[settings_key(row)]) for row in rows]
 
 
 def settings_suffix(settings: Settings) -> str:
@@ -59,9 +58,7 @@ def settings_suffix(settings: Settings) -> str:
 
 def settings_key(settings: Settings) -> Hashable:
     """Return a key that is equal for settings that a label does not distinguish."""
-    # by repr: 1, 1.0 and True are equal, but are different options
-    options = repr(sorted(settings.options.items()))
-    return settings.implementation, options, settings_suffix(settings)
+    return settings.implementation, options_key(settings.options), settings_suffix(settings)
 
 
 def find_baseline_label(settings: Iterable[Settings], labels: Iterable[str], baseline: str) -> str:

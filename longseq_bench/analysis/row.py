@@ -6,7 +6,16 @@ from operator import attrgetter
 from typing import Any, Self, TypeVar
 
 from longseq_bench.analysis.fields import Document, declare
-from longseq_bench.core.model import Allocator, Device, DType, Keep, Mode, OptionValue, Record
+from longseq_bench.core.model import (
+    Allocator,
+    Device,
+    DType,
+    Keep,
+    Mode,
+    OptionValue,
+    Record,
+    options_key,
+)
 
 _WORKLOAD = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode")
 _TRIAL = (
@@ -143,7 +152,7 @@ class Row:
     @property
     def options_key(self) -> str:
         """Text that is equal for equal options."""
-        return repr(sorted(self.options.items()))
+        return options_key(self.options)
 
     @property
     def workload_key(self) -> Hashable:
@@ -181,6 +190,16 @@ def require(value: T | None) -> T:
     if value is None:
         raise ValueError("the row was not selected for having this value")
     return value
+
+
+def fill(row: R, **values: Any) -> R:
+    """Set fields of a row that nothing else has seen yet, and return it.
+
+    `dataclasses.replace` copies all sixty fields, which is most of the work of many rows.
+    """
+    for name, value in values.items():
+        object.__setattr__(row, name, value)
+    return row
 
 
 def identity(record: Record) -> dict[str, Any]:

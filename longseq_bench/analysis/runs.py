@@ -7,13 +7,11 @@ no time. Sizes are those of the largest rank; the figure of each rank is kept as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.core.model import Measurement, Record, Status
 
 SEVERITY: tuple[Status, ...] = (
@@ -21,35 +19,38 @@ SEVERITY: tuple[Status, ...] = (
 )  # fmt: skip
 """Worst first: runs of one trial that end differently are reported by the worst status."""
 
-ByName = Mapping[str, Sequence[Measurement]]
+ByRank = Mapping[int, Sequence[float]]
+"""Samples of one quantity in one run, by rank."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one trial, with the measurements by name of each run and of all runs together."""
+    """Runs of one trial, and the samples of each measurement by rank: a mapping for each run."""
 
     records: Sequence[Record]
-    of_each_run: Sequence[ByName]
-    of_all_runs: ByName
+    measured: Mapping[str, Sequence[ByRank]]
+    _iterations: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Runs:
         """Index the measurements of some records."""
-        named = [_by_name(record.outcome.measurements) for record in records]
-        if len(named) == 1:
-            return cls(records, named, named[0])
-        every = chain.from_iterable(record.outcome.measurements for record in records)
-        return cls(records, named, _by_name(every))
+        measured: dict[str, list[dict[int, Sequence[float]]]] = {}
+        for i, record in enumerate(records):
+            for one in record.outcome.measurements:
+                if one.name not in measured:
+                    measured[one.name] = [{} for _ in records]
+                _add(measured[one.name][i], one)
+        return cls(records, measured)
 
     def iterations(self, name: str) -> list[float]:
         """Return one sample per iteration, of the slowest rank; none if any is not finite."""
-        if name not in self.of_all_runs:
-            return []
-        each = zip(self.records, self.of_each_run, strict=True)
-        found = list(
-            chain.from_iterable(slowest(record, named.get(name, ())) for record, named in each)
-        )
-        return found if all(map(math.isfinite, found)) else []
+        found = self._iterations.get(name)
+        if found is None:
+            each = zip(self.records, self.measured.get(name, ()), strict=False)
+            found = [sample for record, ranks in each for sample in slowest(record, ranks)]
+            found = found if all(map(math.isfinite, found)) else []
+            self._iterations[name] = found
+        return found
 
     def median(self, name: str) -> float | None:
         """Return the median over iterations."""
@@ -58,10 +59,8 @@ class Runs:
 
     def largest(self, name: str) -> float | None:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
-        measurements = self.of_all_runs.get(name)
-        if not measurements:
-            return None
-        known = [sample for one in measurements for sample in one.samples]
+        runs = self.measured.get(name, ())
+        known = [one for ranks in runs for samples in ranks.values() for one in samples]
         return math.nan if any(map(math.isnan, known)) else max(known, default=None)
 
     def largest_size(self, name: str) -> int | None:
@@ -75,14 +74,14 @@ class Runs:
 
         The list itself is None where no rank has any sample.
         """
-        measurements = self.of_all_runs.get(name)
-        if not measurements:
+        of_ranks: dict[int, list[float]] = defaultdict(list)
+        for ranks in self.measured.get(name, ()):
+            for rank, samples in ranks.items():
+                of_ranks[rank] += samples
+        if not any(of_ranks.values()):
             return None
-        ranks = {rank: samples for rank, samples in _by_rank(measurements).items() if samples}
-        if not ranks:
-            return None
-        world_size = self.records[0].trial.world_size
-        return [merge(ranks[i]) if i in ranks else None for i in range(world_size)]
+        every = map(of_ranks.get, range(self.records[0].trial.world_size))
+        return [merge(samples) if samples else None for samples in every]
 
     def each_rank_size(self, name: str) -> list[int | None] | None:
         """Return the largest sample of each rank as a whole number."""
@@ -92,10 +91,8 @@ class Runs:
     def byte_counts(self) -> list[tuple[int, int, int]]:
         """Return (rank, bytes counted, bytes by formula) of each round and rank with both."""
         found = []
-        for named in self.of_each_run:
-            counted, stated = (
-                _by_rank(named.get(name, ())) for name in ("bytes_sent", "bytes_formula")
-            )
+        names = "bytes_sent", "bytes_formula"
+        for counted, stated in zip(*(self.measured.get(name, ()) for name in names), strict=False):
             for rank in sorted(counted.keys() & stated.keys()):
                 for one, other in zip(counted[rank], stated[rank], strict=False):
                     if math.isfinite(one) and math.isfinite(other):
@@ -108,36 +105,31 @@ def per_iteration(record: Record, name: str) -> list[float]:
 
     Iterations that not every rank of the trial finished are left out.
     """
-    return slowest(record, [m for m in record.outcome.measurements if m.name == name])
+    ranks: dict[int, Sequence[float]] = {}
+    for one in record.outcome.measurements:
+        if one.name == name:
+            _add(ranks, one)
+    return list(slowest(record, ranks))
 
 
-def slowest(record: Record, measurements: Sequence[Measurement]) -> list[float]:
+def slowest(record: Record, ranks: ByRank) -> Sequence[float]:
     """Return the largest sample over ranks of each iteration that every rank finished."""
-    if not measurements:
-        return []
-    if record.trial.world_size == len(measurements) == 1:
-        return list(measurements[0].samples)
-    ranks = _by_rank(measurements)
-    if len(ranks) < record.trial.world_size:
-        return []
+    if not ranks or len(ranks) < record.trial.world_size:
+        return ()
+    if len(ranks) == 1:
+        return next(iter(ranks.values()))
     return [max(samples) for samples in zip(*ranks.values(), strict=False)]
+
+
+def _add(ranks: dict[int, Sequence[float]], one: Measurement) -> None:
+    known = ranks.get(one.rank)
+    ranks[one.rank] = one.samples if known is None else (*known, *one.samples)
 
 
 def imbalance(peaks: Sequence[float | None]) -> float | None:
     """Return the largest peak divided by the smallest; None with one rank or if one is unknown."""
     known = [peak for peak in peaks if peak]
     return max(known) / min(known) if len(known) == len(peaks) > 1 else None
-
-
-def _by_name(measurements: Iterable[Measurement]) -> ByName:
-    return group_by(measurements, attrgetter("name"))
-
-
-def _by_rank(measurements: Iterable[Measurement]) -> dict[int, list[float]]:
-    ranks: dict[int, list[float]] = {}
-    for measurement in measurements:
-        ranks.setdefault(measurement.rank, []).extend(measurement.samples)
-    return ranks
 
 
 def _to_int(value: float | None) -> int | None:

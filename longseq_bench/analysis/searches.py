@@ -1,12 +1,11 @@
 """Rows of searches: for the longest length (probe, edge, confirm) and for the minimum sparsity."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.labels import with_labels
-from longseq_bench.analysis.row import identity
+from longseq_bench.analysis.labels import Labels, find_labels, set_labels, settings_key
+from longseq_bench.analysis.row import fill, identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, imbalance
 from longseq_bench.analysis.search_row import DensityRow, SearchRow
 from longseq_bench.core.cost import floor_bytes, floor_tokens
@@ -27,17 +26,21 @@ LIMITED_BY: dict[Status, str] = {
 }
 
 
-def search_rows(records: Iterable[Record]) -> list[SearchRow]:
-    """Return one row per search for the longest length, in file order."""
+def search_rows(records: Iterable[Record], labels: Labels | None = None) -> list[SearchRow]:
+    """Return one row per search for the longest length, in file order.
+
+    labels: by settings_key; labels for programs if None.
+    """
     steps = (record for record in records if record.purpose in SEARCH_PURPOSES)
     found = [merge_search(group) for group in group_by(steps, _search_key).values()]
     # a search without a failed or without a passed length found no limit
     bounded = [row for row in found if row.fit_only and row.max_tokens and row.first_failure]
     fits = {row.time_key: row.max_tokens for row in bounded}
-    return with_labels([
-        row if row.fit_only or not fits else replace(row, fits_tokens=fits.get(row.time_key))
-        for row in found
-    ])  # fmt: skip
+    labels = find_labels(found) if labels is None else labels
+    for row in found:
+        known = {} if row.fit_only or not fits else {"fits_tokens": fits.get(row.time_key)}
+        fill(row, label=labels[settings_key(row)], **known)
+    return found
 
 
 def merge_search(records: Sequence[Record]) -> SearchRow:
@@ -87,7 +90,8 @@ def density_rows(records: Iterable[Record]) -> list[DensityRow]:
     groups = group_by(
         steps, lambda record: (density_key(record.trial), record.environment.fingerprint)
     )
-    return with_labels([_merge_density(group) for group in groups.values()])
+    rows = [_merge_density(group) for group in groups.values()]
+    return set_labels(rows, find_labels(rows))
 
 
 def density_key(trial: Trial) -> Hashable:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.labels import Settings, settings_key, settings_suffix
+from longseq_bench.analysis.labels import Labels, Settings, settings_key, settings_suffix
 from longseq_bench.analysis.row import ranks_mark
 from longseq_bench.core.model import DTYPE_ALIASES, OptionValue
 from longseq_bench.core.units import format_tokens
@@ -37,20 +37,18 @@ def find_short_labels(settings: Sequence[Settings]) -> list[str]:
     are left out, and so are further options where a label would be longer than MAX_LABEL. Where
     labels would be equal or still too long, they are the name and a number: "block-sparse #3".
     """
-    keys, labels = index_short_labels(settings)
-    return [labels[key] for key in keys]
+    labels = index_short_labels(settings)
+    return [labels[settings_key(one)] for one in settings]
 
 
-def index_short_labels(
-    settings: Sequence[Settings],
-) -> tuple[list[Hashable], dict[Hashable, str]]:
-    """Return the key of each settings, and the labels of `find_short_labels` by key."""
-    keys = [settings_key(one) for one in settings]
-    distinct = dict(zip(keys, settings, strict=True))
-    room = MAX_LABEL - max((len(ranks_mark(one.world_size)) for one in settings), default=0)
+def index_short_labels(settings: Sequence[Settings]) -> Labels:
+    """Return the labels of `find_short_labels` by key."""
+    distinct = {settings_key(one): one for one in settings}
+    most_ranks = max((one.world_size for one in settings), default=1)
+    room = MAX_LABEL - len(ranks_mark(most_ranks))
     words = _find_words(distinct)
     labels = {key: _fit(key, words, distinct, room) for key in distinct}
-    return keys, _number(distinct, labels, room)
+    return _number(distinct, labels, room)
 
 
 def _fit(

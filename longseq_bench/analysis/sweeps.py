@@ -6,15 +6,14 @@ used, and a trial that is not ok in every round has no time.
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from statistics import median
 from typing import Any
 
 from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.labels import find_labels
-from longseq_bench.analysis.row import identity
+from longseq_bench.analysis.labels import Labels, find_labels, settings_key
+from longseq_bench.analysis.row import fill, identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, imbalance, slowest
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import (
@@ -41,37 +40,38 @@ _UNMEASURED: Values = dict.fromkeys(field.name for field in _MEASURED)
 _BY_MEASUREMENT = group_by(_MEASURED, attrgetter("measurement"))
 
 
-def sweep_rows(records: Iterable[Record]) -> list[SweepRow]:
+def sweep_rows(records: Iterable[Record], labels: Labels | None = None) -> list[SweepRow]:
     """Return one row per measured trial, its interleaved rounds merged, in file order.
 
     Records of purpose "measure" that differ only in round and seed, in one environment, are one
     row. The interval of a time is the 95 % interval of the median, or the whole range of fewer
-    than 6 samples.
+    than 6 samples.  labels: by settings_key; labels for programs if None.
     """
-    return [row for row, _ in sweep_rows_with_records(records)]
+    return [row for row, _ in sweep_rows_with_records(records, labels)]
 
 
-def sweep_rows_with_records(records: Iterable[Record]) -> list[tuple[SweepRow, list[Record]]]:
+def sweep_rows_with_records(
+    records: Iterable[Record], labels: Labels | None = None
+) -> list[tuple[SweepRow, list[Record]]]:
     """Return the rows of `sweep_rows`, each with the records that it merges."""
     with gc_disabled():
         measured = (record for record in records if record.purpose == "measure")
         groups = list(group_by(measured, _row_key).values())
-        merged = [merge_trial(group) for group in groups]
-        keys = [row.ranks_key for row in merged]
+        rows = [merge_trial(group) for group in groups]
+        labels = find_labels(rows) if labels is None else labels
+        keys = [row.ranks_key for row in rows]
         on_one_rank: dict[Hashable, SweepRow] = {}
-        for row, key in zip(merged, keys, strict=True):
+        for row, key in zip(rows, keys, strict=True):
             if row.world_size == 1 and row.time_s is not None:
                 on_one_rank.setdefault(key, row)
-        standard = _standard_peaks(merged)
-        rows = [
-            replace(
+        standard = _standard_peaks(rows)
+        for row, key in zip(rows, keys, strict=True):
+            fill(
                 row,
-                label=label,
+                label=labels[settings_key(row)],
                 **_scaling(row, on_one_rank.get(key)),
                 **_against_standard(row, standard.get(row.workload_key)),
             )
-            for row, key, label in zip(merged, keys, find_labels(merged), strict=True)
-        ]
     return list(zip(rows, groups, strict=True))
 
 
@@ -108,7 +108,7 @@ def merge_trial(records: Sequence[Record]) -> SweepRow:
 def _measured(runs: Runs, timed: Runs) -> Values:
     """Return the fields that one measurement gives; None for those that were not measured."""
     values = dict(_UNMEASURED)
-    for name in runs.of_all_runs:
+    for name in runs.measured:
         for field in _BY_MEASUREMENT.get(name, ()):
             if field.merge == "median":
                 values[field.name] = timed.median(name)
@@ -149,7 +149,7 @@ def _traffic(runs: Runs) -> Values:
 
     Every round is compared, so that a round that differs is not hidden by the others.
     """
-    if runs.of_all_runs.keys().isdisjoint(("bytes_sent", "bytes_formula")):
+    if runs.measured.keys().isdisjoint(("bytes_sent", "bytes_formula")):
         return dict.fromkeys(("rank_bytes", "rank_formulas", "bytes_unlike"))
     counts = runs.byte_counts()
     unlike = list(dict.fromkeys(one for one in counts if one[1] != one[2]))
@@ -204,8 +204,8 @@ def _dense_times(runs: Runs) -> tuple[str | None, list[float]]:
     If the sources of rounds differ, measured full passes are preferred to computed times.
     """
     times: dict[str, list[float]] = defaultdict(list)
-    for record, measurements in zip(runs.records, runs.of_each_run, strict=True):
-        if found := slowest(record, measurements.get("dense_time", ())):
+    for record, ranks in zip(runs.records, runs.measured.get("dense_time", ()), strict=False):
+        if found := slowest(record, ranks):
             times[str(record.outcome.facts.get("dense", "not recorded"))] += found
     source = "measured" if "measured" in times else next(iter(times), None)
     return source, times[source] if source else []

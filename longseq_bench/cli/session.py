@@ -242,6 +242,8 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
 
 def _drop_copies(files: list[list[Record]]) -> tuple[list[Record], int]:
     """Return the records of several files without copies from earlier files, and their number."""
+    if len(files) == 1:
+        return files[0], 0
 
     def key(record: Record) -> tuple[object, ...]:  # cheaper to compare than a record
         return record.started_at, record.wall_s, record.trial.implementation, record.trial.round

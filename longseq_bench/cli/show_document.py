@@ -11,7 +11,7 @@ from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import search_rows
-from longseq_bench.analysis.short_labels import find_short_labels
+from longseq_bench.analysis.short_labels import index_short_labels
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.cli.row_filter import (
@@ -93,7 +93,7 @@ def select_rows(
     pairs = sweep_rows_with_records(records)
     rows, searches = [row for row, _ in pairs], search_rows(records)
     every: list[Row] = [*rows, *searches]
-    labels = iter(find_short_labels(every))
+    labels = index_short_labels(every)
     short_rows, short_searches = set_labels(rows, labels), set_labels(searches, labels)
     conditions = [parse_condition(text, every) for text in where]
     keys = [parse_sort(text, every) for text in sort]

@@ -89,7 +89,7 @@ def compare(
             [[p.a for p in found.different_machines] for found in (trials, searches)],
         )
     ]
-    labels = iter(find_labels([*trial_rows, *search_rows, *chain(*unmatched)]))
+    labels = find_labels([*trial_rows, *search_rows, *chain(*unmatched)])
     trial_rows, search_rows = set_labels(trial_rows, labels), set_labels(search_rows, labels)
     only_a, only_b, other_machines = (tuple(set_labels(rows, labels)) for rows in unmatched)
     compared = list(zip(trials.pairs, trial_rows, strict=True))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from longseq_bench.core.model import Record
+from longseq_bench.core.model import Environment, Record
 
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V")
@@ -26,20 +26,29 @@ class RecordInterner:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Any] = {}
+        self._names: dict[tuple[type, int], set[str]] = {}
+        self._environment: Environment | None = None
 
     def record(self, record: Record) -> Record:
         """Return an equal record that shares its parts with earlier ones."""
-        trial, environment = record.trial, record.environment
-        text = environment.model_dump_json(exclude={"fingerprint"})
+        trial, workload = record.trial, record.trial.workload
         interned = self._copy_with(
             trial,
-            workload=self._intern(trial.workload, trial.workload, self._copy_with),
+            workload=self._intern(tuple(workload.__dict__.values()), workload, self._copy_with),
             options=self._intern(repr(trial.options), trial.options),
         )
         return self._copy_with(
             record, trial=interned, outcome=self._copy_with(record.outcome),
-            environment=self._intern(text, environment, self._copy_with),
+            environment=self._share(record.environment),
         )  # fmt: skip
+
+    def _share(self, environment: Environment) -> Environment:
+        """Return the environment of the record before, if it is equal; else an interned one."""
+        last = self._environment
+        if last is None or _values(environment) != _values(last):
+            text = environment.model_dump_json(exclude={"fingerprint"})
+            last = self._environment = self._intern(text, environment, self._copy_with)
+        return last
 
     def _intern(self, key: Hashable, value: V, make: Callable[[V], V] = lambda value: value) -> V:
         known: V | None = self._known.get((type(value), key))
@@ -54,10 +63,18 @@ class RecordInterner:
         for name, value in (model.__dict__ | parts).items():
             assign(copied, name, value)
         names = model.__pydantic_fields_set__
-        assign(copied, "__pydantic_fields_set__", self._intern(frozenset(names), names))
+        shared = self._names.setdefault((type(model), len(names)), names)
+        if shared != names:
+            shared = self._intern(frozenset(names), names)
+        assign(copied, "__pydantic_fields_set__", shared)
         assign(copied, "__pydantic_extra__", None)
         assign(copied, "__pydantic_private__", None)
         return copied
+
+
+def _values(environment: Environment) -> tuple[object, ...]:
+    """Return what is equal for environments that are equal byte by byte in JSON."""
+    return environment.__dict__, [*environment.variables]
 
 
 @contextmanager

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
+
+from longseq_bench.core.identity_cache import cached_by_identity
 
 SCHEMA = 2
 
@@ -140,8 +142,7 @@ class Trial(Frozen):
         The fields are those of the trial or of its workload. Much cheaper than `key`, and valid in
         this process only.
         """
-        # 1, 1.0 and True are equal, but are different options
-        options = None if "options" in names else repr(sorted(self.options.items()))
+        options = None if "options" in names else options_key(self.options)
         return options, *_fields_except(names)(self)
 
     def at(self, seq_len: int) -> Trial:
@@ -152,6 +153,13 @@ class Trial(Frozen):
     def replace(self, **changes: Any) -> Trial:
         """Return the same trial with other fields, validated again."""
         return Trial.model_validate({**self.model_dump(), **changes})
+
+
+@cached_by_identity
+def options_key(options: Mapping[str, OptionValue]) -> str:
+    """Return text that is equal for equal options in any order; valid in this process only."""
+    # by repr: 1, 1.0 and True are equal, but are different options
+    return repr(sorted(options.items()))
 
 
 @lru_cache(maxsize=64)
@@ -249,7 +257,7 @@ class Environment(Frozen):
     @property
     def fingerprint(self) -> str:
         """Hash of the parts that make figures comparable."""
-        return _fingerprint(_stable_values(self), tuple(sorted(self.variables.items())))
+        return _fingerprint(self)
 
     @model_validator(mode="before")
     @classmethod
@@ -264,9 +272,15 @@ _STABLE = [name for name in Environment.model_fields if name not in {"variables"
 _stable_values: Callable[[Environment], tuple[Any, ...]] = attrgetter(*_STABLE)
 
 
+@cached_by_identity
+def _fingerprint(environment: Environment) -> str:
+    variables = tuple(sorted(environment.variables.items()))
+    return _fingerprint_of(_stable_values(environment), variables)
+
+
 @lru_cache(maxsize=1024)
-def _fingerprint(values: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
-    # cached: a report reads it several times per record, and few environments differ
+def _fingerprint_of(values: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
+    # few environments differ in more than load and clock
     return _digest({**dict(zip(_STABLE, values, strict=True)), "variables": dict(variables)})
 
 

@@ -8,12 +8,13 @@ None of them uses a device. Other packages add their own through the entry-point
 `longseq_bench.report_kinds`, `longseq_bench.report_sections` and `longseq_bench.report_formats`.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from string import ascii_uppercase
 
 from longseq_bench.analysis.labels import (
+    Labels,
     find_baseline_label,
     set_labels,
     settings_key,
@@ -22,7 +23,7 @@ from longseq_bench.analysis.labels import (
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.search_row import DensityRow, SearchRow
 from longseq_bench.analysis.searches import density_rows, search_rows
-from longseq_bench.analysis.short_labels import find_short_labels, index_short_labels
+from longseq_bench.analysis.short_labels import index_short_labels
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Environment, Record, Trial
@@ -156,39 +157,39 @@ class Source:
 
     def label(self, trial: Trial) -> str:
         """Return the label of the trial's implementation and options in this report."""
-        return self._labelled[1][settings_key(trial)]
+        return self._labels[settings_key(trial)]
 
     @property
     def machine_column(self) -> list[Column]:
         """The column for `machine_cell`: none if there is only one machine."""
-        return [Column("Machine")] * (len(self.environments) > 1)
+        return [Column("Machine")] if len(self.environments) > 1 else []
 
     def machine_cell(self, record: Record) -> list[str]:
         """Return the name of a record's machine as a cell; none if there is only one."""
-        return [self.machines[record.environment.fingerprint]] * len(self.machine_column)
+        if len(self.environments) == 1:
+            return []
+        return [self.machines[record.environment.fingerprint]]
 
     def machine_suffix(self, fingerprint: str) -> str:
         """Return ", machine A (host)"; "" if there is only one."""
         machine = self.machines[fingerprint]
         return f", machine {machine}" if machine else ""
 
-    @property
+    @cached_property
     def _tables(self) -> tuple[list[SweepRow], list[SearchRow], list[DensityRow]]:
-        return self._labelled[0]
+        minima = density_rows(self.records)
+        return (
+            sweep_rows(self.records, self._labels),
+            search_rows(self.records, self._labels),
+            set_labels(minima, index_short_labels(minima)),
+        )
 
     @cached_property
-    def _labelled(
-        self,
-    ) -> tuple[tuple[list[SweepRow], list[SearchRow], list[DensityRow]], dict[Hashable, str]]:
-        """The rows with their labels, and the labels of all trials by settings_key."""
-        rows, maxima = sweep_rows(self.records), search_rows(self.records)
-        of_density = [record.trial for record in self.records if record.purpose == "density"]
-        keys, labels = index_short_labels([*rows, *maxima, *of_density])
-        own = (labels[key] for key in keys)
-        rows, maxima = set_labels(rows, own), set_labels(maxima, own)
-        minima = density_rows(self.records)
-        minima = set_labels(minima, iter(find_short_labels(minima)))
-        return (rows, maxima, minima), labels
+    def _labels(self) -> Labels:
+        """The labels of all trials: of sweeps, then of searches, in which order #1, #2 count."""
+        order = {"measure": 0, "density": 2}
+        in_order = sorted(self.records, key=lambda record: order.get(record.purpose, 1))
+        return index_short_labels([record.trial for record in in_order])
 
     @cached_property
     def _varying(self) -> frozenset[str]:

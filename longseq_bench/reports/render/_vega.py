@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite, written by Altair; vl-convert makes SVG of them without a browser.
+"""Charts as Vega-Lite; vl-convert makes SVG of them without a browser.
 
 One description makes both the picture of a Markdown report and the chart of an HTML page, so that
 both show the same figures. Names of series are data in it, never part of an expression.

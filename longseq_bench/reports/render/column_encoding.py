@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from longseq_bench.reports.document import Cell, Kind, Spread, format_cell
+from longseq_bench.reports.document import MISSING, Cell, Kind, Spread, format_cell
 
 MISSING_CODE = -1
 
@@ -25,6 +25,11 @@ class Packed:
 
     texts: list[str]
     codes: list[int]
+
+    def text(self, i: int) -> str:
+        """Return the text of a row."""
+        code = self.codes[i]
+        return MISSING if code == MISSING_CODE else self.texts[code]
 
 
 def pack(cells: Sequence[Cell], kind: Kind) -> Packed:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import MISSING, Chart, Column, Document, Section, Table
-from longseq_bench.reports.render.column_encoding import MISSING_CODE, Packed, pack
+from longseq_bench.reports.render.column_encoding import Packed, pack
 from longseq_bench.reports.render.csv import format_lines, slug
 from longseq_bench.reports.render.json import finite
 
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 PLAIN_ROWS = 200
 """Maximum rows of a table that are written as HTML; the others are data, shown on request."""
 
-MAX_PLAIN_ROWS, MIN_PLAIN_ROWS = 1_000, 1
-"""Rows that a page writes as HTML: for all tables, and per table after that number."""
+MAX_PLAIN_ROWS, MIN_ROWS = 1_000, 10
+"""Rows that a page writes as HTML for all tables; rows of a table after that number, and of one
+beyond the maximum of data."""
 
-MAX_TABLES = 200
-"""Maximum number of tables in a section."""
+MAX_TABLES, MIN_TABLES = 200, 12
+"""Number of tables in a section: at most, and after the maximum of data."""
 
-MAX_ROWS, MAX_BYTES = 120_000, 3_500_000
+MAX_ROWS, MAX_BYTES = 120_000, 3_000_000
 """Maximum data of a page: rows of one table, and bytes of all tables."""
 
 MAX_CSV_BYTES = 300_000
@@ -44,9 +45,6 @@ MAX_CSV_BYTES = 300_000
 
 MAX_ENTRIES = 8
 """Maximum number of entries of the navigation."""
-
-MAX_LEAD = 900
-"""Length of a section's text (letters) above which its charts come first."""
 
 LONG = 30
 """Length of a text (letters) above which its column is wider, to avoid one word per line."""
@@ -57,7 +55,7 @@ POLL_MS = 2000
 Shown = dict[str, Any]
 """Values for the template by name."""
 
-_ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+_ESCAPED = "<>&\u2028\u2029"
 
 
 @FORMATS.register("html")
@@ -151,7 +149,9 @@ def _data(value: Any) -> Markup:
     from markupsafe import Markup
 
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.translate(_ESCAPED))
+    for character in _ESCAPED:
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
 
 
 def _labels(document: Document) -> list[str]:
@@ -197,10 +197,12 @@ def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
         name = _unique(slug(section.title) or "section", names)
         figures = [_figure(_unique(f"{name}/{slug(c.title)}", names), c) for c in section.charts]
         grids = []
-        for table in section.tables[:MAX_TABLES]:
+        for i, table in enumerate(section.tables[:MAX_TABLES]):
+            if left <= 0 and i >= MIN_TABLES:
+                break
             key = _unique(f"{name}/{slug(table.title)}", names)
-            grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, MIN_PLAIN_ROWS)))
-            left -= len(grid["data"] or "")
+            grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, MIN_ROWS)))
+            left -= len(grid["data"])
             plain -= len(grid["rows"])
             grid["csv"] = _csv(table, raw)
             raw -= len(grid["csv"] or "")
@@ -208,7 +210,6 @@ def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
         yield {
             "name": name,
             "section": section,
-            "charts_first": sum(map(len, (*section.paragraphs, *section.points))) > MAX_LEAD,
             "figures": figures,
             "grids": grids,
             "more": len(section.tables) - len(grids),
@@ -253,14 +254,14 @@ def _figure(key: str, chart: Chart) -> Shown:
 def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Shown:
     """Return a table for the template.  left: maximum bytes of data.  plain: maximum HTML rows.
 
-    Its "rows" are the HTML rows, of cells (text, code, class); "data": all rows, if there are more.
+    "rows": the first rows as HTML, of cells (text, class), for readers without scripts.  "data":
+    as many rows as fit, but at least these.
     """
     kept = table.rows[:MAX_ROWS]
-    columns = _packed(table, kept)
-    data = None
-    if len(kept) > plain:
-        columns, data = _fitting(table, kept, columns, left, plain)
-    row_count = len(columns[0].codes) if columns else 0
+    columns, data = _encode(table, kept)
+    while len(data) > left and len(kept) > plain:
+        kept = kept[: max(plain, int(len(kept) * 0.95 * left / len(data)))]
+        columns, data = _encode(table, kept)
     classes = [_class(*both) for both in zip(table.columns, columns, strict=True)]
     headings = [column.name for column in table.columns]
     first_text = 0 if table.columns and table.columns[0].kind == "text" else -1
@@ -270,9 +271,9 @@ def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Sh
         "named": bool(table.title),
         "columns": list(zip(headings, classes, strict=True)),
         "label": headings.index(_LABEL) if _LABEL in headings else first_text,
-        "rows": [list(_cells(columns, classes, i)) for i in range(min(row_count, plain))],
+        "rows": [list(_cells(columns, classes, i)) for i in range(min(len(kept), plain))],
         "count": len(table.rows),
-        "kept": row_count,
+        "kept": len(kept),
         "data": data,
     }
 
@@ -285,24 +286,11 @@ def _csv(table: Table, left: int) -> Markup | None:
     return data if len(data) <= left else None
 
 
-def _packed(table: Table, rows: Sequence[tuple[Any, ...]]) -> list[Packed]:
+def _encode(table: Table, rows: Sequence[tuple[Any, ...]]) -> tuple[list[Packed], Markup]:
+    """Return the columns of some rows of a table, and the same as data."""
     by_column = zip(*rows, strict=True) if rows else [() for _ in table.columns]
-    return [pack(cells, c.kind) for cells, c in zip(by_column, table.columns, strict=True)]
-
-
-def _fitting(
-    table: Table, rows: Sequence[tuple[Any, ...]], columns: list[Packed], left: int, plain: int
-) -> tuple[list[Packed], Markup | None]:
-    """Return as data the first rows that fit; nothing if the page shows all rows."""
-    while True:
-        data = _data([{"dict": c.texts, "codes": c.codes} for c in columns])
-        if len(data) <= left:
-            return columns, data
-        kept = int(len(rows) * 0.95 * left / len(data))
-        rows = rows[: max(kept, plain)]
-        columns = _packed(table, rows)
-        if len(rows) == plain:
-            return columns, None
+    columns = [pack(cells, c.kind) for cells, c in zip(by_column, table.columns, strict=True)]
+    return columns, _data([{"dict": c.texts, "codes": c.codes} for c in columns])
 
 
 def _class(column: Column, packed: Packed) -> str:
@@ -313,12 +301,8 @@ def _class(column: Column, packed: Packed) -> str:
     return "long" if any(len(text) > LONG for text in packed.texts) else ""
 
 
-def _cells(
-    columns: Sequence[Packed], classes: Sequence[str], i: int
-) -> Iterator[tuple[str, int, str]]:
+def _cells(columns: Sequence[Packed], classes: Sequence[str], i: int) -> Iterator[tuple[str, str]]:
     for column, css_class in zip(columns, classes, strict=True):
-        code = column.codes[i]
-        text = MISSING if code == MISSING_CODE else column.texts[code]
+        text = column.text(i)
         word = text.partition(" ")[0]
-        state = f" is-{word}" if css_class == "status" and word in STATUSES else ""
-        yield text, code, css_class + state
+        yield text, f"status is-{word}" if css_class == "status" and word in STATUSES else css_class

@@ -1,7 +1,7 @@
 """Failed runs, and figures that are missing although the run was ok, each with its reason."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from longseq_bench.core.model import Record
@@ -72,8 +72,11 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
         trial, outcome = record.trial, record.outcome
         if outcome.status != "ok" or record.purpose != "measure":
             continue
-        for name, reason in _expected(record).items():
-            samples = outcome.samples(name)
+        measured: dict[str, list[float]] = defaultdict(list)
+        for one in outcome.measurements:
+            measured[one.name] += one.samples
+        for name, reason in _expected(record, measured["density_achieved"]).items():
+            samples = measured[name]
             if not all(map(math.isfinite, samples)):
                 some = any(map(math.isfinite, samples))
                 reason = f"{'some of ' * some}its samples are not finite"
@@ -82,7 +85,7 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
             yield record, (source.label(trial), trial.workload.seq_len, name, str(reason))
 
 
-def _expected(record: Record) -> dict[str, object]:
+def _expected(record: Record, densities: Sequence[float]) -> dict[str, object]:
     """Return the measurements that an ok trial should have, and why each may be missing."""
     trial, facts = record.trial, record.outcome.facts
     untimed = "no timed pass was recorded" if trial.repeats else "none was requested (repeats 0)"
@@ -95,7 +98,7 @@ def _expected(record: Record) -> dict[str, object]:
     if trial.world_size > 1:
         no_compute = "no pass without communication was recorded" if trial.repeats else untimed
         expected |= {"compute_time": no_compute, "bytes_sent": "no bytes were counted"}
-    if min(record.outcome.samples("density_achieved"), default=1.0) < 1:
+    if min(densities, default=1.0) < 1:
         unknown = facts.get("dense", "no dense pass was recorded")
         expected["dense_time"] = unknown if trial.repeats else untimed
     return expected

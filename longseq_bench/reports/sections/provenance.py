@@ -1,12 +1,13 @@
 """Provenance: dates, machines, versions, how each trial ran, how to run it again."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import option_text
-from longseq_bench.core.model import Environment, Record
+from longseq_bench.core.identity_cache import cached_by_identity
+from longseq_bench.core.model import Environment, OptionValue, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table
@@ -63,18 +64,22 @@ def _facts(environments: Sequence[Environment]) -> Iterator[tuple[str, str]]:
 
 def how_it_ran(source: Source) -> Section:
     """Build the table of options and of facts that trials recorded: backend, meters."""
-    facts: dict[tuple[str, ...], dict[str, None]] = {}
+    facts: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
     for record in source.records:
         which = (*source.machine_cell(record), source.label(record.trial))
-        if options := record.trial.options:
-            words = ", ".join(f"{name}={option_text(value)}" for name, value in options.items())
-            facts.setdefault((*which, "options"), {})[words] = None
+        if record.trial.options:
+            facts[*which, "options"][_describe_options(record.trial.options)] = None
         for name, value in record.outcome.facts.items():
             if isinstance(value, (str, bool)):
-                facts.setdefault((*which, name), {})[str(value)] = None
+                facts[*which, name][str(value)] = None
     rows = tuple((*key, "; ".join(values)) for key, values in facts.items())
     columns = (*source.machine_column, *map(Column, ("Implementation", "What", "Value")))
     return Section("How each ran", tables=[Table("", columns, rows)] if rows else [])
+
+
+@cached_by_identity
+def _describe_options(options: Mapping[str, OptionValue]) -> str:
+    return ", ".join(f"{name}={option_text(value)}" for name, value in options.items())
 
 
 def configs(source: Source) -> Iterator[Section]:

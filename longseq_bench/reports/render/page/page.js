@@ -24,22 +24,10 @@
     if (theme === "light" || theme === "dark") root.dataset.theme = theme;
   }
 
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-
-  function themeButton() {
-    const button = document.getElementById("theme");
-    const updateLabel = () => {
-      button.textContent = isDark() ? "Light" : "Dark";
-      button.setAttribute("aria-label", `${button.textContent} colours`);
-    };
-    button.addEventListener("click", () => {
-      const theme = isDark() ? "light" : "dark";
-      applyTheme(theme);
-      remembered(theme);
-      updateLabel();
-    });
-    dark.addEventListener("change", updateLabel);
-    updateLabel();
+  function switchTheme() {
+    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
+    applyTheme(isDark ? "light" : "dark");
+    remembered(root.dataset.theme);
   }
 
   // ---- helpers ----------------------------------------------------------------------------------
@@ -86,13 +74,9 @@
       write(this.node.querySelector(".count"), shown === n ? `all ${n} shown` : `${shown} of ${n} shown`);
     }
 
-    state() {
-      return { hidden: [...this.hidden], open: this.node.open };
-    }
-
-    restore({ hidden, open }) {
-      this.hidden = new Set(hidden);
-      this.node.open = open;
+    restore({ hidden, node }) {
+      this.hidden = hidden;
+      this.node.open = node.open;
       this.updateCount();
     }
   }
@@ -196,18 +180,11 @@
       }
     }
 
-    state() {
-      return {
-        hidden: [...this.hidden],
-        logs: this.logs.map((box) => [box.name, box.checked]),
-      };
-    }
-
     restore({ hidden, logs }) {
-      this.hidden = new Set(hidden);
+      this.hidden = hidden;
       this.press();
-      for (const [name, on] of logs) {
-        for (const box of this.logs) if (box.name === name) box.checked = on;
+      for (const { name, checked } of logs) {
+        for (const box of this.logs) if (box.name === name) box.checked = checked;
       }
     }
   }
@@ -229,29 +206,14 @@
 
   // ---- tables -----------------------------------------------------------------------------------
 
-  // A column is its distinct texts, smallest value first, and one code per row: -1 for no value. A
-  // short table has them in its cells, a long one in a data element next to it.
-  function columnsOf(node, rows, width) {
-    if (node.querySelector("script:not(.csv)")) return data(node);
-    return Array.from({ length: width }, (_, j) => {
-      const column = { dict: [], codes: [] };
-      for (const row of rows) {
-        const cell = row.cells[j];
-        const code = Number(cell.dataset.k ?? -1);
-        if (code >= 0) column.dict[code] = cell.textContent;
-        column.codes.push(code);
-      }
-      return column;
-    });
-  }
-
+  // Each column is its distinct texts, smallest value first, and one code per row: -1 for no value.
   class Grid {
     constructor(node) {
       this.node = node;
       this.heads = all(node, "th");
       this.body = node.querySelector("tbody");
       this.rows = [...this.body.rows]; // by index; further rows are created when they are shown
-      this.columns = columnsOf(node, this.rows, this.heads.length);
+      this.columns = data(node);
       this.total = this.columns[0]?.codes.length ?? 0;
       this.label = this.columns[Number(node.dataset.label)];
       this.hidden = new Set();
@@ -280,13 +242,15 @@
     }
 
     sort(j) {
-      const next = { none: "ascending", ascending: "descending", descending: "none" };
-      const direction = next[this.column === j ? this.direction : "none"];
-      [this.column, this.direction] = direction === "none" ? [undefined, "none"] : [j, direction];
-      this.heads.forEach((head, i) => {
-        if (i === this.column) head.setAttribute("aria-sort", direction);
-        else head.removeAttribute("aria-sort");
-      });
+      const isSame = this.column === j;
+      if (isSame && this.direction === "descending") this.order(undefined, undefined);
+      else this.order(j, isSame ? "descending" : "ascending");
+    }
+
+    order(column, direction) {
+      this.heads[this.column]?.removeAttribute("aria-sort");
+      this.heads[column]?.setAttribute("aria-sort", direction);
+      [this.column, this.direction] = [column, direction];
       this.show(this.limit);
     }
 
@@ -374,26 +338,12 @@
       return [names, ...cells].map((line) => `${line.map(quote).join(",")}\n`).join("");
     }
 
-    state() {
-      const { scrollLeft: left, scrollTop: top } = this.node.querySelector(".scroll");
-      const { column, direction, limit } = this;
-      return { hidden: [...this.hidden], text: this.field.value, column, direction, limit, left, top };
-    }
-
-    restore({ hidden, text, column, direction, limit, left, top }) {
-      this.hidden = new Set(hidden);
-      this.field.value = text;
-      this.filter(text);
-      if (column < this.heads.length) {
-        this.sort(column);
-        if (direction === "descending") this.sort(column);
-      }
-      this.show(limit);
-      this.scroll(left, top);
-    }
-
-    scroll(left, top) {
-      Object.assign(this.node.querySelector(".scroll"), { scrollLeft: left, scrollTop: top });
+    restore(old) {
+      this.hidden = old.hidden;
+      this.limit = old.limit;
+      this.field.value = old.field.value;
+      this.filter(this.field.value);
+      if (old.column < this.heads.length) this.order(old.column, old.direction);
     }
   }
 
@@ -406,22 +356,20 @@
   // Attach the behaviour to the page. before: the widgets of the page that this one replaces.
   function start(before = new Map()) {
     widgets = new Map();
-    const chosen = before.get("implementations")?.state().hidden ?? [];
+    const chosen = [...(before.get("implementations")?.hidden ?? [])];
     for (const node of all(document, "[data-key]")) {
       const key = node.dataset.key;
       const old = before.get(key);
       const source = root.dataset.live && node.outerHTML;
       if (old && old.source === source) {
-        const state = old.state();
         node.replaceWith(old.node);
         widgets.set(key, old);
-        old.scroll?.(state.left, state.top);
         continue;
       }
       const widget = new (kindOf(node))(node);
       widget.source = source;
       widgets.set(key, widget);
-      if (old instanceof widget.constructor) widget.restore(old.state());
+      if (old instanceof widget.constructor) widget.restore(old);
       else widget.choose?.(chosen, false);
       old?.embedded?.finalize();
     }
@@ -454,13 +402,10 @@
     node?.scrollIntoView({ block: marked ? "center" : "start" });
   }
 
-  function foldsButton() {
-    const button = document.getElementById("folds");
-    button.addEventListener("click", () => {
-      const on = folds().some((fold) => !fold.open);
-      for (const fold of folds()) fold.open = on;
-      button.textContent = on ? "Fold all" : "Open all";
-    });
+  function foldAll(button) {
+    const on = folds().some((fold) => !fold.open);
+    for (const fold of folds()) fold.open = on;
+    button.textContent = on ? "Fold all" : "Open all";
   }
 
   // A search by the browser finds text in folded sections, but not in rows that are not shown.
@@ -542,22 +487,22 @@
     for (const fold of folds()) fold.open = open.get(fold.parentNode.id) ?? fold.open;
     start(widgets);
     refocus(focused);
-    const now = mark && find(mark.name);
-    if (now) scrollBy({ top: now.getBoundingClientRect().top - mark.top, behavior: "instant" });
+    const now = mark && parts().find((part) => nameOf(part) === mark.name);
+    if (now) scrollBy({ top: topOf(now) - mark.top, behavior: "instant" });
   }
+
+  const parts = () => all(document, "main [data-key], main section");
+  const nameOf = (part) => part.dataset.key ?? part.id;
+  const topOf = (part) => part.getBoundingClientRect().top;
 
   // The part that is being read, and its position on the screen, to restore it after an update.
   function landmark() {
-    const node = all(document, "main [data-key], main section").find((one) => {
+    const part = parts().find((one) => {
       const { top, bottom } = one.getBoundingClientRect();
       const isRead = bottom > 0 && (top >= 0 || one.dataset.key) && !one.matches("details");
       return isRead && one.checkVisibility();
     });
-    return node && { name: node.dataset.key ?? node.id, top: node.getBoundingClientRect().top };
-  }
-
-  function find(name) {
-    return all(document, "main [data-key], main section").find((one) => (one.dataset.key ?? one.id) === name);
+    return part && { name: nameOf(part), top: topOf(part) };
   }
 
   const REACHED = "button, input, summary, [tabindex]";
@@ -583,14 +528,13 @@
     if (key === "F3" || (key === "f" && (ctrlKey || metaKey))) showRows();
   });
   addEventListener("click", ({ target }) => {
-    const button = target.closest(".copy");
-    if (button) copy(button);
+    if (target.matches("#theme")) switchTheme();
+    if (target.matches("#folds")) foldAll(target);
+    if (target.matches(".copy")) copy(target);
     const link = target.closest("main a, nav a");
     if (link && link.hash === location.hash) reveal(link.hash); // no change, so no hashchange
   });
   addEventListener("DOMContentLoaded", () => {
-    themeButton();
-    foldsButton();
     start();
     reveal(location.hash);
     if (root.dataset.live) poll();
