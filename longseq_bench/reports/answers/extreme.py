@@ -19,7 +19,6 @@ from longseq_bench.reports.document import (
 )
 from longseq_bench.reports.groups import (
     SAME_TABLE,
-    format_limit,
     group_by_workload,
     in_brackets,
     split_by_sparsity,
@@ -45,7 +44,7 @@ _LIMITS = ("mode", "dtype", "memory_budget", "time_budget")
 def answer(source: Source) -> Answer:
     """Return the first screen."""
     longest = _find_longest(source)
-    figures = [*(_figure(ties) for ties in longest), *_memory_alone(source)]
+    figures = [*(_figure(source, ties) for ties in longest), *_memory_alone(source)]
     findings = [*(_reach(source, ties) for ties in longest), *_fastest(source)]
     chart = next(_charts(source), None)
     known = [finding for finding in findings if finding]
@@ -83,14 +82,14 @@ def _find_ties(best: Known, rows: Sequence[Known]) -> Sequence[Known]:
     return find_longest(searches).ties if searches else [r for r in same if r.tokens == best.tokens]
 
 
-def _figure(ties: Sequence[Known]) -> KeyFigure:
+def _figure(source: Source, ties: Sequence[Known]) -> KeyFigure:
     best = ties[0]
     kind = "sparse" if best.is_sparse else "exact"
     others = f" and {len(ties) - 1} more" * (len(ties) > 1)
-    budget = f", {format_limit(best.time_budget)} limit" if best.time_budget else ""
+    words = [best.name + others, source.workload(best, ("time_budget",))]
     label = "Longest" if isinstance(best, SearchRow) else "Longest swept"
     value = f"{format_tokens(best.tokens)} tokens"
-    return KeyFigure(f"{label}, {kind}", value, best.name + others + budget)
+    return KeyFigure(f"{label}, {kind}", value, ", ".join(filter(None, words)))
 
 
 def _memory_alone(source: Source) -> Iterator[KeyFigure]:

@@ -1,12 +1,11 @@
 """Recommendations: rules over the rows of a report, each with the figures that support it.
 
 No rule depends on the name of an implementation. Exact and sparse attention compute different
-things, so a sentence that recommends one instead of the other always says so.
+things, so they are never compared.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from longseq_bench.reports.base import SEARCH, SWEEP, Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import (
-    SAME_TABLE,
     group_by_density,
     group_by_ranks,
     group_by_workload,
@@ -36,40 +34,35 @@ class Longest(NamedTuple):
     """The longest lengths of one workload, kind and number of ranks.
 
     ties: the longest row, and those whose bracket does not exclude its length; the longest first.
-    following: the longest row that is shorter for certain.  unsuccessful: searches without a
-    confirmed length.
+    following: the longest row that is shorter for certain.
     """
 
     where: str | None
     ties: Sequence[SearchRow]
     following: SearchRow | None
-    unsuccessful: int
 
 
 def longest(source: Source) -> Section:
     """Build the table of the longest of each workload and number of ranks, exact and sparse."""
-    unsuccessful = _count_unsuccessful(source)
-    found = []
-    for group in group_by_workload(source.maxima):
-        rows = [row for row in group if row.max_tokens and row.is_full_pass]
-        for kind, same in split_by_sparsity(rows).items():
-            for some in group_by_ranks(same).values():
-                failed = unsuccessful.get((_search_settings(some[0]), kind == "sparse"), 0)
-                found.append(find_longest(some, source.workload(some[0]) or None, failed))
+    searched = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
+    found = [
+        find_longest(some, source.workload(some[0]) or None)
+        for group in group_by_workload(searched)
+        for rows in split_by_sparsity(group).values()
+        for some in group_by_ranks(rows).values()
+    ]
     tables = [build_table("", _LONGEST, found)] if found else []
     return Section("Longest by workload", tables=tables, missing=("confirmed length", SEARCH))
 
 
-def find_longest(
-    rows: Sequence[SearchRow], where: str | None = None, unsuccessful: int = 0
-) -> Longest:
+def find_longest(rows: Sequence[SearchRow], where: str | None = None) -> Longest:
     """Return the longest of rows with a confirmed length, its ties, and the next one."""
     ordered = sorted(rows, key=lambda row: -row.max_tokens)
     most = ordered[0].max_tokens
     ties = [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
     tied = set(map(id, ties))
     following = next((row for row in ordered if id(row) not in tied), None)
-    return Longest(where, ties, following, unsuccessful)
+    return Longest(where, ties, following)
 
 
 def name_ties(rows: Sequence[Row]) -> str:
@@ -91,7 +84,6 @@ _LONGEST = (
         "Ratio", "ratio",
         lambda one: one.following and one.ties[0].max_tokens / one.following.max_tokens,
     ),
-    ValueColumn("Without a length", "count", lambda one: one.unsuccessful or None),
 )  # fmt: skip
 
 
@@ -101,27 +93,6 @@ def _kind(row: Row) -> str:
 
 def _density(row: Row) -> float | None:
     return row.density if row.is_sparse else None
-
-
-_search_settings = attrgetter("world_size", *(name for name in SAME_TABLE if name != "fit_only"))
-
-
-def _count_unsuccessful(source: Source) -> dict[tuple[object, bool], int]:
-    """Count the searches without a confirmed length, by workload, ranks and sparsity.
-
-    The other rows of an implementation show whether it is sparse where none of its lengths passed.
-    """
-    sparse_names = {r.implementation for r in chain(source.rows, source.maxima) if r.is_sparse}
-    searched: dict[tuple[object, bool], dict[object, bool]] = defaultdict(dict)
-    for row in source.maxima:
-        known = row.density_achieved is not None
-        sparse = row.is_sparse if known else row.implementation in sparse_names
-        keep = "all" if row.keep == "nothing" else row.keep
-        settings = row.implementation, row.options_key, keep, row.allocator
-        named = searched[_search_settings(row), sparse]
-        found = bool(row.max_tokens and row.is_full_pass)
-        named[settings] = named.get(settings, False) or found
-    return {key: sum(not found for found in named.values()) for key, named in searched.items()}
 
 
 class RankedLength(NamedTuple):
