@@ -1,6 +1,6 @@
 # Tools are those of the active environment: pip install -e ".[test]"
 
-.PHONY: check test docs figures
+.PHONY: check test docs figures screens
 
 check: docs
 	ruff check .
@@ -19,3 +19,7 @@ docs:
 figures: $(wildcard benchmarks/floor.py benchmarks/overhead.py)
 	@test -n "$^" || { echo "no benchmarks/floor.py and no benchmarks/overhead.py here"; exit 1; }
 	@for script in $^; do echo "python $$script"; python $$script || exit $$?; done
+
+# pictures of the first screens for README and docs; needs chromium and chromedriver
+screens:
+	python docs/screens.py

@@ -10,10 +10,11 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Literal
 
-from longseq_bench.analysis.labels import find_labels, set_labels
+from longseq_bench.analysis.labels import set_labels
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import merge_search
+from longseq_bench.analysis.short_labels import index_short_labels
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import merge_trial, sweep_rows
 from longseq_bench.comparison.caveats import find_caveats
@@ -89,7 +90,7 @@ def compare(
             [[p.a for p in found.different_machines] for found in (trials, searches)],
         )
     ]
-    labels = find_labels([*trial_rows, *search_rows, *chain(*unmatched)])
+    labels = index_short_labels([*trial_rows, *search_rows, *chain(*unmatched)])
     trial_rows, search_rows = set_labels(trial_rows, labels), set_labels(search_rows, labels)
     only_a, only_b, other_machines = (tuple(set_labels(rows, labels)) for rows in unmatched)
     compared = list(zip(trials.pairs, trial_rows, strict=True))

@@ -83,16 +83,17 @@ def terminal_document(result: Comparison, fail_on: float | None = None) -> Docum
 def processes_table(result: Comparison) -> Table:
     """Return the tidy data: one row per process of every trial with times on both sides."""
     fields = (
-        "implementation", "label", "tokens", "world_size", "device", "dtype", "mode", "causal",
-        "batch", "heads", "kv_heads", "head_dim",
+        "tokens", "world_size", "device", "dtype", "mode", "causal", "batch", "heads", "kv_heads",
+        "head_dim",
     )  # fmt: skip
     rows = tuple(
-        (side, *(getattr(t.row, name) for name in fields), i, seconds)
+        (side, t.row.implementation, result.program_label(t.row), *values, i, seconds)
         for t in result.times
+        for values in [[getattr(t.row, name) for name in fields]]
         for side, times in (("A", t.a_rounds), ("B", t.b_rounds))
         for i, seconds in enumerate(times)
     )
-    names = ("side", *fields, "process", "median_s")
+    names = ("side", "implementation", "label", *fields, "process", "median_s")
     return Table("processes", tuple(Column(name) for name in names), rows)
 
 

@@ -12,7 +12,7 @@ from longseq_bench.reports.render.json import finite
 
 SCHEMA = 1
 _IDENTITY = (
-    "implementation", "options", "label", "tokens", "device", "world_size", "dtype", "mode",
+    "implementation", "options", "tokens", "device", "world_size", "dtype", "mode",
     "causal", "batch", "heads", "kv_heads", "head_dim", "threads", "memory_budget", "time_budget",
     "fit_only", "keep", "allocator",
 )  # fmt: skip
@@ -34,27 +34,27 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
         "worse": None if fail_on is None else list(find_regressions(result, fail_on)),
         "summary": summarize(result),
         "notes": result.caveats,
-        "times": [_time(t) for t in result.times],
-        "peaks": [_flatten(one) for one in result.peaks],
-        "maxima": [_flatten(one) for one in result.maxima],
-        "turned": [_flatten(one) for one in result.status_changes],
+        "times": [_time(result, t) for t in result.times],
+        "peaks": [_flatten(result, one) for one in result.peaks],
+        "maxima": [_flatten(result, one) for one in result.maxima],
+        "turned": [_flatten(result, one) for one in result.status_changes],
         "failed_alike": result.failed_alike,
-        "only_a": [_identify(row) for row in result.only_a],
-        "only_b": [_identify(row) for row in result.only_b],
-        "unlike_machines": [_identify(row) for row in result.other_machines],
+        "only_a": [_identify(result, row) for row in result.only_a],
+        "only_b": [_identify(result, row) for row in result.only_b],
+        "unlike_machines": [_identify(result, row) for row in result.other_machines],
         "differences": [asdict(one) for one in result.differences],
     })  # fmt: skip
     return document
 
 
-def _time(t: TimeComparison) -> dict[str, Any]:
+def _time(result: Comparison, t: TimeComparison) -> dict[str, Any]:
     sides = {
         f"{side}{suffix}": getattr(row, name)
         for side, row in (("a", t.a), ("b", t.b))
         for suffix, name in (("_s", "time_s"), ("_low_s", "time_low_s"), ("_high_s", "time_high_s"))
     }
     names = ("a_rounds", "b_rounds", "ratio", "verdict", "reason", "note")
-    fields = _identify(t.row) | sides | {name: getattr(t, name) for name in names}
+    fields = _identify(result, t.row) | sides | {name: getattr(t, name) for name in names}
     estimated = {
         "low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p",
         "seen_from": "detectable", "free": "degrees_of_freedom",
@@ -62,12 +62,13 @@ def _time(t: TimeComparison) -> dict[str, Any]:
     return fields | {name: getattr(t.estimate, field, None) for name, field in estimated.items()}
 
 
-def _flatten(one: Any) -> dict[str, Any]:
+def _flatten(result: Comparison, one: Any) -> dict[str, Any]:
     fields = asdict(one)
     del fields["row"]
-    return _identify(one.row) | fields
+    return _identify(result, one.row) | fields
 
 
-def _identify(row: ComparedRow) -> dict[str, Any]:
+def _identify(result: Comparison, row: ComparedRow) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in _IDENTITY}
+    values["label"] = result.program_label(row)
     return values | {"tokens": None} if isinstance(row, SearchRow) else values

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
+from longseq_bench.analysis.labels import Labels, find_labels, settings_key
 from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -130,6 +132,15 @@ class Comparison:
     differences: tuple[Difference, ...]
     caveats: tuple[str, ...]
     records: tuple[tuple[Record, ...], tuple[Record, ...]]
+
+    def program_label(self, row: ComparedRow) -> str:
+        """Return the label of a row for programs ("ring chunk=1024"); its own is for people."""
+        return self._program_labels[settings_key(row)]
+
+    @cached_property
+    def _program_labels(self) -> Labels:
+        trials = [record.trial for side in self.records for record in side]
+        return find_labels([*trials, *self.only_a, *self.only_b, *self.other_machines])
 
 
 def status_of(runs: Iterable[Record]) -> Status:

@@ -15,8 +15,7 @@ _FIELD_NAMES = {"memory_bytes": "memory", "gpus": "GPUs", "cpu": "CPU"}
 
 
 def name_row(row: ComparedRow) -> str:
-    """Return the name of a trial or a search: label, ranks, length and unusual workload."""
-    ranks = f" on {row.world_size} ranks" if row.world_size > 1 else ""
+    """Return the name of a trial or a search: "ring chunk 1k ×2 at 4k (train)"."""
     tokens = "" if is_search(row) else f" at {format_tokens(row.tokens)}"
     workload: list[str] = [
         *([row.mode] if row.mode != "forward" else []),
@@ -24,7 +23,7 @@ def name_row(row: ComparedRow) -> str:
         *(["causal"] if row.causal else []),
     ]
     suffix = f" ({', '.join(workload)})" if workload else ""
-    return f"{row.label}{ranks}{tokens}{suffix}"
+    return f"{row.name}{tokens}{suffix}"
 
 
 def is_search(row: ComparedRow) -> bool:

@@ -1,10 +1,16 @@
 """Build a complete report from the sections of a kind and the sections that all kinds share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from longseq_bench.reports.base import SEARCH, SECTIONS, SWEEP, Source
-from longseq_bench.reports.document import MAX_ANSWER_WORDS, Answer, Document, Section
+from longseq_bench.reports.document import (
+    MAX_ANSWER_ROWS,
+    MAX_ANSWER_WORDS,
+    Answer,
+    Document,
+    Section,
+)
 from longseq_bench.reports.samples_table import samples_table
 from longseq_bench.reports.sections.failures import failures
 from longseq_bench.reports.sections.provenance import (
@@ -38,16 +44,27 @@ def build_document(
     answer = answer.limit_words(MAX_ANSWER_WORDS - used)
     found = (answer.section, *sections, *registered, *shared)
     every = [_complete(section, has_rows) for section in found]
+    shown = [section for section in every if section.has_content]
+    if not answer.section.has_content:
+        shown = [*_extract_answer(shown[0]), *shown]
     records = source.records  # the data keeps only these, not the source's tables
     return Document(
         kind,
         title,
         paragraphs,
-        [section for section in every if section.has_content],
+        shown,
         lambda: samples_table(records),
         has_rows=has_rows,
         figures=answer.figures,
     )
+
+
+def _extract_answer(section: Section) -> Iterator[Section]:
+    """Yield the first chart and the first rows of a section that has more than a first screen."""
+    tables = [replace(table, rows=table.rows[:MAX_ANSWER_ROWS]) for table in section.tables[:1]]
+    charts = list(section.charts[:1])
+    if (charts, tables) != (list(section.charts), list(section.tables)):
+        yield Section(Answer().section.title, tables=tables, charts=charts)
 
 
 def _complete(section: Section, has_rows: bool) -> Section:

@@ -22,7 +22,7 @@ from longseq_bench.core.units import (
 
 MISSING = "—"
 MAX_FINDINGS, MAX_FINDING_WORDS = 5, 25
-"""Limits of the findings of a section."""
+"""Limits of the findings of a section; alternative texts of charts have as many words."""
 MAX_FIGURES, MAX_ANSWER_ROWS, MAX_ANSWER_WORDS = 5, 8, 120
 """Limits of the first screen: key figures, rows of its table, words outside its table."""
 COMPUTED = "computed, not measured"
@@ -297,6 +297,12 @@ def format_cell(cell: Cell, kind: Kind) -> str:
     if cell != cell:
         return "not a number"
     return _FORMATS[kind](cell) if kind in _FORMATS else f"{cell:g}"
+
+
+def alternative_text(chart: Chart) -> str:
+    """Return the text for readers who can't see the chart: with its title, if that is short."""
+    text = f"{chart.title}. {chart.description}"
+    return text if len(text.split()) <= MAX_FINDING_WORDS else chart.description
 
 
 def format_ratio(value: float) -> str:

@@ -136,7 +136,7 @@ def roofline(rows: Sequence[SweepRow], where: str) -> Chart | None:
         return None
     best = max(points, key=lambda p: p.y)
     level = _line([p.x for p in points], lambda x: best.y)
-    roof = Guide(f"highest here: {best.series}", level, "the highest rate measured here")
+    roof = Guide("highest here", level, f"the highest rate measured here, {best.series}")
     axes = Axis("FLOPs a byte of the floor", "count", True), Axis("FLOP/s", "flop_rate", True)
     return _chart("roofline", where, *axes, points, guides=[roof], shape="dots")
 

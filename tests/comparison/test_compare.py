@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from longseq_bench.comparison.compare import compare
-from longseq_bench.comparison.document import comparison_document, terminal_document
+from longseq_bench.comparison.document import (
+    comparison_document,
+    processes_table,
+    terminal_document,
+)
+from longseq_bench.comparison.json_document import json_document
 from longseq_bench.comparison.model import Comparison, StatusChange
 from longseq_bench.comparison.summary import (
     check_gate,
@@ -685,7 +690,7 @@ def test_the_document_has_every_comparison() -> None:
     assert {row["Verdict"] for row in peaks} == {"more"}
     assert [search[k] for k in ("A", "A fails at", "B", "B fails at")] == [1000, 1010, 900, 910]
     assert (change["A"], change["B"], change["Verdict"]) == ("ok", "wrong: wrong!", "broken")
-    assert found["Only in A or only in B"].points == ["Only in B: ring on 2 ranks at 4k"]
+    assert found["Only in A or only in B"].points == ["Only in B: ring ×2 at 4k"]
     assert any("no longer ok: wrong" in point for point in found["Result"].points)
 
 
@@ -746,6 +751,19 @@ def test_the_tidy_data_are_the_processes() -> None:
     found = [dict(zip([c.name for c in data.columns], row, strict=True)) for row in data.rows]
     sdpa = [r["median_s"] for r in found if r["tokens"] == 64 and r["side"] == "B"]
     assert sdpa == pytest.approx(times(1.2))
+
+
+def test_people_read_short_labels_and_programs_the_options() -> None:
+    many = [r for chunk in (1024, 2048) for r in rounds("ring", options={"chunk": chunk}, ranks=2)]
+    found = compare(many, many)
+    assert [name_row(t.row) for t in found.times] == [
+        "ring chunk 1k ×2 at 4k", "ring chunk 2k ×2 at 4k",
+    ]  # fmt: skip
+    labels = ["ring chunk=1024", "ring chunk=2048"]
+    assert [row["label"] for row in json_document(found, None)["times"]] == labels
+    data = processes_table(found)
+    where = [column.name for column in data.columns].index("label")
+    assert list(dict.fromkeys(row[where] for row in data.rows)) == labels
 
 
 def test_names_distinguish_workloads() -> None:

@@ -5,6 +5,8 @@ sparser()    sparse attention, segments and the curve, with dense
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from longseq_bench.core.model import Outcome, Record, Status, Trial
@@ -45,6 +47,17 @@ def timings(trial: Trial, time: float, n: int = 9, share: float = 0.8, **more: A
             }
         )  # fmt: skip
     return make.on_ranks(*each)
+
+
+def widen(outcome: Outcome, share: float) -> Outcome:
+    """The same outcome; the times of each rank are spread by another share of their median."""
+    known = (
+        replace(m, samples=tuple(spread(median(m.samples), len(m.samples), share)))
+        if m.name == "time"
+        else m
+        for m in outcome.measurements
+    )
+    return outcome.model_copy(update={"measurements": tuple(known)})
 
 
 def single(name: str, tokens: int, time: float, n: int = 9, **fields: Any) -> Record:

@@ -634,6 +634,21 @@ def test_the_first_chart_begins_on_the_first_screen(reader: Reader) -> None:
     assert reader.js("document.querySelector('figure').getBoundingClientRect().top") < 900
 
 
+PUBLISHED = {"extreme": "extreme", "scaling": "ranks", "implementations": "quickstart"}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_published_report_has_its_chart_on_the_first_screen(reader: Reader, kind: str) -> None:
+    size = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    reader.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    loaded = load(ROOT / "results" / "xeon2" / PUBLISHED[kind])
+    (document,) = documents(loaded.records, [kind])
+    reader.open(page(document), unfold=False)
+    figure = "document.querySelector('section figure').getBoundingClientRect()"
+    assert 0 < reader.js(f"{figure}.top") < 900
+    assert reader.js(f"{figure}.width") > 500
+
+
 def test_sorting_works_with_the_keyboard(reader: Reader) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.document import MISSING, Chart, Column, Document, Section, Table
+from longseq_bench.reports.document import (
+    MISSING,
+    Chart,
+    Column,
+    Document,
+    Section,
+    Table,
+    alternative_text,
+)
 from longseq_bench.reports.render.column_encoding import Packed, pack
 from longseq_bench.reports.render.csv import format_lines, slug
 from longseq_bench.reports.render.json import finite
@@ -236,6 +244,7 @@ def _figure(key: str, chart: Chart) -> Shown:
     return {
         "key": key,
         "chart": chart,
+        "alt": alternative_text(chart),
         # the size that Vega adds for the axis and its title
         "height": int(vega_spec["height"]) + 48,
         "legend": [] if has_rows(chart) else list(styles.items()),
