@@ -257,7 +257,7 @@ def _read(file: Path) -> Loaded:
             if not line.strip():
                 continue
             try:
-                loaded.records.append(interner.record(_parse(line)))
+                loaded.records.append(interner.share(_parse(line)))
             except NewerSchemaError as error:
                 loaded.newer.setdefault(error.schema, []).append(number)
                 if error.writer:

@@ -6,7 +6,7 @@ field and byte by byte in JSON.
 """
 
 import gc
-from collections.abc import Callable, Hashable, Iterator, Sized
+from collections.abc import Hashable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -29,47 +29,34 @@ class RecordInterner:
         self._names: dict[tuple[type, int], set[str]] = {}
         self._environment: Environment | None = None
 
-    def record(self, record: Record) -> Record:
-        """Return an equal record that shares its parts with earlier ones."""
+    def share(self, record: Record) -> Record:
+        """Let a new record share its parts with earlier ones, and return it."""
         trial, workload = record.trial, record.trial.workload
-        interned = self._copy_with(
-            trial,
-            workload=self._intern(tuple(workload.__dict__.values()), workload, self._copy_with),
+        # the fields of a frozen model; nothing else has seen the record yet
+        vars(trial).update(
+            workload=self._intern(tuple(vars(workload).values()), workload),
             options=self._intern(repr(trial.options), trial.options),
         )
-        return self._copy_with(
-            record, trial=interned, outcome=self._copy_with(record.outcome),
-            environment=self._share(record.environment),
-        )  # fmt: skip
+        vars(record).update(environment=self._share(record.environment))
+        for model in (record, trial, record.outcome):
+            names = model.__pydantic_fields_set__
+            shared = self._names.setdefault((type(model), len(names)), names)
+            if shared != names:
+                shared = self._intern(frozenset(names), names)
+            object.__setattr__(model, "__pydantic_fields_set__", shared)
+        return record
 
     def _share(self, environment: Environment) -> Environment:
         """Return the environment of the record before, if it is equal; else an interned one."""
         last = self._environment
         if last is None or _values(environment) != _values(last):
             text = environment.model_dump_json(exclude={"fingerprint"})
-            last = self._environment = self._intern(text, environment, self._copy_with)
+            last = self._environment = self._intern(text, environment)
         return last
 
-    def _intern(self, key: Hashable, value: V, make: Callable[[V], V] = lambda value: value) -> V:
-        known: V | None = self._known.get((type(value), key))
-        if known is None:
-            known = self._known[type(value), key] = make(value)
-        return known
-
-    def _copy_with(self, model: M, **parts: Any) -> M:
-        """Return a copy with other parts, without validation."""
-        copied, assign = object.__new__(type(model)), object.__setattr__
-        # Set one by one, objects share the key table of their class and hold only the values.
-        for name, value in (model.__dict__ | parts).items():
-            assign(copied, name, value)
-        names = model.__pydantic_fields_set__
-        shared = self._names.setdefault((type(model), len(names)), names)
-        if shared != names:
-            shared = self._intern(frozenset(names), names)
-        assign(copied, "__pydantic_fields_set__", shared)
-        assign(copied, "__pydantic_extra__", None)
-        assign(copied, "__pydantic_private__", None)
-        return copied
+    def _intern(self, key: Hashable, value: V) -> V:
+        found: V = self._known.setdefault((type(value), key), value)
+        return found
 
 
 def _values(environment: Environment) -> tuple[object, ...]:

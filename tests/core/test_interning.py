@@ -21,7 +21,7 @@ def ring(**fields: object) -> Record:
 
 def intern(*records: Record) -> list[Record]:
     interner = RecordInterner()
-    return [interner.record(record) for record in records]
+    return [interner.share(record) for record in records]
 
 
 def test_an_interned_record_is_equal_in_every_byte() -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from threading import Lock, Thread
+from subprocess import DEVNULL, PIPE, Popen
 from typing import TYPE_CHECKING, Any, get_args
 
+from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
@@ -100,28 +102,27 @@ def page(document: Document, live: bool = False, running: str = "") -> str:
     return text.rstrip() + "\n"
 
 
-def prepare() -> None:
-    """Start to build the script of all charts, in the background."""
-    Thread(target=vega_script).start()
+@cache
+def prepare() -> Popen[str]:
+    """Start to build the script of all charts, in a process of its own: it takes 100 MB."""
+    return Popen([sys.executable, "-c", _BUILD], stdout=PIPE, stderr=DEVNULL, encoding="utf-8")
 
 
-def vega_script() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script (900 kB, built in about a second)."""
-    with _BUNDLE_LOCK:
-        return _bundle()
-
-
-_BUNDLE_LOCK = Lock()
+_BUILD = """
+import sys, vl_convert
+sys.stdout.reconfigure(encoding="utf-8")
+sys.stdout.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+"""
 
 
 @cache
-def _bundle() -> str:
-    import vl_convert
-
-    script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+def vega_script() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script (900 kB, built in about a second)."""
+    script, _ = prepare().communicate()
+    if not script:
+        raise UserError("the script of charts can't be built: vl-convert-python does not work here")
     # the text must not end its element early, and must be parsed exactly as it was hashed
-    lines = script.replace("\r\n", "\n").replace("\r", "\n")
-    return lines.replace("</script", r"<\/script").replace("<!--", r"<\!--")
+    return script.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 @cache
