@@ -294,7 +294,7 @@ BEST_OF = {
     "Smallest error": Best(lambda r: r.ok and r.largest("max_error"), "{:.2g}".format),
     "Largest error": Best(lambda r: r.ok and r.largest("max_error"), "{:.2g}".format, True, ()),
     "Best speed-up": Best(of_several("speedup"), format_ratio, True),
-    "Least memory per rank": Best(
+    "Least share of one rank's memory": Best(
         lambda r: r.ranks > 1 and r.peak and r.alone and r.peak / r.alone.peak, format_share
     ),
     "Exposed communication": Best(of_several("exposed"), format_share, True),

@@ -24,6 +24,7 @@ from longseq_bench.reports.groups import group_by_workload, longest_shared
 from longseq_bench.reports.sections import multi_rank
 from longseq_bench.reports.sections.findings import index_one_rank
 from longseq_bench.reports.sections.gains import FASTER, SAME, SLOWER, UNKNOWN, judge, speedup
+from longseq_bench.reports.sections.recommendations import find_longest, name_ties
 from longseq_bench.reports.wording import find_ties, format_range, join_names
 
 TITLE = "Many devices"
@@ -101,9 +102,11 @@ def _memory(source: Source, rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
         if row.peak_bytes and (peak := one_rank[row.ranks_key].peak_bytes)
     ]
     if known:
-        share, row = min(known, key=lambda pair: pair[0])
-        words = f"{format_bytes(require(row.peak_bytes))} with {row.name}"
-        yield KeyFigure("Least memory per rank", f"{format_share(share)} of one rank", words)
+        least = min(share for share, _ in known)
+        best = [row for share, row in known if share == least]
+        names = join_names(row.name for row in best)
+        words = f"{format_bytes(require(best[0].peak_bytes))} with {names}"
+        yield KeyFigure("Least share of one rank's memory", format_share(least), words)
 
 
 def _exposed(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
@@ -125,7 +128,11 @@ def _of_maxima(source: Source) -> Answer | None:
     best, one = max(pairs, key=lambda pair: pair[0].max_tokens)
     times = best.max_tokens / one.max_tokens
     words = f"{format_ratio(times)} one rank, {format_share(times / best.world_size)} of linear"
-    figure = KeyFigure(f"Longest, {best.name}", f"{best.max_tokens:,} tokens", words)
+    ties = find_longest([row for row, _ in pairs if row.world_size == best.world_size]).ties
+    label = f"Longest, {best.name}"
+    if len(ties) > 1:
+        label, words = "Longest on several ranks", f"{name_ties(ties)}; {words}"
+    figure = KeyFigure(label, f"{best.max_tokens:,} tokens", words)
     (table,) = multi_rank.maxima_tables(source, pairs[:MAX_ANSWER_ROWS])
     charts = rank_charts.over_ranks(source, rows)
     return Answer([figure], chart=next(iter(charts), None), table=table)

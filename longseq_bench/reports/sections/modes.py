@@ -9,8 +9,10 @@ from typing import NamedTuple
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import Row
 from longseq_bench.analysis.runs import SEVERITY
+from longseq_bench.analysis.short_labels import MAX_LABEL
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.base import SWEEP_RANKS, Source
+from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Column, Section, Table
 from longseq_bench.reports.outcome_text import describe_outcome
 
@@ -81,13 +83,18 @@ def build_matrix(source: Source) -> Matrix:
         return -count[WORKS], count[FAILS], count[PARTIAL]
 
     for name in sorted(verdicts, key=rank):
-        cells = [name]
+        cells = [shorten_name(name)]
         for column in columns:
             verdict, reason = verdicts[name].get(column, ("", ""))
             letter = letters.setdefault(reason, _letter(len(letters))) if reason else ""
             cells.append(f"{verdict} {letter}".strip())
         rows.append(tuple(cells))
     return Matrix(columns, tuple(rows), {letter: reason for reason, letter in letters.items()})
+
+
+def shorten_name(name: str) -> str:
+    """Return the name of an implementation with at most MAX_LABEL characters."""
+    return name if len(name) <= MAX_LABEL else f"{name[: MAX_LABEL - 1]}…"
 
 
 def _runs(source: Source) -> Iterator[Run]:
@@ -158,37 +165,45 @@ def capabilities(matrix: Matrix) -> Section:
 
 # ---- errors ------------------------------------------------------------------------------------
 
-_ERRORS = (
-    Column("Implementation"), Column("Ranks", "count"), Column("Dtype"), Column("Mode"),
-    Column("Masks"), Column("Largest error", "error"), Column("Longest", "tokens"),
-    Column("Trials", "count"), Column("What failed"),
-)  # fmt: skip
+_LIMITS = "memory_budget", "time_budget"
 _EXPLANATION = (
     "Largest error: of any output against float64, over all lengths and masks; in training also of "
     "gradients."
 )
-_mode_of = attrgetter("label", "world_size", "dtype", "mode")
+_mode_of = attrgetter("label", "world_size", "dtype", "mode", *_LIMITS)
 
 
 def errors(source: Source) -> Section:
-    """Build a row per machine, implementation, number of ranks, dtype and mode."""
+    """Build a row per machine, implementation, number of ranks, dtype, mode and limits."""
+    limits = ValueColumn(
+        "Limits", "text", lambda rows: source.workload(rows[0], _LIMITS) or None, optional=True
+    )
     tables = []
     for rows in group_by(source.rows, attrgetter("fingerprint", "device")).values():
         title = source.title(rows[0], ("device", "fingerprint"))
-        cells = tuple(_cells(some) for some in group_by(rows, _mode_of).values())
-        tables.append(Table(title, _ERRORS, cells))
+        groups = list(group_by(rows, _mode_of).values())
+        tables.append(build_table(title, [*_WHICH, limits, *_ERRORS], groups, keep_empty=True))
     missing = "sweep", SWEEP_RANKS, "longseq list"
     return Section(ERRORS, [_EXPLANATION], tables=tables, missing=missing)
 
 
-def _cells(rows: Sequence[SweepRow]) -> tuple[Cell, ...]:
-    passed = [row for row in rows if row.status == "ok"]
-    found = [row.max_error for row in passed if row.max_error is not None]
-    masks = dict.fromkeys("causal" if row.causal else "not causal" for row in passed)
-    return (
-        *_mode_of(rows[0]), ", ".join(masks) or None, max(found, default=None),
-        max((row.tokens for row in passed), default=None), len(rows), _failed(rows),
-    )  # fmt: skip
+def _passed(rows: Sequence[SweepRow]) -> list[SweepRow]:
+    return [row for row in rows if row.status == "ok"]
+
+
+def _masks(rows: Sequence[SweepRow]) -> str | None:
+    found = dict.fromkeys("causal" if row.causal else "not causal" for row in _passed(rows))
+    return ", ".join(found) or None
+
+
+def _largest(name: str) -> Callable[[Sequence[SweepRow]], Cell]:
+    """Return a function that takes the largest value of a field of the rows that passed."""
+
+    def find(rows: Sequence[SweepRow]) -> Cell:
+        found = [getattr(row, name) for row in _passed(rows)]
+        return max((value for value in found if value is not None), default=None)
+
+    return find
 
 
 def _failed(rows: Sequence[SweepRow]) -> str | None:
@@ -198,3 +213,18 @@ def _failed(rows: Sequence[SweepRow]) -> str | None:
     words = ", ".join(f"{counts[s]} {s}" for s in SEVERITY if counts[s])
     reasons = {row.reason for row in bad if row.reason}
     return f"{words}: {reasons.pop()}" if len(reasons) == 1 else words or None
+
+
+_WHICH = (
+    ValueColumn("Implementation", "text", lambda rows: rows[0].label),
+    ValueColumn("Ranks", "count", lambda rows: rows[0].world_size),
+    ValueColumn("Dtype", "text", lambda rows: rows[0].dtype),
+    ValueColumn("Mode", "text", lambda rows: rows[0].mode),
+)
+_ERRORS = (
+    ValueColumn("Masks", "text", _masks),
+    ValueColumn("Largest error", "error", _largest("max_error")),
+    ValueColumn("Longest", "tokens", _largest("tokens")),
+    ValueColumn("Trials", "count", len),
+    ValueColumn("What failed", "text", _failed),
+)
