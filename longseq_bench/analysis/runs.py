@@ -48,8 +48,7 @@ class Runs:
         if found is None:
             each = zip(self.records, self.measured.get(name, ()), strict=False)
             found = [sample for record, ranks in each for sample in slowest(record, ranks)]
-            found = found if all(map(math.isfinite, found)) else []
-            self._iterations[name] = found
+            self._iterations[name] = found = found if _are_finite(found) else []
         return found
 
     def median(self, name: str) -> float | None:
@@ -61,7 +60,9 @@ class Runs:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
         runs = self.measured.get(name, ())
         known = [one for ranks in runs for samples in ranks.values() for one in samples]
-        return math.nan if any(map(math.isnan, known)) else max(known, default=None)
+        if not _are_finite(known) and any(map(math.isnan, known)):
+            return math.nan
+        return max(known, default=None)
 
     def largest_size(self, name: str) -> int | None:
         """Return the largest sample as a whole number; None where it is not finite."""
@@ -130,6 +131,11 @@ def imbalance(peaks: Sequence[float | None]) -> float | None:
     """Return the largest peak divided by the smallest; None with one rank or if one is unknown."""
     known = [peak for peak in peaks if peak]
     return max(known) / min(known) if len(known) == len(peaks) > 1 else None
+
+
+def _are_finite(samples: Sequence[float]) -> bool:
+    # a finite sum has finite terms; a sum of finite terms may overflow
+    return math.isfinite(sum(samples)) or all(map(math.isfinite, samples))
 
 
 def _to_int(value: float | None) -> int | None:

@@ -175,14 +175,20 @@ def _rates(values: Values, workload: Workload) -> Values:
     }
 
 
+_AGAINST_DENSE = (
+    "dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense",
+    "share_of_ideal", "share_low", "share_high",
+)  # fmt: skip
+
+
 def _against_dense(values: Values, runs: Runs) -> Values:
     """Return dense attention's time on the same inputs, and the row's own relative to it."""
     source, times = _dense_times(runs)
-    low, middle, high = median_interval(times) if times else (None, None, None)
+    if not times:
+        return dict.fromkeys(_AGAINST_DENSE)
+    low, middle, high = median_interval(times)
     has_interval = len(times) > 1 and values["samples"] > 1
-    dense_flops = None
-    if runs.records:
-        dense_flops = values["dense_flops"] or attention_flops(runs.records[0].trial.workload)
+    dense_flops = values["dense_flops"] or attention_flops(runs.records[0].trial.workload)
     density = ratio(values["flops"], dense_flops)
     own = values["time_low_s"], values["time_high_s"]
     share = share_interval((low, high), density, own) if has_interval else (None, None)

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from longseq_bench.analysis.grouping import group_by
@@ -104,8 +105,13 @@ def reproduce(source: Source) -> Section:
     )
 
 
+_budgets = attrgetter(
+    "repeats", "time_cap", "time_budget", "memory_budget", "threads", "seed"
+)  # fmt: skip
+
+
 def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
-    trials = [record.trial for record in records]
+    trials = list({_budgets(record.trial): record.trial for record in records}.values())
 
     def distinct(values: Iterable[Any], write: Callable[[Any], str] = str) -> str:
         return ", ".join("none" if v is None else write(v) for v in dict.fromkeys(values))
