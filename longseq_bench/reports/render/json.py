@@ -19,12 +19,13 @@ def render(document: Document) -> Files:
 
 
 def as_json(document: Document) -> dict[str, Any]:
-    """{"schema", "kind", "title", "paragraphs", "sections"}."""
+    """{"schema", "kind", "title", "paragraphs", "figures", "sections"}."""
     return {
         "schema": SCHEMA,
         "kind": document.kind,
         "title": document.title,
         "paragraphs": list(document.paragraphs),
+        "figures": [asdict(figure) for figure in document.figures],
         "sections": [_section(section) for section in document.sections],
     }
 
