@@ -416,9 +416,9 @@ def test_the_first_screen_of_devices_has_three_lists() -> None:
     document = KINDS.get("devices")(Source(on_two_ranks(scores)))
     assert document.figures[0].words == "up ×2; no significant difference from 1 more"
     assert list(document.sections[0].points) == [
-        "2 of 4 are faster than one rank: up ×2, near ×2.",
-        "1 of 4 show no significant difference: same ×2.",
-        "1 of 4 are slower than one rank: down ×2.",
+        "Faster than one rank, 2 of 4: up ×2, near ×2.",
+        "No significant difference, 1 of 4: same ×2.",
+        "Slower than one rank, 1 of 4: down ×2.",
     ]
     (chart,) = document.sections[0].charts
     assert chart.shape == "bars"

@@ -393,7 +393,7 @@ def test_names_are_left_out_where_a_first_screen_has_too_many_words() -> None:
         document = build(records, "devices", notes=["word " * notes])
         return list(section(document, "Answer").points)
 
-    start = "3 of 3 are faster than one rank"
+    start = "Faster than one rank, 3 of 3"
     assert first(0) == [f"{start}: a ×2, b ×2, 1 more."]
     assert first(120) == [f"{start}."]
 

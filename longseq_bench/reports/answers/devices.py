@@ -29,10 +29,10 @@ from longseq_bench.reports.wording import find_ties, format_range, join_names
 
 TITLE = "Many devices"
 _VERDICTS = {
-    FASTER: "are faster than one rank",
-    SAME: "show no significant difference",
-    SLOWER: "are slower than one rank",
-    UNKNOWN: "are not known (one pass, no interval)",
+    FASTER: "Faster than one rank",
+    SAME: "No significant difference",
+    SLOWER: "Slower than one rank",
+    UNKNOWN: "Not known (one pass, no interval)",
 }
 
 
@@ -76,7 +76,8 @@ def _lists(rows: Sequence[SweepRow], max_names: int) -> Iterator[Finding]:
         if some := by_verdict.get(verdict):
             names = join_names((row.name for row in some), max_names=max_names)
             ending = f": {names}." if max_names else "."
-            yield Finding(f"{len(some)} of {len(rows)} {words}{ending}", multi_rank.TITLE)
+            text = f"{words}, {len(some)} of {len(rows)}{ending}"
+            yield Finding(text, multi_rank.TITLE)
 
 
 def _fastest(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
