@@ -105,7 +105,10 @@ def page(document: Document, live: bool = False, running: str = "") -> str:
 @cache
 def prepare() -> Popen[str]:
     """Start to build the script of all charts, in a process of its own: it takes 100 MB."""
-    return Popen([sys.executable, "-c", _BUILD], stdout=PIPE, stderr=DEVNULL, encoding="utf-8")
+    return Popen(
+        [sys.executable, "-P", "-c", _BUILD], stdout=PIPE, stderr=DEVNULL, encoding="utf-8",
+        start_new_session=True,  # Ctrl-C ends a run, which then writes its page
+    )  # fmt: skip
 
 
 _BUILD = """
