@@ -16,7 +16,6 @@ from longseq_bench.reports.sections import (
     bottleneck,
     densities,
     doubling,
-    findings,
     gains,
     growth,
     hardware_projection,
@@ -39,7 +38,7 @@ def summary(source: Source) -> Document:
     """Build the report of any records: every section that has content."""
     sections = [
         at_a_glance.all_implementations(source),
-        findings.best_by_workload(source),
+        rules.fastest(source),
         maxima.maxima(source),
         lengths.lengths(source),
         sparse.sparse(source),

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -415,70 +415,6 @@ def test_a_slightly_wrong_number_is_found() -> None:
         )  # fmt: skip
         spoilt = (*table.rows[0][:at], off, *table.rows[0][at + 1 :])
         assert wrong_rows(book, Table(table.title, table.columns, (spoilt,))), column.name
-
-
-# ---- the best of each workload -------------------------------------------------------------------
-
-
-def comparisons(book: Book) -> Iterator[list[Swept]]:
-    """Timed rows that are compared, the fastest first: exact ones of one length; sparse ones of
-    one length, number of ranks and density within a tenth. Of each, the longest length."""
-    for group in by(lambda r: r.group, book.swept):
-        timed = [r for r in group if r.time]
-        exact, sparse = ([r for r in timed if r.sparse == which] for which in (False, True))
-        for some in (exact, *sorted(by(lambda r: r.ranks, sparse), key=lambda rs: rs[0].ranks)):
-            lengths = [similar(at) for at in by(lambda r: r.tokens, some)]
-            several = [found for found in lengths if found]
-            longest = max(several, key=lambda found: found[0][0].tokens, default=[])
-            yield from (sorted(rows, key=lambda r: r.time or 0) for rows in longest)
-
-
-def similar(rows: Sequence[Swept]) -> list[list[Swept]]:
-    """Groups of at least two whose densities are within a tenth of the highest."""
-    found, rest = [], list(rows)
-    while rest:
-        top = max(density(r) for r in rest)
-        found.append([r for r in rest if density(r) >= 0.9 * top])
-        rest = [r for r in rest if density(r) < 0.9 * top]
-    return [some for some in found if len(some) > 1]
-
-
-def density(row: Swept) -> float:
-    return row.largest("density_achieved") or 0.0 if row.sparse else 1.0
-
-
-def best_name(rows: Sequence[Swept]) -> str:
-    """The fastest, and those that overlap with it, at most two by name."""
-    if rows[0].ends is None:
-        return f"{rows[0].name} (one pass)"
-    if rows[1].ends is None:
-        return f"{rows[0].name} (next: one pass)"
-    end = rows[0].ends[1]
-    ties = [r.name for r in rows if r.ends and r.ends[0] <= end]
-    return " ≈ ".join(ties[:2] + [f"{len(ties) - 2} more"] * (len(ties) > 2))
-
-
-@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
-def test_the_best_of_each_workload(name: str) -> None:
-    book, found = reports(name)
-    summary = next(document for document in found if document.kind == "summary")
-    titles = [s.title for s in summary.sections]
-    shown = rows(summary, "Best by workload") if "Best by workload" in titles else []
-    expected = list(comparisons(book))
-    assert len(shown) == len(expected)
-    for row, compared in zip(shown, expected, strict=True):
-        first, second = compared[:2]
-        peaks = [r.peak for r in compared if r.peak]
-        lowest = [r.name for r in compared if r.peak == min(peaks)]
-        assert (row["Tokens"], row["Compared"]) == (first.tokens, len(compared))
-        assert (row["Fastest"], row["Next"]) == (best_name(compared), second.name)
-        assert agrees(row["Time"], spread(first))
-        assert agrees(row["Next takes"], time_ratio(second, first))
-        if len(lowest) < len(peaks):
-            assert row["Least memory"].split(", ")[0] == lowest[0]
-            assert row["Peak memory"] == min(peaks)
-        else:
-            assert row.get("Peak memory") is None
 
 
 # ---- figures of two rows -------------------------------------------------------------------------

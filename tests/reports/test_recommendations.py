@@ -14,7 +14,6 @@ from longseq_bench.core.model import Record, Status
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.sections.bottleneck import bottleneck
-from longseq_bench.reports.sections.findings import best_by_workload
 from longseq_bench.reports.sections.gains import DENSE, ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.multi_rank import against_one
 from longseq_bench.reports.sections.recommendations import fastest, longest, overhead
@@ -107,17 +106,10 @@ def key_figures(kind: str) -> Callable[[Source], Iterable[str]]:
     ]
 
 
-def best(
-    *headings: str, section: Callable[[Source], Section] = best_by_workload
-) -> Callable[[Source], Iterator[str]]:
-    """Cells of the rows of a table that names the best."""
-
-    def find(source: Source) -> Iterator[str]:
-        for row in (row for table in section(source).tables for row in cells(table)):
-            if row.get(headings[0]):
-                yield "; ".join(str(row[heading]) for heading in headings)
-
-    return find
+def highest_share(source: Source) -> list[str]:
+    """The names of the highest share of ideal."""
+    return [row[HIGHEST] for table in sparse(source).tables for row in cells(table)
+            if row.get(HIGHEST)]  # fmt: skip
 
 
 def lines(section: Callable[[Source], Section]) -> Callable[[Source], list[str]]:
@@ -170,9 +162,7 @@ RULES = {
     ),
     "fastest": Rule(lines(fastest), timed, r"Lengths: 8k; Kind: exact; Fastest: (\w+);", 2),
     "fastest sparse": Rule(lines(fastest), with_dense, r"Kind: sparse; .*Fastest: (\w+);", 2),
-    "fastest of a workload": Rule(best("Fastest"), timed, r"(?m)^(\w+)$", 2),
-    "lowest peak of a workload": Rule(best("Least memory"), with_peaks, r"(?m)^(\w+)$", 2),
-    "share of ideal": Rule(best(HIGHEST, section=sparse), with_dense, r"(?m)^(\w+)$", 2),
+    "share of ideal": Rule(highest_share, with_dense, r"(?m)^(\w+)$", 2),
     **{
         f"{name} of {kind}": Rule(key_figures(kind), rows, pattern, min_rows)
         for kind in ("summary", "implementations")
@@ -225,7 +215,7 @@ def test_no_failed_trial_is_recommended(name: str) -> None:
     assert RULES[name].find(failed(RULES[name].rows(FIRST))) is None
 
 
-SINGLES = ("fastest", "fastest of a workload", "fastest of summary")
+SINGLES = ("fastest", "fastest of summary")
 
 
 @pytest.mark.parametrize("name", SINGLES)
@@ -238,7 +228,7 @@ def test_single_passes_are_not_compared(name: str) -> None:
 
 
 ALIKE = (
-    "fastest", "fastest sparse", "fastest of a workload", "share of ideal", "fastest of summary",
+    "fastest", "fastest sparse", "share of ideal", "fastest of summary",
     "fastest sparse of implementations",
 )  # fmt: skip
 
@@ -293,7 +283,6 @@ def test_only_rows_of_similar_density_are_compared() -> None:
     wide = keeping("blocks", 0.5, 0.5, options={**sparsity, "window": 2048})
     plain = keeping("other", 0.094, 0.2)
     assert not fastest(Source([narrow, wide, plain])).tables
-    assert not best_by_workload(Source([narrow, wide, plain])).tables
     records = [narrow, wide, plain, keeping("third", 0.1, 0.3), keeping("fourth", 0.48, 0.6)]
     found = [
         (r["Density"], r["Fastest"], r["Next"]) for r in cells(fastest(Source(records)).tables[0])
@@ -301,9 +290,6 @@ def test_only_rows_of_similar_density_are_compared() -> None:
     assert [(density, next_) for density, _, next_ in found] == [(0.5, "fourth"), (0.094, "third")]
     assert "window 2k" in found[0][1]
     assert found[1][1] == "other"
-    first, second = best("Attention", "Fastest", "Next")(Source(records))
-    assert re.match(r"sparse of density 48\.0 % to 50\.0 %; .*window 2k; fourth", first)
-    assert second == "sparse of density 9.4 % to 10.0 %; other; third"
 
 
 INCOMPLETE = ({"fit_only": True}, {"keep": "nothing"})

@@ -1,8 +1,7 @@
-"""Best rows of each workload; findings on figures to distrust; answers of searches in words."""
+"""Findings on figures to distrust, and answers of searches in words."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, require
@@ -10,18 +9,8 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import ValueColumn, build_table, time_ratio, time_with_interval
-from longseq_bench.reports.document import Finding, Section, format_ratio
-from longseq_bench.reports.groups import (
-    density_suffix,
-    group_by_density,
-    group_by_ranks,
-    group_by_workload,
-    ranks_suffix,
-    split_by_sparsity,
-)
+from longseq_bench.reports.document import Finding, format_ratio
 from longseq_bench.reports.outcome_text import name_status
-from longseq_bench.reports.wording import join_names, join_ties
 
 FAILURES = "Failures"
 """Title of the section with the rows of `problems`."""
@@ -65,81 +54,6 @@ def thrashes(source: Source) -> list[SweepRow | SearchRow]:
 def _first(names: Iterable[str]) -> str:
     first, *others = names
     return f"{first}, and {len(others):,} more" if others else first
-
-
-class Best(NamedTuple):
-    """Rows of one workload, length and density that are compared, the fastest first."""
-
-    where: str
-    attention: str
-    rows: list[SweepRow]
-
-
-def best_by_workload(source: Source) -> Section:
-    """Build the table of the fastest and of the least memory, where several rows are compared."""
-    found = [
-        Best(source.workload(group[0]), kind, rows)
-        for group in group_by_workload(source.rows)
-        for kind, rows in compare(group)
-    ]
-    explanation = (
-        "At the longest length that several have. Sparse attention is compared at similar density, "
-        "on equal numbers of ranks."
-    )
-    title = "≈: no significant difference"
-    tables = [build_table(title, _BEST, found)] if found else []
-    return Section("Best by workload", [explanation], tables=tables)
-
-
-def compare(group: Iterable[SweepRow]) -> Iterator[tuple[str, list[SweepRow]]]:
-    """Yield a name and the timed rows, the fastest first, of each comparison in a workload."""
-    for kind, rows in split_by_sparsity(row for row in group if row.time_s).items():
-        for some in group_by_ranks(rows).values() if kind == "sparse" else [rows]:
-            for similar in _comparable(some):
-                similar.sort(key=lambda row: require(row.time_s))
-                at = ranks_suffix(similar[0].world_size) if kind == "sparse" else ""
-                yield f"{kind}{density_suffix(similar)}{at}", similar
-
-
-def _comparable(rows: list[SweepRow]) -> list[list[SweepRow]]:
-    """Return groups of rows of similar density, at the longest length with several in a group."""
-    for _, at in sorted(group_by(rows, lambda row: row.tokens).items(), reverse=True):
-        if several := [similar for similar in group_by_density(at) if len(similar) > 1]:
-            return several
-    return []
-
-
-def join_fastest(ordered: list[SweepRow]) -> str:
-    """Name the fastest row, or the rows that tie for it."""
-    return join_ties(ordered, "time_low_s", "time_high_s")
-
-
-def _lowest(rows: list[SweepRow]) -> list[SweepRow]:
-    """Return the rows with the lowest peak; none if all are equal."""
-    known = [row for row in rows if row.peak_bytes]
-    least = min((require(row.peak_bytes) for row in known), default=0)
-    lowest = [row for row in known if row.peak_bytes == least]
-    return lowest if len(lowest) < len(known) else []
-
-
-_BEST = (
-    ValueColumn("Workload", "text", lambda best: best.where or None, 9),
-    ValueColumn("Attention", "text", lambda best: best.attention, 7),
-    ValueColumn("Tokens", "tokens", lambda best: best.rows[0].tokens),
-    ValueColumn("Compared", "count", lambda best: len(best.rows)),
-    ValueColumn("Fastest", "text", lambda best: join_fastest(best.rows), 8),
-    ValueColumn("Time", "seconds", lambda best: time_with_interval(best.rows[0]), 6),
-    ValueColumn("Next", "text", lambda best: best.rows[1].name),
-    ValueColumn("Next takes", "ratio", lambda best: time_ratio(best.rows[1], best.rows[0]), 5),
-    ValueColumn(
-        "Least memory", "text",
-        lambda best: join_names(row.name for row in _lowest(best.rows)) or None,
-    ),
-    ValueColumn(
-        "Peak memory", "bytes",
-        lambda best: next((row.peak_bytes for row in _lowest(best.rows)), None),
-    ),
-)  # fmt: skip
 
 
 def find_largest_imbalance(rows: Iterable[SweepRow]) -> SweepRow | None:
