@@ -241,7 +241,7 @@ _REPORTS = (
           "A summary names a fastest implementation although intervals overlap.",
           "find_ties(known, low, high, largest)",
           "known[:1]",
-          ("tests/reports/test_recommendations.py",)),
+          ("tests/reports/test_winners.py",)),
     Fault("claim-past-a-failure", "reports", "reports/sections/recommendations.py",
           "A recommendation spans a length at which its winner failed.",
           "and not has_failed", "",

@@ -1,12 +1,10 @@
-"""Recommendations follow the rows: the best row is swapped, removed, failed, or part of a tie.
+"""Recommendations: which rows are compared, and from which length a verdict holds.
 
-A rule gets rows made from the score of each implementation; larger is better. Only `pattern` in
-RULES depends on the wording of its sentences.
+Records are made from the score of each implementation; larger is better.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -18,14 +16,12 @@ from longseq_bench.reports.sections.gains import DENSE, ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.multi_rank import against_one
 from longseq_bench.reports.sections.recommendations import fastest, longest, overhead
 from longseq_bench.reports.sections.segments import curve, segments
-from longseq_bench.reports.sections.sparse import sparse
 from longseq_bench.reports.sections.standard_attention import against_standard
 from longseq_bench.reports.sections.use_cases import uses
 from tests import make
 from tests.reports.examples import single, spread, timing, timings
 from tests.reports.reading import cells
 
-HIGHEST = "Highest (≈: no significant difference)"
 Scores = Mapping[str, float]
 TOKENS = 8192
 MIB = 2**20
@@ -34,11 +30,6 @@ MIB = 2**20
 def timed(scores: Scores, n: int = 9, **more: float) -> list[Record]:
     """Trials of one length; the score is the speed."""
     return [single(name, TOKENS, 1 / value, n, **more) for name, value in scores.items()]
-
-
-def with_peaks(scores: Scores) -> list[Record]:
-    """Trials of one time; a higher score is a lower peak."""
-    return [single(name, TOKENS, 0.1, peak=5 * MIB / value) for name, value in scores.items()]
 
 
 def with_dense(scores: Scores) -> list[Record]:
@@ -76,11 +67,6 @@ def searched(
     return found
 
 
-def on_more_ranks(scores: Scores) -> list[Record]:
-    """Searches on one rank (1,000 tokens), and on two; the score is the gain."""
-    return [*searched(dict.fromkeys(scores, 1)), *searched(scores, world_size=2)]
-
-
 def dilated(scores: Scores) -> list[Record]:
     """Trials with segments; the score is the speed-up by dilation."""
     return [
@@ -93,23 +79,6 @@ def dilated(scores: Scores) -> list[Record]:
 def failed(records: Iterable[Record], status: Status = "oom") -> list[Record]:
     """The same trials with a failed status."""
     return [r.model_copy(update={"outcome": make.outcome(status)}) for r in records]
-
-
-def points(section: Callable[[Source], Section]) -> Callable[[Source], Iterable[str]]:
-    return lambda source: section(source).points
-
-
-def key_figures(kind: str) -> Callable[[Source], Iterable[str]]:
-    """The key figures of a kind of report."""
-    return lambda source: [
-        f"{one.label}: {one.value}, {one.words}" for one in KINDS.get(kind)(source).figures
-    ]
-
-
-def highest_share(source: Source) -> list[str]:
-    """The names of the highest share of ideal."""
-    return [row[HIGHEST] for table in sparse(source).tables for row in cells(table)
-            if row.get(HIGHEST)]  # fmt: skip
 
 
 def lines(section: Callable[[Source], Section]) -> Callable[[Source], list[str]]:
@@ -133,116 +102,6 @@ def find_bottleneck(source: Source) -> Iterator[str]:
         for row in cells(table):
             if row["Bottleneck"] != "compute":
                 yield f"{row['Implementation']}: {row['Bottleneck']}"
-
-
-class Rule(NamedTuple):
-    """A rule, its records by score, and the pattern that finds the recommended implementation."""
-
-    sentences: Callable[[Source], Iterable[str]]
-    rows: Callable[..., list[Record]]
-    pattern: str
-    min_rows: int = 1  # that it takes for a recommendation
-
-    def find(self, records: list[Record]) -> str | None:
-        """The recommended implementation of these records."""
-        found = re.search(self.pattern, "\n".join(self.sentences(Source(records))))
-        return found[1] if found else None
-
-    def best(self, scores: Scores, **more: object) -> str | None:
-        """The recommended implementation of these scores."""
-        return self.find(self.rows(scores, **more))
-
-
-RULES = {
-    "longest exact": Rule(lines(longest), searched, r"Kind: exact; Longest: (\w+);"),
-    "longest sparse": Rule(
-        lines(longest),
-        lambda scores, **more: searched(scores, density=0.1, **more),
-        r"Kind: sparse; Longest: (\w+);",
-    ),
-    "fastest": Rule(lines(fastest), timed, r"Lengths: 8k; Kind: exact; Fastest: (\w+);", 2),
-    "fastest sparse": Rule(lines(fastest), with_dense, r"Kind: sparse; .*Fastest: (\w+);", 2),
-    "share of ideal": Rule(highest_share, with_dense, r"(?m)^(\w+)$", 2),
-    **{
-        f"{name} of {kind}": Rule(key_figures(kind), rows, pattern, min_rows)
-        for kind in ("summary", "implementations")
-        for name, rows, pattern, min_rows in (
-            ("fastest", timed, r"Fastest: [^,]*, (\w+) at 8k, \S+ as fast", 2),
-            (
-                "fastest sparse",
-                with_dense,
-                r"Fastest: [^,]*, (\w+) \([^)]*\) at 8k, \S+ as fast",
-                2,
-            ),
-            ("lowest peak", with_peaks, r"Least memory: [^,]*, (\w+)", 1),
-        )
-    },
-    "smallest error": Rule(key_figures("implementations"), timed, r"Smallest error: [^,]*, (\w+)"),
-    "longest of a summary": Rule(
-        key_figures("summary"), searched, r"Longest: .* tokens, (\w+), mem"
-    ),
-    "best speed-up": Rule(key_figures("devices"), on_two_ranks, r"speed-up: .*, (\w+) ×2"),
-    "longest on ranks": Rule(key_figures("devices"), on_more_ranks, r"Longest, (\w+) ×2:"),
-    "growth with ranks": Rule(key_figures("scaling"), on_more_ranks, r"of ranks: \S+, (\w+), 1 to"),
-    "use by time": Rule(describe_use, timed, r"Kind: exact; Attention: (\w+); Ran at"),
-    "use by sparse time": Rule(describe_use, with_dense, r"Kind: sparse; Attention: (\w+);"),
-    "use by maximum": Rule(
-        describe_use,
-        lambda scores, **more: searched({k: 10 * v for k, v in scores.items()}, **more),
-        r"Kind: exact; Attention: (\w+); Peak",
-    ),
-}
-FIRST, SECOND = {"one": 3.0, "two": 2.0, "three": 1.2}, {"one": 2.0, "two": 3.0, "three": 1.2}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_the_best_is_recommended_also_when_scores_are_swapped(name: str) -> None:
-    assert RULES[name].best(FIRST) == "one"
-    assert RULES[name].best(SECOND) == "two"
-    assert RULES[name].best(dict(reversed(FIRST.items()))) == "one"
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_without_the_best_the_next_is_recommended(name: str) -> None:
-    rest = {other: score for other, score in FIRST.items() if other != "one"}
-    assert RULES[name].best(rest) == "two"
-    last = RULES[name].best({"three": 1.2})
-    assert last == ("three" if RULES[name].min_rows == 1 else None)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_no_failed_trial_is_recommended(name: str) -> None:
-    assert RULES[name].find(failed(RULES[name].rows(FIRST))) is None
-
-
-SINGLES = ("fastest", "fastest of summary")
-
-
-@pytest.mark.parametrize("name", SINGLES)
-def test_single_passes_are_not_compared(name: str) -> None:
-    rule = RULES[name]
-    assert rule.best(FIRST, n=1) is None
-    for best, next_best in ((1, 9), (9, 1)):
-        records = timed({"one": 3.0}, n=best) + timed({"two": 2.0, "three": 1.2}, n=next_best)
-        assert rule.find(records) != "one"
-
-
-ALIKE = (
-    "fastest", "fastest sparse", "share of ideal", "fastest of summary",
-    "fastest sparse of implementations",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ALIKE)
-def test_overlapping_intervals_are_a_tie(name: str) -> None:
-    near = {"one": 2.0, "two": 1.995, "three": 1.2}
-    assert RULES[name].best(near) is None
-    sentences = "\n".join(RULES[name].sentences(Source(RULES[name].rows(near))))
-    tie = (
-        r"\btie\b.*: one \([^)]*\), two \(|no significant difference: one, two;.*Next: three"
-        r"|one ≈ two|one, two at 8k: no significant difference"
-    )
-    assert re.search(tie, sentences)
 
 
 def at_lengths(name: str, time: float, statuses: dict[int, Status]) -> list[Record]:
@@ -290,6 +149,11 @@ def test_only_rows_of_similar_density_are_compared() -> None:
     assert [(density, next_) for density, _, next_ in found] == [(0.5, "fourth"), (0.094, "third")]
     assert "window 2k" in found[0][1]
     assert found[1][1] == "other"
+    first, second = cells(best_by_workload(Source(records)).tables[0])
+    assert first["Attention"] == "sparse of density 48.0 % to 50.0 %"
+    assert "window 2k" in first["Fastest"]
+    assert second["Attention"] == "sparse of density 9.4 % to 10.0 %"
+    assert [row["Next"] for row in (first, second)] == ["fourth", "third"]
 
 
 INCOMPLETE = ({"fit_only": True}, {"keep": "nothing"})
