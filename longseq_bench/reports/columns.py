@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -79,6 +80,7 @@ def time_ratio(numerator: SweepRow, denominator: SweepRow) -> Spread | float:
     )
 
 
+@cache
 def field_column(row_type: type, name: str) -> ValueColumn:
     """Return the column of a field that a row class declares."""
     declared, of_ranks = fields_of(row_type)[name], name in _RANK_FIELDS
