@@ -103,8 +103,9 @@ def build_table(
 ) -> Table:
     """Return a table with a row per item; columns without any value are left out."""
     kept, cells = [], []
+    row_type: type = type(items[0]) if items else object
     for named in columns:
-        column = field_column(type(items[0]), named) if isinstance(named, str) else named
+        column = field_column(row_type, named) if isinstance(named, str) else named
         if column.of_ranks and not has_several_ranks(items):
             continue
         values = list(map(column.value, items))
