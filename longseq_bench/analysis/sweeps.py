@@ -151,10 +151,14 @@ def _traffic(runs: Runs) -> Values:
     """
     if runs.measured.keys().isdisjoint(("bytes_sent", "bytes_formula")):
         return dict.fromkeys(("rank_bytes", "rank_formulas", "bytes_unlike"))
+    sent = runs.each_rank_size("bytes_sent")
+    if runs.measured.get("bytes_sent") == runs.measured.get("bytes_formula") and sent == [0]:
+        # one rank sends nothing
+        return {"rank_bytes": sent, "rank_formulas": sent, "bytes_unlike": []}
     counts = runs.byte_counts()
     unlike = list(dict.fromkeys(one for one in counts if one[1] != one[2]))
     return {
-        "rank_bytes": runs.each_rank_size("bytes_sent"),
+        "rank_bytes": sent,
         "rank_formulas": runs.each_rank_size("bytes_formula"),
         "bytes_unlike": unlike if counts else None,
     }

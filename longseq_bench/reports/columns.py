@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -79,6 +80,7 @@ def time_ratio(numerator: SweepRow, denominator: SweepRow) -> Spread | float:
     )
 
 
+@cache
 def field_column(row_type: type, name: str) -> ValueColumn:
     """Return the column of a field that a row class declares."""
     declared, of_ranks = fields_of(row_type)[name], name in _RANK_FIELDS
@@ -101,8 +103,9 @@ def build_table(
 ) -> Table:
     """Return a table with a row per item; columns without any value are left out."""
     kept, cells = [], []
+    row_type: type = type(items[0]) if items else object
     for named in columns:
-        column = field_column(type(items[0]), named) if isinstance(named, str) else named
+        column = field_column(row_type, named) if isinstance(named, str) else named
         if column.of_ranks and not has_several_ranks(items):
             continue
         values = list(map(column.value, items))

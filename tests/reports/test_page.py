@@ -231,6 +231,19 @@ def test_too_much_data_is_cut_with_a_note(monkeypatch: pytest.MonkeyPatch) -> No
     assert "Here are the first 200 of 5,000 rows" in page(long())
 
 
+def test_tables_beyond_the_data_of_a_page_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html_format, "MAX_BYTES", 500)
+    monkeypatch.setattr(html_format, "MIN_TABLES", 3)
+    monkeypatch.setattr(html_format, "MAX_PLAIN_ROWS", 20)
+    table = long(30).sections[0].tables[0]
+    written = page(Document("x", "x", [], [Section("x", tables=[table] * 8)]))
+    datas = re.findall(r'<script type="application/json">(.*?)</script>', written)
+    assert [len(json.loads(data)[0]["codes"]) for data in datas] == [20, 10, 10]
+    assert written.count("<tr>") == 3 + 20 + 10 + 10
+    assert "Here are the first 10 of 30 rows" in written
+    assert "There are 5 more tables; the report in CSV has them." in written
+
+
 # ---- the browser ---------------------------------------------------------------------------------
 
 FLAGS = (
