@@ -32,7 +32,7 @@ def build_document(
 
     has_rows: the records have rows for this kind.
     """
-    technical = hardware(source), how_it_ran(source), reproduce(source), *configs(source)
+    technical = reproduce(source), hardware(source), how_it_ran(source), *configs(source)
     shared = [failures(source), *hangs(source), *(replace(s, technical=True) for s in technical)]
     added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]
     broken = {name: reason for name in added if (reason := SECTIONS.unavailable_reason(name))}

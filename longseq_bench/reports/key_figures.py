@@ -10,7 +10,12 @@ from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import format_time
 from longseq_bench.reports.document import KeyFigure, format_cell, format_ratio
-from longseq_bench.reports.groups import SAME_TABLE, format_limit, has_several_ranks
+from longseq_bench.reports.groups import (
+    SAME_TABLE,
+    format_limit,
+    group_by_density,
+    has_several_ranks,
+)
 from longseq_bench.reports.sections.growth import format_sparsity
 from longseq_bench.reports.wording import MAX_NAMES, find_ties, join_names
 
@@ -28,6 +33,8 @@ def fastest(label: str, rows: Iterable[SweepRow]) -> KeyFigure | None:
     name = f"{first.name}{density if first.is_sparse else ''}{at}"
     if len(ordered) == 1:
         return KeyFigure(label, value, f"{name}, the only one timed")
+    if len(similar := group_by_density(ordered)) > 1:
+        return KeyFigure(label, value, f"{name}, of {len(similar)} densities")
     if first.samples < 2:
         return KeyFigure(label, value, f"{name}, one pass, no interval")
     if ordered[1].samples < 2:

@@ -50,7 +50,7 @@ def summary(source: Source) -> Document:
     known = [section for section in sections if section.has_content]
     return build_document(
         "summary",
-        "How long a sequence attention takes here",
+        "How many tokens attention takes here",
         source,
         summary_answer.answer(source),
         known,

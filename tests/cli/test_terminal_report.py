@@ -358,7 +358,7 @@ def test_terminal_prints_and_writes_nothing(folder: Path, capfd: Capture) -> Non
 def test_terminal_and_files(folder: Path, capfd: Capture) -> None:
     assert run(["report", str(folder), "--format", "md,terminal"]) == 0
     said = capfd.readouterr()
-    assert said.out.startswith("How long a sequence attention takes here\n═")
+    assert said.out.startswith("How many tokens attention takes here\n═")
     assert said.err.splitlines() == [f"wrote {folder / 'report.md'}"]
     assert (folder / "report.md").exists()
 

@@ -7,7 +7,7 @@ from longseq_bench.reports import key_figures, section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Answer, Chart, KeyFigure
 from longseq_bench.reports.groups import in_brackets, split_by_sparsity, table_key
-from longseq_bench.reports.sections.at_a_glance import Overview, most_shared, overview
+from longseq_bench.reports.sections.at_a_glance import Overview, overview
 from longseq_bench.reports.sections.findings import count_failed, problems
 
 
@@ -30,9 +30,10 @@ def _figures(source: Source, found: Overview) -> Iterator[KeyFigure]:
     figures = []
     for kind, rows in searched.items():
         label = f"Longest{f', {kind}' * several}"
-        stated = [row for row in rows if table_key(row) == table_key(found.searched[0])]
-        group = stated or most_shared(rows)
-        figures.append(key_figures.longest(source, label, group, bool(stated)))
+        best = table_key(max(rows, key=lambda row: row.max_tokens))
+        group = [row for row in rows if table_key(row) == best]
+        is_stated = best == table_key(found.searched[0])
+        figures.append(key_figures.longest(source, label, group, is_stated))
     if not searched:
         figures.append(key_figures.swept_end(found.swept))
     for kind, some in timed.items():

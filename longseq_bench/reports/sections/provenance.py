@@ -11,8 +11,8 @@ from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.model import Environment, OptionValue, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Column, Section, Table
-from longseq_bench.reports.wording import join_names
+from longseq_bench.reports.document import Column, Section, Table, format_cell
+from longseq_bench.reports.wording import format_range, join_names
 
 
 def context(source: Source) -> str:
@@ -99,10 +99,22 @@ def reproduce(source: Source) -> Section:
     settings = tuple(_settings(source.records))
     return Section(
         "How to reproduce",
-        [f"With longseq {', '.join(versions)}{commit}{end}"],
+        [*_method(source), f"With longseq {', '.join(versions)}{commit}{end}"],
         tables=[Table("", (Column("Setting"), Column("Value")), settings)],
         code=commands,
     )
+
+
+def _method(source: Source) -> Iterator[str]:
+    """State how outputs were checked, and what ± is."""
+    checked = [sample for r in source.records for sample in r.outcome.samples("max_error")]
+    if checked:
+        all_of = "All outputs" if source.is_all_checked else f"{len(checked):,} outputs"
+        yield (
+            f"{all_of} were compared with a float64 reference; the largest error is "
+            f"{format_cell(max(checked), 'error')}."
+        )
+    yield "±: distance from the median to the farther bound of its 95 % interval."
 
 
 _budgets = attrgetter(
@@ -121,7 +133,7 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "Runs", f"{len(records):,} runs in {processes:,} processes, {took}"
     outcomes = Counter(record.outcome.status for record in records).most_common()
     yield "Outcomes", ", ".join(f"{count:,} {status}" for status, count in outcomes)
-    yield "Repeats at most", distinct(t.repeats for t in trials)
+    yield "Repeats at most", format_range([t.repeats for t in trials], "{:.0f}".format)
     yield "Timed passes stop after", distinct((t.time_cap for t in trials), format_seconds)
     yield "Time budget a pass", distinct((t.time_budget for t in trials), format_seconds)
     yield "Memory budget a rank", distinct((t.memory_budget for t in trials), format_bytes)

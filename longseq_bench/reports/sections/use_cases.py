@@ -218,6 +218,11 @@ def _ran_at(choice: Choice) -> int | None:
     return choice.best.tokens if isinstance(choice.best, SweepRow) else None
 
 
+def _peak(choice: Choice) -> int | None:
+    """Return the peak at the length of `Ran at`; that of a search is the peak at its maximum."""
+    return choice.best.peak_bytes if isinstance(choice.best, SweepRow) else None
+
+
 _BUDGETS = ("memory_budget", "time_budget")
 _USE = ValueColumn("Use case", "text", attrgetter("use"))
 _COLUMNS = (
@@ -229,6 +234,6 @@ _COLUMNS = (
     ValueColumn("Time", "seconds", _time, 4),
 )
 _MAXIMUM = (
-    ValueColumn("Peak memory", "bytes", lambda one: one.best and one.best.peak_bytes, 1),
+    ValueColumn("Peak memory", "bytes", _peak, 1),
     ValueColumn("Longest", "tokens", lambda one: one.longest and one.longest.tokens, 5),
 )
