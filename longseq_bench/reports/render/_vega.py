@@ -66,16 +66,26 @@ def spec(chart: Chart) -> dict[str, Any]:
     chart, datasets = clean(chart), Datasets()
     draw = {"bars": draw_bars, "heat": draw_heat}.get(chart.shape, _plot)
     layers, height = draw(chart, datasets)
-    layers = [layer.transform_filter("indexof(hidden, datum.s) < 0") for layer in layers]
+    params: list[dict[str, Any]] = [{"name": "hidden", "value": []}]
+    parts = [_layer(layer) for layer in layers]
     if draw is _plot:
-        wheel = "wheel![event.ctrlKey || event.metaKey]"
-        zoom = alt.selection_interval(name="zoom", bind="scales", zoom=wheel)
-        layers[0] = layers[0].add_params(zoom)
-    whole = alt.layer(*layers).add_params(alt.param(name="hidden", value=[]))
-    whole = whole.properties(height=height, width="container", description=chart.description)
-    whole = whole.configure_title(anchor="start", limit=0).configure_view(stroke=None)
-    # a test checks it against the schema; a check here would double the time of many charts
-    return {**whole.to_dict(validate=False), "datasets": datasets}
+        parts[0]["name"] = "plot"
+        select = {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"}
+        params.append({"name": "zoom", "select": select, "bind": "scales", "views": ["plot"]})
+    # written here, because Altair copies and checks all layers again at each step; a test checks it
+    return {
+        "$schema": alt.SCHEMA_URL, "description": chart.description,
+        "width": "container", "height": height, "params": params, "layer": parts,
+        "config": {"title": {"anchor": "start", "limit": 0}, "view": {"stroke": None}},
+        "datasets": datasets,
+    }  # fmt: skip
+
+
+def _layer(layer: alt.Chart) -> dict[str, Any]:
+    """Return a layer as Vega-Lite, without the rows of hidden series."""
+    part: dict[str, Any] = layer.to_dict(validate=False, context={"top_level": False})
+    part["transform"] = [*part.get("transform", ()), {"filter": "indexof(hidden, datum.s) < 0"}]
+    return part
 
 
 def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
