@@ -251,7 +251,7 @@ def test_eight_ranks_equal_the_reference(ranks: Ranks, name: str) -> None:
     assert_right(case, run_case(ranks, LARGE, case))
 
 
-@some
+@defaults
 def test_one_or_two_tokens_per_rank(ranks: Ranks, name: str, world: int, options: Options) -> None:
     """As many tokens as ranks and a few more: every rank has a token."""
     if name in FINEST:
@@ -393,10 +393,10 @@ ASYNCHRONOUS = [
 
 @pytest.mark.parametrize(("name", "world", "options"), ASYNCHRONOUS)
 def test_delays_change_nothing(ranks: Ranks, name: str, world: int, options: Options) -> None:
-    """Fault 5: a buffer that is sent and received into, or a missing wait. 20 times with random
+    """Fault 5: a buffer that is sent and received into, or a missing wait. Ten times with random
     delays, bit by bit."""
     w = workload(name, world, 4 * world + 1, True, causal=True, mode="train", batch=1)
-    assert ranks(world, delayed, Case(name, options, w), 20) == [[]] * world
+    assert ranks(world, delayed, Case(name, options, w), 10) == [[]] * world
 
 
 # ---- shards --------------------------------------------------------------------------------------

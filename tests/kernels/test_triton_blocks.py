@@ -156,8 +156,10 @@ def test_every_head_dim_and_dtype(interpreted: Interpreted, dim: int, dtype: tor
     assert_right(interpreted, [layout], *inputs(38, dtype, dim=dim))
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("tile", [(16, 16), (16, 32), (32, 16), (16, 64), (64, 16)])
+@pytest.mark.parametrize(
+    ("tile", "causal"),
+    [((16, 16), True), ((16, 32), False), ((32, 16), True), ((16, 64), True), ((64, 16), False)],
+)
 def test_tiles_smaller_than_a_block(
     interpreted: Interpreted, tile: tuple[int, int], causal: bool
 ) -> None:
