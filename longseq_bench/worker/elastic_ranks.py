@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from typing import Any
 
 import psutil
 import torch.distributed.elastic.agent.server.api as agents
-from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
@@ -53,7 +52,7 @@ def run_agent(
     It sends over `events`:
 
     {"started": [pid, ...]}                        the ranks run: all hosts are connected
-    {"exit": -9, "local_rank": 1, "at": 17...}     a rank ended, and when, in ns since 1970
+    {"exit": -9, "local_rank": 1, "at": 17...}     a rank ended; when it was seen, ns since 1970
     {"failed": "..."}                              the ranks could not be started
 
     Args:
@@ -95,29 +94,45 @@ class _Agent(LocalElasticAgent):
     def __init__(self, spec: WorkerSpec, events: Connection, pipes: Sequence[Connection]) -> None:
         logs = DefaultLogsSpecs(log_dir=os.devnull)
         super().__init__(spec, logs, start_method="fork", exit_barrier_timeout=EXIT_BARRIER_S)
-        self._events, self._pipes, self._lock = events, pipes, threading.Lock()
+        self._events, self._pipes = events, pipes
+        # ranks whose end is not reported yet, by local rank
+        self._pids: dict[int, int] = {}
 
     def send(self, message: dict[str, Any]) -> None:
-        with self._lock:
-            self._events.send_bytes(json.dumps(message).encode())
+        self._events.send_bytes(json.dumps(message).encode())
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         for pipe in self._pipes:
             pipe.close()
-        self.send({"started": [pids[local_rank] for local_rank in sorted(pids)]})
-        for local_rank, pid in pids.items():
-            threading.Thread(target=self._wait_for, args=(local_rank, pid), daemon=True).start()
+        self._pids = dict(sorted(pids.items()))
+        self.send({"started": list(self._pids.values())})
         return pids
 
-    def _wait_for(self, local_rank: int, pid: int) -> None:
-        """Report the end of a rank at once. torch reports one rank, after all have ended."""
-        # WNOWAIT: the agent has to reap it
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        at = time.time_ns()
-        if found is not None:
-            code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-            self.send({"exit": code, "local_rank": local_rank, "at": at})
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Report the ranks that ended, then let torch check them. Called every MONITOR_S.
+
+        The order matters. When torch finds a dead rank, it reaps it, so that its exit code is no
+        longer known here, and ends the others, whose ends are consequences.
+        """
+        for local_rank, pid in list(self._pids.items()):
+            # WNOWAIT: leave it for torch to reap
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                is_exit = found.si_code == os.CLD_EXITED
+                self._report_exit(local_rank, found.si_status if is_exit else -found.si_status)
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            # the one that torch found dead first: it may have died since the check above
+            causes = {failure.local_rank for failure in result.failures.values()}
+            context: Any = self._pcontext
+            for local_rank in sorted(self._pids, key=lambda rank: rank not in causes):
+                self._report_exit(local_rank, context._pc.processes[local_rank].exitcode)
+        return result
+
+    def _report_exit(self, local_rank: int, code: int) -> None:
+        del self._pids[local_rank]
+        self.send({"exit": code, "local_rank": local_rank, "at": time.time_ns()})
 
 
 def _run_rank(

@@ -1,5 +1,6 @@
 """Ranks started by torch's elastic agents, on one node and on two; the second is a process here."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -16,6 +17,8 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.model import Outcome, Trial
@@ -27,6 +30,7 @@ from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import sample_processes
 from longseq_bench.launchers.rank_supervisor import RankSupervisor
+from longseq_bench.worker.elastic_ranks import _Agent
 from tests.launchers.test_ranks import ranks_trial
 
 FOLLOWER = """
@@ -147,6 +151,37 @@ def test_the_rank_that_died_is_named_although_torch_ends_the_others(
 ) -> None:
     outcome = run(alone, ranks_trial(name))
     assert (outcome.status, outcome.reason) == (status, reason)
+
+
+@pytest.mark.parametrize("dies_before_the_check", [True, False])
+def test_the_exit_of_the_rank_that_died_first_is_reported_first(
+    monkeypatch: pytest.MonkeyPatch, dies_before_the_check: bool
+) -> None:
+    """torch reaps it and ends the others in one call; both exits must be known after it."""
+    ranks = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    processes = [Mock(exitcode=None) for _ in ranks]
+
+    def ends_the_others(agent: _Agent, group: WorkerGroup) -> RunResult:
+        ranks[1].kill()
+        processes[1].exitcode = ranks[1].wait()
+        ranks[0].terminate()
+        processes[0].exitcode = ranks[0].wait()
+        return RunResult(WorkerState.FAILED, failures={1: Mock(local_rank=1)})
+
+    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", ends_the_others)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    agent = object.__new__(_Agent)
+    agent._pids = {local_rank: rank.pid for local_rank, rank in enumerate(ranks)}
+    agent._events, agent._pcontext = sender, Mock(_pc=Mock(processes=processes))
+    if dies_before_the_check:
+        ranks[1].kill()
+        os.waitid(os.P_PID, ranks[1].pid, os.WEXITED | os.WNOWAIT)
+    agent._monitor_workers(Mock())
+    events = [json.loads(receiver.recv_bytes()) for _ in ranks]
+    assert not receiver.poll()
+    assert [(event["local_rank"], event["exit"]) for event in events] == [
+        (1, -signal.SIGKILL), (0, -signal.SIGTERM),
+    ]  # fmt: skip
 
 
 def test_a_native_crash_is_retried_with_more_memory(alone: ElasticLauncher) -> None:
