@@ -1,9 +1,9 @@
 """Build a complete report from the sections of a kind and the sections that all kinds share."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from longseq_bench.reports.base import SEARCH, SECTIONS, SWEEP, Source
+from longseq_bench.reports.base import SECTIONS, Source
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
     MAX_ANSWER_WORDS,
@@ -79,10 +79,3 @@ def _complete(section: Section, has_rows: bool) -> Section:
     rows, *commands = section.missing
     explanation = [f"These records have no {rows}. To produce it, run:"]
     return Section(section.title, explanation, code=commands)
-
-
-def recommendations_section(*rules: Iterable[str], title: str = "Recommendations") -> Section:
-    """Return a section with the first sentences of each rule, in the order of the rules."""
-    if points := [sentence for rule in rules for sentence in limit_findings(rule)]:
-        return Section(title, ["Each is computed from the rows in its brackets."], points)
-    return Section(title, missing=("pair of comparable rows", SEARCH, SWEEP))

@@ -170,11 +170,6 @@ class Source:
             return []
         return [self.machines[record.environment.fingerprint]]
 
-    def machine_suffix(self, fingerprint: str) -> str:
-        """Return ", machine A (host)"; "" if there is only one."""
-        machine = self.machines[fingerprint]
-        return f", machine {machine}" if machine else ""
-
     @cached_property
     def _tables(self) -> tuple[list[SweepRow], list[SearchRow], list[DensityRow]]:
         minima = density_rows(self.records)

@@ -5,8 +5,7 @@ from operator import attrgetter
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row
-from longseq_bench.core.units import format_bytes, format_seconds, format_share
-from longseq_bench.reports.wording import format_range
+from longseq_bench.core.units import format_bytes, format_seconds
 
 SAME_TABLE = (
     "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
@@ -108,11 +107,6 @@ def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
     return dict(sorted(group_by(rows, lambda row: row.world_size).items()))
 
 
-def ranks_suffix(ranks: int) -> str:
-    """Return " on 2 ranks"; "" for one rank."""
-    return f" on {ranks} ranks" if ranks > 1 else ""
-
-
 def has_several_ranks(rows: Iterable[Row]) -> bool:
     """Return True if any row ran on several ranks."""
     return any(row.world_size > 1 for row in rows)
@@ -137,12 +131,6 @@ def group_by_density(rows: Iterable[R]) -> list[list[R]]:
         found.append([row for row in rest if row.density >= minimum])
         rest = [row for row in rest if row.density < minimum]
     return found
-
-
-def density_suffix(rows: Sequence[Row]) -> str:
-    """Return the range of densities: " of density 9.4 % to 10.0 %"; "" for exact attention."""
-    ends = format_range([row.density for row in rows], format_share)
-    return f" of density {ends}" if rows[0].is_sparse else ""
 
 
 def split_by_sparsity(rows: Iterable[R]) -> dict[str, list[R]]:

@@ -17,9 +17,8 @@ from longseq_bench.reports.groups import (
     has_several_ranks,
 )
 from longseq_bench.reports.sections.growth import format_sparsity
+from longseq_bench.reports.sections.recommendations import TIE, find_longest
 from longseq_bench.reports.wording import MAX_NAMES, find_ties, join_names
-
-TIE = "no significant difference"
 
 
 def fastest(label: str, rows: Iterable[SweepRow]) -> KeyFigure | None:
@@ -74,18 +73,16 @@ def longest(
 
     is_stated: the workload is stated nearby.
     """
-    ordered = sorted((row for row in rows if row.max_tokens), key=lambda row: -row.max_tokens)
-    if not ordered:
+    found = [row for row in rows if row.max_tokens]
+    if not found:
         return None
-    first = ordered[0]
-    most = first.max_tokens
-    # rows whose bracket does not exclude this length
-    ties = [r for r in ordered if r.max_tokens == most or (r.first_failure or most + 1) > most]
+    ties = find_longest(found).ties
+    first = ties[0]
     names = join_names(row.name for row in ties) + (f": {TIE}" if len(ties) > 1 else "")
     named = [name for name in SAME_TABLE if name != "time_budget" or first.limited_by != "time"]
     where = "" if is_stated else source.workload(first, named)
     words = ", ".join(filter(None, (names, where, describe_cause(first))))
-    return KeyFigure(label, f"{format_tokens(most)} tokens", words)
+    return KeyFigure(label, f"{format_tokens(first.max_tokens)} tokens", words)
 
 
 def describe_cause(row: SearchRow) -> str:

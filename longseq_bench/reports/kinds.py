@@ -114,7 +114,7 @@ def extreme(source: Source) -> Document:
     ]
     return build_document(
         "extreme",
-        "Extreme lengths",
+        extreme_answer.TITLE,
         source,
         answer,
         known or [longest],

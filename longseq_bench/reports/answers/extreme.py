@@ -6,10 +6,10 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
+from longseq_bench.reports.answers.word_limit import first_that_fits
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import format_time
 from longseq_bench.reports.document import (
-    MAX_ANSWER_WORDS,
     MAX_FINDING_WORDS,
     Answer,
     Chart,
@@ -26,7 +26,6 @@ from longseq_bench.reports.groups import (
 )
 from longseq_bench.reports.outcome_text import name_status
 from longseq_bench.reports.sections import use_cases
-from longseq_bench.reports.sections.provenance import context
 from longseq_bench.reports.sections.recommendations import (
     TIE,
     RankedLength,
@@ -36,6 +35,7 @@ from longseq_bench.reports.sections.recommendations import (
 )
 from longseq_bench.reports.wording import join_names
 
+TITLE = "Extreme lengths"
 Known = use_cases.Known
 _LIMITS = ("mode", "dtype", "memory_budget", "time_budget")
 """Fields of a workload that are named where all of its words are too many."""
@@ -48,7 +48,11 @@ def answer(source: Source) -> Answer:
     findings = [*(_reach(source, ties) for ties in longest), *_fastest(source)]
     chart = next(_charts(source), None)
     known = [finding for finding in findings if finding]
-    return Answer(figures, _fit(source, figures, known, chart), chart, use_cases.ranges(source))
+    table = use_cases.ranges(source)
+    numbers = range(len(known), -1, -1)
+    return first_that_fits(
+        source, TITLE, (Answer(figures, known[:n], chart, table) for n in numbers)
+    )
 
 
 def _charts(source: Source) -> Iterator[Chart]:
@@ -168,20 +172,3 @@ def _describe_fastest(source: Source, length: RankedLength, kind: str) -> Findin
     named = _shortest(source, best, f"{at}, {names} are {of}", end, title)
     among = f"{at}, {TIE} among the fastest {len(ties)} of {len(rows)} {kind}{density}"
     return named or _shortest(source, best, among, f": {format_time(best)}", title)
-
-
-def _fit(
-    source: Source, figures: Sequence[KeyFigure], findings: Sequence[Finding], chart: Chart | None
-) -> list[Finding]:
-    """Return the first findings that fit on the first screen."""
-    words = [context(source), *source.notes, chart.title if chart else "", "Extreme lengths"]
-    words += [f"{one.label} {one.value} {one.words}" for one in figures]
-    left = MAX_ANSWER_WORDS - sum(len(text.split()) for text in words)
-    left -= len(source.notes)  # each begins with "Note:"
-    kept = []
-    for finding in findings:
-        left -= len(finding.split())
-        if left < 0:
-            break
-        kept.append(finding)
-    return kept

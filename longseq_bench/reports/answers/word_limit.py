@@ -13,16 +13,10 @@ def first_that_fits(source: Source, title: str, answers: Iterable[Answer]) -> An
     Title, context and notes of the report count, and the answer's figures, findings and the title
     of its chart. Its table does not.
     """
-    shared = count_words(title, context(source), *(f"Note: {note}" for note in source.notes))
+    texts = title, context(source), *(f"Note: {note}" for note in source.notes)
+    room = MAX_ANSWER_WORDS - sum(len(text.split()) for text in texts)
     answer = Answer()
     for answer in answers:
-        texts = [word for f in answer.figures for word in (f.label, f.value, f.words)]
-        charts = [answer.chart.title] if answer.chart else []
-        if shared + count_words(*texts, *answer.findings, *charts) <= MAX_ANSWER_WORDS:
+        if answer.word_count <= room:
             break
     return answer
-
-
-def count_words(*texts: str) -> int:
-    """Return the number of words of all texts."""
-    return sum(len(text.split()) for text in texts)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.row import R, require
+from longseq_bench.analysis.row import R
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
@@ -54,15 +54,6 @@ def thrashes(source: Source) -> list[SweepRow | SearchRow]:
 def _first(names: Iterable[str]) -> str:
     first, *others = names
     return f"{first}, and {len(others):,} more" if others else first
-
-
-def find_largest_imbalance(rows: Iterable[SweepRow]) -> SweepRow | None:
-    """Return the row whose ranks' peaks differ most; None where no difference is visible."""
-    known = [row for row in rows if row.imbalance is not None]
-    worst = max(known, key=lambda row: require(row.imbalance), default=None)
-    if worst is None or format_ratio(require(worst.imbalance)) == format_ratio(1.0):
-        return None
-    return worst
 
 
 def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:

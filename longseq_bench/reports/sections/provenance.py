@@ -107,12 +107,13 @@ def reproduce(source: Source) -> Section:
 
 def _method(source: Source) -> Iterator[str]:
     """State how outputs were checked, and what ± is."""
-    checked = [sample for r in source.records for sample in r.outcome.samples("max_error")]
-    if checked:
-        all_of = "All outputs" if source.is_all_checked else f"{len(checked):,} outputs"
+    ok = [record.outcome for record in source.records if record.outcome.status == "ok"]
+    errors = [error for outcome in ok if (error := outcome.largest("max_error")) is not None]
+    if errors:
+        runs = "all" if source.is_all_checked else f"{len(errors):,} of {len(ok):,}"
         yield (
-            f"{all_of} were compared with a float64 reference; the largest error is "
-            f"{format_cell(max(checked), 'error')}."
+            f"Outputs of {runs} runs that were ok were compared with a float64 reference; the "
+            f"largest error is {format_cell(max(errors), 'error')}."
         )
     yield "±: distance from the median to the farther bound of its 95 % interval."
 
