@@ -59,10 +59,9 @@ class Flex(Attention):
             self._mask = self._causal_mask(device)
         if device not in _compile_s:
             start = time.perf_counter()
-            shape = (w.batch, w.heads, w.seq_len, w.head_dim)
-            q = torch.zeros(shape, dtype=self.torch_dtype, device=device)
-            k = q[:, : w.kv_heads]
-            self(q, k, k)
+            # three tensors, contiguous as those of a pass: for views of one it is compiled again
+            shapes = [(w.batch, h, w.seq_len, w.head_dim) for h in (w.heads, *[w.kv_heads] * 2)]
+            self(*(torch.zeros(s, dtype=self.torch_dtype, device=device) for s in shapes))
             _compile_s[device] = time.perf_counter() - start
 
     @override
