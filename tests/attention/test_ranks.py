@@ -393,10 +393,10 @@ ASYNCHRONOUS = [
 
 @pytest.mark.parametrize(("name", "world", "options"), ASYNCHRONOUS)
 def test_delays_change_nothing(ranks: Ranks, name: str, world: int, options: Options) -> None:
-    """Fault 5: a buffer that is sent and received into, or a missing wait. Ten times with random
+    """Fault 5: a buffer that is sent and received into, or a missing wait. Five times with random
     delays, bit by bit."""
     w = workload(name, world, 4 * world + 1, True, causal=True, mode="train", batch=1)
-    assert ranks(world, delayed, Case(name, options, w), 10) == [[]] * world
+    assert ranks(world, delayed, Case(name, options, w), 5) == [[]] * world
 
 
 # ---- shards --------------------------------------------------------------------------------------

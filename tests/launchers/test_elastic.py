@@ -340,7 +340,7 @@ def test_a_stopped_rank_of_the_other_node_is_diagnosed(
         return samples
 
     monkeypatch.setattr(host_agent, "sample_processes", slowly)
-    outcome = two.run(ranks_trial("rank-stops", time_budget=3.0))
+    outcome = two.run(ranks_trial("rank-stops", time_budget=1.5))
     assert outcome.status == "hang"
     assert "rank 1 (host beta) is stopped (SIGSTOP)" in (outcome.reason or "")
     stacks = outcome.facts["stacks"]
