@@ -4,7 +4,6 @@ A new implementation is tested with its default options without a change here; o
 a line in `options_at`. The joined results of all ranks are compared with the definition.
 """
 
-import hashlib
 import itertools
 import pickle
 from typing import Any
@@ -24,7 +23,6 @@ from longseq_bench.testing.definition import (
     compute_reference,
     count_pairs,
     make_inputs,
-    make_output_gradient,
     relative_error,
 )
 from longseq_bench.worker.check import TOLERANCE
@@ -171,35 +169,13 @@ def joined(results: list[PassResult], name: str, like: Tensor) -> Tensor:
     return full
 
 
-_KNOWN: dict[str, dict[str, Tensor]] = {}
-
-
-def expected_results(
-    case: Case, pairs: Tensor, projections: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return output and gradients by the definition, computed once for equal cases."""
-    w = case.workload
-    tensors = (pairs, *projections.values())
-    digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors))
-    key = f"{w.model_dump_json()} {digest.hexdigest()}"
-    if key not in _KNOWN:
-        out, leaves = compute_reference(pairs, make_inputs(w), projections)
-        _KNOWN[key] = {"out": out.detach()}
-        if w.train:
-            grads = torch.autograd.grad(
-                out, list(leaves.values()), make_output_gradient(w).double()
-            )
-            _KNOWN[key] |= dict(zip(leaves, grads, strict=True))
-    return _KNOWN[key]
-
-
 def assert_right(case: Case, results: list[PassResult]) -> None:
     """Check results and coverage against the reference, sent bytes against the formula, and that no
     pair was computed twice (with full queries: once on every rank)."""
     world, w = len(results), case.workload
     pairs = count_pairs(unconnected(case, world))
     matrices = results[0].projections
-    expected = expected_results(case, pairs, {n: m.float() for n, m in matrices.items()})
+    expected = compute_reference(pairs, w, matrices)
     allowed = TOLERANCE[results[0].tolerance_of]
     for rank, one in enumerate(results):
         assert one.sent == one.formula, f"rank {rank} sent {one.sent}, not {one.formula}"
