@@ -17,7 +17,7 @@ from longseq_bench.reports.groups import (
     has_several_ranks,
 )
 from longseq_bench.reports.sections.growth import format_sparsity
-from longseq_bench.reports.sections.recommendations import TIE, find_longest
+from longseq_bench.reports.sections.recommendations import TIE, find_longest_ties
 from longseq_bench.reports.wording import MAX_NAMES, find_ties, join_names
 
 
@@ -76,7 +76,7 @@ def longest(
     found = [row for row in rows if row.max_tokens]
     if not found:
         return None
-    ties = find_longest(found).ties
+    ties = find_longest_ties(found)
     first = ties[0]
     names = join_names(row.name for row in ties) + (f": {TIE}" if len(ties) > 1 else "")
     named = [name for name in SAME_TABLE if name != "time_budget" or first.limited_by != "time"]

@@ -97,14 +97,12 @@ def extreme(source: Source) -> Document:
         use_cases.uses(source),
         densities.speed_over_dense(source),
         longest,
-        rules.longest(source),
         rules.fastest(source),
         gains.where_it_pays(source, gains.DENSE),
         lengths.lengths(source),
         densities.against_length(source),
         doubling.doubling(source),
         standard_attention.against_standard(source),
-        rules.overhead(source),
         hardware_projection.projected(source),
     ]
     known = [

@@ -87,24 +87,6 @@ def tied_maxima(found: Sequence[Search]) -> list[Search]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_longest_of_each_workload(name: str) -> None:
-    book, document = report(name)
-    expected = []
-    found = [s for s in book.searches if s.tokens and is_full(s)]
-    for group in by(lambda s: (s.group, s.ranks, kind(s)), found):
-        best = tied_maxima(group)
-        rest = sorted((s for s in group if s not in best), key=lambda s: -s.tokens)
-        expected.append((
-            kind(best[0]), named(best), best[0].tokens, best[0].limited_by, best[0].failed,
-            rest[0].name if rest else None,
-            best[0].tokens / rest[0].tokens if rest else None,
-        ))  # fmt: skip
-    columns = ("Kind", "Longest", "Tokens", "Limited by", "First failure", "Next", "Ratio")
-    shown = [tuple(row.get(n) for n in columns) for row in table(document, "Longest by workload")]
-    assert sorted(map(str, shown)) == sorted(map(str, expected))
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_the_fastest_of_each_length(name: str) -> None:
     """Each compared length is in the range of a row with its fastest; the last has the figures."""
     book, document = report(name)

@@ -158,7 +158,7 @@ SEARCHES: Figures = {
     "Phase": lambda s: s.phase,
     "Fraction of floor": lambda s: s.of_floor,
     "Floor": lambda s: s.floor_tokens,
-    "Overhead": lambda s: 1 - s.of_floor,
+    "Achieved density": lambda s: max_of(s.at, "density_achieved"),
     "Peak memory": lambda s: s.peak,
     "Least peak": lambda s: s.least_peak,
     "Imbalance": lambda s: s.imbalance,

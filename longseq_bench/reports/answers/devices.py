@@ -24,7 +24,7 @@ from longseq_bench.reports.groups import group_by_workload, longest_shared
 from longseq_bench.reports.sections import multi_rank
 from longseq_bench.reports.sections.findings import index_one_rank
 from longseq_bench.reports.sections.gains import FASTER, SAME, SLOWER, UNKNOWN, judge, speedup
-from longseq_bench.reports.sections.recommendations import find_longest, name_ties
+from longseq_bench.reports.sections.recommendations import find_longest_ties, name_ties
 from longseq_bench.reports.wording import find_ties, format_range, join_names
 
 TITLE = "Many devices"
@@ -129,7 +129,7 @@ def _of_maxima(source: Source) -> Answer | None:
     best, one = max(pairs, key=lambda pair: pair[0].max_tokens)
     times = best.max_tokens / one.max_tokens
     words = f"{format_ratio(times)} one rank, {format_share(times / best.world_size)} of linear"
-    ties = find_longest([row for row, _ in pairs if row.world_size == best.world_size]).ties
+    ties = find_longest_ties([row for row, _ in pairs if row.world_size == best.world_size])
     label = f"Longest, {best.name}"
     if len(ties) > 1:
         label, words = "Longest on several ranks", f"{name_ties(ties)}; {words}"

@@ -29,7 +29,7 @@ from longseq_bench.reports.sections import use_cases
 from longseq_bench.reports.sections.recommendations import (
     TIE,
     RankedLength,
-    find_longest,
+    find_longest_ties,
     name_ties,
     rank_lengths,
 )
@@ -83,7 +83,7 @@ def _find_ties(best: Known, rows: Sequence[Known]) -> Sequence[Known]:
     """Return the rows of the workload and ranks of the best that are as long."""
     same = [r for r in rows if table_key(r) == table_key(best) and r.world_size == best.world_size]
     searches = [row for row in same if isinstance(row, SearchRow)]
-    return find_longest(searches).ties if searches else [r for r in same if r.tokens == best.tokens]
+    return find_longest_ties(searches) if searches else [r for r in same if r.tokens == best.tokens]
 
 
 def _figure(source: Source, ties: Sequence[Known]) -> KeyFigure:

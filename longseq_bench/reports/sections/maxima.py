@@ -63,8 +63,10 @@ def _over_published(row: SearchRow) -> float | None:
 
 
 _MAXIMA: Columns = (
-    "label", "world_size", "max_tokens", *optional(SearchRow, "fits_tokens", "published_tokens"),
+    "label", "world_size", *optional(SearchRow, "density_achieved"), "max_tokens",
+    *optional(SearchRow, "fits_tokens", "published_tokens"),
     ValueColumn("Ratio to published", "ratio", _over_published, optional=True), "tokens_per_rank",
-    "first_failure", "limited_by", "failure_phase", "fraction_of_floor", "peak_bytes", MIN_PEAK,
-    "imbalance", "bytes_per_token", "predicted_tokens", "runs", "confirmations",
+    "first_failure", "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor",
+    "peak_bytes", MIN_PEAK, "imbalance", "bytes_per_token", "predicted_tokens", "runs",
+    "confirmations",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports.base import SEARCH, SWEEP, Source
+from longseq_bench.reports.base import SWEEP, Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import (
@@ -25,66 +25,20 @@ from longseq_bench.reports.groups import (
 )
 from longseq_bench.reports.wording import find_ties, join_names
 
-HIGH_FLOOR_SHARE = 0.9
-"""Fraction of floor from which the memory overhead of a maximum is not reported."""
 TIE = "no significant difference"
 
 
-class Longest(NamedTuple):
-    """The longest lengths of one workload, kind and number of ranks.
-
-    ties: the longest row, and those whose bracket does not exclude its length; the longest first.
-    following: the longest row that is shorter for certain.
-    """
-
-    where: str | None
-    ties: Sequence[SearchRow]
-    following: SearchRow | None
-
-
-def longest(source: Source) -> Section:
-    """Build the table of the longest of each workload and number of ranks, exact and sparse."""
-    searched = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
-    found = [
-        find_longest(some, source.workload(some[0]) or None)
-        for group in group_by_workload(searched)
-        for rows in split_by_sparsity(group).values()
-        for some in group_by_ranks(rows).values()
-    ]
-    tables = [build_table("", _LONGEST, found)] if found else []
-    return Section("Longest by workload", tables=tables, missing=("confirmed length", SEARCH))
-
-
-def find_longest(rows: Sequence[SearchRow], where: str | None = None) -> Longest:
-    """Return the longest of rows with a confirmed length, its ties, and the next one."""
+def find_longest_ties(rows: Sequence[SearchRow]) -> list[SearchRow]:
+    """Return the longest row, and those whose bracket does not exclude its length."""
     ordered = sorted(rows, key=lambda row: -row.max_tokens)
     most = ordered[0].max_tokens
-    ties = [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
-    tied = set(map(id, ties))
-    following = next((row for row in ordered if id(row) not in tied), None)
-    return Longest(where, ties, following)
+    return [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
 
 
 def name_ties(rows: Sequence[Row]) -> str:
     """Return the name of the best row; of several, that they do not differ, and their names."""
     names = join_names(row.name for row in rows)
     return names if len(rows) == 1 else f"{TIE}: {names}"
-
-
-_LONGEST = (
-    ValueColumn("Workload", "text", lambda one: one.where, optional=True),
-    ValueColumn("Kind", "text", lambda one: _kind(one.ties[0])),
-    ValueColumn("Longest", "text", lambda one: name_ties(one.ties)),
-    ValueColumn("Tokens", "tokens", lambda one: one.ties[0].max_tokens),
-    ValueColumn("Density", "share", lambda one: _density(one.ties[0])),
-    ValueColumn("Limited by", "text", lambda one: one.ties[0].limited_by),
-    ValueColumn("First failure", "tokens", lambda one: one.ties[0].first_failure),
-    ValueColumn("Next", "text", lambda one: one.following and one.following.name),
-    ValueColumn(
-        "Ratio", "ratio",
-        lambda one: one.following and one.ties[0].max_tokens / one.following.max_tokens,
-    ),
-)  # fmt: skip
 
 
 def _kind(row: Row) -> str:
@@ -223,28 +177,3 @@ def _split_lengths(lengths: Sequence[RankedLength], failed: Failed) -> list[list
         else:
             spans.append([length])
     return spans
-
-
-def overhead(source: Source) -> Section:
-    """Build the table of maxima whose floor is less than 90 % of the budget, the worst first."""
-    rows = [
-        row
-        for row in source.maxima
-        if row.is_full_pass and row.limited_by == "memory" and row.max_tokens
-        if (row.fraction_of_floor or 1) < HIGH_FLOOR_SHARE
-    ]
-    rows.sort(key=lambda row: require(row.fraction_of_floor))
-    workload = ValueColumn("Workload", "text", lambda r: source.workload(r) or None, optional=True)
-    columns = ("label", workload, "world_size", *_OVERHEAD)
-    explanation = (
-        "Maxima limited by memory whose q, k, v and output fill less than 90 % of the budget. "
-        "Overhead: the share of the budget that other tensors take."
-    )
-    tables = [build_table("", columns, rows)] if rows else []
-    return Section("Memory overhead", [explanation], tables=tables)
-
-
-_OVERHEAD = (
-    "max_tokens", "floor_tokens",
-    ValueColumn("Overhead", "share", lambda row: 1 - require(row.fraction_of_floor)),
-)  # fmt: skip

@@ -14,7 +14,7 @@ from longseq_bench.reports.base import SEARCH, Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
 from longseq_bench.reports.groups import SAME_TABLE, group_by_density, split_by_sparsity, table_key
-from longseq_bench.reports.sections.recommendations import find_longest, name_ties
+from longseq_bench.reports.sections.recommendations import find_longest_ties, name_ties
 from longseq_bench.reports.wording import find_ties, join_names
 
 USES = (
@@ -162,7 +162,7 @@ def _approach(rows: Sequence[Known], tokens: int) -> Sequence[Known]:
         best = max(group_by_density(reached)[0], key=attrgetter("max_tokens"))
         others = [row for row in rows if isinstance(row, SearchRow) and row is not best]
         same = [row for row in others if table_key(row) == table_key(best)]
-        return find_longest([best, *(row for row in same if are_similar(row, best))]).ties
+        return find_longest_ties([best, *(row for row in same if are_similar(row, best))])
     longest = max((row.tokens for row in enough), default=0)
     return group_by_density(row for row in enough if row.tokens == longest)[0] if enough else []
 
