@@ -14,7 +14,6 @@ from longseq_bench.reports.document import Document
 from longseq_bench.reports.sections import (
     at_a_glance,
     bottleneck,
-    densities,
     doubling,
     gains,
     growth,
@@ -27,7 +26,6 @@ from longseq_bench.reports.sections import (
     segments,
     sparse,
     speeds,
-    standard_attention,
     use_cases,
 )
 from longseq_bench.reports.sections import recommendations as rules
@@ -83,7 +81,6 @@ def devices(source: Source) -> Document:
         gains.where_it_pays(source, gains.ONE_RANK),
     ]
     has_rows = any(section.has_content for section in sections)
-    sections.append(standard_attention.by_sparsity(source))
     answer = devices_answer.answer(source)
     return build_document("devices", devices_answer.TITLE, source, answer, sections, has_rows)
 
@@ -95,14 +92,13 @@ def extreme(source: Source) -> Document:
     longest = maxima.maxima(source)
     sections = [
         use_cases.uses(source),
-        densities.speed_over_dense(source),
+        sparse.sparse(source),
         longest,
         rules.fastest(source),
         gains.where_it_pays(source, gains.DENSE),
         lengths.lengths(source),
-        densities.against_length(source),
+        growth.minimum_sparsity(source),
         doubling.doubling(source),
-        standard_attention.against_standard(source),
         hardware_projection.projected(source),
     ]
     known = [

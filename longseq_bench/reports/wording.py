@@ -47,20 +47,3 @@ def find_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) 
         return None in (bound, end) or (bound >= end if largest else bound <= end)
 
     return [row for row in ordered if overlaps(row)]
-
-
-def join_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) -> str:
-    """Name the best row: "ring"; with the rows whose intervals overlap, "ring ≈ sdpa".
-
-    Arguments as in `find_ties`. Rows of a single sample are not compared: "ring (one pass)",
-    or "ring (next: one pass)" where the second row has one.
-    """
-
-    def has_interval(row: R) -> bool:
-        return getattr(row, low) is not None and getattr(row, "samples", 0) > 1
-
-    if single := [row for row in ordered[:2] if not has_interval(row)]:
-        words = "one pass" if single[0] is ordered[0] else "next: one pass"
-        return f"{ordered[0].name} ({words})"
-    known = [*filter(has_interval, ordered)]
-    return join_names((row.name for row in find_ties(known, low, high, largest)), " ≈ ")

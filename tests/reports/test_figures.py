@@ -120,17 +120,13 @@ SWEPT: Figures = {
     "Speed": lambda r: r.speed,
     "Density of pairs": lambda r: r.pairs_seen,
     "Pairs seen": lambda r: r.pairs_seen if r.sparse else None,
-    "Sparsity of pairs": lambda r: None if r.pairs_seen is None else 1 - r.pairs_seen,
     "Preparation time": lambda r: middle(r.planning),
     "Dense time": lambda r: r.dense and r.dense[1],
     "Source of dense time": lambda r: r.dense and r.dense[0],
     "Speed over dense": lambda r: r.dense and over(r.dense[1], r.time),
     "Share of ideal": ideal_text,
     "Memory reduction": lambda r: r.saving,
-    "Times less": lambda r: r.saving,
     "Source of standard memory": lambda r: None if r.saving is None else r.standard[1],
-    "Which is": lambda r: r.standard[1],
-    "Standard attention memory": lambda r: r.standard[0],
     "Time on one": lambda r: r.alone and spread(r.alone),
     "Peak on one": lambda r: r.alone and r.alone.peak,
     "Memory of each rank": lambda r: joined(r.rank_peaks, format_bytes),
@@ -143,7 +139,6 @@ SEARCHES: Figures = {
     "Ranks": lambda s: s.ranks,
     "Tokens": lambda s: s.tokens or None,
     "Max tokens": lambda s: s.tokens,
-    "Longest ok": lambda s: s.tokens or None,
     "Found": lambda s: s.tokens,
     "Max on all": lambda s: s.tokens,
     "Max on one rank": lambda s: s.alone and s.alone.tokens,
@@ -255,7 +250,7 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 
 WORDS = {
-    "Asked for", "Not measured", "What", "Setting", "Masks", "Longest ok", "Warning", "Compared",
+    "Asked for", "Not measured", "What", "Setting", "Masks", "Warning",
     "Attention", "Longest", "Fastest", "Against", "Letter", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
@@ -609,13 +604,3 @@ def relative_to(book: Book, row: Swept, base: str) -> tuple[float | None, float 
     speed = over(times.get(row.ranks, times[min(times)]), row.time) if times else None
     memory = over(row.peak, fewest.peak) if fewest and row.ok and row.peak else None
     return speed, memory
-
-
-def test_sparsity_of_a_search_and_of_a_sweep() -> None:
-    book, found = reports("rich")
-    extreme = next(document for document in found if document.kind == "extreme")
-    shown = [row for row in rows(extreme, "Sparsity against length") if "Longest ok" in row]
-    searched = [s for s in book.searches if "sparsity" in s.options]
-    assert [(r["Longest ok"], r["First failure"], r["Failed by"]) for r in shown] == [
-        (s.tokens, s.failed, s.limited_by) for s in searched
-    ]

@@ -16,7 +16,6 @@ from longseq_bench.reports.sections.gains import DENSE, ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.multi_rank import against_one
 from longseq_bench.reports.sections.recommendations import fastest
 from longseq_bench.reports.sections.segments import curve, segments
-from longseq_bench.reports.sections.standard_attention import against_standard
 from longseq_bench.reports.sections.use_cases import uses
 from tests import make
 from tests.reports.examples import single, spread, timing, timings
@@ -293,7 +292,7 @@ def test_a_section_of_failures_names_commands_to_run(kind: str) -> None:
     assert section.paragraphs[0].startswith("These records have no ")
 
 
-@pytest.mark.parametrize("section", [uses, fastest, segments, curve, against_one, against_standard])
+@pytest.mark.parametrize("section", [uses, fastest, segments, curve, against_one])
 def test_a_section_without_rows_names_commands_to_run(section: Callable[[Source], Section]) -> None:
     found = section(Source(FAILED))
     assert not found.has_content

@@ -12,11 +12,20 @@ _LENGTHS: Columns = (
     "label", "tokens", "world_size", "tokens_per_rank", "status", "time_s", "samples",
     "compute_time_s", "communication_time_s", "exposed_share", "speedup", "efficiency",
     "bytes_sent", "peak_bytes", MIN_PEAK, "imbalance", "tokens_per_s", "effective_flops",
-    "max_error", *optional(SweepRow, "wire_error", "density_asked", "density_achieved"),
+    "max_error",
+    *optional(SweepRow, "memory_reduction"),
+    ValueColumn("Source of standard memory", "text",
+                lambda row: None if row.memory_reduction is None else row.dense_memory_source,
+                optional=True),
+    *optional(SweepRow, "wire_error", "density_asked", "density_achieved"),
     ValueColumn("Uncovered", "share", lambda row: row.uncovered or None, optional=True),
     ValueColumn("Zero rows", "share", lambda row: row.zero_rows or None, optional=True),
     *optional(SweepRow, "speed"),
 )  # fmt: skip
+_STANDARD_MEMORY = (
+    "Memory reduction: peak of standard attention, which keeps its score matrix, divided by the "
+    "row's peak. Measured if the implementation dense ran on the same workload, else computed."
+)
 
 
 def lengths(source: Source) -> Section:
@@ -30,6 +39,8 @@ def lengths(source: Source) -> Section:
             f"Speed: time of {source.baseline_label} (on the same number of ranks, else on the "
             "fewest) divided by the row's time, on the same workload."
         )
+    if any(row.memory_reduction is not None for row in source.rows):
+        explanation.append(_STANDARD_MEMORY)
     builders = section_charts.time, section_charts.memory, section_charts.throughput
     return Section(
         "Lengths swept",
