@@ -14,7 +14,6 @@ from longseq_bench.reports.document import Document
 from longseq_bench.reports.sections import (
     at_a_glance,
     bottleneck,
-    doubling,
     gains,
     growth,
     hardware_projection,
@@ -98,7 +97,7 @@ def extreme(source: Source) -> Document:
         gains.where_it_pays(source, gains.DENSE),
         lengths.lengths(source),
         growth.minimum_sparsity(source),
-        doubling.doubling(source),
+        growth.exponents(source),
         hardware_projection.projected(source),
     ]
     known = [
@@ -118,12 +117,11 @@ def extreme(source: Source) -> Document:
 
 @KINDS.register("implementations")
 def implementations(source: Source) -> Document:
-    """Build the report on implementations: a ranking, growth, and what works on several ranks."""
+    """Build the report on implementations: a ranking, growth, and from where ranks pay."""
     has_several = len({row.label for row in source.rows if row.time_s}) > 1
     sections = [
         speeds.relative(source),
         growth.exponents(source),
-        speeds.on_ranks(source),
         gains.where_it_pays(source, gains.ONE_RANK),
     ]
     return build_document(

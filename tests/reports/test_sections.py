@@ -11,7 +11,7 @@ from longseq_bench.reports.document import MISSING
 from longseq_bench.reports.published_results import PublishedResults, read
 from tests import make
 from tests.reports.examples import BETA, MIB, single, spread
-from tests.reports.reading import build, rows, section, texts, titles, words
+from tests.reports.reading import build, rows, section, titles, words
 
 BUDGET = 64 * MIB
 
@@ -234,21 +234,6 @@ def test_growth_has_sections_where_ranks_and_lengths_differ() -> None:
     assert (time["Of"], time["Tokens ^"][:5]) == ("time", "1.90 ")
     assert (memory["Of"], memory["Tokens ^"][:5]) == ("memory", "1.00 ")
     assert "How time and memory grow" not in titles(build(swept[:2]))
-
-
-def doubled(*lengths: int) -> list[dict[str, str]]:
-    records = [make.record(make.trial("ring", n), make.measured(1e-9 * n**1.9)) for n in lengths]
-    document = build(records, "extreme")
-    return texts(document, "Time a doubling") if "Time a doubling" in titles(document) else []
-
-
-def test_without_doubled_lengths_the_time_of_a_doubling_is_fitted() -> None:
-    (row,) = doubled(4096, 32768, 131072)
-    assert (row["Which is"], row["Tokens"], row["Time is"]) == ("fitted", MISSING, "3.73×")
-    assert [row["Which is"] for row in doubled(4096, 8192, 131072)] == ["measured"]
-    # close lengths, or only two, don't show the time of twice the tokens
-    assert not doubled(4096, 5000, 8000)
-    assert not doubled(4096, 131072)
 
 
 @pytest.mark.parametrize(

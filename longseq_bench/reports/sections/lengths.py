@@ -1,10 +1,13 @@
 """Swept lengths: one table per workload, one row per trial."""
 
+from collections.abc import Iterable
+
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import SWEEP, Source
-from longseq_bench.reports.columns import MIN_PEAK, Columns, ValueColumn, optional
-from longseq_bench.reports.document import Section
+from longseq_bench.reports.columns import MIN_PEAK, Columns, ValueColumn, optional, time_ratio
+from longseq_bench.reports.document import Section, Spread
+from longseq_bench.reports.groups import table_key
 from longseq_bench.reports.section_charts import limit_note
 from longseq_bench.reports.sections.ranks import explain_rank_columns
 
@@ -41,11 +44,26 @@ def lengths(source: Source) -> Section:
         )
     if any(row.memory_reduction is not None for row in source.rows):
         explanation.append(_STANDARD_MEMORY)
+    explanation.append(
+        "Time per doubling: time divided by that at half the tokens, with the bounds that both "
+        "intervals allow; 2× is linear, 4× quadratic."
+    )
     builders = section_charts.time, section_charts.memory, section_charts.throughput
     return Section(
         "Lengths swept",
         [*explanation, *explain_rank_columns(source.rows), *limit_note(source.rows, 3)],
-        tables=source.tables(source.rows, _LENGTHS),
+        tables=source.tables(source.rows, (*_LENGTHS, _per_doubling(source.rows))),
         charts=section_charts.charts(source, source.rows, *builders),
         missing=("sweep", SWEEP),
     )
+
+
+def _per_doubling(rows: Iterable[SweepRow]) -> ValueColumn:
+    """Return the column of the time divided by that of the same trial at half the tokens."""
+    halves = {(table_key(row), row.name, 2 * row.tokens): row for row in rows if row.time_s}
+
+    def ratio(row: SweepRow) -> Spread | float | None:
+        half = halves.get((table_key(row), row.name, row.tokens))
+        return time_ratio(row, half) if row.time_s and half else None
+
+    return ValueColumn("Time per doubling", "ratio", ratio, optional=True)

@@ -1,19 +1,18 @@
-"""Time, memory and speed relative to a baseline, ranked by time; statuses on many ranks."""
+"""Time, memory and speed relative to a baseline, ranked by time."""
 
 from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.base import SWEEP, SWEEP_RANKS, Source
+from longseq_bench.reports.base import SWEEP, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table, time_or_status
-from longseq_bench.reports.document import Cell, Column, Section, Table, format_ratio
+from longseq_bench.reports.document import Cell, Section, format_ratio
 from longseq_bench.reports.groups import capitalize_first, group_by_workload
 from longseq_bench.reports.wording import find_ties
 
@@ -128,32 +127,3 @@ PEAK = ValueColumn(
 ERROR = ValueColumn("Max error", "error", attrgetter("row.max_error"))
 MEMORY = ValueColumn("Relative memory", "ratio", attrgetter("memory"))
 COLUMNS: Columns = (NAME, PAIRS, TIME, ABOVE, SPEED, PEAK, MEMORY, ERROR)
-
-
-def on_ranks(source: Source) -> Section:
-    """Build a table of the trials that were ok: a row per label, a column per number of ranks."""
-    worlds = sorted({row.world_size for row in source.rows})
-    explanation = "Number of trials that were ok, by number of ranks; see Failures for the reasons."
-    together = group_by(source.rows, attrgetter("fingerprint", "device", "mode")).values()
-    tables = [_worlds(source, rows, worlds) for rows in together] if worlds != [1] else []
-    missing = "trial on several ranks", SWEEP_RANKS
-    return Section("What works on many ranks", [explanation], tables=tables, missing=missing)
-
-
-def _worlds(source: Source, rows: Sequence[SweepRow], worlds: Sequence[int]) -> Table:
-    ranks = (Column(f"On {n} rank{'s' if n > 1 else ''}") for n in worlds)
-    return Table(
-        source.title(rows[0], ("mode", "device", "fingerprint")),
-        (Column("Implementation"), *ranks),
-        tuple(
-            (label, *(_statuses([r.status for r in some if r.world_size == n]) for n in worlds))
-            for label, some in group_by(rows, attrgetter("label")).items()
-        ),
-    )
-
-
-def _statuses(found: Sequence[str]) -> str | None:
-    if not found:
-        return None
-    bad = sorted({status for status in found if status != "ok"})
-    return f"{found.count('ok')} of {len(found)}" + (f" ({', '.join(bad)})" if bad else "")
