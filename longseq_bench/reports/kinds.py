@@ -142,7 +142,6 @@ def scaling(source: Source) -> Document:
     sections = [
         replace(found, charts=[chart for chart in found.charts if chart != answer.chart]),
         segments.segments(source),
-        segments.curve(source),
         growth.exponents(source),
         bottleneck.bottleneck(source),
         gains.where_it_pays(source, gains.ONE_RANK),

@@ -196,8 +196,10 @@ class Swept(Trials):
     standard: tuple[int, str]
     half: "Swept | None" = None
     """The same trial at half the tokens, if it was timed."""
+    undilated: "Swept | None" = None
+    along: "Swept | None" = None
+    """The same segments with every rate 1, and along the sequence; both were timed."""
     speed: float | None = None
-    relative: tuple[float | None, float | None] = (None, None)
 
     def __init__(self, records: Sequence[Record]) -> None:
         super().__init__(records)
@@ -236,6 +238,14 @@ class Swept(Trials):
         """The share of the time that communication adds."""
         compute = middle(self.computing)
         return max(0.0, 1 - compute / self.time) if self.time and compute is not None else None
+
+    @property
+    def exposed_ends(self) -> tuple[Any, Any]:
+        """The lowest and the highest exposed share that the intervals allow."""
+        if self.ends is None or len(self.computing) < 2:
+            return None, None
+        low, high = interval(self.computing)
+        return max(0.0, 1 - high / self.ends[0]), max(0.0, 1 - low / self.ends[1])
 
     @property
     def speedup(self) -> float | None:
@@ -383,11 +393,24 @@ class Book:
             ]
             computed = (score_bytes(row.workload), "computed")
             row.standard = (peaks[0] or 0, "measured") if peaks else computed
+        self._relate_segments()
         for one in self.searches:
             ranks = (s for s in self.searches if s.ranks == 1 and s.but_ranks == one.but_ranks)
             one.alone = next(ranks, None)
             lean = [s.tokens for s in self.searches if holds_memory(s) and but_time(s, one)]
             one.memory_alone = lean[-1] if lean and not one.trial.fit_only else None
+
+    def _relate_segments(self) -> None:
+        def key(row: Swept, implementation: str, options: Any) -> Any:
+            return row.group, row.tokens, row.ranks, implementation, str(sorted(options.items()))
+
+        timed = {key(r, r.implementation, r.options): r for r in self.swept if r.time}
+        for row in self.swept:
+            rates = tuple(1 for _ in row.options.get("dilation", ()))
+            plain = timed.get(key(row, row.implementation, row.options | {"dilation": rates}))
+            row.undilated = None if plain is row else plain
+            if row.implementation == "hilbert":
+                row.along = timed.get(key(row, "dilated", row.options))
 
     def _against(self, row: Swept, base: str) -> float | None:
         times: dict[int, float] = {}

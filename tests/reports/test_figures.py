@@ -77,6 +77,14 @@ def one_rank_ratio(row: Swept) -> Spread | float | None:
     return Spread(row.speedup, low, high)
 
 
+def bottleneck(row: Swept) -> str:
+    """What more than half of the time goes to; either if the interval includes one half."""
+    low, high = row.exposed_ends
+    if low is not None and low < 0.5 < high:
+        return "either"
+    return "communication" if (row.exposed or 0) > 0.5 else "compute"
+
+
 def verdict(ratio: Spread | float | None) -> str | None:
     if not isinstance(ratio, Spread):
         return None if ratio is None else "not known"
@@ -98,6 +106,9 @@ SWEPT: Figures = {
     "Compute only": lambda r: middle(r.computing),
     "Communication only": lambda r: middle(r.communicating),
     "Exposed": lambda r: r.exposed,
+    "Exposed, low": lambda r: r.exposed_ends[0],
+    "Exposed, high": lambda r: r.exposed_ends[1],
+    "Bottleneck": bottleneck,
     "Speed-up": lambda r: r.speedup,
     "At least": lambda r: r.speedup_ends[0],
     "At most": lambda r: r.speedup_ends[1],
@@ -108,6 +119,9 @@ SWEPT: Figures = {
     "Peak of a rank": lambda r: r.peak,
     "Least peak": lambda r: r.least_peak,
     "Imbalance": lambda r: r.imbalance,
+    "Speed of dilation": lambda r: dilation_ratio(r),
+    "Speed of the curve": lambda r: curve_ratio(r),
+    "Pairs without, times": lambda r: r.undilated and over(r.undilated.pairs_seen, r.pairs_seen),
     "Time per doubling": lambda r: r.half and time_ratio(r, r.half),
     "Tokens/s": lambda r: over(r.workload.batch * r.tokens, r.time),
     "Effective FLOP/s": lambda r: over(r.largest("flops"), r.time),
@@ -148,8 +162,6 @@ SEARCHES: Figures = {
     "Tokens per rank": lambda s: rounded(max_of(s.at, "own_tokens")),
     "First failure": lambda s: s.failed,
     "Limited by": lambda s: s.limited_by,
-    "Bottleneck": lambda s: s.limited_by,
-    **dict.fromkeys(("Time", "Compute only", "Communication only", "Exposed"), lambda s: None),
     "Phase": lambda s: s.phase,
     "Fraction of floor": lambda s: s.of_floor,
     "Floor": lambda s: s.floor_tokens,
@@ -230,8 +242,7 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
         return (), {}
     if headings & {"Minimum sparsity"}:
         return book.sparsities, SPARSITIES
-    of_searches = "Bottleneck" in headings and table.title.startswith("Longest lengths")
-    if of_searches or headings & {"Max tokens", "Found", "Max on all", "Bytes/token"}:
+    if headings & {"Max tokens", "Found", "Max on all", "Bytes/token"}:
         return book.searches, SEARCHES
     if "Relative speed" in headings:
         ranked = {
@@ -255,8 +266,7 @@ WORDS = {
 """Headings of tables with separate tests."""
 OF_PAIRS = {
     "Relative speed", "Relative memory", "Sparsity",
-    "Speed of dilation", "Pairs without, times", "Along the sequence", "Along the curve",
-    "The curve takes", "Bottleneck", "By", "Segments", "Dilation", "Published max",
+    "Published max",
     "Ratio to published", "Over the row above", "Workload", "Longest",
 }  # fmt: skip
 """Headings of values of two rows or of options: tested below and in other files."""
@@ -280,8 +290,6 @@ def wrong_rows(book: Book, table: Table) -> list[str]:
         if missing := set(row) - set(shown) - OF_PAIRS - {"Implementation", "By formula (2)"}:
             found.append(f"{table.title}: no oracle for {missing}")
         names = [{one.label, getattr(one, "name", "")} for one in known]
-        if "Segments" in row:
-            names = [{one.implementation} for one in known]
         named = [one for one, called in zip(known, names, strict=True) if name in called]
         unlike = [unlike_figures(one, shown, figures) for one in named]
         if name and not any(not off for off in unlike):
@@ -422,8 +430,18 @@ def time_ratio(one: Swept, other: Swept) -> Any:
     return Spread(value, one.ends[0] / other.ends[1], one.ends[1] / other.ends[0])
 
 
-def ratio_against(book: Book, row: Swept, against: str) -> Spread | float | None:
-    """The speed of a trial against one rank, dense attention, or the same with every rate 1."""
+def dilation_ratio(row: Swept) -> Spread | float | None:
+    """The speed over the same segments with every rate 1."""
+    return time_ratio(row.undilated, row) if row.time and row.undilated else None
+
+
+def curve_ratio(row: Swept) -> Spread | float | None:
+    """The speed over the same segments along the sequence."""
+    return time_ratio(row.along, row) if row.time and row.along else None
+
+
+def ratio_against(row: Swept, against: str) -> Spread | float | None:
+    """The speed of a trial against one rank, dense attention, or other segments."""
     if against == "one rank":
         return one_rank_ratio(row) if row.ranks > 1 else None
     if against == "dense attention":
@@ -433,13 +451,7 @@ def ratio_against(book: Book, row: Swept, against: str) -> Spread | float | None
         if not (ends and row.ends):
             return time / row.time
         return Spread(time / row.time, ends[0] / row.ends[1], ends[1] / row.ends[0])
-    plain = row.options | {"dilation": tuple(1 for _ in row.options.get("dilation", ()))}
-    same = (
-        r for r in book.swept if (r.tokens, r.ranks, r.group) == (row.tokens, row.ranks, row.group)
-    )
-    found = [r for r in same if r.implementation == row.implementation and r.options == plain]
-    timed = row.time and found and found[0] is not row and found[0].time
-    return time_ratio(found[0], row) if timed else None
+    return curve_ratio(row) if against == "sequence" else dilation_ratio(row)
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
@@ -453,14 +465,14 @@ def test_a_verdict_and_its_length_agree_with_the_records(name: str) -> None:
             and agrees(shown["Ratio"], ratio)
             and shown["From"] == expected_since(book, row, shown["Against"])
             for row in named
-            if row.tokens == shown["At"] and (ratio := ratio_against(book, row, shown["Against"]))
+            if row.tokens == shown["At"] and (ratio := ratio_against(row, shown["Against"]))
         ), shown
 
 
 def expected_since(book: Book, row: Swept, against: str) -> int | None:
     """The shortest length from which the verdict is that of `row` up to it, without a failure."""
     series = [r for r in book.swept if (r.but_ranks, r.ranks) == (row.but_ranks, row.ranks)]
-    ratios = {r.tokens: ratio_against(book, r, against) for r in series if r.tokens <= row.tokens}
+    ratios = {r.tokens: ratio_against(r, against) for r in series if r.tokens <= row.tokens}
     timed = {n: verdict(ratio) for n, ratio in ratios.items() if isinstance(ratio, Spread)}
     if row.tokens not in timed:
         return None

@@ -3,7 +3,7 @@
 Records are made from the score of each implementation; larger is better.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from longseq_bench.reports.sections.bottleneck import bottleneck
 from longseq_bench.reports.sections.gains import DENSE, ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.multi_rank import against_one
 from longseq_bench.reports.sections.recommendations import fastest
-from longseq_bench.reports.sections.segments import curve, segments
+from longseq_bench.reports.sections.segments import segments
 from longseq_bench.reports.sections.use_cases import uses
 from tests import make
 from tests.reports.examples import single, spread, timing, timings
@@ -93,14 +93,6 @@ def lines(section: Callable[[Source], Section]) -> Callable[[Source], list[str]]
 def describe_use(source: Source) -> list[str]:
     """The attention for the first use case, exact and sparse."""
     return [line for line in lines(uses)(source) if "a conversation" in line and "Att" in line]
-
-
-def find_bottleneck(source: Source) -> Iterator[str]:
-    """The bottlenecks other than compute."""
-    for table in bottleneck(source).tables:
-        for row in cells(table):
-            if row["Bottleneck"] != "compute":
-                yield f"{row['Implementation']}: {row['Bottleneck']}"
 
 
 def at_lengths(name: str, time: float, statuses: dict[int, Status]) -> list[Record]:
@@ -260,18 +252,6 @@ def test_the_first_screen_of_devices_has_three_lists() -> None:
     assert {p.y for p in chart.guides[0].points} == {1.0}
 
 
-def test_the_bottleneck_follows_the_exposed_share() -> None:
-    def of(share: float, **more: object) -> tuple[object, object]:
-        trial = make.trial("a", TOKENS, world_size=2)
-        section = bottleneck(Source([make.record(trial, timings(trial, 1.0, share=share, **more))]))
-        ((*_, limit, evidence),) = section.tables[0].rows
-        return limit, evidence
-
-    assert [of(share)[0] for share in (0.8, 0.3, 0.499)] == ["compute", "communication", "either"]
-    assert "20.0 %" in str(of(0.8)[1])
-    assert list(find_bottleneck(Source(searched({"a": 9}, world_size=2)))) == ["a: memory"]
-
-
 FAILED = [
     make.record(make.trial("one", TOKENS, world_size=2), make.outcome("oom")),
     make.record(make.trial("one", TOKENS), make.outcome("crashed")),
@@ -292,7 +272,7 @@ def test_a_section_of_failures_names_commands_to_run(kind: str) -> None:
     assert section.paragraphs[0].startswith("These records have no ")
 
 
-@pytest.mark.parametrize("section", [uses, fastest, segments, curve, against_one])
+@pytest.mark.parametrize("section", [uses, fastest, segments, against_one])
 def test_a_section_without_rows_names_commands_to_run(section: Callable[[Source], Section]) -> None:
     found = section(Source(FAILED))
     assert not found.has_content

@@ -94,18 +94,15 @@ def where_it_pays(source: Source, *references: Reference) -> Section:
     return Section(TITLE, [_EXPLANATION], tables=found, missing=missing)
 
 
-def tables(
-    source: Source, rows: Iterable[SweepRow], *references: Reference, prefix: str = ""
-) -> list[Table]:
-    """Return a table of verdicts per workload with any.  prefix: start of the titles."""
+def tables(source: Source, rows: Iterable[SweepRow], *references: Reference) -> list[Table]:
+    """Return a table of verdicts per workload with any."""
     found = []
     for group in group_by_workload(rows):
         series = group_by(sorted(group, key=attrgetter("tokens")), attrgetter("name")).values()
         pairs = ((some, one) for some in series for one in references)
         if gains := [gain for pair in pairs if (gain := _judge_series(*pair))]:
             gains.sort(key=lambda gain: (gain.against, -_middle(gain.ratio)))
-            title = source.title(group[0], start=prefix)
-            found.append(build_table(title, _COLUMNS, gains, keep_empty=True))
+            found.append(build_table(source.title(group[0]), _COLUMNS, gains, keep_empty=True))
     return found
 
 
