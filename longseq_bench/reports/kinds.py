@@ -77,6 +77,7 @@ def devices(source: Source) -> Document:
     sections = [
         ranks.each_rank(source),
         multi_rank.against_one(source),
+        growth.over_ranks(source),
         gains.where_it_pays(source, gains.ONE_RANK),
     ]
     has_rows = any(section.has_content for section in sections)

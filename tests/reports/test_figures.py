@@ -154,10 +154,7 @@ SEARCHES: Figures = {
     "Tokens": lambda s: s.tokens or None,
     "Max tokens": lambda s: s.tokens,
     "Found": lambda s: s.tokens,
-    "Max on all": lambda s: s.tokens,
-    "Max on one rank": lambda s: s.alone and s.alone.tokens,
     "Times as long": lambda s: s.alone and over(s.tokens, s.alone.tokens),
-    "Of linear": lambda s: s.alone and over(s.tokens, s.alone.tokens * s.ranks),
     "Fits in memory": lambda s: s.memory_alone,
     "Tokens per rank": lambda s: rounded(max_of(s.at, "own_tokens")),
     "First failure": lambda s: s.failed,
@@ -242,7 +239,7 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
         return (), {}
     if headings & {"Minimum sparsity"}:
         return book.sparsities, SPARSITIES
-    if headings & {"Max tokens", "Found", "Max on all", "Bytes/token"}:
+    if headings & {"Max tokens", "Found", "Bytes/token"}:
         return book.searches, SEARCHES
     if "Relative speed" in headings:
         ranked = {

@@ -21,7 +21,7 @@ from longseq_bench.reports.document import (
     format_ratio,
 )
 from longseq_bench.reports.groups import group_by_workload, longest_shared
-from longseq_bench.reports.sections import multi_rank
+from longseq_bench.reports.sections import growth, multi_rank
 from longseq_bench.reports.sections.findings import index_one_rank
 from longseq_bench.reports.sections.gains import FASTER, SAME, SLOWER, UNKNOWN, judge, speedup
 from longseq_bench.reports.sections.recommendations import find_longest_ties, name_ties
@@ -122,19 +122,19 @@ def _exposed(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
 def _of_maxima(source: Source) -> Answer | None:
     """Compare the longest lengths on several ranks with those on one."""
     rows = multi_rank.find_over_ranks(source)
-    same = set(map(id, rows))
-    pairs = [pair for pair in multi_rank.longest_pairs(source) if id(pair[0]) in same]
-    if not pairs:
+    one_rank = {row.label: row.max_tokens for row in rows if row.world_size == 1 and row.max_tokens}
+    several = [row for row in rows if row.world_size > 1 and row.label in one_rank]
+    if not several:
         return None
-    best, one = max(pairs, key=lambda pair: pair[0].max_tokens)
-    times = best.max_tokens / one.max_tokens
+    best = max(several, key=lambda row: row.max_tokens)
+    times = best.max_tokens / one_rank[best.label]
     words = f"{format_ratio(times)} one rank, {format_share(times / best.world_size)} of linear"
-    ties = find_longest_ties([row for row, _ in pairs if row.world_size == best.world_size])
+    ties = find_longest_ties([row for row in several if row.world_size == best.world_size])
     label = f"Longest, {best.name}"
     if len(ties) > 1:
         label, words = "Longest on several ranks", f"{name_ties(ties)}; {words}"
     figure = KeyFigure(label, f"{best.max_tokens:,} tokens", words)
-    (table,) = multi_rank.maxima_tables(source, pairs[:MAX_ANSWER_ROWS])
+    table = growth.over_ranks_table(source, rows, MAX_ANSWER_ROWS)
     charts = rank_charts.over_ranks(source, rows)
     return Answer([figure], chart=next(iter(charts), None), table=table)
 

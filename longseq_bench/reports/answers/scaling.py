@@ -40,7 +40,7 @@ def answer(source: Source) -> Answer:
     table: Table | None
     if maxima:
         charts = rank_charts.over_ranks(source, maxima)
-        table = _table(source, maxima[0], growth.OVER_RANKS, _longest_first(scaled))
+        table = growth.over_ranks_table(source, maxima, MAX_ANSWER_ROWS)
     else:
         charts = list(_sweep_charts(source, group, fits))
         table = _table_of_sweeps(source, group, fits)
@@ -127,13 +127,6 @@ def _findings(scaled: Sequence[RankScaling]) -> Iterator[Finding]:
     if shares:
         words = f"They are {format_range(shares, format_share)} of theory, the floor."
         yield Finding(words.replace("They", "Measured lengths"), growth.OVER_RANKS_TITLE)
-
-
-def _longest_first(scaled: Sequence[RankScaling]) -> list[RankScaling]:
-    """Return the implementations that reach farthest first, each with all of its ranks."""
-    series = group_by(scaled, attrgetter("label")).values()
-    ordered = sorted(series, key=lambda some: -max(one.actual for one in some))
-    return [one for some in ordered for one in some]
 
 
 def _table(source: Source, row: Row, columns: Columns, items: Sequence[object]) -> Table:

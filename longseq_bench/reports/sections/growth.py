@@ -1,14 +1,17 @@
 """Growth of maxima and times with tokens and ranks; minimum sparsities."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ranks
+from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.core.cost import ratio
 from longseq_bench.reports import rank_charts
 from longseq_bench.reports.base import SCALING, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
-from longseq_bench.reports.document import Section
+from longseq_bench.reports.document import Section, Table
 from longseq_bench.reports.groups import group_by_workload
 
 OVER_RANKS_TITLE = "Longest lengths over ranks"
@@ -23,21 +26,37 @@ _EXPLANATION = (
 def over_ranks(source: Source) -> Section:
     """Build a table per workload of longest lengths over ranks, with theory."""
     tables = [
-        build_table(source.title(group[0]), OVER_RANKS, maxima_on_ranks(group), keep_empty=True)
+        over_ranks_table(source, group)
         for group in group_by_workload(source.maxima)
         if len({row.world_size for row in group}) > 1
     ]
-    explanation = (
+    explanation = [
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
-        "maximum on one rank times the number of ranks, if memory limited both searches."
-    )
+        "maximum on one rank times the number of ranks, if memory limited both searches.",
+        "Times as long: the maximum divided by that on one rank.",
+    ]
     return Section(
         OVER_RANKS_TITLE,
-        [explanation],
+        explanation,
         tables=tables,
         charts=rank_charts.over_ranks(source),
         missing=("search on several numbers of ranks", SCALING),
     )
+
+
+def over_ranks_table(
+    source: Source, maxima: Sequence[SearchRow], max_rows: int | None = None
+) -> Table:
+    """Return the table of longest lengths of one workload over ranks, the farthest series first."""
+    series = group_by(maxima_on_ranks(maxima), attrgetter("label")).values()
+    ordered = sorted(series, key=lambda some: -max(one.actual for one in some))
+    scaled = [one for some in ordered for one in some][:max_rows]
+    one_rank = {row.label: row.max_tokens for row in maxima if row.world_size == 1}
+    times = ValueColumn(
+        "Times as long", "ratio", lambda one: ratio(one.actual, one_rank.get(one.label))
+    )
+    columns = (*_OVER_RANKS, times, ValueColumn("Limited by", "text", attrgetter("limited_by")))
+    return build_table(source.title(maxima[0]), columns, scaled, keep_empty=True)
 
 
 def exponents(source: Source) -> Section:
@@ -80,14 +99,13 @@ def format_sparsity(value: float | None, rounded: Callable[[float], int]) -> str
     return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
 
 
-OVER_RANKS = (
+_OVER_RANKS = (
     ValueColumn("Implementation", "text", attrgetter("label")),
     ValueColumn("Ranks", "count", attrgetter("world_size")),
     ValueColumn("Theory", "tokens", attrgetter("theory")),
     ValueColumn("Expected", "tokens", attrgetter("expected")),
     ValueColumn("Found", "tokens", attrgetter("actual")),
     ValueColumn("Of expected", "share", lambda one: one.expected and one.actual / one.expected),
-    ValueColumn("Limited by", "text", attrgetter("limited_by")),
 )
 EXPONENTS = (
     ValueColumn("Implementation", "text", attrgetter("label")),

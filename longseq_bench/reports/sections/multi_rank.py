@@ -1,15 +1,14 @@
-"""One rank against several: times and memory of sweeps, longest lengths of searches."""
+"""One rank against several: times and memory of sweeps."""
 
-from collections.abc import Sequence
 from operator import attrgetter
 
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import rank_charts, section_charts
-from longseq_bench.reports.base import SCALING, SWEEP_RANKS, Source
+from longseq_bench.reports.base import SWEEP_RANKS, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
-from longseq_bench.reports.document import Section, Table
+from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.sections.findings import index_one_rank
 from longseq_bench.reports.sections.gains import judge, speedup
@@ -18,7 +17,7 @@ TITLE = "One rank against several"
 
 
 def against_one(source: Source) -> Section:
-    """Compare one rank with several: times and peaks of sweeps, maxima of searches."""
+    """Compare one rank with several: times and peaks of sweeps."""
     known = compared(source)
     paragraphs = [
         "The same total work on one rank and on several. Ranks of a CPU share its cores.",
@@ -30,12 +29,9 @@ def against_one(source: Source) -> Section:
     return Section(
         TITLE,
         paragraphs,
-        tables=[
-            *source.tables(known, compared_columns(source)),
-            *maxima_tables(source, longest_pairs(source)),
-        ],
+        tables=source.tables(known, compared_columns(source)),
         charts=section_charts.charts(source, known, rank_charts.speedup_by_length),
-        missing=("trial that ran on one rank and on several", SWEEP_RANKS, SCALING),
+        missing=("trial that ran on one rank and on several", SWEEP_RANKS),
     )
 
 
@@ -66,33 +62,9 @@ def compared_columns(source: Source, short: bool = False) -> Columns:
     )  # fmt: skip
 
 
-def longest_pairs(source: Source) -> list[tuple[SearchRow, SearchRow]]:
-    """Return the maxima on several ranks, each with that of the same search on one."""
-    one_rank = {k: row for k, row in index_one_rank(source.maxima).items() if row.max_tokens}
-    several = [r for r in source.maxima if r.world_size > 1 and r.is_full_pass]
-    return [(row, one_rank[row.ranks_key]) for row in several if row.ranks_key in one_rank]
-
-
 def find_over_ranks(source: Source) -> list[SearchRow]:
     """Return the maxima of the workload that has most of implementations on several ranks."""
     groups = group_by_workload(row for row in source.maxima if row.is_full_pass)
     several = [rank_charts.ran_on_several(group) for group in groups]
     known = (group for group in several if len({row.world_size for row in group}) > 1)
     return max(known, key=len, default=[])
-
-
-def maxima_tables(source: Source, pairs: Sequence[tuple[SearchRow, SearchRow]]) -> list[Table]:
-    """Return tables of maxima on several ranks next to those on one."""
-    one_rank = {id(row): one.max_tokens for row, one in pairs}
-
-    def times(row: SearchRow) -> float:
-        return row.max_tokens / one_rank[id(row)]
-
-    columns: Columns = (
-        "label", "world_size",
-        ValueColumn("Max on one rank", "tokens", lambda row: one_rank[id(row)]),
-        ValueColumn("Max on all", "tokens", attrgetter("max_tokens")),
-        ValueColumn("Times as long", "ratio", times),
-        ValueColumn("Of linear", "share", lambda row: times(row) / row.world_size), "limited_by",
-    )  # fmt: skip
-    return source.tables([row for row, _ in pairs], columns, "longest lengths")
