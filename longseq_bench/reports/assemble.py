@@ -8,6 +8,7 @@ from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
     MAX_ANSWER_WORDS,
     Answer,
+    Chart,
     Document,
     Section,
 )
@@ -41,11 +42,13 @@ def build_document(
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     paragraphs = [context(source), *notes]
     used = sum(len(text.split()) for text in (title, paragraphs[0]))
-    answer = answer.limit_words(MAX_ANSWER_WORDS - used)
-    found = (answer.section, *sections, *registered, *shared)
-    every = [_complete(section, has_rows) for section in found]
-    shown = [section for section in every if section.has_content]
-    if not answer.section.has_content:
+    first = answer.limit_words(MAX_ANSWER_WORDS - used)
+    is_known = has_rows or any(section.has_content for section in sections)
+    others = [_complete(s, answer.chart, is_known) for s in (*sections, *registered, *shared)]
+    shown = [section for section in others if section.has_content]
+    if first.section.has_content:
+        shown.insert(0, first.section)
+    else:
         shown = [*_extract_answer(shown[0]), *shown]
     records = source.records  # the data keeps only these, not the source's tables
     return Document(
@@ -55,7 +58,7 @@ def build_document(
         shown,
         lambda: samples_table(records),
         has_rows=has_rows,
-        figures=answer.figures,
+        figures=first.figures,
     )
 
 
@@ -67,15 +70,15 @@ def _extract_answer(section: Section) -> Iterator[Section]:
         yield Section(Answer().section.title, tables=tables, charts=charts)
 
 
-def _complete(section: Section, has_rows: bool) -> Section:
-    """Limit the sentences of a section; without content, name the commands that produce it.
+def _complete(section: Section, drawn: Chart | None, has_rows: bool) -> Section:
+    """Leave out what the report has elsewhere; without content, name commands that produce it.
 
-    has_rows: other sections have content, so this one is left out instead.
+    drawn: the chart of the first screen.  has_rows: other sections have content, so a section
+    without any is left out instead.
     """
-    if not section.missing or (has_rows and not section.has_content):
-        return section
-    if section.has_content:
-        return replace(section, points=limit_findings(section.points))
+    if not section.missing or section.has_content or has_rows:
+        charts = [chart for chart in section.charts if chart != drawn]
+        return replace(section, charts=charts, points=limit_findings(section.points))
     rows, *commands = section.missing
     explanation = [f"These records have no {rows}. To produce it, run:"]
     return Section(section.title, explanation, code=commands)

@@ -164,14 +164,14 @@ def verdicts(section: Callable[[Source], Section], records: list[Record]) -> lis
 
 
 def over_one(source: Source) -> Section:
-    return where_it_pays(source, ONE_RANK)
+    return where_it_pays(source, [ONE_RANK])
 
 
 @pytest.mark.parametrize(
     ("section", "rows", "against"),
     [
         (over_one, on_two_ranks, "one rank"),
-        (lambda source: where_it_pays(source, DENSE), with_dense, "dense attention"),
+        (lambda source: where_it_pays(source, [DENSE]), with_dense, "dense attention"),
         (segments, dilated, "every rate 1"),
     ],
 )

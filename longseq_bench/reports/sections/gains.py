@@ -87,7 +87,7 @@ ONE_RANK = Reference("one rank", speedup)
 DENSE = Reference("dense attention", _over_dense, _dense_note)
 
 
-def where_it_pays(source: Source, *references: Reference) -> Section:
+def where_it_pays(source: Source, references: Sequence[Reference]) -> Section:
     """Build a table per workload with a verdict per implementation and reference."""
     found = tables(source, source.rows, *references)
     missing = "pair of comparable rows", SWEEP_RANKS, SWEEP
