@@ -42,7 +42,8 @@ def build_document(
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     paragraphs = [context(source), *notes]
     used = sum(len(text.split()) for text in (title, paragraphs[0]))
-    first = answer.limit_words(MAX_ANSWER_WORDS - used)
+    first = replace(answer, findings=limit_findings(answer.findings))
+    first = first.limit_words(MAX_ANSWER_WORDS - used)
     is_known = has_rows or any(section.has_content for section in sections)
     others = [_complete(s, answer.chart, is_known) for s in (*sections, *registered, *shared)]
     shown = [section for section in others if section.has_content]

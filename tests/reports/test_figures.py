@@ -257,7 +257,7 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 
 WORDS = {
-    "Asked for", "Not measured", "What", "Setting", "Masks", "Warning",
+    "Asked for", "Not measured", "What", "Setting", "Trials", "Warning",
     "Attention", "Longest", "Fastest", "Against", "Letter", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
@@ -483,7 +483,7 @@ def test_the_largest_error_is_that_of_all_its_trials(name: str) -> None:
     book, found = reports(name)
     (document,) = (document for document in found if document.kind == "capabilities")
     tables = [t for s in document.sections for t in s.tables]
-    for shown in (row for t in tables for row in cells(t) if "Masks" in row):
+    for shown in (row for t in tables for row in cells(t) if "Trials" in row):
         which = tuple(shown[name] for name in ("Implementation", "Ranks", "Dtype", "Mode"))
         same = [
             r for r in book.swept if (r.label, r.ranks, r.workload.dtype, r.workload.mode) == which

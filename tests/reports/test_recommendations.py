@@ -95,33 +95,6 @@ def describe_use(source: Source) -> list[str]:
     return [line for line in lines(uses)(source) if "a conversation" in line and "Att" in line]
 
 
-def at_lengths(name: str, time: float, statuses: dict[int, Status]) -> list[Record]:
-    """Trials by length in thousands of tokens: timed if ok, else with this status."""
-    return [
-        single(name, 1024 * n, n * time)
-        if status == "ok"
-        else make.record(make.trial(name, 1024 * n), make.outcome(status))
-        for n, status in statuses.items()
-    ]
-
-
-@pytest.mark.parametrize("status", ["wrong", "oom", "unsupported"])
-def test_a_span_of_lengths_ends_where_its_fastest_failed(status: Status) -> None:
-    def spans(one: dict[int, Status], two: dict[int, Status]) -> list[str]:
-        records = at_lengths("one", 0.01, one) + at_lengths("two", 0.02, two)
-        (table,) = fastest(Source(records)).tables
-        return [f"{row['Lengths']}: {row['Fastest']}" for row in cells(table)]
-
-    ok: dict[int, Status] = {1: "ok", 2: "ok", 4: "ok"}
-    split, whole = ["1k: one", "4k: one"], ["1k to 4k: one"]
-    assert spans(ok, ok) == whole
-    assert spans(ok | {2: status}, ok) == split
-    assert spans(ok | {2: status}, {1: "ok", 4: "ok"}) == split
-    assert spans(ok, ok | {2: status}) == whole
-    assert spans({1: "ok", 4: "ok"}, ok) == whole
-    assert spans(ok | {8: status}, ok) == whole
-
-
 def keeping(name: str, density: float, time: float, tokens: int = TOKENS, **more: object) -> Record:
     """A sparse trial with this achieved density."""
     return single(name, tokens, time, density_achieved=density, **more)

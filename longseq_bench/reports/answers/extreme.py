@@ -148,9 +148,7 @@ def _shortest(source: Source, row: Known, begin: str, end: str, rows: str) -> Fi
 def _fastest(source: Source) -> Iterator[Finding | None]:
     """Say which is the fastest at the longest compared length of the table's workload."""
     swept = [row for row in use_cases.most_searched(source) if isinstance(row, SweepRow)]
-    compared = [
-        lengths[-1] for group in group_by_workload(swept) for lengths in rank_lengths(group)
-    ]
+    compared = [one for group in group_by_workload(swept) for one in rank_lengths(group)]
     for kind in ("exact", "sparse"):
         known = [one for one in compared if one.rows[0].is_sparse == (kind == "sparse")]
         if known:

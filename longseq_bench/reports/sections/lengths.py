@@ -48,10 +48,10 @@ def lengths(source: Source) -> Section:
         "Time per doubling: time divided by that at half the tokens, with the bounds that both "
         "intervals allow; 2× is linear, 4× quadratic."
     )
-    builders = section_charts.time, section_charts.memory, section_charts.throughput
+    builders = section_charts.time, section_charts.memory
     return Section(
         "Lengths swept",
-        [*explanation, *explain_rank_columns(source.rows), *limit_note(source.rows, 3)],
+        [*explanation, *explain_rank_columns(source.rows), *limit_note(source.rows, len(builders))],
         tables=source.tables(source.rows, (*_LENGTHS, _per_doubling(source.rows))),
         charts=section_charts.charts(source, source.rows, *builders),
         missing=("sweep", SWEEP),

@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import Row
-from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.short_labels import MAX_LABEL
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.base import SWEEP_RANKS, Source
 from longseq_bench.reports.columns import ValueColumn, build_table
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Column, Section, Table
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Column, Section, Table
 from longseq_bench.reports.outcome_text import describe_outcome
 
 CAPABILITIES: dict[str, Callable[[Row], bool]] = {
@@ -187,32 +186,9 @@ def errors(source: Source) -> Section:
     return Section(ERRORS, [_EXPLANATION], tables=tables, missing=missing)
 
 
-def _passed(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    return [row for row in rows if row.status == "ok"]
-
-
-def _masks(rows: Sequence[SweepRow]) -> str | None:
-    found = dict.fromkeys("causal" if row.causal else "not causal" for row in _passed(rows))
-    return ", ".join(found) or None
-
-
-def _largest(name: str) -> Callable[[Sequence[SweepRow]], Cell]:
-    """Return a function that takes the largest value of a field of the rows that passed."""
-
-    def find(rows: Sequence[SweepRow]) -> Cell:
-        found = [getattr(row, name) for row in _passed(rows)]
-        return max((value for value in found if value is not None), default=None)
-
-    return find
-
-
-def _failed(rows: Sequence[SweepRow]) -> str | None:
-    """Return statuses with their counts, worst first, and the reason if all had the same."""
-    bad = [row for row in rows if row.status != "ok"]
-    counts = Counter(row.status for row in bad)
-    words = ", ".join(f"{counts[s]} {s}" for s in SEVERITY if counts[s])
-    reasons = {row.reason for row in bad if row.reason}
-    return f"{words}: {reasons.pop()}" if len(reasons) == 1 else words or None
+def _largest(rows: Sequence[SweepRow]) -> float | None:
+    errors = [row.max_error for row in rows if row.status == "ok"]
+    return max((error for error in errors if error is not None), default=None)
 
 
 _WHICH = (
@@ -222,9 +198,6 @@ _WHICH = (
     ValueColumn("Mode", "text", lambda rows: rows[0].mode),
 )
 _ERRORS = (
-    ValueColumn("Masks", "text", _masks),
-    ValueColumn("Largest error", "error", _largest("max_error")),
-    ValueColumn("Longest", "tokens", _largest("tokens")),
     ValueColumn("Trials", "count", len),
-    ValueColumn("What failed", "text", _failed),
+    ValueColumn("Largest error", "error", _largest),
 )

@@ -11,8 +11,8 @@ from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
 
 _EXPLANATION = (
-    "Density: kept share of the visible blocks (or pairs, for patterns without blocks). Density of "
-    "pairs: a pair computed twice counts twice.",
+    "Density of pairs: computed pairs divided by those of dense attention; a pair computed twice "
+    "counts twice. Achieved density of swept lengths: kept share of the visible blocks, or pairs.",
     "Dense time: torch's dense attention on the same inputs, in turn with the sparse passes, on "
     "one rank only. Share of ideal: dense time times the density of the work divided by the time; "
     "100 %: skipped work costs nothing.",
@@ -47,8 +47,7 @@ def _share_words(row: SweepRow) -> str | None:
 
 
 _COLUMNS: Columns = (
-    ValueColumn("Implementation", "text", attrgetter("name")), "tokens", "status", "density_asked",
-    "density_achieved", "token_density", "uncovered", "plan_time_s", "time_s", "effective_flops",
-    "dense_time_s", "dense_source", "speed_over_dense",
-    ValueColumn("Share of ideal", "text", _share_words), "peak_bytes",
+    ValueColumn("Implementation", "text", attrgetter("name")), "tokens", "token_density",
+    "plan_time_s", "time_s", "dense_time_s", "dense_source", "speed_over_dense",
+    ValueColumn("Share of ideal", "text", _share_words),
 )  # fmt: skip
