@@ -8,7 +8,6 @@ from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
     MAX_ANSWER_WORDS,
     Answer,
-    Chart,
     Document,
     Section,
 )
@@ -27,11 +26,12 @@ from longseq_bench.reports.wording import limit_findings
 
 def build_document(
     kind: str, title: str, source: Source, answer: Answer, sections: Sequence[Section],
-    has_rows: bool = True,
+    has_rows: bool, command: str,
 ) -> Document:  # fmt: skip
     """Build a report: answer, sections of the kind, registered sections, failures, provenance.
 
-    has_rows: the records have rows for this kind.
+    has_rows: the records have rows for this kind.  command: shown where no section has content.
+    A chart of the first screen is drawn once.
     """
     technical = reproduce(source), hardware(source), how_it_ran(source), *configs(source)
     shared = [failures(source), *hangs(source), *(replace(s, technical=True) for s in technical)]
@@ -44,9 +44,17 @@ def build_document(
     used = sum(len(text.split()) for text in (title, paragraphs[0]))
     first = replace(answer, findings=limit_findings(answer.findings))
     first = first.limit_words(MAX_ANSWER_WORDS - used)
-    is_known = has_rows or any(section.has_content for section in sections)
-    others = [_complete(s, answer.chart, is_known) for s in (*sections, *registered, *shared)]
-    shown = [section for section in others if section.has_content]
+    own = [
+        replace(
+            one,
+            points=limit_findings(one.points),
+            charts=[chart for chart in one.charts if chart != answer.chart],
+        )
+        for one in (*sections, *registered)
+    ]
+    if not any(one.has_content for one in (first.section, *own)):
+        own = [Section("No results", ["To produce results for this report, run:"], code=[command])]
+    shown = [one for one in (*own, *shared) if one.has_content]
     if first.section.has_content:
         shown.insert(0, first.section)
     else:
@@ -69,17 +77,3 @@ def _extract_answer(section: Section) -> Iterator[Section]:
     charts = list(section.charts[:1])
     if (charts, tables) != (list(section.charts), list(section.tables)):
         yield Section(Answer().section.title, tables=tables, charts=charts)
-
-
-def _complete(section: Section, drawn: Chart | None, has_rows: bool) -> Section:
-    """Leave out what the report has elsewhere; without content, name commands that produce it.
-
-    drawn: the chart of the first screen.  has_rows: other sections have content, so a section
-    without any is left out instead.
-    """
-    if not section.missing or section.has_content or has_rows:
-        charts = [chart for chart in section.charts if chart != drawn]
-        return replace(section, charts=charts, points=limit_findings(section.points))
-    rows, *commands = section.missing
-    explanation = [f"These records have no {rows}. To produce it, run:"]
-    return Section(section.title, explanation, code=commands)

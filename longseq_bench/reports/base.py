@@ -191,12 +191,6 @@ class Source:
         return find_varying(row for table in self._tables for row in table)
 
 
-SEARCH = "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99"
-SWEEP = "longseq sweep configs/quickstart.yaml"
-SWEEP_RANKS = "longseq sweep configs/parallel.yaml"
-SCALING = "longseq scaling --impl ring --impl ulysses --world-sizes 1,2"
-"""Commands that produce the rows of a section; they need only files of the checkout."""
-
 KINDS: Registry[Callable[[Source], Document]] = Registry(
     "report kind", "longseq_bench.reports", "longseq_bench.report_kinds"
 )

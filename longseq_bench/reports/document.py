@@ -193,8 +193,6 @@ class Section:
     tables: Sequence[Table] = ()
     code: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    missing: Sequence[str] = ()
-    """For a section without rows: a name for the rows, then the commands that produce them."""
     folded: bool = False
     """True if only its title is visible until a reader opens it."""
     technical: bool = False

@@ -534,14 +534,6 @@ def test_key_figures_are_those_of_all_rows(name: str) -> None:
         assert not drawn or drawn in largest
 
 
-@pytest.mark.parametrize("name", [*EXAMPLES, *REAL])
-def test_only_a_kind_without_rows_has_sections_without_rows(name: str) -> None:
-    for document in reports(name)[1]:
-        texts = [text for s in document.sections for text in s.paragraphs]
-        empty = any(text.startswith("These records have no ") for text in texts)
-        assert not (empty and document.has_rows)
-
-
 @pytest.mark.parametrize(("name", "base"), [("rich", "sdpa"), ("a failed baseline", "dense")])
 def test_relative_figures_are_against_the_baseline_at_that_length(name: str, base: str) -> None:
     book, _ = reports(name)

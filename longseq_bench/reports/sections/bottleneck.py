@@ -2,7 +2,7 @@
 
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.reports.base import SWEEP_RANKS, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import Section
 
@@ -14,9 +14,8 @@ _EXPLANATION = (
 
 def bottleneck(source: Source) -> Section:
     """Build a row per trial on several ranks: its bottleneck, and the evidence."""
-    missing = "trial on several ranks with separately timed communication", SWEEP_RANKS
     tables = source.tables(find_timed(source), _COLUMNS)
-    return Section("Bottlenecks", [_EXPLANATION], tables=tables, missing=missing)
+    return Section("Bottlenecks", [_EXPLANATION], tables=tables)
 
 
 def find_timed(source: Source) -> list[SweepRow]:

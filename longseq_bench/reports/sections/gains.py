@@ -8,7 +8,7 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports.base import SWEEP, SWEEP_RANKS, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Section, Spread, Table
 from longseq_bench.reports.groups import group_by_workload
@@ -90,8 +90,7 @@ DENSE = Reference("dense attention", _over_dense, _dense_note)
 def where_it_pays(source: Source, references: Sequence[Reference]) -> Section:
     """Build a table per workload with a verdict per implementation and reference."""
     found = tables(source, source.rows, *references)
-    missing = "pair of comparable rows", SWEEP_RANKS, SWEEP
-    return Section(TITLE, [_EXPLANATION], tables=found, missing=missing)
+    return Section(TITLE, [_EXPLANATION], tables=found)
 
 
 def tables(source: Source, rows: Iterable[SweepRow], *references: Reference) -> list[Table]:

@@ -9,7 +9,7 @@ from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ran
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.core.cost import ratio
 from longseq_bench.reports import rank_charts
-from longseq_bench.reports.base import SCALING, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Section, Table
 from longseq_bench.reports.groups import group_by_workload
@@ -40,7 +40,6 @@ def over_ranks(source: Source) -> Section:
         explanation,
         tables=tables,
         charts=rank_charts.over_ranks(source),
-        missing=("search on several numbers of ranks", SCALING),
     )
 
 
@@ -66,8 +65,7 @@ def exponents(source: Source) -> Section:
         for group in group_by_workload(source.rows)
         if (fits := complexities(group))
     ]
-    missing = "implementation timed at three lengths", SCALING
-    return Section("How time and memory grow", _EXPLANATION, tables=tables, missing=missing)
+    return Section("How time and memory grow", _EXPLANATION, tables=tables)
 
 
 def format_formula(value: float | None) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.base import SWEEP, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import MIN_PEAK, Columns, ValueColumn, optional, time_ratio
 from longseq_bench.reports.document import Section, Spread
 from longseq_bench.reports.groups import table_key
@@ -54,7 +54,6 @@ def lengths(source: Source) -> Section:
         [*explanation, *explain_rank_columns(source.rows), *limit_note(source.rows, len(builders))],
         tables=source.tables(source.rows, (*_LENGTHS, _per_doubling(source.rows))),
         charts=section_charts.charts(source, source.rows, *builders),
-        missing=("sweep", SWEEP),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.base import SEARCH, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import MIN_PEAK, Columns, ValueColumn, optional
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import has_several_ranks
@@ -17,7 +17,6 @@ def maxima(source: Source) -> Section:
         list(_explain(source)),
         tables=source.tables(source.maxima, _MAXIMA),
         charts=section_charts.maxima(source),
-        missing=("search for the longest length", SEARCH),
     )
 
 

@@ -10,7 +10,7 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import Row
 from longseq_bench.analysis.short_labels import MAX_LABEL
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.reports.base import SWEEP_RANKS, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Column, Section, Table
 from longseq_bench.reports.outcome_text import describe_outcome
@@ -182,8 +182,7 @@ def errors(source: Source) -> Section:
         title = source.title(rows[0], ("device", "fingerprint"))
         groups = list(group_by(rows, _mode_of).values())
         tables.append(build_table(title, [*_WHICH, limits, *_ERRORS], groups, keep_empty=True))
-    missing = "sweep", SWEEP_RANKS, "longseq list"
-    return Section(ERRORS, [_EXPLANATION], tables=tables, missing=missing)
+    return Section(ERRORS, [_EXPLANATION], tables=tables)
 
 
 def _largest(rows: Sequence[SweepRow]) -> float | None:

@@ -6,7 +6,7 @@ from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import rank_charts, section_charts
-from longseq_bench.reports.base import SWEEP_RANKS, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import group_by_workload
@@ -31,7 +31,6 @@ def against_one(source: Source) -> Section:
         paragraphs,
         tables=source.tables(known, compared_columns(source)),
         charts=section_charts.charts(source, known, rank_charts.speedup_by_length),
-        missing=("trial that ran on one rank and on several", SWEEP_RANKS),
     )
 
 

@@ -11,7 +11,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports import rank_charts, section_charts
-from longseq_bench.reports.base import SWEEP_RANKS, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import MISSING, Section
 from longseq_bench.reports.groups import capitalize_first, has_several_ranks
@@ -66,7 +66,6 @@ def each_rank(source: Source) -> Section:
             *source.tables(found, _FOUND, "at the maximum"),
         ],
         charts=section_charts.charts(source, source.rows, *builders),
-        missing=("trial on several ranks", SWEEP_RANKS),
     )
 
 

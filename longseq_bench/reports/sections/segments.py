@@ -58,7 +58,6 @@ def segments(source: Source) -> Section:
         "Segments and dilation",
         _EXPLANATION,
         tables=[*gains.tables(source, rows, *references), *source.tables(rows, columns)],
-        missing=("sweep of attention with segments", "longseq sweep configs/hilbert.yaml"),
     )
 
 

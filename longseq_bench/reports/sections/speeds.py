@@ -10,7 +10,7 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.base import SWEEP, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table, time_or_status
 from longseq_bench.reports.document import Cell, Section, format_ratio
 from longseq_bench.reports.groups import capitalize_first, group_by_workload
@@ -57,7 +57,6 @@ def relative(source: Source) -> Section:
         [*explanation, *section_charts.limit_note(source.rows, 3)],
         tables=tables,
         charts=section_charts.charts(source, source.rows, *builders) if tables else (),
-        missing=("timed trial", SWEEP),
     )
 
 

@@ -10,7 +10,7 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_seconds, format_tokens
-from longseq_bench.reports.base import SEARCH, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
 from longseq_bench.reports.groups import SAME_TABLE, group_by_density, split_by_sparsity, table_key
@@ -108,9 +108,8 @@ def uses(source: Source) -> Section:
         if any(choice.rows for choice in choices):
             columns = (_USE, *_COLUMNS, *_MAXIMUM, limit)
             tables.append(build_table(source.title(group[0], _SAME), columns, choices))
-    missing = f"length of {format_tokens(USES[0][1])} tokens or more", SEARCH
     title = "Use case, approach, maximum"
-    return Section(title, _EXPLANATION, tables=tables, missing=missing)
+    return Section(title, _EXPLANATION, tables=tables)
 
 
 def ranges(source: Source) -> Table | None:
