@@ -1,103 +1,21 @@
-"""Recommendations: which rows are compared, and from which length a verdict holds.
-
-Records are made from the score of each implementation; larger is better.
-"""
-
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+"""Which rows are compared, and from which length a verdict holds."""
 
 import pytest
 
 from longseq_bench.core.model import Record, Status
 from longseq_bench.reports.base import KINDS, Source
-from longseq_bench.reports.document import Section
-from longseq_bench.reports.sections.bottleneck import bottleneck
-from longseq_bench.reports.sections.gains import DENSE, ONE_RANK, where_it_pays
-from longseq_bench.reports.sections.multi_rank import against_one
+from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.recommendations import fastest
-from longseq_bench.reports.sections.segments import segments
-from longseq_bench.reports.sections.use_cases import uses
 from tests import make
-from tests.reports.examples import single, spread, timing, timings
+from tests.reports.examples import single, timing, timings
 from tests.reports.reading import cells
 
-Scores = Mapping[str, float]
 TOKENS = 8192
-MIB = 2**20
 
 
-def timed(scores: Scores, n: int = 9, **more: float) -> list[Record]:
-    """Trials of one length; the score is the speed."""
-    return [single(name, TOKENS, 1 / value, n, **more) for name, value in scores.items()]
-
-
-def with_dense(scores: Scores) -> list[Record]:
-    """Sparse trials with a dense time; the score is the speed."""
-    flops = 4 * TOKENS**2 * 512 * 0.1
-    kept = {"density_achieved": 0.1, "flops": flops, "dense_time": spread(1.0, 8)}
-    return [single(name, TOKENS, 1 / value, 9, **kept) for name, value in scores.items()]
-
-
-def on_two_ranks(scores: Scores) -> list[Record]:
-    """Trials of 1 s on one rank, and trials on two; the score is the speed-up."""
-    found = []
-    for name, value in scores.items():
-        one = make.trial(name, TOKENS)
-        two = one.replace(world_size=2)
-        found += [make.record(one, timing(one, 1.0)), make.record(two, timings(two, 1 / value))]
-    return found
-
-
-def searched(
-    scores: Scores, budget: int = 2**28, density: float | None = None, failure: bool = True,
-    **fields: object,
-) -> list[Record]:  # fmt: skip
-    """Searches; the score is the maximum in thousands of tokens, with a failure 1 token above."""
-    found = []
-    for name, value in scores.items():
-        best = round(value * 1000)
-        of = make.trial(name, 1, memory_budget=budget, repeats=0, **fields)
-        more = {} if density is None else {"density_achieved": density}
-        outcome = make.outcome(pass_time=0.1, peak=1e6, **more)
-        found.append(make.record(of.at(best), outcome, purpose="probe"))
-        if failure:
-            bad = make.outcome("oom", phase="forward")
-            found.append(make.record(of.at(best + 1), bad, purpose="edge"))
-    return found
-
-
-def dilated(scores: Scores) -> list[Record]:
-    """Trials with segments; the score is the speed-up by dilation."""
-    return [
-        single(name, TOKENS, time, options={"segments": (1024,), "dilation": (rate,)})
-        for name, value in scores.items()
-        for rate, time in ((1, 1.0), (2, 1 / value))
-    ]
-
-
-def failed(records: Iterable[Record], status: Status = "oom") -> list[Record]:
-    """The same trials with a failed status."""
-    return [r.model_copy(update={"outcome": make.outcome(status)}) for r in records]
-
-
-def lines(section: Callable[[Source], Section]) -> Callable[[Source], list[str]]:
-    """The rows of a section's tables as text, with the headings of cells that have a value."""
-
-    def texts(source: Source) -> list[str]:
-        rows = [row for table in section(source).tables for row in cells(table)]
-        return ["".join(f"{n}: {v}; " for n, v in row.items() if v is not None) for row in rows]
-
-    return texts
-
-
-def describe_use(source: Source) -> list[str]:
-    """The attention for the first use case, exact and sparse."""
-    return [line for line in lines(uses)(source) if "a conversation" in line and "Att" in line]
-
-
-def keeping(name: str, density: float, time: float, tokens: int = TOKENS, **more: object) -> Record:
+def keeping(name: str, density: float, time: float, **more: object) -> Record:
     """A sparse trial with this achieved density."""
-    return single(name, tokens, time, density_achieved=density, **more)
+    return single(name, TOKENS, time, density_achieved=density, **more)
 
 
 def test_only_rows_of_similar_density_are_compared() -> None:
@@ -110,111 +28,52 @@ def test_only_rows_of_similar_density_are_compared() -> None:
     found = [
         (r["Density"], r["Fastest"], r["Next"]) for r in cells(fastest(Source(records)).tables[0])
     ]
-    assert [(density, next_) for density, _, next_ in found] == [(0.5, "fourth"), (0.094, "third")]
-    assert "window 2k" in found[0][1]
-    assert found[1][1] == "other"
+    assert found == [(0.5, "blocks 90 % window 2k", "fourth"), (0.094, "other", "third")]
 
 
-INCOMPLETE = ({"fit_only": True}, {"keep": "nothing"})
+def on_two_ranks(name: str, tokens: int, end: float | Status, n: int = 9) -> list[Record]:
+    """A trial of 1 s on one rank, and one on two with this speed-up or failure."""
+    one = make.trial(name, tokens)
+    two = one.replace(world_size=2)
+    outcome = make.outcome(end) if isinstance(end, str) else timings(two, 1 / end, n)
+    return [make.record(one, timing(one, 1.0, n)), make.record(two, outcome)]
 
 
-@pytest.mark.parametrize("fields", INCOMPLETE)
-def test_only_full_passes_are_recommended(fields: dict[str, object]) -> None:
-    short = searched({"far": 90}, **fields)
-    both = [*short, *searched({"one": 20})]
-    assert not describe_use(Source(short))
-    assert "far" not in "".join(describe_use(Source(both)))
-    assert "one" in "".join(describe_use(Source(both)))
-    two = [*short, *searched({"far": 200}, world_size=2, **fields)]
-    assert not against_one(Source(two)).tables
-    assert not bottleneck(Source(two)).tables
+def begins_to_pay(*ends: tuple[float | Status, int] | float | Status) -> int | None:
+    """The length (k) from which two ranks are faster.
 
-
-def verdicts(section: Callable[[Source], Section], records: list[Record]) -> list[dict[str, Any]]:
-    """The rows of the tables of verdicts."""
-    found = (row for table in section(Source(records)).tables for row in cells(table))
-    return [row for row in found if "Verdict" in row and "Against" in row]
-
-
-def over_one(source: Source) -> Section:
-    return where_it_pays(source, [ONE_RANK])
-
-
-@pytest.mark.parametrize(
-    ("section", "rows", "against"),
-    [
-        (over_one, on_two_ranks, "one rank"),
-        (lambda source: where_it_pays(source, [DENSE]), with_dense, "dense attention"),
-        (segments, dilated, "every rate 1"),
-    ],
-)
-def test_a_verdict_follows_its_interval(
-    section: Callable[[Source], Section], rows: Callable[..., list[Record]], against: str
-) -> None:
-    def by_name(scores: Scores) -> dict[str, str]:
-        found = verdicts(section, rows(scores))
-        assert {row["Against"] for row in found} == {against}
-        return {row["Implementation"].split()[0]: row["Verdict"] for row in found}
-
-    names = "faster", "no significant difference", "slower"
-    for scores in ({"a": 2, "b": 1, "c": 0.5}, {"b": 2, "c": 1, "a": 0.5}):
-        assert by_name(scores) == dict(zip(scores, names, strict=True))
-    assert not verdicts(section, failed(rows({"a": 2}), "crashed"))
-
-
-def shortest_recommended(*ends: float | Status) -> int | None:
-    """The length (k) from which two ranks pay, by speed-ups or failures at 1k, 2k, 4k, ..."""
+    ends: speed-ups, with the number of samples if not 9, or failures at 1k, 2k, 4k, ...
+    """
     found = []
     for i, end in enumerate(ends):
-        one = make.trial("a", 1024 * 2**i)
-        two = one.replace(world_size=2)
-        outcome = make.outcome(end) if isinstance(end, str) else timings(two, 1 / end)
-        found += [make.record(one, timing(one, 1.0)), make.record(two, outcome)]
-    (row,) = verdicts(over_one, found)
+        found += on_two_ranks("a", 1024 * 2**i, *(end if isinstance(end, tuple) else (end,)))
+    ((row,),) = map(cells, where_it_pays(Source(found), [ONE_RANK]).tables)
     return row["From"] // 1024 if row["Verdict"] == "faster" else None
 
 
-def test_ranks_are_recommended_from_the_length_above_which_they_are_always_faster() -> None:
-    assert shortest_recommended(0.5, 1.5, 1.8) == 2
-    assert shortest_recommended(1.5, 0.5, 1.8) == 4
-    assert shortest_recommended(1.5, 1.8, 1.9) == 1
-    assert shortest_recommended(1.5, 1.8, 0.5) is None
-    assert shortest_recommended(0.5, 0.6, 0.7) is None
+def test_ranks_pay_from_the_length_above_which_they_are_always_faster() -> None:
+    assert begins_to_pay(0.5, 1.5, 1.8) == 2
+    assert begins_to_pay(1.5, 0.5, 1.8) == 4
+    assert begins_to_pay(1.5, 1.8, 1.9) == 1
+    assert begins_to_pay(1.5, 1.8, 0.5) is None
 
 
-def test_ranks_are_not_recommended_below_a_length_that_failed() -> None:
-    assert shortest_recommended(2.0, "wrong", 2.0) == 4
-    assert shortest_recommended("unsupported", 2.0, 2.0) == 2
-    assert shortest_recommended(2.0, 2.0, "oom", "wrong") == 1
-
-
-def test_a_single_pass_in_between_is_not_a_failure() -> None:
-    found = []
-    for tokens, n in ((1024, 9), (2048, 1), (4096, 9)):
-        one = make.trial("a", tokens)
-        two = one.replace(world_size=2)
-        found += [make.record(one, timing(one, 1.0, n)), make.record(two, timings(two, 0.5, n))]
-    (row,) = verdicts(over_one, found)
-    assert (row["Verdict"], row["From"]) == ("faster", 1024)
-
-
-@pytest.mark.parametrize("kind", ["devices", "capabilities"])
-def test_a_single_pass_has_no_verdict(kind: str) -> None:
-    one, two = make.trial("a", 1024), make.trial("a", 1024, world_size=2)
-    records = [make.record(one, timing(one, 1.0, 1)), make.record(two, timings(two, 0.2, 1))]
-    document = KINDS.get(kind)(Source(records))
-    tables = [table for section in document.sections for table in section.tables]
-    found = {row["Verdict"] for table in tables for row in cells(table) if "Verdict" in row}
-    assert found == {"not known"}
-    if kind == "devices":
-        assert "(one pass, no interval)" in document.figures[0].value
-        assert "247.5 % efficiency, more than the ranks explain" in document.figures[0].words
+def test_ranks_do_not_pay_below_a_length_that_failed() -> None:
+    assert begins_to_pay(2.0, "wrong", 2.0) == 4
+    assert begins_to_pay("unsupported", 2.0, 2.0) == 2
+    assert begins_to_pay(2.0, 2.0, "oom", "wrong") == 1
+    # a single pass in between is no failure
+    assert begins_to_pay(2.0, (2.0, 1), 2.0) == 1
 
 
 def test_the_first_screen_of_devices_has_three_lists() -> None:
-    scores = {"up": 1.9, "near": 1.89, "same": 1.0, "down": 0.5}
-    document = KINDS.get("devices")(Source(on_two_ranks(scores)))
-    assert document.figures[0].words == "up ×2; no significant difference from 1 more"
+    speeds = {"up": 2.9, "near": 2.89, "same": 1.0, "down": 0.5}
+    records = [r for name, speed in speeds.items() for r in on_two_ranks(name, TOKENS, speed)]
+    document = KINDS.get("devices")(Source(records))
+    assert document.figures[0].words == (
+        "up ×2; no significant difference from 1 more; 143.6 % efficiency, more than the ranks "
+        "explain"
+    )
     assert list(document.sections[0].points) == [
         "Faster than one rank, 2 of 4: up ×2, near ×2.",
         "No significant difference, 1 of 4: same ×2.",
@@ -227,11 +86,8 @@ def test_the_first_screen_of_devices_has_three_lists() -> None:
 
 @pytest.mark.parametrize("kind", ["devices", "scaling"])
 def test_a_kind_without_rows_names_a_command_to_run(kind: str) -> None:
-    failed = [
-        make.record(make.trial("one", TOKENS), make.outcome("crashed")),
-        make.step(TOKENS, "oom"),
-    ]
-    document = KINDS.get(kind)(Source(failed))
+    failed = make.record(make.trial("one", TOKENS), make.outcome("crashed"))
+    document = KINDS.get(kind)(Source([failed, make.step(TOKENS, "oom")]))
     assert not document.has_rows
     (command,) = document.sections[0].code
     assert command.startswith("longseq ")
