@@ -126,6 +126,15 @@ def ranked() -> Iterator[Record]:
 BUDGET = 64 * MIB
 
 
+def search(
+    name: str, best: int, status: Status = "oom", beyond: int = 64, **fields: Any
+) -> list[Record]:
+    """A search with this maximum, 0 for none, and a failure above it."""
+    of = make.trial(name, 1, **{"memory_budget": BUDGET, "repeats": 0, **fields})
+    passed = [make.step(best, of=of)] if best else []
+    return [*passed, make.step(best + beyond, status, of=of, purpose="edge")]
+
+
 def searched() -> Iterator[Record]:
     """Searches: brackets, ties, a ceiling, no pass, fit only, in place, sparse."""
 

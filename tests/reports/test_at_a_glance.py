@@ -1,33 +1,17 @@
 """The first table of a summary: one line per implementation, recomputed from the records."""
 
 from statistics import median
-from typing import Any
 
 import pytest
 
-from longseq_bench.core.model import Record
 from longseq_bench.reports.document import Answer, KeyFigure, Spread
 from longseq_bench.reports.render._vega import PALE, colours
 from longseq_bench.reports.sections.at_a_glance import ALL
 from tests import make
-from tests.reports.examples import MIB, failed, rich, single, sparser
+from tests.reports.examples import failed, rich, search, single
 from tests.reports.reading import build, cells, rows, section, texts, titles
 
 TITLE = "Answer"
-
-
-def implementation_of(line: dict[str, Any], records: list[Record]) -> str:
-    """The implementation whose name begins the line; a pattern stands for block-sparse."""
-    known = sorted({r.trial.implementation for r in records}, key=len, reverse=True)
-    text = line["Implementation"]
-    return next((name for name in known if text.startswith(name)), "block-sparse")
-
-
-@pytest.mark.parametrize("records", [rich(), sparser()], ids=["rich", "sparser"])
-def test_every_implementation_of_the_records_has_one_line(records: list[Record]) -> None:
-    shown = [implementation_of(line, records) for line in rows(build(records), TITLE)]
-    assert sorted(shown) == sorted({r.trial.implementation for r in records})
-    assert titles(build(records))[0] == TITLE
 
 
 def test_times_are_of_the_length_that_most_share_and_the_fastest_variant() -> None:
@@ -47,16 +31,11 @@ def test_times_are_of_the_length_that_most_share_and_the_fastest_variant() -> No
     assert "at 1k tokens" in section(build(records), TITLE).tables[0].title
 
 
-def searched(name: str, best: int, **fields: Any) -> list[Record]:
-    of = make.trial(name, 1, memory_budget=64 * MIB, repeats=0, **fields)
-    return [make.step(best, of=of), make.step(best + 64, "oom", of=of, purpose="edge")]
-
-
 def test_a_maximum_of_another_limit_names_it() -> None:
     records = [
-        *searched("sdpa", 5000, time_budget=30.0), *searched("dense", 900, time_budget=30.0),
-        *searched("dense", 1500, time_budget=600.0), *searched("ring", 90_000, time_budget=600.0),
-        *searched("fit", 70_000, time_budget=30.0, fit_only=True),
+        *search("sdpa", 5000, time_budget=30.0), *search("dense", 900, time_budget=30.0),
+        *search("dense", 1500, time_budget=600.0), *search("ring", 90_000, time_budget=600.0),
+        *search("fit", 70_000, time_budget=30.0, fit_only=True),
     ]  # fmt: skip
     found = {line["Implementation"]: line["Longest"] for line in texts(build(records), TITLE)}
     assert found["sdpa"] == "5,000"
@@ -71,7 +50,7 @@ def test_a_variant_that_is_longest_but_not_fastest_is_named() -> None:
     slow, fast = {"chunk": 64}, {"chunk": 4096}
     records = [
         single("ring", 1024, 0.1, options=fast), single("ring", 1024, 0.2, options=slow),
-        *searched("ring", 8000, options=slow), *searched("ring", 7000, options=fast),
+        *search("ring", 8000, options=slow), *search("ring", 7000, options=fast),
     ]  # fmt: skip
     line, _ = texts(build([*records, failed("oom", "big", 1024)]), TITLE)
     assert line["Implementation"] == "ring chunk 4k"
@@ -81,20 +60,12 @@ def test_a_variant_that_is_longest_but_not_fastest_is_named() -> None:
 
 def test_lines_beyond_the_first_screen_are_in_the_next_section() -> None:
     records = [single(f"a{i}", 1024, 0.1 * (12 - i)) for i in range(10)]
-    document = build([*records, *searched("last", 9000)])
+    document = build([*records, *search("last", 9000)])
     names = [f"a{9 - i}" for i in range(10)]
     assert [line["Implementation"] for line in rows(document, TITLE)] == names[:8]
     assert section(document, TITLE).tables[0].title.startswith("8 of 11 implementations; ")
     assert [line["Implementation"] for line in rows(document, ALL)] == [*names, "last"]
     assert ALL not in titles(build(records[:8]))
-
-
-def test_variants_of_one_implementation_have_a_line_each() -> None:
-    records = [single("ring", 1024, 0.1 * n, options={"chunk": 64 * n}) for n in (2, 1)]
-    document = build(records)
-    assert [line["Implementation"] for line in rows(document, TITLE)] == [
-        "ring chunk 64", "ring chunk 128",
-    ]  # fmt: skip
 
 
 def test_a_sweep_states_how_far_it_came() -> None:
@@ -125,7 +96,7 @@ def test_a_ranking_has_the_fastest_rows_and_few_colours() -> None:
         single(name, n, time * n / 1024) for n in (1024, 2048) for name, time in times.items()
     ]
     document = build(
-        [*records, failed("oom", "big", 2048), *searched("a13", 9000)], "implementations"
+        [*records, failed("oom", "big", 2048), *search("a13", 9000)], "implementations"
     )
     ranking, chart = section(document, TITLE).tables[0], section(document, TITLE).charts[0]
     fastest = list(times)[:1:-1]
@@ -159,10 +130,8 @@ def test_figures_to_distrust_are_findings_and_have_their_rows() -> None:
 
 
 def test_a_search_that_memory_alone_would_not_limit_states_it() -> None:
-    limits = {"time_budget": 30.0}
-    of = make.trial("ring", 1, memory_budget=64 * MIB, repeats=0, **limits)
-    records = [make.step(5000, of=of), make.step(5064, "timeout", of=of, purpose="edge")]
-    records += searched("ring", 90_000, fit_only=True)
+    records = search("ring", 5000, "timeout", time_budget=30.0)
+    records += search("ring", 90_000, fit_only=True)
     (longest,) = build(records).figures
     assert (longest.label, longest.value) == ("Longest", "5,000 tokens")
     assert longest.words == "ring, 30 s limit; 90,000 would fit in memory"

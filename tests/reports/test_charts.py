@@ -25,7 +25,7 @@ from longseq_bench.reports.render._vega_rows import BAR
 from longseq_bench.reports.section_charts import MAX_CHARTS, limit_note
 from tests import make
 from tests.reports import examples
-from tests.reports.examples import rich
+from tests.reports.examples import rich, search
 
 TOKENS, TIME = Axis("Tokens", "tokens", True), Axis("Time", "seconds", True)
 
@@ -252,6 +252,7 @@ def test_failures_are_drawn_if_only_one_length_passed() -> None:
         examples.failed("wrong", "bad", 1024), examples.failed("wrong", "bad", 2048),
     )  # fmt: skip
     assert set(found) == {"time", "memory"}
+    assert not swept_charts(examples.failed("oom", "a", 1024), examples.failed("oom", "a", 2048))
     for one in found.values():
         assert one.shape == "lines"
         assert {(p.series, p.x) for p in one.points} == {("sdpa", 1024)}
@@ -273,10 +274,6 @@ def test_at_one_length_failures_are_next_to_the_bars() -> None:
     assert svg(one).count("bad") > 1
 
 
-def test_without_a_passed_trial_there_is_no_chart() -> None:
-    assert not swept_charts(examples.failed("oom", "a", 1024), examples.failed("oom", "a", 2048))
-
-
 def test_crosses_are_above_all_points() -> None:
     """A cross on a point would seem to belong to that point."""
     chart = lines(
@@ -292,14 +289,6 @@ def test_crosses_are_above_all_points() -> None:
 # ---- longest lengths -----------------------------------------------------------------------------
 
 
-def searched(name: str, best: int, ranks: int = 1, **fields: Any) -> list[Record]:
-    """A search with this maximum; 0: no length passed."""
-    given = {"memory_budget": 64 * examples.MIB, "repeats": 0, "world_size": ranks, **fields}
-    of = make.trial(name, 1, **given)
-    steps = [make.step(best, of=of)] if best else []
-    return [*steps, make.step(best + 512, "oom", of=of, purpose="edge")]
-
-
 def maxima_charts(*searches: list[Record], title: str = "Longest lengths") -> list[Chart]:
     (document,) = documents([record for one in searches for record in one])
     return [c for s in document.sections if s.title == title for c in s.charts]
@@ -307,29 +296,21 @@ def maxima_charts(*searches: list[Record], title: str = "Longest lengths") -> li
 
 def test_fit_only_and_in_place_maxima_have_charts_of_their_own() -> None:
     found = maxima_charts(
-        searched("ring", 2_000_000, fit_only=True), searched("sdpa", 9000, keep="nothing"),
-        searched("ring", 4000), searched("sdpa", 5000),
+        search("ring", 2_000_000, fit_only=True), search("sdpa", 9000, keep="nothing"),
+        search("ring", 4000), search("sdpa", 5000),
     )  # fmt: skip
     assert [[p.y for p in chart.points] for chart in found] == [[5000, 4000], [9000], [2_000_000]]
 
 
 def test_a_search_without_a_passed_length_is_drawn_and_counted() -> None:
-    (chart,) = maxima_charts(searched("ring", 4000), searched("slow", 0))
+    (chart,) = maxima_charts(search("ring", 4000), search("slow", 0))
     assert chart.series == ["ring", "slow"]
     assert chart.failures == (Mark("slow", 0, "no length passed, limited by memory"),)
     (over,) = maxima_charts(
-        searched("ring", 4000), searched("ring", 0, 2), title="Longest lengths over ranks"
+        search("ring", 4000), search("ring", 0, world_size=2), title="Longest lengths over ranks"
     )
     assert over.failures == (Mark("ring", 2, "no length passed"),)
-    assert not maxima_charts(searched("slow", 0))
-
-
-def test_the_description_of_a_chart_is_short() -> None:
-    wordy = "a b c d e f g h i j k l m n o p"
-    (chart,) = maxima_charts(searched(wordy, 4000), searched("ring", 3000))
-    assert chart.description == "Max tokens of 2 series, from 3,000 to 4,000."
-    (chart,) = maxima_charts(searched("far", 4000), searched("ring", 3000))
-    assert chart.description == "Max tokens of 2 series, from 3,000 to 4,000 (far)."
+    assert not maxima_charts(search("slow", 0))
 
 
 # ---- names of bars -------------------------------------------------------------------------------

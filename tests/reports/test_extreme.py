@@ -205,12 +205,8 @@ def test_the_ranges_of_the_first_screen(name: str) -> None:
 
 def test_searches_under_other_budgets_are_no_ties() -> None:
     """The bracket of the second would not exclude the length of the first."""
-
-    def search(name: str, tokens: int, budget: int) -> list[Record]:
-        of = make.trial(name, 1, memory_budget=budget, repeats=0)
-        return [make.step(tokens, of=of), make.step(20_000, "oom", of=of, purpose="edge")]
-
-    records = [*search("one", 9000, 2**26), *search("two", 8500, 2**27)]
+    records = examples.search("one", 9000, memory_budget=2**26)
+    records += examples.search("two", 8500, beyond=9000, memory_budget=2**27)
     first, *_ = cells(build(records, "extreme").sections[0].tables[0])
     assert (first["Tokens"], first["Attention"]) == ("up to 9,000", "one")
     assert "64 MiB a rank" in first["Limit"]
