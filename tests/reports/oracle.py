@@ -13,9 +13,11 @@ Fit        how time or memory grows
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from longseq_bench.core.model import Record, Workload
 
@@ -66,53 +68,31 @@ def score_bytes(w: Workload) -> int:
     return floor_a_token(w) * n + 2 * matrix + mask
 
 
-@cache
-def student(free: int) -> float:
-    """The 97.5 % point of Student's t, to three decimals up to 20 degrees of freedom; above,
-    1.96 + 2.4 / degrees."""
-    if free > 20:
-        return 1.96 + 2.4 / free
-    factor = math.gamma((free + 1) / 2) / (math.sqrt(free * math.pi) * math.gamma(free / 2))
-
-    def below(t: float) -> float:
-        steps = 2000
-        heights = [(1 + (t * i / steps) ** 2 / free) ** (-(free + 1) / 2) for i in range(steps + 1)]
-        return 0.5 + factor * t / steps * (sum(heights) - (heights[0] + heights[-1]) / 2)
-
-    low, high = 1.9, 13.0
-    while high - low > 1e-5:
-        middle = (low + high) / 2
-        low, high = (low, middle) if below(middle) > 0.975 else (middle, high)
-    return round((low + high) / 2, 3)
-
-
+STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+"""The 97.5 % points of Student's t, from a printed table, from 1 to 20 degrees of freedom."""
 Exponent = tuple[float, float | None, float | None]
 
 
 def exponents(columns: Sequence[Sequence[float]], y: Sequence[float]) -> list[Exponent] | None:
     """Least squares in one or two columns with a constant, by the normal equations, with 95 %
     intervals; None if the columns are proportional."""
-    n, k = len(y), len(columns)
-    xs = [[x - sum(column) / n for x in column] for column in columns]
-    ys = [value - sum(y) / n for value in y]
-    products = [[math.fsum(a * b for a, b in zip(p, q, strict=True)) for q in xs] for p in xs]
-    with_y = [math.fsum(a * b for a, b in zip(p, ys, strict=True)) for p in xs]
-    if k == 1:
-        inverse = [[1 / products[0][0]]]
-    else:
-        (a, b), (_, d) = products
-        det = a * d - b * b
-        if det <= 1e-12 * max(a * d, 1e-300):
-            return None
-        inverse = [[d / det, -b / det], [-b / det, a / det]]
-    slopes = [sum(i * v for i, v in zip(line, with_y, strict=True)) for line in inverse]
-    fitted = [sum(s * x[i] for s, x in zip(slopes, xs, strict=True)) for i in range(n)]
-    left = sum((v - f) ** 2 for v, f in zip(ys, fitted, strict=True))
-    free = n - k - 1
+    xs = np.array([np.subtract(column, np.mean(column)) for column in columns])
+    ys = np.subtract(y, np.mean(y))
+    products = xs @ xs.T
+    if np.linalg.det(products) <= 1e-12 * np.prod(np.diag(products)):
+        return None
+    inverse = np.linalg.inv(products)
+    slopes = inverse @ xs @ ys
+    free = len(y) - len(columns) - 1
     if free < 1:
-        return [(s, None, None) for s in slopes]
-    spread = [student(free) * math.sqrt(left / free * inverse[i][i]) for i in range(k)]
-    return [(s, s - w, s + w) for s, w in zip(slopes, spread, strict=True)]
+        return [(float(slope), None, None) for slope in slopes]
+    t = STUDENT[free - 1] if free <= len(STUDENT) else 1.96 + 2.4 / free
+    wide = t * np.sqrt(np.sum((ys - slopes @ xs) ** 2) / free * np.diag(inverse))
+    ends = slopes, slopes - wide, slopes + wide
+    return [tuple(map(float, one)) for one in zip(*ends, strict=True)]
 
 
 def largest(records: Iterable[Record], name: str) -> float | None:

@@ -69,15 +69,6 @@ def test_a_brief_has_the_context_once() -> None:
     assert [t.title for s in search_brief(steps).sections for t in s.tables] == [""]
 
 
-def test_maxima_under_different_limits_are_in_different_charts() -> None:
-    records = []
-    for limit in (30.0, 600.0):
-        of = make.trial("ring", memory_budget=64 * MIB, time_budget=limit, repeats=0)
-        records += [make.step(1000, of=of), make.step(1010, "timeout", of=of)]
-    (chart,) = section(build(records), "Longest lengths").charts
-    assert list(chart.facets) == ["30 s limit", "10 min limit"]
-
-
 FIELDS = {
     "mode": ["forward", "train"], "dtype": ["float32", "bfloat16"], "causal": [False, True],
     "batch": [1, 2], "heads": [8, 4], "kv_heads": [2, 4], "head_dim": [64, 32],

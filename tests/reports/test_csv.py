@@ -50,24 +50,16 @@ def test_the_identity_of_a_record_comes_back() -> None:
     assert rows[-1]["predicted_tokens"] == "77"
 
 
-def test_each_ranks_samples_come_back() -> None:
-    each = [{"time": [0.1, 0.2], "compute_time": 0.1, "bytes_sent": 7.0}, {"time": [0.3, 0.4]}]
-    several = make.record(make.trial(world_size=2), make.on_ranks(*each))
-    found = [
-        (row["rank"], row["measurement"], row["unit"], row["values"], row["world_size"])
-        for row in csv.DictReader(io.StringIO(rendered([several])))
-    ]
-    assert found == [
-        ("0", "time", "s", "0.1 0.2", "2"), ("0", "compute_time", "s", "0.1", "2"),
-        ("0", "bytes_sent", "B", "7.0", "2"), ("1", "time", "s", "0.3 0.4", "2"),
-    ]  # fmt: skip
-
-
-def test_the_source_of_dense_times_comes_back() -> None:
+def test_ranks_and_sources_of_dense_times_come_back() -> None:
     facts = {"dense": "computed from 1,024 of 4,096 rows"}
-    sparse = make.record(came_to=make.outcome(time=0.1, dense_time=0.4, facts=facts))
+    each = [{"time": [0.1, 0.2], "dense_time": 0.4}, {"time": [0.3, 0.4]}]
+    several = make.record(make.trial(world_size=2), make.on_ranks(*each, facts=facts))
     without = make.record(make.trial("ring"), make.outcome(time=0.1, facts={"dense": "not run: x"}))
-    found = list(csv.DictReader(io.StringIO(rendered([sparse, without]))))
-    assert [(row["measurement"], row["dense_source"]) for row in found] == [
-        ("time", facts["dense"]), ("dense_time", facts["dense"]), ("time", ""),
-    ]  # fmt: skip
+    names = ("rank", "measurement", "unit", "values", "world_size", "dense_source")
+    found = csv.DictReader(io.StringIO(rendered([several, without])))
+    assert [tuple(row[name] for name in names) for row in found] == [
+        ("0", "time", "s", "0.1 0.2", "2", facts["dense"]),
+        ("0", "dense_time", "s", "0.4", "2", facts["dense"]),
+        ("1", "time", "s", "0.3 0.4", "2", facts["dense"]),
+        ("0", "time", "s", "0.1", "1", ""),
+    ]

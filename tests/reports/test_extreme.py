@@ -270,16 +270,8 @@ def test_cells_are_the_speeds_over_dense(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_longest_lengths_are_on_the_first_screen(name: str) -> None:
+def test_the_length_that_memory_alone_allows_is_a_key_figure(name: str) -> None:
     book, document = report(name)
-    searched = [s for s in book.searches if s.tokens and is_full(s)]
-    for k in ("sparse", "exact"):
-        known = [s for s in searched if kind(s) == k]
-        known = known or [r for r in book.swept if kind(r) == k and r.ok and is_full(r)]
-        labels = (f"Longest, {k}", f"Longest swept, {k}")
-        values = [f.value for f in document.figures if f.label in labels]
-        longest = [max(r.tokens for r in known)] if known else []
-        assert [length(v.split()[0]) for v in values] == longest
     fits = [s.tokens for s in book.searches if s.trial.fit_only and s.tokens]
     values = [f.value for f in document.figures if f.label == "Memory alone"]
     assert [length(v.split()[0]) for v in values] == ([max(fits)] if fits else [])
