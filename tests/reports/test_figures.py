@@ -256,7 +256,7 @@ WORDS = {
     "Attention", "Longest", "Fastest", "Against", "Letter", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
-OF_PAIRS = {"Relative speed", "Relative memory", "Over the row above", "Workload", "Longest"}
+OF_PAIRS = {"Relative speed", "Over the row above", "Workload", "Longest"}
 """Headings of values of two rows: tested below and in other files."""
 
 ONE_LINE_EACH = re.compile(r"One line per |\d+ of [\d,]+ (implementation|variant)s")
@@ -513,9 +513,7 @@ def test_relative_figures_are_against_the_baseline_at_that_length(name: str, bas
     for row in shown:
         named = [r for r in book.swept if row["Implementation"] == r.name]
         named = [r for r in named if agrees(row["Time"], spread(r))] or named
-        possible = [relative_to(book, r, base) for r in named]
-        assert any(agrees(row["Relative speed"], speed) for speed, _ in possible), row
-        assert any(agrees(row["Relative memory"], memory) for _, memory in possible), row
+        assert any(agrees(row["Relative speed"], relative_to(book, r, base)) for r in named), row
 
 
 def over_above(above: Swept, row: Swept) -> str:
@@ -531,14 +529,11 @@ def book_records(book: Book) -> list[Record]:
     return [record for one in everything for record in one.records]
 
 
-def relative_to(book: Book, row: Swept, base: str) -> tuple[float | None, float | None]:
+def relative_to(book: Book, row: Swept, base: str) -> float | None:
     same = [
         r
         for r in book.swept
         if r.implementation == base and r.ok and r.tokens == row.tokens and r.group == row.group
     ]
-    fewest = min(same, key=lambda r: r.ranks, default=None)
     times = {r.ranks: r.time for r in same if r.time}
-    speed = over(times.get(row.ranks, times[min(times)]), row.time) if times else None
-    memory = over(row.peak, fewest.peak) if fewest and row.ok and row.peak else None
-    return speed, memory
+    return over(times.get(row.ranks, times[min(times)]), row.time) if times else None

@@ -18,12 +18,11 @@ from longseq_bench.reports.wording import find_ties
 
 
 class Ranked(NamedTuple):
-    """A row of a ranking.  above: the next faster row.  speed, memory: relative to a baseline."""
+    """A row of a ranking.  above: the next faster row.  speed: relative to a baseline."""
 
     row: SweepRow
     above: SweepRow | None
     speed: float | None
-    memory: float | None
 
 
 class Ranking(NamedTuple):
@@ -48,8 +47,7 @@ def relative(source: Source) -> Section:
         "At the longest length at which most rows were ok. Over the row above: its time divided by "
         "that of the next faster row; ≈: no significant difference.",
         "Relative speed: time of the baseline (on the same number of ranks, else on the fewest) "
-        "divided by the row's time. Relative memory: peak of a rank divided by that of the "
-        "baseline on the fewest ranks.",
+        "divided by the row's time.",
     )
     builders = section_charts.time, section_charts.memory, section_charts.roofline
     return Section(
@@ -68,12 +66,10 @@ def rank_group(source: Source, group: Sequence[SweepRow]) -> Ranking:
     timed = [row for row in at if row.is_ok and row.time_s]
     base = _find_base(source, at, timed)
     speed = speeds(at, base) if base else [None] * len(at)
-    peak = _reference_peak(at, base)
-    memory = [r.peak_bytes / peak if r.is_ok and r.peak_bytes and peak else None for r in at]
     above = [None, *timed, *[None] * len(at)]
     words = [source.workload(at[0]), f"{format_tokens(tokens)} tokens"]
     words += [f"relative to {base}"] if base else []
-    return Ranking(", ".join(filter(None, words)), [*map(Ranked, at, above, speed, memory)])
+    return Ranking(", ".join(filter(None, words)), [*map(Ranked, at, above, speed)])
 
 
 def _find_base(source: Source, at: Sequence[SweepRow], timed: Sequence[SweepRow]) -> str | None:
@@ -93,13 +89,6 @@ def shared_length(group: Sequence[SweepRow]) -> int:
     """Return the longest of the lengths at which most rows were ok."""
     ok = Counter(row.tokens for row in group if row.status == "ok")
     return max((row.tokens for row in group), key=lambda tokens: (ok[tokens], tokens))
-
-
-def _reference_peak(at: Sequence[SweepRow], label: str | None) -> int | None:
-    """Return the peak of the baseline on the fewest ranks."""
-    same = [r for r in at if r.label == label and r.status == "ok" and r.peak_bytes]
-    found = min(same, key=attrgetter("world_size"), default=None)
-    return found.peak_bytes if found else None
 
 
 def over_above(item: Ranked) -> Cell:
@@ -124,5 +113,4 @@ PEAK = ValueColumn(
     "Peak memory", "bytes", lambda item: item.row.peak_bytes if item.row.is_ok else None
 )
 ERROR = ValueColumn("Max error", "error", attrgetter("row.max_error"))
-MEMORY = ValueColumn("Relative memory", "ratio", attrgetter("memory"))
-COLUMNS: Columns = (NAME, PAIRS, TIME, ABOVE, SPEED, PEAK, MEMORY, ERROR)
+COLUMNS: Columns = (NAME, PAIRS, TIME, ABOVE, SPEED, PEAK, ERROR)
