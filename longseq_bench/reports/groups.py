@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds
 
 SAME_TABLE = (
@@ -117,6 +118,18 @@ def longest_shared(rows: Iterable[R]) -> list[R]:
     by_length = group_by(rows, attrgetter("tokens"))
     shared = [tokens for tokens, some in by_length.items() if len(some) > 1]
     return by_length[max(shared or by_length)]
+
+
+def common_length(
+    rows: Iterable[SweepRow], key: Callable[[SweepRow], str] = attrgetter("name")
+) -> list[SweepRow]:
+    """Return the rows of the length at which most keys were ok; the longest of equal ones."""
+    by_length = group_by(rows, attrgetter("tokens"))
+
+    def rank(tokens: int) -> tuple[int, int]:
+        return len({key(row) for row in by_length[tokens] if row.is_ok}), tokens
+
+    return by_length[max(by_length, key=rank)] if by_length else []
 
 
 def group_by_density(rows: Iterable[R]) -> list[list[R]]:

@@ -10,6 +10,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
+from longseq_bench.reports.groups import common_length
 from longseq_bench.reports.section_charts import (
     _MAXIMA_KINDS,
     MAX_CHARTS,
@@ -60,7 +61,7 @@ def speedup_by_ranks(rows: Sequence[SweepRow], where: str) -> Chart | None:
     None for two numbers of ranks: the table says as much as a line of two points.
     """
     several = {r.ranks_key for r in rows if r.world_size > 1 and r.speedup}
-    tokens, some = _most_common_length([r for r in rows if r.ranks_key in several])
+    some = common_length([r for r in rows if r.ranks_key in several])
     points = [
         Point(r.label, r.world_size, r.speedup, r.speedup_low, r.speedup_high)
         for r in some
@@ -69,7 +70,7 @@ def speedup_by_ranks(rows: Sequence[SweepRow], where: str) -> Chart | None:
     if len({p.x for p in points}) < 3:
         return None
     ideal = Guide("ideal", _line([p.x for p in points], float))
-    at, ranks = _join(where, f"{format_tokens(tokens)} tokens"), Axis("Ranks", "count")
+    at, ranks = _join(where, f"{format_tokens(some[0].tokens)} tokens"), Axis("Ranks", "count")
     return _chart("speed-up", at, ranks, SPEEDUP, points, guides=[ideal])
 
 
@@ -79,7 +80,9 @@ def rank_peaks(rows: Sequence[SweepRow], where: str) -> Chart | None:
     rows: on one rank and on several; a tick is the peak of the same trial on one rank.
     """
     known = [r for r in rows if r.peak_bytes and r.status == "ok"]
-    tokens, several = _most_common_length([r for r in known if r.world_size > 1])
+    several = common_length([r for r in known if r.world_size > 1])
+    if not several:
+        return None
     alone = {r.ranks_key: r for r in known if r.world_size == 1}
     points = [Point(r.name, 0, require(r.peak_bytes)) for r in several]
     ones = [
@@ -87,16 +90,10 @@ def rank_peaks(rows: Sequence[SweepRow], where: str) -> Chart | None:
         for r in several
         if r.ranks_key in alone
     ]
-    at = _join(where, f"{format_tokens(tokens)} tokens")
+    at = _join(where, f"{format_tokens(several[0].tokens)} tokens")
     guides = [Guide("on one rank", tuple(ones), "the same trial on one rank")] if ones else []
     axis = Axis("Peak memory of a rank", "bytes")
     return _chart("rank-memory", at, NAMES, axis, points, guides=guides, shape="bars")
-
-
-def _most_common_length(rows: Sequence[SweepRow]) -> tuple[int, list[SweepRow]]:
-    """Return the length that most rows have, the longest of equal ones, and its rows."""
-    by_length = group_by(rows, lambda row: row.tokens)
-    return max(by_length.items(), key=lambda one: (len(one[1]), one[0]), default=(0, []))
 
 
 def ran_on_several(maxima: Sequence[SearchRow]) -> list[SearchRow]:

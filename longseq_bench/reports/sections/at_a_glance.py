@@ -1,6 +1,6 @@
 """One line per implementation: its time at one length, and the longest length that it reached."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
@@ -12,7 +12,7 @@ from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_or_status
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Finding, Section, Table
-from longseq_bench.reports.groups import group_by_workload, in_brackets, table_key
+from longseq_bench.reports.groups import common_length, group_by_workload, in_brackets, table_key
 from longseq_bench.reports.outcome_text import name_status
 
 K = TypeVar("K", bound=Hashable)
@@ -98,7 +98,7 @@ def overview(source: Source) -> Overview:
         noun, key = "variant", attrgetter("label")
         names = dict.fromkeys(map(key, rows))
     swept = most_shared(row for row in source.rows if row.is_full_pass)
-    at = _common_length(swept, key)
+    at = common_length(swept, key)
     timed = {name: min(some, key=_cost) for name, some in group_by(at, key).items()}
     by_name = group_by(swept, key)
     searched, longest = find_longest(source, key)
@@ -155,16 +155,6 @@ def find_end(rows: Iterable[SweepRow]) -> tuple[SweepRow | None, SweepRow | None
     longer = (r for r in ordered if passed is None or r.tokens > passed.tokens)
     named = (r for r in longer if passed is None or r.name == passed.name)
     return passed, next(named, None)
-
-
-def _common_length(rows: Sequence[SweepRow], key: Callable[[SweepRow], str]) -> list[SweepRow]:
-    """Return the rows of the length at which most keys were ok; the longest of equal ones."""
-    by_length = group_by(rows, attrgetter("tokens"))
-
-    def rank(tokens: int) -> tuple[int, int]:
-        return len({key(row) for row in by_length[tokens] if row.is_ok}), tokens
-
-    return by_length[max(by_length, key=rank)] if by_length else []
 
 
 def _cost(row: SweepRow) -> float:

@@ -1,6 +1,5 @@
 """Time, memory and speed relative to a baseline, ranked by time."""
 
-from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table, time_or_status
 from longseq_bench.reports.document import Cell, Section, format_ratio
-from longseq_bench.reports.groups import capitalize_first, group_by_workload
+from longseq_bench.reports.groups import capitalize_first, common_length, group_by_workload
 from longseq_bench.reports.wording import find_ties
 
 
@@ -60,14 +59,13 @@ def relative(source: Source) -> Section:
 
 def rank_group(source: Source, group: Sequence[SweepRow]) -> Ranking:
     """Rank the rows of a workload by time, at the longest length at which most were ok."""
-    tokens = shared_length(group)
-    at = [row for row in group if row.tokens == tokens]
+    at = common_length(group)
     at.sort(key=lambda row: (not (row.is_ok and row.time_s), row.time_s or 0.0))
     timed = [row for row in at if row.is_ok and row.time_s]
     base = _find_base(source, at, timed)
     speed = speeds(at, base) if base else [None] * len(at)
     above = [None, *timed, *[None] * len(at)]
-    words = [source.workload(at[0]), f"{format_tokens(tokens)} tokens"]
+    words = [source.workload(at[0]), f"{format_tokens(at[0].tokens)} tokens"]
     words += [f"relative to {base}"] if base else []
     return Ranking(", ".join(filter(None, words)), [*map(Ranked, at, above, speed)])
 
@@ -83,12 +81,6 @@ def _find_base(source: Source, at: Sequence[SweepRow], timed: Sequence[SweepRow]
         return wanted if wanted in named else named.pop() if len(named) == 1 else None
     preferred = [name for name in ("sdpa", "dense") if name in labels]
     return next(iter([*preferred, *(row.label for row in reversed(timed))]), None)
-
-
-def shared_length(group: Sequence[SweepRow]) -> int:
-    """Return the longest of the lengths at which most rows were ok."""
-    ok = Counter(row.tokens for row in group if row.status == "ok")
-    return max((row.tokens for row in group), key=lambda tokens: (ok[tokens], tokens))
 
 
 def over_above(item: Ranked) -> Cell:
