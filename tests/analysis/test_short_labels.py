@@ -70,6 +70,20 @@ def test_segments_are_in_k_and_rates_that_double_are_not_named() -> None:
     assert labels(*segmented[:2]) == ["dilated dilation 1,2", "dilated dilation 2,2"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"fit_only": True}, "fit only"),
+        ({"keep": "inputs", "mode": "train"}, "recomputed"),
+        ({"keep": "nothing"}, "in place"),
+        ({"allocator": "expandable"}, "expandable segments"),
+        ({"options": {"offload": "q"}}, "offloaded"),
+    ],
+)
+def test_settings_other_than_options_are_in_brackets(fields: dict[str, Any], words: str) -> None:
+    assert find_short_labels([make.trial("ring", **fields)]) == [f"ring ({words})"]
+
+
 VALUES = st.sampled_from(
     [0, 1, 1.0, True, False, "1", "1.0", "none", "", None, (1,), (1, 2), (), 1024, 0.5, "x" * 50]
 )

@@ -1,7 +1,8 @@
 """The figures of a report, computed a second time: plain Python on records.
 
-Nothing here comes from the package's analysis or reports: medians, intervals, floors, fits and
-labels are written out again, so that an error in one of the two shows where they differ.
+No figure here comes from the package's analysis or reports: medians, intervals, floors and fits
+are written out again, so that an error in one of the two shows where they differ. Labels are the
+package's; `tests/analysis/test_short_labels.py` tests them.
 
 Book       everything of one set of records
 Swept      one measured trial, its rounds together
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from longseq_bench.analysis.short_labels import find_short_labels
 from longseq_bench.core.model import Record, Workload
 
 WORST_FIRST = (
@@ -449,62 +451,9 @@ def by(same: Callable[[Any], Any], items: Iterable[Any]) -> list[list[Any]]:
 
 
 def set_labels(trials: Sequence[Trials]) -> None:
-    """The implementation, or its pattern; its sparsity, differing options and special settings."""
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for one in trials:
-        for name, value in one.options.items():
-            values[one.implementation, name].add(repr(value))
-    patterned = [name for (name, option), v in values.items() if option == "pattern" and len(v) > 1]
-    for one in trials:
-        led = [one.implementation] == patterned
-        shown = [
-            (name, value)
-            for name, value in one.options.items()
-            if name == "sparsity" or len(values[one.implementation, name]) > 1
-        ]
-        usual = any(name == "segments" for name, _ in shown) and doubling(one.options["dilation"])
-        texts = [
-            option_text(name, value)
-            for name, value in shown
-            if not (name == "dilation" and usual) and not (name == "pattern" and led)
-        ]
-        special = [
-            *["fit only"] * one.trial.fit_only,
-            *["recomputed"] * (one.trial.keep == "inputs"),
-            *["in place"] * (one.trial.keep == "nothing"),
-            *["expandable segments"] * (one.trial.allocator == "expandable"),
-            *["offloaded"] * (one.options.get("offload", "none") != "none"),
-        ]
-        words = f" ({', '.join(special)})" if special else ""
-        name = str(one.options["pattern"]) if led else one.implementation
-        one.label = " ".join([name, *filter(None, texts)]) + words
-
-
-def doubling(rates: Any) -> bool:
-    """Whether the rates are 1, 2, 4 and so on."""
-    return all(rate == 2**i for i, rate in enumerate(rates))
-
-
-def option_text(name: str, value: Any) -> str:
-    """An option in words."""
-    if value in (None, "none") and not isinstance(value, bool):
-        return ""
-    if name == "sparsity":
-        return f"{round(100 * value, 6):g} %"
-    if isinstance(value, str):
-        alone = name in ("pattern", "order", "transport", "backend", "inner")
-        short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(value, value)
-        return short if alone else f"{short} {name.removesuffix('_dtype').replace('_', ' ')}"
-    words = name.replace("_", " ")
-    if isinstance(value, bool):
-        return words if value else f"no {words}"
-    numbers = ",".join(map(in_k, value if isinstance(value, tuple) else (value,)))
-    return numbers if name == "segments" else f"{words} {numbers}"
-
-
-def in_k(value: int) -> str:
-    """A whole number; multiples of 1024 in k."""
-    return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else str(value)
+    settings = [one.trial.replace(options=one.options) for one in trials]
+    for one, label in zip(trials, find_short_labels(settings), strict=True):
+        one.label = label
 
 
 def fits(group: Sequence[Swept]) -> list[Fit]:
