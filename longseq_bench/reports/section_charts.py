@@ -71,6 +71,18 @@ def time_of_best(rows: Sequence[SweepRow], best: Sequence[SweepRow]) -> Chart | 
     return chart and replace(chart, colours=FEW)
 
 
+def throughput(rows: Sequence[SweepRow], where: str) -> Chart | None:
+    """Chart the tokens per second of all ranks against tokens."""
+    points = []
+    for r in rows:
+        if r.tokens_per_s and r.time_s:
+            low, high = _interval(r)
+            tokens = r.tokens_per_s * r.time_s
+            rates = (tokens / high, tokens / low) if low and high else (None, None)
+            points.append(Point(r.name, r.tokens, r.tokens_per_s, *rates))
+    return _against_tokens("throughput", where, Axis("Tokens/s", "count", True), points, rows)
+
+
 def memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the peak of a rank against tokens; with the floor if all rows ran on one rank."""
     points = [

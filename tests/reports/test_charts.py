@@ -251,7 +251,7 @@ def test_failures_are_drawn_if_only_one_length_passed() -> None:
         examples.single("sdpa", 1024, 0.01), examples.failed("oom", "sdpa", 2048),
         examples.failed("wrong", "bad", 1024), examples.failed("wrong", "bad", 2048),
     )  # fmt: skip
-    assert set(found) == {"time", "memory"}
+    assert set(found) == {"time", "memory", "throughput"}
     assert not swept_charts(examples.failed("oom", "a", 1024), examples.failed("oom", "a", 2048))
     for one in found.values():
         assert one.shape == "lines"

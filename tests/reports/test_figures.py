@@ -138,6 +138,7 @@ SWEPT: Figures = {
     "Speed over dense": lambda r: r.dense and over(r.dense[1], r.time),
     "Share of ideal": ideal_text,
     "Memory reduction": lambda r: r.saving,
+    "Standard attention memory": lambda r: None if r.saving is None else r.standard[0],
     "Source of standard memory": lambda r: None if r.saving is None else r.standard[1],
     "Time on one": lambda r: r.alone and spread(r.alone),
     "Peak on one": lambda r: r.alone and r.alone.peak,

@@ -1,15 +1,33 @@
 """Swept lengths: one table per workload, one row per trial."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import MIN_PEAK, Columns, ValueColumn, optional, time_ratio
+from longseq_bench.reports.columns import (
+    MIN_PEAK,
+    Columns,
+    ValueColumn,
+    field_column,
+    optional,
+    time_ratio,
+)
 from longseq_bench.reports.document import Section, Spread
 from longseq_bench.reports.groups import table_key
 from longseq_bench.reports.section_charts import limit_note
 from longseq_bench.reports.sections.ranks import explain_rank_columns
+
+
+def _of_standard(name: str) -> ValueColumn:
+    """Return the column of a field of standard attention, in rows that are compared with it."""
+    return replace(
+        field_column(SweepRow, name),
+        value=lambda row: None if row.memory_reduction is None else getattr(row, name),
+        optional=True,
+    )
+
 
 _LENGTHS: Columns = (
     "label", "tokens", "world_size", "tokens_per_rank", "status", "time_s", "samples",
@@ -17,9 +35,7 @@ _LENGTHS: Columns = (
     "bytes_sent", "peak_bytes", MIN_PEAK, "imbalance", "tokens_per_s", "effective_flops",
     "max_error",
     *optional(SweepRow, "memory_reduction"),
-    ValueColumn("Source of standard memory", "text",
-                lambda row: None if row.memory_reduction is None else row.dense_memory_source,
-                optional=True),
+    *(_of_standard(name) for name in ("dense_peak_bytes", "dense_memory_source")),
     *optional(SweepRow, "wire_error", "density_asked", "density_achieved"),
     ValueColumn("Uncovered", "share", lambda row: row.uncovered or None, optional=True),
     ValueColumn("Zero rows", "share", lambda row: row.zero_rows or None, optional=True),
@@ -48,7 +64,7 @@ def lengths(source: Source) -> Section:
         "Time per doubling: time divided by that at half the tokens, with the bounds that both "
         "intervals allow; 2× is linear, 4× quadratic."
     )
-    builders = section_charts.time, section_charts.memory
+    builders = section_charts.time, section_charts.memory, section_charts.throughput
     return Section(
         "Lengths swept",
         [*explanation, *explain_rank_columns(source.rows), *limit_note(source.rows, len(builders))],

@@ -28,6 +28,7 @@ _EXPLANATION = (
 def segments(source: Source) -> Section:
     """Build tables of times by segments and dilation, with the effects of dilation and curve."""
     rows = [row for row in source.rows if _segmented(row) and row.status == "ok"]
+    found = [row for row in source.maxima if _segmented(row) and row.is_full_pass]
     timed = {_key(row): row for row in rows if row.time_s}
 
     def undilated(row: SweepRow) -> SweepRow | None:
@@ -57,7 +58,13 @@ def segments(source: Source) -> Section:
     return Section(
         "Segments and dilation",
         _EXPLANATION,
-        tables=[*gains.tables(source, rows, *references), *source.tables(rows, columns)],
+        tables=[
+            *gains.tables(source, rows, *references),
+            *source.tables(
+                found, ("label", "world_size", "max_tokens", "limited_by", "peak_bytes")
+            ),
+            *source.tables(rows, columns),
+        ],
     )
 
 
