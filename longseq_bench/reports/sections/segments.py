@@ -13,6 +13,7 @@ from longseq_bench.reports.groups import table_key
 from longseq_bench.reports.sections import gains
 from longseq_bench.reports.sections.gains import Reference
 
+_MAXIMA = "label", "world_size", "max_tokens", "limited_by", "peak_bytes"
 ALONG, CURVE = "dilated", "hilbert"
 """Implementations with the same segments and rates: along the sequence, and along the curve."""
 
@@ -60,9 +61,7 @@ def segments(source: Source) -> Section:
         _EXPLANATION,
         tables=[
             *gains.tables(source, rows, *references),
-            *source.tables(
-                found, ("label", "world_size", "max_tokens", "limited_by", "peak_bytes")
-            ),
+            *source.tables(found, _MAXIMA, "longest lengths"),
             *source.tables(rows, columns),
         ],
     )
