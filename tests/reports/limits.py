@@ -7,9 +7,9 @@ mixed_limits(document, ...)   rows under different budgets, modes or dtypes that
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
-from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.row import Row
 from longseq_bench.core.units import format_bytes
 from longseq_bench.reports.document import (
@@ -144,46 +144,27 @@ class Line(NamedTuple):
     rows: list[Row]
 
 
-_NOT_MEASURED = {
-    "world_size", "batch", "heads", "kv_heads", "head_dim", "memory_budget", "time_budget",
-    "threads", "tokens", "tokens_per_rank", "floor_tokens",
-}  # fmt: skip
-_MIN_COUNT = 64
-"""Smaller integers, such as counts of runs, identify no row."""
+_VALUES = ("max_tokens", "time_s", "peak_bytes", "max_error")
+"""Fields that together identify a row."""
+Index = Mapping[tuple[str, float], Sequence[Row]]
 
 
-def _distinctive(values: Iterable[Any]) -> Iterator[float]:
-    """The numbers that can identify a row."""
-    for value in values:
-        if type(value) in (int, float) and (value >= _MIN_COUNT or value % 1):
-            yield value
-
-
-class Index:
+def index_rows(rows: Sequence[Row]) -> Index:
     """Measured rows by their label and one of their values."""
+    found: dict[tuple[str, float], list[Row]] = defaultdict(list)
+    for row in rows:
+        values = {getattr(row, name, None) for name in _VALUES} - {None}
+        for at in product({row.label, row.name}, values):
+            found[at].append(row)
+    return found
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.by_name: dict[str, dict[float, list[Row]]] = {}
-        names = set(fields_of(type(rows[0]))) - _NOT_MEASURED if rows else set()
-        for row in rows:
-            values = set(_distinctive(getattr(row, name) for name in names))
-            for label in {row.label, row.name}:
-                found = self.by_name.setdefault(label, defaultdict(list))
-                for value in values:
-                    found[value].append(row)
 
-    def find(self, names: Iterable[str], values: Iterable[float]) -> list[Row]:
-        """The rows of these names that have most of these values; none without any."""
-        counts: Counter[int] = Counter()
-        known: dict[int, Row] = {}
-        for name in names:
-            by_value: Mapping[float, list[Row]] = self.by_name.get(name, {})
-            for value in values:
-                for row in by_value.get(value, ()):
-                    known[id(row)] = row
-                    counts[id(row)] += 1
-        most = max(counts.values(), default=0)
-        return [known[i] for i, count in counts.items() if count == most]
+def find_rows(index: Index, names: Iterable[str], values: Iterable[float]) -> list[Row]:
+    """The rows of these names that have most of these values; none without any."""
+    hits = [row for at in product(names, values) for row in index.get(at, ())]
+    counts = Counter(map(id, hits))
+    most = max(counts.values(), default=0)
+    return [row for row in {id(row): row for row in hits}.values() if counts[id(row)] == most]
 
 
 def mixed_limits(document: Document, *tables: Sequence[Row]) -> list[str]:
@@ -191,7 +172,7 @@ def mixed_limits(document: Document, *tables: Sequence[Row]) -> list[str]:
 
     tables: the rows of the report, one sequence per type. Failures are a list, not a comparison.
     """
-    indices = [Index(rows) for rows in tables]
+    indices = [index_rows(rows) for rows in tables]
     return [
         f"{document.kind}: {section.title}, {title!r}: {field} differs, but is not stated: {texts}"
         for section in document.sections
@@ -211,7 +192,7 @@ def _compared(
     for table in section.tables:
         cells = [_cells(table, row) for row in table.rows]
         for index in indices:
-            lines = [Line(text, index.find(names, values)) for text, names, values in cells]
+            lines = [Line(text, find_rows(index, names, values)) for text, names, values in cells]
             yield table.title, [column.name for column in table.columns], lines
     for chart in section.charts:
         if chart.shape == "bars":
@@ -219,7 +200,7 @@ def _compared(
                 lines = [
                     Line(
                         f"{getattr(p, 'facet', '')} {p.series} {p.words}",
-                        index.find(_names(p.series), [p.y]),
+                        find_rows(index, _names(p.series), [p.y]),
                     )
                     for p in chart.points
                 ]
@@ -233,7 +214,7 @@ def _cells(table: Table, row: Sequence[Any]) -> tuple[str, list[str], list[float
     counts = (re.match(r"\d[\d,]*(?= |$)", text) for text in texts)
     numbers += [int(found[0].replace(",", "")) for found in counts if found]
     names = [name for text in texts for name in _names(text)]
-    return " ".join(texts), names, list(_distinctive(numbers))
+    return " ".join(texts), names, [number for number in numbers if number is not None]
 
 
 def _names(text: str) -> list[str]:

@@ -1,35 +1,27 @@
 """The report on extreme lengths: its tables and its first screen, recomputed from the records."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_seconds
 from longseq_bench.reports.document import Chart, Document
-from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
 from tests.reports.oracle import Book, Search, Swept, by, over
 from tests.reports.reading import build, cells, section, titles
-from tests.reports.test_figures import RESULTS, agrees, spread
+from tests.reports.test_figures import agrees, reports, spread
 
-EXAMPLES: dict[str, Callable[[], list[Record]]] = {
-    "rich": examples.rich,
-    "sparse": examples.sparser,
-    "two machines": lambda: examples.on_two_machines([*examples.rich(), *examples.sparser()]),
-}
-NAMES = (*EXAMPLES, "quickstart", "extreme", "sparsity", "ranks", "sparse_maxlen")
+NAMES = ("rich", "sparse", "two machines", "quickstart", "extreme", "sparsity", "ranks",
+         "sparse_maxlen")  # fmt: skip
 
 
-@cache
 def report(name: str) -> tuple[Book, Document]:
-    records = EXAMPLES[name]() if name in EXAMPLES else load(RESULTS / name).records
-    return Book(records), build(records, "extreme")
+    book, found = reports(name)
+    return book, next(document for document in found if document.kind == "extreme")
 
 
 def table(document: Document, title: str) -> list[dict[str, Any]]:
