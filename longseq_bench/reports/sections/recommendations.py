@@ -87,8 +87,8 @@ def fastest(source: Source) -> Section:
 
 
 _FASTEST = (
-    ValueColumn("Tokens", "tokens", attrgetter("tokens")),
     ValueColumn("Kind", "text", lambda one: "sparse" if one.rows[0].is_sparse else "exact"),
+    ValueColumn("Tokens", "tokens", attrgetter("tokens")),
     ValueColumn(
         "Density", "share", lambda one: one.rows[0].density if one.rows[0].is_sparse else None
     ),
