@@ -257,8 +257,8 @@ WORDS = {
     "Attention", "Longest", "Fastest", "Against", "Letter", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
-OF_PAIRS = {"Relative speed", "Over the row above", "Workload", "Longest"}
-"""Headings of values of two rows: tested below and in other files."""
+OF_PAIRS = {"Segments", "Dilation", "Relative speed", "Over the row above", "Workload", "Longest"}
+"""Headings of values of two rows, which are tested below, and of options."""
 
 ONE_LINE_EACH = re.compile(r"One line per |\d+ of [\d,]+ (implementation|variant)s")
 """Titles of the first table of a summary, which has a test of its own."""

@@ -13,7 +13,6 @@ from longseq_bench.reports.groups import table_key
 from longseq_bench.reports.sections import gains
 from longseq_bench.reports.sections.gains import Reference
 
-_MAXIMA = "label", "world_size", "max_tokens", "limited_by", "peak_bytes"
 ALONG, CURVE = "dilated", "hilbert"
 """Implementations with the same segments and rates: along the sequence, and along the curve."""
 
@@ -49,7 +48,7 @@ def segments(source: Source) -> Section:
         return ratio(partner.token_density, row.token_density) if partner else None
 
     columns: Columns = (
-        "label", "world_size", "tokens", "time_s", "tokens_per_s",
+        *_CONFIGURATION, "tokens", "time_s", "tokens_per_s",
         ValueColumn("Pairs seen", "share", attrgetter("token_density")), "uncovered",
         ValueColumn("Speed of dilation", "ratio", over_undilated),
         ValueColumn("Pairs without, times", "ratio", pairs_ratio),
@@ -82,3 +81,10 @@ def _key(row: SweepRow, implementation: str = "", dilation: int | None = None) -
 
 def _as_text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+_CONFIGURATION: Columns = (
+    "label", ValueColumn("Segments", "text", lambda row: _as_text(row.options["segments"])),
+    ValueColumn("Dilation", "text", lambda row: _as_text(row.options["dilation"])), "world_size",
+)  # fmt: skip
+_MAXIMA: Columns = (*_CONFIGURATION, "max_tokens", "limited_by", "peak_bytes")
