@@ -498,9 +498,9 @@ def test_the_largest_error_of_each_implementation_is_drawn(case: Case) -> None:
 
 @pytest.mark.parametrize(("name", "base"), [("rich", "sdpa"), ("a failed baseline", "dense")])
 def test_relative_figures_are_against_the_baseline_at_that_length(name: str, base: str) -> None:
-    book, _ = reports(name)
-    found = documents(book_records(book), ["implementations"], baseline=base)
-    (document,) = found
+    records = EXAMPLES[name]()
+    book = Book(records, base)
+    (document,) = documents(records, ["implementations"], baseline=base)
     for table in section(document, "Time, memory, relative speed").tables:
         above = None
         for row in cells(table):
@@ -514,7 +514,7 @@ def test_relative_figures_are_against_the_baseline_at_that_length(name: str, bas
     for row in shown:
         named = [r for r in book.swept if row["Implementation"] == r.name]
         named = [r for r in named if agrees(row["Time"], spread(r))] or named
-        assert any(agrees(row["Relative speed"], relative_to(book, r, base)) for r in named), row
+        assert any(agrees(row["Relative speed"], r.speed) for r in named), row
 
 
 def over_above(above: Swept, row: Swept) -> str:
@@ -523,18 +523,3 @@ def over_above(above: Swept, row: Swept) -> str:
     if above.ends is None or row.ends is None:
         return f"{ratio} (one pass)"
     return "≈" if row.ends[0] <= above.ends[1] else ratio
-
-
-def book_records(book: Book) -> list[Record]:
-    everything = [*book.swept, *book.searches, *book.sparsities]
-    return [record for one in everything for record in one.records]
-
-
-def relative_to(book: Book, row: Swept, base: str) -> float | None:
-    same = [
-        r
-        for r in book.swept
-        if r.implementation == base and r.ok and r.tokens == row.tokens and r.group == row.group
-    ]
-    times = {r.ranks: r.time for r in same if r.time}
-    return over(times.get(row.ranks, times[min(times)]), row.time) if times else None
