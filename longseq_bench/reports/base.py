@@ -20,7 +20,7 @@ from longseq_bench.analysis.labels import (
     settings_key,
     speeds,
 )
-from longseq_bench.analysis.row import R, Row
+from longseq_bench.analysis.row import Row
 from longseq_bench.analysis.search_row import DensityRow, SearchRow
 from longseq_bench.analysis.searches import density_rows, search_rows
 from longseq_bench.analysis.short_labels import index_short_labels
@@ -141,10 +141,6 @@ class Source:
             words.append("fit only")
         workload = ", ".join(filter(None, words))
         return capitalize_first(": ".join(filter(None, (start, workload))))
-
-    def workloads(self, rows: Iterable[R]) -> list[tuple[str, list[R]]]:
-        """Return the rows of each workload, with its description in brackets."""
-        return [(self.where(group[0]), group) for group in group_by_workload(rows)]
 
     def tables(
         self, rows: Iterable[Row], columns: Columns, prefix: str = "", keep_empty: bool = True

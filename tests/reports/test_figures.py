@@ -98,6 +98,8 @@ SWEPT: Figures = {
     "Tokens": lambda r: r.tokens,
     "Ranks": lambda r: r.ranks,
     "Tokens per rank": lambda r: rounded(r.largest("own_tokens")),
+    "Dtype": lambda r: r.workload.dtype,
+    "Mode": lambda r: r.workload.mode,
     "Status": lambda r: r.status,
     "Time": spread,
     "Samples": lambda r: len(r.times),
@@ -253,11 +255,13 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 
 WORDS = {
-    "Asked for", "Not measured", "What", "Setting", "Trials", "Warning",
+    "Asked for", "Not measured", "What", "Setting", "Warning",
     "Attention", "Longest", "Fastest", "Against", "Letter", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
-OF_PAIRS = {"Segments", "Dilation", "Relative speed", "Over the row above", "Workload", "Longest"}
+OF_PAIRS = {
+    "Segments", "Dilation", "Relative speed", "Over the row above", "Workload", "Longest", "Limits",
+}  # fmt: skip
 """Headings of values of two rows, which are tested below, and of options."""
 
 ONE_LINE_EACH = re.compile(r"One line per |\d+ of [\d,]+ (implementation|variant)s")
@@ -459,17 +463,15 @@ def expected_since(book: Book, row: Swept, against: str) -> int | None:
 def test_the_largest_error_is_that_of_all_its_trials(case: Case) -> None:
     book, found = case
     (document,) = (document for document in found if document.kind == "capabilities")
-    tables = [t for s in document.sections for t in s.tables]
-    for shown in (row for t in tables for row in cells(t) if "Trials" in row):
-        which = tuple(shown[name] for name in ("Implementation", "Ranks", "Dtype", "Mode"))
-        same = [
-            r for r in book.swept if (r.label, r.ranks, r.workload.dtype, r.workload.mode) == which
-        ]
-        limits = by(lambda r: (r.fingerprint, r.trial.memory_budget, r.trial.time_budget), same)
-        errors = [[r.largest("max_error") for r in some if r.ok] for some in limits]
-        assert shown["Largest error"] in [
-            max((e for e in some if e is not None), default=None) for some in errors
-        ]
+    shown = [row for s in document.sections for t in s.tables for row in cells(t) if "Dtype" in row]
+
+    def kind_of(r: Swept) -> Any:
+        budgets = r.trial.memory_budget, r.trial.time_budget
+        return r.fingerprint, r.label, r.ranks, r.workload.dtype, r.workload.mode, budgets
+
+    ok = [r for r in book.swept if r.ok and r.largest("max_error") is not None]
+    largest = [max(r.largest("max_error") for r in some) for some in by(kind_of, ok)]
+    assert sorted(row["Max error"] for row in shown) == sorted(largest)
 
 
 def test_the_fit_of_the_most_points_is_a_key_figure(case: Case) -> None:

@@ -7,9 +7,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.short_labels import MAX_LABEL
-from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Column, Section, Table
@@ -166,37 +165,23 @@ def capabilities(matrix: Matrix) -> Section:
 
 _LIMITS = "memory_budget", "time_budget"
 _EXPLANATION = (
-    "Largest error: of any output against float64, over all lengths and masks; in training also of "
-    "gradients."
+    "The largest error of any output against float64, over all lengths and masks; in training also "
+    "of gradients. Tokens: the length that has it."
 )
-_mode_of = attrgetter("label", "world_size", "dtype", "mode", *_LIMITS)
+_same_kind = attrgetter("fingerprint", "device", "label", "world_size", "dtype", "mode", *_LIMITS)
 
 
 def errors(source: Source) -> Section:
     """Build a row per machine, implementation, number of ranks, dtype, mode and limits."""
+    known = [row for row in source.rows if row.is_ok and row.max_error is not None]
+    groups = group_by(known, _same_kind).values()
+    worst = [max(rows, key=lambda row: require(row.max_error)) for rows in groups]
     limits = ValueColumn(
-        "Limits", "text", lambda rows: source.workload(rows[0], _LIMITS) or None, optional=True
+        "Limits", "text", lambda row: source.workload(row, _LIMITS) or None, optional=True
     )
-    tables = []
-    for rows in group_by(source.rows, attrgetter("fingerprint", "device")).values():
-        title = source.title(rows[0], ("device", "fingerprint"))
-        groups = list(group_by(rows, _mode_of).values())
-        tables.append(build_table(title, [*_WHICH, limits, *_ERRORS], groups, keep_empty=True))
+    columns = "label", "world_size", "dtype", "mode", limits, "tokens", "max_error"
+    tables = [
+        build_table(source.title(rows[0], ("device", "fingerprint")), columns, rows)
+        for rows in group_by(worst, attrgetter("fingerprint", "device")).values()
+    ]
     return Section(ERRORS, [_EXPLANATION], tables=tables)
-
-
-def _largest(rows: Sequence[SweepRow]) -> float | None:
-    errors = [row.max_error for row in rows if row.status == "ok"]
-    return max((error for error in errors if error is not None), default=None)
-
-
-_WHICH = (
-    ValueColumn("Implementation", "text", lambda rows: rows[0].label),
-    ValueColumn("Ranks", "count", lambda rows: rows[0].world_size),
-    ValueColumn("Dtype", "text", lambda rows: rows[0].dtype),
-    ValueColumn("Mode", "text", lambda rows: rows[0].mode),
-)
-_ERRORS = (
-    ValueColumn("Trials", "count", len),
-    ValueColumn("Largest error", "error", _largest),
-)
