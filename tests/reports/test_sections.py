@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core.errors import ConfigError, UnknownNameError
+from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import Record
 from longseq_bench.reports.published_results import PublishedResults, read
 from tests import make
@@ -331,8 +331,3 @@ def test_an_invalid_file_of_published_figures_is_one_sentence(
     assert said in str(error.value)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_an_unknown_baseline_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match=r"baseline 'spda'.*did you mean 'sdpa'"):
-        build([make.record()], baseline="spda")
