@@ -92,8 +92,8 @@ def lines(section: Callable[[Source], Section]) -> Callable[[Source], list[str]]
 
 
 def describe_use(source: Source) -> list[str]:
-    """The attention for the first use case, exact and sparse."""
-    return [line for line in lines(uses)(source) if "a conversation" in line and "Att" in line]
+    """The attention for the shortest lengths, exact and sparse."""
+    return [line for line in lines(uses)(source) if "Tokens: up to" in line]
 
 
 def find_bottleneck(source: Source) -> Iterator[str]:
