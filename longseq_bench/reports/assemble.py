@@ -39,9 +39,9 @@ def build_document(
     registered = [SECTIONS.get(name)(source) for name in added if name not in broken]
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
-    paragraphs = [context(source), *notes]
-    used = sum(len(text.split()) for text in (title, paragraphs[0]))
-    answer = answer.limit_words(MAX_ANSWER_WORDS - used)
+    first = context(source)
+    answer = answer.limit_words(MAX_ANSWER_WORDS - len(f"{title} {first}".split()))
+    paragraphs = [first, *answer.context, *notes]
     found = (answer.section, *sections, *registered, *shared)
     every = [_complete(section, has_rows) for section in found]
     shown = [section for section in every if section.has_content]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from longseq_bench.analysis.fields import Kind as Kind
 from longseq_bench.core.units import (
@@ -25,6 +25,8 @@ MAX_FINDINGS, MAX_FINDING_WORDS = 5, 25
 """Limits of the findings of a section; alternative texts of charts have as many words."""
 MAX_FIGURES, MAX_ANSWER_ROWS, MAX_ANSWER_WORDS = 5, 8, 120
 """Limits of the first screen: key figures, rows of its table, words outside its table."""
+_LEAST_FIRST = ("figures", 3), ("findings", 3), ("context", 0), ("findings", 0), ("figures", 0)
+"""Parts of a first screen with too many words that are left out first, and the number kept."""
 COMPUTED = "computed, not measured"
 """Default description of a guide of a chart."""
 
@@ -220,29 +222,30 @@ class Answer:
     """The first screen of a report: with its context at most MAX_ANSWER_WORDS words.
 
     figures: at most MAX_FIGURES.  findings: at most MAX_FINDINGS.  table: at most MAX_ANSWER_ROWS
-    rows, unless the kind of the report is a ranked table.
+    rows, unless the kind of the report is a ranked table.  context: sentences on the workloads of
+    these, which the first paragraph of the report does not state.
     """
 
     figures: Sequence[KeyFigure] = ()
     findings: Sequence[str] = ()
     chart: Chart | None = None
     table: Table | None = None
+    context: Sequence[str] = ()
 
     @property
     def word_count(self) -> int:
         """Number of words outside the table."""
         texts = [f"{one.label} {one.value} {one.words}" for one in self.figures]
-        texts += [*self.findings, self.chart.title if self.chart else ""]
+        texts += [*self.context, *self.findings, self.chart.title if self.chart else ""]
         return sum(len(text.split()) for text in texts)
 
     def limit_words(self, words: int) -> Answer:
-        """Leave out figures beyond the third, then the last findings, then further figures."""
+        """Leave out the last words in the order of _LEAST_FIRST until the others fit."""
         answer = self
-        for kept in (3, 0):
-            while answer.word_count > words and len(answer.figures) > kept:
-                answer = replace(answer, figures=answer.figures[:-1])
-            while answer.word_count > words and answer.findings:
-                answer = replace(answer, findings=answer.findings[:-1])
+        for name, kept in _LEAST_FIRST:
+            while answer.word_count > words and len(some := getattr(answer, name)) > kept:
+                changed: dict[str, Any] = {name: some[:-1]}
+                answer = replace(answer, **changed)
         return answer
 
     @property

@@ -16,9 +16,10 @@ def answer(source: Source) -> Answer:
     found = overview(source)
     return Answer(
         [*_figures(source, found)],
-        [*problems(source), *found.workloads(source), *count_failed(source)],
+        [*problems(source), *count_failed(source)],
         _chart(found),
         found.table(source, MAX_ANSWER_ROWS),
+        found.context(source),
     )
 
 
