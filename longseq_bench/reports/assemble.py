@@ -18,7 +18,8 @@ from longseq_bench.reports.sections.provenance import (
     context,
     hardware,
     how_it_ran,
-    reproduce,
+    rerun,
+    settings,
 )
 from longseq_bench.reports.sections.ranks import hangs
 from longseq_bench.reports.wording import limit_findings
@@ -32,8 +33,12 @@ def build_document(
 
     has_rows: the records have rows for this kind.
     """
-    technical = reproduce(source), hardware(source), how_it_ran(source), *configs(source)
-    shared = [failures(source), *hangs(source), *(replace(s, technical=True) for s in technical)]
+    measured = settings(source), hardware(source), how_it_ran(source), *configs(source)
+    shared = [
+        failures(source),
+        *hangs(source),
+        *(replace(s, technical=True) for s in (rerun(source), *measured)),
+    ]
     added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]
     broken = {name: reason for name in added if (reason := SECTIONS.unavailable_reason(name))}
     registered = [SECTIONS.get(name)(source) for name in added if name not in broken]

@@ -188,14 +188,19 @@ _LABEL = "Implementation"
 
 
 def _navigation(sections: Sequence[Shown]) -> list[tuple[str, Sequence[Shown]]]:
-    """Return the entries of the navigation: a title, and the sections that it stands for."""
+    """Return the entries of the navigation: a title, and the sections that it stands for.
+
+    The first technical section, the commands, has an entry of its own.
+    """
     results = [one for one in sections if not one["section"].technical]
-    technical = sections[len(results) :]
-    room = MAX_ENTRIES - bool(technical)
+    again, measured = sections[len(results) :][:1], sections[len(results) :][1:]
+    room = MAX_ENTRIES - bool(again) - bool(measured)
     own = len(results) if len(results) <= room else room - 1
+    entries: list[tuple[str, Sequence[Shown]]]
     entries = [(one["section"].title, [one]) for one in results[:own]]
-    groups = [("More", results[own:]), ("How it was run", technical)]
-    return [*entries, *((title, group) for title, group in groups if group)]
+    entries += [("More", results[own:])] if results[own:] else []
+    entries += [(one["section"].title, [one]) for one in again]
+    return [*entries, *([("How it was measured", measured)] if measured else [])]
 
 
 def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
