@@ -55,11 +55,13 @@ class Column:
 
     priority: a narrow terminal leaves out the lowest priority first, equal ones together;
     None: ranked by the values of the column, below 1.
+    help: what the values are, if the heading does not say it.
     """
 
     name: str
     kind: Kind = "text"
     priority: int | None = None
+    help: str = ""
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ OF_PAIRS = {
     "Twice", "Time is", "Exponent of tokens", "Relative speed", "Relative memory", "Sparsity",
     "Speed of dilation", "Pairs without, times", "Along the sequence", "Along the curve",
     "The curve takes", "Bottleneck", "By", "Segments", "Dilation", "Published max",
-    "Ratio to published", "Over the row above", "Workload", "Longest",
+    "Ratio to published", "Slower than the row above", "Workload", "Longest",
 }  # fmt: skip
 """Headings of values of two rows or of options: tested below and in other files."""
 
@@ -517,7 +517,7 @@ def test_key_figures_are_those_of_all_rows(name: str) -> None:
         known = [r for r in same if r.alone.peak and r.peak]
         least = min(known, key=lambda r: r.peak / r.alone.peak)
         assert least.name in figures["Least share of one rank's memory"].words
-        exposed = figures["Exposed communication"]
+        exposed = figures["Waiting for communication (exposed)"]
         highest = format_share(max(r.exposed for r in same if r.exposed is not None))
         most = [r.name for r in same if format_share(r.exposed) == highest]
         assert highest in exposed.value
@@ -573,7 +573,9 @@ def test_relative_figures_are_against_the_baseline_at_that_length(name: str, bas
             named = [r for r in book.swept if row["Implementation"] == r.name]
             ok = [r for r in named if r.time and agrees(row["Time"], spread(r))]
             if above and ok:
-                assert row["Over the row above"] in {over_above(a, b) for a in above for b in ok}
+                assert row["Slower than the row above"] in {
+                    over_above(a, b) for a in above for b in ok
+                }
             above = ok
     shown = rows(document, "Time, memory, relative speed")
     assert shown

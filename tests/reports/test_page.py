@@ -200,6 +200,19 @@ def test_a_chart_explains_its_marks_and_what_it_leaves_out() -> None:
     assert "Not drawn, to keep the chart readable: 8 of 40 series." in words
 
 
+def test_a_heading_explains_itself_and_the_page_shows_that_it_does() -> None:
+    table = Table("", (Column("a", help="A < b."), Column("c")), (("1", "2"),))
+    written = page(Document("summary", "", [], [Section("Part", tables=[table])]))
+    assert '<button type="button" title="A &lt; b.">a</button>' in written
+    assert '<button type="button">c</button>' in written
+
+
+def test_columns_of_first_screens_are_explained() -> None:
+    (document,) = documents(load(ROOT / "results/xeon2/parallel").records, ["devices"])
+    explained = {c.name for c in document.sections[0].tables[0].columns if c.help}
+    assert explained >= {"At least", "Verdict", "Efficiency", "Peak on one", "Exposed"}
+
+
 def test_values_sort_before_text_and_text_by_its_numbers() -> None:
     cells = ["b 10", 3.0, None, "b 9", Spread(2.0, 1.0, 3.0), "a", 3, float("nan"), "b 9", 12]
     packed = pack(cells, "count")

@@ -44,9 +44,9 @@ def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
         records += [make.record(make.trial("a|b"), failed)] * 2
     records += [make.step(1010, "oom")]
     document = build(records)
-    (count,) = section(document, "Failures").points
+    count, steps = section(document, "Failures").points
     assert count.startswith("17 of 18 runs were not ok: 3 out of memory, 2 timeout, 2 hang, ")
-    assert count.endswith("; 1 is a step of a search: a search ends with a failure.")
+    assert steps == "Steps of searches, which end with a failure: 1 of them."
     shown = [row for row in rows(document, "Failures") if row["Implementation"] == "a|b"]
     assert {row["Status"] for row in shown if "Status" in row} == {
         record.outcome.status for record in records[1:-1]

@@ -287,7 +287,7 @@ def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Sh
         "key": key,
         "title": table.title or section.title,
         "named": bool(table.title),
-        "columns": list(zip(headings, classes, strict=True)),
+        "columns": list(zip(table.columns, classes, strict=True)),
         "label": headings.index(_LABEL) if _LABEL in headings else first_text,
         "rows": [list(_cells(columns, classes, i)) for i in range(min(len(kept), plain))],
         "count": len(table.rows),

@@ -34,16 +34,15 @@ def failures(source: Source) -> Section:
 
 
 def _count_by_status(records: Sequence[Record]) -> list[str]:
-    """Return a sentence on the number of runs by status; none if all were ok."""
+    """Return the number of runs by status, then that of searches; nothing if all were ok."""
     failed = [record for record in records if record.outcome.status != "ok"]
-    if not failed:
-        return []
     by_status = Counter(record.outcome.status for record in failed).most_common()
     counts = ", ".join(f"{count:,} {name_status(status)}" for status, count in by_status)
-    searched = sum(record.purpose != "measure" for record in failed)
-    steps = "is a step of a search" if searched == 1 else "are steps of searches"
-    ending = f"; {searched:,} {steps}: a search ends with a failure" if searched else ""
-    return [f"{len(failed):,} of {len(records):,} runs were not ok: {counts}{ending}."]
+    steps = sum(record.purpose != "measure" for record in failed)
+    found = [f"{len(failed):,} of {len(records):,} runs were not ok: {counts}."] if failed else []
+    return found + [f"Steps of searches, which end with a failure: {steps:,} of them."] * (
+        steps > 0
+    )
 
 
 def _warnings(source: Source) -> Table:
