@@ -265,6 +265,7 @@ class Document:
     figures: its answer, in at most MAX_FIGURES figures.
     make_data: builds `data`, the tidy table for programs, at its first use.
     has_rows: the records have rows for this kind of report.
+    related: kind and stem of each report that is written with it, itself included.
     """
 
     kind: str
@@ -274,6 +275,7 @@ class Document:
     make_data: Callable[[], Table] = field(default=lambda: Table("data", (), ()), repr=False)
     has_rows: bool = True
     figures: Sequence[KeyFigure] = ()
+    related: Sequence[tuple[str, str]] = ()
 
     @cached_property
     def data(self) -> Table:

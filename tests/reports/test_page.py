@@ -719,12 +719,15 @@ LABEL = "getComputedStyle(document.querySelector('.role-axis-label text')).fill"
 def test_colours_follow_the_system_until_the_reader_chooses(reader: Reader) -> None:
     reader.open(small_page()).drawn()
     light = [reader.js(PAPER), reader.js(LABEL)]
+    button = "document.querySelector('#theme').textContent"
+    assert reader.js(button) == "Use dark colours"
     reader.set_scheme("dark")
     dark = [reader.js(PAPER), reader.js(LABEL)]
+    assert reader.js(button) == "Use light colours"
     assert light[0] == "rgb(255, 255, 255)"
     assert not set(light) & set(dark)
     reader.click("#theme")
-    assert [reader.js(PAPER), reader.js(LABEL)] == light
+    assert [reader.js(PAPER), reader.js(LABEL), reader.js(button)] == [*light, "Use dark colours"]
     reader.driver.refresh()
     reader.run("localStorage.clear()")
     assert reader.js(PAPER) == light[0]
