@@ -6,6 +6,7 @@ so that every format prints the same figure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,8 @@ MAX_FIGURES, MAX_ANSWER_ROWS, MAX_ANSWER_WORDS = 5, 8, 120
 """Limits of the first screen: key figures, rows of its table, words outside its table."""
 _LEAST_FIRST = ("figures", 3), ("findings", 3), ("context", 0), ("findings", 0), ("figures", 0)
 """Parts of a first screen with too many words that are left out first, and the number kept."""
+LOW_IS_GOOD: frozenset[Kind] = frozenset({"seconds", "bytes", "error"})
+"""Kinds of values of which the lowest are the best; of others, the highest."""
 COMPUTED = "computed, not measured"
 """Default description of a guide of a chart."""
 
@@ -158,6 +161,20 @@ class Chart:
         return list(
             dict.fromkeys([*(p.series for p in self.points), *(m.series for m in self.failures)])
         )
+
+    def find_best(self, names: Sequence[str]) -> list[str]:
+        """Return at most `colours` series: those that reach farthest, and of these the best.
+
+        names: the series to choose from.
+        """
+        sign = 1 if self.y.kind in LOW_IS_GOOD else -1
+        ends: dict[str, tuple[float, float]] = {}
+        for point in self.points:
+            end = -point.x, sign * point.y
+            ends[point.series] = min(end, ends.get(point.series, end))
+        # series that only failed come last
+        order = sorted(names, key=lambda name: ends.get(name, (math.inf, math.inf)))
+        return order[: self.colours]
 
     @property
     def facets(self) -> dict[str, list[str]]:

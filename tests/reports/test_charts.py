@@ -15,10 +15,10 @@ from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
 from longseq_bench.reports.render._vega import axes, count_left_out, notes, spec, svg
 from longseq_bench.reports.render._vega_parts import (
     LINE,
-    MAX_COLOURS,
     MAX_POINTS,
     MAX_SERIES,
     PALE,
+    PALETTE,
     colours,
 )
 from longseq_bench.reports.render._vega_rows import BAR
@@ -95,12 +95,12 @@ def written(chart: Chart) -> list[str]:
 
 def test_the_lines_that_reach_farthest_have_the_colours() -> None:
     """Of those that reach as far, the fastest; the others are grey and lie below."""
-    points = [Point(f"far{i}", x, i + 1.0) for i in range(MAX_COLOURS + 2) for x in (1024, 4096)]
+    points = [Point(f"far{i}", x, i + 1.0) for i in range(len(PALETTE) + 2) for x in (1024, 4096)]
     points += [Point(f"near{i}", x, 0.1) for i in range(3) for x in (1024, 2048)]
     chart = lines(*points)
     coloured = [name for name, colour in colours(chart).items() if colour != PALE]
-    assert coloured == [f"far{i}" for i in range(MAX_COLOURS)]
-    assert len({colours(chart)[name] for name in coloured}) == MAX_COLOURS
+    assert coloured == [f"far{i}" for i in range(len(PALETTE))]
+    assert len({colours(chart)[name] for name in coloured}) == len(PALETTE)
     order = [row["s"] in coloured for row in rows(chart)]
     assert order == sorted(order)
     assert "Pale grey: 5 further series." in notes(chart)
@@ -198,8 +198,8 @@ def test_bars_of_each_facet_have_their_own_scale_and_ticks() -> None:
     bars_, failed, ticks, *_ = spec(faceted())["datasets"].values()
     assert [round(row["at"], 4) for row in bars_] == [0.9677, 0.0095, 0.0042]
     assert [round(row["at"], 4) for row in ticks] == [1, 1, 0.5263]
-    # the value of a bar that ends next to its tick is behind the tick
-    assert [round(row["end"], 4) for row in bars_] == [1, 0.0095, 0.0042]
+    # the value of a bar whose tick is too near for it is behind the tick
+    assert [round(row["gap"], 4) for row in bars_] == [0.0323, 0.9905, 0.5221]
     assert len({row["row"] for row in (*bars_, *failed)}) == 4
     texts = written(faceted())
     order = ["10 min", "30 s"]

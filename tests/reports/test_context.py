@@ -55,6 +55,12 @@ def test_titles_and_sentences_have_what_differs() -> None:
     assert not section(document, "Answer").points
 
 
+def test_a_device_alone_is_a_sentence() -> None:
+    other = {"mode": "train", "dtype": "bfloat16", "causal": True, "batch": 2, "heads": 4}
+    limits = {"memory_budget": None, "time_budget": None, "threads": None}
+    assert Source([ran(), ran("sdpa", **other, **limits)]).context.startswith("Run on cpu; all")
+
+
 def test_marks_of_labels_are_explained_if_a_label_has_them() -> None:
     first, *_ = build([ran(), ran("sdpa")]).paragraphs
     assert "×" not in first

@@ -745,6 +745,23 @@ def test_a_narrow_screen_needs_no_horizontal_scrolling(reader: Reader) -> None:
     assert reader.js("document.documentElement.scrollWidth") <= 390
 
 
+def test_a_narrow_screen_shows_names_of_lines_and_readable_cells(reader: Reader) -> None:
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    reader.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    names = ("sdpa", "ring with a name that has no room", "dense")
+    points = tuple(Point(name, i / 10, i * 1000.0) for name in names for i in range(1, 9))
+    heat = replace(bars(), x=Axis("Sparsity", "share"), points=points, shape="heat")
+    section = Section("x", charts=[chart(names), heat])
+    reader.open(page(Document("x", "x", [], [section]))).drawn(2)
+    found = "[...document.querySelectorAll('.is-lines svg text')].map({})"
+    texts = reader.js(found.format("text => text.textContent"))
+    assert "sdpa" in texts
+    assert any(text.startswith("ring with") and text.endswith("…") for text in texts)
+    assert max(reader.js(found.format("text => text.getBoundingClientRect().right"))) <= 390
+    scroll = "document.querySelector('.is-heat').parentNode"
+    assert reader.js(f"{scroll}.scrollWidth - {scroll}.clientWidth") > 100
+
+
 def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:
     shown = "document.querySelector({}).textContent"
     reader.open(hostile_page())

@@ -39,7 +39,8 @@ from longseq_bench.reports.render._vega_rows import draw_bars, draw_heat
 
 WIDTH, HEIGHT, PADDING = 620, 320, 12
 NARROW = 480
-"""Width of a plot (px) below which lines have no names at their ends; a page has a legend."""
+"""Width of a plot (px) below which names at line ends are cut to NARROW_SHARE of it."""
+NARROW_SHARE = 0.4
 TITLE_LETTERS = 95
 """Letters of a line of a picture's title."""
 MAX_TICKS = 9
@@ -166,7 +167,7 @@ def _named_ends(chart: Chart) -> list[Point]:
 
 
 def _end_labels(chart: Chart, datasets: Datasets, **encoding: Any) -> alt.Chart:
-    """Write the name of each series in colour at its last point, if the plot is wide enough.
+    """Write the name of each series in colour at its last point; a narrow plot cuts long names.
 
     Names at nearly equal heights are moved apart, so that all of them can be read.
     """
@@ -177,9 +178,10 @@ def _end_labels(chart: Chart, datasets: Datasets, **encoding: Any) -> alt.Chart:
         {"s": p.series, "x": p.x, "y": p.y, "move": move}
         for p, move in zip(last, moves, strict=True)
     ]
-    visible, move = alt.ExprRef(expr=f"width < {NARROW} ? 0 : 1"), alt.ExprRef(expr="datum.move")
+    move = alt.ExprRef(expr="datum.move")
+    limit = alt.ExprRef(expr=f"width < {NARROW} ? {NARROW_SHARE} * width - 10 : 0")  # 0: none
     base = named_data(rows, datasets).encode(**encoding, text="s:N")
-    names: alt.Chart = base.mark_text(align="left", dx=8, dy=move, opacity=visible)
+    names: alt.Chart = base.mark_text(align="left", dx=8, dy=move, limit=limit)
     return names
 
 
@@ -268,7 +270,8 @@ def _axis(name: str, chart: Chart) -> Any:
     crosses = _cross_rows(chart)
     if is_x and (names := [len(p.series) for p in _named_ends(chart)]):
         room = LETTER * max(names) + 16  # for the names of lines at their ends
-        scale["range"] = [0, {"expr": f"width < {NARROW} ? width : width - {room}"}]
+        cut = f"min({room}, width < {NARROW} ? {NARROW_SHARE} * width : width)"
+        scale["range"] = [0, {"expr": f"width - {cut}"}]
     if crosses and not is_x:
         # below the crosses, because a cross on a point would seem to belong to that point
         scale["range"] = [HEIGHT, max(crosses.values())]

@@ -56,6 +56,9 @@ MAX_CSV_BYTES = 300_000
 MAX_ENTRIES = 8
 """Maximum number of entries of the navigation."""
 
+CELL = 48
+"""Minimum width of a cell of a heat map (px)."""
+
 LONG = 30
 """Length of a text (letters) above which its column is wider, to avoid one word per line."""
 
@@ -256,6 +259,7 @@ def _figure(key: str, chart: Chart) -> Shown:
         "alt": alternative_text(chart),
         # the size that Vega adds for the axis and its title
         "height": int(vega_spec["height"]) + 48,
+        "width": _min_width(chart, encoding),
         "legend": [] if has_rows(chart) else list(styles.items()),
         "logs": [
             (name, named[name].name, both["log"].items() <= encoding[name].items())
@@ -264,6 +268,14 @@ def _figure(key: str, chart: Chart) -> Shown:
         "notes": list(notes(chart)),
         "data": _data(finite({"spec": vega_spec, "axes": scales, "series": list(styles)})),
     }
+
+
+def _min_width(chart: Chart, encoding: Shown) -> int:
+    """Return the width (px) in which the texts of a heat map's cells do not overlap; else 0."""
+    if chart.shape != "heat":
+        return 0
+    columns = {p.x for p in chart.points} | {m.x for m in chart.failures}
+    return int(encoding["y"]["axis"]["minExtent"]) + CELL * len(columns)
 
 
 # ---- tables ------------------------------------------------------------------------------------
