@@ -35,8 +35,8 @@ def build_document(
     """
     measured = settings(source), hardware(source), how_it_ran(source), *configs(source)
     shared = [
-        failures(source),
         *hangs(source),
+        failures(source),
         *(replace(s, technical=True) for s in (rerun(source), *measured)),
     ]
     added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]

@@ -33,6 +33,11 @@ _EXPLAINED = (
     "speedup", "exposed_share", "efficiency", "token_density", "share_of_ideal",
     "fraction_of_floor", "fits_tokens",
 )  # fmt: skip
+_OBVIOUS = frozenset({
+    "label", "implementation", "tokens", "world_size", "dtype", "mode", "status", "time_s",
+    "peak_bytes", "max_tokens", "limited_by",
+})  # fmt: skip
+"""Fields whose headings need no explanation."""
 _COMPUTED_MARK = "†"
 _GLOSSARY = {
     "At least": "Lowest ratio that the 95 % intervals of both times allow.",
@@ -111,8 +116,9 @@ def field_column(row_type: type, name: str) -> ValueColumn:
     """Return the column of a field that a row class declares."""
     declared, of_ranks = fields_of(row_type)[name], name in _RANK_FIELDS
     value = time_with_interval if name == "time_s" else attrgetter(name)
+    words = "" if name in _OBVIOUS else declared.help
     return ValueColumn(
-        declared.heading, declared.kind, value, None, of_ranks, of_ranks, declared.help
+        declared.heading, declared.kind, value, of_ranks=of_ranks, optional=of_ranks, help=words
     )
 
 

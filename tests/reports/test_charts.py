@@ -194,6 +194,15 @@ def test_a_heat_map_has_a_cell_per_value_and_higher_ones_are_darker() -> None:
     assert "Darker: higher speedup." in notes(heat())
 
 
+def test_notes_explain_the_marks_of_names() -> None:
+    def of(*names: str) -> str:
+        return " ".join(notes(lines(*(Point(name, x, 1.0) for name in names for x in (1, 2)))))
+
+    assert "×" not in of("ring", "sdpa")
+    assert of("ring", "ring ×4").endswith("×4: on 4 ranks.")
+    assert of("ring #7 ×2") == "×2: on 2 ranks. #7: options in How each ran."
+
+
 def test_bars_of_each_facet_have_their_own_scale_and_ticks() -> None:
     bars_, failed, ticks, *_ = spec(faceted())["datasets"].values()
     assert [round(row["at"], 4) for row in bars_] == [0.9677, 0.0095, 0.0042]

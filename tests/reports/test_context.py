@@ -61,16 +61,6 @@ def test_a_device_alone_is_a_sentence() -> None:
     assert Source([ran(), ran("sdpa", **other, **limits)]).context.startswith("Run on cpu; all")
 
 
-def test_marks_of_labels_are_explained_if_a_label_has_them() -> None:
-    first, *_ = build([ran(), ran("sdpa")]).paragraphs
-    assert "×" not in first
-    first, *_ = build([ran(), ran(world_size=4)]).paragraphs
-    assert first.endswith(". ×4: on 4 ranks.")
-    alike = [ran(options={"chunk": "very " * 9 + end}) for end in "ab"]
-    first, *_ = build(alike).paragraphs
-    assert first.endswith(" #1: options in How each ran.")
-
-
 def test_the_check_is_stated_only_if_every_output_was_checked() -> None:
     checked = "all outputs checked against float64"
     failed = make.record(make.trial(memory_budget=64 * MIB), make.outcome("oom"))

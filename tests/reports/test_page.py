@@ -562,9 +562,13 @@ def many_sections(count: int, technical: int = 2) -> Document:
         (2, 0, ["Part 0", "Part 1"]),
         (6, 2, [*(f"Part {i}" for i in range(6)), "Config 0", "How it was measured"]),
         (8, 0, [f"Part {i}" for i in range(8)]),
-        (8, 3, [*(f"Part {i}" for i in range(5)), "More", "Config 0", "How it was measured"]),
-        (30, 0, [*(f"Part {i}" for i in range(7)), "More"]),
-    ],
+        (
+            9,
+            3,
+            [*(f"Part {i}" for i in range(4)), "More", "Part 8", "Config 0", "How it was measured"],
+        ),
+        (30, 0, [*(f"Part {i}" for i in range(6)), "More", "Part 29"]),
+    ],  # fmt: skip
 )
 def test_the_navigation_has_at_most_eight_entries(
     count: int, technical: int, titles: list[str]

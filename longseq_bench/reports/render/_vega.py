@@ -6,7 +6,8 @@ Formats import this module only to draw; the underscore keeps the registry from 
 """
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from textwrap import wrap
@@ -121,10 +122,25 @@ def notes(chart: Chart) -> Iterator[str]:
             yield "Each group of bars has its own scale."
     else:
         yield from _notes_on_lines(chart)
+    yield from _explain_names(chart.series)
     if more := count_left_out(chart):
         yield f"Not drawn, to keep the chart readable: {more} of {len(chart.series)} series."
     if len(chart.points) > MAX_POINTS:
         yield f"Only the first {MAX_POINTS:,} of {len(chart.points):,} points are drawn."
+
+
+def _explain_names(names: Sequence[str]) -> Iterator[str]:
+    """Explain the marks "×2" and "#1" at the ends of names."""
+    for pattern, words in _MARKS:
+        found = (pattern.search(name) for name in names)
+        if first := next(filter(None, found), None):
+            yield words.format(first[1])
+
+
+_MARKS = (
+    (re.compile(r" ×(\d+)$"), "×{0}: on {0} ranks."),
+    (re.compile(r" #(\d+)( ×\d+)?$"), "#{}: options in How each ran."),
+)
 
 
 def _notes_on_lines(chart: Chart) -> Iterator[str]:

@@ -193,16 +193,18 @@ _LABEL = "Implementation"
 def _navigation(sections: Sequence[Shown]) -> list[tuple[str, Sequence[Shown]]]:
     """Return the entries of the navigation: a title, and the sections that it stands for.
 
-    The first technical section, the commands, has an entry of its own.
+    The last result, which is the failures if there are any, and the first technical section, the
+    commands, have entries of their own.
     """
     results = [one for one in sections if not one["section"].technical]
     again, measured = sections[len(results) :][:1], sections[len(results) :][1:]
     room = MAX_ENTRIES - bool(again) - bool(measured)
-    own = len(results) if len(results) <= room else room - 1
+    own = len(results) if len(results) <= room else room - 2
+    more, last = results[own:-1], results[own:][-1:]
     entries: list[tuple[str, Sequence[Shown]]]
     entries = [(one["section"].title, [one]) for one in results[:own]]
-    entries += [("More", results[own:])] if results[own:] else []
-    entries += [(one["section"].title, [one]) for one in again]
+    entries += [("More", more)] if more else []
+    entries += [(one["section"].title, [one]) for one in (*last, *again)]
     return [*entries, *([("How it was measured", measured)] if measured else [])]
 
 

@@ -1,6 +1,5 @@
 """Provenance: dates, machines, versions, how each trial ran, how to run it again."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -27,21 +26,7 @@ def context(source: Source) -> str:
     else:
         gpus = (f"{count} × {gpu}" for gpu, count in Counter(one.gpus).items())
         machine = f"{', '.join(gpus) or f'{one.cpu}, {one.cores} cores'} ({one.host})"
-    return " ".join(filter(None, (f"{machine}, {dates}.", source.context, *_explain(source))))
-
-
-def _explain(source: Source) -> Iterator[str]:
-    """Explain the marks that labels of the report have: "×2" and "#1"."""
-    names = {row.name for rows in (source.rows, source.maxima, source.minima) for row in rows}
-    for pattern, words in _MARKS:
-        if found := next(filter(None, map(pattern.search, sorted(names))), None):
-            yield words.format(found[1])
-
-
-_MARKS = (
-    (re.compile(r" ×(\d+)$"), "×{0}: on {0} ranks."),
-    (re.compile(r" #(\d+)( ×\d+)?$"), "#{}: options in How each ran."),
-)
+    return " ".join(filter(None, (f"{machine}, {dates}.", source.context)))
 
 
 def hardware(source: Source) -> Section:
