@@ -568,7 +568,7 @@ def many_sections(count: int, technical: int = 2) -> Document:
             [*(f"Part {i}" for i in range(4)), "More", "Part 8", "Config 0", "How it was measured"],
         ),
         (30, 0, [*(f"Part {i}" for i in range(6)), "More", "Part 29"]),
-    ],  # fmt: skip
+    ],
 )
 def test_the_navigation_has_at_most_eight_entries(
     count: int, technical: int, titles: list[str]
