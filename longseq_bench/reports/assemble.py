@@ -46,7 +46,7 @@ def build_document(
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     first = context(source)
     answer = answer.limit_words(MAX_ANSWER_WORDS - len(f"{title} {first}".split()))
-    paragraphs = [first, *answer.context, *notes]
+    paragraphs = [first, *filter(None, [" ".join(answer.context)]), *notes]
     found = (answer.section, *sections, *registered, *shared)
     every = [_complete(section, has_rows) for section in found]
     shown = [section for section in every if section.has_content]

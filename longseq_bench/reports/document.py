@@ -26,7 +26,7 @@ MAX_FINDINGS, MAX_FINDING_WORDS = 5, 25
 """Limits of the findings of a section; alternative texts of charts have as many words."""
 MAX_FIGURES, MAX_ANSWER_ROWS, MAX_ANSWER_WORDS = 5, 8, 120
 """Limits of the first screen: key figures, rows of its table, words outside its table."""
-_LEAST_FIRST = ("figures", 3), ("findings", 3), ("context", 0), ("findings", 0), ("figures", 0)
+_LEAST_FIRST = ("figures", 3), ("context", 0), ("findings", 0), ("figures", 0)
 """Parts of a first screen with too many words that are left out first, and the number kept."""
 LOW_IS_GOOD: frozenset[Kind] = frozenset({"seconds", "bytes", "error"})
 """Kinds of values of which the lowest are the best; of others, the highest."""

@@ -217,7 +217,8 @@ def _separate(heights: list[float]) -> list[float]:
     placed = list(heights)
     for above, below in pairwise(order):
         placed[below] = max(placed[below], placed[above] + LINE)
-    if order and (over := placed[order[-1]] - HEIGHT) > 0:  # the last ones are below the plot
+    # the last ones are below the plot
+    if order and (over := placed[order[-1]] - (HEIGHT - LINE // 2)) > 0:
         placed[order[-1]] -= over
         for below, above in pairwise(reversed(order)):
             placed[above] = min(placed[above], placed[below] - LINE)

@@ -85,7 +85,7 @@ class Overview(NamedTuple):
         if of_times == of_lengths:
             return [f"All figures: {of_times}."] if of_times else []
         named = {"Times and memory": of_times, "Longest lengths": of_lengths}
-        return [" ".join(f"{name}: {words}." for name, words in named.items() if words)]
+        return [f"{name}: {words}." for name, words in named.items() if words]
 
 
 def overview(source: Source) -> Overview:
