@@ -129,7 +129,7 @@ def _over_ranks(maxima: Sequence[SearchRow], where: str) -> Chart | None:
         guides = [Guide("ideal: one rank × ranks", _line(worlds, lambda ranks: ranks * alone))]
     elif floors:
         line = tuple(Point("", float(ranks), float(tokens)) for ranks, tokens in floors)
-        guides = [Guide("theory: the floor", line)]
+        guides = [Guide("theoretical maximum", line)]
     else:
         guides = []
     kind = _maxima_kind(rows[0])

@@ -12,7 +12,7 @@ from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
-from longseq_bench.reports.render._vega import axes, count_left_out, notes, spec, svg
+from longseq_bench.reports.render._vega import HEIGHT, axes, count_left_out, notes, spec, svg
 from longseq_bench.reports.render._vega_parts import (
     LINE,
     MAX_POINTS,
@@ -122,6 +122,7 @@ def test_a_line_has_its_name_at_its_end() -> None:
     assert len({x for x, _ in places.values()}) == 1
     heights = sorted(y for _, y in places.values())
     assert min(b - a for a, b in pairwise(heights)) >= LINE - 0.01
+    assert heights[-1] < HEIGHT  # above the axis
     assert min(places, key=lambda name: places[name][1]) == "alone"
     assert "legend" not in text
 
