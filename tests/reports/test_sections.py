@@ -152,7 +152,7 @@ def test_how_to_reproduce_comes_from_the_records() -> None:
     document = build(records, notes=["line 7 is not a record and skipped"])
     assert list(section(document, "How to run it again").code) == [
         "# longseq 0.1.0, commit abc1234", "longseq sweep a.yaml", "longseq maxlen b.yaml",
-        "# longseq 0.1.0, commit def5678", "longseq sweep a.yaml",
+        "", "# longseq 0.1.0, commit def5678", "longseq sweep a.yaml",
     ]  # fmt: skip
     text = " ".join(document.paragraphs)
     for what in ("2026-11-21 to 2026-11-22.", "line 7 is not a record"):

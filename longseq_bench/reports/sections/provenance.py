@@ -94,7 +94,7 @@ def rerun(source: Source) -> Section:
     code: list[str] = []
     for version, records in group_by(source.records, _describe_version).items():
         commands = dict.fromkeys(r.command or "# its command was not recorded" for r in records)
-        code += [f"# {version}", *commands]
+        code += [*[""] * bool(code), f"# {version}", *commands]
     return Section("How to run it again", code=code)
 
 
