@@ -18,7 +18,8 @@ from longseq_bench.reports.sections.provenance import (
     context,
     hardware,
     how_it_ran,
-    reproduce,
+    rerun,
+    settings,
 )
 from longseq_bench.reports.sections.ranks import hangs
 from longseq_bench.reports.wording import limit_findings
@@ -33,17 +34,21 @@ def build_document(
     has_rows: the records have rows for this kind.  command: shown where no section has content.
     A chart of the first screen is drawn once.
     """
-    technical = reproduce(source), hardware(source), how_it_ran(source), *configs(source)
-    shared = [failures(source), *hangs(source), *(replace(s, technical=True) for s in technical)]
+    measured = settings(source), hardware(source), how_it_ran(source), *configs(source)
+    shared = [
+        *hangs(source),
+        failures(source),
+        *(replace(s, technical=True) for s in (rerun(source), *measured)),
+    ]
     added = [name for name in SECTIONS.names() if name.partition(".")[0] == kind]
     broken = {name: reason for name in added if (reason := SECTIONS.unavailable_reason(name))}
     registered = [SECTIONS.get(name)(source) for name in added if name not in broken]
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
-    paragraphs = [context(source), *notes]
-    used = sum(len(text.split()) for text in (title, paragraphs[0]))
-    first = replace(answer, findings=limit_findings(answer.findings))
-    first = first.limit_words(MAX_ANSWER_WORDS - used)
+    stated = context(source)
+    answer = replace(answer, findings=limit_findings(answer.findings))
+    answer = answer.limit_words(MAX_ANSWER_WORDS - len(f"{title} {stated}".split()))
+    paragraphs = [stated, *filter(None, [" ".join(answer.context)]), *notes]
     own = [
         replace(
             one,
@@ -52,11 +57,11 @@ def build_document(
         )
         for one in (*sections, *registered)
     ]
-    if not any(one.has_content for one in (first.section, *own)):
+    if not any(one.has_content for one in (answer.section, *own)):
         own = [Section("No results", ["To produce results for this report, run:"], code=[command])]
     shown = [one for one in (*own, *shared) if one.has_content]
-    if first.section.has_content:
-        shown.insert(0, first.section)
+    if answer.section.has_content:
+        shown.insert(0, answer.section)
     else:
         shown = [*_extract_answer(shown[0]), *shown]
     records = source.records  # the data keeps only these, not the source's tables
@@ -67,7 +72,7 @@ def build_document(
         shown,
         lambda: samples_table(records),
         has_rows=has_rows,
-        figures=first.figures,
+        figures=answer.figures,
     )
 
 

@@ -33,7 +33,36 @@ _EXPLAINED = (
     "speedup", "exposed_share", "efficiency", "token_density", "share_of_ideal",
     "fraction_of_floor", "fits_tokens",
 )  # fmt: skip
+_OBVIOUS = frozenset({
+    "label", "implementation", "tokens", "world_size", "dtype", "mode", "status", "time_s",
+    "peak_bytes", "max_tokens", "limited_by",
+})  # fmt: skip
+"""Fields whose headings need no explanation."""
 _COMPUTED_MARK = "†"
+_GLOSSARY = {
+    "At least": "Lowest ratio that the 95 % intervals of both times allow.",
+    "At most": "Highest ratio that the 95 % intervals of both times allow.",
+    "By formula": "The exponent that the number of operations or of bytes has.",
+    "Density": "Share of dense attention that is computed.",
+    "Expected": "The longest length on one rank, times the number of ranks.",
+    "Found": "The longest length that passed.",
+    "Longest swept": "The longest length of a sweep that was ok, and the failure above it.",
+    "Of expected": "The longest length that passed, divided by the expected one.",
+    "Of linear": "Times as long, divided by the number of ranks.",
+    "Of the floor": "Share of the memory budget that q, k, v and output fill at this length.",
+    "Pairs seen": "Share of the query-key pairs of dense attention that are computed.",
+    "Peak of a rank": "Largest peak memory of any rank.",
+    "Peak on one": "Peak memory of the same trial on one rank.",
+    "Ran at": "The shortest length that was timed and is long enough.",
+    "Ranks ^": "Exponent of a power law in ranks, with its 95 % interval.",
+    "Relative memory": "Peak memory of a rank divided by that of the baseline.",
+    "Relative speed": "Time of the baseline divided by the row's time.",
+    "Slower than the row above": "The row's time divided by that of the row above.",
+    "Theory": "The length whose q, k, v and output alone fill the memory budgets of all ranks.",
+    "Tokens ^": "Exponent of a power law in tokens, with its 95 % interval.",
+    "Verdict": "Faster or slower only if the interval of the ratio does not include 1.",
+}
+"""What the values of a column are, by headings that are no declared fields."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +71,7 @@ class ValueColumn:
 
     priority: as in Column.  of_ranks: only where rows ran on several ranks.
     optional: left out if no item has a value, even in tables that keep empty columns.
+    help: as in Column; that of _GLOSSARY if it is empty.
     """
 
     heading: str
@@ -50,6 +80,7 @@ class ValueColumn:
     priority: int | None = None
     of_ranks: bool = False
     optional: bool = False
+    help: str = ""
 
 
 Columns = Sequence[str | ValueColumn]
@@ -85,7 +116,10 @@ def field_column(row_type: type, name: str) -> ValueColumn:
     """Return the column of a field that a row class declares."""
     declared, of_ranks = fields_of(row_type)[name], name in _RANK_FIELDS
     value = time_with_interval if name == "time_s" else attrgetter(name)
-    return ValueColumn(declared.heading, declared.kind, value, None, of_ranks, optional=of_ranks)
+    words = "" if name in _OBVIOUS else declared.help
+    return ValueColumn(
+        declared.heading, declared.kind, value, of_ranks=of_ranks, optional=of_ranks, help=words
+    )
 
 
 def optional(row_type: type, *names: str) -> list[ValueColumn]:
@@ -110,7 +144,8 @@ def build_table(
             continue
         values = list(map(column.value, items))
         if (keep_empty and not column.optional) or any(value is not None for value in values):
-            kept.append(Column(column.heading, column.kind, column.priority))
+            explained = column.help or _GLOSSARY.get(column.heading, "")
+            kept.append(Column(column.heading, column.kind, column.priority, explained))
             cells.append(values)
     return Table(title, tuple(kept), tuple(zip(*cells, strict=True)))
 

@@ -6,10 +6,11 @@ so that every format prints the same figure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from longseq_bench.analysis.fields import Kind as Kind
 from longseq_bench.core.units import (
@@ -25,6 +26,10 @@ MAX_FINDINGS, MAX_FINDING_WORDS = 5, 25
 """Limits of the findings of a section; alternative texts of charts have as many words."""
 MAX_FIGURES, MAX_ANSWER_ROWS, MAX_ANSWER_WORDS = 5, 8, 120
 """Limits of the first screen: key figures, rows of its table, words outside its table."""
+_LEAST_FIRST = ("figures", 3), ("context", 0), ("findings", 0), ("figures", 0)
+"""Parts of a first screen with too many words that are left out first, and the number kept."""
+LOW_IS_GOOD: frozenset[Kind] = frozenset({"seconds", "bytes", "error"})
+"""Kinds of values of which the lowest are the best; of others, the highest."""
 COMPUTED = "computed, not measured"
 """Default description of a guide of a chart."""
 
@@ -53,11 +58,13 @@ class Column:
 
     priority: a narrow terminal leaves out the lowest priority first, equal ones together;
     None: ranked by the values of the column, below 1.
+    help: what the values are, if the heading does not say it.
     """
 
     name: str
     kind: Kind = "text"
     priority: int | None = None
+    help: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,20 @@ class Chart:
             dict.fromkeys([*(p.series for p in self.points), *(m.series for m in self.failures)])
         )
 
+    def find_best(self, names: Sequence[str]) -> list[str]:
+        """Return at most `colours` series: those that reach farthest, and of these the best.
+
+        names: the series to choose from.
+        """
+        sign = 1 if self.y.kind in LOW_IS_GOOD else -1
+        ends: dict[str, tuple[float, float]] = {}
+        for point in self.points:
+            end = -point.x, sign * point.y
+            ends[point.series] = min(end, ends.get(point.series, end))
+        # series that only failed come last
+        order = sorted(names, key=lambda name: ends.get(name, (math.inf, math.inf)))
+        return order[: self.colours]
+
     @property
     def facets(self) -> dict[str, list[str]]:
         """The series of each facet, in order of first appearance; one facet "" if it has none."""
@@ -218,29 +239,30 @@ class Answer:
     """The first screen of a report: with its context at most MAX_ANSWER_WORDS words.
 
     figures: at most MAX_FIGURES.  findings: at most MAX_FINDINGS.  table: at most MAX_ANSWER_ROWS
-    rows, unless the kind of the report is a ranked table.
+    rows, unless the kind of the report is a ranked table.  context: sentences on the workloads of
+    these, which the first paragraph of the report does not state.
     """
 
     figures: Sequence[KeyFigure] = ()
     findings: Sequence[str] = ()
     chart: Chart | None = None
     table: Table | None = None
+    context: Sequence[str] = ()
 
     @property
     def word_count(self) -> int:
         """Number of words outside the table."""
         texts = [f"{one.label} {one.value} {one.words}" for one in self.figures]
-        texts += [*self.findings, self.chart.title if self.chart else ""]
+        texts += [*self.context, *self.findings, self.chart.title if self.chart else ""]
         return sum(len(text.split()) for text in texts)
 
     def limit_words(self, words: int) -> Answer:
-        """Leave out figures beyond the third, then the last findings, then further figures."""
+        """Leave out the last words in the order of _LEAST_FIRST until the others fit."""
         answer = self
-        for kept in (3, 0):
-            while answer.word_count > words and len(answer.figures) > kept:
-                answer = replace(answer, figures=answer.figures[:-1])
-            while answer.word_count > words and answer.findings:
-                answer = replace(answer, findings=answer.findings[:-1])
+        for name, kept in _LEAST_FIRST:
+            while answer.word_count > words and len(some := getattr(answer, name)) > kept:
+                changed: dict[str, Any] = {name: some[:-1]}
+                answer = replace(answer, **changed)
         return answer
 
     @property
@@ -258,6 +280,7 @@ class Document:
     figures: its answer, in at most MAX_FIGURES figures.
     make_data: builds `data`, the tidy table for programs, at its first use.
     has_rows: the records have rows for this kind of report.
+    related: kind and stem of each report that is written with it, itself included.
     """
 
     kind: str
@@ -267,6 +290,7 @@ class Document:
     make_data: Callable[[], Table] = field(default=lambda: Table("data", (), ()), repr=False)
     has_rows: bool = True
     figures: Sequence[KeyFigure] = ()
+    related: Sequence[tuple[str, str]] = ()
 
     @cached_property
     def data(self) -> Table:

@@ -53,10 +53,9 @@ def describe_shared(
 ) -> str:
     """Return a sentence with what all rows share.  varying: from find_varying(rows)."""
     described = _describe_fields(rows[0], machines)
-    shared = (words for names, words, _ in described if varying.isdisjoint(names))
-    return (
-        capitalize_first("; ".join(filter(None, (", ".join(filter(None, shared)), ending)))) + "."
-    )
+    words = ", ".join(w for names, w, _ in described if w and varying.isdisjoint(names))
+    words = f"run on {words}" if words == rows[0].device else words
+    return capitalize_first("; ".join(filter(None, (words, ending)))) + "."
 
 
 def _describe_fields(

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.search_row import SearchRow
-from longseq_bench.analysis.short_labels import MAX_LABEL
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
@@ -127,7 +126,7 @@ def _over_ranks(maxima: Sequence[SearchRow], where: str) -> Chart | None:
         guides = [Guide("ideal: one rank × ranks", _line(worlds, lambda ranks: ranks * alone))]
     elif floors:
         line = tuple(Point("", float(ranks), float(tokens)) for ranks, tokens in floors)
-        guides = [Guide("theory: the floor", line)]
+        guides = [Guide("theoretical maximum", line)]
     else:
         guides = []
     kind = _maxima_kind(rows[0])
@@ -139,15 +138,18 @@ def _over_ranks(maxima: Sequence[SearchRow], where: str) -> Chart | None:
 
 
 def errors(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the largest error of each implementation against tokens; None for a single value."""
+    """Chart the error of the worst variant of each implementation; None for a single value.
+
+    A variant that sends bfloat16 has a larger error than others, so a line has its label.
+    """
     known = [r for r in rows if r.is_ok and r.max_error is not None]
-    groups = group_by(known, lambda r: (r.implementation, r.tokens)).values()
-    worst = [max(some, key=lambda r: require(r.max_error)) for some in groups]
-    # an implementation of another package may have a long name; a label is never long
-    long = {r.implementation: r.label for r in worst if len(r.implementation) > MAX_LABEL}
-    points = [
-        Point(long.get(r.implementation, r.implementation), r.tokens, require(r.max_error))
-        for r in worst
-    ]
+    points = []
+    for some in group_by(known, lambda r: r.implementation).values():
+        label = max(some, key=lambda r: require(r.max_error)).label
+        by_length = group_by((r for r in some if r.label == label), lambda r: r.tokens)
+        points += [
+            Point(label, tokens, max(require(r.max_error) for r in same))
+            for tokens, same in by_length.items()
+        ]
     axis = Axis("Largest error", "error", True)
     return _against_tokens("error", where, axis, points, known) if len(points) > 1 else None

@@ -285,7 +285,7 @@ def longest_bars(named: Mapping[str, SearchRow]) -> Chart | None:
         for name, row in found.items()
     ]
     floors = tuple(Point(name, 0, r.floor_tokens) for name, r in found.items() if r.floor_tokens)
-    guides = [Guide("floor", floors)] if floors else []
+    guides = [Guide("theoretical maximum", floors, _FLOOR)] if floors else []
     axis = Axis("Max tokens", "tokens")
     return _chart("maxima", "", NAMES, axis, points, guides=guides, shape="bars")
 

@@ -235,6 +235,14 @@ def test_lines_are_sparklines_with_their_ends_in_words(width: int) -> None:
     assert max(map(len, told)) <= width
 
 
+def test_a_chart_has_its_best_lines_and_the_number_of_the_others() -> None:
+    points = tuple(Point(f"s{i:02}", n, n * (40.0 - i)) for i in range(31) for n in (1.0, 2.0))
+    told = printed(of(charts=(chart(points=points, failures=(), guides=()),)), 120)
+    shown = [line.split()[0] for line in told if line.startswith("s")]
+    assert shown == [f"s{i}" for i in range(23, 31)]
+    assert any(line.endswith("not shown: 23 further series") for line in told)
+
+
 def test_a_guide_that_is_no_formula_is_not_called_computed() -> None:
     level = (Point("", 1024, 8.0), Point("", 4096, 8.0))
     guides = (Guide("highest here: ring", level, "the highest rate measured here"),)

@@ -12,13 +12,13 @@ from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
-from longseq_bench.reports.render._vega import axes, count_left_out, notes, spec, svg
+from longseq_bench.reports.render._vega import HEIGHT, axes, count_left_out, notes, spec, svg
 from longseq_bench.reports.render._vega_parts import (
     LINE,
-    MAX_COLOURS,
     MAX_POINTS,
     MAX_SERIES,
     PALE,
+    PALETTE,
     colours,
 )
 from longseq_bench.reports.render._vega_rows import BAR
@@ -95,12 +95,12 @@ def written(chart: Chart) -> list[str]:
 
 def test_the_lines_that_reach_farthest_have_the_colours() -> None:
     """Of those that reach as far, the fastest; the others are grey and lie below."""
-    points = [Point(f"far{i}", x, i + 1.0) for i in range(MAX_COLOURS + 2) for x in (1024, 4096)]
+    points = [Point(f"far{i}", x, i + 1.0) for i in range(len(PALETTE) + 2) for x in (1024, 4096)]
     points += [Point(f"near{i}", x, 0.1) for i in range(3) for x in (1024, 2048)]
     chart = lines(*points)
     coloured = [name for name, colour in colours(chart).items() if colour != PALE]
-    assert coloured == [f"far{i}" for i in range(MAX_COLOURS)]
-    assert len({colours(chart)[name] for name in coloured}) == MAX_COLOURS
+    assert coloured == [f"far{i}" for i in range(len(PALETTE))]
+    assert len({colours(chart)[name] for name in coloured}) == len(PALETTE)
     order = [row["s"] in coloured for row in rows(chart)]
     assert order == sorted(order)
     assert "Pale grey: 5 further series." in notes(chart)
@@ -122,6 +122,7 @@ def test_a_line_has_its_name_at_its_end() -> None:
     assert len({x for x, _ in places.values()}) == 1
     heights = sorted(y for _, y in places.values())
     assert min(b - a for a, b in pairwise(heights)) >= LINE - 0.01
+    assert heights[-1] < HEIGHT  # above the axis
     assert min(places, key=lambda name: places[name][1]) == "alone"
     assert "legend" not in text
 
@@ -194,12 +195,21 @@ def test_a_heat_map_has_a_cell_per_value_and_higher_ones_are_darker() -> None:
     assert "Darker: higher speedup." in notes(heat())
 
 
+def test_notes_explain_the_marks_of_names() -> None:
+    def of(*names: str) -> str:
+        return " ".join(notes(lines(*(Point(name, x, 1.0) for name in names for x in (1, 2)))))
+
+    assert "×" not in of("ring", "sdpa")
+    assert of("ring", "ring ×4").endswith("×4: on 4 ranks.")
+    assert of("ring #7 ×2") == "×2: on 2 ranks. #7: options in How each ran."
+
+
 def test_bars_of_each_facet_have_their_own_scale_and_ticks() -> None:
     bars_, failed, ticks, *_ = spec(faceted())["datasets"].values()
     assert [round(row["at"], 4) for row in bars_] == [0.9677, 0.0095, 0.0042]
     assert [round(row["at"], 4) for row in ticks] == [1, 1, 0.5263]
-    # the value of a bar that ends next to its tick is behind the tick
-    assert [round(row["end"], 4) for row in bars_] == [1, 0.0095, 0.0042]
+    # the value of a bar whose tick is too near for it is behind the tick
+    assert [round(row["gap"], 4) for row in bars_] == [0.0323, 0.9905, 0.5221]
     assert len({row["row"] for row in (*bars_, *failed)}) == 4
     texts = written(faceted())
     order = ["10 min", "30 s"]

@@ -51,7 +51,14 @@ def test_titles_and_sentences_have_what_differs() -> None:
         "Float32, 30 s limit", "Bfloat16, 10 min limit", "Bfloat16, no time limit",
     ]  # fmt: skip
     assert swept.charts[0].title == "Time: float32, 30 s limit, 1k tokens"
-    assert section(document, "Answer").points == ["Times and memory: float32, 30 s limit."]
+    assert document.paragraphs[1:] == ["Times and memory: float32, 30 s limit."]
+    assert not section(document, "Answer").points
+
+
+def test_a_device_alone_is_a_sentence() -> None:
+    other = {"mode": "train", "dtype": "bfloat16", "causal": True, "batch": 2, "heads": 4}
+    limits = {"memory_budget": None, "time_budget": None, "threads": None}
+    assert Source([ran(), ran("sdpa", **other, **limits)]).context.startswith("Run on cpu; all")
 
 
 def test_the_check_is_stated_only_if_every_output_was_checked() -> None:

@@ -200,6 +200,19 @@ def test_a_chart_explains_its_marks_and_what_it_leaves_out() -> None:
     assert "Not drawn, to keep the chart readable: 8 of 40 series." in words
 
 
+def test_a_heading_explains_itself_and_the_page_shows_that_it_does() -> None:
+    table = Table("", (Column("a", help="A < b."), Column("c")), (("1", "2"),))
+    written = page(Document("summary", "", [], [Section("Part", tables=[table])]))
+    assert '<button type="button" title="A &lt; b.">a</button>' in written
+    assert '<button type="button">c</button>' in written
+
+
+def test_columns_of_first_screens_are_explained() -> None:
+    (document,) = documents(load(ROOT / "results/xeon2/parallel").records, ["devices"])
+    explained = {c.name for c in document.sections[0].tables[0].columns if c.help}
+    assert explained >= {"At least", "Verdict", "Efficiency", "Peak on one", "Exposed"}
+
+
 def test_values_sort_before_text_and_text_by_its_numbers() -> None:
     cells = ["b 10", 3.0, None, "b 9", Spread(2.0, 1.0, 3.0), "a", 3, float("nan"), "b 9", 12]
     packed = pack(cells, "count")
@@ -547,10 +560,14 @@ def many_sections(count: int, technical: int = 2) -> Document:
     ("count", "technical", "titles"),
     [
         (2, 0, ["Part 0", "Part 1"]),
-        (7, 2, [*(f"Part {i}" for i in range(7)), "How it was run"]),
+        (6, 2, [*(f"Part {i}" for i in range(6)), "Config 0", "How it was measured"]),
         (8, 0, [f"Part {i}" for i in range(8)]),
-        (8, 2, [*(f"Part {i}" for i in range(6)), "More", "How it was run"]),
-        (30, 0, [*(f"Part {i}" for i in range(7)), "More"]),
+        (
+            9,
+            3,
+            [*(f"Part {i}" for i in range(4)), "More", "Part 8", "Config 0", "How it was measured"],
+        ),
+        (30, 0, [*(f"Part {i}" for i in range(6)), "More", "Part 29"]),
     ],
 )
 def test_the_navigation_has_at_most_eight_entries(
@@ -573,8 +590,8 @@ def test_sections_are_folded_except_the_first_and_links_open_them(reader: Reader
     reader.run("document.querySelector('#part-3 .fold').open = false")
     reader.click("nav a", 3)
     reader.until(lambda: reader.opened() == ["part-0", "part-3"], "the same link again")
-    reader.click("nav a", 7)
-    reader.until(lambda: "config-0" in reader.opened(), "the configs")
+    reader.click("nav a", 6)
+    reader.until(lambda: "config-0" in reader.opened(), "the commands")
     reader.click("#folds")
     assert len(reader.opened()) == 11
     reader.click("#folds")
@@ -706,12 +723,15 @@ LABEL = "getComputedStyle(document.querySelector('.role-axis-label text')).fill"
 def test_colours_follow_the_system_until_the_reader_chooses(reader: Reader) -> None:
     reader.open(small_page()).drawn()
     light = [reader.js(PAPER), reader.js(LABEL)]
+    button = "document.querySelector('#theme').textContent"
+    assert reader.js(button) == "Use dark colours"
     reader.set_scheme("dark")
     dark = [reader.js(PAPER), reader.js(LABEL)]
+    assert reader.js(button) == "Use light colours"
     assert light[0] == "rgb(255, 255, 255)"
     assert not set(light) & set(dark)
     reader.click("#theme")
-    assert [reader.js(PAPER), reader.js(LABEL)] == light
+    assert [reader.js(PAPER), reader.js(LABEL), reader.js(button)] == [*light, "Use dark colours"]
     reader.driver.refresh()
     reader.run("localStorage.clear()")
     assert reader.js(PAPER) == light[0]
@@ -727,6 +747,23 @@ def test_a_narrow_screen_needs_no_horizontal_scrolling(reader: Reader) -> None:
         assert reader.js("document.documentElement.scrollWidth") <= 390
     reader.open(small_page()).drawn(2)
     assert reader.js("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_narrow_screen_shows_names_of_lines_and_readable_cells(reader: Reader) -> None:
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    reader.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    names = ("sdpa", "ring with a name that has no room", "dense")
+    points = tuple(Point(name, i / 10, i * 1000.0) for name in names for i in range(1, 9))
+    heat = replace(bars(), x=Axis("Sparsity", "share"), points=points, shape="heat")
+    section = Section("x", charts=[chart(names), heat])
+    reader.open(page(Document("x", "x", [], [section]))).drawn(2)
+    found = "[...document.querySelectorAll('.is-lines svg text')].map({})"
+    texts = reader.js(found.format("text => text.textContent"))
+    assert "sdpa" in texts
+    assert any(text.startswith("ring with") and text.endswith("…") for text in texts)
+    assert max(reader.js(found.format("text => text.getBoundingClientRect().right"))) <= 390
+    scroll = "document.querySelector('.is-heat').parentNode"
+    assert reader.js(f"{scroll}.scrollWidth - {scroll}.clientWidth") > 100
 
 
 def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:

@@ -20,9 +20,14 @@ def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
     for status in ("oom", "timeout", "hang", "crashed", "wrong", "error", "limit", "unsupported"):
         failed = make.outcome(status, f"why {status}", "forward")
         records += [make.record(make.trial("a|b"), failed)] * 2
-    shown = rows(build(records), "Failures")
+    records += [make.step(1010, "oom")]
+    document = build(records)
+    count, steps = section(document, "Failures").points
+    assert count.startswith("17 of 18 runs were not ok: 3 out of memory, 2 timeout, 2 hang, ")
+    assert steps == "Steps of searches, which end with a failure: 1 of them."
+    shown = [row for row in rows(document, "Failures") if row["Implementation"] == "a|b"]
     assert {row["Status"] for row in shown if "Status" in row} == {
-        record.outcome.status for record in records[1:]
+        record.outcome.status for record in records[1:-1]
     }
     for row in (row for row in shown if "Status" in row):
         assert (row["Implementation"], row["Runs"]) == ("a|b", 2)
@@ -115,18 +120,20 @@ def test_how_to_reproduce_comes_from_the_records() -> None:
         make.record(make.trial(seed=3), command="longseq sweep a.yaml"),
         make.record(command="longseq sweep a.yaml"),
         make.step(1024, command="longseq maxlen b.yaml", started_at="2026-11-22T01:00:00Z"),
+        make.record(where=make.environment(commit="def5678"), command="longseq sweep a.yaml"),
     ]
     document = build(records, notes=["line 7 is not a record and skipped"])
-    part = section(document, "How to reproduce")
-    assert list(part.code) == ["longseq sweep a.yaml", "longseq maxlen b.yaml"]
-    assert "abc1234" in " ".join(part.paragraphs)
+    assert list(section(document, "How to run it again").code) == [
+        "# longseq 0.1.0, commit abc1234", "longseq sweep a.yaml", "longseq maxlen b.yaml",
+        "", "# longseq 0.1.0, commit def5678", "longseq sweep a.yaml",
+    ]  # fmt: skip
     text = " ".join(document.paragraphs)
     for what in ("2026-11-21 to 2026-11-22.", "line 7 is not a record"):
         assert what in text
-    settings = {row["Setting"]: row["Value"] for row in rows(document, "How to reproduce")}
+    settings = {row["Setting"]: row["Value"] for row in rows(document, "Settings and checks")}
     assert settings["Memory budget a rank"] == "none, 64 MiB"
     assert settings["Seeds"] == "0, 3"
-    assert settings["Outcomes"] == "3 ok"
+    assert settings["Outcomes"] == "4 ok"
 
 
 def test_rounds_are_those_of_each_sweep() -> None:
@@ -136,7 +143,7 @@ def test_rounds_are_those_of_each_sweep() -> None:
         return [make.record(trial, where=where, command=command) for trial in trials]
 
     def rounds(records: list[Record]) -> str:
-        settings = rows(build(records), "How to reproduce")
+        settings = rows(build(records), "Settings and checks")
         return next(row["Value"] for row in settings if row["Setting"] == "Rounds")
 
     a, b = "longseq sweep a.yaml", "longseq sweep b.yaml"
@@ -209,7 +216,7 @@ def test_a_failure_counts_against_the_capability_that_fails_most() -> None:
         {"Letter": "a", "Reason": "crashed in forward"},
         {"Letter": "b", "Reason": "unsupported: one rank only"},
     ]
-    assert list(section(document, "Answer").points)[1:] == [
+    assert list(section(document, "Answer").points) == [
         "a: crashed in forward",
         "b: one rank only",
     ]

@@ -299,7 +299,7 @@ BEST_OF = {
     "Least share of one rank's memory": Best(
         lambda r: r.ranks > 1 and r.peak and r.alone and r.peak / r.alone.peak, format_share
     ),
-    "Exposed communication": Best(of_several("exposed"), format_share, True),
+    "Waiting for communication (exposed)": Best(of_several("exposed"), format_share, True),
     "Longest": Best(lambda r: r.tokens, "{:,}".format, True, ("group",)),
 }
 """By the first words of a label. The longest is a search's; the others are of sweeps."""

@@ -32,12 +32,12 @@ def answer(source: Source, matrix: Matrix) -> Answer:
     if not matrix.rows:
         return Answer()
     figures = [_working(matrix), *_error(source)]
-    table = matrix.table(max_rows=MAX_ANSWER_ROWS)
+    table = matrix.table(modes.LEGEND, MAX_ANSWER_ROWS)
     shown = [cell.split(" ")[-1] for row in table.rows for cell in map(str, row[1:])]
     footnotes = [_footnote(letter, matrix) for letter in matrix.reasons if letter in shown]
     chart = _chart(source)
-    numbers = range(min(len(footnotes), MAX_FINDINGS - 1), -1, -1)
-    findings = ([modes.LEGEND, *footnotes[:n]] for n in numbers)
+    numbers = range(min(len(footnotes), MAX_FINDINGS), -1, -1)
+    findings = (footnotes[:n] for n in numbers)
     return first_that_fits(
         source, TITLE, (Answer(figures, some, chart, table) for some in findings)
     )

@@ -116,7 +116,7 @@ def _exposed(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
         most = max(known, key=lambda row: require(row.exposed_share))
         value = format_range([require(row.exposed_share) for row in known], format_share)
         words = f"most with {most.name}" if len(known) > 1 else most.name
-        yield KeyFigure("Exposed communication", f"{value} of the time", words)
+        yield KeyFigure("Waiting for communication (exposed)", f"{value} of the time", words)
 
 
 def _of_maxima(source: Source) -> Answer | None:

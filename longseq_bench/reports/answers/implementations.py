@@ -5,15 +5,14 @@ from operator import attrgetter
 from longseq_bench.reports import key_figures, section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
-from longseq_bench.reports.document import Answer, Cell, Finding
+from longseq_bench.reports.document import Answer, Cell
 from longseq_bench.reports.groups import group_by_workload, split_by_sparsity, table_key
 from longseq_bench.reports.sections import speeds
 from longseq_bench.reports.sections.at_a_glance import find_longest
-from longseq_bench.reports.sections.findings import count_failed, problems
+from longseq_bench.reports.sections.findings import problems
 
 MAX_ROWS = 12
 """Maximum number of rows of the first table; the section of relative speeds has all."""
-ROWS = "Time, memory, relative speed"
 
 
 def answer(source: Source) -> Answer:
@@ -50,10 +49,10 @@ def answer(source: Source) -> Answer:
         key_figures.most_exact(every),
     ]
     workload = source.workload(group[0])
-    stated = [Finding(f"Times, memory, errors: {workload}.", ROWS)] if workload else []
     return Answer(
         [figure for figure in figures if figure],
-        [*problems(source), *stated, *count_failed(source)],
+        [*problems(source)],
         section_charts.time_of_best(group, [item.row for item in ranking.rows[:MAX_ROWS]]),
         build_table(title, columns, ranking.rows[:MAX_ROWS]),
+        [f"Times, memory, errors: {workload}."] if workload else [],
     )

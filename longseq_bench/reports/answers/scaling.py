@@ -125,7 +125,7 @@ def _findings(scaled: Sequence[RankScaling]) -> Iterator[Finding]:
         yield Finding(words, growth.OVER_RANKS_TITLE)
     shares = [one.actual / one.theory for one in several if one.theory]
     if shares:
-        words = f"They are {format_range(shares, format_share)} of theory, the floor."
+        words = f"They are {format_range(shares, format_share)} of the theoretical maximum."
         yield Finding(words.replace("They", "Measured lengths"), growth.OVER_RANKS_TITLE)
 
 

@@ -8,7 +8,7 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Answer, Chart, KeyFigure
 from longseq_bench.reports.groups import in_brackets, split_by_sparsity, table_key
 from longseq_bench.reports.sections.at_a_glance import Overview, overview
-from longseq_bench.reports.sections.findings import count_failed, problems
+from longseq_bench.reports.sections.findings import problems
 
 
 def answer(source: Source) -> Answer:
@@ -16,9 +16,10 @@ def answer(source: Source) -> Answer:
     found = overview(source)
     return Answer(
         [*_figures(source, found)],
-        [*problems(source), *found.workloads(source), *count_failed(source)],
+        [*problems(source)],
         _chart(found),
         found.table(source, MAX_ANSWER_ROWS),
+        found.context(source),
     )
 
 

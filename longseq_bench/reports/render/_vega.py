@@ -6,7 +6,8 @@ Formats import this module only to draw; the underscore keeps the registry from 
 """
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from textwrap import wrap
@@ -39,7 +40,8 @@ from longseq_bench.reports.render._vega_rows import draw_bars, draw_heat
 
 WIDTH, HEIGHT, PADDING = 620, 320, 12
 NARROW = 480
-"""Width of a plot (px) below which lines have no names at their ends; a page has a legend."""
+"""Width of a plot (px) below which names at line ends are cut to NARROW_SHARE of it."""
+NARROW_SHARE = 0.4
 TITLE_LETTERS = 95
 """Letters of a line of a picture's title."""
 MAX_TICKS = 9
@@ -120,10 +122,25 @@ def notes(chart: Chart) -> Iterator[str]:
             yield "Each group of bars has its own scale."
     else:
         yield from _notes_on_lines(chart)
+    yield from _explain_names(chart.series)
     if more := count_left_out(chart):
         yield f"Not drawn, to keep the chart readable: {more} of {len(chart.series)} series."
     if len(chart.points) > MAX_POINTS:
         yield f"Only the first {MAX_POINTS:,} of {len(chart.points):,} points are drawn."
+
+
+def _explain_names(names: Sequence[str]) -> Iterator[str]:
+    """Explain the marks "×2" and "#1" at the ends of names."""
+    for pattern, words in _MARKS:
+        found = (pattern.search(name) for name in names)
+        if first := next(filter(None, found), None):
+            yield words.format(first[1])
+
+
+_MARKS = (
+    (re.compile(r" ×(\d+)$"), "×{0}: on {0} ranks."),
+    (re.compile(r" #(\d+)( ×\d+)?$"), "#{}: options in How each ran."),
+)
 
 
 def _notes_on_lines(chart: Chart) -> Iterator[str]:
@@ -166,7 +183,7 @@ def _named_ends(chart: Chart) -> list[Point]:
 
 
 def _end_labels(chart: Chart, datasets: Datasets, **encoding: Any) -> alt.Chart:
-    """Write the name of each series in colour at its last point, if the plot is wide enough.
+    """Write the name of each series in colour at its last point; a narrow plot cuts long names.
 
     Names at nearly equal heights are moved apart, so that all of them can be read.
     """
@@ -177,9 +194,10 @@ def _end_labels(chart: Chart, datasets: Datasets, **encoding: Any) -> alt.Chart:
         {"s": p.series, "x": p.x, "y": p.y, "move": move}
         for p, move in zip(last, moves, strict=True)
     ]
-    visible, move = alt.ExprRef(expr=f"width < {NARROW} ? 0 : 1"), alt.ExprRef(expr="datum.move")
+    move = alt.ExprRef(expr="datum.move")
+    limit = alt.ExprRef(expr=f"width < {NARROW} ? {NARROW_SHARE} * width - 10 : 0")  # 0: none
     base = named_data(rows, datasets).encode(**encoding, text="s:N")
-    names: alt.Chart = base.mark_text(align="left", dx=8, dy=move, opacity=visible)
+    names: alt.Chart = base.mark_text(align="left", dx=8, dy=move, limit=limit)
     return names
 
 
@@ -199,7 +217,8 @@ def _separate(heights: list[float]) -> list[float]:
     placed = list(heights)
     for above, below in pairwise(order):
         placed[below] = max(placed[below], placed[above] + LINE)
-    if order and (over := placed[order[-1]] - HEIGHT) > 0:  # the last ones are below the plot
+    # the last ones are below the plot
+    if order and (over := placed[order[-1]] - (HEIGHT - LINE // 2)) > 0:
         placed[order[-1]] -= over
         for below, above in pairwise(reversed(order)):
             placed[above] = min(placed[above], placed[below] - LINE)
@@ -268,7 +287,8 @@ def _axis(name: str, chart: Chart) -> Any:
     crosses = _cross_rows(chart)
     if is_x and (names := [len(p.series) for p in _named_ends(chart)]):
         room = LETTER * max(names) + 16  # for the names of lines at their ends
-        scale["range"] = [0, {"expr": f"width < {NARROW} ? width : width - {room}"}]
+        cut = f"min({room}, width < {NARROW} ? {NARROW_SHARE} * width : width)"
+        scale["range"] = [0, {"expr": f"width - {cut}"}]
     if crosses and not is_x:
         # below the crosses, because a cross on a point would seem to belong to that point
         scale["range"] = [HEIGHT, max(crosses.values())]

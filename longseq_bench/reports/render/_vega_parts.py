@@ -1,6 +1,5 @@
 """Parts that all charts share: colours, words, and the values that can be drawn."""
 
-import math
 import re
 from dataclasses import replace
 from typing import Any, get_args
@@ -17,8 +16,8 @@ PALETTE = (
 SHAPES = ("circle", "square", "triangle-up", "diamond")
 """Shapes of points, in turn, so that a grey print distinguishes the series as well."""
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
-MAX_COLOURS, MAX_SERIES, MAX_POINTS = len(PALETTE), 32, 2000
-"""Series in colour, drawn series (those without a colour are grey), and drawn points."""
+MAX_SERIES, MAX_POINTS = 32, 2000
+"""Drawn series, those without a colour in grey, and drawn points."""
 LETTER, LINE = 6, 13
 """Width of a letter and height of a line (px)."""
 
@@ -36,8 +35,6 @@ _LABELS: dict[Kind, str] = {
     "error": "format(v, '.2~e')",
 }
 TIP, GREY, PALE = [alt.Tooltip("w:N", title=" ")], "#888888", "#bbbbbb"
-LOW_IS_GOOD: frozenset[Kind] = frozenset({"seconds", "bytes", "error"})
-"""Kinds of values of which the lowest are the best; of others, the highest."""
 Datasets = dict[str, list[dict[str, Any]]]
 """Rows of a chart, by the names that its layers use."""
 MIN_MAGNITUDE = 1e-250
@@ -47,13 +44,12 @@ MIN_MAGNITUDE = 1e-250
 def colours(chart: Chart) -> dict[str, str]:
     """Return the colour of each series in the chart.
 
-    At most MAX_COLOURS series have one; the others are grey context. Lines in colour are those that
-    reach farthest, and among these the best. Names label all bars and rows of cells: bars have one
-    colour, and cells that of their value.
+    The best series have one; the others are grey context. Names label all bars and rows of cells:
+    bars have one colour, and cells that of their value.
     """
     if has_rows(chart):
         return dict.fromkeys(shown_series(chart), PALETTE[0] if chart.shape == "bars" else PALE)
-    best = _best(chart)
+    best = chart.find_best(shown_series(chart))
     coloured = [name for name in shown_series(chart) if name in best]
     return dict.fromkeys(shown_series(chart), PALE) | dict(zip(coloured, PALETTE, strict=False))
 
@@ -61,18 +57,6 @@ def colours(chart: Chart) -> dict[str, str]:
 def has_rows(chart: Chart) -> bool:
     """Return True for bars and heat maps, whose series are rows with names."""
     return chart.shape in ("bars", "heat")
-
-
-def _best(chart: Chart) -> frozenset[str]:
-    """Return the series that are drawn in colour."""
-    sign = 1 if chart.y.kind in LOW_IS_GOOD else -1
-    ends: dict[str, tuple[float, float]] = {}
-    for point in chart.points:
-        end = -point.x, sign * point.y
-        ends[point.series] = min(end, ends.get(point.series, end))
-    # series that only failed come last
-    order = sorted(shown_series(chart), key=lambda name: ends.get(name, (math.inf, math.inf)))
-    return frozenset(order[: min(chart.colours, MAX_COLOURS)])
 
 
 def shown_series(chart: Chart) -> list[str]:

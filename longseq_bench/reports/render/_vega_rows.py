@@ -28,8 +28,6 @@ NAME_LETTERS, HEADING_LETTERS, MAX_LINES = 27, 54, 6
 """Letters of a line of a row's name and of a facet's heading, and maximum lines of a name."""
 DIGITS = 5
 """Length of the number before a name of a row or column, by which they are ordered."""
-NEAR = 0.15
-"""Share of a facet's largest value; the text of a bar is behind a tick that is nearer than that."""
 
 Layers = list[alt.Chart]
 
@@ -114,11 +112,14 @@ def draw_bars(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
     bars = []
     for p in chart.points:
         end, tick = max(p.y, p.high or p.y), ticks.get((p.facet, p.series), 0.0)
-        end = tick if 0 < tick - end < NEAR * largest[p.facet] else end
         named = {"at": p.y, "lo": p.low, "hi": p.high, "end": end}
         scaled = {n: None if v is None else v / units[p.facet] for n, v in named.items()}
-        bars.append(point_row(chart, p) | scaled | {"row": ids[p.facet, p.series]})
+        gap = max(tick - end, 0.0) / largest[p.facet]
+        bars.append(point_row(chart, p) | scaled | {"row": ids[p.facet, p.series], "gap": gap})
     room = (LETTER + 1) * max((len(row["value"]) for row in bars), default=0) + 12
+    # a value without room between its bar and its tick is behind the tick
+    gap_px = f"datum.gap * (width - {room})"
+    behind = alt.ExprRef(expr=f"5 + ({gap_px} < {room} ? {gap_px} : 0)")
     ends: list[Any] = [0, {"expr": f"width - {room}"}]  # the text of the longest bar is in the plot
     label = alt.Axis(labelExpr=label_expression(chart.y.kind, log=False), title=chart.y.name)
     single = len(units) == 1
@@ -127,7 +128,7 @@ def draw_bars(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
     base = named_data(bars, datasets).encode(y=y)
     layers = [
         base.mark_bar(height=BAR * 0.55, color=PALETTE[0]).encode(x=x, tooltip=TIP),
-        base.mark_text(align="left", dx=5).encode(x=alt.X("end:Q"), text="value:N"),
+        base.mark_text(align="left", dx=behind).encode(x=alt.X("end:Q"), text="value:N"),
     ]
     if any(row["lo"] is not None for row in bars):
         bounded = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5)

@@ -56,6 +56,9 @@ MAX_CSV_BYTES = 300_000
 MAX_ENTRIES = 8
 """Maximum number of entries of the navigation."""
 
+CELL = 48
+"""Minimum width of a cell of a heat map (px)."""
+
 LONG = 30
 """Length of a text (letters) above which its column is wider, to avoid one word per line."""
 
@@ -188,14 +191,21 @@ _LABEL = "Implementation"
 
 
 def _navigation(sections: Sequence[Shown]) -> list[tuple[str, Sequence[Shown]]]:
-    """Return the entries of the navigation: a title, and the sections that it stands for."""
+    """Return the entries of the navigation: a title, and the sections that it stands for.
+
+    The last result, which is the failures if there are any, and the first technical section, the
+    commands, have entries of their own.
+    """
     results = [one for one in sections if not one["section"].technical]
-    technical = sections[len(results) :]
-    room = MAX_ENTRIES - bool(technical)
-    own = len(results) if len(results) <= room else room - 1
+    again, measured = sections[len(results) :][:1], sections[len(results) :][1:]
+    room = MAX_ENTRIES - bool(again) - bool(measured)
+    own = len(results) if len(results) <= room else room - 2
+    more, last = results[own:-1], results[own:][-1:]
+    entries: list[tuple[str, Sequence[Shown]]]
     entries = [(one["section"].title, [one]) for one in results[:own]]
-    groups = [("More", results[own:]), ("How it was run", technical)]
-    return [*entries, *((title, group) for title, group in groups if group)]
+    entries += [("More", more)] if more else []
+    entries += [(one["section"].title, [one]) for one in (*last, *again)]
+    return [*entries, *([("How it was measured", measured)] if measured else [])]
 
 
 def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
@@ -251,6 +261,7 @@ def _figure(key: str, chart: Chart) -> Shown:
         "alt": alternative_text(chart),
         # the size that Vega adds for the axis and its title
         "height": int(vega_spec["height"]) + 48,
+        "width": _min_width(chart, encoding),
         "legend": [] if has_rows(chart) else list(styles.items()),
         "logs": [
             (name, named[name].name, both["log"].items() <= encoding[name].items())
@@ -259,6 +270,14 @@ def _figure(key: str, chart: Chart) -> Shown:
         "notes": list(notes(chart)),
         "data": _data(finite({"spec": vega_spec, "axes": scales, "series": list(styles)})),
     }
+
+
+def _min_width(chart: Chart, encoding: Shown) -> int:
+    """Return the width (px) in which the texts of a heat map's cells do not overlap; else 0."""
+    if chart.shape != "heat":
+        return 0
+    columns = {p.x for p in chart.points} | {m.x for m in chart.failures}
+    return int(encoding["y"]["axis"]["minExtent"]) + CELL * len(columns)
 
 
 # ---- tables ------------------------------------------------------------------------------------
@@ -282,7 +301,7 @@ def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Sh
         "key": key,
         "title": table.title or section.title,
         "named": bool(table.title),
-        "columns": list(zip(headings, classes, strict=True)),
+        "columns": list(zip(table.columns, classes, strict=True)),
         "label": headings.index(_LABEL) if _LABEL in headings else first_text,
         "rows": [list(_cells(columns, classes, i)) for i in range(min(len(kept), plain))],
         "count": len(table.rows),

@@ -182,7 +182,14 @@ def _of(items: Iterable[P], facet: str) -> tuple[P, ...]:
 
 
 def _sparklines(chart: Chart, screen: Console) -> tuple[list[TerminalColumn], str]:
-    """Return the columns of a chart of lines, and what their characters mean."""
+    """Return the columns of the best lines of a chart, and what their characters mean."""
+    best = set(chart.find_best(chart.series))
+    more = len(chart.series) - len(best)
+    chart = replace(
+        chart,
+        points=tuple(p for p in chart.points if p.series in best),
+        failures=tuple(m for m in chart.failures if m.series in best),
+    )
     scale = scale_of((p.y for p in chart.points), chart.y.log)
     xs = [*(p.x for p in chart.points), *(m.x for m in chart.failures)]
     slots = slots_of(xs, max(MIN_SLOTS, (screen.width - 2 * MIN_LABEL) // 2))
@@ -206,7 +213,8 @@ def _sparklines(chart: Chart, screen: Console) -> tuple[list[TerminalColumn], st
         _column(2, Column(chart.y.name, "count", 3), [_ends(chart, one) for one in ends]),
         *([_column(3, Column("failed", priority=2), failures)] if chart.failures else []),
     ]
-    return columns, _legend(chart, slots, scale)
+    left_out = f" · not shown: {more} further series" if more else ""
+    return columns, _legend(chart, slots, scale) + left_out
 
 
 def _failures(chart: Chart, marks: Iterable[Mark]) -> str:

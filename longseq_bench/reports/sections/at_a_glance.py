@@ -1,6 +1,6 @@
 """One line per implementation: its time at one length, and the longest length that it reached."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
@@ -11,7 +11,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_or_status
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Finding, Section, Table
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
 from longseq_bench.reports.groups import common_length, group_by_workload, in_brackets, table_key
 from longseq_bench.reports.outcome_text import name_status
 
@@ -78,15 +78,14 @@ class Overview(NamedTuple):
         table = build_table(title, columns, self.lines[:max_rows])
         return table if len(table.columns) > 1 else None
 
-    def workloads(self, source: Source) -> Iterator[Finding]:
+    def context(self, source: Source) -> list[str]:
         """Name the workloads of the times and of the longest lengths, where there are several."""
         of_times = source.workload(self.at[0]) if self.at else ""
         of_lengths = source.workload(self.searched[0]) if self.searched else ""
-        if of_times:
-            title = "All figures" if of_times == of_lengths else "Times and memory"
-            yield Finding(f"{title}: {of_times}.", "Lengths swept")
-        if of_lengths and of_lengths != of_times:
-            yield Finding(f"Longest lengths: {of_lengths}.", "Longest lengths")
+        if of_times == of_lengths:
+            return [f"All figures: {of_times}."] if of_times else []
+        named = {"Times and memory": of_times, "Longest lengths": of_lengths}
+        return [f"{name}: {words}." for name, words in named.items() if words]
 
 
 def overview(source: Source) -> Overview:
@@ -114,8 +113,7 @@ def all_implementations(source: Source) -> Section:
     found = overview(source)
     table = found.table(source) if len(found.lines) > MAX_ANSWER_ROWS else None
     note = "A line has the fastest and the longest variant of an implementation."
-    points = [*found.workloads(source)]
-    return Section(ALL, [note], points, [table]) if table else Section(ALL)
+    return Section(ALL, [*found.context(source), note], tables=[table]) if table else Section(ALL)
 
 
 def most_shared(rows: Iterable[T]) -> list[T]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
+from longseq_bench.reports.outcome_text import name_status
 from longseq_bench.reports.sections.findings import thrashes
 
 _FAILED = (
@@ -25,7 +26,23 @@ def failures(source: Source) -> Section:
         _counted("Runs that were not ok", _FAILED, _failed(source), source),
         _counted("Figures that are missing from ok rows", _MISSING, _missing(source), source),
     ]
-    return Section("Failures", tables=[table for table in tables if table.rows])
+    return Section(
+        "Failures",
+        points=_count_by_status(source.records),
+        tables=[table for table in tables if table.rows],
+    )
+
+
+def _count_by_status(records: Sequence[Record]) -> list[str]:
+    """Return the number of runs by status, then that of searches; nothing if all were ok."""
+    failed = [record for record in records if record.outcome.status != "ok"]
+    by_status = Counter(record.outcome.status for record in failed).most_common()
+    counts = ", ".join(f"{count:,} {name_status(status)}" for status, count in by_status)
+    steps = sum(record.purpose != "measure" for record in failed)
+    found = [f"{len(failed):,} of {len(records):,} runs were not ok: {counts}."] if failed else []
+    return found + [f"Steps of searches, which end with a failure: {steps:,} of them."] * (
+        steps > 0
+    )
 
 
 def _warnings(source: Source) -> Table:

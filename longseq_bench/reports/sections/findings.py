@@ -1,6 +1,5 @@
 """Findings on figures to distrust, and answers of searches in words."""
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from longseq_bench.analysis.grouping import group_by
@@ -10,7 +9,6 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Finding, format_ratio
-from longseq_bench.reports.outcome_text import name_status
 
 FAILURES = "Failures"
 """Title of the section with the rows of `problems`."""
@@ -36,13 +34,6 @@ def problems(source: Source) -> Iterator[Finding]:
     for words, names in found:
         if names:
             yield Finding(f"{words}: {_first(dict.fromkeys(names))}.", FAILURES)
-
-
-def count_failed(source: Source) -> list[Finding]:
-    """Return a finding that counts the trials that were not ok by status; none if all were ok."""
-    failed = Counter(row.status for row in source.rows if row.status not in ("ok", "wrong"))
-    counts = ", ".join(f"{n} {name_status(status)}" for status, n in failed.most_common())
-    return [Finding(f"Swept trials that were not ok: {counts}.", FAILURES)] if failed else []
 
 
 def thrashes(source: Source) -> list[SweepRow | SearchRow]:

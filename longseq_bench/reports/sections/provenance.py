@@ -89,20 +89,26 @@ def configs(source: Source) -> Iterator[Section]:
         yield Section(f"Config: {place}", code=text.splitlines())
 
 
-def reproduce(source: Source) -> Section:
-    """Build the section with versions, settings and commands of the records."""
-    commands = list(dict.fromkeys(r.command for r in source.records if r.command))
-    commits = dict.fromkeys(r.environment.commit for r in source.records if r.environment.commit)
-    versions = dict.fromkeys(r.environment.longseq for r in source.records)
-    commit = f", commit {', '.join(commits)}" if commits else " (commit not recorded)"
-    end = ":" if commands else "; the command was not recorded."
-    settings = tuple(_settings(source.records))
-    return Section(
-        "How to reproduce",
-        [*_method(source), f"With longseq {', '.join(versions)}{commit}{end}"],
-        tables=[Table("", (Column("Setting"), Column("Value")), settings)],
-        code=commands,
-    )
+def rerun(source: Source) -> Section:
+    """Build the section with the commands of the records, after the version that ran them."""
+    code: list[str] = []
+    for version, records in group_by(source.records, _describe_version).items():
+        commands = dict.fromkeys(r.command or "# its command was not recorded" for r in records)
+        code += [*[""] * bool(code), f"# {version}", *commands]
+    return Section("How to run it again", code=code)
+
+
+def _describe_version(record: Record) -> str:
+    found = record.environment
+    commit = f"commit {found.commit}" if found.commit else "its commit was not recorded"
+    return f"longseq {found.longseq}, {commit}"
+
+
+def settings(source: Source) -> Section:
+    """Build the section on settings, and on how outputs were checked."""
+    rows = tuple(_settings(source.records))
+    tables = [Table("", (Column("Setting"), Column("Value")), rows)]
+    return Section("Settings and checks", [*_method(source)], tables=tables)
 
 
 def _method(source: Source) -> Iterator[str]:

@@ -43,7 +43,7 @@ def relative(source: Source) -> Section:
         for found in (rank_group(source, group) for group in groups)
     ]
     explanation = (
-        "At the longest length at which most rows were ok. Over the row above: its time divided by "
+        "At the longest length at which most rows were ok. Slower: the row's time divided by "
         "that of the next faster row; ≈: no significant difference.",
         "Relative speed: time of the baseline (on the same number of ranks, else on the fewest) "
         "divided by the row's time.",
@@ -99,7 +99,7 @@ TIME = ValueColumn("Time", "seconds", lambda item: time_or_status(item.row))
 PAIRS = ValueColumn(
     "Pairs seen", "share", lambda item: item.row.token_density if item.row.is_sparse else None
 )
-ABOVE = ValueColumn("Over the row above", "text", over_above)
+ABOVE = ValueColumn("Slower than the row above", "text", over_above)
 SPEED = ValueColumn("Relative speed", "ratio", attrgetter("speed"))
 PEAK = ValueColumn(
     "Peak memory", "bytes", lambda item: item.row.peak_bytes if item.row.is_ok else None

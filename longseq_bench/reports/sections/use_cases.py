@@ -1,4 +1,4 @@
-"""Use cases by length: the attention that can take it here, with its measurements."""
+"""Which attention for which length: ranges of lengths, each with its measurements."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -17,20 +17,13 @@ from longseq_bench.reports.groups import SAME_TABLE, group_by_density, split_by_
 from longseq_bench.reports.sections.recommendations import find_longest_ties, name_ties
 from longseq_bench.reports.wording import find_ties, join_names
 
-USES = (
-    ("a conversation", 8 * 1024),
-    ("a long article", 32 * 1024),
-    ("a book", 256 * 1024),
-    ("a code repository", 1024**2),
-    ("a shelf of books", 8 * 1024**2),
-)
-"""Assumed lengths of use cases; they are round figures, not measurements."""
 MAX_LENGTHS = 64
 """Maximum number of lengths, the longest, from which ranges are made."""
 
+TITLE = "Which attention for which length"
 _EXPLANATION = (
-    "Lengths of use cases are assumptions. Attention: the fastest at the shortest sufficient "
-    "length that was timed more than once; without times, the longest maximum under any budget.",
+    "A range has the attention that is best at its end: the fastest that was timed more than once; "
+    "without times, the longest maximum under any budget.",
     "Sparse attention does not compute what exact attention does. Only its densest rows (within "
     "10 %) are compared, and its quality is not measured.",
 )
@@ -43,17 +36,18 @@ Known = SweepRow | SearchRow
 
 
 class Choice(NamedTuple):
-    """The attention for a range of lengths or a use case.
+    """The attention for a range of lengths.
 
     rows: the best row and its ties; empty if no length was long enough.
-    longest: the longest known length of the best, or of the kind if rows is empty.
+    is_only: no other attention of the kind ran as long.
+    longest: the longest known row of the kind, for the range beyond its length.
     """
 
-    use: str
     tokens: str
     kind: str
     rows: Sequence[Known]
-    longest: Known | None
+    is_only: bool = False
+    longest: Known | None = None
 
     @property
     def best(self) -> Known | None:
@@ -72,11 +66,11 @@ class _Kind:
     def __init__(self, kind: str, rows: Sequence[Known]) -> None:
         self.kind, self.rows = kind, sorted(rows, key=attrgetter("tokens"))
 
-    def choose(self, tokens: int, words: str, use: str = "") -> Choice:
-        """Return the attention for a length.  words: the length, or its range, as text."""
+    def _choose(self, tokens: int) -> Choice:
+        """Return the attention for a length."""
         rows = _approach(self.rows, tokens)
-        own = [row for row in self.rows if not rows or row.name == rows[0].name]
-        return Choice(use, words, self.kind, rows, own[-1])
+        names = {row.name for row in self.rows if row.tokens >= tokens}
+        return Choice("", self.kind, rows, len(names) == len(rows) == 1)
 
     def ranges(self, max_ranges: int) -> Iterator[Choice]:
         """Yield the attention of neighbouring ranges up to the longest length, and the rest.
@@ -84,47 +78,36 @@ class _Kind:
         A range has the attention that is best at its end, so it can take all shorter lengths.
         """
         lengths = sorted({row.tokens for row in self.rows})[-MAX_LENGTHS:]
-        by_end = {n: self.choose(n, "") for n in lengths}
-        names = {n: [row.name for row in choice.rows] for n, choice in by_end.items()}
+        by_end = {n: self._choose(n) for n in lengths}
+        names = {n: _attention(choice) for n, choice in by_end.items()}
         ends = [one for one, other in pairwise(lengths) if names[one] != names[other]]
         ends = [*ends, lengths[-1]][-max_ranges:]
         start = "up to"
         for end in ends:
             yield by_end[end]._replace(tokens=f"{start} {format_tokens(end)}")
             start = f"{format_tokens(end)} to"
-        yield Choice("", f"beyond {format_tokens(ends[-1])}", self.kind, (), self.rows[-1])
+        yield Choice(f"beyond {format_tokens(ends[-1])}", self.kind, (), longest=self.rows[-1])
 
 
 def uses(source: Source) -> Section:
-    """Build a table per workload, over all budgets: use case, attention, evidence, maximum."""
-    tables, limit = [], _limit_column(source, "Limit of the longest", of_range=False)
-    for group in _groups(source):
-        kinds = [_Kind(*pair) for pair in split_by_sparsity(group).items()]
-        choices = [
-            kind.choose(tokens, format_tokens(tokens), use)
-            for use, tokens in USES
-            for kind in kinds
-        ]
-        if any(choice.rows for choice in choices):
-            columns = (_USE, *_COLUMNS, *_MAXIMUM, limit)
-            tables.append(build_table(source.title(group[0], _SAME), columns, choices))
-    title = "Use case, approach, maximum"
-    return Section(title, _EXPLANATION, tables=tables)
+    """Build a table per workload: the attention by range of lengths."""
+    tables = [_table(source, group, 2 * MAX_LENGTHS) for group in _groups(source)]
+    return Section(TITLE, _EXPLANATION, tables=tables)
 
 
 def ranges(source: Source) -> Table | None:
-    """Build the short table: the attention by range of lengths, at most MAX_ANSWER_ROWS rows.
-
-    It is of the rows of `most_searched`, over all budgets.
-    """
+    """Build the table of the rows of `most_searched`, of at most MAX_ANSWER_ROWS rows."""
     group = most_searched(source)
-    if not group:
-        return None
+    return _table(source, group, MAX_ANSWER_ROWS, TITLE) if group else None
+
+
+def _table(source: Source, group: Sequence[Known], max_rows: int, start: str = "") -> Table:
+    """Return the table of a workload, over all budgets.  start: of its title."""
     kinds = [_Kind(*pair) for pair in split_by_sparsity(group).items()]
-    own = MAX_ANSWER_ROWS // len(kinds) - 1
+    own = max_rows // len(kinds) - 1
     choices = [choice for kind in kinds for choice in kind.ranges(own)]
-    title = source.title(group[0], _SAME, "Which attention for which length")
-    return build_table(title, (*_COLUMNS, _limit_column(source, "Limit", of_range=True)), choices)
+    limit = ValueColumn("Limit", "text", lambda choice: _limit(source, choice), 5)
+    return build_table(source.title(group[0], _SAME, start), (*_COLUMNS, limit), choices)
 
 
 def most_searched(source: Source) -> list[Known]:
@@ -171,32 +154,26 @@ def are_similar(one: Known, other: Known) -> bool:
     return len(group_by_density([one, other])) == 1
 
 
-def _limit_column(source: Source, heading: str, of_range: bool) -> ValueColumn:
-    """Return the column of the limit of the longest known length, with its budgets.
-
-    of_range: only the budgets, where the length is in the range.
-    """
-
-    def limit(choice: Choice) -> str | None:
-        if of_range and choice.best:
-            return source.workload(choice.best, _BUDGETS) or None
+def _limit(source: Source, choice: Choice) -> str | None:
+    """Return the budgets of a range; beyond the longest length also what ended its search."""
+    row = choice.best or choice.longest
+    words = [source.workload(row, _BUDGETS)] if row else []
+    if isinstance(choice.longest, SearchRow):
         row = choice.longest
-        if not isinstance(row, SearchRow):
-            return None
         ended = f"{row.limited_by} at {format_tokens(row.first_failure or 0)}"
-        words = [ended if row.first_failure else "none reached", source.workload(row, _BUDGETS)]
+        words.insert(0, ended if row.first_failure else "none reached")
         if row.fits_tokens and row.limited_by == "time":
             words.append(f"memory alone allows {format_tokens(row.fits_tokens)}")
-        return ", ".join(filter(None, words))
-
-    return ValueColumn(heading, "text", limit, 5)
+    return ", ".join(filter(None, words)) or None
 
 
-def _attention(choice: Choice) -> str | None:
+def _attention(choice: Choice) -> str:
+    if choice.is_only:
+        return f"only {choice.rows[0].name} ran this long"
     if choice.is_compared or len(choice.rows) == 1:
         return name_ties(choice.rows)
     names = join_names(row.name for row in choice.rows)
-    return f"{names} (not compared)" if choice.rows else None
+    return f"{names} (not compared)" if choice.rows else "none ran this long"
 
 
 def _time(choice: Choice) -> Cell:
@@ -223,7 +200,6 @@ def _peak(choice: Choice) -> int | None:
 
 
 _BUDGETS = ("memory_budget", "time_budget")
-_USE = ValueColumn("Use case", "text", attrgetter("use"))
 _COLUMNS = (
     ValueColumn("Tokens", "text", attrgetter("tokens"), 8),
     ValueColumn("Kind", "text", attrgetter("kind"), 6),
@@ -231,8 +207,5 @@ _COLUMNS = (
     ValueColumn("Density", "share", _density, 2),
     ValueColumn("Ran at", "tokens", _ran_at, 3),
     ValueColumn("Time", "seconds", _time, 4),
-)
-_MAXIMUM = (
     ValueColumn("Peak memory", "bytes", _peak, 1),
-    ValueColumn("Longest", "tokens", lambda one: one.longest and one.longest.tokens, 5),
 )

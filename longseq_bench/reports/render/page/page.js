@@ -20,13 +20,16 @@
     }
   };
 
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+
   function applyTheme(theme) {
     if (theme === "light" || theme === "dark") root.dataset.theme = theme;
+    const button = document.getElementById("theme");
+    if (button) button.textContent = isDark() ? "Use light colours" : "Use dark colours";
   }
 
   function switchTheme() {
-    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
-    applyTheme(isDark ? "light" : "dark");
+    applyTheme(isDark() ? "light" : "dark");
     remembered(root.dataset.theme);
   }
 
@@ -534,7 +537,9 @@
     const link = target.closest("main a, nav a");
     if (link && link.hash === location.hash) reveal(link.hash); // no change, so no hashchange
   });
+  dark.addEventListener("change", () => applyTheme());
   addEventListener("DOMContentLoaded", () => {
+    applyTheme();
     start();
     reveal(location.hash);
     if (root.dataset.live) poll();
