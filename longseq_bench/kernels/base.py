@@ -26,6 +26,15 @@ OutputAndLse = tuple[Tensor, Tensor | None]
 """The output, and the log-sum-exp if it was kept."""
 
 
+def check_strides(kernel: str, *tensors: Tensor) -> None:
+    """Raise UnsupportedError if the head_dim of a tensor is not contiguous in memory.
+
+    torch's fused CPU kernel does not check it, and reads other memory.
+    """
+    if any(t.stride(-1) != 1 and t.shape[-1] > 1 for t in tensors):
+        raise UnsupportedError(f"{kernel} needs q, k and v with contiguous head_dim")
+
+
 class AttentionKernel(Protocol):
     """Forward and backward of an attention."""
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels.base import Pair, Queries
+from longseq_bench.kernels.base import Pair, Queries, check_strides
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.spans import HeadSpans, SpanTask
 from longseq_bench.meta_mode import are_loops_limited, device_kind
@@ -141,8 +141,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
         found = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
         raise UnsupportedError(f"the compiled kernel needs q, k, v of one dtype on a CPU: {found}")
-    if any(t.stride(-1) != 1 for t in (q, k, v)):
-        raise UnsupportedError("the compiled kernel needs q, k and v with contiguous head_dim")
+    check_strides("the compiled kernel", q, k, v)
 
 
 def _problem(q: Tensor, k: Tensor, task: SpanTask) -> _Problem:

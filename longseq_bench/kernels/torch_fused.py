@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple, check_strides
 from longseq_bench.meta_mode import device_kind, refuse_limited_loops
 
 _aten: Any = torch.ops.aten
@@ -34,6 +34,7 @@ def forward(
     mask: (Nq, Nk), True where a query sees a key. Rows that see nothing get 0 and -inf.
     keep_lse: False if the log-sum-exp is not needed; it may be empty then.
     """
+    check_strides("torch's fused kernel", q, k, v)
     bias = None if mask is None else _bias(mask, q)
     if device_kind(q) == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.cost import floor_bytes, visible_pairs
-from longseq_bench.core.errors import WorldError
+from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.definition import (
@@ -152,6 +152,25 @@ class ImplementationContract:
         out = build_attention(implementation, options, w)(*make_inputs(w))
         torch.testing.assert_close(out, train(*make_inputs(train.workload)).detach())
         assert not out.requires_grad
+
+    @pytest.mark.parametrize("moved", [(1, 2), (2, 3)], ids=["heads", "head_dim"])
+    def test_strides_are_accepted_or_refused(
+        self, implementation: Any, options: Options, moved: tuple[int, int]
+    ) -> None:
+        """Tensors with another order in memory give the same results, or UnsupportedError."""
+        attention, qkv = build_case(
+            implementation, options, 65, causal=True, kv_heads=2, mode="train"
+        )
+        strided = [t.detach().transpose(*moved).contiguous().transpose(*moved) for t in qkv]
+        grad_out, results = make_output_gradient(attention.workload), []
+        for q, k, v in (qkv, [t.requires_grad_() for t in strided]):
+            try:
+                out = attention(q, k, v)
+            except UnsupportedError:
+                break
+            torch.autograd.backward(out, grad_out)
+            results.append([out.detach(), q.grad, k.grad, v.grad])
+        torch.testing.assert_close(results[-1], results[0])
 
     @both_masks
     def test_constant_values_come_back(
