@@ -117,6 +117,7 @@ SOME = [
     named("block-sparse", 3, {"block": 4, "exchange": "ring", "placement": "load-balanced"}),
 ]
 MODULES = [named("ring", world, {"transport": "fairscale"}) for world in (2, 3)]
+MODULES.append(named("ring", 3, {"transport": "fairscale", "queries": "full"}))
 every = pytest.mark.parametrize(("name", "world", "options"), EVERY)
 defaults = pytest.mark.parametrize(("name", "world", "options"), [*DEFAULTS, *MODULES])
 some = pytest.mark.parametrize(("name", "world", "options"), [*SOME, *MODULES])

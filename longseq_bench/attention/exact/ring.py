@@ -231,7 +231,13 @@ class Ring(Attention):
 
     @override
     def parameter_gradients(self) -> dict[str, Tensor]:
-        return self._sharded.gradients(self.workload.head_dim) if self._shards_parameters else {}
+        if not self._shards_parameters:
+            return {}
+        gradients = self._sharded.gradients(self.workload.head_dim)
+        if self.queries == "full":
+            # every rank had the whole gradient of these two, and FairScale summed all of them
+            gradients |= {name: gradients[name] / self.group.size for name in ("q", "out")}
+        return gradients
 
     @override
     def uncompressed(self) -> Ring | None:
