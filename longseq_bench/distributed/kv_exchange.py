@@ -57,7 +57,8 @@ class KVBlocks:
         self.counts = counts
         self._unit = ALIGNMENT if limit >= ALIGNMENT else 1
         units = [-(-count // self._unit) for count in counts]
-        needed = -(-max(units) // max(1, limit // self._unit))
+        # one block holds a whole shard also where the shard ends inside an aligned unit
+        needed = 1 if limit >= max(counts) else -(-max(units) // max(1, limit // self._unit))
         self.per_rank = min(needed, max(1, min(units)))
         # ranks with equally many tokens have blocks of the same lengths
         owners = {count: rank for rank, count in enumerate(counts)}.values()

@@ -35,10 +35,21 @@ def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
         IMPLEMENTATIONS.get("data-parallel")(Workload(seq_len=64), Group.alone(), devices=2)
 
 
-def test_nested_splits_of_a_batch_are_refused() -> None:
-    for inner in ("ddp", "data-parallel"):
-        with pytest.raises(UserError, match=f"inner={inner} already splits the batch"):
-            IMPLEMENTATIONS.get("ddp")(Workload(seq_len=64, batch=4), Group(0, 2), inner=inner)
+@pytest.mark.parametrize("name", ["ddp", "data-parallel"])
+@pytest.mark.parametrize(
+    ("inner", "reason"),
+    [
+        ("ddp", "already splits the batch"),
+        ("data-parallel", "already splits the batch"),
+        ("block-sparse-multihead", "already has projections"),
+        ("block-sparse-adaptive", "chooses its pattern from all of the batch"),
+    ],
+)
+def test_an_attention_that_cannot_run_on_parts_of_a_batch_is_refused(
+    name: str, inner: str, reason: str
+) -> None:
+    with pytest.raises(UserError, match=f"inner={inner} {reason}; choose another"):
+        IMPLEMENTATIONS.get(name)(Workload(seq_len=64, batch=4), Group.alone(), inner=inner)
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
@@ -87,15 +98,6 @@ def test_the_compiled_kernel_is_refused_on_several_ranks(name: str) -> None:
     attention = IMPLEMENTATIONS.get(name)(Workload(seq_len=4096), Group(0, 2), kernel="native")
     with pytest.raises(UnsupportedError, match="kernel=native runs on one rank; use auto"):
         attention.prepare("cpu")
-
-
-@pytest.mark.parametrize("name", ["ddp", "data-parallel"])
-def test_a_module_inside_a_module_is_refused(name: str) -> None:
-    """It would be projected twice."""
-    with pytest.raises(UserError, match="inner=block-sparse-multihead already has projections"):
-        IMPLEMENTATIONS.get(name)(
-            Workload(seq_len=64, batch=2), Group.alone(), inner="block-sparse-multihead"
-        )
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,13 @@ def test_blocks_are_within_the_limit_and_not_empty(tokens: int) -> None:
         assert blocks.longest <= max(tokens, -(-max(counts) // min(counts)))
 
 
+@pytest.mark.parametrize("counts", [(201, 200), (64, 64), (65, 3), (1,)])
+def test_a_limit_that_holds_every_shard_cuts_nothing(counts: tuple[int, ...]) -> None:
+    """Pieces are padded to the longest: two of 201 tokens would be 27 % more to send."""
+    blocks = KVBlocks(counts, max(counts))
+    assert (blocks.per_rank, blocks.longest) == (1, max(counts))
+
+
 def test_one_rank_sends_nothing() -> None:
     for kind in ("ring", "gather"):
         plan = Plan(kind, (6,), 2)

@@ -26,8 +26,12 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import even_span
 
-BATCH_SPLITTERS = ("ddp", "data-parallel")
-WITH_PROJECTIONS = ("block-sparse-multihead",)
+_REFUSED_INNER = {
+    "ddp": "already splits the batch",
+    "data-parallel": "already splits the batch",
+    "block-sparse-multihead": "already has projections",
+    "block-sparse-adaptive": "chooses its pattern from all of the batch",
+}
 
 
 class BatchSplit(ProjectedAttention):
@@ -39,10 +43,8 @@ class BatchSplit(ProjectedAttention):
                 f"a batch of {workload.batch} can't be split into {parts} parts: "
                 "each rank or device needs at least one sequence"
             )
-        if inner in BATCH_SPLITTERS:
-            raise UserError(f"inner={inner} already splits the batch; choose another, such as sdpa")
-        if inner in WITH_PROJECTIONS:
-            raise UserError(f"inner={inner} already has projections; choose another, such as sdpa")
+        if reason := _REFUSED_INNER.get(inner):
+            raise UserError(f"inner={inner} {reason}; choose another, such as sdpa")
         self._inner_name = inner
         super().__init__(workload, group, IMPLEMENTATIONS.get(inner)(workload, Group.alone()))
 
