@@ -21,7 +21,7 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
-from longseq_bench.worker.inputs import Triple
+from longseq_bench.worker.inputs import Pass, Triple
 from longseq_bench.worker.reference import CheckedRows, Gradients, Reference, Sum
 from longseq_bench.worker.shard_coverage import all_gather, all_reduce_max
 
@@ -137,14 +137,53 @@ def check(
 
 def zero_row_share(out: Tensor, group: Group) -> float:
     """Return the share of (batch, head, token) rows, over all ranks, whose output is zero."""
+    zeros, rows = _count_zero_rows(out, group)
+    return zeros / rows
+
+
+def _count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:
+    """Return the zero rows and all rows of all ranks."""
     zero = (out == 0).all(-1)
     zeros, rows = group.all_sum(torch.tensor([int(zero.sum()), zero.numel()])).tolist()
-    return float(zeros / rows)
+    return int(zeros), int(rows)
 
 
 def all_finite(tensors: list[Tensor], group: Group) -> bool:
     """Return whether every number on every rank is finite."""
     return not group.all_max(float(not all(bool(torch.isfinite(t).all()) for t in tensors)))[0]
+
+
+def find_invalid(one: Pass, uncovered: float, group: Group) -> str | None:
+    """Return what makes a pass wrong before its numbers are compared, or None.
+
+    Its inputs were changed, a result has another shape or dtype, or a row is zero although the
+    pattern covers it. All ranks must call it. uncovered: share of the rows that the pattern leaves
+    uncovered, over all ranks.
+    """
+    own = _own_fault(one)
+    ranks = torch.nonzero(all_gather(group, torch.tensor(int(own is not None)))).flatten().tolist()
+    if ranks:
+        return own or f"rank {ranks[0]} changed its inputs, or its results have another shape"
+    assert one.out is not None
+    zeros, rows = _count_zero_rows(one.out, group)
+    if zeros > round(uncovered * rows):
+        return f"{zeros:,} of {rows:,} output rows are zero; the pattern leaves {uncovered:.2%}"
+    return None
+
+
+def _own_fault(one: Pass) -> str | None:
+    if changed := one.changed_inputs():
+        return f"a pass changed its input {' and '.join(changed)}"
+    q = one.inputs[0]
+    assert one.out is not None
+    results = [("the output", one.out, q)]
+    for name, gradient, like in zip(("dq", "dk", "dv"), one.grads or (), one.inputs, strict=False):
+        results.append((name, gradient, like))
+    for name, got, like in results:
+        found, expected = ((tuple(t.shape), str(t.dtype)[6:]) for t in (got, like))
+        if found != expected:
+            return f"{name} is {found[1]} {found[0]}; expected {expected[1]} {expected[0]}"
+    return None
 
 
 class _Backward:

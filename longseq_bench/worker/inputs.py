@@ -6,7 +6,7 @@ generator is seeded by the trial's seed and by the part itself.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ SAMPLED_ROWS = 16
 EDGE_ROWS = 64
 """First and last rows of ranks' shards that are checked; both of each rank up to 32 ranks."""
 
+_DIGEST_TOKENS = 4096
+_INTEGERS = (torch.int64, torch.int32, torch.int16)
+
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
@@ -35,6 +38,7 @@ class Pass:
 
     keep: as in Trial.
     original_q: a copy of q on the host, for a pass that overwrites q.
+    digests: of the inputs as they were drawn (`digest`), for those that no pass may change.
     keep_output: copy an output that the pass itself drops to the host, so that it can be checked.
     """
 
@@ -45,6 +49,23 @@ class Pass:
     keep: Keep = "all"
     original_q: Tensor | None = None
     keep_output: bool = True
+    digests: dict[str, Tensor] = field(default_factory=dict)
+
+    def protect_inputs(self) -> None:
+        """Remember the inputs as they are."""
+        self.digests = {name: digest(tensor) for name, tensor in self._protected().items()}
+
+    def changed_inputs(self) -> list[str]:
+        """Return the names of the inputs that differ from what `protect_inputs` saw."""
+        now = self._protected()
+        return [n for n, seen in self.digests.items() if not torch.equal(digest(now[n]), seen)]
+
+    def _protected(self) -> dict[str, Tensor]:
+        """Return the inputs that no pass may change: with keep=nothing it overwrites q."""
+        tensors = dict(zip("qkv", self.inputs, strict=True))
+        if self.keep == "nothing":
+            del tensors["q"]
+        return tensors if self.grad_out is None else tensors | {"grad_out": self.grad_out}
 
     @property
     def original_inputs(self) -> Triple:
@@ -85,6 +106,23 @@ def _edges(ends: Tensor) -> Tensor:
         return ends.flatten()
     ranks = torch.arange(len(ends))
     return ends[ranks, ranks % 2][:: -(-len(ends) // (4 * EDGE_ROWS))]
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """Return numbers (2, B, H) that change if a row of a tensor (B, H, N, D) changes or moves.
+
+    They are sums of the rows' bits, and the same weighted by position, modulo 2^64. Some thousand
+    tokens at a time need little memory.
+    """
+    # a sum of int64 makes no copy
+    row_bytes = tensor.shape[3] * tensor.element_size()
+    bits = tensor.detach().view(next(t for t in _INTEGERS if row_bytes % t.itemsize == 0))
+    found = torch.zeros(2, *tensor.shape[:2], dtype=torch.int64, device=tensor.device)
+    for start in range(0, tensor.shape[2], _DIGEST_TOKENS):
+        rows = bits[:, :, start : start + _DIGEST_TOKENS].sum(-1, dtype=torch.int64)
+        positions = torch.arange(start + 1, start + 1 + rows.shape[2], device=tensor.device)
+        found += torch.stack([rows.sum(-1), (rows * positions).sum(-1)])
+    return found
 
 
 def draw_inputs(

@@ -32,7 +32,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import MeterContext, find_meter
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
-from longseq_bench.worker.check import all_finite, check, zero_row_share
+from longseq_bench.worker.check import all_finite, check, find_invalid, zero_row_share
 from longseq_bench.worker.dense_baseline import dense_flops
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.inputs import Pass, draw_inputs, select_checked_rows
@@ -222,6 +222,8 @@ class _TrialRun:
         trial, attention = self.trial, self.attention
         self.sender.start_phase("inputs")
         one = draw_inputs(attention, trial.device, trial.seed, self.rows, trial.keep)
+        if not trial.fit_only:
+            one.protect_inputs()
         self.sender.start_phase("plan")
         start = time.perf_counter()
         attention.prepare(trial.device)
@@ -309,6 +311,9 @@ class _TrialRun:
         self.sender.start_phase("check")
         assert one.out is not None
         group = self.attention.group
+        uncovered = self.attention.measures().get("uncovered", 0.0)
+        if reason := find_invalid(one, uncovered, group):
+            return Outcome(status="wrong", reason=reason, phase="check")
         own = check(
             self.attention, one.original_inputs, one.out, self.rows, one.grad_out, one.grads
         )
@@ -317,7 +322,7 @@ class _TrialRun:
         self.log.add("zero_rows", "1", zero_row_share(one.out, group))
         self.log.facts["errors"] = errors.largest
         if not all_finite([one.out], group):
-            reason: str | None = "the output has values that are not finite"
+            reason = "the output has values that are not finite"
         elif not all_finite(list(one.grads or ()), group):
             reason = "a gradient has values that are not finite"
         else:

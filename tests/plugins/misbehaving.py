@@ -178,6 +178,38 @@ class Gradient(ForTests):
         return scaled_dot_product_attention(q, k + (k.detach() - k) * 0.5, v)
 
 
+class Overwrites(ForTests):
+    """The output is right, but v is changed: a reference made from it later would be too."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = scaled_dot_product_attention(q, k, v)
+        v.zero_()
+        return out
+
+
+class ZeroRows(ForTests):
+    """Rows at the border of blocks are never written."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = scaled_dot_product_attention(q, k, v)
+        out[:, :, 127::128] = 0
+        return out
+
+
+class MoreTokens(ForTests):
+    """The output has padding."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.nn.functional.pad(scaled_dot_product_attention(q, k, v), (0, 0, 0, 1))
+
+
+class Widens(ForTests):
+    """The output has another dtype."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v).double()
+
+
 class FarKey(ForTests):
     """Fault 1: the first key is never seen."""
 

@@ -37,6 +37,25 @@ def test_a_wrong_output_is_a_result_with_its_error(
 
 
 @pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bad-overwrites", "a pass changed its input v"),
+        ("bad-zero-rows", "46 of 6,000 output rows are zero; the pattern leaves 0.00%"),
+        (
+            "bad-more-tokens",
+            "the output is float32 (1, 2, 3001, 64); expected float32 (1, 2, 3000, 64)",
+        ),
+        ("bad-widens", "the output is float64 (1, 2, 3000, 64); expected float32 (1, 2, 3000, 64)"),
+    ],
+)
+def test_a_pass_is_wrong_before_its_numbers_are_compared(
+    launcher: LocalLauncher, name: str, reason: str
+) -> None:
+    outcome = run(launcher, name, 3000)
+    assert (outcome.status, outcome.phase, outcome.reason) == ("wrong", "check", reason)
+
+
+@pytest.mark.parametrize(
     ("name", "dtype"),
     [
         ("sdpa", "bfloat16"),
