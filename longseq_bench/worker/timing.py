@@ -19,6 +19,7 @@ from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.measurement_log import MeasurementLog
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.passes import run_pass
+from longseq_bench.worker.repeat_check import RepeatCheck
 
 _HALVES = {
     "compute_time": ("computing", {"communicate": False}),
@@ -33,12 +34,14 @@ SETTLED_WITHIN = 0.02
 
 
 def run_timed_passes(
-    attention: Attention, one: Pass, trial: Trial, sender: MessageSender, log: MeasurementLog
-) -> None:
+    attention: Attention, one: Pass, check: RepeatCheck, trial: Trial, sender: MessageSender,
+    log: MeasurementLog,
+) -> None:  # fmt: skip
     """Run passes until the slowest rank's median is known to 2 %, or the time cap is reached.
 
-    Every rank keeps all of its own samples. The outputs in `one` are dropped. Passes of the dense
-    baseline don't count for the cap, so that a sparse attention is timed as often as any other.
+    Every rank keeps all of its own samples. The results in `one` are dropped; `check` sees those of
+    every pass. Passes of the dense baseline don't count for the cap, so that a sparse attention is
+    timed as often as any other.
     """
     group = attention.group
     one.out = one.grads = None
@@ -52,17 +55,21 @@ def run_timed_passes(
     dense = dense_baseline_for(attention, one, trial, warm_ups, log)
     for _ in range(warm_ups):
         sender.start_phase("time", "warm-up")
+        check.change_inputs(one)
         run_pass(attention, one)
-        one.out = one.grads = None
+        check.add(one)
     layout_s: list[float] = []
     end = time.perf_counter() + trial.time_cap
     while len(clock.wall) < trial.repeats:
+        check.change_inputs(one)
         _time_pass(attention, one, clock, sender, f"pass {len(clock.wall) + 1}", extra)
+        check.add(one)
         layout_s += filter(None, [attention.layout_s])
         for name, half in halves.items():
             part, switches = _HALVES[name]
             with group.only(**switches):
                 _time_pass(attention, one, half, sender, f"{part} of pass {len(clock.wall)}")
+            one.out = one.grads = None
         if dense:
             end += dense.run(sender, clock.wall[-1])
         late = time.perf_counter() > end
@@ -102,4 +109,3 @@ def _time_pass(
         attention.group.barrier()
         with clock:
             run_pass(attention, one)
-    one.out = one.grads = None

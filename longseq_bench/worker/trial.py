@@ -47,6 +47,7 @@ from longseq_bench.worker.passes import (
     wait_for_all_ranks,
     warm_up,
 )
+from longseq_bench.worker.repeat_check import RepeatCheck
 from longseq_bench.worker.timing import run_timed_passes
 
 FAST_HEAP_FACTOR, FAST_HEAP_EXTRA_BYTES = 1.25, 256 * 2**20
@@ -106,8 +107,9 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
         if failure := run.judge_pass_time():
             return failure
     if trial.repeats:
-        run_timed_passes(attention, one, trial, sender, log)
-        if failure := run.over_time_budget():
+        repeats = RepeatCheck(attention, one, rows)
+        run_timed_passes(attention, one, repeats, trial, sender, log)
+        if failure := run.check_repeats(repeats) or run.over_time_budget():
             return failure
     return Outcome(status="ok")
 
@@ -328,6 +330,16 @@ class _TrialRun:
         else:
             reason = errors.over_tolerance(self.attention.coarsest_dtype)
         return Outcome(status="wrong", reason=reason, phase="check") if reason else None
+
+    def check_repeats(self, repeats: RepeatCheck) -> Outcome | None:
+        """Return `wrong` on all ranks if a timed pass had other results than the checked one."""
+        attention = self.attention
+        reason = repeats.over_tolerance(attention.coarsest_dtype)
+        self.log.facts["checked_passes"] = repeats.passes
+        if not attention.group.all_max(float(reason is not None))[0]:
+            return None
+        reason = reason or "a timed pass of another rank differs from the checked one"
+        return Outcome(status="wrong", reason=reason, phase="check")
 
     # ---- other values that are logged ----------------------------------------------------------
 

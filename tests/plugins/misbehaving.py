@@ -210,6 +210,47 @@ class Widens(ForTests):
         return scaled_dot_product_attention(q, k, v).double()
 
 
+class Remembers(ForTests):
+    """The first output is returned again, in no time."""
+
+    out: Tensor | None = None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.out is None:
+            self.out = scaled_dot_product_attention(q, k, v)
+        return self.out.clone()
+
+
+class StaleKeys(ForTests):
+    """Keys are those of the first pass."""
+
+    k: Tensor | None = None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.k is None:
+            self.k = k.clone()
+        return scaled_dot_product_attention(q, self.k, v)
+
+
+class Accumulates(ForTests):
+    """Each output is added to a buffer that is never emptied."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.out = getattr(self, "out", 0) + scaled_dot_product_attention(q, k, v)
+        return self.out.clone()
+
+
+class LaterGradient(ForTests):
+    """The gradient of k is half of what it should be, from the fourth pass on."""
+
+    passes = 0
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.passes += 1
+        share = 0.5 if self.passes > 3 else 0.0
+        return scaled_dot_product_attention(q, k + (k.detach() - k) * share, v)
+
+
 class FarKey(ForTests):
     """Fault 1: the first key is never seen."""
 

@@ -56,6 +56,24 @@ def test_a_pass_is_wrong_before_its_numbers_are_compared(
 
 
 @pytest.mark.parametrize(
+    ("name", "mode", "result"),
+    [
+        ("bad-remembers", "forward", "out"),
+        ("bad-stale-keys", "forward", "out"),
+        ("bad-accumulates", "forward", "out"),
+        ("bad-later-gradient", "train", "dk"),
+    ],
+)
+def test_a_timed_pass_with_other_results_than_the_checked_one_is_wrong(
+    launcher: LocalLauncher, name: str, mode: str, result: str
+) -> None:
+    outcome = run(launcher, name, 600, repeats=3, mode=mode)
+    assert (outcome.status, outcome.phase) == ("wrong", "check")
+    assert f"{result} of a timed pass is" in (outcome.reason or "")
+    assert "off that of the checked pass (allowed 2e-05)" in (outcome.reason or "")
+
+
+@pytest.mark.parametrize(
     ("name", "dtype"),
     [
         ("sdpa", "bfloat16"),

@@ -1,0 +1,111 @@
+"""The check of timed passes: each must give the result of the checked pass, for its own inputs.
+
+Timing needs equal work, and a result that is remembered from an earlier pass must not count. So one
+thing changes sign before every pass, outside the clock: v; q and k together; the gradient of the
+output. The work is the same, scores stay as they are, and the results change sign exactly:
+
+    out: with v    dv: with grad_out    dq, dk: with v, with q and k, and with grad_out
+"""
+
+import math
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import Attention
+from longseq_bench.core.model import DType
+from longseq_bench.worker.check import GRADIENT_TOLERANCE, TOLERANCE
+from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.shard_coverage import find_rows
+
+_CHUNK = 4096
+_KEY_ROWS = 16
+_SIGNS_OF = {"out": "v", "dq": "vsg", "dk": "vsg", "dv": "g"}
+"""What the sign of a result depends on. v: v; s: q and k; g: grad_out."""
+
+
+class RepeatCheck:
+    """Compares the results of later passes with those of a first one.
+
+    The output is compared with that of `one`, which the reference confirmed. Its gradients are zero
+    in most rows, so those of the next pass are compared with later ones.
+    """
+
+    def __init__(self, attention: Attention, one: Pass, rows: Tensor) -> None:
+        assert one.out is not None
+        shard = attention.shard
+        own = find_rows(shard.queries, rows)[0]
+        keys = torch.arange(0, len(shard.keys), -(-len(shard.keys) // _KEY_ROWS))
+        self._rows = {"out": own, "dq": own, "dk": keys, "dv": keys}
+        self._signs = {"v": 1, "s": 1, "g": 1}
+        self._changes = cycle("vs" if one.grad_out is None else "vsg")
+        self._expected = {"out": _sample(one.out, own)}
+        self.passes = 0
+        self.largest: dict[str, float] = {}
+
+    def change_inputs(self, one: Pass) -> None:
+        """Change the sign of one thing, and restore a q that the last pass has overwritten."""
+        change = next(self._changes)
+        self._signs[change] *= -1
+        q, k, v = one.inputs
+        with torch.no_grad():
+            if one.original_q is not None:
+                q.copy_(one.original_q).mul_(self._signs["s"])
+            elif change == "s":
+                q.neg_()
+            if change == "s":
+                k.neg_()
+            elif change == "v":
+                v.neg_()
+            elif one.grad_out is not None:
+                one.grad_out.neg_()
+
+    def add(self, one: Pass) -> None:
+        """Compare the results of a pass, and drop them."""
+        self.passes += 1
+        results = dict(zip(("dq", "dk", "dv"), one.grads or (), strict=False))
+        if one.out is not None:
+            results["out"] = one.out
+        for name, result in results.items():
+            sign = math.prod(self._signs[part] for part in _SIGNS_OF[name])
+            sample = _sample(result, self._rows[name]) * sign
+            expected = self._expected.setdefault(name, sample)
+            error = _difference(sample, expected, result.shape[2])
+            self.largest[name] = max(self.largest.get(name, 0.0), error)
+        one.out = one.grads = None
+
+    def over_tolerance(self, dtype: DType) -> str | None:
+        """Return a sentence about a result that is not the checked one, or None."""
+        for name, error in self.largest.items():
+            allowed = (TOLERANCE if name == "out" else GRADIENT_TOLERANCE)[dtype]
+            if not error <= allowed:
+                return (
+                    f"{name} of a timed pass is {error:.2g} off that of the checked pass "
+                    f"(allowed {allowed:.2g})"
+                )
+        return None
+
+
+def _sample(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Return some rows of a tensor (B, H, N, D), and the sum of all rows, (B, H, R + 1, D)."""
+    tensor = tensor.detach()
+    total = torch.zeros_like(tensor[:, :, 0], dtype=torch.float64)
+    for start in range(0, tensor.shape[2], _CHUNK):
+        total += tensor[:, :, start : start + _CHUNK].sum(2, dtype=torch.float64)
+    chosen = tensor[:, :, rows.to(tensor.device)].double()
+    return torch.cat([chosen, total[:, :, None]], 2).cpu()
+
+
+def _difference(got: Tensor, expected: Tensor, tokens: int) -> float:
+    """Return the largest difference over the largest magnitude of a head's rows.
+
+    The rounding errors of N rows add up to about √N times that of one, so their sum is divided by
+    that. NaN or infinity is an infinite difference.
+    """
+    if not torch.isfinite(got).all():
+        return math.inf
+    largest = expected[:, :, :-1].abs().amax((2, 3)).clamp_min(1e-30)
+    difference = (got - expected).abs().amax(3) / largest[..., None]
+    difference[:, :, -1] /= math.sqrt(tokens)
+    return float(difference.max())
