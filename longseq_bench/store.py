@@ -222,21 +222,19 @@ def _read_unfinished_line(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
 
 def _is_record(line: bytes) -> bool:
     try:
-        _parse(line)
+        _parse(line, RecordInterner())
     except (NewerSchemaError, ValueError) as error:
         return isinstance(error, NewerSchemaError)
     return True
 
 
-_LINE_STARTS = tuple(f'{{"schema":{known},'.encode() for known in range(1, SCHEMA + 1))
-
-
-def _parse(line: bytes) -> Record:
+def _parse(line: bytes, interner: RecordInterner) -> Record:
     """Parse one line. Raises NewerSchemaError, or ValueError if it is not a record."""
-    # Fast path for lines as this version writes them; the slow path finds out why others fail.
-    if line.startswith(_LINE_STARTS) and line.count(b'"schema"') == 1:
-        with suppress(ValueError):
-            return Record.model_validate_json(line)
+    with suppress(ValueError):
+        record = interner.read(line)
+        if "schema_" in record.model_fields_set:
+            return record
+    # why the line can't be read; or it is JSON that only Python's reader accepts
     data = json.loads(line)
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
@@ -246,7 +244,7 @@ def _parse(line: bytes) -> Record:
         environment = data.get("environment")
         version = environment.get("longseq") if isinstance(environment, dict) else None
         raise NewerSchemaError(schema, version if isinstance(version, str) else None)
-    return Record.model_validate(data)
+    return interner.share(Record.model_validate(data))
 
 
 def _read(file: Path) -> Loaded:
@@ -254,10 +252,10 @@ def _read(file: Path) -> Loaded:
     torn = None
     with gc_disabled(), open(file, "rb") as stream:
         for number, line in enumerate(stream, 1):
-            if not line.strip():
+            if line.isspace():
                 continue
             try:
-                loaded.records.append(interner.share(_parse(line)))
+                loaded.records.append(_parse(line, interner))
             except NewerSchemaError as error:
                 loaded.newer.setdefault(error.schema, []).append(number)
                 if error.writer:

@@ -1,7 +1,8 @@
 """Fields that every row has: trial, machine and memory."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from operator import attrgetter
 from typing import Any, Self, TypeVar
 
@@ -22,7 +23,10 @@ _TRIAL = (
     "implementation", "options", "device", "world_size", "memory_budget", "time_budget", "threads",
     "fit_only", "keep", "allocator",
 )  # fmt: skip
+_MACHINE = ("fingerprint", "host")
+_IDENTITY = (*_TRIAL, *_WORKLOAD, *_MACHINE)
 _trial_values, _workload_values = attrgetter(*_TRIAL), attrgetter(*_WORKLOAD)
+_machine_values = attrgetter(*_MACHINE)
 
 SWEEP: tuple[Document, ...] = ("sweep",)
 DENSITY: tuple[Document, ...] = ("density",)
@@ -192,21 +196,43 @@ def require(value: T | None) -> T:
     return value
 
 
-def fill(row: R, **values: Any) -> R:
+def make_row(row_type: type[R], values: Mapping[str, Any]) -> R:
+    """Return `row_type(**values)` in half the time, which counts with 100,000 rows.
+
+    The constructor of a frozen class looks up `object.__setattr__` for each of seventy fields.
+    Raises TypeError if a field without a default is missing, KeyError for an unknown one.
+    """
+    declared: type = row_type
+    setters, defaults = _slots(declared)
+    every = {**defaults, **values}
+    if len(every) < len(setters):
+        raise TypeError(f"{row_type.__name__} lacks {', '.join(setters.keys() - every)}")
+    return fill(object.__new__(row_type), every)
+
+
+def fill(row: R, values: Mapping[str, Any]) -> R:
     """Set fields of a row that nothing else has seen yet, and return it.
 
-    `dataclasses.replace` copies all sixty fields, which is most of the work of many rows.
+    `dataclasses.replace` copies all fields, which is most of the work of many rows.
     """
+    row_type: type = type(row)
+    setters, _ = _slots(row_type)
     for name, value in values.items():
-        object.__setattr__(row, name, value)
+        setters[name](row, value)
     return row
+
+
+@cache
+def _slots(row_type: type) -> tuple[dict[str, Callable[[Row, Any], None]], dict[str, Any]]:
+    """Return the functions that set the fields of a row class, and the defaults of its fields."""
+    declared = fields(row_type)
+    setters = {field.name: getattr(row_type, field.name).__set__ for field in declared}
+    return setters, {f.name: f.default for f in declared if f.default is not MISSING}
 
 
 def identity(record: Record) -> dict[str, Any]:
     """Return the fields of a row that identify its trial and machine."""
     trial = record.trial
-    values: dict[str, Any] = dict(zip(_TRIAL, _trial_values(trial), strict=True))
-    values.update(zip(_WORKLOAD, _workload_values(trial.workload), strict=True))
-    values["fingerprint"] = record.environment.fingerprint
-    values["host"] = record.environment.host
-    return values
+    environment = record.environment
+    values = *_trial_values(trial), *_workload_values(trial.workload), *_machine_values(environment)
+    return dict(zip(_IDENTITY, values, strict=True))

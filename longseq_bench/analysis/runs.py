@@ -9,58 +9,73 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
 
 from longseq_bench.core.model import Measurement, Record, Status
+from longseq_bench.core.stats import median_interval
 
 SEVERITY: tuple[Status, ...] = (
     "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",
 )  # fmt: skip
 """Worst first: runs of one trial that end differently are reported by the worst status."""
 
-ByRank = Mapping[int, Sequence[float]]
+Samples = Sequence[float]
+ByRank = Mapping[int, Samples]
 """Samples of one quantity in one run, by rank."""
 
+Interval = tuple[float, float, float] | tuple[None, None, None]
+"""Lower bound, median and upper bound; None without samples."""
 
-@dataclass(frozen=True)
+
 class Runs:
-    """Runs of one trial, and the samples of each measurement by rank: a mapping for each run."""
+    """Runs of one trial.
 
-    records: Sequence[Record]
-    measured: Mapping[str, Sequence[ByRank]]
-    _iterations: dict[str, list[float]] = field(default_factory=dict)
+    measured: of each name, the measurements in order, with the index of their run.
+    """
 
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> Runs:
-        """Index the measurements of some records."""
-        measured: dict[str, list[dict[int, Sequence[float]]]] = {}
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+        self.measured: defaultdict[str, list[tuple[int, Measurement]]] = defaultdict(list)
         for i, record in enumerate(records):
             for one in record.outcome.measurements:
-                if one.name not in measured:
-                    measured[one.name] = [{} for _ in records]
-                _add(measured[one.name][i], one)
-        return cls(records, measured)
+                self.measured[one.name].append((i, one))
+        self._world_size = records[0].trial.world_size if records else 1
+        self._iterations: dict[str, list[float]] = {}
+        self._intervals: dict[str, Interval] = {}
+
+    def by_run(self, name: str) -> list[ByRank]:
+        """Return the samples of each run."""
+        runs: list[dict[int, Samples]] = [{} for _ in self.records]
+        for i, one in self.measured.get(name, ()):
+            _add(runs[i], one)
+        return [*runs]
 
     def iterations(self, name: str) -> list[float]:
         """Return one sample per iteration, of the slowest rank; none if any is not finite."""
         found = self._iterations.get(name)
         if found is None:
-            each = zip(self.records, self.measured.get(name, ()), strict=False)
-            found = [sample for record, ranks in each for sample in slowest(record, ranks)]
+            found = []
+            for ranks in self.by_run(name):
+                found += slowest(ranks, self._world_size)
             self._iterations[name] = found = found if _are_finite(found) else []
+        return found
+
+    def interval(self, name: str) -> Interval:
+        """Return the 95 % interval of the median over iterations."""
+        found = self._intervals.get(name)
+        if found is None:
+            samples = self.iterations(name)
+            found = median_interval(samples) if samples else (None, None, None)
+            self._intervals[name] = found
         return found
 
     def median(self, name: str) -> float | None:
         """Return the median over iterations."""
-        samples = self.iterations(name)
-        return median(samples) if samples else None
+        return self.interval(name)[1]
 
     def largest(self, name: str) -> float | None:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
-        runs = self.measured.get(name, ())
-        known = [one for ranks in runs for samples in ranks.values() for one in samples]
-        if not _are_finite(known) and any(map(math.isnan, known)):
+        known = [sample for _, one in self.measured.get(name, ()) for sample in one.samples]
+        if len(known) > 1 and not _are_finite(known) and any(map(math.isnan, known)):
             return math.nan
         return max(known, default=None)
 
@@ -68,20 +83,17 @@ class Runs:
         """Return the largest sample as a whole number; None where it is not finite."""
         return _to_int(self.largest(name))
 
-    def each_rank(
-        self, name: str, merge: Callable[[list[float]], float]
-    ) -> list[float | None] | None:
+    def each_rank(self, name: str, merge: Callable[[Samples], float]) -> list[float | None] | None:
         """Return a figure per rank in their order; None for a rank without samples.
 
         The list itself is None where no rank has any sample.
         """
-        of_ranks: dict[int, list[float]] = defaultdict(list)
-        for ranks in self.measured.get(name, ()):
-            for rank, samples in ranks.items():
-                of_ranks[rank] += samples
+        of_ranks: dict[int, Samples] = {}
+        for _, one in self.measured.get(name, ()):
+            _add(of_ranks, one)
         if not any(of_ranks.values()):
             return None
-        every = map(of_ranks.get, range(self.records[0].trial.world_size))
+        every = map(of_ranks.get, range(self._world_size))
         return [merge(samples) if samples else None for samples in every]
 
     def each_rank_size(self, name: str) -> list[int | None] | None:
@@ -89,40 +101,29 @@ class Runs:
         sizes = self.each_rank(name, max)
         return None if sizes is None else [_to_int(size) for size in sizes]
 
-    def byte_counts(self) -> list[tuple[int, int, int]]:
-        """Return (rank, bytes counted, bytes by formula) of each round and rank with both."""
-        found = []
-        names = "bytes_sent", "bytes_formula"
-        for counted, stated in zip(*(self.measured.get(name, ()) for name in names), strict=False):
-            for rank in sorted(counted.keys() & stated.keys()):
-                for one, other in zip(counted[rank], stated[rank], strict=False):
-                    if math.isfinite(one) and math.isfinite(other):
-                        found.append((rank, round(one), round(other)))
-        return found
-
 
 def per_iteration(record: Record, name: str) -> list[float]:
     """Return one sample per iteration: the largest over ranks, in the measurement's own unit.
 
     Iterations that not every rank of the trial finished are left out.
     """
-    ranks: dict[int, Sequence[float]] = {}
+    ranks: dict[int, Samples] = {}
     for one in record.outcome.measurements:
         if one.name == name:
             _add(ranks, one)
-    return list(slowest(record, ranks))
+    return list(slowest(ranks, record.trial.world_size))
 
 
-def slowest(record: Record, ranks: ByRank) -> Sequence[float]:
+def slowest(ranks: ByRank, world_size: int) -> Samples:
     """Return the largest sample over ranks of each iteration that every rank finished."""
-    if not ranks or len(ranks) < record.trial.world_size:
+    if not ranks or len(ranks) < world_size:
         return ()
     if len(ranks) == 1:
         return next(iter(ranks.values()))
-    return [max(samples) for samples in zip(*ranks.values(), strict=False)]
+    return list(map(max, *ranks.values()))
 
 
-def _add(ranks: dict[int, Sequence[float]], one: Measurement) -> None:
+def _add(ranks: dict[int, Samples], one: Measurement) -> None:
     known = ranks.get(one.rank)
     ranks[one.rank] = one.samples if known is None else (*known, *one.samples)
 
@@ -133,7 +134,7 @@ def imbalance(peaks: Sequence[float | None]) -> float | None:
     return max(known) / min(known) if len(known) == len(peaks) > 1 else None
 
 
-def _are_finite(samples: Sequence[float]) -> bool:
+def _are_finite(samples: Samples) -> bool:
     # a finite sum has finite terms; a sum of finite terms may overflow
     return math.isfinite(sum(samples)) or all(map(math.isfinite, samples))
 

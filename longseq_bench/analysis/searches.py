@@ -39,7 +39,7 @@ def search_rows(records: Iterable[Record], labels: Labels | None = None) -> list
     labels = find_labels(found) if labels is None else labels
     for row in found:
         known = {} if row.fit_only or not fits else {"fits_tokens": fits.get(row.time_key)}
-        fill(row, label=labels[settings_key(row)], **known)
+        fill(row, {"label": labels[settings_key(row)], **known})
     return found
 
 
@@ -58,7 +58,7 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
     passed = [n for n, runs in by_length.items() if has_passed(runs)]
     longest = max(passed, default=0)
     failed = min((n for n in by_length if n > longest), default=None)
-    at_maximum = Runs.of([r for r in by_length.get(longest, []) if r.outcome.fits])
+    at_maximum = Runs([r for r in by_length.get(longest, []) if r.outcome.fits])
     peak = at_maximum.largest("peak")
     predictions = (r.predicted_tokens for r in steps if r.purpose in ("probe", "edge"))
     return SearchRow(
@@ -106,7 +106,7 @@ def _merge_density(steps: Sequence[Record]) -> DensityRow:
     minimum = min(passed, default=None)
     denser = [s for s in by_sparsity if s not in passed and (minimum is None or s < minimum)]
     fits = [r for r in passed[minimum] if r.outcome.fits] if minimum is not None else []
-    at_minimum = Runs.of(fits)
+    at_minimum = Runs(fits)
     runs = by_sparsity[max(denser)] if denser else []
     failed = next((r.outcome for r in reversed(runs) if not r.outcome.fits), None)
     return DensityRow(

@@ -5,16 +5,16 @@ used, and a trial that is not ok in every round has no time.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from statistics import median
 from typing import Any
 
 from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import Labels, find_labels, settings_key
-from longseq_bench.analysis.row import fill, identity
-from longseq_bench.analysis.runs import SEVERITY, Runs, imbalance, slowest
+from longseq_bench.analysis.row import fill, identity, make_row
+from longseq_bench.analysis.runs import SEVERITY, ByRank, Runs, imbalance, slowest
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import (
     attention_flops,
@@ -33,11 +33,22 @@ STANDARD = "dense"
 Values = dict[str, Any]
 """Values of some fields of a row, by field name."""
 
-_MEASURED = [
-    field for field in fields_of(SweepRow).values() if field.merge in ("median", "largest")
-]
-_UNMEASURED: Values = dict.fromkeys(field.name for field in _MEASURED)
-_BY_MEASUREMENT = group_by(_MEASURED, attrgetter("measurement"))
+
+def _merge_rules() -> dict[str, list[tuple[str, Callable[[Runs, str], float | None]]]]:
+    """Return the fields that each measurement gives, and the methods that merge their samples."""
+    rules: dict[str, list[tuple[str, Callable[[Runs, str], float | None]]]] = defaultdict(list)
+    for field in fields_of(SweepRow).values():
+        if field.merge == "median":
+            rules[field.measurement].append((field.name, Runs.median))
+        elif field.merge == "largest":
+            is_size = field.kind in ("bytes", "tokens")
+            merge = Runs.largest_size if is_size else Runs.largest
+            rules[field.measurement].append((field.name, merge))
+    return rules
+
+
+_MERGES = _merge_rules()
+_UNMEASURED: Values = dict.fromkeys(field for rules in _MERGES.values() for field, _ in rules)
 
 
 def sweep_rows(records: Iterable[Record], labels: Labels | None = None) -> list[SweepRow]:
@@ -66,12 +77,9 @@ def sweep_rows_with_records(
                 on_one_rank.setdefault(key, row)
         standard = _standard_peaks(rows)
         for row, key in zip(rows, keys, strict=True):
-            fill(
-                row,
-                label=labels[settings_key(row)],
-                **_scaling(row, on_one_rank.get(key)),
-                **_against_standard(row, standard.get(row.workload_key)),
-            )
+            fill(row, {"label": labels[settings_key(row)]})
+            fill(row, _scaling(row, on_one_rank.get(key)))
+            fill(row, _against_standard(row, standard.get(row.workload_key)))
     return list(zip(rows, groups, strict=True))
 
 
@@ -83,8 +91,8 @@ def merge_trial(records: Sequence[Record]) -> SweepRow:
     """Merge all rounds of a trial, without the fields that depend on other rows."""
     worst = min(records, key=lambda record: SEVERITY.index(record.outcome.status))
     workload, status = worst.trial.workload, worst.outcome.status
-    runs = Runs.of(records)
-    timed = runs if status == "ok" else Runs.of([])
+    runs = Runs(records)
+    timed = runs if status == "ok" else Runs([])
     values: Values = {
         **identity(worst),
         "tokens": workload.seq_len,
@@ -102,45 +110,37 @@ def merge_trial(records: Sequence[Record]) -> SweepRow:
     }
     values |= _rates(values, workload)
     values |= _against_dense(values, timed)
-    return SweepRow(**values)
+    return make_row(SweepRow, values)
 
 
 def _measured(runs: Runs, timed: Runs) -> Values:
     """Return the fields that one measurement gives; None for those that were not measured."""
     values = dict(_UNMEASURED)
     for name in runs.measured:
-        for field in _BY_MEASUREMENT.get(name, ()):
-            if field.merge == "median":
-                values[field.name] = timed.median(name)
-            elif field.kind in ("bytes", "tokens"):
-                values[field.name] = runs.largest_size(name)
-            else:
-                values[field.name] = runs.largest(name)
+        for field, merge in _MERGES.get(name, ()):
+            values[field] = merge(timed if merge is Runs.median else runs, name)
     return values
 
 
 def _timing(runs: Runs) -> Values:
-    times, computing = runs.iterations("time"), runs.iterations("compute_time")
-    low, _, high = median_interval(times) if times else (None, None, None)
+    low, _, high = runs.interval("time")
     return {
         "time_low_s": low,
         "time_high_s": high,
-        "samples": len(times),
+        "samples": len(runs.iterations("time")),
         "rank_times": runs.each_rank("time", median),
-        **_exposure(times, computing),
+        **_exposure(runs),
     }
 
 
-def _exposure(times: Sequence[float], computing: Sequence[float]) -> Values:
+def _exposure(runs: Runs) -> Values:
     """Return the share of the time that communication adds to computation, with its bounds."""
     names = ("exposed_low", "exposed_share", "exposed_high")
-    if not times or not computing:
-        return dict.fromkeys(names)
-    full, compute = median_interval(times), median_interval(computing)
-    if not min(full):
+    full, compute = runs.interval("time"), runs.interval("compute_time")
+    if full[1] is None or compute[1] is None or not min(full):
         return dict.fromkeys(names)
     low, middle, high = (max(0.0, 1 - c / t) for c, t in zip(reversed(compute), full, strict=True))
-    bounded = len(times) > 1 and len(computing) > 1
+    bounded = min(len(runs.iterations(name)) for name in ("time", "compute_time")) > 1
     return dict(zip(names, (low, middle, high) if bounded else (None, middle, None), strict=True))
 
 
@@ -151,17 +151,29 @@ def _traffic(runs: Runs) -> Values:
     """
     if runs.measured.keys().isdisjoint(("bytes_sent", "bytes_formula")):
         return dict.fromkeys(("rank_bytes", "rank_formulas", "bytes_unlike"))
+    counted, stated = runs.by_run("bytes_sent"), runs.by_run("bytes_formula")
     sent = runs.each_rank_size("bytes_sent")
-    if runs.measured.get("bytes_sent") == runs.measured.get("bytes_formula") and sent == [0]:
+    if counted == stated and sent == [0]:
         # one rank sends nothing
         return {"rank_bytes": sent, "rank_formulas": sent, "bytes_unlike": []}
-    counts = runs.byte_counts()
+    counts = list(_byte_counts(counted, stated))
     unlike = list(dict.fromkeys(one for one in counts if one[1] != one[2]))
     return {
         "rank_bytes": sent,
         "rank_formulas": runs.each_rank_size("bytes_formula"),
         "bytes_unlike": unlike if counts else None,
     }
+
+
+def _byte_counts(
+    counted: Iterable[ByRank], stated: Iterable[ByRank]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (rank, bytes counted, bytes by formula) of each run and rank with both."""
+    for one, other in zip(counted, stated, strict=True):
+        for rank in sorted(one.keys() & other.keys()):
+            for both in zip(one[rank], other[rank], strict=False):
+                if all(map(isfinite, both)):
+                    yield rank, round(both[0]), round(both[1])
 
 
 def _rates(values: Values, workload: Workload) -> Values:
@@ -187,7 +199,7 @@ _AGAINST_DENSE = (
 
 def _against_dense(values: Values, runs: Runs) -> Values:
     """Return dense attention's time on the same inputs, and the row's own relative to it."""
-    source, times = _dense_times(runs)
+    source, times = _dense_times(runs) if "dense_time" in runs.measured else (None, [])
     if not times:
         return dict.fromkeys(_AGAINST_DENSE)
     low, middle, high = median_interval(times)
@@ -214,8 +226,8 @@ def _dense_times(runs: Runs) -> tuple[str | None, list[float]]:
     If the sources of rounds differ, measured full passes are preferred to computed times.
     """
     times: dict[str, list[float]] = defaultdict(list)
-    for record, ranks in zip(runs.records, runs.measured.get("dense_time", ()), strict=False):
-        if found := slowest(record, ranks):
+    for record, ranks in zip(runs.records, runs.by_run("dense_time"), strict=True):
+        if found := slowest(ranks, record.trial.world_size):
             times[str(record.outcome.facts.get("dense", "not recorded"))] += found
     source = "measured" if "measured" in times else next(iter(times), None)
     return source, times[source] if source else []

@@ -22,22 +22,30 @@ GC_THRESHOLD_RECORDS = 5_000
 
 
 class RecordInterner:
-    """Interns records. Use one instance for records that stay in memory together."""
+    """Reads and interns records. Use one instance for records that stay in memory together."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Any] = {}
         self._names: dict[tuple[type, int], set[str]] = {}
-        self._environment: Environment | None = None
+        self._context: dict[type, Any] = {}
+        self._last: Environment | None = None
+        self._interned: Environment | None = None
+
+    def read(self, line: bytes) -> Record:
+        """Return the record of a line of JSON. Raises ValueError if it is not a record."""
+        return self.share(Record.model_validate_json(line, context=self._context))
 
     def share(self, record: Record) -> Record:
         """Let a new record share its parts with earlier ones, and return it."""
         trial, workload = record.trial, record.trial.workload
         # the fields of a frozen model; nothing else has seen the record yet
-        vars(trial).update(
-            workload=self._intern(tuple(vars(workload).values()), workload),
-            options=self._intern(repr(trial.options), trial.options),
-        )
-        vars(record).update(environment=self._share(record.environment))
+        vars(trial)["workload"] = self._intern(tuple(vars(workload).values()), workload)
+        vars(trial)["options"] = self._intern(repr(trial.options), trial.options)
+        if record.environment is not self._last:
+            self._last = record.environment
+            text = self._last.model_dump_json(exclude={"fingerprint"})
+            self._interned = self._intern(text, self._last)
+        vars(record)["environment"] = self._interned
         for model in (record, trial, record.outcome):
             names = model.__pydantic_fields_set__
             shared = self._names.setdefault((type(model), len(names)), names)
@@ -46,22 +54,9 @@ class RecordInterner:
             object.__setattr__(model, "__pydantic_fields_set__", shared)
         return record
 
-    def _share(self, environment: Environment) -> Environment:
-        """Return the environment of the record before, if it is equal; else an interned one."""
-        last = self._environment
-        if last is None or _values(environment) != _values(last):
-            text = environment.model_dump_json(exclude={"fingerprint"})
-            last = self._environment = self._intern(text, environment)
-        return last
-
     def _intern(self, key: Hashable, value: V) -> V:
         found: V = self._known.setdefault((type(value), key), value)
         return found
-
-
-def _values(environment: Environment) -> tuple[object, ...]:
-    """Return what is equal for environments that are equal byte by byte in JSON."""
-    return environment.__dict__, [*environment.variables]
 
 
 @contextmanager

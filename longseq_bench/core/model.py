@@ -19,7 +19,16 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationInfo,
+    computed_field,
+    field_validator,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 from longseq_bench.core.identity_cache import cached_by_identity
@@ -259,12 +268,25 @@ class Environment(Frozen):
         """Hash of the parts that make figures comparable."""
         return _fingerprint(self)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _drop_computed(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            data = {k: v for k, v in data.items() if k != "fingerprint"}
-        return data
+    def _drop_computed(
+        cls, data: Any, validate: ModelWrapValidatorHandler[Environment], info: ValidationInfo
+    ) -> Environment:
+        """Ignore the stored fingerprint; reuse the last environment that had equal data.
+
+        The context, if there is one, is a dictionary for that environment: see RecordInterner.
+        """
+        if not isinstance(data, dict):
+            return validate(data)
+        known: dict[type, tuple[Any, Environment]] = {} if info.context is None else info.context
+        if cls in known:
+            last, environment = known[cls]
+            if data == last and [*data.get("variables", ())] == [*last.get("variables", ())]:
+                return environment
+        found = validate({name: value for name, value in data.items() if name != "fingerprint"})
+        known[cls] = data, found
+        return found
 
 
 _VOLATILE = {"load", "clock_mhz", "commit"}
@@ -294,7 +316,7 @@ class Record(Frozen):
     foreseen: the prediction for this run.
     """
 
-    schema_: int = Field(default=SCHEMA, alias="schema")
+    schema_: int = Field(default=SCHEMA, alias="schema", strict=True, ge=1, le=SCHEMA)
     trial: Trial
     outcome: Outcome
     environment: Environment

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -53,6 +54,17 @@ def test_different_parts_are_not_shared() -> None:
     options = [{"a": 1}, {"a": 1.0}, {"a": True}, {"b": 1, "a": 2}, {"a": 2, "b": 1}]
     records = [make.record(make.trial(options=given)) for given in options]
     assert [repr(r.trial.options) for r in intern(*records)] == list(map(repr, options))
+
+
+def test_read_environments_are_shared_only_if_equal_in_every_byte() -> None:
+    given: list[dict[str, Any]] = [{"variables": {"A": "1", "B": "2"}}, {"commit": "b"}]
+    orders = [*given, given[0], {"variables": {"B": "2", "A": "1"}}, given[0]]
+    records = [make.record(where=make.environment(**fields)) for fields in orders]
+    interner = RecordInterner()
+    read = [interner.read(record.model_dump_json(by_alias=True).encode()) for record in records]
+    assert list(map(repr, read)) == list(map(repr, records))
+    first, _, third, _, last = [record.environment for record in read]
+    assert first is third is last
 
 
 @pytest.mark.parametrize(

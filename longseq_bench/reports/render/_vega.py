@@ -14,6 +14,7 @@ from textwrap import wrap
 from typing import Any
 
 import altair as alt
+from altair.utils.schemapi import debug_mode
 
 from longseq_bench.reports.document import Chart, Point
 from longseq_bench.reports.render._vega_parts import (
@@ -60,6 +61,11 @@ def svg(chart: Chart) -> str:
     return str(vl_convert.vegalite_to_svg(whole | outside))
 
 
+_unchecked = debug_mode(False)
+"""Altair checks each part against the schema when it is made; a test checks the whole."""
+
+
+@_unchecked
 def spec(chart: Chart) -> dict[str, Any]:
     """Return a chart as Vega-Lite, as wide as its container and without its title.
 
@@ -74,7 +80,7 @@ def spec(chart: Chart) -> dict[str, Any]:
         parts[0]["name"] = "plot"
         select = {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"}
         params.append({"name": "zoom", "select": select, "bind": "scales", "views": ["plot"]})
-    # written here, because Altair copies and checks all layers again at each step; a test checks it
+    # written here, because Altair copies all layers again at each step
     return {
         "$schema": alt.SCHEMA_URL, "description": chart.description,
         "width": "container", "height": height, "params": params, "layer": parts,
@@ -90,6 +96,7 @@ def _layer(layer: alt.Chart) -> dict[str, Any]:
     return part
 
 
+@_unchecked
 def axes(chart: Chart) -> dict[str, dict[str, dict[str, Any]]]:
     """Return scale and labels, "linear" and "log", of the axes ("x", "y") that allow both."""
     chart = clean(chart)
@@ -162,10 +169,10 @@ def _plot(chart: Chart, datasets: Datasets) -> tuple[list[alt.Chart], int]:
     colour, shape = _scales(chart)
     base = named_data(_rows(chart), datasets).encode(x=x, color=colour)
     dots = base.mark_point(filled=True, size=46, opacity=1).encode(y=y, shape=shape, tooltip=TIP)
-    bounds = base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("lo:Q"), y2="hi:Q")
+    bounds = base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi:Q"))
     layers = [dots, bounds.transform_filter("isValid(datum.lo)")]
     if chart.shape == "lines":
-        layers.insert(0, base.mark_line(strokeWidth=1.8).encode(y=y, detail="s:N"))
+        layers.insert(0, base.mark_line(strokeWidth=1.8).encode(y=y, detail=alt.Detail("s:N")))
     # without `sort` Vega-Lite writes the names into an expression
     offset = alt.YOffset("row:Q", scale=None, sort="ascending")
     crosses = _crosses(chart, datasets, x=x, y=alt.value(0), yOffset=offset, color=colour)
@@ -196,7 +203,7 @@ def _end_labels(chart: Chart, datasets: Datasets, **encoding: Any) -> alt.Chart:
     ]
     move = alt.ExprRef(expr="datum.move")
     limit = alt.ExprRef(expr=f"width < {NARROW} ? {NARROW_SHARE} * width - 10 : 0")  # 0: none
-    base = named_data(rows, datasets).encode(**encoding, text="s:N")
+    base = named_data(rows, datasets).encode(**encoding, text=alt.Text("s:N"))
     names: alt.Chart = base.mark_text(align="left", dx=8, dy=move, limit=limit)
     return names
 
@@ -247,7 +254,7 @@ def _crosses(chart: Chart, datasets: Datasets, **encoding: Any) -> list[alt.Char
     ]  # fmt: skip
     base = named_data(marks, datasets).encode(**encoding, tooltip=TIP)
     crosses = base.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1)
-    return [crosses, base.mark_text(align="left", dx=7, fontSize=9).encode(text="word:N")]
+    return [crosses, base.mark_text(align="left", dx=7, fontSize=9).encode(text=alt.Text("word:N"))]
 
 
 def _cross_rows(chart: Chart) -> dict[str, int]:
@@ -261,9 +268,11 @@ def _guides(chart: Chart, datasets: Datasets) -> list[alt.Chart]:
     lines = []
     for guide in chart.guides:
         rows = [{"x": p.x, "y": p.y, "s": guide.name} for p in guide.points]
-        base = named_data(rows, datasets).encode(x="x:Q", y="y:Q")
+        base = named_data(rows, datasets).encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
         lines.append(base.mark_line(strokeDash=[4, 4], color=GREY, strokeWidth=1.5))
-        last = named_data(rows[-1:], datasets).encode(x="x:Q", y="y:Q", text="s:N")
+        last = named_data(rows[-1:], datasets).encode(
+            x=alt.X("x:Q"), y=alt.Y("y:Q"), text=alt.Text("s:N")
+        )
         lines.append(last.mark_text(align="right", dy=-7, color=GREY))
     return lines
 

@@ -140,6 +140,11 @@ def named_data(rows: list[dict[str, Any]], datasets: Datasets) -> alt.Chart:
     return alt.Chart(alt.NamedData(name=name))
 
 
+def pixel(x: float) -> Any:
+    """Return the channel of a place that is x pixels from the left of the plot."""
+    return alt.XValue(x)  # type: ignore[no-untyped-call]
+
+
 def label_expression(kind: Kind, log: bool) -> str:
     """Return the expression of the labels of an axis."""
     words = _LABELS.get(kind, "format(v, '.3~r')")

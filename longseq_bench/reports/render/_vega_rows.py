@@ -19,6 +19,7 @@ from longseq_bench.reports.render._vega_parts import (
     format_x,
     label_expression,
     named_data,
+    pixel,
     point_row,
 )
 
@@ -89,7 +90,7 @@ class _Rows(dict[tuple[str, str], str]):
         if not self.headings:
             return []
         base = named_data(self.headings, datasets)
-        texts = base.encode(x=alt.value(-self.extent), y=self.channel, text="text:N")
+        texts = base.encode(x=pixel(-self.extent), y=self.channel, text=alt.Text("text:N"))
         return [texts.mark_text(align="left", fontWeight="bold", lineHeight=LINE)]
 
 
@@ -128,11 +129,11 @@ def draw_bars(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
     base = named_data(bars, datasets).encode(y=y)
     layers = [
         base.mark_bar(height=BAR * 0.55, color=PALETTE[0]).encode(x=x, tooltip=TIP),
-        base.mark_text(align="left", dx=behind).encode(x=alt.X("end:Q"), text="value:N"),
+        base.mark_text(align="left", dx=behind).encode(x=alt.X("end:Q"), text=alt.Text("value:N")),
     ]
     if any(row["lo"] is not None for row in bars):
         bounded = base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5)
-        layers.append(bounded.encode(x=alt.X("lo:Q"), x2="hi:Q"))
+        layers.append(bounded.encode(x=alt.X("lo:Q"), x2=alt.X2("hi:Q")))
     layers += _draw_failed_bars(chart, datasets, ids)
     for guide in chart.guides:
         layers += _draw_guide(guide, chart, datasets, ids, units)
@@ -157,9 +158,9 @@ def _draw_failed_bars(chart: Chart, datasets: Datasets, ids: _Rows) -> Layers:
     ]  # fmt: skip
     if not rows:
         return []
-    base = named_data(rows, datasets).encode(x=alt.value(8), y=ids.channel, tooltip=TIP)
+    base = named_data(rows, datasets).encode(x=pixel(8), y=ids.channel, tooltip=TIP)
     crosses = base.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1, color=PALETTE[1])
-    return [crosses, base.mark_text(align="left", dx=8).encode(text="word:N")]
+    return [crosses, base.mark_text(align="left", dx=8).encode(text=alt.Text("word:N"))]
 
 
 def _draw_guide(
@@ -172,16 +173,16 @@ def _draw_guide(
         for p in guide.points
         if not p.series or (p.facet, p.series) in ids
     ]
-    base = named_data(rows, datasets).encode(x="at:Q", tooltip=TIP)
+    base = named_data(rows, datasets).encode(x=alt.X("at:Q"), tooltip=TIP)
     style: dict[str, Any] = {"thickness": 2.5, "height": BAR * 0.9, "color": GREY}
     ticks = base.transform_filter("isValid(datum.row)").encode(y=ids.channel)
     lines = base.transform_filter("!isValid(datum.row)")
     legend = named_data([{"row": ids.next_id(), "name": guide.name}], datasets)
-    legend = legend.encode(x=alt.value(4), y=ids.channel)
+    legend = legend.encode(x=pixel(4), y=ids.channel)
     layers = [
         ticks.mark_tick(**style),
         legend.mark_tick(**style),
-        legend.mark_text(align="left", dx=8).encode(text="name:N"),
+        legend.mark_text(align="left", dx=8).encode(text=alt.Text("name:N")),
     ]
     if any(not p.series for p in guide.points):
         layers.append(lines.mark_rule(color=GREY, strokeWidth=1.5))
@@ -213,9 +214,9 @@ def draw_heat(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
     edge: dict[str, Any] = {"stroke": GREY, "strokeWidth": 0.5}
     layers = [
         base.mark_rect(**edge).encode(fill=alt.Fill("fill:N", scale=None)),
-        base.mark_text(fontSize=11, color="#000000").encode(text="value:N"),
+        base.mark_text(fontSize=11, color="#000000").encode(text=alt.Text("value:N")),
         failed.mark_rect(**edge, fill="transparent"),
-        failed.mark_text(fontSize=11).encode(text="value:N"),
+        failed.mark_text(fontSize=11).encode(text=alt.Text("value:N")),
     ]
     return [*layers, *ids.draw_headings(datasets)], ids.height
 

@@ -92,30 +92,41 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
         measured: dict[str, list[float]] = defaultdict(list)
         for one in outcome.measurements:
             measured[one.name] += one.samples
-        for name, reason in _expected(record, measured["density_achieved"]).items():
+        for name in _expected(record, measured["density_achieved"]):
             samples = measured[name]
             if not all(map(math.isfinite, samples)):
                 some = any(map(math.isfinite, samples))
                 reason = f"{'some of ' * some}its samples are not finite"
             elif samples:
                 continue
-            yield record, (source.label(trial), trial.workload.seq_len, name, str(reason))
+            else:
+                reason = str(_explain_missing(record, name))
+            yield record, (source.label(trial), trial.workload.seq_len, name, reason)
 
 
-def _expected(record: Record, densities: Sequence[float]) -> dict[str, object]:
-    """Return the measurements that an ok trial should have, and why each may be missing."""
-    trial, facts = record.trial, record.outcome.facts
-    untimed = "no timed pass was recorded" if trial.repeats else "none was requested (repeats 0)"
-    expected = {
-        "time": untimed,
+def _expected(record: Record, densities: Sequence[float]) -> Iterator[str]:
+    """Yield the measurements that an ok trial should have."""
+    yield from ("time", "peak", "flops", "max_error")
+    if record.trial.world_size > 1:
+        yield from ("compute_time", "bytes_sent")
+    if min(densities, default=1.0) < 1:
+        yield "dense_time"
+
+
+def _explain_missing(record: Record, name: str) -> object:
+    """Return the reason why a measurement is missing."""
+    facts = record.outcome.facts
+    if name in _TIMED and not record.trial.repeats:
+        return "none was requested (repeats 0)"
+    return {
         "peak": facts.get("heap") or "the memory meter gave no peak",
         "flops": "the implementation stated no FLOPs",
         "max_error": "the output's error was not recorded",
-    }
-    if trial.world_size > 1:
-        no_compute = "no pass without communication was recorded" if trial.repeats else untimed
-        expected |= {"compute_time": no_compute, "bytes_sent": "no bytes were counted"}
-    if min(densities, default=1.0) < 1:
-        unknown = facts.get("dense", "no dense pass was recorded")
-        expected["dense_time"] = unknown if trial.repeats else untimed
-    return expected
+        "bytes_sent": "no bytes were counted",
+        "time": "no timed pass was recorded",
+        "compute_time": "no pass without communication was recorded",
+        "dense_time": facts.get("dense", "no dense pass was recorded"),
+    }[name]
+
+
+_TIMED = ("time", "compute_time", "dense_time")

@@ -113,10 +113,9 @@ def settings(source: Source) -> Section:
 
 def _method(source: Source) -> Iterator[str]:
     """State how outputs were checked, and what ± is."""
-    ok = [record.outcome for record in source.records if record.outcome.status == "ok"]
-    errors = [error for outcome in ok if (error := outcome.largest("max_error")) is not None]
+    errors = [error for error in source.errors if error is not None]
     if errors:
-        runs = "all" if source.is_all_checked else f"{len(errors):,} of {len(ok):,}"
+        runs = "all" if source.is_all_checked else f"{len(errors):,} of {len(source.errors):,}"
         yield (
             f"Outputs of {runs} runs that were ok were compared with a float64 reference; the "
             f"largest error is {format_cell(max(errors), 'error')}."
@@ -155,6 +154,9 @@ def _rounds(records: Sequence[Record]) -> str:
     A sweep is the trials of one command on one machine. Without a sweep, searches count.
     """
     swept = [record for record in records if record.purpose == "measure"] or records
-    sweeps = group_by(swept, lambda r: (r.command, r.environment.fingerprint)).values()
-    rounds = {max(record.trial.round for record in sweep) + 1 for sweep in sweeps}
-    return " to ".join(map(str, sorted({min(rounds), max(rounds)})))
+    rounds: dict[tuple[str | None, str], int] = defaultdict(int)
+    for record in swept:
+        sweep = record.command, record.environment.fingerprint
+        rounds[sweep] = max(rounds[sweep], record.trial.round + 1)
+    found = rounds.values()
+    return " to ".join(map(str, sorted({min(found), max(found)})))
