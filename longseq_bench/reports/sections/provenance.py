@@ -120,7 +120,10 @@ def _method(source: Source) -> Iterator[str]:
             f"Outputs of {runs} runs that were ok were compared with a float64 reference; the "
             f"largest error is {format_cell(max(errors), 'error')}."
         )
-    yield "±: distance from the median to the farther bound of its 95 % interval."
+    yield (
+        "±: distance from the median to the farther bound of its 95 % interval; of fewer than six "
+        "samples, to the farther end of their range."
+    )
 
 
 _budgets = attrgetter(
