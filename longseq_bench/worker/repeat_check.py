@@ -8,6 +8,7 @@ output. The work is the same, scores stay as they are, and the results change si
 """
 
 import math
+import time
 from itertools import cycle
 
 import torch
@@ -18,6 +19,10 @@ from longseq_bench.core.model import DType
 from longseq_bench.worker.check import GRADIENT_TOLERANCE, TOLERANCE
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.shard_coverage import find_rows
+
+SETTLE_S = 0.01
+"""Pause between a change of the inputs and the pass. torch's threads spin for some milliseconds
+after an operation on a CPU; kernels with threads of their own were up to 20 % slower meanwhile."""
 
 _CHUNK = 4096
 _KEY_ROWS = 16
@@ -60,6 +65,7 @@ class RepeatCheck:
                 v.neg_()
             elif one.grad_out is not None:
                 one.grad_out.neg_()
+        time.sleep(SETTLE_S)
 
     def add(self, one: Pass) -> None:
         """Compare the results of a pass, and drop them."""
