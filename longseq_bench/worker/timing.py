@@ -32,6 +32,10 @@ Without the other half the output is not valid; it is dropped."""
 TIMED_WARM_UPS = 1
 SETTLED_WITHIN = 0.02
 
+REST_S = 0.01
+"""Pause before a timed pass. On a CPU torch's threads spin for some milliseconds after an operation
+like a check; kernels with threads of their own were up to 20 % slower meanwhile."""
+
 
 def run_timed_passes(
     attention: Attention, one: Pass, check: RepeatCheck, trial: Trial, sender: MessageSender,
@@ -103,6 +107,7 @@ def _time_pass(
 ) -> None:  # fmt: skip
     """Run a pass under the clock, which starts when all ranks are ready."""
     sender.start_phase("time", part)
+    time.sleep(REST_S)
     with ExitStack() as meters:
         for meter in extra or ():
             meters.enter_context(meter)

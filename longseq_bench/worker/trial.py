@@ -32,7 +32,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import MeterContext, find_meter
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
-from longseq_bench.worker.check import all_finite, check, find_invalid, zero_row_share
+from longseq_bench.worker.check import all_finite, check, count_zero_rows, find_invalid
 from longseq_bench.worker.dense_baseline import dense_flops
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.inputs import Pass, draw_inputs, select_checked_rows
@@ -313,15 +313,22 @@ class _TrialRun:
         self.sender.start_phase("check")
         assert one.out is not None
         group = self.attention.group
+        if reason := find_invalid(one, group):
+            return Outcome(status="wrong", reason=reason, phase="check")
+        zeros, output_rows = count_zero_rows(one.out, group)
+        self.log.add("zero_rows", "1", zeros / output_rows)
         uncovered = self.attention.measures().get("uncovered", 0.0)
-        if reason := find_invalid(one, uncovered, group):
+        if zeros > round(uncovered * output_rows):
+            reason = (
+                f"{zeros:,} of {output_rows:,} output rows are zero; the pattern leaves "
+                f"{uncovered:.2%}"
+            )
             return Outcome(status="wrong", reason=reason, phase="check")
         own = check(
             self.attention, one.original_inputs, one.out, self.rows, one.grad_out, one.grads
         )
         errors = own.largest_over_ranks(group)
         self.log.add("max_error", "1", errors.worst)
-        self.log.add("zero_rows", "1", zero_row_share(one.out, group))
         self.log.facts["errors"] = errors.largest
         if not all_finite([one.out], group):
             reason = "the output has values that are not finite"

@@ -323,7 +323,9 @@ def test_dense_passes_do_not_count_for_the_cap(
 
     bench.log = Ticking()
     for module in (timing, dense_baseline):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now.s))
+        monkeypatch.setattr(
+            module, "time", SimpleNamespace(perf_counter=lambda: now.s, sleep=lambda seconds: None)
+        )
     bench.seconds = 0.5
     monkeypatch.setattr(timing, "settled", lambda samples, within: False)
     log, _ = run_timed(bench, monkeypatch, SPARSE, repeats=30, time_cap=5.0)
