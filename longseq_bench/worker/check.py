@@ -152,11 +152,16 @@ def find_invalid(one: Pass, group: Group) -> str | None:
 
     Its inputs were changed, or a result has another shape or dtype. All ranks must call it.
     """
-    own = _own_fault(one)
+    return agree(_own_fault(one), group, "changed its inputs, or its results have another shape")
+
+
+def agree(own: str | None, group: Group, fault: str) -> str | None:
+    """Return this rank's sentence about a fault, else "rank 1 <fault>"; None if no rank has one.
+
+    All ranks must call it.
+    """
     ranks = torch.nonzero(all_gather(group, torch.tensor(int(own is not None)))).flatten().tolist()
-    if not ranks:
-        return None
-    return own or f"rank {ranks[0]} changed its inputs, or its results have another shape"
+    return own or (f"rank {ranks[0]} {fault}" if ranks else None)
 
 
 def _own_fault(one: Pass) -> str | None:

@@ -17,6 +17,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.worker.check import GRADIENT_TOLERANCE, TOLERANCE
 from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.row_check import EveryRowCheck
 from longseq_bench.worker.shard_coverage import find_rows
 
 _CHUNK = 4096
@@ -31,6 +32,7 @@ class RepeatCheck:
     The output is compared with that of `one`, which the reference confirmed. Its gradients are zero
     in most rows, so those of the next pass are compared with later ones.
 
+    every_row: the check of the warm-up pass before them.
     passes: the number of passes of which every result was compared.
     """
 
@@ -43,6 +45,7 @@ class RepeatCheck:
         self._signs = {"v": 1, "s": 1, "g": 1}
         self._changes = cycle("vs" if one.grad_out is None else "vsg")
         self._expected = {"out": _sample(one.out, own)}
+        self.every_row = EveryRowCheck(attention)
         self.passes = 0
         self.largest: dict[str, float] = {}
 

@@ -32,7 +32,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import MeterContext, find_meter
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
-from longseq_bench.worker.check import all_finite, check, count_zero_rows, find_invalid
+from longseq_bench.worker.check import agree, all_finite, check, count_zero_rows, find_invalid
 from longseq_bench.worker.dense_baseline import dense_flops
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.inputs import Pass, draw_inputs, select_checked_rows
@@ -48,6 +48,7 @@ from longseq_bench.worker.passes import (
     warm_up,
 )
 from longseq_bench.worker.repeat_check import RepeatCheck
+from longseq_bench.worker.row_check import EveryRowCheck
 from longseq_bench.worker.timing import run_timed_passes
 
 FAST_HEAP_FACTOR, FAST_HEAP_EXTRA_BYTES = 1.25, 256 * 2**20
@@ -55,6 +56,9 @@ FAST_HEAP_FACTOR, FAST_HEAP_EXTRA_BYTES = 1.25, 256 * 2**20
 
 FAR_FROM_BUDGET_SHARE = 0.05
 """Memory is far from the budget if the floor is below this share of it."""
+
+MAX_EXTRA_PASS_S = 1.0
+"""Longest pass after which further passes check every row, so that they cost little."""
 
 _TINY = 1e-30
 
@@ -106,12 +110,14 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
         run.time_one_pass(one)
         if failure := run.judge_pass_time():
             return failure
+    every_row = EveryRowCheck(attention)
     if trial.repeats:
         repeats = RepeatCheck(attention, one, rows)
+        every_row = repeats.every_row
         run_timed_passes(attention, one, repeats, trial, sender, log)
         if failure := run.check_repeats(repeats) or run.over_time_budget():
             return failure
-    return Outcome(status="ok")
+    return run.check_every_row(every_row, one) or Outcome(status="ok")
 
 
 def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
@@ -341,12 +347,27 @@ class _TrialRun:
     def check_repeats(self, repeats: RepeatCheck) -> Outcome | None:
         """Return `wrong` on all ranks if a timed pass had other results than the checked one."""
         attention = self.attention
-        reason = repeats.over_tolerance(attention.coarsest_dtype)
+        own = repeats.over_tolerance(attention.coarsest_dtype)
         self.log.facts["checked_passes"] = repeats.passes
-        if not attention.group.all_max(float(reason is not None))[0]:
-            return None
-        reason = reason or "a timed pass of another rank differs from the checked one"
-        return Outcome(status="wrong", reason=reason, phase="check")
+        reason = agree(own, attention.group, "has a timed pass that differs from the checked one")
+        return Outcome(status="wrong", reason=reason, phase="check") if reason else None
+
+    def check_every_row(self, rows: EveryRowCheck, one: Pass) -> Outcome | None:
+        """Check every row with special inputs; return `wrong` on all ranks, or None.
+
+        Passes of their own run only if they are short. The inputs are lost.
+        """
+        attention = self.attention
+        self.sender.start_phase("check", "every row")
+        one.out = one.grads = None
+        if self.log.pass_s <= MAX_EXTRA_PASS_S:
+            if not rows.done:
+                rows.run_with_constant_values(one)
+            if attention.is_exact:
+                rows.run_with_equal_scores(one)
+        self.log.facts["every_row_checked"] = rows.done
+        reason = agree(rows.reason, attention.group, "has rows that are wrong")
+        return Outcome(status="wrong", reason=reason, phase="check") if reason else None
 
     # ---- other values that are logged ----------------------------------------------------------
 

@@ -196,6 +196,49 @@ class ZeroRows(ForTests):
         return out
 
 
+class OneRow(ForTests):
+    """One row has the output of its neighbour."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = scaled_dot_product_attention(q, k, v, is_causal=self.workload.causal)
+        out[:, :, LONG : LONG + 1] = out[:, :, LONG - 1 : -1][:, :, :1]
+        return out
+
+
+class BorderKeys(ForTests):
+    """The last row of each block of 128 does not see the last key."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = scaled_dot_product_attention(q, k, v)
+        border = q[:, :, 127::128]
+        out[:, :, 127::128] = scaled_dot_product_attention(border, k[:, :, :-1], v[:, :, :-1])
+        return out
+
+
+class BorderGradient(ForTests):
+    """The gradient of the last query of each block of 128 is that of its neighbour."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q.clone()
+        if q.requires_grad:
+            q.register_hook(self.spoil)
+        return scaled_dot_product_attention(q, k, v)
+
+    def spoil(self, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        gradient[:, :, 127::128] = gradient[:, :, 126::128][:, :, : gradient.shape[2] // 128]
+        return gradient
+
+
+class UnevenSum(ForTests):
+    """Every 1,000th row is divided by a sum of weights that is too small."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = scaled_dot_product_attention(q, k, v)
+        out[:, :, 500::1000] *= 1.02
+        return out
+
+
 class MoreTokens(ForTests):
     """The output has padding."""
 
@@ -270,6 +313,18 @@ class OnRankOne(Ring):
 
     def fault(self) -> None:
         """What goes wrong."""
+
+
+class RankOneRow(Ring):
+    """One row is wrong, on rank 1."""
+
+    summary = "for tests"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = super().__call__(q, k, v)
+        if self.group.rank == 1:
+            out[:, :, 700:701] = out[:, :, 699:700]
+        return out
 
 
 class RankEats(OnRankOne):

@@ -1,0 +1,128 @@
+"""Inputs for which exact attention and its gradients have a closed form at every position.
+
+Every score is 0, because q and k use different halves of head_dim. So a query i weighs the n keys
+that it sees equally (n = i + 1 with a causal mask, else all N), and everything is a prefix or a
+suffix sum. With D signs f, and numbers s, t, w of magnitude 1 to 1.875, all of which look random
+but depend on the position only:
+
+    q_i = t_i u    k_j = s_j y    v_j = f_j    dO_i = w_i x
+    out_i = mean_j f_j
+    dS_ij = w_i (a_j - A_i) / n     a_j = x·f_j, A_i = mean_j a_j
+    dq_i = y w_i (mean_j a_j s_j - A_i mean_j s_j) / √D
+    dk_j = u Σ_i w_i t_i (a_j - A_i) / n / √D
+    dv_j = x Σ_i w_i / n
+
+Means are over the keys that i sees, sums over the queries that see j. A single pair too many or too
+few changes a row by about 1/√n of its size, which float32 shows at any practical length.
+"""
+
+import math
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.shard import Positions
+
+Array = NDArray[np.float64]
+
+_EIGHTHS = np.array([1 / 16, 2 / 16, 4 / 16])
+_MULTIPLIERS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
+
+
+class EqualScores:
+    """Inputs and expected results of a workload by position, equal for all heads.
+
+    with_gradients: else q is 0, as a module needs whose matrices mix the two halves.
+    """
+
+    def __init__(self, workload: Workload, with_gradients: bool) -> None:
+        w = self._workload = workload
+        self._x = 1 + np.arange(w.head_dim) % 8 / 8  # eighths: exact in every dtype
+        is_upper = np.arange(w.head_dim) >= w.head_dim // 2
+        self._u, self._y = (np.where(half, self._x, 0.0) for half in (~is_upper, is_upper))
+        if not with_gradients:
+            self._u = np.zeros(w.head_dim)
+        positions = np.arange(w.seq_len)
+        self._f = _signs(positions, w.head_dim)
+        signs = _signs(positions, 3 * 4, first=w.head_dim).reshape(-1, 3, 4)
+        self._s, self._t, self._w = (signs[..., 0] * (signs[..., 1:] @ _EIGHTHS + 23 / 16)).T
+        all_keys = np.full(w.seq_len, float(w.seq_len))
+        self._seen = positions + 1.0 if w.causal else all_keys
+
+    def inputs(self, name: str, positions: Positions) -> Array:
+        """Return rows (n, D) of q, k, v or grad_out."""
+        if name == "v":
+            return self._f[positions]
+        signs, vector = {
+            "q": (self._t, self._u), "k": (self._s, self._y), "grad_out": (self._w, self._x),
+        }[name]  # fmt: skip
+        rows: Array = signs[positions, None] * vector
+        return rows
+
+    def out(self, positions: Positions) -> Array:
+        """Return rows (n, D) of the output."""
+        means: Array = (self._over_keys(self._f) / self._seen[:, None])[positions]
+        return means
+
+    def gradient(self, name: str, positions: Positions, heads: int) -> tuple[Array, Array]:
+        """Return rows (n, D) of dq, dk or dv, summed over query heads, and their magnitudes (n,).
+
+        A magnitude is the root of the sum of squares of the terms, which rounding errors follow.
+        """
+        (values, vector), size = self._gradients[name]
+        scale = float(heads) if name == "dv" else heads / math.sqrt(self._workload.head_dim)
+        size = scale * float(self._x.max()) * size[positions]
+        return scale * values[positions, None] * vector, size
+
+    @cached_property
+    def _gradients(self) -> dict[str, tuple[tuple[Array, Array], Array]]:
+        """By name: values by position, the vector that they multiply; magnitudes of the values."""
+        a, seen = self._f @ self._x, self._seen
+        mean_a, mean_s = self._over_keys(a) / seen, self._over_keys(self._s) / seen
+        covariance = self._over_keys(a * self._s) / seen - mean_a * mean_s
+        weights = self._w * self._t / seen
+        d_keys = a * self._over_queries(weights) - self._over_queries(weights * mean_a)
+        size_q = np.abs(self._w) * np.sqrt(self._over_keys((a * self._s) ** 2)) / seen
+        squares_k = a**2 * self._over_queries(weights**2)
+        size_k = np.sqrt(squares_k + self._over_queries((weights * mean_a) ** 2))
+        size_v = np.sqrt(self._over_queries((self._w / seen) ** 2))
+        return {
+            "dq": ((self._w * covariance, self._y), size_q),
+            "dk": ((d_keys, self._u), size_k),
+            "dv": ((self._over_queries(self._w / seen), self._x), size_v),
+        }
+
+    def _over_keys(self, values: Array) -> Array:
+        """Sum values of keys for each query that sees them."""
+        sums: Array = values.cumsum(0)
+        return sums if self._workload.causal else np.broadcast_to(sums[-1], sums.shape)
+
+    def _over_queries(self, values: Array) -> Array:
+        """Sum values of queries for each key that they see."""
+        if not self._workload.causal:
+            return np.full_like(values, values.sum())
+        sums: Array = values[::-1].cumsum()[::-1]
+        return sums
+
+
+def to_rows(array: Array, like: Tensor) -> Tensor:
+    """Return an array as a tensor of another's dtype and device."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(like)
+
+
+def _signs(positions: Positions, count: int, first: int = 0) -> Array:
+    """Return 1 or -1 for each position, (n, count): the top bits of a hash.
+
+    first: number of the first column; other numbers give other signs.
+    """
+    one, other = map(np.uint64, _MULTIPLIERS)
+    columns = np.arange(first + 1, first + count + 1, dtype=np.uint64)
+    hashed = (positions.astype(np.uint64)[:, None] + np.uint64(1)) * one
+    hashed = (hashed ^ (hashed >> np.uint64(32)) ^ columns * other) * other
+    hashed = (hashed ^ (hashed >> np.uint64(29))) * one
+    signs: Array = 1.0 - 2.0 * (hashed >> np.uint64(63)).astype(np.float64)
+    return signs

@@ -1,0 +1,163 @@
+"""Every row of the output, by inputs whose result is known."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.worker import row_check
+from longseq_bench.worker.equal_scores import EqualScores
+from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.row_check import EveryRowCheck
+from tests.attention.test_contract import CASES
+from tests.trials import run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TOKENS = 100_000
+
+
+def exact(tokens: int = TOKENS, **fields: Any) -> Attention:
+    w = Workload(seq_len=tokens, **{"heads": 4, "kv_heads": 2, "head_dim": 8, **fields})
+    return IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
+
+
+def drawn(attention: Attention) -> Pass:
+    w = attention.workload
+    dtype = attention.torch_dtype
+    heads = w.heads, w.kv_heads, w.kv_heads
+    shapes = [(w.batch, count, w.seq_len, w.head_dim) for count in heads]
+    q, k, v = (torch.randn(shape).to(dtype).requires_grad_(w.train) for shape in shapes)
+    return Pass((q, k, v), torch.empty_like(q) if w.train else None)
+
+
+def with_constant_values(attention: Attention) -> Pass:
+    one = drawn(attention)
+    row_check.fill_constant(attention, one.inputs[2])
+    return one
+
+
+def with_equal_scores(attention: Attention) -> tuple[Pass, EqualScores]:
+    one, expected = drawn(attention), EqualScores(attention.workload, True)
+    row_check.fill_equal_scores(attention, expected, one)
+    return one, expected
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_single_wrong_row_of_100_000_is_found_by_either_input(causal: bool) -> None:
+    attention = exact(causal=causal)
+    out = with_constant_values(attention).inputs[2].repeat_interleave(2, 1)
+    assert row_check.find_unlike_constant(attention, out) is None
+    out[0, 2, 77_777, 3] *= 1.001
+    assert row_check.find_unlike_constant(attention, out) == (
+        "1 of 400,000 rows of output are wrong: "
+        "token 77,777 of head 2 is 0.00093 off (allowed 2e-05)"
+    )
+    one, expected = with_equal_scores(attention)
+    v = one.inputs[2].double()
+    means = v.cumsum(2) / torch.arange(1, TOKENS + 1)[:, None]
+    means = means if causal else means[:, :, -1:].expand_as(means)
+    one.out = means.repeat_interleave(2, 1).float()
+    assert row_check.find_unlike_expected(attention, expected, one) is None
+    one.out[0, 1, 77_777] -= v[0, 0, 5].float() / (77_778 if causal else TOKENS)  # one key less
+    reason = row_check.find_unlike_expected(attention, expected, one) or ""
+    assert reason.startswith("1 of 400,000 rows of output are wrong: token 77,777 of head 1 is ")
+
+
+def test_heads_have_different_constants_and_rows_of_zeros_are_judged_elsewhere() -> None:
+    attention = exact(500)
+    out = with_constant_values(attention).inputs[2].repeat_interleave(2, 1)
+    swapped = row_check.find_unlike_constant(attention, out.flip(1)) or ""
+    assert swapped.startswith("2,000 of 2,000 rows of output are wrong")
+    out[:, :, 7] = 0
+    assert row_check.find_unlike_constant(attention, out) is None
+    out[:, :, 7] = torch.nan
+    assert "is nan off" in (row_check.find_unlike_constant(attention, out) or "")
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [
+    ("float32", 1.0001), ("float16", 1.01), ("bfloat16", 1.02),
+])  # fmt: skip
+def test_an_output_with_another_scale_is_found_in_half_precision(dtype: Any, factor: float) -> None:
+    attention = exact(600, dtype=dtype)
+    out = attention(*with_constant_values(attention).inputs)
+    assert row_check.find_unlike_constant(attention, out) is None
+    assert row_check.find_unlike_constant(attention, out * factor) is not None
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [1, 7, 16])
+def test_the_closed_form_is_that_of_autograd_in_float64(causal: bool, head_dim: int) -> None:
+    attention = exact(90, causal=causal, head_dim=head_dim, mode="train", heads=6, kv_heads=2)
+    one, expected = with_equal_scores(attention)
+    q, k, v = (t.detach().double().requires_grad_() for t in one.inputs)
+    keys, values = (t.repeat_interleave(3, 1) for t in (k, v))
+    scores = q @ keys.transpose(2, 3) / math.sqrt(head_dim)
+    assert not scores.any()
+    hidden = torch.ones(90, 90, dtype=torch.bool).triu(1) if causal else torch.zeros(1).bool()
+    out = scores.masked_fill(hidden, -math.inf).softmax(-1) @ values
+    one.out = out.detach()
+    assert one.grad_out is not None
+    one.grads = torch.autograd.grad(out, (q, k, v), one.grad_out.double())
+    assert row_check.find_unlike_expected(attention, expected, one) is None
+    for name, gradient in zip(("dq", "dk", "dv"), one.grads, strict=True):
+        gradient[0, 1, 33] += 0.001
+        reason = row_check.find_unlike_expected(attention, expected, one) or ""
+        assert f"rows of {name} are wrong: token 33 of head 1 is" in reason
+        gradient[0, 1, 33] -= 0.001
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "count"),
+    [
+        ("bad-one-row", "equal scores", "2 of 6,000 rows of output"),
+        ("bad-border-keys", "equal scores", "46 of 6,000 rows of output"),
+        ("bad-uneven-sum", "constant values", "6 of 6,000 rows of output"),
+        ("bad-border-gradient", "equal scores", "44 of 6,000 rows of dq"),
+    ],
+)
+@pytest.mark.parametrize("repeats", [0, 3])
+def test_rows_that_were_not_sampled_are_wrong(
+    launcher: LocalLauncher, name: str, inputs: str, count: str, repeats: int
+) -> None:
+    mode = "train" if name == "bad-border-gradient" else "forward"
+    outcome = run(launcher, name, 3000, repeats=repeats, causal=name == "bad-one-row", mode=mode)
+    assert (outcome.status, outcome.phase) == ("wrong", "check")
+    assert (outcome.reason or "").startswith(f"with {inputs}, {count} are wrong: ")
+
+
+def test_a_row_that_is_wrong_on_one_rank_is_found(launcher: LocalLauncher) -> None:
+    outcome = run(launcher, "rank-one-row", 3000, repeats=3, causal=True, world_size=2)
+    assert outcome.status == "wrong"
+    assert "rank 1: with equal scores, 2 of 3,000 rows of output are wrong" in (
+        outcome.reason or ""
+    )
+
+
+def test_the_record_says_which_inputs_checked_every_row(launcher: LocalLauncher) -> None:
+    both = ["constant values", "equal scores"]
+    assert run(launcher, "sdpa", 1000, repeats=3).facts["every_row_checked"] == both
+    assert run(launcher, "sdpa", 1000, repeats=0).facts["every_row_checked"] == both
+    sparse = run(launcher, "block-sparse", 1000, repeats=3).facts
+    assert sparse["every_row_checked"] == ["constant values"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_right_implementations_pass(name: str, options: dict[str, Any], dtype: Any) -> None:
+    w = Workload(
+        seq_len=519, heads=4, kv_heads=2, head_dim=16, causal=True, dtype=dtype, mode="train"
+    )
+    attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
+    attention.prepare("cpu")
+    check, one = EveryRowCheck(attention), drawn(attention)
+    assert one.grad_out is not None
+    one.grad_out.normal_()
+    check.run_with_constant_values(one)
+    if attention.is_exact:
+        check.run_with_equal_scores(one)
+    assert check.reason is None
