@@ -8,7 +8,9 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Outcome, Status
 from longseq_bench.core.units import format_bytes, format_tokens
 
-_ALLOCATION = re.compile(r"(?P<who>(?:every )?rank[^:]*: )?.*?ried to allocate (?P<size>\S+ \w+)")
+_ALLOCATION = re.compile(
+    r"(?P<who>(?:every )?rank[^:]*: )?.*?ried to allocate (?P<size>\d+ bytes|[\d.]+ [KMGT]iB)\b"
+)
 """The start of an allocator's text: the ranks it is of, and the size that it refused."""
 
 
