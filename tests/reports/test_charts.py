@@ -150,7 +150,7 @@ def test_a_bar_has_its_value_at_its_end_and_one_colour() -> None:
 
 
 def test_labels_below_bars_do_not_touch() -> None:
-    points = tuple(Point(name, 0, 3900.0 + i) for i, name in enumerate("abcdef"))
+    points = tuple(Point(name, 0, 4390.0 + i) for i, name in enumerate("abcdef"))
     y = Axis("Max tokens", "tokens")
     chart = Chart("m", "M", "Said.", Axis("", "text"), y, points, shape="bars")
     labels = re.search(r"role-axis-label.*?</g>", svg(chart), re.DOTALL)
