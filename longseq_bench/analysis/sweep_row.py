@@ -85,7 +85,9 @@ class SweepRow(Row):
         "Uncovered", "share", "Share of the (token, head) pairs without any key.", "largest"
     )
     dense_time_s: float | None = declare(
-        "Dense time", "seconds", "Time of torch's dense attention on the same inputs."
+        "Dense time",
+        "seconds",
+        "Time of torch's scaled_dot_product_attention on the same inputs (not of `dense`).",
     )
     dense_low_s: float | None = declare(
         "Dense time, low", "seconds", "Lower bound of the dense time."
@@ -97,7 +99,9 @@ class SweepRow(Row):
         "Source of dense time", "text", "measured, or computed from the named part."
     )
     speed_over_dense: float | None = declare(
-        "Speed over dense", "ratio", "Dense time divided by the row's time."
+        "Speed over dense",
+        "ratio",
+        "Time of torch's scaled_dot_product_attention on the same inputs, divided by the row's.",
     )
     share_of_ideal: float | None = declare(
         "Share of ideal", "share",

@@ -184,7 +184,7 @@ def _fields_except(names: tuple[str, ...]) -> Callable[[Trial], tuple[Any, ...]]
     config=ConfigDict(extra="forbid", ser_json_inf_nan="strings"),
 )  # fmt: skip
 class Measurement:
-    """Raw samples of one quantity on one rank, in SI units (s, B, FLOP, 1)."""
+    """Raw samples of one quantity on one rank, in SI units (s, B, J, W, FLOP, 1)."""
 
     name: str
     unit: str

@@ -199,6 +199,11 @@ def _library() -> Any:
     return compiled
 
 
+def has_threads() -> bool:
+    """Return True if a call in this process has started the compiled kernel's own threads."""
+    return _pool.cache_info().currsize > 0
+
+
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
     """Return threads with small stacks, because stacks count against the memory budget."""

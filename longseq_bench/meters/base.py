@@ -21,8 +21,8 @@ The role says when the meter runs:
 - memory: around the checked pass. The worker takes the available one with the highest priority,
   and its measurements must include `peak` in bytes.
 - time: around every timed pass (a subclass of `Clock`).
-- extra: every available one runs around every timed pass, outside the clock. It returns one sample
-  per pass, and its measurements are added to the record.
+- extra: every available one runs around every complete timed pass, outside the clock. It returns
+  one sample per pass, and its measurements are added to the record.
 
 tests/meters/test_contract.py tests every meter of the registry, also a new one.
 """

@@ -24,6 +24,12 @@ from longseq_bench.reports.sections.provenance import (
 from longseq_bench.reports.sections.ranks import hangs
 from longseq_bench.reports.wording import limit_findings
 
+_NO_RESULTS = (
+    "These records have no rows for this kind of report. `longseq report FOLDER --kind auto` "
+    "writes every kind that they have rows for.",
+    "To produce results for this kind, run:",
+)
+
 
 def build_document(
     kind: str, title: str, source: Source, answer: Answer, sections: Sequence[Section],
@@ -58,7 +64,7 @@ def build_document(
         for one in (*sections, *registered)
     ]
     if not any(one.has_content for one in (answer.section, *own)):
-        own = [Section("No results", ["To produce results for this report, run:"], code=[command])]
+        own = [Section("No results", _NO_RESULTS, code=[command])]
     shown = [one for one in (*own, *shared) if one.has_content]
     if answer.section.has_content:
         shown.insert(0, answer.section)

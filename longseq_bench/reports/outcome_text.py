@@ -1,11 +1,17 @@
 """The outcome of a trial in a few words, shared by reports and the terminal."""
 
+import re
 from collections.abc import Iterable
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.model import Status
-from longseq_bench.core.units import format_tokens
+from longseq_bench.core.model import Outcome, Status
+from longseq_bench.core.units import format_bytes, format_tokens
+
+_ALLOCATION = re.compile(
+    r"(?P<who>(?:every )?rank[^:]*: )?.*?ried to allocate (?P<size>\d+ bytes|[\d.]+ [KMGT]iB)\b"
+)
+"""The start of an allocator's text: the ranks it is of, and the size that it refused."""
 
 
 def name_status(status: Status) -> str:
@@ -21,6 +27,16 @@ def describe_outcome(status: Status, phase: str | None, reason: str | None) -> s
     where = f" in {phase}" if phase and status != "unsupported" else ""
     detail = f": {reason}" if reason and status != "oom" else ""
     return f"{name_status(status)}{where}{detail}"
+
+
+def shorten_reason(outcome: Outcome) -> str | None:
+    """Return the reason of a failure; of an allocator's text, the ranks and the refused size."""
+    found = _ALLOCATION.match(outcome.reason or "") if outcome.status == "oom" else None
+    if found is None:
+        return outcome.reason
+    number, _, unit = found["size"].partition(" ")
+    size = format_bytes(int(number)) if unit == "bytes" else found["size"]
+    return f"{found['who'] or ''}could not allocate {size}"
 
 
 def describe_failures(rows: Iterable[SweepRow]) -> list[str]:

@@ -57,6 +57,18 @@ def test_a_variant_that_is_longest_but_not_fastest_is_named() -> None:
     assert line["Limited by"] == "memory"
 
 
+def test_a_sparse_line_says_so_also_where_it_was_only_searched() -> None:
+    sparse = search("block-sparse", 90_000)
+    blocks = sparse[0].outcome.model_copy(
+        update={"measurements": make.outcome(density_achieved=0.1, pass_time=1.0).measurements}
+    )
+    sparse[0] = sparse[0].model_copy(update={"outcome": blocks})
+    lines = rows(build([*search("sdpa", 5000), *sparse]), TITLE)
+    assert {line["Implementation"]: line["Pairs seen"] for line in lines} == {
+        "block-sparse": "sparse", "sdpa": None,
+    }  # fmt: skip
+
+
 def test_lines_beyond_the_first_screen_are_in_the_next_section() -> None:
     records = [single(f"a{i}", 1024, 0.1 * (12 - i)) for i in range(10)]
     document = build([*records, *search("last", 9000)])

@@ -149,6 +149,17 @@ def test_a_bar_has_its_value_at_its_end_and_one_colour() -> None:
     assert len(set(colours(chart).values())) == 1
 
 
+def test_labels_below_bars_do_not_touch() -> None:
+    points = tuple(Point(name, 0, 4390.0 + i) for i, name in enumerate("abcdef"))
+    y = Axis("Max tokens", "tokens")
+    chart = Chart("m", "M", "Said.", Axis("", "text"), y, points, shape="bars")
+    labels = re.search(r"role-axis-label.*?</g>", svg(chart), re.DOTALL)
+    shown = re.findall(r'\(([\d.]+),15\)[^>]*opacity="1">([^<]+)<', labels[0] if labels else "")
+    assert len(shown) > 5
+    for (left, one), (right, other) in pairwise(shown):
+        assert float(right) - float(left) > 5.6 * (len(one) + len(other)) / 2 + 4
+
+
 def heat() -> Chart:
     """Two lengths, three sparsities; the longer length has a failure."""
     axes_ = Axis("Sparsity", "share"), Axis("Speedup", "ratio")

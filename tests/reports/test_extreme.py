@@ -137,13 +137,14 @@ def workloads(book: Book) -> list[list[Any]]:
 
 def wrong_choice(row: dict[str, Any], tokens: int, rows: Sequence[Any]) -> str:
     """The expected attention, if the row has another or other figures."""
-    best = choose([r for r in rows if kind(r) == row["Kind"]], tokens)
+    best = choose([r for r in rows if kind(r) == row["Kind"].partition(",")[0]], tokens)
     if not best:
         return "" if row["Attention"] == NONE else "none"
     swept = isinstance(best[0], Swept)
     time = spread(best[0]) if swept else None
     text = named(best)
-    long = {r.name for r in rows if kind(r) == row["Kind"] and r.tokens >= tokens}
+    own = [r for r in rows if kind(r) == row["Kind"].partition(",")[0]]
+    long = {r.name for r in own if r.tokens >= tokens}
     if swept and len(best[0].times) < 2:
         time = f"{format_seconds(time)} (one pass)" if time and len(best) == 1 else None
         text = f"{text.partition(': ')[2]} (not compared)" if len(best) > 1 else text
@@ -161,7 +162,8 @@ def wrong_ranges(table: Table, rows: Sequence[Any]) -> list[str]:
     """What is wrong in ranges: they join, have the attention of their end, end at the longest."""
     found = []
     for k in dict.fromkeys(map(kind, rows)):
-        own = [row for row in cells(table) if row["Kind"] == k]
+        several = k == "sparse" and len([*similar([r for r in rows if kind(r) == k])]) > 1
+        own = [row for row in cells(table) if row["Kind"] == k + ", densest" * several]
         ends = [length(re.split(" to |up to |beyond ", row["Tokens"])[-1]) for row in own]
         choices = zip(own, [*ends[:-1], math.inf], strict=True)
         found += [wrong_choice(row, end, rows) for row, end in choices]

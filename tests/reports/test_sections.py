@@ -9,7 +9,7 @@ from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import Record
 from longseq_bench.reports.published_results import PublishedResults, read
 from tests import make
-from tests.reports.examples import BETA, BUDGET, search, single
+from tests.reports.examples import BETA, BUDGET, failed, search, single, sparser
 from tests.reports.reading import build, rows, section, titles, words
 
 # ---- failures ------------------------------------------------------------------------------------
@@ -32,6 +32,26 @@ def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
     for row in (row for row in shown if "Status" in row):
         assert (row["Implementation"], row["Runs"]) == ("a|b", 2)
         assert (row["Reason"], row["Phase"]) == (f"why {row['Status']}", "forward")
+
+
+def test_what_can_not_run_here_is_listed_after_what_failed() -> None:
+    unlike = [failed("unsupported", "sdpa", 64), failed("timeout", "ring", 2048)]
+    document = build([single("sdpa", 1024, 0.1), *unlike])
+    assert [row["Status"] for row in rows(document, "Failures")] == ["timeout", "unsupported"]
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+     "you tried to allocate 1183744 bytes. Error code 12", "could not allocate 1.13 MiB"),
+    ("every rank: [enforce fail] you tried to allocate 1024 bytes",
+     "every rank: could not allocate 1 KiB"),
+    ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", "could not allocate 2.50 GiB"),
+    ("tried to allocate 1,024 bytes too many", "tried to allocate 1,024 bytes too many"),
+])  # fmt: skip
+def test_of_an_allocators_text_the_ranks_and_the_size_are_shown(text: str, expected: str) -> None:
+    document = build([single("sdpa", 1024, 0.1), failed("oom", "sdpa", 2048, text)])
+    (row,) = rows(document, "Failures")
+    assert row["Reason"] == expected
 
 
 def test_a_figure_that_is_missing_has_its_reason() -> None:
@@ -62,6 +82,15 @@ def test_samples_that_are_not_finite_are_missing_figures() -> None:
     ]  # fmt: skip
     shown = rows(document, "Lengths swept")
     assert [(row["Time"], row["Peak memory"]) for row in shown] == [(None, None), (None, 1_000_000)]
+
+
+def test_a_share_of_ideal_above_110_percent_is_explained() -> None:
+    paragraphs = section(build(sparser()), "Sparse attention").paragraphs
+    assert not any("above 110 %" in text for text in paragraphs)
+    fast = single("block-sparse", 4096, 0.1, dense_time=[1.3] * 3, density_achieved=0.1,
+                  flops=0.1 * 4 * 4096**2 * 512, options={"sparsity": 0.9})  # fmt: skip
+    (text,) = [p for p in section(build([fast]), "Sparse attention").paragraphs if "110 %" in p]
+    assert text.startswith("Share of ideal above 110 % (block-sparse 90 % at 4k tokens: 129.7 %)")
 
 
 # ---- hangs ---------------------------------------------------------------------------------------
@@ -262,6 +291,17 @@ def test_the_first_screen_has_the_eight_most_capable() -> None:
 
 
 # ---- first screens -------------------------------------------------------------------------------
+
+
+def test_a_table_of_devices_that_is_cut_says_so() -> None:
+    def build_devices(count: int) -> Any:
+        alone = [single(f"a{i}", 1024, 0.1, peak=1e6 + i) for i in range(count)]
+        faster = make.measured(0.06, ranks=2)
+        several = [make.record(r.trial.replace(world_size=2), faster) for r in alone]
+        return section(build([*alone, *several], "devices"), "Answer").tables[0]
+
+    assert build_devices(10).title == "8 of 10 rows, 1k tokens"
+    assert build_devices(8).title == "1k tokens"
 
 
 def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:

@@ -60,7 +60,8 @@ def find_compared(source: Source) -> list[SweepRow]:
 
 def table_of(source: Source, rows: Sequence[SweepRow]) -> Table:
     """Return the table of the first rows, which have one length, next to one rank."""
-    at = f"{format_tokens(rows[0].tokens)} tokens"
+    cut = f"{MAX_ANSWER_ROWS} of {len(rows):,} rows, " if len(rows) > MAX_ANSWER_ROWS else ""
+    at = f"{cut}{format_tokens(rows[0].tokens)} tokens"
     columns = multi_rank.compared_columns(source, short=True)
     return build_table(source.title(rows[0], start=at) or at, columns, rows[:MAX_ANSWER_ROWS])
 

@@ -33,7 +33,7 @@ def _figures(source: Source, found: Overview) -> Iterator[KeyFigure]:
         label = f"Longest{f', {kind}' * several}"
         best = table_key(max(rows, key=lambda row: row.max_tokens))
         group = [row for row in rows if table_key(row) == best]
-        is_stated = best == table_key(found.searched[0])
+        is_stated = len(searched) == 1 and best == table_key(found.searched[0])
         figures.append(key_figures.longest(source, label, group, is_stated))
     if not searched:
         figures.append(key_figures.swept_end(found.swept))

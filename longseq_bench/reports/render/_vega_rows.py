@@ -122,7 +122,10 @@ def draw_bars(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
     gap_px = f"datum.gap * (width - {room})"
     behind = alt.ExprRef(expr=f"5 + ({gap_px} < {room} ? {gap_px} : 0)")
     ends: list[Any] = [0, {"expr": f"width - {room}"}]  # the text of the longest bar is in the plot
-    label = alt.Axis(labelExpr=label_expression(chart.y.kind, log=False), title=chart.y.name)
+    label = alt.Axis(
+        labelExpr=label_expression(chart.y.kind, log=False), title=chart.y.name,
+        labelOverlap="greedy", labelSeparation=LETTER,
+    )  # fmt: skip
     single = len(units) == 1
     scale = alt.Scale(zero=True, nice=single, range=ends)
     x, y = alt.X("at:Q", axis=label if single else None, scale=scale), ids.channel

@@ -170,9 +170,12 @@ def _name(line: Glance) -> str:
     return best.name if best else line.implementation
 
 
-def _density(line: Glance) -> float | None:
+def _density(line: Glance) -> float | str | None:
+    """Return the share of the pairs; "sparse" for a search, which records no such share."""
     row = line.timed
-    return row.token_density if row and row.is_ok and row.is_sparse else None
+    if row and row.is_ok:
+        return row.token_density if row.is_sparse else None
+    return "sparse" if line.longest and line.longest.row.is_sparse else None
 
 
 def _peak(line: Glance) -> int | None:

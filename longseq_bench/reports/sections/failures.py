@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
-from longseq_bench.reports.outcome_text import name_status
+from longseq_bench.reports.outcome_text import name_status, shorten_reason
 from longseq_bench.reports.sections.findings import thrashes
 
 _FAILED = (
@@ -74,13 +74,13 @@ def _counted(
 
 
 def _failed(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
-    for record in source.records:
+    """Yield the failed records, those that can't run here ("unsupported") last."""
+    failed = (record for record in source.records if record.outcome.status != "ok")
+    for record in sorted(failed, key=lambda record: record.outcome.status == "unsupported"):
         trial, outcome = record.trial, record.outcome
-        if outcome.status == "ok":
-            continue
         yield record, (
             source.label(trial), trial.workload.seq_len, trial.world_size, record.purpose,
-            outcome.status, outcome.phase, outcome.reason or "none was recorded",
+            outcome.status, outcome.phase, shorten_reason(outcome) or "none was recorded",
         )  # fmt: skip
 
 

@@ -90,7 +90,8 @@ DENSE = Reference("dense attention", _over_dense, _dense_note)
 def where_it_pays(source: Source, references: Sequence[Reference]) -> Section:
     """Build a table per workload with a verdict per implementation and reference."""
     found = tables(source, source.rows, *references)
-    return Section(TITLE, [_EXPLANATION], tables=found)
+    of_dense = "Dense attention: torch's scaled_dot_product_attention on the same inputs."
+    return Section(TITLE, [_EXPLANATION, *[of_dense] * (DENSE in references)], tables=found)
 
 
 def tables(source: Source, rows: Iterable[SweepRow], *references: Reference) -> list[Table]:

@@ -50,9 +50,9 @@ def segments(source: Source) -> Section:
     columns: Columns = (
         *_CONFIGURATION, "tokens", "time_s", "tokens_per_s",
         ValueColumn("Pairs seen", "share", attrgetter("token_density")), "uncovered",
-        ValueColumn("Speed of dilation", "ratio", over_undilated),
-        ValueColumn("Pairs without, times", "ratio", pairs_ratio),
-        ValueColumn("Speed of the curve", "ratio", over_sequence),
+        ValueColumn("Speed of dilation", "ratio", over_undilated, optional=True),
+        ValueColumn("Pairs without, times", "ratio", pairs_ratio, optional=True),
+        ValueColumn("Speed of the curve", "ratio", over_sequence, optional=True),
     )  # fmt: skip
     references = Reference("every rate 1", over_undilated), Reference("sequence", over_sequence)
     return Section(

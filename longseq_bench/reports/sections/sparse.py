@@ -1,10 +1,12 @@
 """Sparse attention: the skipped share of the pairs, and the time saved by it."""
 
+from collections.abc import Sequence
 from operator import attrgetter
 
 from longseq_bench.analysis.row import require
+from longseq_bench.analysis.scaling import HIGH_EFFICIENCY
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_share
+from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
@@ -13,9 +15,9 @@ from longseq_bench.reports.document import Section
 _EXPLANATION = (
     "Density of pairs: computed pairs divided by those of dense attention; a pair computed twice "
     "counts twice. Achieved density of swept lengths: kept share of the visible blocks, or pairs.",
-    "Dense time: torch's dense attention on the same inputs, in turn with the sparse passes, on "
-    "one rank only. Share of ideal: dense time times the density of the work divided by the time; "
-    "100 %: skipped work costs nothing.",
+    "Dense time: torch's scaled_dot_product_attention on the same inputs, in turn with the sparse "
+    "passes, on one rank only. Share of ideal: dense time times the density of the work divided by "
+    "the time; 100 %: skipped work costs nothing.",
     "Preparation time: not part of Time, except for patterns that depend on the inputs.",
 )
 
@@ -30,10 +32,23 @@ def sparse(source: Source) -> Section:
     ]
     return Section(
         "Sparse attention",
-        _EXPLANATION,
+        [*_EXPLANATION, *_explain_high_share(rows)],
         tables=source.tables(rows, _COLUMNS),
         charts=drawn[: section_charts.MAX_CHARTS],
     )
+
+
+def _explain_high_share(rows: Sequence[SweepRow]) -> list[str]:
+    """Return a sentence on the highest share of ideal above 110 %; nothing without one."""
+    row = max(rows, key=lambda row: row.share_of_ideal or 0.0, default=None)
+    share = row.share_of_ideal if row else None
+    if row is None or share is None or share <= HIGH_EFFICIENCY:
+        return []
+    return [
+        f"Share of ideal above 110 % ({row.name} at {format_tokens(row.tokens)} tokens: "
+        f"{format_share(share)}): its kernel does more FLOPs per second than the "
+        "dense baseline's, or other load slowed the dense passes."
+    ]
 
 
 def _share_words(row: SweepRow) -> str | None:

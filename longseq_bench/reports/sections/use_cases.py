@@ -64,7 +64,9 @@ class _Kind:
     """The rows of exact or of sparse attention on one workload, under all budgets."""
 
     def __init__(self, kind: str, rows: Sequence[Known]) -> None:
-        self.kind, self.rows = kind, sorted(rows, key=attrgetter("tokens"))
+        has_less_dense = kind == "sparse" and len(group_by_density(rows)) > 1
+        self.kind = "sparse, densest" if has_less_dense else kind
+        self.rows = sorted(rows, key=attrgetter("tokens"))
 
     def _choose(self, tokens: int) -> Choice:
         """Return the attention for a length."""
