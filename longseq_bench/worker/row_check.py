@@ -11,6 +11,8 @@ inputs (check.py) see what these can't: wrong scores.
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 
 import torch
@@ -22,7 +24,6 @@ from longseq_bench.distributed.shard import Positions
 from longseq_bench.worker.check import GRADIENT_TOLERANCE, TOLERANCE
 from longseq_bench.worker.equal_scores import EqualScores, to_rows
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.passes import run_pass
 
 CONSTANT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
 EQUAL_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-7, "float16": 2**-9}
@@ -34,7 +35,7 @@ _GRADIENTS = "dq", "dk", "dv"
 
 
 class EveryRowCheck:
-    """Runs passes with such inputs and judges every row of this rank's results.
+    """Gives a pass such inputs, and judges every row of this rank's results.
 
     done: the inputs that were tried.  reason: a sentence about rows that are wrong, or None.
     """
@@ -44,26 +45,28 @@ class EveryRowCheck:
         self.done: list[str] = []
         self.reason: str | None = None
 
-    def run_with_constant_values(self, one: Pass) -> None:
-        """Run a pass with constant values, and restore v."""
+    @contextmanager
+    def constant_values(self, one: Pass) -> Iterator[None]:
+        """Check the pass that is run in the block with constant values; restore v after it."""
         v = one.inputs[2]
         original = v.detach().to("cpu", copy=True)
         fill_constant(self._attention, v)
         one.keep_output = True
-        run_pass(self._attention, one)
+        yield
         assert one.out is not None
         self._add("constant values", find_unlike_constant(self._attention, one.out))
         one.out, one.grads, one.keep_output = None, None, False
         with torch.no_grad():
             v.copy_(original)
 
-    def run_with_equal_scores(self, one: Pass) -> None:
-        """Run a pass of an exact attention with equal scores. All inputs are lost."""
+    @contextmanager
+    def equal_scores(self, one: Pass) -> Iterator[None]:
+        """Check the pass of exact attention that is run in the block. All inputs are lost."""
         attention = self._attention
         expected = EqualScores(attention.workload, not attention.projections())
         fill_equal_scores(attention, expected, one)
         one.keep_output = True
-        run_pass(attention, one)
+        yield
         self._add("equal scores", find_unlike_expected(attention, expected, one))
         one.out = one.grads = None
 

@@ -362,9 +362,11 @@ class _TrialRun:
         one.out = one.grads = None
         if self.log.pass_s <= MAX_EXTRA_PASS_S:
             if not rows.done:
-                rows.run_with_constant_values(one)
+                with rows.constant_values(one):
+                    run_pass(attention, one)
             if attention.is_exact:
-                rows.run_with_equal_scores(one)
+                with rows.equal_scores(one):
+                    run_pass(attention, one)
         self.log.facts["every_row_checked"] = rows.done
         reason = agree(rows.reason, attention.group, "has rows that are wrong")
         return Outcome(status="wrong", reason=reason, phase="check") if reason else None

@@ -5,7 +5,7 @@ Clocks are replaced: each returns the seconds of the test, and logs when it star
 
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -275,7 +275,7 @@ def run_timed(
     log, sender = MeasurementLog(), Silent()
     for name, share in shares.items():
         log.add(name, "1", share)
-    run_timed_passes(attention, one, Mock(), trial("dilated", **fields), sender, log)  # type: ignore[arg-type]
+    run_timed_passes(attention, one, MagicMock(), trial("dilated", **fields), sender, log)  # type: ignore[arg-type]
     return log, sender
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
@@ -421,7 +421,7 @@ def time_passes(group: Group, script: list[list[float]]) -> tuple[list[Any], Mea
     one_trial = trial_for(tokens=SHORT, repeats=len(script[0]), time_cap=60.0)
     log = MeasurementLog(group.rank)
     with scripted(group, script) as events:
-        timing.run_timed_passes(attention, one, Mock(), one_trial, Silent(), log)
+        timing.run_timed_passes(attention, one, MagicMock(), one_trial, Silent(), log)
     return events, log, one.out is None and one.grads is None
 
 

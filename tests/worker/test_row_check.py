@@ -13,6 +13,7 @@ from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker import row_check
 from longseq_bench.worker.equal_scores import EqualScores
 from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.passes import run_pass
 from longseq_bench.worker.row_check import EveryRowCheck
 from tests.attention.test_contract import CASES
 from tests.trials import run
@@ -157,7 +158,9 @@ def test_right_implementations_pass(name: str, options: dict[str, Any], dtype: A
     check, one = EveryRowCheck(attention), drawn(attention)
     assert one.grad_out is not None
     one.grad_out.normal_()
-    check.run_with_constant_values(one)
+    with check.constant_values(one):
+        run_pass(attention, one)
     if attention.is_exact:
-        check.run_with_equal_scores(one)
+        with check.equal_scores(one):
+            run_pass(attention, one)
     assert check.reason is None
