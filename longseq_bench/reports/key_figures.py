@@ -29,20 +29,25 @@ def fastest(label: str, rows: Iterable[SweepRow]) -> KeyFigure | None:
     first = ordered[0]
     value, at = format_time(first), f" at {format_tokens(first.tokens)}"
     density = "" if first.token_density is None else f" ({format_share(first.token_density)} seen)"
-    name = f"{first.name}{density if first.is_sparse else ''}{at}"
+    density = density if first.is_sparse else ""
+    name, groups = f"{first.name}{density}{at}", group_by_density(ordered)
+    same = next(group for group in groups if first in group)
+    others = f", of {len(groups)} densities" if len(groups) > 1 else ""
     if len(ordered) == 1:
-        return KeyFigure(label, value, f"{name}, the only one timed")
-    if len(similar := group_by_density(ordered)) > 1:
-        return KeyFigure(label, value, f"{name}, of {len(similar)} densities")
-    if first.samples < 2:
-        return KeyFigure(label, value, f"{name}, one pass, no interval")
-    if ordered[1].samples < 2:
-        return KeyFigure(label, value, f"{name}; the next, {ordered[1].name}, is one pass")
-    ties = find_ties([row for row in ordered if row.samples > 1], "time_low_s", "time_high_s")
-    if len(ties) > 1:
-        return KeyFigure(label, value, f"{join_names(row.name for row in ties)}{at}: {TIE}")
-    ratio = format_ratio(require(ordered[1].time_s) / require(first.time_s))
-    return KeyFigure(label, value, f"{name}, {ratio} as fast as {ordered[1].name}")
+        words = f"{name}, the only one timed"
+    elif first.samples < 2:
+        words = f"{name}, one pass, no interval"
+    elif len(same) == 1:
+        words = name
+    elif same[1].samples < 2:
+        words = f"{name}; the next, {same[1].name}, is one pass"
+    else:
+        ties = find_ties([row for row in same if row.samples > 1], "time_low_s", "time_high_s")
+        ratio = format_ratio(require(same[1].time_s) / require(first.time_s))
+        words = f"{name}, {ratio} as fast as {same[1].name}"
+        if len(ties) > 1:
+            words = f"{join_names(row.name for row in ties)}{density}{at}: {TIE}"
+    return KeyFigure(label, value, words + others)
 
 
 def least_memory(rows: Iterable[SweepRow]) -> KeyFigure | None:

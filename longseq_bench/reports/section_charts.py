@@ -157,11 +157,12 @@ def speed_over_dense(rows: Sequence[SweepRow], where: str) -> Chart | None:
     lengths = sorted({r.tokens for r in known})[-facets:]
     drawn = [r for r in known if r.tokens in lengths]
     drawn.sort(key=attrgetter("tokens"))
-    measured = {r.tokens for r in drawn if r.dense_source == "measured"}
+    sources = group_by(drawn, attrgetter("tokens"))
 
     def facet(tokens: int) -> str:
-        computed = "" if tokens in measured else ", dense time computed"
-        return f"{format_tokens(tokens)} tokens{computed}"
+        computed = [r.dense_source != "measured" for r in sources.get(tokens, ())]
+        words = ", dense time computed" if all(computed) else ", some dense times computed"
+        return f"{format_tokens(tokens)} tokens{words * any(computed)}"
 
     points = [
         Point(

@@ -3,6 +3,7 @@
 import pytest
 
 from longseq_bench.core.model import Record, Status
+from longseq_bench.reports import key_figures
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.recommendations import fastest
@@ -29,6 +30,22 @@ def test_only_rows_of_similar_density_are_compared() -> None:
         (r["Density"], r["Fastest"], r["Next"]) for r in cells(fastest(Source(records)).tables[0])
     ]
     assert found == [(0.5, "blocks 90 % window 2k", "fourth"), (0.094, "other", "third")]
+
+
+def describe_fastest(*records: Record) -> str:
+    figure = key_figures.fastest("Fastest", Source(list(records)).rows)
+    return figure.words if figure else ""
+
+
+def test_the_fastest_of_several_densities_is_compared_with_those_of_its_own() -> None:
+    half = keeping("a", 0.5, 0.9)
+    quick, tied, slow = (keeping(n, 0.1, t) for n, t in (("b", 0.1), ("c", 0.1001), ("d", 0.2)))
+    tie = describe_fastest(half, quick, tied)
+    assert tie.startswith("b, c")
+    assert tie.endswith(" at 8k: no significant difference, of 2 densities")
+    assert describe_fastest(half, quick, slow).endswith(" at 8k, 2× as fast as d, of 2 densities")
+    assert describe_fastest(half, quick).endswith(" at 8k, of 2 densities")
+    assert describe_fastest(quick, slow).endswith(" at 8k, 2× as fast as d")
 
 
 def on_two_ranks(name: str, tokens: int, end: float | Status, n: int = 9) -> list[Record]:

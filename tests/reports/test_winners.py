@@ -294,7 +294,9 @@ BEST_OF = {
     "Fastest": Best(lambda r: r.time, format_seconds),
     "Least memory": Best(lambda r: r.ok and r.peak, format_bytes),
     "Smallest error": Best(lambda r: r.ok and r.largest("max_error"), "{:.2g}".format),
-    "Largest error": Best(lambda r: r.ok and r.largest("max_error"), "{:.2g}".format, True, ()),
+    "Largest error of a sweep": Best(
+        lambda r: r.ok and r.largest("max_error"), "{:.2g}".format, True, ()
+    ),
     "Best speed-up": Best(of_several("speedup"), format_ratio, True),
     "Least share of one rank's memory": Best(
         lambda r: r.ranks > 1 and r.peak and r.alone and r.peak / r.alone.peak, format_share

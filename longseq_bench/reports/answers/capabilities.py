@@ -55,7 +55,8 @@ def _working(matrix: Matrix) -> KeyFigure:
     """Count the implementations without a failure."""
     verdicts = [{cell.split(" ")[0] for cell in row[1:]} for row in matrix.rows]
     working = sum(not found & {FAILS, PARTIAL} for found in verdicts)
-    return KeyFigure("Work in all that was run", f"{working} of {len(verdicts)}", "implementations")
+    words = "implementations, wherever they had memory and time"
+    return KeyFigure("Work in all that was run", f"{working} of {len(verdicts)}", words)
 
 
 def _error(source: Source) -> Iterator[KeyFigure]:
@@ -63,7 +64,9 @@ def _error(source: Source) -> Iterator[KeyFigure]:
     if known:
         worst = max(known, key=lambda row: require(row.max_error))
         value = format_cell(worst.max_error, "error")
-        yield KeyFigure("Largest error", value, f"{worst.name}, {worst.mode}, {worst.dtype}")
+        yield KeyFigure(
+            "Largest error of a sweep", value, f"{worst.name}, {worst.mode}, {worst.dtype}"
+        )
     if wrong := Counter(row.name for row in source.rows if row.status == "wrong"):
         (name, _), *_ = wrong.most_common(1)
         yield KeyFigure("Wrong outputs", f"{wrong.total():,} trials", f"most with {name}")

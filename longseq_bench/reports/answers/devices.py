@@ -93,7 +93,8 @@ def _fastest(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
         words += f"; no significant difference from {len(ties) - 1} more"
     if (efficiency := require(best.efficiency)) > HIGH_EFFICIENCY:
         words += f"; {format_share(efficiency)} efficiency, more than the ranks explain"
-    yield KeyFigure("Best speed-up", f"{format_ratio(require(best.speedup))} {interval}", words)
+    label = "Best speed-up" if require(best.speedup) >= 1 else "Least slow-down"
+    yield KeyFigure(label, f"{format_ratio(require(best.speedup))} {interval}", words)
 
 
 def _memory(source: Source, rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:

@@ -36,7 +36,10 @@ WORKS, PARTIAL, FAILS = "✓", "partial", "✗"
 BY_LENGTH = ("oom", "timeout", "limit")
 """Statuses of a trial that is too long; they don't mean that its results are wrong."""
 TITLE, ERRORS = "Capabilities", "Numeric error"
-LEGEND = f"{WORKS} works, {PARTIAL}: some trials failed, {FAILS} none passed, empty: not run."
+LEGEND = (
+    f"{WORKS} works, {PARTIAL}: some trials failed, {FAILS} none passed, empty: not run. A length "
+    "that is too long for memory or time is no failure."
+)
 
 
 class Run(NamedTuple):
