@@ -30,7 +30,8 @@ EQUAL_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-7, "floa
 """Allowed error of an output row over its largest magnitude: a few roundings of the weights and of
 the output. Modules, which round more often, have the tolerance of sampled rows."""
 
-_CHUNK = 65_536
+_CHUNK = 8192
+"""Rows that are compared together, so few that a device whose memory is full has room for them."""
 _GRADIENTS = "dq", "dk", "dv"
 
 
