@@ -33,6 +33,8 @@ GRADIENT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 1e-1, "fl
 PARAMETERS = {"q": "dWq", "k": "dWk", "v": "dWv", "out": "dWo"}
 NAMES = ("out", "dq", "dk", "dv", *PARAMETERS.values())
 _TINY = 1e-30
+_MAX_SENTENCE = 300
+"""Bytes of a sentence that ranks exchange."""
 
 
 @dataclass
@@ -152,16 +154,23 @@ def find_invalid(one: Pass, group: Group) -> str | None:
 
     Its inputs were changed, or a result has another shape or dtype. All ranks must call it.
     """
-    return agree(_own_fault(one), group, "changed its inputs, or its results have another shape")
+    return agree(_own_fault(one), group)
 
 
-def agree(own: str | None, group: Group, fault: str) -> str | None:
-    """Return this rank's sentence about a fault, else "rank 1 <fault>"; None if no rank has one.
+def agree(own: str | None, group: Group) -> str | None:
+    """Return the sentence of the lowest rank that has one, the same on all ranks, or None.
 
     All ranks must call it.
     """
-    ranks = torch.nonzero(all_gather(group, torch.tensor(int(own is not None)))).flatten().tolist()
-    return own or (f"rank {ranks[0]} {fault}" if ranks else None)
+    if group.size == 1:
+        return own
+    text = torch.zeros(_MAX_SENTENCE, dtype=torch.int64)
+    encoded = (own or "").encode()[:_MAX_SENTENCE]
+    text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.int64)
+    for rank, row in enumerate(all_gather(group, text)):
+        if sentence := bytes(row[row > 0].tolist()).decode(errors="replace"):
+            return f"{sentence} (on rank {rank})"
+    return None
 
 
 def _own_fault(one: Pass) -> str | None:

@@ -349,7 +349,7 @@ class _TrialRun:
         attention = self.attention
         own = repeats.over_tolerance(attention.coarsest_dtype)
         self.log.facts["checked_passes"] = repeats.passes
-        reason = agree(own, attention.group, "has a timed pass that differs from the checked one")
+        reason = agree(own, attention.group)
         return Outcome(status="wrong", reason=reason, phase="check") if reason else None
 
     def check_every_row(self, rows: EveryRowCheck, one: Pass) -> Outcome | None:
@@ -368,7 +368,7 @@ class _TrialRun:
                 with rows.equal_scores(one):
                     run_pass(attention, one)
         self.log.facts["every_row_checked"] = rows.done
-        reason = agree(rows.reason, attention.group, "has rows that are wrong")
+        reason = agree(rows.reason, attention.group)
         return Outcome(status="wrong", reason=reason, phase="check") if reason else None
 
     # ---- other values that are logged ----------------------------------------------------------
