@@ -239,7 +239,7 @@ _ANALYSIS = (
 _REPORTS = (
     Fault("winner-of-overlap", "reports", "reports/key_figures.py",
           "A summary names a fastest implementation although intervals overlap.",
-          "    if len(ties) > 1:\n        return", "    if len(ties) > 9:\n        return",
+          "if len(ties) > 1:\n            words", "if len(ties) > 9:\n            words",
           ("tests/reports/test_winners.py",)),
     Fault("claim-past-a-failure", "reports", "reports/sections/gains.py",
           "A verdict spans a length that failed.",
@@ -332,6 +332,30 @@ _LAUNCHERS = (
           ("tests/launchers/test_local.py::test_a_grandchild_is_killed_and_named",)),
 )
 
+_WORKER = (
+    Fault("constant-values-ignored", "worker", "worker/row_check.py",
+          "Rows that are not the constant of all values are accepted.",
+          'self._add("constant values", find_unlike_constant(self._attention, one.out))',
+          'self._add("constant values", None)',
+          ("tests/worker/test_row_check.py",)),
+    Fault("equal-scores-left-out", "worker", "worker/trial.py",
+          "Exact attention is not checked with equal scores.",
+          "if attention.is_exact:", "if not attention.is_exact:",
+          ("tests/worker/test_row_check.py",)),
+    Fault("gradients-of-equal-scores", "worker", "worker/row_check.py",
+          "With equal scores only the output is checked.",
+          "if one.grads is not None and not projected:", "if False:",
+          ("tests/worker/test_row_check.py",)),
+    Fault("repeats-accepted", "worker", "worker/repeat_check.py",
+          "A timed pass may have another result than the checked one.",
+          "if not error <= allowed:", "if not error <= math.inf:",
+          ("tests/worker/test_trial.py",)),
+    Fault("inputs-unprotected", "worker", "worker/check.py",
+          "A pass may change its inputs.",
+          "if changed := one.changed_inputs():", "if changed := []:",
+          ("tests/worker/test_trial.py",)),
+)
+
 # fmt: on
 
-FAULTS = (*_PATTERNS, *_KERNELS, *_SEARCH, *_STORE, *_ANALYSIS, *_REPORTS, *_LAUNCHERS)
+FAULTS = (*_PATTERNS, *_KERNELS, *_SEARCH, *_STORE, *_ANALYSIS, *_REPORTS, *_LAUNCHERS, *_WORKER)
