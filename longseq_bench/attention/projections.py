@@ -73,6 +73,11 @@ class ProjectedAttention(Attention):
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         return self.inner.multiplicity(q_positions, k_positions, head)
 
+    @property
+    @override
+    def is_exact(self) -> bool:
+        return self.inner.is_exact
+
     @override
     def cost(self) -> Cost:
         flops = self.inner.cost().flops + projection_flops(self.workload)

@@ -12,8 +12,9 @@ but depend on the position only:
     dk_j = u Σ_i w_i t_i (a_j - A_i) / n / √D
     dv_j = x Σ_i w_i / n
 
-Means are over the keys that i sees, sums over the queries that see j. A single pair too many or too
-few changes a row by about 1/√n of its size, which float32 shows at any practical length.
+Means are over the keys that i sees, sums over the queries that see j. A single key too many or too
+few changes an output row by about 1/√n of its size, and dq alike; float32 shows it at any practical
+length, bfloat16 up to about 600 keys. dk and dv of early causal keys change less: by √(j + 1)/i.
 """
 
 import math
@@ -30,6 +31,9 @@ from longseq_bench.distributed.shard import Positions
 Array = NDArray[np.float64]
 
 _EIGHTHS = np.array([1 / 16, 2 / 16, 4 / 16])
+MAX_FLOAT16_TOKENS = 2**14
+"""Maximum length in float16: weights of 1/n below 2^-14 are rounded to a few bits."""
+
 _MULTIPLIERS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 
 
@@ -63,15 +67,18 @@ class EqualScores:
         rows: Array = signs[positions, None] * vector
         return rows
 
-    def out(self, positions: Positions) -> Array:
-        """Return rows (n, D) of the output."""
+    def out(self, positions: Positions) -> tuple[Array, Array]:
+        """Return rows (n, D) of the output, and their magnitudes (n,).
+
+        A mean of n signs is about 1/√n, but may be 0: a smaller magnitude would be no scale.
+        """
         means: Array = (self._over_keys(self._f) / self._seen[:, None])[positions]
-        return means
+        return means, np.maximum(np.abs(means).max(1), self._seen[positions] ** -0.5)
 
     def gradient(self, name: str, positions: Positions, heads: int) -> tuple[Array, Array]:
         """Return rows (n, D) of dq, dk or dv, summed over query heads, and their magnitudes (n,).
 
-        A magnitude is the root of the sum of squares of the terms, which rounding errors follow.
+        A magnitude is about the root of the sum of squares of the terms; rounding errors follow it.
         """
         (values, vector), size = self._gradients[name]
         scale = float(heads) if name == "dv" else heads / math.sqrt(self._workload.head_dim)
@@ -86,9 +93,9 @@ class EqualScores:
         covariance = self._over_keys(a * self._s) / seen - mean_a * mean_s
         weights = self._w * self._t / seen
         d_keys = a * self._over_queries(weights) - self._over_queries(weights * mean_a)
-        size_q = np.abs(self._w) * np.sqrt(self._over_keys((a * self._s) ** 2)) / seen
-        squares_k = a**2 * self._over_queries(weights**2)
-        size_k = np.sqrt(squares_k + self._over_queries((weights * mean_a) ** 2))
+        length = math.sqrt(float(self._x @ self._x))  # that of a single a may be 0
+        size_q = length * np.abs(self._w) * np.sqrt(self._over_keys(self._s**2)) / seen
+        size_k = np.maximum(np.abs(a), length) * np.sqrt(self._over_queries(weights**2))
         size_v = np.sqrt(self._over_queries((self._w / seen) ** 2))
         return {
             "dq": ((self._w * covariance, self._y), size_q),

@@ -60,6 +60,13 @@ def run_pass(
     one.out = one.out.detach()
 
 
+def run_forward(attention: Attention, one: Pass) -> None:
+    """Run a forward alone, also of a training step, and store its output."""
+    with torch.no_grad():
+        inplace = one.keep == "nothing" and one.grad_out is None
+        one.out = (attention.forward_inplace if inplace else attention)(*one.inputs)
+
+
 def _run_forward_only(attention: Attention, one: Pass) -> None:
     """Run a forward that keeps nothing for a backward.
 

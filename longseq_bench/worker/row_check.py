@@ -2,8 +2,8 @@
 
     constant values: all values of a head are one vector x. Weights of a softmax add up to 1, so
                      every output row that sees a key is x, whatever the scores and the pattern.
-    equal scores:    see equal_scores.py; for exact attention, gradients included. It shows a single
-                     key too many or too few, in any row.
+    equal scores:    see equal_scores.py; for exact attention, gradients included. In float32 it
+                     shows a single key too many or too few in any output row.
 
 Both cost O(N) next to the pass itself, at any length and over ranks. Sampled rows with random
 inputs (check.py) see what these can't: wrong scores.
@@ -21,13 +21,13 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.shard import Positions
+from longseq_bench.kernels import host_memory
 from longseq_bench.worker.check import GRADIENT_TOLERANCE, TOLERANCE
-from longseq_bench.worker.equal_scores import EqualScores, to_rows
+from longseq_bench.worker.equal_scores import MAX_FLOAT16_TOKENS, EqualScores, to_rows
 from longseq_bench.worker.inputs import Pass
 
-CONSTANT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
-EQUAL_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-7, "float16": 2**-9}
-"""Allowed error of an output row over its largest magnitude: a few roundings of the weights and of
+OUTPUT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
+"""Allowed error of an output row over its largest magnitude: four roundings of the weights and of
 the output. Modules, which round more often, have the tolerance of sampled rows."""
 
 _CHUNK = 8192
@@ -48,21 +48,29 @@ class EveryRowCheck:
 
     @contextmanager
     def constant_values(self, one: Pass) -> Iterator[None]:
-        """Check the pass that is run in the block with constant values; restore v after it."""
-        v = one.inputs[2]
-        original = v.detach().to("cpu", copy=True)
-        fill_constant(self._attention, v)
-        one.keep_output = True
+        """Check the forward that is run in the block with constant values; restore v after it."""
+        attention, v = self._attention, one.inputs[2]
+        is_mapped = attention.on_host and v.device.type == "cpu"
+        original = host_memory.copy(v, "cpu") if is_mapped else v.detach().to("cpu", copy=True)
+        fill_constant(attention, v)
         yield
         assert one.out is not None
-        self._add("constant values", find_unlike_constant(self._attention, one.out))
-        one.out, one.grads, one.keep_output = None, None, False
+        self._add("constant values", find_unlike_constant(attention, one.out))
+        one.out = None
         with torch.no_grad():
             v.copy_(original)
 
+    @property
+    def can_have_equal_scores(self) -> bool:
+        """True for exact attention, in float16 up to the length that its weights allow."""
+        attention = self._attention
+        is_coarse = attention.coarsest_dtype == "float16"
+        is_short = attention.workload.seq_len <= MAX_FLOAT16_TOKENS
+        return attention.is_exact and (is_short or not is_coarse)
+
     @contextmanager
     def equal_scores(self, one: Pass) -> Iterator[None]:
-        """Check the pass of exact attention that is run in the block. All inputs are lost."""
+        """Check the pass that is run in the block with equal scores. All inputs are lost."""
         attention = self._attention
         expected = EqualScores(attention.workload, not attention.projections())
         fill_equal_scores(attention, expected, one)
@@ -77,7 +85,7 @@ class EveryRowCheck:
 
 
 def fill_constant(attention: Attention, v: Tensor) -> None:
-    """Give all tokens of a head one vector, (B, Hk, N, D) in place; heads have different ones."""
+    """Give all tokens of a head one vector, (B, Hk, N, D) in place; its neighbours have others."""
     shard = attention.shard
     with torch.no_grad():
         for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(shard.kv_heads)):
@@ -90,7 +98,7 @@ def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
     None if all are. Rows of zeros are allowed: their number was checked before.
     """
     w, shard = attention.workload, attention.shard
-    tolerance = TOLERANCE if attention.projections() else CONSTANT_TOLERANCE
+    tolerance = TOLERANCE if attention.projections() else OUTPUT_TOLERANCE
     wrong = _WrongRows("output", tolerance[attention.coarsest_dtype])
     for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(shard.heads)):
         constant = _constant(b, head * w.kv_heads // w.heads, w.head_dim)
@@ -123,10 +131,11 @@ def find_unlike_expected(attention: Attention, expected: EqualScores, one: Pass)
     assert one.out is not None
     shard, dtype = attention.shard, attention.coarsest_dtype
     projected = bool(attention.projections())
-    wrong = _WrongRows("output", (TOLERANCE if projected else EQUAL_TOLERANCE)[dtype])
-    means = expected.out(shard.queries)
-    rows = _project(attention, torch.from_numpy(means))
-    _compare(wrong, one.out, rows, rows.abs().amax(-1), shard.queries, shard.heads)
+    wrong = _WrongRows("output", (TOLERANCE if projected else OUTPUT_TOLERANCE)[dtype])
+    means, sizes = map(torch.from_numpy, expected.out(shard.queries))
+    rows = _project(attention, means)
+    sizes = rows.abs().amax(-1) if projected else sizes
+    _compare(wrong, one.out, rows, sizes, shard.queries, shard.heads)
     found = [wrong.describe()]
     if one.grads is not None and not projected:
         group = attention.workload.heads // attention.workload.kv_heads
@@ -134,8 +143,8 @@ def find_unlike_expected(attention: Attention, expected: EqualScores, one: Pass)
         places = (shard.queries, shard.heads, 1), of_keys, of_keys
         for name, gradient, (at, heads, count) in zip(_GRADIENTS, one.grads, places, strict=True):
             wrong = _WrongRows(name, GRADIENT_TOLERANCE[dtype])
-            values, sizes = expected.gradient(name, at, count)
-            _compare(wrong, gradient, torch.from_numpy(values), torch.from_numpy(sizes), at, heads)
+            values, sizes = map(torch.from_numpy, expected.gradient(name, at, count))
+            _compare(wrong, gradient, values, sizes, at, heads)
             found.append(wrong.describe())
     return next(filter(None, found), None)
 

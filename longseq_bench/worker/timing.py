@@ -19,7 +19,7 @@ from longseq_bench.worker.dense_baseline import dense_baseline_for
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.measurement_log import MeasurementLog
 from longseq_bench.worker.messages import MessageSender
-from longseq_bench.worker.passes import run_pass
+from longseq_bench.worker.passes import run_forward, run_pass
 from longseq_bench.worker.repeat_check import RepeatCheck
 
 _HALVES = {
@@ -60,10 +60,7 @@ def run_timed_passes(
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
     dense = dense_baseline_for(attention, one, trial, warm_ups, log)
     for _ in range(warm_ups):
-        sender.start_phase("time", "warm-up")
-        check.change_inputs(one)
-        with check.every_row.constant_values(one):
-            run_pass(attention, one)
+        _warm_up(attention, one, check, sender)
     layout_s: list[float] = []
     end = time.perf_counter() + trial.time_cap
     while len(clock.wall) < trial.repeats:
@@ -89,6 +86,20 @@ def run_timed_passes(
     if dense:
         dense.add_to(log)
         sender.start_phase("time")
+
+
+def _warm_up(attention: Attention, one: Pass, check: RepeatCheck, sender: MessageSender) -> None:
+    """Run an untimed pass. Its forward checks every row; a backward is run with v as it was."""
+    check.change_inputs(one)
+    with check.every_row.constant_values(one):
+        sender.start_phase("time", "warm-up")
+        run_forward(attention, one)
+        sender.start_phase("check", "every row")
+    if one.grad_out is not None:
+        check.change_inputs(one)
+        sender.start_phase("time", "warm-up")
+        run_pass(attention, one)
+        check.add(one)
 
 
 def _log_meters(

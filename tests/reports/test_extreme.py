@@ -162,7 +162,8 @@ def wrong_ranges(table: Table, rows: Sequence[Any]) -> list[str]:
     """What is wrong in ranges: they join, have the attention of their end, end at the longest."""
     found = []
     for k in dict.fromkeys(map(kind, rows)):
-        several = k == "sparse" and len([*similar([r for r in rows if kind(r) == k])]) > 1
+        lengths = by(lambda r: r.tokens, [r for r in rows if kind(r) == k])
+        several = k == "sparse" and any(len([*similar(some)]) > 1 for some in lengths)
         own = [row for row in cells(table) if row["Kind"] == k + ", densest" * several]
         ends = [length(re.split(" to |up to |beyond ", row["Tokens"])[-1]) for row in own]
         choices = zip(own, [*ends[:-1], math.inf], strict=True)

@@ -13,7 +13,7 @@ from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker import row_check
 from longseq_bench.worker.equal_scores import EqualScores
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.passes import run_pass
+from longseq_bench.worker.passes import run_forward, run_pass
 from longseq_bench.worker.row_check import EveryRowCheck
 from tests.attention.test_contract import CASES
 from tests.trials import run
@@ -156,12 +156,45 @@ def test_right_implementations_pass(name: str, options: dict[str, Any], dtype: A
     )
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
     attention.prepare("cpu")
+    assert judge(attention) is None
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 4])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("name", "options"), [
+    ("dense", {}), ("ring", {"chunk": 500}), ("collective", {"chunk": 500}), ("sdpa", {}),
+])  # fmt: skip
+def test_means_that_are_zero_are_no_scale(
+    name: str, options: dict[str, Any], causal: bool, head_dim: int
+) -> None:
+    shape = {"seq_len": 2900, "heads": 1, "head_dim": head_dim, "causal": causal}
+    w = Workload(**shape, mode="train")
+    attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
+    attention.prepare("cpu")
+    assert judge(attention) is None
+
+
+def test_equal_scores_are_for_exact_attention_and_weights_that_float16_has() -> None:
+    def is_possible(name: str, dtype: Any, tokens: int, **options: Any) -> bool:
+        w = Workload(seq_len=tokens, dtype=dtype)
+        attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
+        return EveryRowCheck(attention).can_have_equal_scores
+
+    assert is_possible("sdpa", "float16", 2**14)
+    assert not is_possible("sdpa", "float16", 2**14 + 1)
+    assert is_possible("sdpa", "bfloat16", 2**20)
+    assert is_possible("ddp", "float32", 1024, inner="sdpa")
+    assert not is_possible("ddp", "float32", 1024, inner="block-sparse")
+
+
+def judge(attention: Attention) -> str | None:
+    """What the check says of an implementation."""
     check, one = EveryRowCheck(attention), drawn(attention)
-    assert one.grad_out is not None
-    one.grad_out.normal_()
+    v = one.inputs[2].clone()
     with check.constant_values(one):
-        run_pass(attention, one)
-    if attention.is_exact:
+        run_forward(attention, one)
+    assert torch.equal(one.inputs[2], v)
+    if check.can_have_equal_scores:
         with check.equal_scores(one):
             run_pass(attention, one)
-    assert check.reason is None
+    return check.reason

@@ -64,7 +64,8 @@ class _Kind:
     """The rows of exact or of sparse attention on one workload, under all budgets."""
 
     def __init__(self, kind: str, rows: Sequence[Known]) -> None:
-        has_less_dense = kind == "sparse" and len(group_by_density(rows)) > 1
+        at_lengths = group_by(rows, attrgetter("tokens")).values()
+        has_less_dense = kind == "sparse" and any(len(group_by_density(s)) > 1 for s in at_lengths)
         self.kind = "sparse, densest" if has_less_dense else kind
         self.rows = sorted(rows, key=attrgetter("tokens"))
 
