@@ -340,7 +340,7 @@ _WORKER = (
           ("tests/worker/test_row_check.py",)),
     Fault("equal-scores-left-out", "worker", "worker/trial.py",
           "Exact attention is not checked with equal scores.",
-          "if attention.is_exact:", "if not attention.is_exact:",
+          "if rows.can_have_equal_scores:", "if not rows.can_have_equal_scores:",
           ("tests/worker/test_row_check.py",)),
     Fault("gradients-of-equal-scores", "worker", "worker/row_check.py",
           "With equal scores only the output is checked.",
