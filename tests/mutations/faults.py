@@ -335,7 +335,7 @@ _LAUNCHERS = (
 _WORKER = (
     Fault("constant-values-ignored", "worker", "worker/row_check.py",
           "Rows that are not the constant of all values are accepted.",
-          'self._add("constant values", find_unlike_constant(self._attention, one.out))',
+          'self._add("constant values", find_unlike_constant(attention, one.out))',
           'self._add("constant values", None)',
           ("tests/worker/test_row_check.py",)),
     Fault("equal-scores-left-out", "worker", "worker/trial.py",
