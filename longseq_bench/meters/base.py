@@ -55,11 +55,14 @@ class MeterContext:
     device: the torch device type of the trial; `meta` in a dry run.
     maps_files: whether the inputs are in memory-mapped files on the host.
     workspace: bytes that an operator allocates where no tensor shows it.
+    data_limit: bytes of the heap above which an allocation fails in the measured code, if the
+        system enforces such a limit there.
     """
 
     device: str = "cpu"
     maps_files: bool = False
     workspace: Workspace = no_workspace
+    data_limit: int | None = None
 
 
 ON_CPU = MeterContext()

@@ -1,8 +1,12 @@
 """The exact heap peak of a Linux process, from the kernel's high-water mark (VmHWM).
 
 Writing `5` to /proc/self/clear_refs resets VmHWM to the resident size. The peak is the rise of the
-mark above that. It is exact to a page only while glibc returns every larger block at once, which
+mark above that. It is close only while glibc returns every larger block at once, which
 worker/limits.py arranges. With glibc's default thresholds it reads three times too much.
+
+What remains is a few hundred KiB: the kernel counts resident pages in batches of 32 or more per
+core, and a page that was mapped before the start may be written later. An enforced data limit is
+exact, so no peak above it is reported.
 """
 
 from pathlib import Path
@@ -47,7 +51,8 @@ class HeapPeak(Meter):
     def stop(self) -> None:
         # code that runs for the first time becomes resident too, but is not allocated
         code = max(0, status_bytes("RssFile") - self._files)
-        self.peak = max(0, status_bytes("VmHWM") - self._before - code)
+        peak, limit = max(0, status_bytes("VmHWM") - self._before - code), self.context.data_limit
+        self.peak = peak if limit is None else min(peak, limit)
         self.kept = max(0, status_bytes("VmRSS") - self._before - code)
 
     @override

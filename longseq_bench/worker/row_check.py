@@ -1,4 +1,4 @@
-"""The check of every row, by inputs whose result is known in closed form.
+"""Check every output row with inputs whose result is known in closed form.
 
     constant values: all values of a head are one vector x. Weights of a softmax add up to 1, so
                      every output row that sees a key is x, whatever the scores and the pattern.

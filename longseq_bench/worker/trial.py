@@ -17,7 +17,7 @@ decision about the next pass, so that no rank waits for a pass that another one 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -213,7 +213,8 @@ class _TrialRun:
         mapped: bytes mapped before the trial allocated anything, if that is no longer the case now.
         """
         # loads plug-ins, which is not the trial's memory
-        meter = find_meter("memory", self._meter_context())
+        context = replace(self._meter_context(), data_limit=self.trial.memory_budget)
+        meter = find_meter("memory", context)
         wait_for_all_ranks(self.attention.group, self.sender)
         with self._memory_limit(mapped), meter:
             one = self._first_pass(self.log, "exact")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker import limits
 
@@ -105,6 +106,22 @@ def test_the_peak_is_the_largest_need(launcher: LocalLauncher, tensors: int, eac
     peak, after = in_child(launcher, measure_peaks, tensors, each)
     assert peak == pytest.approx(tensors * each, rel=0.02)
     assert after < MIB / 4
+
+
+def peak_under_a_limit(tensors: int, data_limit: int) -> int:
+    """Return the peak of tensors of 1 MiB, as reported under a data limit."""
+    with HeapPeak(MeterContext(data_limit=data_limit)) as meter:
+        assert fits(tensors, MIB)
+    return meter.peak
+
+
+@pytest.mark.skipif(
+    HeapPeak.unavailable_reason() is not None, reason="the mark can't be reset here"
+)
+def test_no_peak_above_an_enforced_limit_is_reported(launcher: LocalLauncher) -> None:
+    """The kernel's mark may be a few hundred KiB too high; the limit is exact."""
+    assert in_child(launcher, peak_under_a_limit, 4, 3 * MIB) == 3 * MIB
+    assert in_child(launcher, peak_under_a_limit, 4, 8 * MIB) == pytest.approx(4 * MIB, rel=0.1)
 
 
 def test_the_allocator_is_set(

@@ -1,4 +1,4 @@
-"""Which attention for which length: ranges of lengths, each with its measurements."""
+"""Name the best attention for each range of lengths, with the figures behind it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
