@@ -1,4 +1,4 @@
-"""The exact heap peak of a Linux process, from the kernel's high-water mark (VmHWM).
+"""The heap peak of a Linux process, from the kernel's high-water mark (VmHWM).
 
 Writing `5` to /proc/self/clear_refs resets VmHWM to the resident size. The peak is the rise of the
 mark above that. It is close only while glibc returns every larger block at once, which

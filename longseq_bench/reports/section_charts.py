@@ -161,8 +161,10 @@ def speed_over_dense(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
     def facet(tokens: int) -> str:
         computed = [r.dense_source != "measured" for r in sources.get(tokens, ())]
-        words = ", dense time computed" if all(computed) else ", some dense times computed"
-        return f"{format_tokens(tokens)} tokens{words * any(computed)}"
+        if not any(computed):
+            return f"{format_tokens(tokens)} tokens"
+        words = "dense time computed" if all(computed) else "some dense times computed"
+        return f"{format_tokens(tokens)} tokens, {words}"
 
     points = [
         Point(

@@ -90,8 +90,12 @@ DENSE = Reference("dense attention", _over_dense, _dense_note)
 def where_it_pays(source: Source, references: Sequence[Reference]) -> Section:
     """Build a table per workload with a verdict per implementation and reference."""
     found = tables(source, source.rows, *references)
-    of_dense = "Dense attention: torch's scaled_dot_product_attention on the same inputs."
-    return Section(TITLE, [_EXPLANATION, *[of_dense] * (DENSE in references)], tables=found)
+    paragraphs = [_EXPLANATION]
+    if DENSE in references:
+        paragraphs.append(
+            "Dense attention: torch's scaled_dot_product_attention on the same inputs."
+        )
+    return Section(TITLE, paragraphs, tables=found)
 
 
 def tables(source: Source, rows: Iterable[SweepRow], *references: Reference) -> list[Table]:
