@@ -3,7 +3,7 @@
 A child that raised an exception reports its outcome itself (worker/exception_mapping.py decides
 whether that is out of memory). `outcome_of_exit` is for a child that died without a report; it is
 out of memory only if the kernel's out-of-memory killer killed it. `may_be_out_of_memory` selects
-crashes that a failed allocation may have caused: LocalLauncher runs these once more with a larger
+failures that a failed allocation may have caused: LocalLauncher runs these once more with a larger
 budget (launchers/local.py, `_retry_with_more_memory`). Where nothing enforces the budget, the
 worker compares the peak with it (worker/trial.py, `over_memory_budget`).
 The module also parses stack dumps, and removes shared memory that killed ranks leave.

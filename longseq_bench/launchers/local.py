@@ -125,16 +125,17 @@ class LocalLauncher(Launcher):
         return LaunchResult(outcome, 2 * trial.world_size)
 
     def _retry_with_more_memory(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
-        """Run a crashed trial again with more memory: out of memory if it passes, else a crash.
+        """Run a failed trial again with more memory: out of memory if it passes, else as it was.
 
-        Fused kernels do not check every allocation, so lack of memory can crash them.
+        Fused kernels do not check every allocation, so lack of memory can crash them or make their
+        output wrong. The second run is complete, timed passes included: it passes only if they do.
         """
         assert trial.memory_budget
         larger = max(RETRY_FACTOR * trial.memory_budget, trial.memory_budget + RETRY_MIN_BYTES)
         if trial.device == "cpu":
             available = int(psutil.virtual_memory().available * RETRY_SHARE / trial.world_size)
             larger = max(trial.memory_budget, min(larger, available))
-        retry, _ = self._attempt(trial.replace(memory_budget=larger, repeats=0), on_phase)
+        retry, _ = self._attempt(trial.replace(memory_budget=larger), on_phase)
         if retry.status != "ok":
             reason = f"{first.reason}; with {format_bytes(larger)} it ended with {retry.status} too"
             return first.model_copy(update={"reason": reason})

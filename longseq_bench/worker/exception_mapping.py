@@ -1,8 +1,8 @@
 """Map an exception to an outcome: out of memory, a kernel's limit, unsupported, or an error.
 
-This is the only place where an exception becomes `oom`. It is recognised by its type, or by the
-text of torch's CPU allocator; no other exception is called out of memory. (A process that dies
-without an exception is judged in launchers/exit_status.py.)
+An exception becomes `oom` by its type, or by the text of torch's CPU allocator. A process that dies
+without an exception is judged in launchers/exit_status.py, which also selects the failures that are
+run again with more memory; such a RuntimeError is `oom` if that run passes.
 
 An error that is caused by the end of another rank has the fact `lost_peer`: it is never reported as
 the cause if another cause is known.

@@ -73,6 +73,13 @@ def test_a_timed_pass_with_other_results_than_the_checked_one_is_wrong(
     assert "off that of the checked pass (allowed 2e-05)" in (outcome.reason or "")
 
 
+def test_a_wrong_timed_pass_is_not_out_of_memory(launcher: LocalLauncher) -> None:
+    """The second try with more memory has timed passes too: the first pass is right in both."""
+    name, budget = "bad-later-gradient", 256 * MIB
+    outcome = run(launcher, name, 600, repeats=3, mode="train", memory_budget=budget)
+    assert (outcome.status, outcome.phase) == ("wrong", "check")
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
