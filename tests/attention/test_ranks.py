@@ -124,6 +124,17 @@ some = pytest.mark.parametrize(("name", "world", "options"), [*SOME, *MODULES])
 causality = pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 
 
+def in_turn(name: str, cases: list[Any], values: dict[str, Any]) -> Any:
+    """Parametrize with cases and another value: with each on three ranks, in turn on others."""
+    both = [
+        pytest.param(*case.values, value, id=f"{case.id}-{word}", marks=case.marks)
+        for i, case in enumerate(cases)
+        for j, (word, value) in enumerate(values.items())
+        if case.values[1] == 3 or i % len(values) == j
+    ]
+    return pytest.mark.parametrize(("name", "world", "options", name), both)
+
+
 def workload(name: str, world: int, tokens: int, grouped: bool = False, **fields: Any) -> Workload:
     """Two key heads per rank (grouped: one), and a larger batch for ddp."""
     heads = 2 * min(world, 4)
@@ -195,8 +206,7 @@ def assert_right(case: Case, results: list[PassResult]) -> None:
     assert sum(one.pairs for one in results) == copies * int(pairs.sum()) * w.batch
 
 
-@every
-@causality
+@in_turn("causal", EVERY, {"both-ways": False, "causal": True})
 def test_ranks_together_equal_the_reference(
     ranks: Ranks, name: str, world: int, options: Options, causal: bool
 ) -> None:
@@ -211,8 +221,7 @@ def test_ranks_together_equal_the_reference(
         assert_right(case, results)
 
 
-@pytest.mark.parametrize(("name", "world", "options"), SOME)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@in_turn("dtype", SOME, {dtype: dtype for dtype in ("bfloat16", "float16")})
 def test_half_precision_equals_the_reference(
     ranks: Ranks, name: str, world: int, options: Options, dtype: str
 ) -> None:
@@ -338,7 +347,9 @@ def test_blocks_are_sent_only_as_far_as_segments_need(ranks: Ranks, name: str, w
 # ---- halves of a pass --------------------------------------------------------------------------
 
 
-@defaults
+@pytest.mark.parametrize(
+    ("name", "world", "options"), [c for c in [*DEFAULTS, *MODULES] if c.values[1] == 3]
+)
 def test_each_half_of_a_pass_runs_alone(
     ranks: Ranks, name: str, world: int, options: Options
 ) -> None:

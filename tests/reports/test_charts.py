@@ -286,6 +286,16 @@ def test_failures_are_drawn_if_only_one_length_passed() -> None:
     assert [p.x for p in found["memory"].guides[0].points] == [1024, 2048]
 
 
+def test_ticks_of_memory_are_round_binary_numbers() -> None:
+    mib, memory = 2**20, Axis("Peak memory", "bytes")
+    points = tuple(Point(name, x, x * 310 * mib) for name, x in (("a", 1), ("b", 3)))
+    of_lines = axes(Chart("memory", "", "", TOKENS, memory, points))["y"]["linear"]["axis"]
+    assert of_lines["values"] == [384 * mib, 512 * mib, 640 * mib, 768 * mib, 896 * mib]
+    of_bars = Chart("memory", "", "", TOKENS, memory, points, shape="bars")
+    first = spec(of_bars)["layer"][0]["encoding"]["x"]["axis"]
+    assert first["values"] == [n * 128 * mib for n in range(8)]
+
+
 def test_at_one_length_failures_are_next_to_the_bars() -> None:
     found = swept_charts(examples.single("sdpa", 1024, 0.01), examples.failed("wrong", "bad", 1024))
     one = found["time"]

@@ -27,6 +27,7 @@ from longseq_bench.reports.render._vega_parts import (
     SHAPES,
     TIP,
     Datasets,
+    binary_ticks,
     clean,
     colours,
     failure_word,
@@ -314,6 +315,8 @@ def _axis(name: str, chart: Chart) -> Any:
         first, last = math.ceil(math.log2(min(values))), math.floor(math.log2(max(values)))
         powers = [2**i for i in range(max(first - 1, 0), last + 2)]
         label.values = powers if first < last else alt.Undefined
+    elif axis.kind == "bytes" and values:
+        label.values = binary_ticks(min(values), max(values))
     channel = alt.X if is_x else alt.Y
     return channel(f"{name}:Q", scale=alt.Scale(**scale), axis=label)
 

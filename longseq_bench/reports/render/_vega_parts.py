@@ -1,5 +1,6 @@
 """Parts that all charts share: colours, words, and the values that can be drawn."""
 
+import math
 import re
 from dataclasses import replace
 from typing import Any, get_args
@@ -143,6 +144,17 @@ def named_data(rows: list[dict[str, Any]], datasets: Datasets) -> alt.Chart:
 def pixel(x: float) -> Any:
     """Return the channel of a place that is x pixels from the left of the plot."""
     return alt.XValue(x)  # type: ignore[no-untyped-call]
+
+
+def binary_ticks(low: float, high: float) -> Any:
+    """Return four to eight multiples of a power of two, as round KiB, MiB or GiB are.
+
+    Ticks of a linear axis would be round numbers of bytes, such as 381 MiB.
+    """
+    if not high > low:
+        return alt.Undefined
+    step = 2.0 ** math.ceil(math.log2((high - low) / 8))
+    return [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def label_expression(kind: Kind, log: bool) -> str:

@@ -15,6 +15,7 @@ from longseq_bench.reports.render._vega_parts import (
     PALETTE,
     TIP,
     Datasets,
+    binary_ticks,
     failure_word,
     format_x,
     label_expression,
@@ -127,6 +128,8 @@ def draw_bars(chart: Chart, datasets: Datasets) -> tuple[Layers, int]:
         labelOverlap="greedy", labelSeparation=LETTER,
     )  # fmt: skip
     single = len(units) == 1
+    if single and chart.y.kind == "bytes":
+        label.values = binary_ticks(0, max(largest.values()))
     scale = alt.Scale(zero=True, nice=single, range=ends)
     x, y = alt.X("at:Q", axis=label if single else None, scale=scale), ids.channel
     base = named_data(bars, datasets).encode(y=y)
