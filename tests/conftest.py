@@ -20,6 +20,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # two workers on two cores: a second thread in each would wait for the other's
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# threads of trials that wait for each other would keep the cores from the other worker
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # a machine that is busy with other work is not a fault of the code
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

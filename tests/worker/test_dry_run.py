@@ -34,7 +34,7 @@ def test_the_peak_of_a_dry_run_is_the_measured_one(
     launcher: LocalLauncher, name: str, ranks: int, tolerance: float, mode: str
 ) -> None:
     # more heads instead of more tokens: large tensors for little work
-    heads, tokens = (8 if name == "dense" else 16 * ranks), 768
+    heads, tokens = (8, 768) if name == "dense" else (16 * ranks, 1024)
     one = complete(launcher, name, tokens, heads=heads, world_size=ranks, mode=mode)
     (estimate,) = launcher.dry_run([one])
     measured = run_trial(launcher, one).largest("peak")
