@@ -403,7 +403,7 @@ def test_a_scaling_study_times_parts_of_the_shortest_maximum(tmp_path: Path) -> 
     assert sum(r.purpose == "measure" for r in records) == 3 * 4 * 2
 
 
-def test_thousands_of_simulated_searches_end_at_the_longest_pass() -> None:
+def test_a_thousand_simulated_searches_end_at_the_longest_pass() -> None:
     """Limits are random, noisy and not monotone; predictions are wrong by up to 3 times."""
     draw = random.Random(5)
     for _ in range(1_200):
