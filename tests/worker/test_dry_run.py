@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from longseq_bench.core.model import Trial
+from longseq_bench.core.model import OptionValue, Trial
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.storage_peak import StoragePeak
@@ -131,7 +131,9 @@ def test_the_workspace_table_and_a_kernel_that_it_lacks() -> None:
 def test_a_fit_only_pass_has_the_peak_of_a_whole_one(
     launcher: LocalLauncher,
 ) -> None:
-    whole = trial_on(launcher, "ring", 4096, memory_budget=400 * MIB)
+    # of 64 chunks of keys 24 are computed
+    options: dict[str, OptionValue] = {"chunk": 64}
+    whole = complete(launcher, "ring", 4096, options, heads=8, memory_budget=400 * MIB)
     measured = run_trial(launcher, whole).largest("peak")
     outcome = run_trial(launcher, whole.replace(fit_only=True))
     assert outcome.status == "ok"

@@ -147,9 +147,9 @@ def pixel(x: float) -> Any:
 
 
 def binary_ticks(low: float, high: float) -> Any:
-    """Return four to eight multiples of a power of two, as round KiB, MiB or GiB are.
+    """Return at most nine multiples of a power of two, as round KiB, MiB or GiB are.
 
-    Ticks of a linear axis would be round numbers of bytes, such as 381 MiB.
+    Vega's own ticks would be round numbers of bytes, such as 381 MiB.
     """
     if not high > low:
         return alt.Undefined
