@@ -111,14 +111,14 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
         run.time_one_pass(one)
         if failure := run.judge_pass_time():
             return failure
-    every_row = EveryRowCheck(attention)
     if trial.repeats:
         repeats = RepeatCheck(attention, one, rows)
-        every_row = repeats.every_row
         run_timed_passes(attention, one, repeats, trial, sender, log)
         if failure := run.check_repeats(repeats) or run.over_time_budget():
             return failure
-    return run.check_every_row(every_row, one) or Outcome(status="ok")
+        if failure := run.check_every_row(repeats.every_row, one):
+            return failure
+    return Outcome(status="ok")
 
 
 def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:

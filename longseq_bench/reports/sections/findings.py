@@ -83,7 +83,8 @@ def describe_limit(row: SearchRow) -> str:
     """Describe the cause that ended a search, and its length."""
     if row.first_failure is None:
         return "no longer length failed: this is where the search stopped, not a limit"
-    phase = f" in {row.failure_phase}" if row.failure_phase else ""
+    adds = row.failure_phase and row.failure_phase != row.limited_by
+    phase = f" in {row.failure_phase}" if adds else ""
     return f"limited by {row.limited_by}{phase} at {format_tokens(row.first_failure)}"
 
 
