@@ -115,7 +115,7 @@ class Trial(Frozen):
     repeats: maximum number of timed passes; 0: one pass, to see if it fits; it gives the time too.
     time_cap: seconds after which no further timed pass starts.
     time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process.
-    round: repetition index of an interleaved comparison, from 0.
+    round: repetition index in an interleaved comparison, or of a length in a search, from 0.
     fit_only: loops are cut short; memory is that of a complete pass, time is not. Results are not
     checked, and such trials are never compared with complete passes.
     keep: tensors that a pass keeps. all: as autograd keeps them. inputs: q, k, v alone between

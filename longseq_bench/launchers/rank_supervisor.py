@@ -22,7 +22,7 @@ GRACE_S = 1.0
 """Time beyond the budget in which a rank reports the excess itself; then the launcher ends it."""
 
 EXACT_FACTOR = 4
-"""Factor on the time budget of a pass with exact heap accounting, which is not timed."""
+"""Factor on the time budget of a pass with exact heap accounting, which is slower."""
 
 PASSES = ("forward", "backward", "time")
 

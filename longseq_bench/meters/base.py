@@ -1,7 +1,7 @@
 """The contract of a meter, and the registry of meters.
 
-To add a meter, write one file and edit nothing else: a module in this folder, or a module of
-another package with an entry point in the group `longseq_bench.meters`.
+To add a meter, write one file and edit nothing else: a module in this folder, or in another
+package, whose entry point in the group `longseq_bench.meters` names the class.
 
     @METERS.register("gpu-energy")
     class GpuEnergy(Meter):
@@ -72,7 +72,7 @@ class Meter(ABC):
     """A context manager around the code that it measures. It may be entered several times.
 
     name: the display name, written to the record.
-    priority: among several available meters of one role, the highest is used.
+    priority: among several available meters of memory, or of time, the highest is used.
     """
 
     name: ClassVar[str]

@@ -20,7 +20,7 @@ table_key: Callable[[Row], Hashable] = attrgetter(*SAME_TABLE)
 
 
 def group_by_workload(rows: Iterable[R]) -> list[list[R]]:
-    """Group rows that differ in length, implementation and ranks only, in order of appearance."""
+    """Group rows that are equal in the fields of SAME_TABLE, in order of appearance."""
     return list(group_by(rows, table_key).values())
 
 

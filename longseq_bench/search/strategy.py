@@ -179,13 +179,16 @@ def _search_length(trial: Trial, ceiling: int | None, predictor: Predictor | Non
     request = next(search)
     while True:
         tokens = request.tokens + offset
-        index = sum(r.trial.workload.seq_len == tokens for r in records)
-        # a timed pass brings the check of every row, and an exact peak in any case; after one wrong
-        # output each further length is checked so, else each winner would fail its confirmation
+        earlier = [r.outcome for r in records if r.trial.workload.seq_len == tokens]
+        # a winner whose peak is known as an upper bound only is confirmed with exact accounting,
+        # which a timed trial has in any case
+        measured = any(one.status == "ok" and one.samples("peak") for one in earlier)
+        exact = request.purpose == "confirm" and not measured
+        # a timed trial also checks every row: else each winner would fail its confirmation
         was_wrong = any(r.outcome.status == "wrong" for r in records)
-        is_timed = (request.purpose == "confirm" or was_wrong) and not trial.fit_only
+        is_timed = (exact or was_wrong) and not trial.fit_only
         record = yield Step(
-            trial.at(tokens).replace(round=index, repeats=int(is_timed)),
+            trial.at(tokens).replace(round=len(earlier), repeats=int(is_timed)),
             request.purpose,
             request.predicted and request.predicted + offset,
             partial(model.predict_run, tokens) if model else lambda: None,

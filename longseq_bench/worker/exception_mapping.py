@@ -1,8 +1,8 @@
 """Map an exception to an outcome: out of memory, a kernel's limit, unsupported, or an error.
 
-An exception becomes `oom` by its type, or by the text of torch's CPU allocator. A process that dies
-without an exception is judged in launchers/exit_status.py, which also selects the failures that are
-run again with more memory; such a RuntimeError is `oom` if that run passes.
+An exception becomes `oom` by its type, or by a text of torch's CPU allocator or of C++. A process
+that dies without an exception is judged in launchers/exit_status.py. That module also selects the
+failures, some RuntimeErrors among them, that are run again with more memory: `oom` if that passes.
 
 An error that is caused by the end of another rank has the fact `lost_peer`: it is never reported as
 the cause if another cause is known.

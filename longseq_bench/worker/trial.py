@@ -4,11 +4,14 @@
 an outcome, and distinguishes out of memory from an error. A native crash reports nothing here; the
 parent reads it from the exit status (launchers/exit_status.py).
 
-The output and the peak memory of the pass under the budget are checked and measured. The memory
-limit is lifted before the harness computes anything of its own. Exact accounting of the heap slows
-down code that allocates often, so time is measured, and a time budget judged, without it. A step of
-a search (repeats 0) has only this one pass; it has a second one where the first was too slow under
-exact accounting.
+The pass under the budget gives the peak memory, and its output is checked. The memory limit is
+lifted before the harness computes anything of its own. Exact accounting of the heap slows down code
+that allocates often, so it is never used in timed passes, and no pass is called too late under it.
+
+A step of a search (repeats 0) has no timed passes. It is one pass, with exact accounting or, far
+from the budget, with an upper bound of the peak. It runs a second pass with exact accounting if
+that bound exceeds the budget, and one without if the first was too late. Only when a length runs
+again (round > 0), which confirms it, is every row checked.
 
 Over several ranks, every rank runs this module in its own process. All ranks agree on every
 decision about the next pass, so that no rank waits for a pass that another one skips.
@@ -111,14 +114,14 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
         run.time_one_pass(one)
         if failure := run.judge_pass_time():
             return failure
+    every_row = EveryRowCheck(attention)
     if trial.repeats:
         repeats = RepeatCheck(attention, one, rows)
+        every_row = repeats.every_row
         run_timed_passes(attention, one, repeats, trial, sender, log)
         if failure := run.check_repeats(repeats) or run.over_time_budget():
             return failure
-        if failure := run.check_every_row(repeats.every_row, one):
-            return failure
-    return Outcome(status="ok")
+    return run.check_every_row(every_row, one) or Outcome(status="ok")
 
 
 def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
@@ -212,8 +215,8 @@ class _TrialRun:
 
         mapped: bytes mapped before the trial allocated anything, if that is no longer the case now.
         """
-        # loads plug-ins, which is not the trial's memory
         context = replace(self._meter_context(), data_limit=self.trial.memory_budget)
+        # before the limit: this loads plug-ins, which are not the trial's memory
         meter = find_meter("memory", context)
         wait_for_all_ranks(self.attention.group, self.sender)
         with self._memory_limit(mapped), meter:
@@ -357,12 +360,15 @@ class _TrialRun:
     def check_every_row(self, rows: EveryRowCheck, one: Pass) -> Outcome | None:
         """Check every row with special inputs; return `wrong` on all ranks, or None.
 
-        Passes of their own run only if they are short. The inputs are lost.
+        Not where a search runs a length for the first time. Passes of their own run only if they
+        are short. The inputs are lost.
         """
-        attention = self.attention
+        attention, trial = self.attention, self.trial
+        if not (trial.repeats or trial.round):
+            return None
         self.sender.start_phase("check", "every row")
         one.out = one.grads = None
-        if self.trial.device == "cuda":
+        if trial.device == "cuda":
             torch.cuda.empty_cache()
         if self.log.pass_s <= MAX_EXTRA_PASS_S:
             if not rows.done:
