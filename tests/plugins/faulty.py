@@ -1,0 +1,369 @@
+"""An exact attention with one fault, which its option `kind` names.
+
+Every rank gathers all keys and values and attends to them by a dense softmax, or by torch's where
+no fault needs the scores. Without a fault it is right: `kind=none`.
+
+Each table below has the faults of one stage of a pass. A row's position is that of its token in the
+whole sequence. Shapes: q, out (B, Hq, n, D) of this rank; k, v (B, Hk, N, D) of all ranks.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from longseq_bench.attention.base import Attention
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import even_span
+
+BLOCK = 128
+LATER = 4
+"""The first pass that is wrong in faults of later passes: no fit pass and no warm-up."""
+
+
+class Faulty(Attention):
+    """Exact attention with one fault."""
+
+    summary = "for tests"
+    many_ranks = True
+
+    def __init__(
+        self, workload: Workload, group: Group, *, kind: Annotated[str, "the fault"] = "none"
+    ) -> None:
+        if kind not in KINDS:
+            raise UnsupportedError(f"there is no fault {kind!r}")
+        super().__init__(workload, group)
+        self.kind, self.passes = kind, 0
+        self.kept: list[Tensor] = []
+
+    def build_shard(self) -> Shard:
+        w, group = self.workload, self.group
+        return Shard.of_tokens(w, np.arange(*even_span(w.seq_len, group.size, group.rank)))
+
+    @property
+    def rows(self) -> Tensor:
+        """Positions of this rank's queries, (n,)."""
+        return torch.from_numpy(self.shard.queries)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.passes += 1
+        given = q, k, v
+        if change := INPUTS.get(self.kind):
+            q, k, v = change(self, q, k, v)
+        if gradient := GRADIENTS.get(self.kind):
+            name, spoil = gradient
+            q, k, v = (
+                _spoiled(t, self, spoil) if name == one else t
+                for one, t in zip("qkv", (q, k, v), strict=True)
+            )
+        out = self.attend(q, k, v)
+        if change_output := OUTPUTS.get(self.kind):
+            out = change_output(self, out)
+        if overwrite := OVERWRITES.get(self.kind):
+            with torch.no_grad():
+                overwrite(*given)
+        return out
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        w, group = self.workload, self.workload.heads // self.workload.kv_heads
+        plain = not {self.kind} & {*MASKS, *WEIGHTS}
+        if self.group.size == 1 and plain and self.kind != "kv heads in turn":
+            return scaled_dot_product_attention(q, k, v, is_causal=w.causal, enable_gqa=True)
+        if self.group.size > 1:
+            k, v = _gather(k, self), _gather(v, self)
+        uses = torch.arange(w.heads)
+        uses = uses % w.kv_heads if self.kind == "kv heads in turn" else uses // group
+        own, keys = self.rows[:, None], torch.arange(w.seq_len)
+        visible = keys <= own if w.causal else torch.ones(len(own), w.seq_len, dtype=torch.bool)
+        if change := MASKS.get(self.kind):
+            visible = change(self, visible, own, keys)
+        scores = q.float() @ k[:, uses].float().transpose(-1, -2) / math.sqrt(w.head_dim)
+        weigh = WEIGHTS.get(self.kind, _softmax)
+        return (weigh(self, scores.masked_fill(~visible, -math.inf)) @ v[:, uses].float()).to(v)
+
+
+def _gather(own: Tensor, attention: Faulty) -> Tensor:
+    whole: Tensor = _Gather.apply(own, attention)
+    return whole
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of each rank (B, H, n, D) -> those of all (B, H, N, D); backward: sums over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, attention: Faulty) -> Tensor:
+        ctx.attention = attention
+        whole = own.new_zeros(*own.shape[:2], attention.workload.seq_len, own.shape[3])
+        whole[:, :, attention.rows] = own
+        return attention.group.all_sum(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        attention = ctx.attention
+        if attention.kind != "keys of other ranks have no gradient":
+            grad = attention.group.all_sum(grad.contiguous())
+        return grad[:, :, attention.rows].contiguous(), None
+
+
+def _softmax(attention: Faulty, scores: Tensor) -> Tensor:
+    return scores.softmax(-1)
+
+
+# ---- inputs -------------------------------------------------------------------------------------
+
+Triple = tuple[Tensor, Tensor, Tensor]
+InputFault = Callable[[Faulty, Tensor, Tensor, Tensor], Triple]
+
+
+def _stale(index: int) -> InputFault:
+    def change(attention: Faulty, *inputs: Tensor) -> Triple:
+        if not attention.kept:
+            attention.kept.append(inputs[index].detach().clone())
+        q, k, v = (attention.kept[0] if i == index else t for i, t in enumerate(inputs))
+        return q, k, v
+
+    return change
+
+
+def _rounded(attention: Faulty, *inputs: Tensor) -> Triple:
+    low = torch.float8_e4m3fn if attention.workload.dtype != "float32" else torch.bfloat16
+    q, k, v = (t.to(low).to(t) for t in inputs)
+    return q, k, v
+
+
+INPUTS: dict[str, InputFault] = {
+    "stale queries": _stale(0),
+    "stale keys": _stale(1),
+    "stale values": _stale(2),
+    "inputs rounded to half as many bits": _rounded,
+    "keys and values exchanged": lambda a, q, k, v: (q, v, k),
+    "batch row 0 for all": lambda a, q, k, v: (q, k[:1].expand_as(k), v[:1].expand_as(v)),
+    "values of head 0 for all": lambda a, q, k, v: (q, k, v[:, :1].expand_as(v)),
+}
+
+OVERWRITES: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "queries overwritten by zeros": lambda q, k, v: q.zero_(),
+    "keys overwritten by zeros": lambda q, k, v: k.zero_(),
+    "values overwritten by zeros": lambda q, k, v: v.zero_(),
+    "values overwritten by a constant": lambda q, k, v: v.fill_(1),
+    "one value overwritten": lambda q, k, v: v[:, :, -1, -1:].zero_(),
+}
+
+# ---- masks --------------------------------------------------------------------------------------
+
+MaskFault = Callable[[Faulty, Tensor, Tensor, Tensor], Tensor]
+
+
+def _ends_at(count: int) -> MaskFault:
+    """Hide the last keys of the sequence, but not a query's own key."""
+    return lambda a, seen, own, keys: seen & ((keys < a.workload.seq_len - count) | (keys == own))
+
+
+MASKS: dict[str, MaskFault] = {
+    "no causal mask": lambda a, seen, own, keys: torch.ones_like(seen),
+    "one key of the future": lambda a, seen, own, keys: keys <= own + 1,
+    "own key not seen": lambda a, seen, own, keys: keys < own.clamp_min(1),
+    "first key not seen": lambda a, seen, own, keys: seen & ((keys > 0) | (own == 0)),
+    "a key in the middle not seen": lambda a, seen, own, keys: seen & (
+        (keys != a.workload.seq_len // 3) | (own == keys)
+    ),
+    "four keys dropped": lambda a, seen, own, keys: seen & ((keys % 256 != 7) | (own == keys)),
+    "last block of keys dropped": _ends_at(BLOCK),
+    "last key of each block dropped": lambda a, seen, own, keys: seen & (
+        (keys % BLOCK != BLOCK - 1) | (own == keys)
+    ),
+    "last row of each block misses a key": lambda a, seen, own, keys: seen & (
+        (own % BLOCK != BLOCK - 1) | (keys != own - 1)
+    ),
+    "one row misses a key": lambda a, seen, own, keys: seen & (
+        (own != a.workload.seq_len // 2) | (keys != own - 5)
+    ),
+    "window of half the length": lambda a, seen, own, keys: seen & (
+        keys > own - a.workload.seq_len // 2
+    ),
+    "keys of other ranks not seen": lambda a, seen, own, keys: seen & torch.isin(keys, a.rows),
+}  # fmt: skip
+
+# ---- weights ------------------------------------------------------------------------------------
+
+
+def _scaled(factor: float) -> Callable[[Faulty, Tensor], Tensor]:
+    return lambda a, scores: (scores * factor).softmax(-1)
+
+
+def _without_maximum(attention: Faulty, scores: Tensor) -> Tensor:
+    weights = scores.exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _softmax_of_each_block(attention: Faulty, scores: Tensor) -> Tensor:
+    return torch.cat([b.softmax(-1).nan_to_num(0) for b in scores.split(BLOCK, -1)], -1)
+
+
+def _detached_sum(attention: Faulty, scores: Tensor) -> Tensor:
+    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    return weights / weights.detach().sum(-1, keepdim=True)
+
+
+def _twice_at_borders(attention: Faulty, scores: Tensor) -> Tensor:
+    """Blocks overlap by one key, which counts twice."""
+    twice = torch.zeros_like(scores[0, 0, 0])
+    twice[BLOCK::BLOCK] = math.log(2)
+    return (scores + twice).softmax(-1)
+
+
+WEIGHTS: dict[str, Callable[[Faulty, Tensor], Tensor]] = {
+    "scores scaled by 1.01": _scaled(1.01),
+    "scores scaled by 1.05": _scaled(1.05),
+    "scores not scaled": lambda a, scores: _scaled(a.workload.head_dim**0.5)(a, scores),
+    "exponent of base 2": _scaled(math.log(2)),
+    "no maximum subtracted": _without_maximum,
+    "scores clipped at 20": lambda a, s: s.masked_fill(s > 20, 20).softmax(-1),
+    "a softmax for each block": _softmax_of_each_block,
+    "weights rounded to bfloat16": lambda a, s: s.softmax(-1).bfloat16().float(),
+    "key at the border of blocks counts twice": _twice_at_borders,
+    "gradient without the sum of weights": _detached_sum,
+}
+
+# ---- outputs ------------------------------------------------------------------------------------
+
+
+def _rows(choose: Callable[[Faulty, Tensor], Tensor], shift: int = 1) -> "OutputFault":
+    """Give chosen rows the output of an earlier one."""
+
+    def change(attention: Faulty, out: Tensor) -> Tensor:
+        chosen = choose(attention, attention.rows)
+        return torch.where(chosen[:, None], out.roll(shift, 2), out)
+
+    return change
+
+
+OutputFault = Callable[[Faulty, Tensor], Tensor]
+
+
+def _one(attention: Faulty, rows: Tensor) -> Tensor:
+    return rows == attention.workload.seq_len // 2 + 3
+
+
+def _times(factor: float, choose: Callable[[Faulty, Tensor], Tensor]) -> OutputFault:
+    """Multiply chosen rows."""
+    return lambda a, out: torch.where(choose(a, a.rows)[:, None], out * factor, out)
+
+
+def _swapped(attention: Faulty, out: Tensor) -> Tensor:
+    return out[:, [1, 0, *range(2, out.shape[1])]]
+
+
+def _remembered(attention: Faulty, out: Tensor) -> Tensor:
+    if not attention.kept:
+        attention.kept.append(out.detach().clone())
+    return attention.kept[0] + 0 * out
+
+
+def _accumulated(attention: Faulty, out: Tensor) -> Tensor:
+    attention.kept.append(out.detach().clone())
+    return out + sum(attention.kept[:-1])
+
+
+def _in_passes(choose: Callable[[int], bool]) -> OutputFault:
+    return lambda a, out: out * 1.1 if choose(a.passes) else out
+
+
+def _on_last_rank(choose: Callable[[Faulty, Tensor], Tensor]) -> OutputFault:
+    def chosen(attention: Faulty, rows: Tensor) -> Tensor:
+        last = attention.group.rank == attention.group.size - 1
+        return choose(attention, rows) & last
+
+    return _rows(chosen)
+
+
+def _with(value: float) -> OutputFault:
+    return lambda a, out: torch.where(_one(a, a.rows)[:, None], value, out)
+
+
+OUTPUTS: dict[str, OutputFault] = {
+    "output scaled by 1.02": _times(1.02, lambda a, rows: rows >= 0),
+    "output scaled by 1.005": _times(1.005, lambda a, rows: rows >= 0),
+    "one head scaled by 1.02": lambda a, out: torch.cat([out[:, :1] * 1.02, out[:, 1:]], 1),
+    "0.01 added to one channel": lambda a, out: pad(out[..., 1:], (1, 0)) + pad(
+        out[..., :1] + 0.01, (0, out.shape[-1] - 1)
+    ),
+    "one row of all": _rows(_one),
+    "every 128th row": _rows(lambda a, rows: rows % BLOCK == BLOCK - 1),
+    "every 1,000th row": _rows(lambda a, rows: rows % 1000 == 500),
+    "every 1,000th row scaled by 1.02": _times(1.02, lambda a, rows: rows % 1000 == 500),
+    "last row of each block is zero": _times(0, lambda a, rows: rows % BLOCK == BLOCK - 1),
+    "one row is zero": _times(0, _one),
+    "the tail is zero": _times(0, lambda a, r: r >= a.workload.seq_len // BLOCK * BLOCK),
+    "all rows of the neighbour": _rows(lambda a, rows: rows >= 0),
+    "two heads swapped": _swapped,
+    "the last head is the first": lambda a, out: torch.cat([out[:, :-1], out[:, :1]], 1),
+    "one NaN": _with(math.nan),
+    "one infinity": _with(math.inf),
+    "a token too many": lambda a, out: pad(out, (0, 0, 0, 1)),
+    "a head too many": lambda a, out: torch.cat([out, out[:, :1]], 1),
+    "heads and tokens exchanged": lambda a, out: out.transpose(1, 2),
+    "another dtype": lambda a, out: out.double(),
+    "one row on the last rank": _on_last_rank(lambda a, rows: rows == rows[-1] - 9),
+    "every row on the last rank": _on_last_rank(lambda a, rows: rows >= 0),
+    "remembered from the first pass": _remembered,
+    "added to earlier outputs": _accumulated,
+    "wrong in later passes": _in_passes(lambda n: n >= LATER),
+    "wrong in every second pass": _in_passes(lambda n: n % 2 == 0),
+    "beyond 65,536 tokens": _rows(lambda a, rows: rows >= 2**16),
+}  # fmt: skip
+
+# ---- gradients ----------------------------------------------------------------------------------
+
+GradientFault = Callable[[Faulty, Tensor], Tensor]
+
+
+def _spoiled(tensor: Tensor, attention: Faulty, spoil: GradientFault) -> Tensor:
+    """Return a copy whose gradient is wrong."""
+    tensor = tensor.clone()
+    if tensor.requires_grad:
+        tensor.register_hook(lambda gradient: spoil(attention, gradient))
+    return tensor
+
+
+def _gradient_rows(choose: Callable[[Faulty, Tensor], Tensor]) -> GradientFault:
+    return lambda a, g: torch.where(choose(a, a.rows)[:, None], g.roll(1, 2), g)
+
+
+def _later(attention: Faulty, gradient: Tensor) -> Tensor:
+    return gradient * 1.1 if attention.passes >= LATER else gradient
+
+
+def _last_rank(attention: Faulty, gradient: Tensor) -> Tensor:
+    last = attention.group.rank == attention.group.size - 1
+    return gradient * 1.1 if last else gradient
+
+
+GRADIENTS: dict[str, tuple[str, GradientFault]] = {
+    "dq is zero": ("q", lambda a, g: torch.zeros_like(g)),
+    "dk is half": ("k", lambda a, g: g / 2),
+    "dq scaled by 1.05": ("q", lambda a, g: g * 1.05),
+    "dk scaled by 1.05": ("k", lambda a, g: g * 1.05),
+    "dv scaled by 1.05": ("v", lambda a, g: g * 1.05),
+    "dv scaled by 1.01": ("v", lambda a, g: g * 1.01),
+    "dq of one row": ("q", _gradient_rows(_one)),
+    "dk of one row": ("k", _gradient_rows(_one)),
+    "dv of one row": ("v", _gradient_rows(_one)),
+    "dq of every 128th row": ("q", _gradient_rows(lambda a, r: r % BLOCK == BLOCK - 1)),
+    "dk of every 1,000th row": ("k", _gradient_rows(lambda a, r: r % 1000 == 500)),
+    "dk of swapped heads": ("k", _swapped),
+    "dv of one head": ("v", lambda a, g: torch.cat([g[:, :1] * 1.05, g[:, 1:]], 1)),
+    "dv is not finite": ("v", lambda a, g: torch.where(_one(a, a.rows)[:, None], math.nan, g)),
+    "dk of later passes": ("k", _later),
+    "dv of the last rank": ("v", _last_rank),
+}
+
+PLAIN = ("none", "kv heads in turn", "keys of other ranks have no gradient")
+KINDS = {*PLAIN, *INPUTS, *OVERWRITES, *MASKS, *WEIGHTS, *OUTPUTS, *GRADIENTS}

@@ -1,0 +1,144 @@
+"""Which faults the check sees: run each kind of tests/plugins/faulty.py as a trial.
+
+    export PYTHONPATH=$PWD:$PWD/tests/plugins
+    python -m tests.worker.faults --write
+
+Prints the status of each kind of fault in three dtypes, on one rank and on two, with the reason.
+`--write` writes the table into docs/what-the-check-sees.md. Takes some minutes on two cores.
+Options: --kind "one row of all" (repeatable), --dtype float32, --ranks 1.
+"""
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from longseq_bench.core.model import Outcome
+from longseq_bench.launchers.local import LocalLauncher
+from tests.plugins import faulty
+from tests.trials import complete, run_trial
+
+PAGE = Path(__file__).parents[2] / "docs/what-the-check-sees.md"
+BEGIN, END = "<!-- begin: tests/worker/faults.py -->", "<!-- end -->"
+DTYPES = "float32", "bfloat16", "float16"
+STAGES = {
+    "Inputs": (*faulty.INPUTS, "kv heads in turn"),
+    "Overwritten inputs": tuple(faulty.OVERWRITES),
+    "Visible keys": tuple(faulty.MASKS),
+    "Weights": tuple(faulty.WEIGHTS),
+    "Output": tuple(faulty.OUTPUTS),
+    "Gradients": (*faulty.GRADIENTS, "keys of other ranks have no gradient"),
+}
+ON_RANKS = ("other ranks", "last rank")
+IN_TRAINING = (*faulty.GRADIENTS, "keys of other ranks have no gradient",
+               "gradient without the sum of weights")  # fmt: skip
+SHAPES = {
+    "beyond 65,536 tokens": {"tokens": 66_000, "heads": 1, "kv_heads": 1, "head_dim": 8},
+    "batch row 0 for all": {"batch": 2},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trial of a kind of fault."""
+
+    kind: str
+    dtype: str
+    ranks: int
+
+    @property
+    def is_possible(self) -> bool:
+        """False for faults between ranks on one, a length that is slow on two, and no faults."""
+        if self.kind == "weights rounded to bfloat16" and self.dtype == "bfloat16":
+            return False  # as fused kernels do
+        if any(words in self.kind for words in ON_RANKS):
+            return self.ranks > 1
+        return self.kind not in SHAPES or "tokens" not in SHAPES[self.kind] or self.ranks == 1
+
+
+def run_case(launcher: LocalLauncher, case: Case) -> Outcome:
+    """Run one trial: 1,300 tokens, causal, four heads on two KV heads, three timed passes."""
+    shape = {"tokens": 1300, "heads": 4, "kv_heads": 2, "head_dim": 32, **SHAPES.get(case.kind, {})}
+    tokens = shape.pop("tokens")
+    mode = "train" if case.kind in IN_TRAINING else "forward"
+    trial = complete(
+        launcher, "faulty", tokens, {"kind": case.kind}, causal=True, mode=mode, repeats=3,
+        dtype=case.dtype, world_size=case.ranks, **shape,
+    )  # fmt: skip
+    return run_trial(launcher, trial)
+
+
+def cases(kinds: Sequence[str], dtypes: Sequence[str], ranks: Sequence[int]) -> Iterator[Case]:
+    """Yield the possible cases."""
+    for kind in kinds:
+        for dtype in dtypes:
+            yield from (c for c in (Case(kind, dtype, n) for n in ranks) if c.is_possible)
+
+
+def table(found: dict[Case, Outcome]) -> str:
+    """Return Markdown: a table for each stage, with a cell for each dtype."""
+    lines = []
+    for stage, kinds in STAGES.items():
+        shown = [k for k in kinds if any(c.kind == k for c in found)]
+        if not shown:
+            continue
+        lines += [f"## {stage}", "", f"| Fault | {' | '.join(DTYPES)} |"]
+        lines += ["| --- |" + " --- |" * len(DTYPES)]
+        lines += [f"| {k} | {' | '.join(_cell(found, k, d) for d in DTYPES)} |" for k in shown]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(found: dict[Case, Outcome], kind: str, dtype: str) -> str:
+    of = {
+        c.ranks: o.status == "wrong" for c, o in found.items() if (c.kind, c.dtype) == (kind, dtype)
+    }
+    if not of:
+        return "not run"
+    if len(set(of.values())) == 1:
+        return "seen" if all(of.values()) else "**not seen**"
+    return ", ".join(f"{n} rank{'s' * (n > 1)}: {'seen' if seen else '**not seen**'}"
+                     for n, seen in of.items())  # fmt: skip
+
+
+def write(text: str) -> None:
+    """Replace the part of the page between its marks."""
+    page = PAGE.read_text()
+    pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
+    PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n\n{text}\n{END}", page))
+
+
+def main() -> int:
+    """Run the cases; the exit code is 1 if a right implementation is called wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", action="append")
+    parser.add_argument("--dtype", action="append", choices=DTYPES)
+    parser.add_argument("--ranks", action="append", type=int)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    kinds = args.kind or [k for stage in STAGES.values() for k in stage]
+    todo = list(cases(["none", *kinds], args.dtype or DTYPES, args.ranks or (1, 2)))
+    found: dict[Case, Outcome] = {}
+    start, false_alarms = time.monotonic(), 0
+    with LocalLauncher() as launcher:
+        for i, case in enumerate(todo, 1):
+            outcome = run_case(launcher, case)
+            expected = "ok" if case.kind == "none" else "wrong"
+            mark = " " if outcome.status == expected else "!"
+            false_alarms += case.kind == "none" and outcome.status != "ok"
+            print(f"{mark} [{i}/{len(todo)}] {case.kind}, {case.dtype}, {case.ranks}: "
+                  f"{outcome.status} {(outcome.reason or '')[:110]}", flush=True)  # fmt: skip
+            found[case] = outcome
+    missed = [c for c, o in found.items() if c.kind != "none" and o.status != "wrong"]
+    print(f"{len(kinds)} kinds, {len(found)} trials, {len(missed)} not seen, "
+          f"{false_alarms} false alarms, {time.monotonic() - start:.0f} s")  # fmt: skip
+    if args.write:
+        write(table(found))
+    return int(false_alarms > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Look for false alarms of the check: run right implementations drawn at random as trials.
+
+    export PYTHONPATH=$PWD
+    python -m tests.worker.right_cases --cases 5000
+
+Draws implementation, options, length, heads, head_dim, batch, dtype, mask, mode, memory to keep,
+timed passes and ranks. Case N is the same in every run; `--first N --cases 1` repeats it. Prints
+each case that is not ok and, at the end, how many had which status; the exit code is 1 after a
+`wrong` or an `error`. Cases that an implementation refuses count as unsupported. Takes about half a
+second a case on two cores; two processes with other first numbers share the work.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+
+from longseq_bench.core.model import Trial
+from longseq_bench.launchers.local import LocalLauncher
+from tests.attention.test_contract import COMPILED, NAMES, OPTIONS
+from tests.attention.test_ranks import MANY, options_at
+from tests.trials import complete, run_trial
+
+LENGTHS = 1, 2, 15, 63, 64, 65, 127, 128, 300, 511, 512, 513, 1000, 1025
+MAX_TOKENS = 1500
+HEADS = (1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (4, 4), (6, 3), (8, 1), (8, 2), (32, 1)
+HEAD_DIMS = 4, 8, 16, 24, 32, 64, 128
+WORLDS = (1,) * 5 + (2,) * 3 + (3, 4)
+
+
+def draw(launcher: LocalLauncher, number: int) -> Trial:
+    """Return case `number`."""
+    pick = random.Random(number)
+    world = pick.choice(WORLDS)
+    name = pick.choice(sorted({*(NAMES if world == 1 else MANY)} - COMPILED))
+    options = pick.choice(OPTIONS.get(name, [{}]) if world == 1 else options_at(name, world))
+    heads, kv_heads = pick.choice(HEADS)
+    tokens = pick.choice([*LENGTHS, pick.randint(1, MAX_TOKENS), pick.randint(1, MAX_TOKENS)])
+    return complete(
+        launcher, name, max(tokens, world), options, heads=heads, kv_heads=kv_heads,
+        head_dim=pick.choice(HEAD_DIMS), batch=pick.choice((1, 1, 2, world)), world_size=world,
+        dtype=pick.choice(("float32", "bfloat16", "float16")), causal=pick.random() < 0.5,
+        mode=pick.choice(("forward", "train")), repeats=pick.choice((0, 1, 3)),
+        keep=pick.choice(("all", "all", "all", "inputs", "nothing")), seed=pick.randrange(2**20),
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Run the cases; the exit code is 1 if one is wrong or an error."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=5000)
+    args = parser.parse_args()
+    found: Counter[str] = Counter()
+    start = time.monotonic()
+    with LocalLauncher() as launcher:
+        for number in range(args.first, args.first + args.cases):
+            case = draw(launcher, number)
+            outcome = run_trial(launcher, case)
+            found[outcome.status] += 1
+            if outcome.status not in ("ok", "unsupported"):
+                shape = case.workload.model_dump(exclude_defaults=True)
+                print(f"case {number}: {case.implementation} {case.options} {shape} "
+                      f"world {case.world_size}, {outcome.status}: {outcome.reason}")  # fmt: skip
+            if (number + 1 - args.first) % 100 == 0:
+                elapsed = time.monotonic() - start
+                print(f"[{number + 1 - args.first}/{args.cases}] {dict(found)}, {elapsed:.0f} s",
+                      flush=True)  # fmt: skip
+    print(f"cases {args.first} to {args.first + args.cases - 1}: {dict(found)}")
+    return int(found["wrong"] + found["error"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
