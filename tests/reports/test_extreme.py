@@ -151,7 +151,7 @@ def wrong_choice(row: dict[str, Any], tokens: int, rows: Sequence[Any]) -> str:
     if len(long) == len(best) == 1:
         text = f"only {text} ran this long"
     expected = {
-        "Attention": text, "Time": time, "Ran at": best[0].tokens if swept else None,
+        "Attention": text, "Time": time, "Ran at": best[0].tokens,
         "Density": density(best[0]) if kind(best[0]) == "sparse" else None,
     }  # fmt: skip
     unlike = {n: v for n, v in expected.items() if not agrees(row.get(n), v)}

@@ -23,7 +23,8 @@ MAX_LENGTHS = 64
 TITLE = "Which attention for which length"
 _EXPLANATION = (
     "A range has the attention that is best at its end: the fastest that was timed more than once; "
-    "without times, the longest maximum under any budget.",
+    "without times, the longest maximum under any budget. Ran at: the length of its time and "
+    "memory, or the longest of a search.",
     "Sparse attention does not compute what exact attention does. Only its densest rows (within "
     "10 %) are compared, and its quality is not measured.",
 )
@@ -194,12 +195,12 @@ def _density(choice: Choice) -> float | None:
 
 
 def _ran_at(choice: Choice) -> int | None:
-    return choice.best.tokens if isinstance(choice.best, SweepRow) else None
+    """Return the length of the figures: for a search, its longest."""
+    return choice.best.tokens if choice.best else None
 
 
 def _peak(choice: Choice) -> int | None:
-    """Return the peak at the length of `Ran at`; that of a search is the peak at its maximum."""
-    return choice.best.peak_bytes if isinstance(choice.best, SweepRow) else None
+    return choice.best.peak_bytes if choice.best else None
 
 
 _BUDGETS = ("memory_budget", "time_budget")
