@@ -50,13 +50,6 @@ LONG = (
     "search/test_bracket", "cli/test_launch", "launchers/test_hosts", "cli/test_survival",
 )  # fmt: skip
 """Groups that start first, so that the workers end together."""
-WAITING = {
-    "launchers/test_hosts", "launchers/test_elastic", "launchers/test_ranks", "cli/test_launch",
-    "cli/test_survival", "cli/test_live",
-}  # fmt: skip
-"""Groups that mostly wait for other processes. A worker of their own runs them beside the others,
-so that no core is idle meanwhile."""
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def group_of(nodeid: str) -> str:
@@ -67,12 +60,6 @@ def group_of(nodeid: str) -> str:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker for each core, and one for groups that wait."""
-    return CORES + 1
-
-
-@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run the tests of a group on one worker. (xdist's own groups need pytest before 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
@@ -80,24 +67,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class GroupScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
-
-        def _is_for_waiting(self, node: Any) -> bool:
-            return node.gateway.id == "gw0" and self.numnodes > CORES
-
-        def _reschedule(self, node: Any) -> None:
-            """Give a worker more groups; the one for groups that wait ends after them."""
-            if self._is_for_waiting(node) and not WAITING & self.workqueue.keys():
-                node.shutdown()
-                return
-            super()._reschedule(node)
-
-        def _assign_work_unit(self, node: Any) -> None:
-            """Assign the next group: of those that wait or of the others, if there are any."""
-            kind = self._is_for_waiting(node)
-            same_kind = [scope for scope in self.workqueue if (scope in WAITING) == kind]
-            if same_kind:
-                self.workqueue.move_to_end(same_kind[0], last=False)
-            super()._assign_work_unit(node)
 
     return GroupScheduling(config, log)
 
