@@ -184,7 +184,8 @@ def _search_length(trial: Trial, ceiling: int | None, predictor: Predictor | Non
         # which a timed trial has in any case
         measured = any(one.status == "ok" and one.samples("peak") for one in earlier)
         exact = request.purpose == "confirm" and not measured
-        # a timed trial also checks every row: else each winner would fail its confirmation
+        # after a wrong output every run is timed, because a timed trial checks every row: else each
+        # further winner would fail its confirmation
         was_wrong = any(r.outcome.status == "wrong" for r in records)
         is_timed = (exact or was_wrong) and not trial.fit_only
         record = yield Step(

@@ -10,8 +10,8 @@ that allocates often, so it is never used in timed passes, and no pass is called
 
 A step of a search (repeats 0) has no timed passes. It is one pass, with exact accounting or, far
 from the budget, with an upper bound of the peak. It runs a second pass with exact accounting if
-that bound exceeds the budget, and one without if the first was too late. Only when a length runs
-again (round > 0), which confirms it, is every row checked.
+that bound exceeds the budget, and one without if the first was too late. Every row is checked only
+if the length runs again (round > 0), which confirms it.
 
 Over several ranks, every rank runs this module in its own process. All ranks agree on every
 decision about the next pass, so that no rank waits for a pass that another one skips.

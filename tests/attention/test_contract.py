@@ -189,7 +189,7 @@ def test_compiled_equals_the_reference(name: str) -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         before = attention(*make_inputs(w))
     # each class of lengths is compiled again, and so is each mask
-    for tokens, causal in ((300, True), (1025, False)):
+    for tokens, causal in ((300, True), (127, False), (1025, True)):
         assert_equals_reference(name, {}, make_workload(tokens, causal=causal, kv_heads=2))
     q, k, v = make_inputs(w)
     v[:, :, 200] += 100

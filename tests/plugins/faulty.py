@@ -174,7 +174,9 @@ MASKS: dict[str, MaskFault] = {
     "a key in the middle not seen": lambda a, seen, own, keys: seen & (
         (keys != a.workload.seq_len // 3) | (own == keys)
     ),
-    "four keys dropped": lambda a, seen, own, keys: seen & ((keys % 256 != 7) | (own == keys)),
+    "every 256th key dropped": lambda a, seen, own, keys: seen & (
+        (keys % 256 != 7) | (own == keys)
+    ),
     "last block of keys dropped": _ends_at(BLOCK),
     "last key of each block dropped": lambda a, seen, own, keys: seen & (
         (keys % BLOCK != BLOCK - 1) | (own == keys)
@@ -235,17 +237,13 @@ WEIGHTS: dict[str, Callable[[Faulty, Tensor], Tensor]] = {
 # ---- outputs ------------------------------------------------------------------------------------
 
 
-def _rows(choose: Callable[[Faulty, Tensor], Tensor], shift: int = 1) -> "OutputFault":
-    """Give chosen rows the output of an earlier one."""
-
-    def change(attention: Faulty, out: Tensor) -> Tensor:
-        chosen = choose(attention, attention.rows)
-        return torch.where(chosen[:, None], out.roll(shift, 2), out)
-
-    return change
-
-
 OutputFault = Callable[[Faulty, Tensor], Tensor]
+"""Changes an output, or a gradient."""
+
+
+def _rows(choose: Callable[[Faulty, Tensor], Tensor]) -> OutputFault:
+    """Give chosen rows the values of the row before."""
+    return lambda a, out: torch.where(choose(a, a.rows)[:, None], out.roll(1, 2), out)
 
 
 def _one(attention: Faulty, rows: Tensor) -> Tensor:
@@ -322,10 +320,8 @@ OUTPUTS: dict[str, OutputFault] = {
 
 # ---- gradients ----------------------------------------------------------------------------------
 
-GradientFault = Callable[[Faulty, Tensor], Tensor]
 
-
-def _spoiled(tensor: Tensor, attention: Faulty, spoil: GradientFault) -> Tensor:
+def _spoiled(tensor: Tensor, attention: Faulty, spoil: OutputFault) -> Tensor:
     """Return a copy whose gradient is wrong."""
     tensor = tensor.clone()
     if tensor.requires_grad:
@@ -333,35 +329,27 @@ def _spoiled(tensor: Tensor, attention: Faulty, spoil: GradientFault) -> Tensor:
     return tensor
 
 
-def _gradient_rows(choose: Callable[[Faulty, Tensor], Tensor]) -> GradientFault:
-    return lambda a, g: torch.where(choose(a, a.rows)[:, None], g.roll(1, 2), g)
-
-
-def _later(attention: Faulty, gradient: Tensor) -> Tensor:
-    return gradient * 1.1 if attention.passes >= LATER else gradient
-
-
 def _last_rank(attention: Faulty, gradient: Tensor) -> Tensor:
     last = attention.group.rank == attention.group.size - 1
     return gradient * 1.1 if last else gradient
 
 
-GRADIENTS: dict[str, tuple[str, GradientFault]] = {
+GRADIENTS: dict[str, tuple[str, OutputFault]] = {
     "dq is zero": ("q", lambda a, g: torch.zeros_like(g)),
     "dk is half": ("k", lambda a, g: g / 2),
     "dq scaled by 1.05": ("q", lambda a, g: g * 1.05),
     "dk scaled by 1.05": ("k", lambda a, g: g * 1.05),
     "dv scaled by 1.05": ("v", lambda a, g: g * 1.05),
     "dv scaled by 1.01": ("v", lambda a, g: g * 1.01),
-    "dq of one row": ("q", _gradient_rows(_one)),
-    "dk of one row": ("k", _gradient_rows(_one)),
-    "dv of one row": ("v", _gradient_rows(_one)),
-    "dq of every 128th row": ("q", _gradient_rows(lambda a, r: r % BLOCK == BLOCK - 1)),
-    "dk of every 1,000th row": ("k", _gradient_rows(lambda a, r: r % 1000 == 500)),
+    "dq of one row": ("q", _rows(_one)),
+    "dk of one row": ("k", _rows(_one)),
+    "dv of one row": ("v", _rows(_one)),
+    "dq of every 128th row": ("q", _rows(lambda a, r: r % BLOCK == BLOCK - 1)),
+    "dk of every 1,000th row": ("k", _rows(lambda a, r: r % 1000 == 500)),
     "dk of swapped heads": ("k", _swapped),
     "dv of one head": ("v", lambda a, g: torch.cat([g[:, :1] * 1.05, g[:, 1:]], 1)),
     "dv is not finite": ("v", lambda a, g: torch.where(_one(a, a.rows)[:, None], math.nan, g)),
-    "dk of later passes": ("k", _later),
+    "dk of later passes": ("k", _in_passes(lambda n: n >= LATER)),
     "dv of the last rank": ("v", _last_rank),
 }
 

@@ -6,7 +6,7 @@
 Draws implementation, options, length, heads, head_dim, batch, dtype, mask, mode, memory to keep,
 timed passes and ranks. Case N is the same in every run; `--first N --cases 1` repeats it. Prints
 each case that is not ok and, at the end, how many had which status; the exit code is 1 after a
-`wrong` or an `error`. Cases that an implementation refuses count as unsupported. Takes about half a
+`wrong` or an `error`. Cases that an implementation refuses count as unsupported. Takes about a
 second a case on two cores; two processes with other first numbers share the work.
 """
 
