@@ -11,7 +11,7 @@ import pytest
 
 from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
-from longseq_bench.core.units import format_bytes, format_seconds, format_share
+from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import (
     MISSING,
@@ -21,6 +21,7 @@ from longseq_bench.reports.document import (
     format_cell,
 )
 from longseq_bench.reports.sections.modes import CAPABILITIES
+from longseq_bench.reports.sections.sparse import TITLE as SPARSE
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
@@ -447,6 +448,40 @@ def test_a_verdict_and_its_length_agree_with_the_records(case: Case) -> None:
             for row in named
             if row.tokens == shown["At"] and (ratio := ratio_against(row, shown["Against"]))
         ), shown
+
+
+def test_the_speeds_in_findings_on_sparsity_are_those_of_the_records(case: Case) -> None:
+    book, found = case
+    for document in (one for one in found if one.kind in ("summary", "extreme")):
+        points = [p for s in document.sections if s.title == SPARSE for p in s.points]
+        lengths = by(lambda r: r.tokens, [r for r in book.swept if over_dense(r)])
+        most = sorted(lengths, key=lambda rows: (-len(rows), rows[0].tokens))[:3]
+        groups = [
+            (f"At {format_tokens(some[0].tokens)} tokens", [over_dense(r) for r in some])
+            for some in sorted(most, key=lambda rows: rows[0].tokens)
+        ]
+        ok = [r for r in book.swept if r.ok]
+        groups += [("Dilation", [middle_of(x) for r in ok if (x := dilation_ratio(r))])]
+        groups += [("Hilbert curve", [middle_of(x) for r in ok if (x := curve_ratio(r))])]
+        expected = [finding(start, some) for start, some in groups if some]
+        assert [point.split(" the speed of")[0] for point in points] == expected
+
+
+def over_dense(row: Swept) -> float | None:
+    ratio = ratio_against(row, "dense attention")
+    return None if ratio is None else middle_of(ratio)
+
+
+def middle_of(ratio: Spread | float) -> float:
+    return ratio.value if isinstance(ratio, Spread) else ratio
+
+
+def finding(start: str, speeds: Sequence[float]) -> str:
+    """The start of a finding on some speeds."""
+    kind = {"Dilation": "dilated", "Hilbert curve": "hilbert"}.get(start, "sparse")
+    rows = f"1 {kind} row has" if len(speeds) == 1 else f"{len(speeds)} {kind} rows have"
+    ends = [format_cell(x, "ratio") for x in (min(speeds), max(speeds))]
+    return f"{start}: {rows} {' to '.join(dict.fromkeys(ends))}"
 
 
 def expected_since(book: Book, row: Swept, against: str) -> int | None:

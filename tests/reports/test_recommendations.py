@@ -88,8 +88,8 @@ def test_the_first_screen_of_devices_has_three_lists() -> None:
     records = [r for name, speed in speeds.items() for r in on_two_ranks(name, TOKENS, speed)]
     document = KINDS.get("devices")(Source(records))
     assert document.figures[0].words == (
-        "up ×2; no significant difference from 1 more; 143.6 % efficiency, more than the ranks "
-        "explain"
+        "up ×2 at 8k; no significant difference from 1 more; 143.6 % efficiency, more than the "
+        "ranks explain"
     )
     assert list(document.sections[0].points) == [
         "Faster than one rank, 2 of 4: up ×2, near ×2.",

@@ -85,11 +85,13 @@ def test_samples_that_are_not_finite_are_missing_figures() -> None:
 
 
 def test_a_share_of_ideal_above_110_percent_is_explained() -> None:
-    paragraphs = section(build(sparser()), "Sparse attention").paragraphs
+    paragraphs = section(build(sparser()), "Sparse and dilated attention").paragraphs
     assert not any("above 110 %" in text for text in paragraphs)
     fast = single("block-sparse", 4096, 0.1, dense_time=[1.3] * 3, density_achieved=0.1,
                   flops=0.1 * 4 * 4096**2 * 512, options={"sparsity": 0.9})  # fmt: skip
-    (text,) = [p for p in section(build([fast]), "Sparse attention").paragraphs if "110 %" in p]
+    (text,) = [
+        p for p in section(build([fast]), "Sparse and dilated attention").paragraphs if "110 %" in p
+    ]
     assert text.startswith("Share of ideal above 110 % (block-sparse 90 % at 4k tokens: 129.7 %)")
 
 
@@ -311,7 +313,7 @@ def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
     document = build(records, "scaling")
     growth, limit = document.figures
     assert (growth.value, growth.words) == ("1.73×", "ring, 1 to 4 ranks, memory limit")
-    assert (limit.value, limit.words) == ("memory", "in 4 of 4 searches")
+    assert (limit.value, limit.words) == ("memory", "in 4 of 4 searches shown")
     answer = section(document, "Answer")
     assert "75.0 % to 93.8 % of the expected ones" in answer.points[0]
     assert [row["Found"] for row in rows(document, "Answer")] == [8000, 15000, 24000, 9000]

@@ -88,7 +88,7 @@ def _fastest(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:
     interval = "(one pass, no interval)"
     if isinstance(ratio, Spread):
         interval = f"({format_ratio(ratio.low)} to {format_ratio(ratio.high)})"
-    words = best.name
+    words = f"{best.name} at {format_tokens(best.tokens)}"
     if len(ties) > 1:
         words += f"; no significant difference from {len(ties) - 1} more"
     if (efficiency := require(best.efficiency)) > HIGH_EFFICIENCY:

@@ -109,7 +109,7 @@ def _exponent(fits: Sequence[Complexity], where: str) -> Iterator[KeyFigure]:
 def _limit(source: Source, scaled: Sequence[RankScaling]) -> Iterator[KeyFigure]:
     """Name the most frequent limit of searches over ranks, else bottleneck of trials, or limit."""
     timed = bottleneck.find_timed(source)
-    kind = "searches" if scaled or not timed else "trials on several ranks"
+    kind = "searches shown" if scaled else "trials on several ranks" if timed else "searches"
     causes = Counter(str(one.limited_by) for one in scaled or ([] if timed else source.maxima))
     causes.update(() if scaled else map(bottleneck.find_bottleneck, timed))
     for cause, count in causes.most_common(1):

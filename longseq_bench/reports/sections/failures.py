@@ -1,7 +1,7 @@
 """Failed runs, and figures that are missing although the run was ok, each with its reason."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from longseq_bench.core.model import Record
@@ -89,12 +89,14 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
         trial, outcome = record.trial, record.outcome
         if outcome.status != "ok" or record.purpose != "measure":
             continue
-        measured: dict[str, list[float]] = defaultdict(list)
+        measured: dict[str, Sequence[float]] = {}
         for one in outcome.measurements:
-            measured[one.name] += one.samples
-        for name in _expected(record, measured["density_achieved"]):
-            samples = measured[name]
-            if not all(map(math.isfinite, samples)):
+            before = measured.get(one.name)
+            measured[one.name] = one.samples if before is None else (*before, *one.samples)
+        for name in _expected(record, measured.get("density_achieved", ())):
+            samples = measured.get(name, ())
+            # a finite sum has finite terms
+            if not math.isfinite(sum(samples)) and not all(map(math.isfinite, samples)):
                 some = any(map(math.isfinite, samples))
                 reason = f"{'some of ' * some}its samples are not finite"
             elif samples:

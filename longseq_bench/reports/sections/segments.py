@@ -1,6 +1,6 @@
 """Segments and dilation: the speed by dilation, and the speed along the Hilbert curve."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from operator import attrgetter
 
 from longseq_bench.analysis.row import Row
@@ -27,34 +27,25 @@ _EXPLANATION = (
 
 def segments(source: Source) -> Section:
     """Build tables of times by segments and dilation, with the effects of dilation and curve."""
-    rows = [row for row in source.rows if _segmented(row) and row.status == "ok"]
-    found = [row for row in source.maxima if _segmented(row) and row.is_full_pass]
-    timed = {_key(row): row for row in rows if row.time_s}
-
-    def undilated(row: SweepRow) -> SweepRow | None:
-        partner = timed.get(_key(row, dilation=1))
-        return None if partner is row else partner
-
-    def over_undilated(row: SweepRow) -> Spread | float | None:
-        partner = undilated(row)
-        return time_ratio(partner, row) if partner and row.time_s else None
-
-    def over_sequence(row: SweepRow) -> Spread | float | None:
-        partner = timed.get(_key(row, ALONG)) if row.implementation == CURVE else None
-        return time_ratio(partner, row) if partner and row.time_s else None
+    rows = segmented(source.rows)
+    found = [row for row in source.maxima if _is_segmented(row) and row.is_full_pass]
+    partners = Partners(rows)
 
     def pairs_ratio(row: SweepRow) -> float | None:
-        partner = undilated(row)
+        partner = partners.undilated(row)
         return ratio(partner.token_density, row.token_density) if partner else None
 
     columns: Columns = (
         *_CONFIGURATION, "tokens", "time_s", "tokens_per_s",
         ValueColumn("Pairs seen", "share", attrgetter("token_density")), "uncovered",
-        ValueColumn("Speed of dilation", "ratio", over_undilated, optional=True),
+        ValueColumn("Speed of dilation", "ratio", partners.over_undilated, optional=True),
         ValueColumn("Pairs without, times", "ratio", pairs_ratio, optional=True),
-        ValueColumn("Speed of the curve", "ratio", over_sequence, optional=True),
+        ValueColumn("Speed of the curve", "ratio", partners.over_sequence, optional=True),
     )  # fmt: skip
-    references = Reference("every rate 1", over_undilated), Reference("sequence", over_sequence)
+    references = (
+        Reference("every rate 1", partners.over_undilated),
+        Reference("sequence", partners.over_sequence),
+    )
     return Section(
         "Segments and dilation",
         _EXPLANATION,
@@ -66,7 +57,34 @@ def segments(source: Source) -> Section:
     )
 
 
-def _segmented(row: Row) -> bool:
+class Partners:
+    """Rows of the same trial without dilation, or along the sequence, and speeds over theirs."""
+
+    def __init__(self, rows: Iterable[SweepRow]) -> None:
+        self._timed = {_key(row): row for row in rows if row.time_s}
+
+    def undilated(self, row: SweepRow) -> SweepRow | None:
+        """Return the row with the same segments and every rate 1; None for that row itself."""
+        partner = self._timed.get(_key(row, dilation=1))
+        return None if partner is row else partner
+
+    def over_undilated(self, row: SweepRow) -> Spread | float | None:
+        """Return the speed over that of the same segments with every rate 1."""
+        partner = self.undilated(row)
+        return time_ratio(partner, row) if partner and row.time_s else None
+
+    def over_sequence(self, row: SweepRow) -> Spread | float | None:
+        """Return the speed along the Hilbert curve over that along the sequence."""
+        partner = self._timed.get(_key(row, ALONG)) if row.implementation == CURVE else None
+        return time_ratio(partner, row) if partner and row.time_s else None
+
+
+def segmented(rows: Iterable[SweepRow]) -> list[SweepRow]:
+    """Return the ok rows of implementations with segments and dilation."""
+    return [row for row in rows if _is_segmented(row) and row.status == "ok"]
+
+
+def _is_segmented(row: Row) -> bool:
     return "segments" in row.options and "dilation" in row.options
 
 

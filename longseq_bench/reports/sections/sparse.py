@@ -1,8 +1,9 @@
 """Sparse attention: the skipped share of the pairs, and the time saved by it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
+from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.scaling import HIGH_EFFICIENCY
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -10,8 +11,13 @@ from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
-from longseq_bench.reports.document import Section
+from longseq_bench.reports.document import Finding, Section, Spread, format_ratio
+from longseq_bench.reports.sections.segments import Partners, segmented
+from longseq_bench.reports.wording import format_range
 
+TITLE = "Sparse and dilated attention"
+MAX_LENGTHS = 3
+"""Maximum number of lengths with a finding: those with the most rows."""
 _EXPLANATION = (
     "Density of pairs: computed pairs divided by those of dense attention; a pair computed twice "
     "counts twice. Achieved density of swept lengths: kept share of the visible blocks, or pairs.",
@@ -31,11 +37,43 @@ def sparse(source: Source) -> Section:
         *section_charts.share_of_ideal(source, rows),
     ]
     return Section(
-        "Sparse attention",
+        TITLE,
         [*_EXPLANATION, *_explain_high_share(rows)],
+        points=[*_over_dense(rows), *_of_dilation(segmented(source.rows))],
         tables=source.tables(rows, _COLUMNS),
         charts=drawn[: section_charts.MAX_CHARTS],
     )
+
+
+def _over_dense(rows: Sequence[SweepRow]) -> Iterator[Finding]:
+    """Yield a finding per length on the speeds over dense attention."""
+    by_length = group_by((r for r in rows if r.speed_over_dense), attrgetter("tokens"))
+    most = sorted(by_length, key=lambda tokens: (-len(by_length[tokens]), tokens))
+    for tokens in sorted(most[:MAX_LENGTHS]):
+        speeds = [require(row.speed_over_dense) for row in by_length[tokens]]
+        at = f"At {format_tokens(tokens)} tokens"
+        yield Finding(_describe(at, "sparse", speeds, "dense attention"), TITLE)
+
+
+def _of_dilation(rows: Sequence[SweepRow]) -> Iterator[Finding]:
+    """Yield a finding on the speed of dilation, and one on that of the Hilbert curve."""
+    partners = Partners(rows)
+    ratios: tuple[tuple[str, str, Callable[[SweepRow], Spread | float | None], str], ...] = (
+        ("Dilation", "dilated", partners.over_undilated, "the same segments with every rate 1"),
+        ("Hilbert curve", "hilbert", partners.over_sequence, "the same segments in sequence order"),
+    )
+    for start, kind, ratio, reference in ratios:
+        known = [found for row in rows if (found := ratio(row)) is not None]
+        if known:
+            speeds = [one.value if isinstance(one, Spread) else one for one in known]
+            yield Finding(_describe(start, kind, speeds, reference), TITLE)
+
+
+def _describe(start: str, kind: str, speeds: Sequence[float], reference: str) -> str:
+    count = f"{len(speeds):,} {kind} row{'s' * (len(speeds) != 1)}"
+    has = "have" if len(speeds) != 1 else "has"
+    speed = format_range(speeds, format_ratio)
+    return f"{start}: {count} {has} {speed} the speed of {reference}."
 
 
 def _explain_high_share(rows: Sequence[SweepRow]) -> list[str]:

@@ -25,8 +25,8 @@ _EXPLANATION = (
     "A range has the attention that is best at its end: the fastest that was timed more than once; "
     "without times, the longest maximum under any budget. Ran at: the length of its time and "
     "memory, or the longest of a search.",
-    "Sparse attention does not compute what exact attention does. Only its densest rows (within "
-    "10 %) are compared, and its quality is not measured.",
+    "Sparse attention does not compute what exact attention does. Of the rows that a range "
+    "compares, only the densest (within 10 %) count, and their quality is not measured.",
 )
 _SAME = [n for n in SAME_TABLE if n not in ("memory_budget", "time_budget", "fit_only")]
 _without_budgets = attrgetter(*_SAME)
