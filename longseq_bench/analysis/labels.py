@@ -51,6 +51,8 @@ def settings_suffix(settings: Settings) -> str:
         words.append(KEEP_WORDS[settings.keep])
     if settings.allocator == "expandable":
         words.append("expandable segments")
+    if settings.allocator == "fresh":
+        words.append("fresh memory")
     if settings.options.get("offload", "none") != "none":
         words.append("offloaded")
     return f" ({', '.join(words)})" if words else ""

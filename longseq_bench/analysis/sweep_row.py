@@ -39,6 +39,20 @@ class SweepRow(Row):
     max_error: float | None = declare(
         "Max error", "error", "Largest error of any output against float64.", "largest"
     )
+    error_of_allowed: float | None = declare(
+        "Error of allowed", "share", "Largest error of any result divided by what it may be.",
+        "largest",
+    )  # fmt: skip
+    bias: float | None = declare(
+        "Bias", "error", "Slope of results on float64, minus 1, that is farthest from 0.", "largest"
+    )
+    checked_rows: float | None = declare(
+        "Rows checked", "count", "Output rows of each head that were compared with float64.",
+        "largest",
+    )  # fmt: skip
+    checked_passes: float | None = declare(
+        "Passes checked", "count", "Timed passes with the results of the checked one.", "largest"
+    )
     density_asked: float | None = declare(
         "Requested density", "share", "Density requested by the options.", "largest"
     )

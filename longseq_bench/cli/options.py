@@ -61,8 +61,11 @@ class SearchOptions:
         typer.Option(help="Kind of device; auto: cuda where it works with one per rank, else cpu."),
     ] = "auto"
     allocator: Annotated[
-        Literal["default", "expandable"],
-        typer.Option(help="CUDA allocator of torch; expandable: expandable segments."),
+        Literal["default", "expandable", "fresh"],
+        typer.Option(
+            help="expandable: expandable segments of torch (CUDA); fresh: timed passes write to "
+            "memory that the process has not used yet (CPU), by default to warm memory."
+        ),
     ] = "default"
     threads: Annotated[
         int | None,

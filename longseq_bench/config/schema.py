@@ -243,7 +243,10 @@ class SweepFile(_Section):
         "rest is recomputed in backward; nothing: outputs overwrite inputs (in place).",
     )
     allocator: Axis[Allocator] = _axis(
-        Trial, "allocator", "Allocator of a CUDA device; expandable: segments that grow."
+        Trial,
+        "allocator",
+        "expandable: segments that grow (CUDA); fresh: timed passes write to memory that the "
+        "process has not used yet (CPU), by default to warm memory.",
     )
 
 

@@ -40,7 +40,7 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 DType = Literal["float32", "bfloat16", "float16"]
 Mode = Literal["forward", "train"]
 Keep = Literal["all", "inputs", "nothing"]
-Allocator = Literal["default", "expandable"]
+Allocator = Literal["default", "expandable", "fresh"]
 Status = Literal[
     "ok", "oom", "timeout", "hang", "crashed", "limit", "wrong", "unsupported", "error"
 ]
@@ -121,7 +121,8 @@ class Trial(Frozen):
     keep: tensors that a pass keeps. all: as autograd keeps them. inputs: q, k, v alone between
     forward and backward (recomputation, arXiv 1604.06174). nothing: outputs overwrite inputs (in
     place), which needs less than the floor.
-    allocator: setting of a CUDA device; expandable: segments that grow (expandable_segments).
+    allocator: expandable: segments that grow (CUDA, expandable_segments). fresh: timed passes write
+    to memory that the process has not used (CPU); by default they write to warm memory.
     """
 
     implementation: str

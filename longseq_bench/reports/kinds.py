@@ -58,7 +58,7 @@ def _register(
 
 _register(
     "summary", "How many tokens attention takes here", summary.answer,
-    [all_implementations, fastest, maxima, lengths, sparse, minimum_sparsity, over_ranks,
+    [all_implementations, fastest, sparse, maxima, lengths, minimum_sparsity, over_ranks,
      exponents, each_rank],
     _SWEEP,
 )  # fmt: skip

@@ -18,6 +18,7 @@ from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, visible_pairs
 from longseq_bench.core.model import Trial
 from longseq_bench.meters.clock import clock_for
+from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
 from longseq_bench.worker.messages import MessageSender
@@ -68,10 +69,11 @@ class DenseBaseline:
     """
 
     def __init__(
-        self, attention: Attention, one: Pass, device: str, warm_ups: int, time_cap: float
-    ) -> None:
+        self, attention: Attention, one: Pass, device: str, warm_ups: int, time_cap: float,
+        fresh: bool = False,
+    ) -> None:  # fmt: skip
         self._attention, self._one, self._device = attention, one, device
-        self._warm_ups, self._time_cap = warm_ups, time_cap
+        self._warm_ups, self._time_cap, self._fresh = warm_ups, time_cap, fresh
         self._tokens = attention.workload.seq_len
         self._clock = clock_for(device)
         self._rows: int | None = None
@@ -101,6 +103,8 @@ class DenseBaseline:
                 if not self._clock.wall:
                     for _ in range(self._warm_ups):
                         self._run(self._rows, self._tokens)
+                if self._fresh:
+                    limits.release_free_memory()
                 with self._clock:
                     self._run(self._rows, self._tokens)
                 break
@@ -183,4 +187,6 @@ def dense_baseline_for(
     if attention.group.size > 1:
         log.facts["dense"] = NOT_RUN_ON_RANKS
         return None
-    return DenseBaseline(attention, one, trial.device, warm_ups, trial.time_cap)
+    return DenseBaseline(
+        attention, one, trial.device, warm_ups, trial.time_cap, trial.allocator == "fresh"
+    )

@@ -51,9 +51,9 @@ class EqualScores:
         if not with_gradients:
             self._u = np.zeros(w.head_dim)
         positions = np.arange(w.seq_len)
-        self._f = _signs(positions, w.head_dim)
-        signs = _signs(positions, 3 * 4, first=w.head_dim).reshape(-1, 3, 4)
-        self._s, self._t, self._w = (signs[..., 0] * (signs[..., 1:] @ _EIGHTHS + 23 / 16)).T
+        self._f = signs(positions, w.head_dim)
+        drawn = signs(positions, 3 * 4, first=w.head_dim).reshape(-1, 3, 4)
+        self._s, self._t, self._w = (drawn[..., 0] * (drawn[..., 1:] @ _EIGHTHS + 23 / 16)).T
         all_keys = np.full(w.seq_len, float(w.seq_len))
         self._seen = positions + 1.0 if w.causal else all_keys
 
@@ -61,10 +61,10 @@ class EqualScores:
         """Return rows (n, D) of q, k, v or grad_out."""
         if name == "v":
             return self._f[positions]
-        signs, vector = {
+        numbers, vector = {
             "q": (self._t, self._u), "k": (self._s, self._y), "grad_out": (self._w, self._x),
         }[name]  # fmt: skip
-        rows: Array = signs[positions, None] * vector
+        rows: Array = numbers[positions, None] * vector
         return rows
 
     def out(self, positions: Positions) -> tuple[Array, Array]:
@@ -121,7 +121,7 @@ def to_rows(array: Array, like: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(like)
 
 
-def _signs(positions: Positions, count: int, first: int = 0) -> Array:
+def signs(positions: Positions, count: int, first: int = 0) -> Array:
     """Return 1 or -1 for each position, (n, count): the top bits of a hash.
 
     first: number of the first column; other numbers give other signs.
@@ -131,5 +131,5 @@ def _signs(positions: Positions, count: int, first: int = 0) -> Array:
     hashed = (positions.astype(np.uint64)[:, None] + np.uint64(1)) * one
     hashed = (hashed ^ (hashed >> np.uint64(32)) ^ columns * other) * other
     hashed = (hashed ^ (hashed >> np.uint64(29))) * one
-    signs: Array = 1.0 - 2.0 * (hashed >> np.uint64(63)).astype(np.float64)
-    return signs
+    found: Array = 1.0 - 2.0 * (hashed >> np.uint64(63)).astype(np.float64)
+    return found

@@ -5,14 +5,14 @@ generator is seeded by the trial's seed and by the part itself.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.core.model import Keep
+from longseq_bench.core.model import Keep, OptionValue
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host_memory
 from longseq_bench.worker.shard_coverage import all_gather, find_rows, fingerprint
@@ -20,12 +20,26 @@ from longseq_bench.worker.shard_coverage import all_gather, find_rows, fingerpri
 FULL_CHECK_TOKENS = 512
 """Longest sequence of which all rows are checked."""
 
-SAMPLED_ROWS = 16
-"""Checked rows of a longer sequence, the first and last among them."""
+SAMPLED_ROWS = 256
+"""Checked rows of a longer sequence, as far as MAX_PAIRS allows."""
+
+MAX_PAIRS = 2**25
+"""Maximum number of (checked row, key) pairs of a head: beyond 131,072 tokens fewer rows."""
+
+MIN_ROWS = 32
+"""Checked rows at any length."""
+
+RESIDUES = 128
+"""A row of every remainder modulo this number is checked: blocks and tiles are powers of two."""
+
+BLOCKS = 64, 128
+"""Sizes of blocks at whose borders rows are checked, besides those that the options name."""
 
 EDGE_ROWS = 64
 """First and last rows of ranks' shards that are checked; both of each rank up to 32 ranks."""
 
+_SEED_STEP = 1_000_003
+"""Between the seeds of two rounds."""
 _DIGEST_TOKENS = 4096
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
 
@@ -74,27 +88,62 @@ class Pass:
         return (q if self.original_q is None else self.original_q), k, v
 
 
-def checked_rows(seq_len: int, seed: int, ends: Tensor | None = None) -> Tensor:
-    """Return the query positions to check, ascending.
+def checked_rows(
+    seq_len: int, seed: int, ends: Tensor | None = None, blocks: Iterable[int] = ()
+) -> Tensor:
+    """Return the query positions to check, ascending; others for another seed.
 
-    All of a short sequence; else the first, the last and random ones, and some of `ends`: the first
-    and last position of each rank's queries, (ranks, 2).
+    All of a short sequence. Else half of them have every remainder modulo 128 once, a quarter are
+    both sides of borders of blocks, and the rest are random; the first and the last are added.
+
+    Args:
+        seq_len: tokens of all ranks.
+        seed: of the random choice.
+        ends: the first and last position of each rank's queries, (ranks, 2); some are added.
+        blocks: sizes of the implementation's blocks, tiles or segments.
     """
     if seq_len <= FULL_CHECK_TOKENS:
         return torch.arange(seq_len)
     generator = torch.Generator().manual_seed(seed)
-    middle = torch.randint(1, seq_len - 1, (SAMPLED_ROWS - 2,), generator=generator)
-    rows = [torch.tensor([0, seq_len - 1]), middle]
-    if ends is not None:
-        rows.append(_edges(ends))
-    return torch.unique(torch.cat(rows))  # type: ignore[no-any-return]
+
+    def draw(high: int, count: int) -> Tensor:
+        return torch.randint(high, (count,), generator=generator)
+
+    count = max(MIN_ROWS, min(SAMPLED_ROWS, MAX_PAIRS // seq_len))
+    residues = torch.randperm(RESIDUES, generator=generator)[: count // 2]
+    rows = [torch.tensor([0, seq_len - 1]), draw(seq_len // RESIDUES, len(residues)) * RESIDUES]
+    rows[1] += residues
+    sizes = sorted({size for size in (*BLOCKS, *blocks) if 1 < size < seq_len})
+    each = max(1, count // 8 // len(sizes))
+    for size in sizes:
+        borders = (1 + draw((seq_len - 1) // size, each)) * size
+        rows += [borders - 1, borders.clamp(max=seq_len - 1)]
+    known = torch.unique(torch.cat(rows))
+    # more than are missing, since some are known already
+    others = torch.unique(draw(seq_len, 4 * count))
+    others = others[~torch.isin(others, known)]
+    others = others[torch.randperm(len(others), generator=generator)[: max(0, count - len(known))]]
+    more = [] if ends is None else [_edges(ends)]
+    return torch.unique(torch.cat([known, others, *more]))  # type: ignore[no-any-return]
 
 
-def select_checked_rows(attention: Attention, seed: int) -> Tensor:
-    """Return the query positions to check, the same on all ranks. All ranks must call it."""
+def select_checked_rows(
+    attention: Attention,
+    seed: int,
+    round_: int = 0,
+    options: Mapping[str, OptionValue] | None = None,
+) -> Tensor:
+    """Return the query positions to check, the same on all ranks. All ranks must call it.
+
+    Each round has others. Numbers among the options count as sizes of blocks.
+    """
     queries = attention.shard.queries
     ends = torch.tensor([int(queries[0]), int(queries[-1])])
-    return checked_rows(attention.workload.seq_len, seed, all_gather(attention.group, ends))
+    values = (options or {}).values()
+    sizes = (one if isinstance(one, tuple) else (one,) for one in values)
+    blocks = [size for some in sizes for size in some if type(size) is int]
+    ends = all_gather(attention.group, ends)
+    return checked_rows(attention.workload.seq_len, seed + _SEED_STEP * round_, ends, blocks)
 
 
 def _edges(ends: Tensor) -> Tensor:

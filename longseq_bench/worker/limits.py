@@ -34,7 +34,7 @@ def use_exact_heap() -> str | None:
     reason = _mallopt(settings)
     if reason is None:
         # blocks that imports have freed would be used first, outside the budget
-        ctypes.CDLL(None).malloc_trim(0)
+        release_free_memory()
     return reason
 
 
@@ -43,6 +43,16 @@ def use_fast_heap() -> str | None:
     return _mallopt(
         {_M_MMAP_THRESHOLD: _DYNAMIC_MAX, _M_TRIM_THRESHOLD: 2 * _DYNAMIC_MAX, _M_PERTURB: 0}
     )
+
+
+def release_free_memory() -> None:
+    """Return freed blocks to the system, so that the next pass writes to new pages."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def can_release() -> bool:
+    """Return whether this C library can return freed blocks."""
+    return hasattr(ctypes.CDLL(None), "malloc_trim")
 
 
 def mapped_bytes() -> int:

@@ -7,6 +7,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory, torch_fused
+from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.messages import MessageSender
 
@@ -88,8 +89,11 @@ def unsupported_setting(trial: Trial) -> str | None:
     """Return why a setting has no meaning for this trial, or None."""
     if trial.keep == "inputs" and not trial.workload.train:
         return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
-    if trial.allocator != "default" and trial.device != "cuda":
-        return f"allocator={trial.allocator} needs device=cuda"
+    needed = {"expandable": "cuda", "fresh": "cpu"}.get(trial.allocator, trial.device)
+    if trial.device != needed:
+        return f"allocator={trial.allocator} needs device={needed}"
+    if trial.allocator == "fresh" and not limits.can_release():
+        return "allocator=fresh needs the C library of GNU (malloc_trim)"
     return None
 
 

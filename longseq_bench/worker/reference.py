@@ -29,6 +29,11 @@ from longseq_bench.worker.shard_coverage import (
 )
 
 KEY_CHUNK = 65_536
+"""Keys that are computed together, at most."""
+MAX_KEPT_ELEMENTS = 2**25
+"""Elements (rows, keys) of multiplicities that are kept for other heads, at most."""
+CHUNK_ELEMENTS = 2**22
+"""Elements (rows, keys) of scores that are computed together, unless a chunk has 1,024 keys."""
 SLAB_ELEMENTS = 2**22
 """Elements (batch, heads, rows, head_dim) of the rows that are computed together."""
 
@@ -65,6 +70,8 @@ class KeyChunk:
     at: their slice of this rank's keys.
     is_counted: if this is the lowest rank that has them (see the module).
     raw: k and v as given; keys, values: after their projections.
+    seen: by query head, the logarithm of how often each row sees each key, (R, K), if known; keys
+    that no row sees are left out then.
     """
 
     b: int
@@ -74,6 +81,7 @@ class KeyChunk:
     raw: tuple[Tensor, Tensor]
     keys: Tensor
     values: Tensor
+    seen: dict[int, Tensor] | None = None
 
 
 class Reference:
@@ -93,6 +101,8 @@ class Reference:
         if missing := find_gap(self.workload, self.queries, self.keys):
             raise ValueError(missing)
         self.scale = 1 / math.sqrt(self.workload.head_dim)
+        self._seen: dict[int, Tensor | None] = {}
+        self._kept: tuple[range, list[KeyChunk]] | None = None
 
     def slabs(self) -> Iterator[range]:
         """Yield rows of the batch, so few at a time that their checked rows stay small."""
@@ -125,12 +135,12 @@ class Reference:
         q = self.projected(raw_q, "q")
         row_max = torch.full((*q.shape[:3], 1), -math.inf, dtype=torch.float64)
         total, attended = torch.zeros_like(row_max), torch.zeros_like(q)
-        for chunk in self._chunks(batch, counted_only=True):
-            for head, row in self._heads(chunk, batch):
+        for chunk in self.seen_chunks(batch):
+            for head, row in self.heads_of(chunk, batch):
                 scores = self._scores(q[row], chunk, head)
                 old_max = row_max[row].clone()
                 row_max[row] = old_max.maximum(scores.amax(-1, keepdim=True))
-                scale, weights = _exp(old_max, row_max[row]), _exp(scores, row_max[row])
+                scale, weights = _exp(old_max, row_max[row]), _exp_inplace(scores, row_max[row])
                 total[row] = total[row] * scale + weights.sum(-1, keepdim=True)
                 attended[row] = attended[row] * scale + weights @ chunk.values
         global_max = all_reduce_max(self.group, row_max)
@@ -144,21 +154,64 @@ class Reference:
         """Multiply by the module's matrix of that name, if there is one."""
         return tensor @ self.matrices[name] if name in self.matrices else tensor
 
-    def _chunks(self, batch: range, counted_only: bool) -> Iterator[KeyChunk]:
-        """Yield own keys and values. counted_only: without those that another rank counts."""
+    def seen_chunks(self, batch: range) -> Iterator[KeyChunk]:
+        """Yield own keys and values that this rank counts, of a sparse pattern only those seen.
+
+        For a second use they are kept, if they are few.
+        """
+        if self._kept and self._kept[0] == batch:
+            yield from self._kept[1]
+            return
+        kept, elements = list[KeyChunk](), 0
+        for chunk in self.chunks(batch, counted_only=True):
+            elements += chunk.keys.numel() + len(self.rows) * len(chunk.keys)
+            if elements <= MAX_KEPT_ELEMENTS:
+                kept.append(chunk)
+            yield chunk
+        if elements <= MAX_KEPT_ELEMENTS and self.attention.coarsest_dtype != "float32":
+            self._kept = batch, kept
+
+    def chunks(self, batch: range, counted_only: bool) -> Iterator[KeyChunk]:
+        """Yield own keys and values.
+
+        counted_only: without those that another rank counts, and of a sparse pattern without those
+        that no row sees.
+        """
         shard = self.shard
         for b, head in product(batch, shard.kv_heads):
             is_counted = b in shard.batch and is_owner(self.keys, self.group.rank, b, head)
             if b not in shard.batch or (counted_only and not is_counted):
                 continue
-            i, j = shard.batch.index(b), shard.kv_heads.index(head)
-            for start in range(0, len(shard.keys), KEY_CHUNK):
-                at = slice(start, min(start + KEY_CHUNK, len(shard.keys)))
-                k, v = (t[i, j, at].cpu().double() for t in (self.k, self.v))
+            size = min(KEY_CHUNK, max(1024, CHUNK_ELEMENTS // max(1, len(self.rows))))
+            for start in range(0, len(shard.keys), size):
+                at = slice(start, min(start + size, len(shard.keys)))
+                kept: slice | Tensor = at
+                seen = None
+                if counted_only and not self.attention.is_exact:
+                    kept, seen = self._find_seen(head, at)
+                    if not len(kept):
+                        continue
+                i, j = shard.batch.index(b), shard.kv_heads.index(head)
+                k, v = (t[i, j, kept].cpu().double() for t in (self.k, self.v))
                 keys, values = self.projected(k, "k"), self.projected(v, "v")
-                yield KeyChunk(b, head, at, is_counted, (k, v), keys, values)
+                yield KeyChunk(b, head, at, is_counted, (k, v), keys, values, seen)
 
-    def _heads(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
+    def _find_seen(self, kv_head: int, at: slice) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the indices of the keys of a slice that any row sees, and how often by head."""
+        rows, positions = self.rows.numpy(), self.shard.keys[at]
+        group = self.workload.heads // self.workload.kv_heads
+        counts = {
+            head: self.attention.multiplicity(rows, positions, head)
+            for head in range(kv_head * group, (kv_head + 1) * group)
+        }
+        found = np.flatnonzero(np.any([count.any(0) for count in counts.values()], 0))
+        seen = {
+            head: torch.from_numpy(np.ascontiguousarray(count[:, found])).double().log_()
+            for head, count in counts.items()
+        }
+        return torch.from_numpy(found) + at.start, seen
+
+    def heads_of(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the query heads that use a chunk, with their index into the rows' tensors."""
         group = self.workload.heads // self.workload.kv_heads
         for head in range(chunk.head * group, (chunk.head + 1) * group):
@@ -166,10 +219,32 @@ class Reference:
 
     def _scores(self, q: Tensor, chunk: KeyChunk, head: int) -> Tensor:
         """Return the scores (R, K) plus the logarithm of each key's multiplicity."""
+        scores = (q * self.scale) @ chunk.keys.T
+        seen = self.log_multiplicity(chunk, head)
+        return scores if seen is None else scores.add_(seen)
+
+    def log_multiplicity(self, chunk: KeyChunk, head: int) -> Tensor | None:
+        """Return the logarithm of how often each row sees each key, (R, K); -inf if it doesn't.
+
+        None if every row sees every key once.
+        """
+        if chunk.seen is not None:
+            return chunk.seen[head]
+        if not self.attention.is_exact:
+            return self._log_multiplicity(chunk, head)
+        # exact attention has the same for all heads
+        if chunk.at.start not in self._seen:
+            if len(self._seen) * len(self.rows) * KEY_CHUNK > MAX_KEPT_ELEMENTS:
+                self._seen.clear()
+            self._seen[chunk.at.start] = self._log_multiplicity(chunk, head)
+        return self._seen[chunk.at.start]
+
+    def _log_multiplicity(self, chunk: KeyChunk, head: int) -> Tensor | None:
         positions = self.shard.keys[chunk.at]
         count = self.attention.multiplicity(self.rows.numpy(), positions, head)
-        multiplicity = torch.from_numpy(np.ascontiguousarray(count)).double()
-        return q @ chunk.keys.T * self.scale + multiplicity.log()
+        if (count == 1).all():
+            return None
+        return torch.from_numpy(np.ascontiguousarray(count)).double().log_()
 
 
 class Gradients:
@@ -186,9 +261,9 @@ class Gradients:
 
     def __init__(self, reference: Reference, rows: CheckedRows, grad_out: Tensor) -> None:
         self._reference, self._rows = reference, rows
-        self._out = reference.rows_of(grad_out, rows.batch)
+        self.grad_out = reference.rows_of(grad_out, rows.batch)
         out = reference.matrices.get("out")
-        self._d_attended = self._out if out is None else self._out @ out.T
+        self._d_attended = self.grad_out if out is None else self.grad_out @ out.T
         terms = self._d_attended * rows.attended
         self._delta = terms.sum(-1, keepdim=True)
         self._delta_squares = terms.square().sum(-1, keepdim=True)
@@ -201,9 +276,9 @@ class Gradients:
     def of_keys(self) -> Iterator[tuple[KeyChunk, Sum, Sum]]:
         """Yield dk and dv (K, D) of every chunk of own keys, summed over its query heads."""
         reference = self._reference
-        for chunk in reference._chunks(self._rows.batch, counted_only=False):
+        for chunk in reference.chunks(self._rows.batch, counted_only=False):
             dk, squares, dv = (torch.zeros_like(chunk.keys) for _ in range(3))
-            for head, row in reference._heads(chunk, self._rows.batch):
+            for head, row in reference.heads_of(chunk, self._rows.batch):
                 self._add(chunk, head, row, (dk, squares, dv))
             if chunk.is_counted:
                 self._add_to_matrix("k", chunk.raw[0], dk, squares)
@@ -217,14 +292,14 @@ class Gradients:
         found = Sum(total(self._dq), total(self._dq_squares))
         assert found.squares is not None
         self._add_to_matrix("q", rows.raw_q, found.value, found.squares)
-        self._add_to_matrix("out", rows.attended, self._out, self._out.square())
+        self._add_to_matrix("out", rows.attended, self.grad_out, self.grad_out.square())
         return self._before_projection(found, "q")
 
     def _add(self, chunk: KeyChunk, head: int, row: tuple[int, int], sums: Triple) -> None:
         """Add one query head's part to dk, its squares, and dv."""
         dk, squares, dv = sums
         q, d_attended, reference = self._rows.q[row], self._d_attended[row], self._reference
-        weights = _exp(reference._scores(q, chunk, head), self._rows.lse[row])
+        weights = _exp_inplace(reference._scores(q, chunk, head), self._rows.lse[row])
         scaled = weights * reference.scale
         d_scores = scaled * (d_attended @ chunk.values.T - self._delta[row])
         squared = d_attended.square() @ chunk.values.square().T + self._delta_squares[row]
@@ -250,6 +325,11 @@ class Gradients:
             return gradient
         squares = None if gradient.squares is None else gradient.squares @ matrix.square().T
         return Sum(gradient.value @ matrix.T, squares)
+
+
+def _exp_inplace(scores: Tensor, row_max: Tensor) -> Tensor:
+    """Turn scores into exp(scores - row_max)."""
+    return scores.sub_(row_max.nan_to_num(neginf=0.0)).exp_()
 
 
 def _exp(scores: Tensor, row_max: Tensor) -> Tensor:

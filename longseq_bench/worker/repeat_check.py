@@ -15,7 +15,8 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
-from longseq_bench.worker.check import GRADIENT_TOLERANCE, TOLERANCE
+from longseq_bench.worker.errors import GRADIENT_TOLERANCE, TOLERANCE
+from longseq_bench.worker.gradient_sums import SUM_TOLERANCE, sum_errors
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.row_check import EveryRowCheck
 from longseq_bench.worker.shard_coverage import find_rows
@@ -33,12 +34,13 @@ class RepeatCheck:
     in most rows, so those of the next pass are compared with later ones.
 
     every_row: the check of the warm-up pass before them.
+    sums: errors of sums over all rows of the first gradients (gradient_sums.py).
     passes: the number of passes of which every result was compared.
     """
 
     def __init__(self, attention: Attention, one: Pass, rows: Tensor) -> None:
         assert one.out is not None
-        shard = attention.shard
+        shard, self._attention = attention.shard, attention
         own = find_rows(shard.queries, rows)[0]
         keys = torch.arange(0, len(shard.keys), -(-len(shard.keys) // _KEY_ROWS))
         self._rows = {"out": own, "dq": own, "dk": keys, "dv": keys}
@@ -46,6 +48,7 @@ class RepeatCheck:
         self._changes = cycle("vs" if one.grad_out is None else "vsg")
         self._expected = {"out": _sample(one.out, own)}
         self.every_row = EveryRowCheck(attention)
+        self.sums: dict[str, float] = {}
         self.passes = 0
         self.largest: dict[str, float] = {}
 
@@ -71,6 +74,8 @@ class RepeatCheck:
         results = dict(zip(("dq", "dk", "dv"), one.grads or (), strict=False))
         if one.out is not None:
             results["out"] = one.out
+        if one.grads is not None and not self.sums:
+            self.sums = sum_errors(self._attention, one)
         self.passes += results.keys() <= self._expected.keys()
         for name, result in results.items():
             sign = math.prod(self._signs[part] for part in _SIGNS_OF[name])
@@ -89,6 +94,9 @@ class RepeatCheck:
                     f"{name} of a timed pass is {error:.2g} off that of the checked pass "
                     f"(allowed {allowed:.2g})"
                 )
+        for name, error in self.sums.items():
+            if not error <= SUM_TOLERANCE[dtype]:
+                return f"{name} differ by {error:.2g} (allowed {SUM_TOLERANCE[dtype]:.2g})"
         return None
 
 

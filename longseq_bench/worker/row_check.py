@@ -2,11 +2,14 @@
 
     constant values: all values of a head are one vector x. Weights of a softmax add up to 1, so
                      every output row that sees a key is x, whatever the scores and the pattern.
+                     Queries are 64 times as large, so scores reach ±200.
     equal scores:    see equal_scores.py; for exact attention, gradients included. In float32 it
                      shows a single key too many or too few in any output row.
+    matching scores: see matching_scores.py; for exact attention, with dv. It shows an output row
+                     that is another one's in any dtype, and a softmax without its maximum.
 
-Both cost O(N) next to the pass itself, at any length and over ranks. Sampled rows with random
-inputs (check.py) see what these can't: wrong scores.
+They cost O(N) next to the pass itself, at any length and over ranks. Sampled rows with random
+inputs (check.py) see what these can't: scores that are a little wrong.
 
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
@@ -22,13 +25,26 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host_memory
-from longseq_bench.worker.check import GRADIENT_TOLERANCE, TOLERANCE
 from longseq_bench.worker.equal_scores import MAX_FLOAT16_TOKENS, EqualScores, to_rows
+from longseq_bench.worker.errors import GRADIENT_TOLERANCE, TOLERANCE
 from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.matching_scores import MatchingScores
 
 OUTPUT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
 """Allowed error of an output row over its largest magnitude: four roundings of the weights and of
 the output. Modules, which round more often, have the tolerance of sampled rows."""
+
+_HARD_FACTOR = 64.0
+"""Factor of normally distributed queries that makes scores as large as 200; exact in any dtype."""
+
+CONSTANT_TOLERANCE: dict[DType, float] = {**OUTPUT_TOLERANCE, "float32": 6e-5}
+MATCHING_TOLERANCE: dict[DType, float] = {**OUTPUT_TOLERANCE, "float32": 2e-4}
+MATCHING_GRADIENT_TOLERANCE: dict[DType, float] = {**GRADIENT_TOLERANCE, "float32": 2e-4}
+"""Of scores near 200, float32 has five digits after the point: weights are off by 2e-5 or more."""
+
+MATCHING = "matching scores"
+_MAX_COPIED_BYTES = 2**30
+"""Size of inputs up to which a warm-up pass may overwrite all of them."""
 
 _CHUNK = 8192
 """Rows that are compared together, so few that a device whose memory is full has room for them."""
@@ -53,12 +69,16 @@ class EveryRowCheck:
         is_mapped = attention.on_host and v.device.type == "cpu"
         original = host_memory.copy(v, "cpu") if is_mapped else v.detach().to("cpu", copy=True)
         fill_constant(attention, v)
+        with torch.no_grad():
+            one.inputs[0].mul_(_HARD_FACTOR)
         yield
         assert one.out is not None
         self._add("constant values", find_unlike_constant(attention, one.out))
         one.out = None
         with torch.no_grad():
             v.copy_(original)
+            if one.original_q is None:
+                one.inputs[0].div_(_HARD_FACTOR)
 
     @property
     def can_have_equal_scores(self) -> bool:
@@ -77,6 +97,42 @@ class EveryRowCheck:
         one.keep_output = True
         yield
         self._add("equal scores", find_unlike_expected(attention, expected, one))
+        one.out = one.grads = None
+
+    @property
+    def can_have_matching_scores(self) -> bool:
+        """True for exact attention without a module's matrices, which mix the bits of a code."""
+        return self._attention.is_exact and not self._attention.projections()
+
+    @contextmanager
+    def warm_up(self, one: Pass) -> Iterator[None]:
+        """Check the forward that is run in the block, and restore the inputs after it.
+
+        With matching scores where these are possible, small and not checked again with gradients;
+        else with constant values.
+        """
+        size = sum(t.numel() * t.element_size() for t in one.inputs)
+        is_small = size <= _MAX_COPIED_BYTES and not self._attention.on_host
+        if self._attention.workload.train or not (self.can_have_matching_scores and is_small):
+            with self.constant_values(one):
+                yield
+            return
+        originals = [t.detach().to("cpu", copy=True) for t in one.inputs]
+        with self.matching_scores(one):
+            yield
+        with torch.no_grad():
+            for tensor, original in zip(one.inputs, originals, strict=True):
+                tensor.copy_(original)
+
+    @contextmanager
+    def matching_scores(self, one: Pass) -> Iterator[None]:
+        """Check the pass that is run in the block with matching scores. All inputs are lost."""
+        expected, kept = MatchingScores(self._attention.workload), one.keep_output
+        fill_matching_scores(self._attention, expected, one)
+        one.keep_output = True
+        yield
+        one.keep_output = kept
+        self._add(MATCHING, find_unlike_matching(self._attention, expected, one))
         one.out = one.grads = None
 
     def _add(self, inputs: str, reason: str | None) -> None:
@@ -98,7 +154,7 @@ def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
     None if all are. Rows of zeros are allowed: their number was checked before.
     """
     w, shard = attention.workload, attention.shard
-    tolerance = TOLERANCE if attention.projections() else OUTPUT_TOLERANCE
+    tolerance = TOLERANCE if attention.projections() else CONSTANT_TOLERANCE
     wrong = _WrongRows("output", tolerance[attention.coarsest_dtype])
     for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(shard.heads)):
         constant = _constant(b, head * w.kv_heads // w.heads, w.head_dim)
@@ -142,11 +198,64 @@ def find_unlike_expected(attention: Attention, expected: EqualScores, one: Pass)
         of_keys = shard.keys, shard.kv_heads, group
         places = (shard.queries, shard.heads, 1), of_keys, of_keys
         for name, gradient, (at, heads, count) in zip(_GRADIENTS, one.grads, places, strict=True):
-            wrong = _WrongRows(name, GRADIENT_TOLERANCE[dtype])
+            wrong = _WrongRows(name, GRADIENT_TOLERANCE[dtype] * _growth(count))
             values, sizes = map(torch.from_numpy, expected.gradient(name, at, count))
             _compare(wrong, gradient, values, sizes, at, heads)
             found.append(wrong.describe())
     return next(filter(None, found), None)
+
+
+def fill_matching_scores(attention: Attention, expected: MatchingScores, one: Pass) -> None:
+    """Write the inputs over those of the pass."""
+    shard = attention.shard
+    tensors = {"q": one.inputs[0], "k": one.inputs[1], "v": one.inputs[2]}
+    if one.grad_out is not None:
+        tensors["grad_out"] = one.grad_out
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            positions = shard.queries if name in ("q", "grad_out") else shard.keys
+            for start in range(0, len(positions), _CHUNK):
+                own = slice(start, start + _CHUNK)
+                tensor[:, :, own] = to_rows(expected.inputs(name, positions[own]), tensor)
+        for j, head in enumerate(shard.kv_heads):
+            tensors["v"][:, j] *= expected.head_scale(head)
+
+
+def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pass) -> str | None:
+    """Return a sentence about rows of the output or of dv that are wrong; None without.
+
+    For the results of exact attention on the inputs of `fill_matching_scores`.
+    """
+    assert one.out is not None
+    w, shard, dtype = attention.workload, attention.shard, attention.coarsest_dtype
+    group = w.heads // w.kv_heads
+    wrong = _WrongRows("output", MATCHING_TOLERANCE[dtype])
+    for j, head in enumerate(shard.heads):
+        scale = expected.head_scale(head // group)
+        for start in range(0, len(shard.queries), _CHUNK):
+            own = shard.queries[start : start + _CHUNK]
+            rows = torch.from_numpy(expected.inputs("v", own) * scale).to(one.out.device)
+            sizes = rows.new_full((len(own),), scale)
+            for part in one.out[:, j, start : start + _CHUNK]:
+                wrong.add(part, rows, sizes, own, head)
+    found = [wrong.describe()]
+    if one.grads is not None and not all(bool(torch.isfinite(g).all()) for g in one.grads):
+        found.append("a gradient has values that are not finite")
+    if one.grads is not None and expected.has_unique_codes:
+        wrong = _WrongRows("dv", MATCHING_GRADIENT_TOLERANCE[dtype] * _growth(group))
+        values = torch.from_numpy(expected.inputs("grad_out", shard.keys) * group)
+        sizes = values.new_full((len(shard.keys),), float(group))
+        _compare(wrong, one.grads[2], values, sizes, shard.keys, shard.kv_heads)
+        found.append(wrong.describe())
+    return next(filter(None, found), None)
+
+
+def _growth(heads: int) -> float:
+    """Return how much larger the error of a sum over many query heads may be.
+
+    All heads have the same inputs, so they round alike and their errors add up.
+    """
+    return max(1.0, heads / 8)
 
 
 class _WrongRows:

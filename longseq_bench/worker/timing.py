@@ -15,6 +15,7 @@ from longseq_bench.core.stats import settled
 from longseq_bench.kernels import native
 from longseq_bench.meters.base import Meter, MeterContext, available_meters
 from longseq_bench.meters.clock import Clock, clock_for
+from longseq_bench.worker import limits
 from longseq_bench.worker.dense_baseline import dense_baseline_for
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.measurement_log import MeasurementLog
@@ -64,14 +65,18 @@ def run_timed_passes(
     layout_s: list[float] = []
     end = time.perf_counter() + trial.time_cap
     while len(clock.wall) < trial.repeats:
+        part = f"pass {len(clock.wall) + 1}"
+        sender.start_phase("check", part)
         check.change_inputs(one)
-        _time_pass(attention, one, clock, sender, f"pass {len(clock.wall) + 1}", extra)
+        _time_pass(attention, one, clock, sender, part, extra, trial.allocator == "fresh")
+        sender.start_phase("check", part)
         check.add(one)
         layout_s += filter(None, [attention.layout_s])
         for name, half in halves.items():
             part, switches = _HALVES[name]
             with group.only(**switches):
-                _time_pass(attention, one, half, sender, f"{part} of pass {len(clock.wall)}")
+                of_pass = f"{part} of pass {len(clock.wall)}"
+                _time_pass(attention, one, half, sender, of_pass, fresh=trial.allocator == "fresh")
             one.out = one.grads = None
         if dense:
             end += dense.run(sender, clock.wall[-1])
@@ -91,7 +96,7 @@ def run_timed_passes(
 def _warm_up(attention: Attention, one: Pass, check: RepeatCheck, sender: MessageSender) -> None:
     """Run an untimed pass. Its forward checks every row; a backward is run with v as it was."""
     check.change_inputs(one)
-    with check.every_row.constant_values(one):
+    with check.every_row.warm_up(one):
         sender.start_phase("time", "warm-up")
         run_forward(attention, one)
         sender.start_phase("check", "every row")
@@ -99,6 +104,7 @@ def _warm_up(attention: Attention, one: Pass, check: RepeatCheck, sender: Messag
         check.change_inputs(one)
         sender.start_phase("time", "warm-up")
         run_pass(attention, one)
+        sender.start_phase("check", "warm-up")
         check.add(one)
 
 
@@ -116,10 +122,15 @@ def _log_meters(
 
 def _time_pass(
     attention: Attention, one: Pass, clock: Clock, sender: MessageSender, part: str,
-    extra: list[Meter] | None = None,
+    extra: list[Meter] | None = None, fresh: bool = False,
 ) -> None:  # fmt: skip
-    """Run a pass under the clock, which starts when all ranks are ready."""
+    """Run a pass under the clock, which starts when all ranks are ready.
+
+    fresh: it writes to memory that the process has not used yet.
+    """
     sender.start_phase("time", part)
+    if fresh:
+        limits.release_free_memory()
     if native.has_threads():
         time.sleep(REST_S)
     with ExitStack() as meters:

@@ -52,7 +52,7 @@ from longseq_bench.worker.passes import (
     warm_up,
 )
 from longseq_bench.worker.repeat_check import RepeatCheck
-from longseq_bench.worker.row_check import EveryRowCheck
+from longseq_bench.worker.row_check import MATCHING, EveryRowCheck
 from longseq_bench.worker.timing import run_timed_passes
 
 FAST_HEAP_FACTOR, FAST_HEAP_EXTRA_BYTES = 1.25, 256 * 2**20
@@ -89,7 +89,7 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
     # build, warm up
     attention = _build(trial, group, log)
     warm_up(type(attention), trial, group)
-    rows = select_checked_rows(attention, trial.seed)
+    rows = select_checked_rows(attention, trial.seed, trial.round, trial.options)
     run = _TrialRun(trial, attention, rows, sender, log)
 
     # one pass under the memory budget
@@ -339,21 +339,27 @@ class _TrialRun:
             self.attention, one.original_inputs, one.out, self.rows, one.grad_out, one.grads
         )
         errors = own.largest_over_ranks(group)
+        dtype = self.attention.coarsest_dtype
         self.log.add("max_error", "1", errors.worst)
+        self.log.add("error_of_allowed", "1", errors.share_of_allowed(dtype))
+        self.log.add("bias", "1", abs(errors.worst_bias))
+        self.log.add("checked_rows", "1", len(self.rows))
         self.log.facts["errors"] = errors.largest
         if not all_finite([one.out], group):
             reason = "the output has values that are not finite"
         elif not all_finite(list(one.grads or ()), group):
             reason = "a gradient has values that are not finite"
         else:
-            reason = errors.over_tolerance(self.attention.coarsest_dtype)
+            reason = errors.over_tolerance(dtype)
         return Outcome(status="wrong", reason=reason, phase="check") if reason else None
 
     def check_repeats(self, repeats: RepeatCheck) -> Outcome | None:
         """Return `wrong` on all ranks if a timed pass had other results than the checked one."""
         attention = self.attention
         own = repeats.over_tolerance(attention.coarsest_dtype)
-        self.log.facts["checked_passes"] = repeats.passes
+        self.log.add("checked_passes", "1", repeats.passes)
+        if repeats.sums:
+            self.log.facts["gradient_sums"] = repeats.sums
         reason = agree(own, attention.group)
         return Outcome(status="wrong", reason=reason, phase="check") if reason else None
 
@@ -372,10 +378,13 @@ class _TrialRun:
             torch.cuda.empty_cache()
         if self.log.pass_s <= MAX_EXTRA_PASS_S:
             if not rows.done:
-                with rows.constant_values(one):
+                with rows.warm_up(one):
                     run_forward(attention, one)
             if rows.can_have_equal_scores:
                 with rows.equal_scores(one):
+                    run_pass(attention, one)
+            if rows.can_have_matching_scores and MATCHING not in rows.done:
+                with rows.matching_scores(one):
                     run_pass(attention, one)
         self.log.facts["every_row_checked"] = rows.done
         reason = agree(rows.reason, attention.group)

@@ -77,6 +77,7 @@ def test_segments_are_in_k_and_rates_that_double_are_not_named() -> None:
         ({"keep": "inputs", "mode": "train"}, "recomputed"),
         ({"keep": "nothing"}, "in place"),
         ({"allocator": "expandable"}, "expandable segments"),
+        ({"allocator": "fresh"}, "fresh memory"),
         ({"options": {"offload": "q"}}, "offloaded"),
     ],
 )

@@ -164,7 +164,7 @@ def wrong_ranges(table: Table, rows: Sequence[Any]) -> list[str]:
     for k in dict.fromkeys(map(kind, rows)):
         lengths = by(lambda r: r.tokens, [r for r in rows if kind(r) == k])
         several = k == "sparse" and any(len([*similar(some)]) > 1 for some in lengths)
-        own = [row for row in cells(table) if row["Kind"] == k + ", densest" * several]
+        own = [row for row in cells(table) if row["Kind"] == k + ", densest timed" * several]
         ends = [length(re.split(" to |up to |beyond ", row["Tokens"])[-1]) for row in own]
         choices = zip(own, [*ends[:-1], math.inf], strict=True)
         found += [wrong_choice(row, end, rows) for row, end in choices]

@@ -465,6 +465,16 @@ def test_the_speeds_in_findings_on_sparsity_are_those_of_the_records(case: Case)
         groups += [("Hilbert curve", [middle_of(x) for r in ok if (x := curve_ratio(r))])]
         expected = [finding(start, some) for start, some in groups if some]
         assert [point.split(" the speed of")[0] for point in points] == expected
+        kept = [pairs_kept(r) for r in ok if dilation_ratio(r)]
+        ends = [format_share(x) for x in (min(kept), max(kept))] if kept else []
+        of_pairs = f"with {' to '.join(dict.fromkeys(ends))} of its pairs."
+        assert all(of_pairs in point for point in points if point.startswith("Dilation"))
+
+
+def pairs_kept(row: Swept) -> float:
+    """The share of the pairs without dilation."""
+    assert row.undilated is not None
+    return float(row.pairs_seen / row.undilated.pairs_seen)
 
 
 def over_dense(row: Swept) -> float | None:

@@ -12,6 +12,31 @@ from tests import make
 from tests.reports.examples import BETA, BUDGET, failed, search, single, sparser
 from tests.reports.reading import build, rows, section, titles, words
 
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def test_what_was_checked_is_a_table_of_every_implementation() -> None:
+    numbers = {"max_error": 2e-6, "error_of_allowed": 0.2, "bias": 1e-5}
+    first, second = (
+        make.outcome(
+            time=0.1, checked_rows=rows, checked_passes=passes,
+            facts={"every_row_checked": [inputs]}, **numbers,
+        )
+        for rows, passes, inputs in ((256, 7, "constant values"), (250, 5, "equal scores"))
+    )  # fmt: skip
+    records = [
+        make.record(make.trial("a|b", 1000), first), make.record(make.trial("a|b", 2000), second),
+        make.record(make.trial("old", 1000), make.measured(max_error=1e-6)),
+    ]  # fmt: skip
+    found = [r for r in rows(build(records), "Settings and checks") if "Runs" in r]
+    assert found == [{
+        "Implementation": "a|b", "Dtype": "float32", "Mode": "forward", "Runs": 2,
+        "Rows compared": "250 to 256 of 1,000 to 2,000",
+        "Every row with": "constant values, equal scores", "Timed passes": 12, "Max error": 2e-6,
+        "Error of allowed": 0.2, "Bias": 1e-5,
+    }]  # fmt: skip
+
+
 # ---- failures ------------------------------------------------------------------------------------
 
 
@@ -38,6 +63,15 @@ def test_what_can_not_run_here_is_listed_after_what_failed() -> None:
     unlike = [failed("unsupported", "sdpa", 64), failed("timeout", "ring", 2048)]
     document = build([single("sdpa", 1024, 0.1), *unlike])
     assert [row["Status"] for row in rows(document, "Failures")] == ["timeout", "unsupported"]
+
+
+def test_one_of_every_kind_of_failure_is_shown_first() -> None:
+    late = [failed("timeout", "ring", 1024 * n, f"one pass took {n}.5 s") for n in range(1, 9)]
+    unlike = [failed("unsupported", "sdpa", 64 * n, f"{n} heads are odd") for n in range(1, 4)]
+    document = build([single("sdpa", 1024, 0.1), *unlike, *late, failed("oom", "ring", 2**20)])
+    shown = [row["Status"] for row in rows(document, "Failures")]
+    assert shown[:3] == ["timeout", "oom", "unsupported"]
+    assert shown[3:] == 7 * ["timeout"] + 2 * ["unsupported"]
 
 
 @pytest.mark.parametrize(("text", "expected"), [

@@ -12,8 +12,15 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.definition import Tensors, make_inputs, make_output_gradient
-from longseq_bench.worker.check import Errors, check, count_zero_rows
-from longseq_bench.worker.inputs import FULL_CHECK_TOKENS, SAMPLED_ROWS, checked_rows
+from longseq_bench.worker.check import check, count_zero_rows
+from longseq_bench.worker.errors import Errors
+from longseq_bench.worker.inputs import (
+    FULL_CHECK_TOKENS,
+    MIN_ROWS,
+    SAMPLED_ROWS,
+    checked_rows,
+    select_checked_rows,
+)
 from longseq_bench.worker.reference import Sum
 
 SHORT, LONG = 300, 3000
@@ -153,7 +160,9 @@ def test_a_row_that_sees_nothing_must_be_zero() -> None:
     qkv, _ = inputs(w, rows, 0)
     out = attention(*qkv)
     assert check(attention, qkv, out, rows).worst < 1e-5
+    before = out.clone()
     zeros, all_rows = count_zero_rows(out, Group.alone())
+    assert torch.equal(out, before)
     assert zeros / all_rows == 0.5
     out[0, 0, 1] = 0.1
     assert check(attention, qkv, out, rows).worst > 0.01
@@ -169,12 +178,27 @@ def test_values_that_are_not_finite_are_infinite_errors(value: float) -> None:
     assert errors.worst == math.inf
 
 
-def test_checked_rows_are_all_or_first_last_and_random() -> None:
-    assert checked_rows(FULL_CHECK_TOKENS, 0).tolist() == list(range(FULL_CHECK_TOKENS))
-    for tokens in (FULL_CHECK_TOKENS + 1, 10**6, 2**30):
-        rows = checked_rows(tokens, 3).tolist()
+@pytest.mark.parametrize(("tokens", "count"), [
+    (FULL_CHECK_TOKENS + 1, SAMPLED_ROWS), (10**5, SAMPLED_ROWS), (2**18, 128), (2**30, MIN_ROWS),
+])  # fmt: skip
+def test_checked_rows_are_stratified(tokens: int, count: int) -> None:
+    """All residues of blocks and both sides of their borders; fewer rows where keys are many."""
+    for seed in range(20):
+        rows = checked_rows(tokens, seed, blocks=[100]).numpy()
         assert (rows[0], rows[-1]) == (0, tokens - 1)
-        assert len(rows) <= SAMPLED_ROWS
-        assert len(rows) > SAMPLED_ROWS - 4
+        assert count <= len(rows) <= count + 4
+        assert len({*rows % 64}) >= min(64, count // 4)
+        if count == SAMPLED_ROWS:
+            assert {*rows % 128} == {*range(128)}
+        for size in (64, 100, 128):
+            assert sum(rows % size == 0) > 1
+            assert sum(rows % size == size - 1) > 0
+
+
+def test_checked_rows_are_all_of_a_short_sequence_and_others_for_another_seed() -> None:
+    assert checked_rows(FULL_CHECK_TOKENS, 0).tolist() == list(range(FULL_CHECK_TOKENS))
+    attention = IMPLEMENTATIONS.get("sdpa")(Workload(seq_len=5000), Group.alone())
+    rounds = [select_checked_rows(attention, 0, n).tolist() for n in range(3)]
+    assert len(set(map(tuple, rounds))) == 3
     assert checked_rows(10**6, 3).tolist() == checked_rows(10**6, 3).tolist()
     assert checked_rows(10**6, 3).tolist() != checked_rows(10**6, 4).tolist()

@@ -122,6 +122,7 @@ def test_recomputation_on_two_ranks_sends_more(launcher: LocalLauncher) -> None:
         ({"keep": "inputs"}, "keep=inputs needs mode=train"),
         ({"keep": "nothing", "world_size": 2}, "inputs are read until the end"),
         ({"allocator": "expandable"}, "allocator=expandable needs device=cuda"),
+        ({"allocator": "fresh", "device": "cuda"}, "allocator=fresh needs device=cpu"),
     ],
 )
 def test_impossible_settings_are_unsupported(

@@ -16,7 +16,8 @@ from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import reference, timing
 from longseq_bench.worker import trial as trial_module
-from longseq_bench.worker.check import Errors, check
+from longseq_bench.worker.check import check
+from longseq_bench.worker.errors import Errors
 from longseq_bench.worker.inputs import FULL_CHECK_TOKENS, draw_inputs, select_checked_rows
 from longseq_bench.worker.measurement_log import MeasurementLog
 from longseq_bench.worker.messages import MessageSender

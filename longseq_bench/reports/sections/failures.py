@@ -1,6 +1,7 @@
 """Failed runs, and figures that are missing although the run was ok, each with its reason."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -10,6 +11,7 @@ from longseq_bench.reports.document import Cell, Column, Section, Table
 from longseq_bench.reports.outcome_text import name_status, shorten_reason
 from longseq_bench.reports.sections.findings import thrashes
 
+_NUMBER = re.compile(r"[\d.,]+")
 _FAILED = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
     Column("Asked for"), Column("Status"), Column("Phase"), Column("Reason"),
@@ -74,9 +76,21 @@ def _counted(
 
 
 def _failed(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
-    """Yield the failed records, those that can't run here ("unsupported") last."""
-    failed = (record for record in source.records if record.outcome.status != "ok")
-    for record in sorted(failed, key=lambda record: record.outcome.status == "unsupported"):
+    """Yield the failed records, one of every kind of reason first.
+
+    Those that can't run here ("unsupported") are after what failed.
+    """
+    failed = [record for record in source.records if record.outcome.status != "ok"]
+    kinds = [
+        (record.outcome.status, _NUMBER.sub("", shorten_reason(record.outcome) or ""))
+        for record in failed
+    ]
+    first = {kind: at for at, kind in reversed([*enumerate(kinds)])}
+
+    def order(at: int) -> tuple[bool, bool]:
+        return first[kinds[at]] != at, kinds[at][0] == "unsupported"
+
+    for record in map(failed.__getitem__, sorted(range(len(failed)), key=order)):
         trial, outcome = record.trial, record.outcome
         yield record, (
             source.label(trial), trial.workload.seq_len, trial.world_size, record.purpose,

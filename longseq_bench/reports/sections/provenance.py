@@ -12,6 +12,7 @@ from longseq_bench.core.model import Environment, OptionValue, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Column, Section, Table, format_cell
+from longseq_bench.reports.sections import checks
 from longseq_bench.reports.wording import format_range, join_names
 
 
@@ -107,8 +108,8 @@ def _describe_version(record: Record) -> str:
 def settings(source: Source) -> Section:
     """Build the section on settings, and on how outputs were checked."""
     rows = tuple(_settings(source.records))
-    tables = [Table("", (Column("Setting"), Column("Value")), rows)]
-    return Section("Settings and checks", [*_method(source)], tables=tables)
+    tables = [Table("", (Column("Setting"), Column("Value")), rows), *checks.tables(source)]
+    return Section("Settings and checks", [*_method(source), *checks.method(source)], tables=tables)
 
 
 def _method(source: Source) -> Iterator[str]:

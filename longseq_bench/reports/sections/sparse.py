@@ -63,17 +63,27 @@ def _of_dilation(rows: Sequence[SweepRow]) -> Iterator[Finding]:
         ("Hilbert curve", "hilbert", partners.over_sequence, "the same segments in sequence order"),
     )
     for start, kind, ratio, reference in ratios:
-        known = [found for row in rows if (found := ratio(row)) is not None]
+        known = [(row, found) for row in rows if (found := ratio(row)) is not None]
         if known:
-            speeds = [one.value if isinstance(one, Spread) else one for one in known]
-            yield Finding(_describe(start, kind, speeds, reference), TITLE)
+            speeds = [one.value if isinstance(one, Spread) else one for _, one in known]
+            pairs = [_pairs_kept(partners, row) for row, _ in known] if kind == "dilated" else []
+            yield Finding(_describe(start, kind, speeds, reference, pairs), TITLE)
 
 
-def _describe(start: str, kind: str, speeds: Sequence[float], reference: str) -> str:
+def _pairs_kept(partners: Partners, row: SweepRow) -> float:
+    """Return the share of the pairs of the same segments without dilation that a row computes."""
+    plain = require(partners.undilated(row))
+    return require(row.token_density) / require(plain.token_density)
+
+
+def _describe(
+    start: str, kind: str, speeds: Sequence[float], reference: str, pairs: Sequence[float] = ()
+) -> str:
     count = f"{len(speeds):,} {kind} row{'s' * (len(speeds) != 1)}"
     has = "have" if len(speeds) != 1 else "has"
     speed = format_range(speeds, format_ratio)
-    return f"{start}: {count} {has} {speed} the speed of {reference}."
+    share = f", with {format_range(pairs, format_share)} of its pairs" if pairs else ""
+    return f"{start}: {count} {has} {speed} the speed of {reference}{share}."
 
 
 def _explain_high_share(rows: Sequence[SweepRow]) -> list[str]:

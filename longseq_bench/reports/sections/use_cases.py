@@ -67,7 +67,7 @@ class _Kind:
     def __init__(self, kind: str, rows: Sequence[Known]) -> None:
         at_lengths = group_by(rows, attrgetter("tokens")).values()
         has_less_dense = kind == "sparse" and any(len(group_by_density(s)) > 1 for s in at_lengths)
-        self.kind = "sparse, densest" if has_less_dense else kind
+        self.kind = "sparse, densest timed" if has_less_dense else kind
         self.rows = sorted(rows, key=attrgetter("tokens"))
 
     def _choose(self, tokens: int) -> Choice:

@@ -1,0 +1,26 @@
+"""The short form of `tests.worker.faults`: every fourth kind of fault, the dtypes in turn."""
+
+from itertools import cycle
+
+import pytest
+
+from longseq_bench.launchers.local import LocalLauncher
+from tests.worker.faults import DTYPES, STAGES, Case, cases, run_case
+
+KINDS = [kind for kinds in STAGES.values() for kind in kinds]
+HARD = ["no maximum subtracted", "scores clipped at 20", "scores scaled by 1.01",
+        "output scaled by 1.005", "dk scaled by 1.05", "one row on the last rank"]  # fmt: skip
+CHOSEN = [
+    next(iter(cases([kind], [dtype], [ranks])), None)
+    for kind, dtype, ranks in zip(KINDS[::4], cycle(DTYPES), cycle([1, 1, 2]), strict=False)
+] + [Case(kind, "bfloat16", 2 if "rank" in kind else 1) for kind in HARD]
+
+
+@pytest.mark.parametrize("case", filter(None, CHOSEN), ids=str)
+def test_it_is_wrong(launcher: LocalLauncher, case: Case) -> None:
+    assert run_case(launcher, case).status == "wrong"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_a_fault_it_is_right(launcher: LocalLauncher, dtype: str) -> None:
+    assert run_case(launcher, Case("none", dtype, 1)).status == "ok"

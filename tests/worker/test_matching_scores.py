@@ -1,0 +1,81 @@
+"""Matching scores: every row has a value of its own, and scores are hard."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.worker import row_check
+from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.matching_scores import MatchingScores
+from tests.worker.test_row_check import drawn, judge
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def matching(name: str = "sdpa", **fields: Any) -> tuple[Attention, Pass, MatchingScores]:
+    w = Workload(**{"seq_len": 90, "heads": 6, "kv_heads": 2, "head_dim": 16, **fields})
+    attention = IMPLEMENTATIONS.get(name)(w, Group.alone())
+    one, expected = drawn(attention), MatchingScores(w)
+    row_check.fill_matching_scores(attention, expected, one)
+    return attention, one, expected
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [1, 3, 7, 16, 64])
+def test_the_closed_form_is_that_of_autograd_in_float64(causal: bool, head_dim: int) -> None:
+    attention, one, expected = matching(head_dim=head_dim, causal=causal, mode="train")
+    q, k, v = (t.detach().double().requires_grad_() for t in one.inputs)
+    keys, values = (t.repeat_interleave(3, 1) for t in (k, v))
+    scores = q @ keys.transpose(2, 3) / math.sqrt(head_dim)
+    assert 100 < scores.abs().max() < 400
+    hidden = torch.ones(90, 90, dtype=torch.bool).triu(1) if causal else torch.zeros(1).bool()
+    out = scores.masked_fill(hidden, -math.inf).softmax(-1) @ values
+    one.out = out.detach()
+    assert one.grad_out is not None
+    one.grads = torch.autograd.grad(out, (q, k, v), one.grad_out.double())
+    assert expected.has_unique_codes == (head_dim > 6)
+    assert row_check.find_unlike_matching(attention, expected, one) is None
+    one.out[0, 4, 33] += 0.01
+    reason = row_check.find_unlike_matching(attention, expected, one) or ""
+    assert reason.startswith("1 of 540 rows of output are wrong: token 33 of head 4 is")
+    one.out[0, 4, 33] -= 0.01
+    if expected.has_unique_codes:
+        one.grads[2][0, 1, 33] += 0.01
+        reason = row_check.find_unlike_matching(attention, expected, one) or ""
+        assert reason.startswith("1 of 180 rows of dv are wrong: token 33 of head 1 is")
+    one.grads[1][0, 1, 33] = torch.nan
+    reason = row_check.find_unlike_matching(attention, expected, one) or ""
+    assert reason == "a gradient has values that are not finite"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_one_row_of_100_000_that_is_its_neighbour_is_found_in_every_dtype(dtype: Any) -> None:
+    attention, one, expected = matching(seq_len=100_000, heads=2, dtype=dtype, causal=True)
+    one.out = one.inputs[2].clone()
+    assert row_check.find_unlike_matching(attention, expected, one) is None
+    one.out[0, 1, 77_777] = one.out[0, 1, 77_776]
+    reason = row_check.find_unlike_matching(attention, expected, one) or ""
+    assert reason.startswith("1 of 200,000 rows of output are wrong: token 77,777 of head 1 is")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["no maximum subtracted", "scores clipped at 20", "none"])
+def test_a_softmax_that_only_mild_scores_suit_is_wrong(kind: str, dtype: Any) -> None:
+    w = Workload(seq_len=300, heads=4, kv_heads=2, head_dim=32, causal=True, dtype=dtype)
+    reason = judge(IMPLEMENTATIONS.get("faulty")(w, Group.alone(), kind=kind))
+    assert (reason is None) == (kind == "none")
+
+
+def test_queries_of_the_constant_check_are_hard_and_restored() -> None:
+    attention = IMPLEMENTATIONS.get("sdpa")(Workload(seq_len=200, head_dim=64), Group.alone())
+    one = drawn(attention)
+    q, before = one.inputs[0], one.inputs[0].clone()
+    with row_check.EveryRowCheck(attention).constant_values(one):
+        assert (q @ one.inputs[1].transpose(2, 3)).abs().max() / 8 > 200
+        one.out = attention(*one.inputs)
+    assert torch.equal(q, before)
