@@ -312,6 +312,17 @@ def test_exact_attention_is_timed_without_a_baseline(
     assert {phase for phase, _ in sender.sent} == {"time", "check"}
 
 
+def test_fresh_memory_is_released_before_every_timed_pass(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing.limits, "release_free_memory", lambda: bench.log.append("released"))
+    run_timed(bench, monkeypatch, SPARSE, repeats=3, allocator="fresh")
+    starts = "clock 0 starts", "clock 1 starts"
+    timed = [at for at, entry in enumerate(bench.log) if entry in starts]
+    assert len(timed) == 6
+    assert {bench.log[at - 1] for at in timed} == {"released"}
+
+
 def test_dense_passes_do_not_count_for_the_cap(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

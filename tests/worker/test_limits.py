@@ -4,6 +4,7 @@ Every case runs in its own process, because limits and allocator settings can't 
 """
 
 import multiprocessing
+import resource
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -122,6 +123,26 @@ def test_no_peak_above_an_enforced_limit_is_reported(launcher: LocalLauncher) ->
     """The kernel's mark may be a few hundred KiB too high; the limit is exact."""
     assert in_child(launcher, peak_under_a_limit, 4, 3 * MIB) == 3 * MIB
     assert in_child(launcher, peak_under_a_limit, 4, 8 * MIB) == pytest.approx(4 * MIB, rel=0.1)
+
+
+def faults_of_a_pass(release: bool) -> int:
+    """Return the page faults of a second allocation of 16 MiB, in pages of 4 KiB: 4,096 or few."""
+    limits.use_fast_heap()
+    torch.ones(4 * MIB)
+    if release:
+        limits.release_free_memory()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(4 * MIB)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not limits.can_release(), reason="no malloc_trim in this C library")
+def test_released_memory_is_fresh(launcher: LocalLauncher) -> None:
+    warm = in_child(launcher, faults_of_a_pass, False)
+    fresh = in_child(launcher, faults_of_a_pass, True)
+    assert warm < 100
+    # huge pages fault once for 2 MiB
+    assert fresh >= warm + 8
 
 
 def test_the_allocator_is_set(
