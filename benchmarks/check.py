@@ -1,4 +1,4 @@
-"""What checking costs: the share of a trial's wall time, and whether it changes timed passes.
+"""Measure what checking costs in a trial, and whether it changes timed passes.
 
     python benchmarks/check.py                     # the shares
     python benchmarks/check.py --before FOLDER     # also times, next to those of another checkout

@@ -56,7 +56,7 @@ class Runs:
             found = []
             for ranks in self.by_run(name):
                 found += slowest(ranks, self._world_size)
-            self._iterations[name] = found = found if _are_finite(found) else []
+            self._iterations[name] = found = found if are_finite(found) else []
         return found
 
     def interval(self, name: str) -> Interval:
@@ -75,7 +75,7 @@ class Runs:
     def largest(self, name: str) -> float | None:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
         known = [sample for _, one in self.measured.get(name, ()) for sample in one.samples]
-        if len(known) > 1 and not _are_finite(known) and any(map(math.isnan, known)):
+        if len(known) > 1 and not are_finite(known) and any(map(math.isnan, known)):
             return math.nan
         return max(known, default=None)
 
@@ -134,7 +134,8 @@ def imbalance(peaks: Sequence[float | None]) -> float | None:
     return max(known) / min(known) if len(known) == len(peaks) > 1 else None
 
 
-def _are_finite(samples: Samples) -> bool:
+def are_finite(samples: Samples) -> bool:
+    """Return whether every sample is finite."""
     # a finite sum has finite terms; a sum of finite terms may overflow
     return math.isfinite(sum(samples)) or all(map(math.isfinite, samples))
 

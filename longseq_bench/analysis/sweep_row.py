@@ -44,7 +44,7 @@ class SweepRow(Row):
         "largest",
     )  # fmt: skip
     bias: float | None = declare(
-        "Bias", "error", "Slope of results on float64, minus 1, that is farthest from 0.", "largest"
+        "Bias", "error", "Largest distance from 1 of the slope of results on float64.", "largest"
     )
     checked_rows: float | None = declare(
         "Rows checked", "count", "Output rows of each head that were compared with float64.",

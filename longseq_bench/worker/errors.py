@@ -58,7 +58,7 @@ _MIN_MAGNITUDE = 0.01
 PARAMETERS = {"q": "dWq", "k": "dWk", "v": "dWv", "out": "dWo"}
 NAMES = ("out", "dq", "dk", "dv", *PARAMETERS.values())
 TINY = 1e-30
-_SUMS = 6  # of a slope: rows, ss, ce, ce², ss², ce ss; see _Slope
+_SUMS = 6  # of a slope over rows: their number, x, e, e², x², e x; see _slope_sums
 _PLAIN = 3  # sum of squares of the errors, and of the plain errors; elements
 
 
@@ -178,10 +178,10 @@ class Errors:
 
     @property
     def worst_bias(self) -> float:
-        """The slope of any tensor, over all heads, that is farthest from 1; 0 if none is known."""
+        """The largest distance from 1 of a tensor's slope, over all heads; 0 if none is known."""
         known = [self.sums[NAMES.index(name)].sum(0) for name in self.largest]
-        slopes = [_slope(sums)[0] for sums in known if sums[0] >= _MIN_ROWS]
-        return max(slopes, key=abs, default=0.0)
+        slopes = [abs(_slope(sums)[0]) for sums in known if sums[0] >= _MIN_ROWS]
+        return max(slopes, default=0.0)
 
     def share_of_allowed(self, dtype: DType) -> float:
         """Return the largest error of any tensor over what it may be."""

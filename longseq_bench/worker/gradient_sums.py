@@ -26,7 +26,7 @@ _Sums = Tensor  # (2, B, Hk): sums of the terms, and of their squares
 
 
 def sum_errors(attention: Attention, one: Pass) -> dict[str, float]:
-    """Return by equation the largest difference of its sums; all ranks must call it.
+    """Return the largest difference of the two sums of each equation. All ranks must call it.
 
     Equations whose tensors a pass has overwritten or dropped are left out. Short sequences have
     none: every row of theirs is compared, and where a row sees one key q·dq is a rounding error.

@@ -234,7 +234,7 @@ class Reference:
             return self._log_multiplicity(chunk, head)
         # exact attention has the same for all heads
         if chunk.at.start not in self._seen:
-            if len(self._seen) * len(self.rows) * KEY_CHUNK > MAX_KEPT_ELEMENTS:
+            if len(self._seen) * len(self.rows) * len(chunk.keys) > MAX_KEPT_ELEMENTS:
                 self._seen.clear()
             self._seen[chunk.at.start] = self._log_multiplicity(chunk, head)
         return self._seen[chunk.at.start]

@@ -342,7 +342,7 @@ class _TrialRun:
         dtype = self.attention.coarsest_dtype
         self.log.add("max_error", "1", errors.worst)
         self.log.add("error_of_allowed", "1", errors.share_of_allowed(dtype))
-        self.log.add("bias", "1", abs(errors.worst_bias))
+        self.log.add("bias", "1", errors.worst_bias)
         self.log.add("checked_rows", "1", len(self.rows))
         self.log.facts["errors"] = errors.largest
         if not all_finite([one.out], group):

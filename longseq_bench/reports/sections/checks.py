@@ -1,4 +1,4 @@
-"""What was checked of each implementation: rows, passes, errors, what they may be, and bias."""
+"""List what was checked of each implementation: rows, passes, errors with their bounds, bias."""
 
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -22,8 +22,8 @@ def method(source: Source) -> Iterator[str]:
         yield (
             "Rows compared: output rows of each head next to float64, of all; gradients at these "
             "rows. Every row with: inputs whose results are known. Error of allowed: the largest "
-            "error over its bound. Bias: slope on float64, minus 1. docs: What the check can and "
-            "cannot see."
+            "error over its bound. Bias: distance of the slope on float64 from 1. docs: What the "
+            "check can and cannot see."
         )
 
 
@@ -42,19 +42,18 @@ def tables(source: Source) -> list[Table]:
 
 def _checked(source: Source) -> list[Record]:
     """Return the ok runs that state which rows were compared."""
-    return [r for r in source.records if r.outcome.status == "ok" and r.outcome.samples(_ROWS)]
-
-
-_ROWS = "checked_rows"
+    return [
+        r for r in source.records if r.outcome.status == "ok" and r.outcome.samples("checked_rows")
+    ]
 
 
 def _row(source: Source, records: Sequence[Record]) -> tuple[Cell, ...]:
     trial = records[0].trial
-    shares = [_largest(r, _ROWS) or 0.0 for r in records]
+    compared = [r.outcome.largest("checked_rows") or 0.0 for r in records]
     tokens = [r.trial.workload.seq_len for r in records]
     inputs = [name for r in records for name in r.outcome.facts.get("every_row_checked", ())]
-    passes = sum(_largest(r, "checked_passes") or 0.0 for r in records)
-    count, of = (format_range(some, "{:,.0f}".format) for some in (shares, tokens))
+    passes = sum(r.outcome.largest("checked_passes") or 0.0 for r in records)
+    count, of = (format_range(some, "{:,.0f}".format) for some in (compared, tokens))
     return (
         source.label(trial), trial.workload.dtype, trial.workload.mode, len(records),
         f"{count} of {of}", ", ".join(dict.fromkeys(inputs)) or None, round(passes),
@@ -63,9 +62,5 @@ def _row(source: Source, records: Sequence[Record]) -> tuple[Cell, ...]:
 
 
 def _worst(records: Sequence[Record], name: str) -> float | None:
-    known = [value for r in records if (value := _largest(r, name)) is not None]
+    known = [value for r in records if (value := r.outcome.largest(name)) is not None]
     return max(known, default=None)
-
-
-def _largest(record: Record, name: str) -> float | None:
-    return record.outcome.largest(name)

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from longseq_bench.analysis.runs import are_finite
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
@@ -109,8 +110,7 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
             measured[one.name] = one.samples if before is None else (*before, *one.samples)
         for name in _expected(record, measured.get("density_achieved", ())):
             samples = measured.get(name, ())
-            # a finite sum has finite terms
-            if not math.isfinite(sum(samples)) and not all(map(math.isfinite, samples)):
+            if not are_finite(samples):
                 some = any(map(math.isfinite, samples))
                 reason = f"{'some of ' * some}its samples are not finite"
             elif samples:

@@ -7,6 +7,7 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.scaling import HIGH_EFFICIENCY
 from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.cost import ratio
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
@@ -51,29 +52,31 @@ def _over_dense(rows: Sequence[SweepRow]) -> Iterator[Finding]:
     most = sorted(by_length, key=lambda tokens: (-len(by_length[tokens]), tokens))
     for tokens in sorted(most[:MAX_LENGTHS]):
         speeds = [require(row.speed_over_dense) for row in by_length[tokens]]
-        at = f"At {format_tokens(tokens)} tokens"
-        yield Finding(_describe(at, "sparse", speeds, "dense attention"), TITLE)
+        at, dense = f"At {format_tokens(tokens)} tokens", "dense attention"
+        if any(row.dense_source != "measured" for row in by_length[tokens]):
+            dense += ", whose time is partly computed"
+        yield Finding(_describe(at, "sparse", speeds, dense), TITLE)
 
 
 def _of_dilation(rows: Sequence[SweepRow]) -> Iterator[Finding]:
     """Yield a finding on the speed of dilation, and one on that of the Hilbert curve."""
     partners = Partners(rows)
-    ratios: tuple[tuple[str, str, Callable[[SweepRow], Spread | float | None], str], ...] = (
+    speedups: tuple[tuple[str, str, Callable[[SweepRow], Spread | float | None], str], ...] = (
         ("Dilation", "dilated", partners.over_undilated, "the same segments with every rate 1"),
         ("Hilbert curve", "hilbert", partners.over_sequence, "the same segments in sequence order"),
     )
-    for start, kind, ratio, reference in ratios:
-        known = [(row, found) for row in rows if (found := ratio(row)) is not None]
+    for start, kind, speedup, reference in speedups:
+        known = [(row, found) for row in rows if (found := speedup(row)) is not None]
         if known:
             speeds = [one.value if isinstance(one, Spread) else one for _, one in known]
-            pairs = [_pairs_kept(partners, row) for row, _ in known] if kind == "dilated" else []
+            shares = [_pairs_kept(partners, row) for row, _ in known] if kind == "dilated" else []
+            pairs = [share for share in shares if share is not None]
             yield Finding(_describe(start, kind, speeds, reference, pairs), TITLE)
 
 
-def _pairs_kept(partners: Partners, row: SweepRow) -> float:
+def _pairs_kept(partners: Partners, row: SweepRow) -> float | None:
     """Return the share of the pairs of the same segments without dilation that a row computes."""
-    plain = require(partners.undilated(row))
-    return require(row.token_density) / require(plain.token_density)
+    return ratio(row.token_density, require(partners.undilated(row)).token_density)
 
 
 def _describe(
